@@ -1,0 +1,62 @@
+"""The common shape of Atoll's custom resources: camelCase on the wire, frozen in memory, bounded fields.
+
+In: JSON of the API server or a manifest. Out: frozen pydantic models. Unknown fields are ignored when an object is
+read, because the API server prunes what the CRD does not know and a newer peer may know more than we do.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
+
+LabelText = Annotated[str, Field(max_length=253)]
+ShortText = Annotated[str, Field(max_length=1024)]
+
+
+class Model(BaseModel):
+    """Base of every part of a custom resource."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the wire form: camelCase keys, absent values left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ObjectMeta(Model):
+    """The part of metadata that Atoll reads."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class Condition(Model):
+    """One entry of `status.conditions`, as Kubernetes defines it."""
+
+    type: Annotated[str, Field(max_length=316)]
+    status: Annotated[str, Field(max_length=7, pattern="^(True|False|Unknown)$")]
+    reason: Annotated[str, Field(max_length=1024)]
+    message: Annotated[str, Field(max_length=4096)] = ""
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+
+
+def list_map(*keys: str) -> JsonDict:
+    """Return the schema keywords of a list whose entries differ in `keys`: the API server refuses duplicates."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def rules(*pairs: tuple[str, str]) -> JsonDict:
+    """Return the schema keywords of CEL rules, given as (expression, message)."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
+
+
+Conditions = Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))]

@@ -1,0 +1,120 @@
+"""Every label, annotation, resource, gate, finalizer and event reason that Atoll writes on an object or reads from one.
+
+In: nothing. Out: constants. Separate, so that a name is spelled once and a reader finds all of them on one page.
+"""
+
+from typing import Final
+
+GROUP: Final = "gpu.scheduling"
+VERSION: Final = "v1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+SYSTEM_NAMESPACE: Final = "atoll-system"
+"""Namespace of Atoll's parts and of the GPU Leases."""
+HEARTBEAT_NAMESPACE: Final = "atoll-nodes"
+"""Namespace of the agents' heartbeat Leases, one per node, named like the node."""
+
+SCHEDULER_NAME: Final = "gpu-scheduler"
+DEFAULT_SCHEDULER_NAME: Final = "default-scheduler"
+
+GPU_RESOURCE: Final = "gpu.scheduling/gpu"
+MIG_RESOURCE_PREFIX: Final = "gpu.scheduling/mig-"
+
+# Annotations that users write. Immutable after CREATE.
+CLAIM: Final = "gpu.scheduling/claim"
+GANG: Final = "gpu.scheduling/gang"
+GANG_SIZE: Final = "gpu.scheduling/gang-size"
+POD_SET: Final = "gpu.scheduling/pod-set"
+USER_ANNOTATIONS: Final = (CLAIM, GANG, GANG_SIZE, POD_SET)
+
+# Annotations that only Atoll writes.
+CLAIM_UID: Final = "gpu.scheduling/claim-uid"
+ALLOCATED: Final = "gpu.scheduling/allocated"
+UUIDS: Final = "gpu.scheduling/uuids"
+WOKEN: Final = "gpu.scheduling/woken"
+CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
+CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
+OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN)
+OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
+
+GANG_GATE: Final = "gpu.scheduling/gang-admission"
+RUNTIME_CLASS: Final = "atoll-nvidia"
+"""RuntimeClass whose NVIDIA handler accepts the visible-devices variable; only the webhook may set it."""
+
+# Environment variables of containers.
+CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+NVIDIA_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+CUDA_DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
+ROCR_VISIBLE_DEVICES: Final = "ROCR_VISIBLE_DEVICES"
+HIP_VISIBLE_DEVICES: Final = "HIP_VISIBLE_DEVICES"
+GPU_DEVICE_ORDINAL: Final = "GPU_DEVICE_ORDINAL"
+VISIBLE_DEVICES_VARIABLES: Final = (
+    CUDA_VISIBLE_DEVICES,
+    NVIDIA_VISIBLE_DEVICES,
+    ROCR_VISIBLE_DEVICES,
+    HIP_VISIBLE_DEVICES,
+    GPU_DEVICE_ORDINAL,
+)
+"""A claimed pod may not set any of these itself."""
+
+# Labels and annotations on GPU Leases. Identity stands in annotations, because label values end at 63 characters.
+LEASE_KIND_LABEL: Final = "gpu.scheduling/lease"
+LEASE_KIND_GPU: Final = "gpu"
+LEASE_NODE: Final = "gpu.scheduling/node"
+LEASE_NODE_UID: Final = "gpu.scheduling/node-uid"
+LEASE_DEVICE_ID: Final = "gpu.scheduling/device-id"
+LEASE_DEVICE_UUID: Final = "gpu.scheduling/device-uuid"
+LEASE_CLAIM: Final = "gpu.scheduling/claim"
+LEASE_GANG: Final = "gpu.scheduling/gang"
+LEASE_ATTEMPT: Final = "gpu.scheduling/attempt"
+LEASE_DEADLINE: Final = "gpu.scheduling/reservation-deadline"
+LEASE_IN_DOUBT: Final = "gpu.scheduling/in-doubt"
+
+EXTENDER_IDENTITY: Final = "atoll-extender"
+CONTROLLERS_LEADER_LEASE: Final = "atoll-controllers"
+WEBHOOK_SERVICE: Final = "atoll-webhook"
+WEBHOOK_CONFIGURATION: Final = "zz-atoll-webhook"
+"""Sorted last, so that it sees what other webhooks made of the pod."""
+WEBHOOK_SECRET: Final = "atoll-webhook-tls"  # noqa: S105 - the name of a Secret
+"""Serving certificate of the webhook; the authority's key lives in a Secret of its own that the webhook cannot read."""
+AUTHORITY_SECRET: Final = "atoll-authority"  # noqa: S105 - the name of a Secret
+
+# Event reasons, PascalCase. docs/reference.md carries the same table; a test compares them.
+REASON_GPUS_ALLOCATED: Final = "GpusAllocated"
+REASON_GPUS_RELEASED: Final = "GpusReleased"
+REASON_GPUS_IN_DOUBT: Final = "GpusInDoubt"
+REASON_LEASE_RECREATED: Final = "GpuLeaseRecreated"
+REASON_DOUBLE_USE: Final = "GpuDoubleUse"
+REASON_POD_WOKEN: Final = "GpusAvailable"
+REASON_ORPHAN_LEASE: Final = "OrphanGpuLease"
+REASON_WAITING: Final = "WaitingForGpus"
+EVENT_REASONS: Final = {
+    REASON_GPUS_ALLOCATED: "the pod was bound to its node with exactly these GPUs",
+    REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
+    REASON_GPUS_IN_DOUBT: "the pod is gone, but nothing proves yet that its containers are; nobody gets its GPUs",
+    REASON_LEASE_RECREATED: "a bound pod had no Lease for one of its GPUs; the Lease was written again",
+    REASON_DOUBLE_USE: "two bound pods name one GPU; nothing was released, an administrator must decide",
+    REASON_POD_WOKEN: "GPUs that fit the waiting pod became free; kube-scheduler was asked to try it again",
+    REASON_ORPHAN_LEASE: "a Lease named a holder that never bound this GPU; it was deleted",
+    REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
+}
+
+# Rejections that kube-scheduler shows per node: short constant phrases, because it counts equal texts.
+REJECT_NO_REPORT: Final = "no GPU report from this node"
+REJECT_STALE_REPORT: Final = "GPU report is stale"
+REJECT_TOO_FEW: Final = "too few free GPUs that match the claim"
+REJECT_NEVER_FITS: Final = "node has too few GPUs that match the claim"
+REJECT_NO_MODEL: Final = "no GPU of a claimed model"
+REJECT_NO_MEMORY: Final = "no GPU with the claimed memory"
+REJECT_NO_CAPABILITY: Final = "no GPU with the claimed compute capability"
+REJECT_CLAIM_MISSING: Final = "GpuClaim of the pod is missing"
+REJECT_CLAIM_REPLACED: Final = "GpuClaim was deleted and created anew after the pod"
+REJECT_GANG: Final = "gang of the pod is not admitted"
+REJECT_COUNT_MISMATCH: Final = "GPU requests of the containers differ from the claim"
+REJECT_RECENT_BIND_FAILURE: Final = "binding to this node failed moments ago"
+REJECT_MIG: Final = "no MIG instance of the claimed profile"
+
+
+def is_own_annotation(key: str) -> bool:
+    """Tell whether only Atoll may write the annotation `key` on a pod."""
+    return key in OWN_ANNOTATIONS or key.startswith(OWN_ANNOTATION_PREFIXES)

@@ -1,0 +1,75 @@
+"""The allocation of a bound pod: node, device ids and uuids, and its text on annotations.
+
+In: annotations. Out: a frozen Allocation, and back. One codec, so that what bind writes is what everybody reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from atoll.api import names
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.objects import Pod
+
+DEVICES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """GPUs of one pod: `uuids[i]` is the device with id `device_ids[i]` on `node`."""
+
+    node: str
+    device_ids: tuple[int, ...]
+    uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDevices:
+    """Literal values of one container's variables: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES."""
+
+    container: str
+    cuda: str
+    nvidia: str
+
+
+def parse_allocation(annotations: Mapping[str, str]) -> Allocation | None:
+    """Read the allocation from a pod's annotations; None when there is none.
+
+    Raises MalformedValue when the two annotations do not describe one set, which only a forger or a bug can cause.
+    """
+    allocated = annotations.get(names.ALLOCATED)
+    if allocated is None:
+        return None
+    node, separator, ids_text = allocated.rpartition(":")
+    ids = tuple(int(part) for part in ids_text.split(",") if part.isascii() and part.isdigit())
+    if not separator or not node or not ids or len(ids) != ids_text.count(",") + 1 or len(set(ids)) != len(ids):
+        raise MalformedValue(f"annotation {names.ALLOCATED}", allocated, "NODE:ID,ID,... with every id once")
+    uuids_text = annotations.get(names.UUIDS, "")
+    uuids = tuple(uuids_text.split(","))
+    if len(uuids) != len(ids) or not all(uuids) or len(set(uuids)) != len(uuids) or len(ids) > DEVICES_MAX:
+        raise MalformedValue(f"annotation {names.UUIDS}", uuids_text, f"{len(ids)} different uuids, one per id")
+    return Allocation(node, ids, uuids)
+
+
+def allocation_annotations(allocation: Allocation, containers: tuple[ContainerDevices, ...]) -> dict[str, str]:
+    """Return the annotations that a Binding carries for this allocation."""
+    annotations = {
+        names.ALLOCATED: f"{allocation.node}:{','.join(map(str, allocation.device_ids))}",
+        names.UUIDS: ",".join(allocation.uuids),
+    }
+    for devices in containers:
+        annotations[names.CONTAINER_DEVICES_PREFIX + devices.container] = devices.cuda
+        annotations[names.CONTAINER_UUIDS_PREFIX + devices.container] = devices.nvidia
+    return annotations
+
+
+def bound_allocation(pod: Pod) -> Allocation | None:
+    """Return what a bound pod was given; None for a pod without node, or whose annotation names another node.
+
+    Raises MalformedValue, see parse_allocation.
+    """
+    if not pod.spec.node_name:
+        return None
+    allocation = parse_allocation(pod.metadata.annotations)
+    if allocation is None or allocation.node != pod.spec.node_name:
+        return None
+    return allocation

@@ -1,0 +1,128 @@
+"""GPU Leases: their names, their holders, their bodies.
+
+One Lease per GPU in names.SYSTEM_NAMESPACE; creating it is the reservation. In: devices and pods. Out: names, frozen
+records and request bodies. The rules of who may end a Lease stand in `atoll.cluster.release`.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.api import names
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.objects import Lease
+
+NAME_LENGTH_MAX = 253
+_HASH_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The pod that holds a Lease. Only the uid decides; namespace and name are for people and look-ups."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}/{self.uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """What a GPU Lease says. `deadline` is a UTC time text of the reservation; it frees nothing by itself."""
+
+    lease_name: str
+    lease_uid: str
+    resource_version: str
+    node: str
+    node_uid: str
+    device_id: int
+    device_uuid: str
+    holder: Holder
+    attempt: str
+    deadline: str
+    claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one bind attempt reserves: everything a Lease body needs except the device."""
+
+    node: str
+    node_uid: str
+    holder: Holder
+    claim: str
+    attempt: str
+    now: str
+    deadline: str
+
+
+def lease_name(node: str, device_id: int) -> str:
+    """Return the Lease name of a device: readable, and cut with a hash where it would exceed 253 characters."""
+    name = f"gpu-{node}-{device_id}"
+    if len(name) <= NAME_LENGTH_MAX:
+        return name
+    digest = hashlib.sha256(node.encode()).hexdigest()[:_HASH_LENGTH]
+    suffix = f"-{digest}-{device_id}"
+    return name[: NAME_LENGTH_MAX - len(suffix)].rstrip("-.") + suffix
+
+
+def parse_holder(identity: str) -> Holder:
+    """Read `namespace/pod/uid`. Raises MalformedValue."""
+    parts = identity.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise MalformedValue("Lease holderIdentity", identity, "NAMESPACE/POD/UID")
+    return Holder(*parts)
+
+
+def parse_lease(lease: Lease) -> LeaseRecord:
+    """Read a GPU Lease. Raises MalformedValue when node, device or holder cannot be read or disagree with the name."""
+    annotations = lease.metadata.annotations
+    node = annotations.get(names.LEASE_NODE, "")
+    id_text = annotations.get(names.LEASE_DEVICE_ID, "")
+    if not node or not (id_text.isascii() and id_text.isdigit()) or len(id_text) > 5:
+        raise MalformedValue(f"device of Lease {lease.metadata.name}", f"{node}/{id_text}", "node and device id annotations")
+    if lease_name(node, int(id_text)) != lease.metadata.name:
+        raise MalformedValue(f"device of Lease {lease.metadata.name}", f"{node}/{id_text}", "the device that the name says")
+    return LeaseRecord(
+        lease_name=lease.metadata.name,
+        lease_uid=lease.metadata.uid,
+        resource_version=lease.metadata.resource_version,
+        node=node,
+        node_uid=annotations.get(names.LEASE_NODE_UID, ""),
+        device_id=int(id_text),
+        device_uuid=annotations.get(names.LEASE_DEVICE_UUID, ""),
+        holder=parse_holder(lease.spec.holder_identity),
+        attempt=annotations.get(names.LEASE_ATTEMPT, ""),
+        deadline=annotations.get(names.LEASE_DEADLINE, ""),
+        claim=annotations.get(names.LEASE_CLAIM, ""),
+    )
+
+
+def lease_body(reservation: Reservation, device_id: int, device_uuid: str) -> dict[str, Any]:
+    """Return the Lease that reserves one device. No owner reference: the collector of a deleted Node would free it."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": lease_name(reservation.node, device_id),
+            "namespace": names.SYSTEM_NAMESPACE,
+            "labels": {names.LEASE_KIND_LABEL: names.LEASE_KIND_GPU},
+            "annotations": {
+                names.LEASE_NODE: reservation.node,
+                names.LEASE_NODE_UID: reservation.node_uid,
+                names.LEASE_DEVICE_ID: str(device_id),
+                names.LEASE_DEVICE_UUID: device_uuid,
+                names.LEASE_CLAIM: reservation.claim,
+                names.LEASE_ATTEMPT: reservation.attempt,
+                names.LEASE_DEADLINE: reservation.deadline,
+            },
+        },
+        "spec": {
+            "holderIdentity": str(reservation.holder),
+            "acquireTime": reservation.now,
+            "renewTime": reservation.now,
+            "leaseTransitions": 0,
+        },
+    }

@@ -1,0 +1,240 @@
+"""The ledger: which GPU of which node is held, by whom, and on what evidence.
+
+In: reports, Leases, pods and heartbeats as they are watched, and the verbs of our own binds (assume, forget, expect).
+Out: masks of free devices and the story of each device. Held in memory, rebuilt from the API server at every start.
+
+    free --assume--> assumed --Lease seen--> reserved --Binding seen--> bound --pod ended--> releasing --proof--> free
+                        |                                                        |
+                        +--forget--> free                                        +--no proof--> in doubt --proof--> free
+
+A device is free only when nothing holds it: no Lease (its existence is the reservation, whatever it says), no bound pod
+that has not ended (the pod's annotation outranks the Lease), no bind of ours in flight. A pod that is terminal or gone
+holds through its Lease alone, which nobody deletes without proof. Holds are kept by device id *and* by uuid, so neither
+a renumbered nor a replaced card is sold twice. Every verb is idempotent.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll.api.node_status import Device, GpuNodeStatus
+from atoll.cluster import pods
+from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
+from atoll.cluster.machines import NodeDevices, node_devices
+from atoll.cluster.objects import Lease, Pod
+
+
+class Source(StrEnum):
+    """What a hold is known from, strongest last."""
+
+    ASSUMED = "assumed"
+    LEASE = "lease"
+    POD = "pod"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One reason why a device is not free. `key` is the pod uid, or the Lease name for a Lease."""
+
+    source: Source
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Where the next bind of a pod will probably land; counted for other pods until `until_seconds`."""
+
+    node: str
+    device_ids: tuple[int, ...]
+    until_seconds: float
+
+
+class Ledger:
+    """Holds of every device of every node. Not thread-safe; one event loop owns it."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeDevices] = {}
+        self.leases: dict[str, LeaseRecord] = {}
+        self.unreadable_leases: dict[str, str] = {}
+        self.pods: dict[str, Pod] = {}
+        self.malformed_pods: dict[str, str] = {}
+        self._allocations: dict[str, Allocation] = {}
+        self._assumed: dict[str, Allocation] = {}
+        self._expected: dict[str, Expectation] = {}
+        self._heard: dict[str, tuple[float, float]] = {}
+        self._by_id: dict[tuple[str, int], set[Hold]] = {}
+        self._by_uuid: dict[tuple[str, str], set[Hold]] = {}
+        self._free: dict[str, int] = {}
+
+    # Reports and heartbeats
+
+    def put_report(self, status: GpuNodeStatus) -> None:
+        """Take a node's report; one that contradicts itself leaves the node without devices."""
+        name = status.metadata.name
+        devices = node_devices(status)
+        if devices is None:
+            self.drop_report(name)
+            return
+        self.nodes[name] = devices
+        self._free.pop(name, None)
+
+    def drop_report(self, node: str) -> None:
+        """Forget a node's report. Holds stay: a node that comes back finds them."""
+        self.nodes.pop(node, None)
+        self._free.pop(node, None)
+
+    def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
+        """Note that the node's agent was heard at `now_seconds` (our own monotonic clock)."""
+        self._heard[node] = (now_seconds, silence_seconds_max)
+
+    def is_stale(self, node: str, now_seconds: float) -> bool:
+        """Tell whether the agent was silent for too long, or was never heard: nothing new may be placed there."""
+        heard = self._heard.get(node)
+        return heard is None or now_seconds - heard[0] > heard[1]
+
+    # Leases
+
+    def put_lease(self, lease: Lease) -> None:
+        """Take a GPU Lease. One that cannot be read still blocks what its name may mean: see `unreadable_leases`."""
+        name = lease.metadata.name
+        self.drop_lease(name)
+        try:
+            record = parse_lease(lease)
+        except MalformedValue as error:
+            self.unreadable_leases[name] = str(error)
+            self._free.clear()
+            return
+        self.leases[name] = record
+        self._hold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
+
+    def drop_lease(self, name: str) -> None:
+        """Forget a Lease that no longer exists."""
+        if self.unreadable_leases.pop(name, None):
+            self._free.clear()
+        record = self.leases.pop(name, None)
+        if record is not None:
+            self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
+
+    def leases_of(self, pod_uid: str) -> tuple[LeaseRecord, ...]:
+        """Return the Leases whose holder is the pod, by node and device id."""
+        found = (record for record in self.leases.values() if record.holder.uid == pod_uid)
+        return tuple(sorted(found, key=lambda record: (record.node, record.device_id)))
+
+    # Pods
+
+    def put_pod(self, pod: Pod) -> None:
+        """Take a GPU pod. It holds its devices while it is bound and not terminal."""
+        uid = pod.metadata.uid
+        self.drop_pod(uid)
+        self.pods[uid] = pod
+        try:
+            allocation = bound_allocation(pod)
+        except MalformedValue as error:
+            self.malformed_pods[uid] = str(error)
+            return
+        if pod.spec.node_name:
+            self.forget(uid)
+            self.unexpect(uid)
+        if allocation is not None and not pods.is_terminal(pod):
+            self._allocations[uid] = allocation
+            self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.POD, uid))
+
+    def drop_pod(self, uid: str) -> None:
+        """Forget a pod that no longer exists. Its Leases stay until the controllers have proof of its end."""
+        self.pods.pop(uid, None)
+        self.malformed_pods.pop(uid, None)
+        allocation = self._allocations.pop(uid, None)
+        if allocation is not None:
+            self._unhold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.POD, uid))
+
+    def allocation_of(self, uid: str) -> Allocation | None:
+        """Return the GPUs that a bound pod may still use."""
+        return self._allocations.get(uid)
+
+    # Our own binds
+
+    def assume(self, uid: str, allocation: Allocation) -> None:
+        """Mark devices as taken by a bind of ours that is under way; replaces an earlier assumption of the same pod."""
+        self.forget(uid)
+        self._assumed[uid] = allocation
+        self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.ASSUMED, uid))
+
+    def forget(self, uid: str) -> None:
+        """Take back an assumption; nothing happens where there is none."""
+        allocation = self._assumed.pop(uid, None)
+        if allocation is not None:
+            self._unhold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.ASSUMED, uid))
+
+    def assumed(self, uid: str) -> Allocation | None:
+        """Return what a bind under way has assumed for the pod."""
+        return self._assumed.get(uid)
+
+    def expect(self, uid: str, expectation: Expectation) -> None:
+        """Count devices as spoken for until the pod's bind arrives or `until_seconds` passes."""
+        self._expected[uid] = expectation
+
+    def unexpect(self, uid: str) -> None:
+        """Drop the expectation of a pod."""
+        self._expected.pop(uid, None)
+
+    # Questions
+
+    def free(self, node: str, *, now_seconds: float, asking_uid: str = "") -> int:
+        """Return the mask of devices that nothing holds, less what other pods are expected to take."""
+        devices = self.nodes.get(node)
+        if devices is None:
+            return 0
+        mask = self._free.get(node)
+        if mask is None:
+            mask = sum(1 << i for i, device in enumerate(devices.devices) if self._is_free(node, device))
+            self._free[node] = mask
+        return mask & ~self._expected_mask(devices, now_seconds, asking_uid) if self._expected else mask
+
+    def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
+        """Return why a device is not free, in a fixed order; empty for a free one."""
+        return tuple(sorted(self._holds(node, device_id, uuid), key=lambda hold: (hold.source, hold.key)))
+
+    def double_uses(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """Yield (node, uuid, pod uids) of every device that two or more bound pods name: the invariant is broken."""
+        for (node, uuid), holds in sorted(self._by_uuid.items()):
+            holders = tuple(sorted(hold.key for hold in holds if hold.source is Source.POD))
+            if len(holders) > 1:
+                yield node, uuid, holders
+
+    def _expected_mask(self, devices: NodeDevices, now_seconds: float, asking_uid: str) -> int:
+        over = [uid for uid, expectation in self._expected.items() if expectation.until_seconds <= now_seconds]
+        for uid in over:
+            del self._expected[uid]
+        mask = 0
+        for uid, expectation in self._expected.items():
+            if expectation.node == devices.node and uid != asking_uid:
+                mask |= devices.mask_of(expectation.device_ids)
+        return mask
+
+    def _is_free(self, node: str, device: Device) -> bool:
+        if self._holds(node, device.id, device.uuid):
+            return False
+        return not self.unreadable_leases or lease_name(node, device.id) not in self.unreadable_leases
+
+    def _holds(self, node: str, device_id: int, uuid: str) -> set[Hold]:
+        return self._by_id.get((node, device_id), set()) | self._by_uuid.get((node, uuid), set())
+
+    def _hold(self, node: str, ids: tuple[int, ...], uuids: tuple[str, ...], hold: Hold) -> None:
+        for device_id in ids:
+            self._by_id.setdefault((node, device_id), set()).add(hold)
+        for uuid in uuids:
+            self._by_uuid.setdefault((node, uuid), set()).add(hold)
+        self._free.pop(node, None)
+
+    def _unhold(self, node: str, ids: tuple[int, ...], uuids: tuple[str, ...], hold: Hold) -> None:
+        for index, keys in ((self._by_id, ids), (self._by_uuid, uuids)):
+            for key in keys:
+                holds = index.get((node, key))  # type: ignore[attr-defined]
+                if holds is not None:
+                    holds.discard(hold)
+                    if not holds:
+                        del index[(node, key)]  # type: ignore[attr-defined]
+        self._free.pop(node, None)
+

@@ -1,0 +1,107 @@
+"""A node's report as the ledger uses it: devices by dense position, masks of what may be given out, geometry.
+
+In: a GpuNodeStatus. Out: a frozen NodeDevices. Bit i of a mask is position i of `devices`, never a device id.
+Separate, so that ids, uuids and positions are translated on one page.
+"""
+
+from dataclasses import dataclass
+
+from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport, HealthState, Links
+from topology.errors import TopologyError
+from topology.model import Machine, machine
+
+_GIB = 2**30
+_NOMINAL_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 22, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 144, 180, 192, 256, 288)
+_REPORTED_SHARE_MIN = 0.9
+"""ECC in GDDR takes a sixteenth of the memory and drivers keep some more, so a 48 GB card may report 44.99 GiB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeDevices:
+    """The devices of one node, in the order of the report; `usable` leaves out sick and cordoned ones and MIG parents."""
+
+    node: str
+    node_uid: str
+    boot_id: str
+    generation: str
+    machine: Machine
+    devices: tuple[Device, ...]
+    usable: int
+    position_by_id: dict[int, int]
+    position_by_uuid: dict[str, int]
+
+    @property
+    def all(self) -> int:
+        """Mask of every device."""
+        return (1 << len(self.devices)) - 1
+
+    def mask_of(self, ids: tuple[int, ...] | frozenset[int], uuids: tuple[str, ...] | frozenset[str] = ()) -> int:
+        """Return the mask of the devices that have one of the ids or one of the uuids; unknown ones add nothing."""
+        positions = {self.position_by_id[device_id] for device_id in ids if device_id in self.position_by_id}
+        positions |= {self.position_by_uuid[uuid] for uuid in uuids if uuid in self.position_by_uuid}
+        return sum(1 << position for position in positions)
+
+
+def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
+    """Return the devices of a report; None when there is no report yet or its parts contradict each other."""
+    report = status.status
+    if report is None:
+        return None
+    devices = report.devices
+    position_by_id = {device.id: position for position, device in enumerate(devices)}
+    position_by_uuid = {device.uuid: position for position, device in enumerate(devices)}
+    if len(position_by_id) != len(devices) or len(position_by_uuid) != len(devices):
+        return None
+    try:
+        geometry = _geometry(report)
+    except TopologyError:
+        return None
+    cordoned = {cordon.uuid for cordon in status.spec.cordons}
+    usable = sum(1 << i for i, device in enumerate(devices) if _may_be_given_out(device) and device.uuid not in cordoned)
+    return NodeDevices(
+        node=status.metadata.name,
+        node_uid=report.node_uid,
+        boot_id=report.boot_id,
+        generation=status.metadata.resource_version,
+        machine=geometry,
+        devices=devices,
+        usable=usable,
+        position_by_id=position_by_id,
+        position_by_uuid=position_by_uuid,
+    )
+
+
+def _may_be_given_out(device: Device) -> bool:
+    is_mig_parent = device.mig is not None and device.mig.enabled and not device.mig.profile
+    return device.health.state is HealthState.HEALTHY and not is_mig_parent
+
+
+def _geometry(report: GpuNodeStatusReport) -> Machine:
+    links: Links = report.links
+    count = len(report.devices)
+    rows = links.nvlink if len(links.nvlink) == count else links.pcie
+    if len(rows) != count:
+        rows = tuple(tuple("X" if column == row else "SYS" for column in range(count)) for row in range(count))
+    return machine(
+        links=rows,
+        pcie=links.pcie if len(links.pcie) == count else None,
+        numa=tuple(device.numa_node if device.numa_node is not None and device.numa_node >= 0 else None for device in report.devices),
+        nvlink_generation=links.nvlink_generation,
+        nvswitch=links.nvswitch,
+        link_gbps=links.link_gbps,
+        pcie_generation=links.pcie_generation,
+        inter_socket_gbps=links.inter_socket_gbps,
+        vendor=report.devices[0].vendor if report.devices else "nvidia",
+    )
+
+
+def nominal_memory_bytes(device: Device) -> int:
+    """Return the memory that the card is sold with: a claim of 80Gi means an 80 GB card, though it reports less.
+
+    The smallest nominal size that the reported one reaches to at least nine tenths; the reported size where none matches.
+    """
+    for size_gib in _NOMINAL_GIB:
+        nominal = size_gib * _GIB
+        if device.memory_bytes <= nominal:
+            return nominal if device.memory_bytes >= nominal * _REPORTED_SHARE_MIN else device.memory_bytes
+    return device.memory_bytes

@@ -1,0 +1,83 @@
+"""What Atoll reads from a pod: claim, GPU counts per container, life.
+
+In: thin pods. Out: plain values. Separate, so that only one page knows where on a pod a fact stands.
+"""
+
+from atoll.api import names
+from atoll.cluster.leases import Holder
+from atoll.cluster.objects import Container, ContainerStatus, Pod
+
+TERMINAL_PHASES = ("Succeeded", "Failed")
+
+
+def holder_of(pod: Pod) -> Holder:
+    """Return the identity under which the pod holds Leases."""
+    return Holder(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+
+
+def claim_name(pod: Pod) -> str:
+    """Return the GpuClaim that the pod names, or an empty text."""
+    return pod.metadata.annotations.get(names.CLAIM, "")
+
+
+def is_gpu_pod(pod: Pod) -> bool:
+    """Tell whether the pod concerns Atoll: it names a claim, asks for our resource, or carries an allocation."""
+    annotations = pod.metadata.annotations
+    return names.CLAIM in annotations or names.ALLOCATED in annotations or asks_for_gpus(pod)
+
+
+def asks_for_gpus(pod: Pod) -> bool:
+    """Tell whether any container names one of our resources, as kube-scheduler's managedResources would."""
+    return any(
+        resource == names.GPU_RESOURCE or resource.startswith(names.MIG_RESOURCE_PREFIX)
+        for container in (*pod.spec.init_containers, *pod.spec.containers)
+        for resource in (*container.resources.limits, *container.resources.requests)
+    )
+
+
+def container_gpus(container: Container) -> int:
+    """Return how many GPUs the container itself asks for; 0 when it does not, or when the quantity is not a whole number."""
+    value = container.resources.limits.get(names.GPU_RESOURCE, container.resources.requests.get(names.GPU_RESOURCE, 0))
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
+
+
+def gpu_counts(pod: Pod) -> tuple[tuple[str, int], ...]:
+    """Return (container, GPUs) of the containers that ask for some, in the order of the pod; sidecars before the others.
+
+    Ordinary init containers do not count: the webhook refuses a request of their own.
+    """
+    sidecars = tuple(container for container in pod.spec.init_containers if container.restart_policy == "Always")
+    counted = ((container.name, container_gpus(container)) for container in (*sidecars, *pod.spec.containers))
+    return tuple((name, count) for name, count in counted if count > 0)
+
+
+def requested_gpus(pod: Pod) -> int:
+    """Return how many GPUs the pod's containers ask for together."""
+    return sum(count for _, count in gpu_counts(pod))
+
+
+def all_container_names(pod: Pod) -> tuple[str, ...]:
+    """Return the names of init and regular containers."""
+    return tuple(container.name for container in (*pod.spec.init_containers, *pod.spec.containers))
+
+
+def is_terminal(pod: Pod) -> bool:
+    """Tell whether the phase is Succeeded or Failed; that alone is no proof that its containers ended."""
+    return pod.status.phase in TERMINAL_PHASES
+
+
+def is_waiting(pod: Pod) -> bool:
+    """Tell whether kube-scheduler may still place the pod: no node, not ending, not gated."""
+    return (
+        not pod.spec.node_name
+        and not is_terminal(pod)
+        and pod.metadata.deletion_timestamp is None
+        and not pod.spec.scheduling_gates
+    )
+
+
+def container_statuses(pod: Pod) -> tuple[ContainerStatus, ...]:
+    """Return the statuses of all containers that kubelet listed."""
+    status = pod.status
+    return (*status.init_container_statuses, *status.container_statuses, *status.ephemeral_container_statuses)

@@ -1,0 +1,84 @@
+"""What one pod asks for, resolved from its GpuClaim and its containers.
+
+In: a pod and the claim found under its name. Out: a frozen Request, or the reason why there is none. Separate, so that
+filter, bind, wake-up and explanations mean the same request.
+"""
+
+from dataclasses import dataclass
+
+from atoll.api import names
+from atoll.api.claims import DeviceClaim, GpuClaim, VisibleDevices
+from atoll.cluster import pods
+from atoll.cluster.objects import Pod
+from atoll.cluster.quantities import parse_bytes
+from topology.asks import Ask, Interconnect, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a request or a node is refused: a short constant phrase from atoll.api.names or topology."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What every GPU and the whole set must satisfy. `container_counts` is empty when all containers see the whole set."""
+
+    ask: Ask
+    models: tuple[str, ...]
+    mixed_models: bool
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+    mig_profile: str
+    vendor: str
+    claim: str
+    visible_devices: VisibleDevices | None
+    container_counts: tuple[tuple[str, int], ...]
+
+
+def request_of(pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
+    """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was."""
+    counts = pods.gpu_counts(pod)
+    total = sum(count for _, count in counts)
+    claim_name = pods.claim_name(pod)
+    if not claim_name:
+        return _request(DeviceClaim(count=total), "", None, counts) if 0 < total <= 64 else Rejection(names.REJECT_COUNT_MISMATCH)
+    if claim is None:
+        return Rejection(names.REJECT_CLAIM_MISSING)
+    if pod.metadata.annotations.get(names.CLAIM_UID) != claim.metadata.uid:
+        return Rejection(names.REJECT_CLAIM_REPLACED)
+    if claim.spec.gang_ref or names.GANG in pod.metadata.annotations:
+        return Rejection(names.REJECT_GANG)
+    devices = claim.spec.devices
+    if not devices.mig_profile and total != devices.count:
+        return Rejection(names.REJECT_COUNT_MISMATCH)
+    return _request(devices, claim_name, claim.spec.visible_devices, counts)
+
+
+def _request(
+    devices: DeviceClaim, claim: str, visible_devices: VisibleDevices | None, counts: tuple[tuple[str, int], ...]
+) -> Request:
+    return Request(
+        ask=Ask(
+            count=devices.count,
+            policy=Policy(devices.policy.value),
+            interconnect=Interconnect(devices.interconnect.value),
+            min_bandwidth_gbps=devices.min_bandwidth_gbps,
+        ),
+        models=devices.models,
+        mixed_models=devices.mixed_models,
+        memory_bytes=parse_bytes(devices.memory) if devices.memory else 0,
+        compute_capability=parse_capability(devices.compute_capability or "0"),
+        mig_profile=devices.mig_profile,
+        vendor=devices.vendor.value,
+        claim=claim,
+        visible_devices=visible_devices,
+        container_counts=counts if len(counts) > 1 else (),
+    )
+
+
+def parse_capability(text: str) -> tuple[int, int]:
+    """Return (major, minor) of a compute capability such as 8.0; (0, 0) for text that is none."""
+    major, _, minor = text.partition(".")
+    return (int(major) if major.isascii() and major.isdigit() else 0, int(minor) if minor.isascii() and minor.isdigit() else 0)
