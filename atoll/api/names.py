@@ -118,3 +118,8 @@ REJECT_MIG: Final = "no MIG instance of the claimed profile"
 def is_own_annotation(key: str) -> bool:
     """Tell whether only Atoll may write the annotation `key` on a pod."""
     return key in OWN_ANNOTATIONS or key.startswith(OWN_ANNOTATION_PREFIXES)
+
+
+def mig_resource(profile: str) -> str:
+    """Return the resource that counts MIG instances of a profile; a resource name cannot hold the + of `1g.10gb+me`."""
+    return MIG_RESOURCE_PREFIX + profile.replace("+", ".")
