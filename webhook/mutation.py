@@ -1,0 +1,198 @@
+"""Decides what becomes of a pod at CREATE: a patch with warnings, or a denial that says what to change.
+
+In: the pod, who creates it, what the claim lookup found, the administrator's defaults. Out: `Mutation` or `Denial`.
+Pure: no clock, no network. Running it on its own result changes nothing more, in whatever round of reinvocation.
+
+Phases: (1) take off what only Atoll may write; (2) leave alone what does not ask for GPUs; (3) resolve the demand;
+(4) refuse what could not be kept; (5) add count, scheduler, RuntimeClass and variables. What the user wrote stays.
+"""
+
+import posixpath
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from atoll.api import names
+from atoll.api.claims import Vendor
+from atoll.kube.patches import add_op, pointer, remove_op
+from webhook.counts import count_gpus
+from webhook.demand import ClaimLookup, Defaults, Demand, concerns_atoll, resolve_demand
+from webhook.pods import Pod, placed_containers
+from webhook.review import Denial, Mutation, User
+from webhook.variables import inject_variables, refuse_variables
+
+CONTAINERS_MAX: Final = 256
+"""Containers and init containers of a pod that asks for GPUs: far above real pods, it bounds the patch."""
+MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
+NODES_GROUP: Final = "system:nodes"
+FOREIGN_RESOURCE_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
+"""Counted and handed out by the vendors' device plugins, which know nothing of Atoll's choice."""
+DEVICE_MOUNT: Final = "/var/run/nvidia-container-devices"
+"""NVIDIA's runtime can be set up to read the wanted GPUs from mounts below this folder instead of the variable."""
+
+
+def mutate(pod: Pod, *, namespace: str, user: User, claim: ClaimLookup | None, defaults: Defaults) -> Mutation | Denial:
+    """Decide about the pod; `claim` is the lookup of the claim that it names, None when it names none."""
+    if is_mirror(pod, user=user) or not concerns_atoll(pod):
+        return _refuse_unclaimed_class(pod, user=user) or _strip(pod, claim_uid="")
+    demand = resolve_demand(pod, namespace=namespace, claim=claim, defaults=defaults)
+    if isinstance(demand, Denial):
+        return demand
+    for rule in RULES:
+        denial = rule(pod, demand)
+        if denial is not None:
+            return denial
+    counts = count_gpus(pod, demand=demand)
+    if isinstance(counts, Denial):
+        return counts
+    stripped = _strip(pod, claim_uid=demand.claim_uid)
+    return Mutation(
+        operations=(
+            *stripped.operations,
+            *_shape(pod, demand=demand, defaults=defaults),
+            *counts,
+            *_inject(pod, demand=demand),
+        ),
+        warnings=(*stripped.warnings, *_warn(pod, demand=demand, defaults=defaults)),
+    )
+
+
+def is_mirror(pod: Pod, *, user: User) -> bool:
+    """Tell whether the pod mirrors a static pod that already runs: only a kubelet may say so."""
+    return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in user.groups
+
+
+def _strip(pod: Pod, *, claim_uid: str) -> Mutation:
+    """Remove Atoll's own annotations, which at CREATE can only be copied or forged, and set the claim's uid."""
+    forged = sorted(
+        key
+        for key, value in pod.annotations.items()
+        if names.is_own_annotation(key) and not (key == names.CLAIM_UID and value == claim_uid)
+    )
+    removed = [remove_op(pointer("metadata", "annotations", key)) for key in forged]
+    added = []
+    if claim_uid and pod.annotations.get(names.CLAIM_UID) != claim_uid:
+        added = [add_op(pointer("metadata", "annotations", names.CLAIM_UID), claim_uid)]
+    warnings = (f"only Atoll writes these annotations, they were removed: {', '.join(forged)}",) if forged else ()
+    return Mutation(operations=(*removed, *added), warnings=warnings)
+
+
+def _shape(pod: Pod, *, demand: Demand, defaults: Defaults) -> Iterator[dict[str, Any]]:
+    if pod.spec.scheduler_name != names.SCHEDULER_NAME:
+        yield add_op(pointer("spec", "schedulerName"), names.SCHEDULER_NAME)
+    if defaults.inject_runtime_class and demand.vendor is Vendor.NVIDIA and not pod.spec.runtime_class_name:
+        yield add_op(pointer("spec", "runtimeClassName"), names.RUNTIME_CLASS)
+
+
+def _inject(pod: Pod, *, demand: Demand) -> Iterator[dict[str, Any]]:
+    for placed in placed_containers(pod):
+        yield from inject_variables(placed, demand=demand)
+
+
+def _warn(pod: Pod, *, demand: Demand, defaults: Defaults) -> Iterator[str]:
+    runtime_class = pod.spec.runtime_class_name
+    if (
+        defaults.inject_runtime_class
+        and demand.vendor is Vendor.NVIDIA
+        and runtime_class not in {None, "", names.RUNTIME_CLASS}
+    ):
+        yield (
+            f"runtimeClassName {runtime_class!r} is kept instead of {names.RUNTIME_CLASS}; "
+            f"the containers see their GPUs only if its handler reads {names.NVIDIA_VISIBLE_DEVICES}"
+        )
+    if demand.is_mig and demand.count is not None and demand.count > 1:
+        yield "one CUDA process uses only one MIG instance; several help a pod that runs several processes"
+
+
+def _refuse_unclaimed_class(pod: Pod, *, user: User) -> Denial | None:
+    if pod.spec.runtime_class_name != names.RUNTIME_CLASS or is_mirror(pod, user=user):
+        return None
+    return Denial(
+        f"runtimeClassName {names.RUNTIME_CLASS} is for pods that ask Atoll for GPUs; "
+        f"remove it, or name a GpuClaim in the annotation {names.CLAIM}"
+    )
+
+
+def _refuse_scheduler(pod: Pod, _demand: Demand) -> Denial | None:
+    if pod.spec.scheduler_name in {"", names.DEFAULT_SCHEDULER_NAME, names.SCHEDULER_NAME}:
+        return None
+    return Denial(
+        f"spec.schedulerName is {pod.spec.scheduler_name[:80]!r}, but only {names.SCHEDULER_NAME} gives Atoll's GPUs; "
+        "remove schedulerName"
+    )
+
+
+def _refuse_node_name(pod: Pod, _demand: Demand) -> Denial | None:
+    if not pod.spec.node_name:
+        return None
+    return Denial(
+        f"spec.nodeName is set to {pod.spec.node_name[:80]!r}, which goes past the scheduler that gives GPUs; "
+        "remove it, and use nodeSelector or node affinity to choose a node"
+    )
+
+
+def _refuse_size(pod: Pod, _demand: Demand) -> Denial | None:
+    containers = len(pod.spec.containers) + len(pod.spec.init_containers)
+    if not pod.spec.containers:
+        return Denial("the pod has no container that could use a GPU; add one", 400)
+    if containers > CONTAINERS_MAX:
+        return Denial(
+            f"the pod has {containers} containers, a pod with GPUs may have {CONTAINERS_MAX}; use several pods", 400
+        )
+    if pod.spec.ephemeral_containers:
+        return Denial("ephemeral containers cannot be part of a new pod; add them with kubectl debug once it runs", 400)
+    return None
+
+
+def _refuse_foreign_resources(pod: Pod, _demand: Demand) -> Denial | None:
+    for placed in placed_containers(pod):
+        for name in sorted(placed.container.resource_names()):
+            if name.startswith(FOREIGN_RESOURCE_PREFIXES):
+                return Denial(
+                    f"container {placed.container.name!r} also asks for {name[:120]}, which a device plugin hands out "
+                    "without knowing Atoll's choice; remove it"
+                )
+    return None
+
+
+def _refuse_runtime_class(pod: Pod, demand: Demand) -> Denial | None:
+    if demand.vendor is Vendor.NVIDIA or pod.spec.runtime_class_name != names.RUNTIME_CLASS:
+        return None
+    return Denial(
+        f"runtimeClassName {names.RUNTIME_CLASS} is for NVIDIA GPUs, the claim is for {demand.vendor.value}; remove it"
+    )
+
+
+def _refuse_mounts(pod: Pod, _demand: Demand) -> Denial | None:
+    for placed in placed_containers(pod):
+        for mount in placed.container.volume_mounts:
+            if _clean_path(mount.mount_path).startswith(DEVICE_MOUNT):
+                return Denial(
+                    f"container {placed.container.name!r} mounts {mount.mount_path[:120]!r}, "
+                    "which lets NVIDIA's runtime show it other GPUs than its own; remove the mount"
+                )
+    return None
+
+
+def _clean_path(path: str) -> str:
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def _refuse_variables(pod: Pod, demand: Demand) -> Denial | None:
+    for placed in placed_containers(pod):
+        denial = refuse_variables(placed.container, demand=demand)
+        if denial is not None:
+            return denial
+    return None
+
+
+Rule = Callable[[Pod, Demand], Denial | None]
+RULES: Final[tuple[Rule, ...]] = (
+    _refuse_size,
+    _refuse_scheduler,
+    _refuse_node_name,
+    _refuse_foreign_resources,
+    _refuse_runtime_class,
+    _refuse_mounts,
+    _refuse_variables,
+)
+"""Asked in this order; the first refusal is the answer."""

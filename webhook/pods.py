@@ -1,0 +1,147 @@
+"""The part of a pod that the webhook reads, typed and frozen, and where in it each container stands.
+
+In: the raw JSON of a pod at CREATE. Out: a `Pod`, or `MalformedPod` where the JSON has another shape. Separate from
+`atoll.cluster`, because a patch must know what a *stored* pod never shows: which maps and lists are absent.
+`None` means absent, so that the patch creates the parent first.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from atoll.api.names import GROUP
+from webhook.errors import MalformedPod
+
+RESOURCE_PREFIX: Final = f"{GROUP}/"
+
+
+class View(msgspec.Struct, frozen=True, rename="camel"):
+    """Base of the views: camelCase on the wire, unknown fields ignored."""
+
+
+class FieldReference(View, frozen=True):
+    """`valueFrom.fieldRef` of a variable."""
+
+    field_path: str = ""
+
+
+class ValueSource(View, frozen=True):
+    """`valueFrom` of a variable; sources other than fieldRef are never Atoll's."""
+
+    field_ref: FieldReference | None = None
+
+
+class Variable(View, frozen=True):
+    """One entry of a container's `env`."""
+
+    name: str
+    value: str = ""
+    value_from: ValueSource | None = None
+
+
+class Resources(View, frozen=True):
+    """Limits and requests of a container; quantities as the API server wrote them."""
+
+    limits: dict[str, str | int | float] | None = None
+    requests: dict[str, str | int | float] | None = None
+
+
+class VolumeMount(View, frozen=True):
+    """Where a volume appears in a container."""
+
+    mount_path: str = ""
+
+
+class Container(View, frozen=True):
+    """A container or init container."""
+
+    name: str
+    env: tuple[Variable, ...] | None = None
+    resources: Resources | None = None
+    restart_policy: str | None = None
+    volume_mounts: tuple[VolumeMount, ...] = ()
+
+    def resource_names(self) -> frozenset[str]:
+        """Return the names of all resources that stand in its limits or requests, with whatever value."""
+        if self.resources is None:
+            return frozenset()
+        return frozenset(self.resources.limits or ()) | frozenset(self.resources.requests or ())
+
+
+class SchedulingGate(View, frozen=True):
+    """One entry of `spec.schedulingGates`."""
+
+    name: str = ""
+
+
+class PodSpec(View, frozen=True):
+    """The part of `spec` that decides what a pod may see."""
+
+    containers: tuple[Container, ...]
+    init_containers: tuple[Container, ...] = ()
+    ephemeral_containers: tuple[Container, ...] = ()
+    scheduler_name: str = ""
+    node_name: str = ""
+    runtime_class_name: str | None = None
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+
+
+class PodMetadata(View, frozen=True):
+    """Name and annotations; a generated name is still empty at CREATE."""
+
+    name: str = ""
+    generate_name: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Pod(View, frozen=True):
+    """A pod as it arrives at CREATE."""
+
+    metadata: PodMetadata
+    spec: PodSpec
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """The annotations, empty where the pod has none."""
+        return self.metadata.annotations or {}
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A container together with where it stands in the pod."""
+
+    container: Container
+    where: tuple[str | int, ...]
+    """Segments of its JSON pointer, for example ("spec", "initContainers", 0)."""
+    may_ask: bool
+    """Regular containers and sidecars live as long as the pod and may ask for GPUs; plain init containers may not."""
+
+
+_DECODER: Final = msgspec.json.Decoder(Pod)
+
+
+def decode_pod(raw: bytes | memoryview) -> Pod:
+    """Decode the JSON of a pod; raises `MalformedPod` with the first field that is wrong."""
+    try:
+        return _DECODER.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedPod(str(error)) from error
+
+
+def placed_containers(pod: Pod) -> Iterator[Placed]:
+    """Yield regular containers, then init containers, each in the pod's order."""
+    for index, container in enumerate(pod.spec.containers):
+        yield Placed(container=container, where=("spec", "containers", index), may_ask=True)
+    for index, container in enumerate(pod.spec.init_containers):
+        is_sidecar = container.restart_policy == "Always"
+        yield Placed(container=container, where=("spec", "initContainers", index), may_ask=is_sidecar)
+
+
+def atoll_resources(pod: Pod) -> frozenset[str]:
+    """Return the names of Atoll's resources that any container mentions."""
+    return frozenset(
+        name
+        for placed in placed_containers(pod)
+        for name in placed.container.resource_names()
+        if name.startswith(RESOURCE_PREFIX)
+    )

@@ -1,0 +1,77 @@
+"""The environment variables that show a container its GPUs: which, what they refer to, what a user may not set.
+
+In: a container and the demand. Out: patch operations or a `Denial`. Separate, because this is the contract with bind:
+it writes the annotations to which these references point, and the kubelet resolves them at every container start.
+
+The references stand before the user's variables, whose order stays as it is, so that `$(CUDA_VISIBLE_DEVICES)` in one
+of them resolves. What an `envFrom` source holds is not visible here; a variable in `env` wins over it and the image.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from atoll.api import names
+from atoll.api.claims import Vendor
+from atoll.kube.patches import add_op, pointer
+from webhook.demand import Demand
+from webhook.pods import Container, Placed, Variable
+from webhook.review import Denial
+
+PCI_ORDER: Final = "PCI_BUS_ID"
+
+
+def variables_for(container: str, *, demand: Demand) -> dict[str, dict[str, Any]]:
+    """Return the variables of the container of that name, in the order in which they are injected."""
+    uuids = _reference(f"{names.CONTAINER_UUIDS_PREFIX}{container}")
+    if demand.vendor is Vendor.AMD:
+        return {names.ROCR_VISIBLE_DEVICES: uuids}
+    variables = {
+        names.NVIDIA_VISIBLE_DEVICES: uuids,
+        names.CUDA_VISIBLE_DEVICES: _reference(f"{names.CONTAINER_DEVICES_PREFIX}{container}"),
+    }
+    return variables | ({names.CUDA_DEVICE_ORDER: {"value": PCI_ORDER}} if demand.by_index else {})
+
+
+def inject_variables(placed: Placed, *, demand: Demand) -> Iterator[dict[str, Any]]:
+    """Yield the operations that put what is missing before the container's own variables."""
+    present = {variable.name for variable in placed.container.env or ()}
+    wanted = variables_for(placed.container.name, demand=demand)
+    missing = [{"name": name, **source} for name, source in wanted.items() if name not in present]
+    if missing and not placed.container.env:
+        yield add_op(pointer(*placed.where, "env"), missing)
+        return
+    for index, variable in enumerate(missing):
+        yield add_op(pointer(*placed.where, "env", index), variable)
+
+
+def refuse_variables(container: Container, *, demand: Demand) -> Denial | None:
+    """Refuse a container that chooses its GPUs itself; Atoll's own references, left by an earlier round, are fine."""
+    own = variables_for(container.name, demand=demand)
+    for variable in container.env or ():
+        is_chooser = variable.name in names.VISIBLE_DEVICES_VARIABLES or variable.name in own
+        if is_chooser and not _equals(variable, own.get(variable.name)):
+            return Denial(
+                f"container {container.name!r} sets {variable.name} itself, "
+                "but Atoll sets it to the GPUs that the pod is given: remove it from env"
+            )
+    return None
+
+
+def is_shaped(container: Container, *, demand: Demand) -> bool:
+    """Tell whether an earlier round of the webhook has been at the container."""
+    own = variables_for(container.name, demand=demand)
+    return any(variable.name in own and _equals(variable, own[variable.name]) for variable in container.env or ())
+
+
+def _reference(annotation: str) -> dict[str, Any]:
+    return {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
+
+
+def _equals(variable: Variable, own: dict[str, Any] | None) -> bool:
+    if own is None:
+        return False
+    if "value" in own:
+        return variable.value == own["value"] and variable.value_from is None
+    reference = variable.value_from.field_ref if variable.value_from else None
+    wanted: str = own["valueFrom"]["fieldRef"]["fieldPath"]
+    return reference is not None and reference.field_path == wanted and not variable.value
