@@ -1,0 +1,1 @@
+"""A real Kubernetes with several real nodes on one machine."""

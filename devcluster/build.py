@@ -1,0 +1,154 @@
+"""Builds the programs of a development cluster into the cache, once.
+
+In: a Kubernetes version and what the cluster needs. Out: the path of each program. Every program is built under a name of
+its own and renamed when it is whole, so an interrupted build goes on where it stopped; the folder is keyed by everything
+that decides the result (module files, Go version, flags), so a change never meets a stale binary. A file lock keeps two
+starters from building the same thing twice.
+
+`python -m devcluster.build` fills the cache on its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from devcluster.errors import BuildError
+from devcluster.paths import MODULES, cache_root
+from devcluster.programs import DEFAULT_KUBERNETES, Program, programs_for
+from devcluster.toolchain import Toolchain, find_toolchain
+
+Report = Callable[[str], None]
+
+_BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
+_FROM_ASSETS = ("etcd", "kube-apiserver", "kubectl")
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """Where each program of a cluster lies."""
+
+    paths: Mapping[str, Path]
+
+    def __getitem__(self, name: str) -> Path:
+        """The path of a program; a KeyError is our own mistake, not the user's."""
+        return self.paths[name]
+
+
+def report_to_stderr(line: str) -> None:
+    """The default progress report: one line on standard error."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def ensure_binaries(
+    kubernetes: str = DEFAULT_KUBERNETES,
+    *,
+    real_nodes: bool = True,
+    kwok: bool = False,
+    cache: Path | None = None,
+    report: Report = report_to_stderr,
+) -> Binaries:
+    """Every program of such a cluster, built where it is missing. Raises BuildError naming the program and the reason."""
+    cache = cache or cache_root()
+    found = assets_from_environment(os.environ, kubernetes=kubernetes, report=report)
+    wanted = [row for row in programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok) if row.name not in found]
+    toolchain = find_toolchain(cache, report=report)
+    targets = {row: cache / "bin" / folder_name(row, go_version=toolchain.version) / row.name for row in wanted}
+    if not all(target.exists() for target in targets.values()):
+        with _build_lock(cache, report=report):
+            _build_missing(targets, toolchain=toolchain, report=report)
+    return Binaries(paths={**found, **{row.name: target for row, target in targets.items()}})
+
+
+def folder_name(row: Program, *, go_version: str, modules: Path = MODULES) -> str:
+    """The cache folder of a program: its module and a hash of the module's files, the Go version and the flags."""
+    digest = hashlib.sha256(f"{go_version} {' '.join(_BUILD_FLAGS)} {row.link_flags}".encode())
+    for file in sorted(path for path in (modules / row.module).rglob("*") if path.is_file()):
+        digest.update(f"\0{file.relative_to(modules)}\0".encode())
+        digest.update(file.read_bytes())
+    return f"{row.module}-{digest.hexdigest()[:12]}"
+
+
+def assets_from_environment(environment: Mapping[str, str], *, kubernetes: str, report: Report) -> dict[str, Path]:
+    """Programs from the folder in KUBEBUILDER_ASSETS, if its API server is of the wanted minor version."""
+    value = environment.get("KUBEBUILDER_ASSETS")
+    if not value:
+        return {}
+    folder = Path(value)
+    server = folder / "kube-apiserver"
+    if not os.access(server, os.X_OK):
+        report(f"KUBEBUILDER_ASSETS={folder} has no kube-apiserver: building it")
+        return {}
+    answer = subprocess.run([server, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    version = re.search(r"v(\d+\.\d+)\.", answer)
+    if version is None or not kubernetes.startswith(f"{version.group(1)}."):
+        report(f"KUBEBUILDER_ASSETS={folder} has {answer or 'no version'}, wanted {kubernetes}: building it")
+        return {}
+    return {name: folder / name for name in _FROM_ASSETS if os.access(folder / name, os.X_OK)}
+
+
+def _build_missing(targets: Mapping[Program, Path], *, toolchain: Toolchain, report: Report) -> None:
+    missing = {row: target for row, target in targets.items() if not target.exists()}
+    for number, (row, target) in enumerate(missing.items(), start=1):
+        started = time.monotonic()
+        report(f"[{number}/{len(missing)}] building {row.name} ({row.package})")
+        build_program(row, target, toolchain=toolchain)
+        size = target.stat().st_size / 1e6
+        report(f"[{number}/{len(missing)}] {row.name}: {size:.0f} MB in {time.monotonic() - started:.0f} s")
+
+
+def build_program(row: Program, target: Path, *, toolchain: Toolchain) -> None:
+    """Build one program; the target appears whole or not at all. Raises BuildError with the end of the compiler's output."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{row.name}.unfinished")
+    command = [toolchain.command, "build", *_BUILD_FLAGS, "-ldflags", row.link_flags, "-o", unfinished, row.package]
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+    try:
+        result = subprocess.run(
+            command, cwd=MODULES / row.module, env=environment, capture_output=True, text=True, check=False
+        )
+        if result.returncode != 0:
+            raise BuildError(f"cannot build {row.name} from {row.package}: {result.stderr.strip()[-1500:]}")
+        unfinished.rename(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _build_lock(cache: Path, *, report: Report) -> Iterator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "build.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("another build is running: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main(arguments: list[str]) -> int:
+    """Build everything for the versions named (default: one); 'kwok' among them adds the fake-node controller."""
+    kwok = "kwok" in arguments
+    versions = [argument for argument in arguments if argument != "kwok"] or [DEFAULT_KUBERNETES]
+    try:
+        for version in versions:
+            binaries = ensure_binaries(version, kwok=kwok)
+            report_to_stderr(f"Kubernetes {version}: {len(binaries.paths)} programs ready in {cache_root() / 'bin'}")
+    except BuildError as error:
+        report_to_stderr(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,151 @@
+"""The certificate authority of one development cluster and everything it signs.
+
+In: the folder, the node names and addresses. Out: PEM files with mode 0600. Separate because the trust of a cluster should
+be readable in one place: who may call whom, under which name.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_LIFETIME = datetime.timedelta(days=365)
+_CLOCK_SKEW = datetime.timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """Paths of a certificate and of its private key."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whom a certificate names: Kubernetes reads common_name as the user and organization as a group."""
+
+    common_name: str
+    organization: str | None = None
+    dns_names: Sequence[str] = ()
+    addresses: Sequence[str] = ()
+
+
+class CertificateAuthority:
+    """Signs certificates with a key that lies in the cluster's own folder."""
+
+    def __init__(self, folder: Path, *, now: datetime.datetime) -> None:
+        """Load the authority of the folder, or make it; certificates are valid for a year from now."""
+        self.folder = folder
+        self.pair = KeyPair(certificate=folder / "ca.crt", key=folder / "ca.key")
+        self._now = now
+        if self.pair.key.exists():
+            self._key = load_key(self.pair.key)
+            self._certificate = x509.load_pem_x509_certificate(self.pair.certificate.read_bytes())
+        else:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._key = ec.generate_private_key(ec.SECP256R1())
+            self._certificate = self._make_root()
+            write_private(self.pair.key, key_bytes(self._key))
+            write_private(self.pair.certificate, pem(self._certificate))
+
+    def issue(self, file_name: str, subject: Subject) -> KeyPair:
+        """Sign a certificate for client and server use and write it with its key."""
+        pair = KeyPair(certificate=self.folder / f"{file_name}.crt", key=self.folder / f"{file_name}.key")
+        key = ec.generate_private_key(ec.SECP256R1())
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        builder = (
+            self._builder(subject_name(subject), key.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        )
+        names = alternative_names(subject)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        write_private(pair.key, key_bytes(key))
+        write_private(pair.certificate, pem(builder.sign(self._key, hashes.SHA256())))
+        return pair
+
+    def _make_root(self) -> x509.Certificate:
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll-devcluster")])
+        usage = x509.KeyUsage(
+            digital_signature=True,
+            key_cert_sign=True,
+            crl_sign=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        builder = self._builder(name, self._key.public_key(), issuer=name)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        return builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
+
+    def _builder(
+        self, name: x509.Name, key: ec.EllipticCurvePublicKey, *, issuer: x509.Name | None = None
+    ) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(issuer or self._certificate.subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(self._now - _CLOCK_SKEW)
+            .not_valid_after(self._now + _LIFETIME)
+        )
+
+
+def subject_name(subject: Subject) -> x509.Name:
+    """The distinguished name of a subject."""
+    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, subject.common_name)]
+    if subject.organization:
+        attributes.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, subject.organization))
+    return x509.Name(attributes)
+
+
+def alternative_names(subject: Subject) -> list[x509.GeneralName]:
+    """The names and addresses a server may be called by."""
+    addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in subject.addresses]
+    return [*(x509.DNSName(name) for name in subject.dns_names), *addresses]
+
+
+def write_signing_key(path: Path) -> None:
+    """The key that signs service account tokens."""
+    write_private(path, key_bytes(ec.generate_private_key(ec.SECP256R1())))
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key that this module wrote."""
+    key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as PEM; the traditional form, which every Go program reads."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+
+
+def pem(certificate: x509.Certificate) -> bytes:
+    """A certificate as PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that nobody else may read, also while it is being written."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

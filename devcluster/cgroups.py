@@ -1,0 +1,69 @@
+"""The cgroup folders of a cluster's nodes, in every hierarchy of this machine (version 1, 2 or both side by side).
+
+In: the name of a node's cgroup root, like /atoll-demo-dgx1. Out: nothing but folders made and removed. Separate because
+it is the only thing a cluster leaves outside of its namespaces when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+_BUSY_SECONDS_MAX = 10.0
+_BUSY_PAUSE_SECONDS = 0.05
+
+
+def hierarchies(mounts: str) -> list[Path]:
+    """Mount points of all cgroup hierarchies named in the text of /proc/mounts, each once."""
+    rows = [line.split() for line in mounts.splitlines()]
+    return list(dict.fromkeys(Path(row[1]) for row in rows if len(row) > 2 and row[2] in ("cgroup", "cgroup2")))
+
+
+def create(root: str) -> None:
+    """Make the folder in every hierarchy; a v1 cpuset refuses processes until it names cpus and memory nodes."""
+    for hierarchy in hierarchies(Path("/proc/mounts").read_text()):
+        folder = hierarchy / root.lstrip("/")
+        folder.mkdir(exist_ok=True)
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            parent, own = hierarchy / file, folder / file
+            if parent.exists() and own.exists() and not own.read_text().strip():
+                own.write_text(parent.read_text())
+        controllers = hierarchy / "cgroup.controllers"
+        if controllers.exists():
+            wanted = " ".join(f"+{name}" for name in controllers.read_text().split())
+            with contextlib.suppress(OSError):
+                (hierarchy / "cgroup.subtree_control").write_text(wanted)
+
+
+def remove(root: str) -> None:
+    """Remove the folder and those below it from every hierarchy; killed processes may keep them busy for a moment."""
+    deadline = time.monotonic() + _BUSY_SECONDS_MAX
+    for hierarchy in hierarchies(Path("/proc/mounts").read_text()):
+        top = hierarchy / root.lstrip("/")
+        for folder, _, _ in os.walk(top, topdown=False):
+            _remove_one(Path(folder), deadline=deadline)
+
+
+def process_count(root: str) -> int:
+    """How many processes are in the folder and below it, in the hierarchy where there are most."""
+    counts = [0]
+    for hierarchy in hierarchies(Path("/proc/mounts").read_text()):
+        files = (hierarchy / root.lstrip("/")).rglob("cgroup.procs")
+        counts.append(sum(len(file.read_text().split()) for file in files))
+    return max(counts)
+
+
+def _remove_one(folder: Path, *, deadline: float) -> None:
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_BUSY_PAUSE_SECONDS)
+        else:
+            return

@@ -1,0 +1,200 @@
+"""The control plane of a cluster: command lines and configuration of etcd, API server, controller manager and scheduler.
+
+In: where things lie. Out: argument lists and file contents, nothing is started here. Everything listens on the cluster's
+own network namespace only; the API server on the bridge, which nodes reach, the others on its loopback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from devcluster.build import Binaries
+from devcluster.certificates import CertificateAuthority, KeyPair, Subject, write_signing_key
+from devcluster.errors import StartError
+from devcluster.kubeconfigs import write_kubeconfig
+
+BRIDGE_ADDRESS = "10.255.0.1"
+SERVER_PORT = 6443
+SERVER_INSIDE = f"https://{BRIDGE_ADDRESS}:{SERVER_PORT}"
+SCHEDULER_PORT = 10259
+CONTROLLER_MANAGER_PORT = 10257
+
+_ETCD = "http://127.0.0.1:2379"
+_SERVICE_NETWORK = "10.96.0.0/16"
+_SERVICE_ADDRESS = "10.96.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of one cluster keep their files."""
+
+    folder: Path
+
+    @property
+    def pki(self) -> Path:
+        """Certificates and keys."""
+        return self.folder / "pki"
+
+    @property
+    def kubeconfigs(self) -> Path:
+        """One file per identity."""
+        return self.folder / "kubeconfigs"
+
+    @property
+    def logs(self) -> Path:
+        """One file per process."""
+        return self.folder / "logs"
+
+    @property
+    def shared(self) -> Path:
+        """Visible under the same path in every node, for whatever pods of different nodes share."""
+        return self.folder / "shared"
+
+    def node(self, name: str) -> Path:
+        """The data of one node."""
+        return self.folder / "nodes" / name
+
+    def kubeconfig(self, name: str) -> Path:
+        """The kubeconfig of one identity."""
+        return self.kubeconfigs / f"{name}.kubeconfig"
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """The administrator's certificate and the authority, which callers outside of the cluster need."""
+
+    authority: CertificateAuthority
+    administrator: KeyPair
+
+
+def write_identities(layout: Layout, authority: CertificateAuthority, *, port: int) -> Identities:
+    """Certificates and kubeconfigs of the control plane; the administrator's kubeconfig leads through the host's port."""
+    server = Subject(
+        "kube-apiserver",
+        dns_names=("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"),
+        addresses=("127.0.0.1", BRIDGE_ADDRESS, _SERVICE_ADDRESS),
+    )
+    authority.issue("apiserver", server)
+    authority.issue("apiserver-kubelet-client", Subject("kube-apiserver-kubelet-client", "system:masters"))
+    write_signing_key(layout.pki / "service-accounts.key")
+    for component in ("kube-scheduler", "kube-controller-manager"):
+        pair = authority.issue(component, Subject(f"system:{component}"))
+        write_inside(layout, authority, name=component, client=pair)
+    administrator = authority.issue("admin", Subject("admin", "system:masters"))
+    outside = f"https://127.0.0.1:{port}"
+    certificate = authority.pair.certificate
+    write_kubeconfig(layout.kubeconfig("admin"), server=outside, authority=certificate, client=administrator)
+    write_inside(layout, authority, name="admin-inside", client=administrator)
+    return Identities(authority=authority, administrator=administrator)
+
+
+def write_inside(layout: Layout, authority: CertificateAuthority, *, name: str, client: KeyPair) -> Path:
+    """A kubeconfig for use inside of the cluster's namespaces."""
+    return write_kubeconfig(
+        layout.kubeconfig(name), server=SERVER_INSIDE, authority=authority.pair.certificate, client=client
+    )
+
+
+def etcd_command(binaries: Binaries, layout: Layout) -> list[str]:
+    """etcd that may lose its data with the machine, and is the faster for it."""
+    return [
+        str(binaries["etcd"]),
+        f"--data-dir={layout.folder / 'etcd'}",
+        "--unsafe-no-fsync",
+        f"--listen-client-urls={_ETCD}",
+        f"--advertise-client-urls={_ETCD}",
+        "--listen-peer-urls=http://127.0.0.1:2380",
+        "--initial-advertise-peer-urls=http://127.0.0.1:2380",
+        "--initial-cluster=default=http://127.0.0.1:2380",
+        "--quota-backend-bytes=4294967296",
+        "--log-level=warn",
+    ]
+
+
+def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
+    """The API server: RBAC, NodeRestriction, service accounts, webhooks by Service without kube-proxy."""
+    pki = layout.pki
+    return [
+        str(binaries["kube-apiserver"]),
+        f"--etcd-servers={_ETCD}",
+        f"--bind-address={BRIDGE_ADDRESS}",
+        f"--advertise-address={BRIDGE_ADDRESS}",
+        f"--secure-port={SERVER_PORT}",
+        f"--cert-dir={pki}",
+        f"--tls-cert-file={pki / 'apiserver.crt'}",
+        f"--tls-private-key-file={pki / 'apiserver.key'}",
+        f"--client-ca-file={pki / 'ca.crt'}",
+        f"--kubelet-certificate-authority={pki / 'ca.crt'}",
+        f"--kubelet-client-certificate={pki / 'apiserver-kubelet-client.crt'}",
+        f"--kubelet-client-key={pki / 'apiserver-kubelet-client.key'}",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={pki / 'service-accounts.key'}",
+        f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
+        f"--service-cluster-ip-range={_SERVICE_NETWORK}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--enable-aggregator-routing=true",
+        "--endpoint-reconciler-type=none",
+        "--allow-privileged=true",
+    ]
+
+
+def controller_manager_command(binaries: Binaries, layout: Layout) -> list[str]:
+    """The controller manager, every controller under its own service account."""
+    kubeconfig = layout.kubeconfig("kube-controller-manager")
+    return [
+        str(binaries["kube-controller-manager"]),
+        *_own_server(CONTROLLER_MANAGER_PORT, kubeconfig=kubeconfig, certificates=layout.pki),
+        f"--kubeconfig={kubeconfig}",
+        f"--root-ca-file={layout.pki / 'ca.crt'}",
+        f"--service-account-private-key-file={layout.pki / 'service-accounts.key'}",
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
+    ]
+
+
+def scheduler_command(binaries: Binaries, layout: Layout, *, config: Path) -> list[str]:
+    """The stock scheduler with a configuration file; who it is stands in that file."""
+    kubeconfig = layout.kubeconfig("kube-scheduler")
+    return [
+        str(binaries["kube-scheduler"]),
+        *_own_server(SCHEDULER_PORT, kubeconfig=kubeconfig, certificates=layout.pki),
+        f"--config={config}",
+        "--v=2",
+    ]
+
+
+def scheduler_configuration(given: str | None, *, kubeconfig: Path) -> str:
+    """The caller's KubeSchedulerConfiguration, or a plain one, connected through the given kubeconfig.
+
+    Raises StartError where the text is no such object.
+    """
+    default: dict[str, Any] = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+    }
+    config: Any = default if given is None else yaml.safe_load(given)
+    if not isinstance(config, dict) or config.get("kind") != "KubeSchedulerConfiguration":
+        raise StartError("kube-scheduler", problem="was given no KubeSchedulerConfiguration", log_tail=str(config)[:200])
+    connection = {"qps": 500, "burst": 1000, **config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
+    return yaml.safe_dump({**config, "clientConnection": connection})
+
+
+def _own_server(port: int, *, kubeconfig: Path, certificates: Path) -> list[str]:
+    """Flags for a component's own HTTPS port, on loopback and with the API server deciding who may read it."""
+    return [
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--cert-dir={certificates / f'port-{port}'}",
+        f"--authentication-kubeconfig={kubeconfig}",
+        f"--authorization-kubeconfig={kubeconfig}",
+        "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
+    ]

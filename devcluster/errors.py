@@ -1,0 +1,61 @@
+"""What can go wrong with a development cluster.
+
+DevclusterError
+├── RealNodesUnavailableError   this machine cannot run real nodes (not root, not Linux, a tool is missing)
+├── BuildError                  a binary could not be built or found
+├── ClusterStateError           no such cluster, or one of that name is running already
+├── StartError                  a part of the cluster did not come up; carries the tail of its log
+├── ControlError                the supervisor refused a request or cannot be reached
+└── ApiError                    the API server of the cluster answered with an error; carries the status code
+
+They are our own so that commands can turn each of them into one sentence with a way out.
+"""
+
+from __future__ import annotations
+
+
+class DevclusterError(Exception):
+    """Base of every error of this package; the message says what failed, on what, and what to do next."""
+
+
+class RealNodesUnavailableError(DevclusterError):
+    """This machine cannot run real nodes."""
+
+    def __init__(self, reason: str) -> None:
+        """Keep the reason and add the ways out."""
+        super().__init__(
+            f"real nodes cannot run here: {reason}; use a cluster of your own (kind, see deploy/kind/, "
+            "or any other through --kubeconfig) or run this as root on Linux"
+        )
+        self.reason = reason
+
+
+class BuildError(DevclusterError):
+    """A binary of the cluster could not be built or found."""
+
+
+class ClusterStateError(DevclusterError):
+    """There is no cluster of that name, or there is one already."""
+
+
+class StartError(DevclusterError):
+    """A part of the cluster did not come up in time or ended at once."""
+
+    def __init__(self, part: str, *, problem: str, log_tail: str) -> None:
+        """Name the part, what happened, and the last lines of its log."""
+        super().__init__(f"{part} {problem}; the end of its log:\n{log_tail or '(empty)'}")
+        self.part = part
+        self.log_tail = log_tail
+
+
+class ControlError(DevclusterError):
+    """The supervisor of a cluster refused a request or cannot be reached."""
+
+
+class ApiError(DevclusterError):
+    """The API server answered a request with an error."""
+
+    def __init__(self, request: str, *, status: int, answer: str) -> None:
+        """Keep the HTTP status code and a bounded part of the answer."""
+        super().__init__(f"{request} was answered with {status}: {answer[:500]}")
+        self.status = status

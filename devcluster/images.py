@@ -1,0 +1,140 @@
+"""Container images without a registry: OCI archives assembled from static programs.
+
+In: which files and links an image holds and what it starts. Out: a tar file in OCI layout that `ctr images import` takes.
+The same input gives the same bytes, so an archive in the cache is good for ever. Separate because it knows nothing of
+clusters.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BUSYBOX = "localhost/busybox:1"
+PAUSE = "localhost/pause:1"
+
+_MEDIA = "application/vnd.oci.image"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image of one layer: files (path in the image -> program on this machine), links (path -> target), command."""
+
+    reference: str
+    files: Mapping[str, Path]
+    command: Sequence[str]
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+def ensure_images(cache: Path, *, pause: Path, busybox: Path) -> list[Path]:
+    """The archives of the two images that every node has, written where they are missing."""
+    return [
+        _ensure(cache, Image(reference=PAUSE, files={"pause": pause}, command=["/pause"])),
+        _ensure(cache, busybox_image(busybox)),
+    ]
+
+
+def busybox_image(busybox: Path) -> Image:
+    """A shell and the usual small commands."""
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    links = {f"bin/{applet}": "busybox" for applet in applets if applet != "busybox"}
+    return Image(reference=BUSYBOX, files={"bin/busybox": busybox}, links=links, command=["/bin/sh"])
+
+
+def archive(image: Image) -> bytes:
+    """The OCI archive of an image, the same bytes every time."""
+    plain = _layer(image)
+    layer = gzip.compress(plain, mtime=0)
+    config = _json(
+        {
+            "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
+            "os": "linux",
+            "config": {"Cmd": list(image.command), "Env": ["PATH=/bin"], "WorkingDir": "/"},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(plain).hexdigest()}"]},
+        }
+    )
+    manifest = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{_MEDIA}.manifest.v1+json",
+            "config": _descriptor(config, "config.v1+json"),
+            "layers": [_descriptor(layer, "layer.v1.tar+gzip")],
+        }
+    )
+    entry = _descriptor(manifest, "manifest.v1+json")
+    entry["annotations"] = {
+        "io.containerd.image.name": image.reference,
+        "org.opencontainers.image.ref.name": image.reference.rpartition(":")[2],
+    }
+    blobs = {f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}": blob for blob in (config, layer, manifest)}
+    index = {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": [entry]}
+    files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index), **blobs}
+    return _tar([(_file_entry(name, len(content), mode=0o644), content) for name, content in files.items()])
+
+
+def _ensure(cache: Path, image: Image) -> Path:
+    digest = hashlib.sha256(repr((image.reference, image.command, sorted(image.links.items()))).encode())
+    for name, program in sorted(image.files.items()):
+        digest.update(name.encode() + program.read_bytes())
+    folder = cache / "images"
+    target = folder / f"{image.reference.replace('/', '-').replace(':', '-')}-{digest.hexdigest()[:12]}.tar"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+        unfinished.write_bytes(archive(image))
+        unfinished.rename(target)
+    return target
+
+
+def _layer(image: Image) -> bytes:
+    folders = sorted({str(Path(name).parent) for name in (*image.files, *image.links)} - {"."} | {"tmp", "etc"})
+    entries = [(_folder_entry(name), b"") for name in folders]
+    for name, program in sorted(image.files.items()):
+        content = program.read_bytes()
+        entries.append((_file_entry(name, len(content), mode=0o755), content))
+    entries += [(_link_entry(name, target), b"") for name, target in sorted(image.links.items())]
+    return _tar(entries)
+
+
+def _tar(entries: Sequence[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for entry, content in entries:
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _file_entry(name: str, size: int, *, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = size, mode
+    return entry
+
+
+def _folder_entry(name: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+    return entry
+
+
+def _link_entry(name: str, target: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, target, 0o777
+    return entry
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def _descriptor(content: bytes, kind: str) -> dict[str, Any]:
+    digest = hashlib.sha256(content).hexdigest()
+    return {"mediaType": f"{_MEDIA}.{kind}", "digest": f"sha256:{digest}", "size": len(content)}

@@ -1,0 +1,40 @@
+"""Kubeconfig files: an API server's address, the authority to trust, and who one is.
+
+In: addresses and credentials. Out: one file each, mode 0600, everything embedded so that it can be moved.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from devcluster.certificates import KeyPair, write_private
+
+
+def write_kubeconfig(
+    path: Path, *, server: str, authority: Path, client: KeyPair | None = None, token: str | None = None
+) -> Path:
+    """Write a kubeconfig with a client certificate or a bearer token; JSON, which is YAML too."""
+    user: dict[str, Any] = {"token": token} if token is not None else {}
+    if client is not None:
+        user = {"client-certificate-data": _encoded(client.certificate), "client-key-data": _encoded(client.key)}
+    name = "devcluster"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": name, "cluster": {"server": server, "certificate-authority-data": _encoded(authority)}},
+        ],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(path, json.dumps(config, indent=1).encode())
+    return path
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

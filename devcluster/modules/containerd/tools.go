@@ -1,0 +1,10 @@
+//go:build tools
+
+// Package tools names the commands that the development cluster builds, so that go.mod pins them.
+package tools
+
+import (
+	_ "github.com/containerd/containerd/v2/cmd/containerd"
+	_ "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"
+	_ "github.com/containerd/containerd/v2/cmd/ctr"
+)

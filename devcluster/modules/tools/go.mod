@@ -1,0 +1,3 @@
+module devcluster/tools
+
+go 1.24.0

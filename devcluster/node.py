@@ -1,0 +1,304 @@
+"""One real node: the configuration of containerd, CNI and kubelet, and the script that makes the node's own world.
+
+In: what the node is called and which number it has. Out: files and command lines, nothing is started here. The number
+decides the addresses, so that nodes of one cluster never collide; nodes of different clusters live in different network
+namespaces and may share them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from devcluster.build import Binaries
+from devcluster.certificates import CertificateAuthority, Subject
+from devcluster.control_plane import BRIDGE_ADDRESS, Layout, write_inside
+from devcluster.errors import StartError
+from devcluster.images import PAUSE
+from devcluster.state import NodeRecord, cgroup_root
+from devcluster.system_programs import SystemPrograms
+
+KUBELET_PORT = 10250
+NODES_MAX = 200
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+
+_ADDRESS_OFFSET = 11
+_SETUP = """set -eu
+# A private /run, /var/log and /var/lib: kubelet and containerd hard-code paths below them, also of a host's own kubelet.
+mount -t tmpfs tmpfs {scratch}
+mkdir {scratch}/upper {scratch}/work
+mount -t overlay overlay -o lowerdir=/var/lib,upperdir={scratch}/upper,workdir={scratch}/work /var/lib
+mkdir -p /var/lib/kubelet
+mount --bind {kubelet} /var/lib/kubelet
+mount -t tmpfs tmpfs /var/log
+mount -t tmpfs tmpfs /run
+mkdir -p /run/containerd /run/netns
+ip link set lo up
+touch {ready}
+exec {pause}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A node as the caller wants it: the profile is the caller's word for a machine shape, nothing here reads it.
+
+    cpu (cores) and memory_bytes bound what the node offers to pods; by default it offers all of this machine.
+    """
+
+    name: str
+    profile: str = ""
+    labels: dict[str, str] | None = None
+    cpu: int | None = None
+    memory_bytes: int | None = None
+
+    def numbered(self, number: int) -> NodeRecord:
+        """The record of this node under a number of its own."""
+        return NodeRecord(
+            name=self.name,
+            profile=self.profile,
+            number=number,
+            labels=dict(self.labels or {}),
+            cpu=self.cpu,
+            memory_bytes=self.memory_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a running cluster, as callers see it."""
+
+    name: str
+    profile: str
+    ip: str
+    cgroup_root: str
+    kubelet_port: int = KUBELET_PORT
+
+
+def address(number: int) -> str:
+    """The node's address on the cluster's bridge."""
+    return f"10.255.0.{_ADDRESS_OFFSET + number}"
+
+
+def pod_network(number: int) -> str:
+    """The addresses of the node's pods."""
+    return f"10.244.{number}.0/24"
+
+
+def describe(cluster: str, record: NodeRecord) -> Node:
+    """The caller's view of a node."""
+    return Node(
+        name=record.name,
+        profile=record.profile,
+        ip=address(record.number),
+        cgroup_root=cgroup_root(cluster, record.name),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """Everything on disk that makes up one node."""
+
+    layout: Layout
+    record: NodeRecord
+    cluster: str
+
+    @property
+    def folder(self) -> Path:
+        """The node's own folder."""
+        return self.layout.node(self.record.name)
+
+    @property
+    def ready(self) -> Path:
+        """Exists once the node's namespaces are furnished."""
+        return self.folder / "ready"
+
+    def write(self, binaries: Binaries, system: SystemPrograms, authority: CertificateAuthority) -> None:
+        """Write configuration and identity of the node."""
+        for name in ("kubelet", "scratch", "containerd", "cni", "manifests"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        name, ip = self.record.name, address(self.record.number)
+        client = authority.issue(f"kubelet-{name}", Subject(f"system:node:{name}", "system:nodes"))
+        authority.issue(f"kubelet-server-{name}", Subject(f"system:node:{name}", None, (name,), (ip, "127.0.0.1")))
+        write_inside(self.layout, authority, name=f"kubelet-{name}", client=client)
+        containerd = containerd_configuration(self.folder, runc=system.runc, plugins=binaries["bridge"].parent)
+        contents = {
+            "setup.sh": self._setup_script(binaries),
+            "resolv.conf": "options timeout:1\n",
+            "containerd.toml": containerd,
+            "cni/10-bridge.conflist": json.dumps(cni_configuration(self.folder, self.record), indent=1),
+            "kubelet.yaml": yaml.safe_dump(self._kubelet_configuration()),
+        }
+        for file, content in contents.items():
+            (self.folder / file).write_text(content)
+
+    def containerd_command(self, binaries: Binaries) -> list[str]:
+        """containerd with the node's configuration."""
+        return [str(binaries["containerd"]), "--config", str(self.folder / "containerd.toml"), "--log-level", "info"]
+
+    def kubelet_command(self, binaries: Binaries) -> list[str]:
+        """kubelet with the node's configuration and identity."""
+        labels = ",".join(f"{key}={value}" for key, value in sorted(self.record.labels.items()))
+        return [
+            str(binaries["kubelet"]),
+            f"--config={self.folder / 'kubelet.yaml'}",
+            f"--kubeconfig={self.layout.kubeconfig(f'kubelet-{self.record.name}')}",
+            f"--hostname-override={self.record.name}",
+            f"--node-ip={address(self.record.number)}",
+            "--root-dir=/var/lib/kubelet",
+            f"--cert-dir={self.folder / 'kubelet' / 'pki'}",
+            *([f"--node-labels={labels}"] if labels else []),
+            "--v=2",
+        ]
+
+    def _setup_script(self, binaries: Binaries) -> str:
+        return _SETUP.format(
+            scratch=self.folder / "scratch",
+            kubelet=self.folder / "kubelet",
+            ready=self.ready,
+            pause=binaries["pause"],
+        )
+
+    def _kubelet_configuration(self) -> dict[str, Any]:
+        pki, name = self.layout.pki, self.record.name
+        return {
+            **_KUBELET,
+            "cgroupRoot": cgroup_root(self.cluster, name),
+            "resolvConf": str(self.folder / "resolv.conf"),
+            "staticPodPath": str(self.folder / "manifests"),
+            "tlsCertFile": str(pki / f"kubelet-server-{name}.crt"),
+            "tlsPrivateKeyFile": str(pki / f"kubelet-server-{name}.key"),
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True, "cacheTTL": "10s"},
+                "x509": {"clientCAFile": str(pki / "ca.crt")},
+            },
+            "systemReserved": reserved(self.record, cpus=os.cpu_count() or 1, memory_bytes=_machine_memory_bytes()),
+        }
+
+
+_KUBELET: dict[str, Any] = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "authorization": {"mode": "Webhook"},
+    "cgroupDriver": "cgroupfs",
+    "cgroupsPerQOS": True,
+    "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+    "enforceNodeAllocatable": [],
+    # A machine that is nearly full for other reasons must not evict the pods of a test.
+    "evictionHard": {"memory.available": "10Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    # Containers may lack CAP_SYS_RESOURCE: with this gate kubelet logs what it may not do instead of ending.
+    "featureGates": {"KubeletInUserNamespace": True},
+    "fileCheckFrequency": "5s",
+    "healthzPort": 10248,
+    "imageGCHighThresholdPercent": 100,
+    "kubeAPIBurst": 200,
+    "kubeAPIQPS": 100,
+    "maxPods": 110,
+    "podLogsDir": "/var/log/pods",
+    "protectKernelDefaults": False,
+    "registerNode": True,
+    "rotateCertificates": False,
+    "shutdownGracePeriod": "0s",
+    "syncFrequency": "10s",
+}
+
+
+def reserved(record: NodeRecord, *, cpus: int, memory_bytes: int) -> dict[str, str]:
+    """What the node must hold back so that it offers what its record says. Raises StartError where it asks for more."""
+    wanted = {"cpu": (record.cpu, cpus, ""), "memory": (record.memory_bytes, memory_bytes, " bytes")}
+    held = {}
+    for resource, (offered, present, unit) in wanted.items():
+        if offered is None:
+            continue
+        if offered > present:
+            problem = f"cannot offer {offered}{unit} of {resource}: this machine has {present}{unit}"
+            raise StartError(f"node {record.name}", problem=problem, log_tail="")
+        held[resource] = str(present - offered)
+    return held
+
+
+def containerd_configuration(folder: Path, *, runc: Path, plugins: Path) -> str:
+    """containerd's TOML (version 3): everything below the node's folder or its private /run, images never pulled."""
+    images, runtime = "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"
+    runc_table = f"plugins.'{runtime}'.containerd.runtimes.runc"
+    lines = [
+        "version = 3",
+        f"root = '{folder / 'containerd'}'",
+        "state = '/run/containerd'",
+        "disabled_plugins = ['io.containerd.nri.v1.nri', 'io.containerd.snapshotter.v1.devmapper', "
+        "'io.containerd.snapshotter.v1.zfs', 'io.containerd.snapshotter.v1.btrfs', "
+        "'io.containerd.snapshotter.v1.blockfile', 'io.containerd.snapshotter.v1.erofs']",
+        "[grpc]",
+        f"address = '{CONTAINERD_SOCKET}'",
+        "[plugins.'io.containerd.internal.v1.opt']",
+        f"path = '{folder / 'opt'}'",
+        f"[plugins.'{images}']",
+        f"snapshotter = '{snapshotter(folder)}'",
+        f"[plugins.'{images}'.pinned_images]",
+        f"sandbox = '{PAUSE}'",
+        f"[plugins.'{runtime}']",
+        "restrict_oom_score_adj = true",
+        "disable_apparmor = true",
+        f"[plugins.'{runtime}'.cni]",
+        f"bin_dirs = ['{plugins}']",
+        f"conf_dir = '{folder / 'cni'}'",
+        f"[{runc_table}]",
+        "runtime_type = 'io.containerd.runc.v2'",
+        f"[{runc_table}.options]",
+        f"BinaryName = '{runc}'",
+        "SystemdCgroup = false",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def snapshotter(folder: Path) -> str:
+    """overlayfs, or plain copies where the folder lies on an overlay itself, as inside of a container."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    kinds = {Path(row[1]): row[2] for row in mounts}
+    nearest = next(parent for parent in (folder, *folder.parents) if parent in kinds or parent == parent.parent)
+    return "native" if kinds.get(nearest) == "overlay" else "overlayfs"
+
+
+def cni_configuration(folder: Path, record: NodeRecord) -> dict[str, Any]:
+    """A bridge of the node's own; no address translation, since the cluster routes to every node's pods."""
+    ranges = [[{"subnet": pod_network(record.number)}]]
+    bridge = {
+        "type": "bridge",
+        "bridge": "pods0",
+        "isGateway": True,
+        "ipMasq": False,
+        "hairpinMode": True,
+        "ipam": {
+            "type": "host-local",
+            "ranges": ranges,
+            "routes": [{"dst": "0.0.0.0/0"}],
+            "dataDir": str(folder / "pod-addresses"),
+        },
+    }
+    return {"cniVersion": "1.0.0", "name": "atoll", "plugins": [bridge]}
+
+
+def network_commands(record: NodeRecord, *, pid: int) -> list[list[str]]:
+    """Commands, run inside the cluster, that join a node (any process in its network namespace) to the bridge."""
+    outer, network = f"node{record.number}", f"/proc/{pid}/ns/net"
+    inside = ["nsenter", f"--net={network}", "ip"]
+    return [
+        ["ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", str(pid)],
+        ["ip", "link", "set", outer, "master", "atoll0", "up"],
+        [*inside, "address", "add", f"{address(record.number)}/24", "dev", "eth0"],
+        [*inside, "link", "set", "eth0", "up"],
+        [*inside, "route", "add", "default", "via", BRIDGE_ADDRESS],
+        ["ip", "route", "replace", pod_network(record.number), "via", address(record.number)],
+    ]
+
+
+def _machine_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

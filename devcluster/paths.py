@@ -1,0 +1,31 @@
+"""Where a development cluster keeps things on this machine.
+
+Two roots: the cache (binaries and images, kept between clusters, safe to delete) and the state (one folder per running
+cluster, removed with it). Separate from everything else so that no other module spells a path outside of a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "modules"
+
+
+def cache_root() -> Path:
+    """$ATOLL_CACHE, else atoll below the user's cache folder (XDG)."""
+    return _root("ATOLL_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def state_root() -> Path:
+    """$ATOLL_STATE, else atoll below the user's state folder (XDG)."""
+    return _root("ATOLL_STATE", "XDG_STATE_HOME", ".local/state")
+
+
+def _root(own_variable: str, xdg_variable: str, below_home: str) -> Path:
+    own = os.environ.get(own_variable)
+    if own:
+        return Path(own).resolve()
+    xdg = os.environ.get(xdg_variable)
+    base = Path(xdg) if xdg else Path.home() / below_home
+    return (base / "atoll").resolve()

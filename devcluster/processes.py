@@ -1,0 +1,144 @@
+"""The processes of a cluster, as its supervisor keeps them.
+
+In: requests to start, signal and forget a named process; process ids that were reaped. Out: the state of each. Linux
+only. Separate from supervisor.py, which owns the socket and the life of the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from devcluster.errors import ControlError
+
+
+@dataclass(slots=True)
+class Process:
+    """One named process; wrapped ones were started through nsenter, and only the child of that is the real one."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    wrapped: bool
+    exit_code: int | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def real_pid(self) -> int:
+        """The process that was asked for, as seen by the supervisor; the wrapper where it has not started it yet."""
+        children = self._children() if self.wrapped else []
+        return children[0] if children else self.popen.pid
+
+    def _children(self) -> list[int]:
+        try:
+            text = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text()
+        except OSError:
+            return []
+        return [int(pid) for pid in text.split()]
+
+
+class ProcessTable:
+    """Starts processes, keeps them by name, learns of their ends from the supervisor's reaping."""
+
+    def __init__(self) -> None:
+        """An empty table."""
+        self._processes: dict[str, Process] = {}
+
+    def spawn(self, name: str, argv: Sequence[str], **options: Any) -> int:
+        """Start a process under a free name and give its process id. Raises ControlError where the name is in use."""
+        present = self._processes.get(name)
+        if present is not None and present.exit_code is None:
+            raise ControlError(f"process {name!r} runs already: stop it first")
+        node = options.get("node")
+        command = list(argv) if node is None else [*self.enter(node), options["cwd"], *argv]
+        try:
+            popen = _start(command, **options)
+        except OSError as error:
+            raise ControlError(f"cannot start {name!r}: {error}") from error
+        self._processes[name] = Process(name=name, popen=popen, wrapped=node is not None)
+        return popen.pid
+
+    def enter(self, node: str) -> list[str]:
+        """The command that runs another one inside a node; its first argument is the working folder."""
+        pid = self.get(f"node@{node}").popen.pid
+        spaces = {"mount": "mnt", "net": "net", "pid": "pid_for_children"}
+        flags = [f"--{option}=/proc/{pid}/ns/{space}" for option, space in spaces.items()]
+        return ["nsenter", *flags, "--", "/bin/sh", "-c", 'cd "$0" && exec "$@"']
+
+    def get(self, name: str) -> Process:
+        """The process of that name. Raises ControlError where there is none."""
+        if name not in self._processes:
+            raise ControlError(f"no process {name!r}; there are: {', '.join(sorted(self._processes)) or 'none'}")
+        return self._processes[name]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to the real process. Raises ControlError where it has ended."""
+        process = self.get(name)
+        if process.exit_code is not None:
+            raise ControlError(f"process {name!r} has ended with {process.exit_code}")
+        pid = process.real_pid()
+        os.kill(pid, number)
+        if number == signal.SIGCONT and pid != process.popen.pid:
+            # nsenter stops itself together with its child and would never notice the child's end.
+            os.kill(process.popen.pid, number)
+
+    def forget(self, name: str) -> None:
+        """Drop a process that has ended."""
+        if self.get(name).exit_code is None:
+            raise ControlError(f"process {name!r} still runs")
+        del self._processes[name]
+
+    def reaped(self, pid: int, exit_code: int) -> None:
+        """Note the end of a child; orphans that were never ours are ignored."""
+        for process in self._processes.values():
+            if process.popen.pid == pid and process.exit_code is None:
+                process.exit_code = process.popen.returncode = exit_code
+                process.ended.set()
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Every process: its id, whether it runs, its exit code (negative: the signal), its resident memory."""
+        return {name: _describe(process) for name, process in sorted(self._processes.items())}
+
+
+def _start(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    log: str,
+    stdin: str | None = None,
+    stderr: str | None = None,
+    node: str | None = None,
+) -> subprocess.Popen[bytes]:
+    del node
+    with (
+        Path(log).open("ab") as output,
+        Path(stderr or log).open("ab") as complaints,
+        Path(stdin or os.devnull).open("rb") as source,
+    ):
+        return subprocess.Popen(
+            command, env=dict(env), cwd=cwd, stdin=source, stdout=output, stderr=complaints, start_new_session=True
+        )
+
+
+def _describe(process: Process) -> dict[str, Any]:
+    running = process.exit_code is None
+    pid = process.real_pid() if running else process.popen.pid
+    return {
+        "pid": pid,
+        "running": running,
+        "exit_code": process.exit_code,
+        "rss_bytes": _resident_bytes(pid) if running else 0,
+    }
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

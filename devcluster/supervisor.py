@@ -1,0 +1,135 @@
+"""The first process inside the namespaces of a cluster: owns every other process there.
+
+In: JSON lines on a Unix socket in the cluster's folder (spawn, signal, wait, forget, status, stop). Out: one JSON line for
+each. It decides nothing about Kubernetes and restarts nothing. It ends, and everything with it, when it is told to, or
+when its owner's end of a pipe closes, whatever killed the owner; then it also removes the folder and the cgroups.
+
+Being process 1 of its own process namespace it reaps orphans, and the kernel kills all the others when it dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from devcluster import proxy
+from devcluster.errors import ControlError
+from devcluster.processes import ProcessTable
+from devcluster.state import remove_cluster_folder, socket_path
+
+_LINE_BYTES_MAX = 1 << 20
+
+
+class Supervisor:
+    """Answers requests until it is told to stop."""
+
+    def __init__(self) -> None:
+        """No process yet."""
+        self._table = ProcessTable()
+        self.stopping = asyncio.Event()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client: one answer per line, until it hangs up."""
+        with contextlib.suppress(OSError, ValueError):
+            while line := await reader.readline():
+                answer = await self._answer(line)
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    def reap(self) -> None:
+        """Collect every child that has ended, orphans of others included."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self._table.reaped(pid, os.waitstatus_to_exitcode(status))
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            return {"ok": True, **await self._perform(request.pop("op"), request)}
+        except (ControlError, OSError) as error:
+            return {"ok": False, "error": str(error)}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return {"ok": False, "error": f"bad request {line[:200]!r}: {error!r}"}
+
+    async def _perform(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
+        match operation:
+            case "spawn":
+                return {"pid": self._table.spawn(**fields)}
+            case "signal":
+                self._table.signal(fields["name"], signal.Signals[f"SIG{fields['signal']}"])
+            case "wait":
+                return {"exit_code": await self._wait(**fields)}
+            case "forget":
+                self._table.forget(fields["name"])
+            case "status":
+                return {"processes": self._table.status()}
+            case "stop":
+                self.stopping.set()
+            case _:
+                raise ControlError(f"unknown operation {operation!r}")
+        return {}
+
+    async def _wait(self, name: str, timeout_seconds: float) -> int | None:
+        process = self._table.get(name)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.ended.wait(), timeout_seconds)
+        return process.exit_code
+
+
+async def supervise(folder: Path, *, listener: socket.socket, owner: int | None, server: tuple[str, int]) -> None:
+    """Serve until told to stop or orphaned."""
+    supervisor = Supervisor()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, supervisor.reap)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stopping.set)
+    if owner is not None:
+        loop.add_reader(owner, supervisor.stopping.set)
+    control = await asyncio.start_unix_server(
+        supervisor.connected, path=str(socket_path(folder)), limit=_LINE_BYTES_MAX
+    )
+    outside = await proxy.relay(listener, host=server[0], port=server[1])
+    await supervisor.stopping.wait()
+    for service in (control, outside):
+        service.close()
+    loop.remove_signal_handler(signal.SIGCHLD)
+
+
+def end_everything() -> None:
+    """Kill every process of this namespace and of those nested in it, and wait until the last one is gone."""
+    if os.getpid() == 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def main() -> None:
+    """Take over the descriptors that the owner passed and supervise."""
+    parser = argparse.ArgumentParser(description="supervise the processes of one development cluster")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--listener", type=int, required=True, help="descriptor of a listening socket of the host")
+    parser.add_argument("--owner", type=int, help="descriptor of a pipe whose other end the owner holds open")
+    parser.add_argument("--server", required=True, help="address:port inside that the listener leads to")
+    options = parser.parse_args()
+    host, _, port = options.server.rpartition(":")
+    listener = socket.socket(fileno=options.listener)
+    asyncio.run(supervise(options.folder, listener=listener, owner=options.owner, server=(host, int(port))))
+    end_everything()
+    remove_cluster_folder(options.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""runc and busybox: the two programs of a node that are not built here.
+
+runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. Taken from PATH where
+they serve, else from Debian's packages, downloaded and unpacked into the cache without installing anything.
+In: the cache folder. Out: paths. Separate from build.py because nothing here is compiled.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from devcluster.errors import BuildError
+
+_PACKAGES = ("runc", "libseccomp2", "busybox-static")
+_ELF_PROGRAM_HEADER_INTERPRETER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SystemPrograms:
+    """runc, the folder its libseccomp must be loaded from (None: the system's), and a static busybox."""
+
+    runc: Path
+    runc_libraries: Path | None
+    busybox: Path
+
+
+def find_system_programs(cache: Path, *, report: Callable[[str], None]) -> SystemPrograms:
+    """runc and busybox of this machine or from the cache. Raises BuildError with what to install."""
+    runc, busybox = shutil.which("runc"), shutil.which("busybox")
+    unpacked = cache / "debian"
+    if runc and busybox and is_static(Path(busybox)):
+        return SystemPrograms(runc=Path(runc), runc_libraries=None, busybox=Path(busybox))
+    if not (unpacked / "complete").exists():
+        _unpack_packages(unpacked, report=report)
+    return SystemPrograms(
+        runc=Path(runc) if runc else _only(unpacked, ("usr/sbin/runc", "usr/bin/runc")),
+        runc_libraries=None if runc else _only(unpacked, ("**/libseccomp.so.2",)).parent,
+        busybox=_only(unpacked, ("bin/busybox", "usr/bin/busybox")),
+    )
+
+
+def is_static(program: Path) -> bool:
+    """Whether a 64-bit ELF program needs no loader: only such a one runs in an image that holds nothing else."""
+    with program.open("rb") as file:
+        header = file.read(64)
+        if header[:5] != b"\x7fELF\x02":
+            return False
+        offset, size, count = *struct.unpack_from("<Q", header, 32), *struct.unpack_from("<HH", header, 54)
+        file.seek(offset)
+        table = file.read(size * count)
+    kinds = [struct.unpack_from("<I", table, index * size)[0] for index in range(count)]
+    return _ELF_PROGRAM_HEADER_INTERPRETER not in kinds
+
+
+def _unpack_packages(target: Path, *, report: Callable[[str], None]) -> None:
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise BuildError("runc or a static busybox is missing: install both with the package manager of this machine")
+    report(f"unpacking {', '.join(_PACKAGES)} into {target}")
+    shutil.rmtree(target, ignore_errors=True)
+    downloads = target / "downloads"
+    downloads.mkdir(parents=True)
+    if _run(["apt-get", "download", *_PACKAGES], folder=downloads) is not None:
+        _run(["apt-get", "update", "-qq"], folder=downloads)
+        problem = _run(["apt-get", "download", *_PACKAGES], folder=downloads)
+        if problem is not None:
+            raise BuildError(f"cannot download {', '.join(_PACKAGES)}: {problem}; install runc and busybox-static")
+    for package in sorted(downloads.glob("*.deb")):
+        problem = _run(["dpkg-deb", "-x", str(package), str(target)], folder=target)
+        if problem is not None:
+            raise BuildError(f"cannot unpack {package.name}: {problem}")
+    (target / "complete").touch()
+
+
+def _run(command: Sequence[str], *, folder: Path) -> str | None:
+    """None when the command succeeded, else the end of what it complained about."""
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return None if result.returncode == 0 else result.stderr.strip()[-500:]
+
+
+def _only(folder: Path, patterns: Sequence[str]) -> Path:
+    for pattern in patterns:
+        for found in sorted(folder.glob(pattern)):
+            return found
+    raise BuildError(f"none of {', '.join(patterns)} in {folder}: remove that folder and start again")

