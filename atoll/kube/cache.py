@@ -1,0 +1,175 @@
+"""The set of objects that a watch has shown so far, and the changes between two states of it.
+
+Pure: observed objects in, changes out; no connection, no clock. Separate from the reflector so that every order of
+events can be tested. Identity is the UID: a successor of the same name is a deletion and an addition.
+
+Terms: a *listing* is a complete view of the collection; what it did not show when it ends is gone, but nobody saw how.
+Such deletions are *synthetic*: they prove that the object left the API, and nothing about its last state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+Key = tuple[str, str]
+"""Namespace (empty for cluster-scoped objects) and name."""
+
+TOMBSTONES_MAX = 4096
+
+
+class Metadata(Protocol):
+    """What is read of an object's metadata."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def resource_version(self) -> str: ...
+
+
+class HasMetadata(Protocol):
+    """Any decoded API object."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+
+T = TypeVar("T", bound=HasMetadata)
+
+
+class ChangeKind(StrEnum):
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[T]):
+    """One step from one state of the cache to the next.
+
+    `object` is the new state; for a DELETED the last state known: the event's own, or the cached one if `synthetic`.
+    `old` is what the cache held under this UID, None for ADDED and for a deletion of something never seen.
+    `synthetic` marks deletions that were inferred from a gap and prove nothing about the object's end.
+    """
+
+    kind: ChangeKind
+    object: T
+    old: T | None = None
+    synthetic: bool = False
+
+
+class Cache(Generic[T]):
+    """Objects by key and by UID. Every method that observes something returns the changes, in order."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Key, T] = {}
+        self._by_uid: dict[str, T] = {}
+        self._untrusted: dict[Key, str] = {}
+        self._tombstones: dict[str, str] = {}
+        self._listed: set[Key] | None = None
+
+    @property
+    def objects(self) -> Mapping[Key, T]:
+        return self._objects
+
+    @property
+    def by_uid(self) -> Mapping[str, T]:
+        return self._by_uid
+
+    @property
+    def untrusted(self) -> Mapping[Key, str]:
+        """Keys whose latest state could not be decoded, with the reason; `objects` may hold an older state."""
+        return self._untrusted
+
+    def begin_listing(self) -> None:
+        """Start a complete view; `end_listing` deletes what it did not show. An unfinished one is forgotten."""
+        self._listed = set()
+
+    def end_listing(self) -> list[Change[T]]:
+        listed, self._listed = self._listed or set(), None
+        self._untrusted = {key: reason for key, reason in self._untrusted.items() if key in listed}
+        return [self._drop(key) for key in list(self._objects) if key not in listed]
+
+    def put(self, new: T) -> list[Change[T]]:
+        """Observe an existing object. A state older than the one held, or than its own deletion, changes nothing."""
+        key = key_of(new.metadata)
+        self._note_listed(key)
+        old = self._objects.get(key)
+        if self._is_late(new.metadata, old):
+            return []
+        self._untrusted.pop(key, None)
+        changes: list[Change[T]] = []
+        if old is not None and old.metadata.uid != new.metadata.uid:
+            changes.append(self._drop(key))
+            old = None
+        self._objects[key] = new
+        self._by_uid[new.metadata.uid] = new
+        if old is None:
+            changes.append(Change(ChangeKind.ADDED, new))
+        elif old.metadata.resource_version != new.metadata.resource_version:
+            changes.append(Change(ChangeKind.MODIFIED, new, old))
+        return changes
+
+    def put_unreadable(self, metadata: Metadata, reason: str) -> list[Change[T]]:
+        """Observe an existing object that cannot be decoded: keep its older state, but mark it."""
+        key = key_of(metadata)
+        self._note_listed(key)
+        self._untrusted[key] = reason
+        old = self._objects.get(key)
+        return [self._drop(key)] if old is not None and old.metadata.uid != metadata.uid else []
+
+    def remove(self, metadata: Metadata, last: T | None) -> list[Change[T]]:
+        """Observe a deletion; `last` is the object's final state, None when it cannot be decoded.
+
+        A deletion of a UID that is not held is passed on, because its final state may be the proof someone waits for;
+        whoever bears the name now is left alone.
+        """
+        key = key_of(metadata)
+        old = self._by_uid.get(metadata.uid)
+        if old is not None and is_older(metadata.resource_version, old.metadata.resource_version):
+            return []
+        self._bury(metadata)
+        if old is not None:
+            del self._by_uid[metadata.uid]
+            del self._objects[key_of(old.metadata)]
+        if old is not None or key not in self._objects:
+            self._untrusted.pop(key, None)
+        final = last if last is not None else old
+        return [] if final is None else [Change(ChangeKind.DELETED, final, old, synthetic=last is None)]
+
+    def _drop(self, key: Key) -> Change[T]:
+        old = self._objects.pop(key)
+        del self._by_uid[old.metadata.uid]
+        self._bury(old.metadata)
+        return Change(ChangeKind.DELETED, old, old, synthetic=True)
+
+    def _bury(self, metadata: Metadata) -> None:
+        self._tombstones[metadata.uid] = metadata.resource_version
+        if len(self._tombstones) > TOMBSTONES_MAX:
+            del self._tombstones[next(iter(self._tombstones))]
+
+    def _is_late(self, new: Metadata, old: T | None) -> bool:
+        if self._listed is not None:
+            return False
+        if is_older(new.resource_version, self._tombstones.get(new.uid, "")):
+            return True
+        return old is not None and is_older(new.resource_version, old.metadata.resource_version)
+
+    def _note_listed(self, key: Key) -> None:
+        if self._listed is not None:
+            self._listed.add(key)
+
+
+def key_of(metadata: Metadata) -> Key:
+    return metadata.namespace, metadata.name
+
+
+def is_older(version: str, other: str) -> bool:
+    """Tell whether one resourceVersion is provably older; versions that are not numbers compare as unknown."""
+    return version.isdecimal() and other.isdecimal() and int(version) < int(other)

@@ -1,0 +1,158 @@
+"""Where the API server is and how we prove who we are.
+
+In: a kubeconfig, or the files that Kubernetes mounts into a pod. Out: address, TLS context and the authorization
+header, renewed when its source rotates. The reading is done by `kubernetes.aio.config` (contexts, exec plugins, OIDC,
+token files, in-cluster tokens). That import costs 20 MB and 0.3 s, so it happens here, on connect, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from atoll.kube.errors import ConfigurationError, truncate
+
+
+class _Configuration(Protocol):
+    """The part of `kubernetes.aio.client.Configuration` that is used."""
+
+    host: str
+    proxy: str | None
+    tls_server_name: str | None
+    ssl_ca_cert: str | None
+    ca_cert_data: str | bytes | None
+    cert_file: str | None
+    key_file: str | None
+    verify_ssl: bool
+    api_key: dict[str, str]
+
+    async def get_api_key_with_prefix(self, identifier: str) -> str | None: ...
+
+
+class _Loader(Protocol):
+    """The part of `KubeConfigLoader` that is used: reading the same kubeconfig once more."""
+
+    async def load_and_set(self, client_configuration: object) -> None: ...
+
+
+log = structlog.get_logger(__name__)
+
+RELOAD_SECONDS = 60.0
+"""How often a rotating source is read again; projected tokens are replaced long before they expire."""
+
+
+class Credentials:
+    """One server and one identity. `host` has no trailing slash; `ssl_context` is None for plain HTTP."""
+
+    def __init__(self, configuration: _Configuration, loader: _Loader | None = None) -> None:
+        self._configuration = configuration
+        self._loader = loader
+        self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
+        self._certificate = configuration.cert_file
+        self.host: str = configuration.host.rstrip("/")
+        self.proxy: str | None = configuration.proxy
+        self.server_hostname: str | None = configuration.tls_server_name
+        self.ssl_context = _ssl_context(configuration) if self.host.startswith("https://") else None
+
+    @classmethod
+    async def load(cls, kubeconfig: Path | None = None, context: str | None = None) -> Credentials:
+        """Read `kubeconfig`; without one $KUBECONFIG, the pod's own account, or ~/.kube/config, in this order.
+
+        Raises ConfigurationError that names the source and what is wrong with it.
+        """
+        config: Any = import_module("kubernetes.aio.config")
+        configuration: _Configuration = import_module("kubernetes.aio.client").Configuration()
+        source = _source(kubeconfig)
+        try:
+            if source is None:
+                config.load_incluster_config(client_configuration=configuration)
+                return cls(configuration)
+            loader = await config.load_kube_config(
+                config_file=source, context=context, client_configuration=configuration, persist_config=False
+            )
+            _check_plugin(loader, configuration)
+            return cls(configuration, loader)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            where = source or "the pod's service account"
+            raise ConfigurationError(f"cannot connect with {where}: {truncate(str(error)) or repr(error)}") from error
+
+    async def headers(self) -> dict[str, str]:
+        """Return the headers that authenticate one request; empty where the TLS certificate does."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._reload_at:
+            self._reload_at = now + RELOAD_SECONDS
+            if _rotates(self._loader):
+                await self.reload()
+        token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        return {"Authorization": token.strip()} if token else {}
+
+    async def reload(self) -> None:
+        """Read the source again, also after a 401. A source that cannot be read now leaves the old credentials."""
+        if self._loader is None:
+            return
+        try:
+            await self._loader.load_and_set(self._configuration)
+            self._reload_certificate()
+        except Exception as error:  # noqa: BLE001 - plugins, files and identity providers fail in any way they like
+            log.warning("Kept old credentials", err=truncate(str(error)))
+
+    def _reload_certificate(self) -> None:
+        certificate, key = self._configuration.cert_file, self._configuration.key_file
+        if self.ssl_context is not None and certificate and certificate != self._certificate:
+            self.ssl_context.load_cert_chain(certificate, key)
+            self._certificate = certificate
+
+
+def _source(kubeconfig: Path | None) -> str | None:
+    """Return the kubeconfig to read, or None for the pod's own account."""
+    if kubeconfig is not None:
+        if not kubeconfig.is_file():
+            raise ConfigurationError(f"no such kubeconfig: {kubeconfig}")
+        return str(kubeconfig)
+    if os.environ.get("KUBECONFIG"):
+        return os.environ["KUBECONFIG"]
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return None
+    home = Path.home() / ".kube" / "config"
+    if not home.is_file():
+        raise ConfigurationError("no cluster to talk to: pass --kubeconfig, set KUBECONFIG, or run inside a pod")
+    return str(home)
+
+
+def _user(loader: _Loader | None) -> dict[str, Any]:
+    user = getattr(loader, "_user", None)
+    return dict(user.value) if user is not None else {}
+
+
+def _rotates(loader: _Loader | None) -> bool:
+    """Tell whether the kubeconfig's user can change by itself: a token file, a plugin with an expiry, OIDC."""
+    user = _user(loader)
+    return "tokenFile" in user or "auth-provider" in user or ("exec" in user and hasattr(loader, "exec_plugin_expiry"))
+
+
+def _check_plugin(loader: _Loader, configuration: _Configuration) -> None:
+    """Raise when an exec plugin failed: the library only logs that, and every request would be a puzzling 401."""
+    plugin = _user(loader).get("exec")
+    if plugin and not configuration.api_key and not configuration.cert_file:
+        command = truncate(str(plugin.get("command")))
+        raise ConfigurationError(
+            f"credential plugin {command!r} gave neither a token nor a certificate; run it by hand"
+        )
+
+
+def _ssl_context(configuration: _Configuration) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,210 @@
+"""events.k8s.io/v1 Events about what Atoll did and why, for humans who look at an object.
+
+In: facts about an object, at any rate. Out: few API calls: the first occurrence is created, repetitions are counted and
+written as a series now and then, and what goes over the rate or the memory is dropped and counted. Recording never
+waits and never raises: an event is a courtesy, no decision depends on it. Run `run` beside the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+import structlog
+
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
+from atoll.kube.errors import KubeError, NotFound, truncate
+from atoll.kube.limits import TokenBucket
+from atoll.kube.microtime import format_microtime
+
+log = structlog.get_logger(__name__)
+
+EventType = Literal["Normal", "Warning"]
+
+NOTE_LENGTH_MAX = 1024
+WORD_LENGTH_MAX = 128
+KEYS_MAX = 2048
+SERIES_SECONDS = 60.0
+FORGET_SECONDS = 360.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectReference:
+    """The object that an event is about."""
+
+    api_version: str
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        pairs = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "name": self.name,
+            "namespace": self.namespace,
+            "uid": self.uid,
+            "resourceVersion": self.resource_version,
+        }
+        return {key: value for key, value in pairs.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """What was recorded; equal facts are one event."""
+
+    regarding: ObjectReference
+    type: EventType
+    reason: str
+    action: str
+    note: str
+    related: ObjectReference | None
+
+
+@dataclass(slots=True)
+class _Series:
+    """How often one fact happened, and what of that the API server knows."""
+
+    first_at: datetime
+    last_at: datetime
+    last_seconds: float
+    count: int = 1
+    name: str = ""
+    written_count: int = 0
+    written_seconds: float = field(default=0.0)
+
+
+class EventRecorder:
+    """Records events as `component` (such as `gpu.scheduling/extender`) of the process `identity`."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        component: str,
+        identity: str,
+        clock: Clock,
+        *,
+        events_per_second: float = 5.0,
+        burst: int = 50,
+    ) -> None:
+        self._client = client
+        self._component = component[:WORD_LENGTH_MAX]
+        self._identity = identity[:WORD_LENGTH_MAX]
+        self._clock = clock
+        self._bucket = TokenBucket(rate=events_per_second, burst=burst, now=clock.monotonic_seconds)
+        self._series: OrderedDict[_Fact, _Series] = OrderedDict()
+        self.dropped_count = 0
+
+    def record(
+        self,
+        regarding: ObjectReference,
+        *,
+        reason: str,
+        note: str,
+        action: str,
+        type: EventType = "Normal",  # noqa: A002 - the API's word
+        related: ObjectReference | None = None,
+    ) -> None:
+        """Remember that something happened. `reason` and `action` are PascalCase words, `note` is for humans."""
+        fact = _Fact(
+            regarding=regarding,
+            type=type,
+            reason=reason[:WORD_LENGTH_MAX],
+            action=action[:WORD_LENGTH_MAX],
+            note=truncate(note, length_max=NOTE_LENGTH_MAX),
+            related=related,
+        )
+        series = self._series.get(fact)
+        now, now_seconds = self._clock.now(), self._clock.monotonic_seconds()
+        if series is not None:
+            series.count += 1
+            series.last_at, series.last_seconds = now, now_seconds
+        elif len(self._series) >= KEYS_MAX:
+            self.dropped_count += 1
+        else:
+            self._series[fact] = _Series(first_at=now, last_at=now, last_seconds=now_seconds)
+
+    async def run(self, *, flush_seconds: float = 1.0) -> None:
+        """Write what was recorded until cancelled; then write the rest once, briefly."""
+        try:
+            while True:
+                await self._clock.sleep(flush_seconds)
+                await self.flush()
+        finally:
+            with contextlib.suppress(Exception):
+                await self.flush()
+
+    async def flush(self) -> None:
+        """Write new events and due repetitions, within the rate; forget facts that have not recurred for long."""
+        for fact, series in list(self._series.items()):
+            now = self._clock.monotonic_seconds()
+            if now - series.last_seconds > FORGET_SECONDS and series.written_count == series.count:
+                del self._series[fact]
+            elif self._is_due(series, now) and self._bucket.try_take():
+                await self._write(fact, series)
+
+    def _is_due(self, series: _Series, now: float) -> bool:
+        if series.written_count == 0:
+            return True
+        return series.count > series.written_count and now - series.written_seconds >= SERIES_SECONDS
+
+    async def _write(self, fact: _Fact, series: _Series) -> None:
+        series.written_seconds = self._clock.monotonic_seconds()
+        count = series.count
+        try:
+            if series.name:
+                await self._client.patch(
+                    paths.events(_namespace(fact), series.name),
+                    {"series": {"count": count, "lastObservedTime": format_microtime(series.last_at)}},
+                    timeout_seconds=5.0,
+                )
+            else:
+                name = _event_name(fact, series.first_at)
+                body = self._body(fact, series, name)
+                await self._client.create(paths.events(_namespace(fact)), body, timeout_seconds=5.0)
+                series.name = name
+            series.written_count = count
+        except NotFound:
+            self._series.pop(fact, None)
+        except KubeError as error:
+            self.dropped_count += 1
+            self._series.pop(fact, None)
+            log.debug("Dropped an event", reason=fact.reason, err=str(error))
+
+    def _body(self, fact: _Fact, series: _Series, name: str) -> dict[str, object]:
+        body: dict[str, object] = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": _namespace(fact)},
+            "eventTime": format_microtime(series.first_at),
+            "reportingController": self._component,
+            "reportingInstance": self._identity,
+            "regarding": fact.regarding.to_json(),
+            "type": fact.type,
+            "reason": fact.reason,
+            "action": fact.action,
+            "note": fact.note,
+        }
+        if fact.related is not None:
+            body["related"] = fact.related.to_json()
+        if series.count > 1:
+            body["series"] = {"count": series.count, "lastObservedTime": format_microtime(series.last_at)}
+        return body
+
+
+def _namespace(fact: _Fact) -> str:
+    """Events about cluster-scoped objects live in `default`, as the API demands."""
+    return fact.regarding.namespace or "default"
+
+
+def _event_name(fact: _Fact, moment: datetime) -> str:
+    """Object's name, cut so that the whole stays a valid name, and a suffix that differs by fact and moment."""
+    suffix = f"{int(moment.timestamp() * 1_000_000):x}{hash(fact) & 0xFFFFFFFF:08x}"
+    return f"{fact.regarding.name[: 252 - len(suffix)].rstrip('.-')}.{suffix}"

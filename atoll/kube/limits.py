@@ -1,0 +1,94 @@
+"""How fast one component may talk to the API server, and how often it may try again.
+
+Token buckets over a clock that is passed in. Separate from the client so that they can be tested without a network.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+BACKOFF_BASE_SECONDS = 0.2
+BACKOFF_MAX_SECONDS = 30.0
+
+
+class TokenBucket:
+    """`rate` tokens per second, at most `burst` saved up. A reservation may go into debt: its caller waits first."""
+
+    def __init__(self, *, rate: float, burst: float, now: Callable[[], float]) -> None:
+        if rate <= 0 or burst < 1:
+            raise ValueError(f"rate must be > 0 and burst >= 1, not {rate} and {burst}")
+        self._rate = rate
+        self._burst = burst
+        self._now = now
+        self._tokens = burst
+        self._updated = now()
+
+    def reserve(self) -> float:
+        """Take one token and return how many seconds to wait until it is really there."""
+        self._refill()
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._rate)
+
+    def try_take(self) -> bool:
+        """Take one token if there is one."""
+        self._refill()
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def give_back(self) -> None:
+        """Return a reserved token that was not used."""
+        self._tokens = min(self._burst, self._tokens + 1)
+
+    def _refill(self) -> None:
+        now = self._now()
+        self._tokens = min(self._burst, self._tokens + (now - self._updated) * self._rate)
+        self._updated = now
+
+
+class RetryBudget:
+    """Lets few calls be repeated while most fail: a retry costs one token, a success earns a tenth of one.
+
+    So an API server in trouble sees at most about 10 % more calls than without retries.
+    """
+
+    def __init__(self, *, tokens_max: float = 10.0, earned_per_success: float = 0.1) -> None:
+        self._tokens_max = tokens_max
+        self._earned = earned_per_success
+        self._tokens = tokens_max
+
+    def try_spend(self) -> bool:
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    def earn(self) -> None:
+        self._tokens = min(self._tokens_max, self._tokens + self._earned)
+
+
+class Backoff:
+    """Exponential waits with jitter: half of the step is fixed, half random, so that peers spread out."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        base_seconds: float = BACKOFF_BASE_SECONDS,
+        max_seconds: float = BACKOFF_MAX_SECONDS,
+    ) -> None:
+        self._rng = rng
+        self._base = base_seconds
+        self._max = max_seconds
+        self.failures = 0
+
+    def next_seconds(self) -> float:
+        """Return the next wait, between half and the whole of min(max, base * 2**failures)."""
+        step = min(self._max, self._base * 2.0 ** min(self.failures, 32))
+        self.failures += 1
+        return step * (0.5 + 0.5 * self._rng.random())
+
+    def reset(self) -> None:
+        self.failures = 0

@@ -1,0 +1,156 @@
+"""The cluster as Atoll's decision makers see it: six watched collections folded into one ledger.
+
+In: a client and a clock. Out: `ledger`, `claims`, `reports`, and one call of every listener per change. Extender and
+controllers both stand on it, so they hold the same truth. Nothing is decided here.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+from atoll.api import names
+from atoll.api.claims import GpuClaim
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster import pods
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
+from atoll.kube import paths
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
+from atoll.kube.reflector import Reflector
+
+SILENCE_PERIODS = 3
+HEARTBEAT_SECONDS_DEFAULT = 60
+BLIND_SECONDS_MAX = 120.0
+"""A collection that was not heard of for this long cannot be decided on; bookmarks come about once a minute."""
+
+
+class Kind(StrEnum):
+    """Which collection a change belongs to."""
+
+    POD = "pod"
+    NODE = "node"
+    LEASE = "lease"
+    HEARTBEAT = "heartbeat"
+    CLAIM = "claim"
+    REPORT = "report"
+
+
+Listener = Callable[[Kind, Change[Any]], None]
+
+
+class ClusterMirror:
+    """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims and GpuNodeStatuses; owns the ledger they make up."""
+
+    def __init__(self, client: ApiClient, clock: Clock) -> None:
+        self._clock = clock
+        self._listeners: list[Listener] = []
+        self.ledger = Ledger()
+        self.reports: dict[str, GpuNodeStatus] = {}
+
+        def watch(
+            path: str, decode: Callable[[bytes], Any], take: Callable[[Change[Any]], None], kind: Kind
+        ) -> Reflector[Any]:
+            def on_event(change: Change[Any]) -> None:
+                take(change)
+                for listener in self._listeners:
+                    listener(kind, change)
+
+            return Reflector(client, path, decode, on_event=on_event, clock=clock)
+
+        self.pods: Reflector[Pod] = watch(paths.pods(), decode_pod, self._take_pod, Kind.POD)
+        self.nodes: Reflector[Node] = watch(paths.nodes(), decode_node, _ignore, Kind.NODE)
+        self.leases: Reflector[Lease] = watch(
+            paths.leases(names.SYSTEM_NAMESPACE), decode_lease, self._take_lease, Kind.LEASE
+        )
+        self.heartbeats: Reflector[Lease] = watch(
+            paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease, self._take_heartbeat, Kind.HEARTBEAT
+        )
+        self.claims: Reflector[GpuClaim] = watch(paths.gpuclaims(), GpuClaim.model_validate_json, _ignore, Kind.CLAIM)
+        self.node_statuses: Reflector[GpuNodeStatus] = watch(
+            paths.gpunodestatuses(), GpuNodeStatus.model_validate_json, self._take_report, Kind.REPORT
+        )
+
+    @property
+    def reflectors(self) -> dict[Kind, Reflector[Any]]:
+        """Every watched collection by its kind."""
+        return {
+            Kind.POD: self.pods,
+            Kind.NODE: self.nodes,
+            Kind.LEASE: self.leases,
+            Kind.HEARTBEAT: self.heartbeats,
+            Kind.CLAIM: self.claims,
+            Kind.REPORT: self.node_statuses,
+        }
+
+    def on_change(self, listener: Listener) -> None:
+        """Call `listener` after every change has reached the ledger; it must not block."""
+        self._listeners.append(listener)
+
+    def claim(self, namespace: str, name: str) -> GpuClaim | None:
+        """Return the GpuClaim of that name as last seen."""
+        return self.claims.store.get((namespace, name))
+
+    def unready_reason(self) -> str:
+        """Say why nothing may be decided on this mirror now; empty when all is well."""
+        for kind, reflector in self.reflectors.items():
+            if not reflector.synced.is_set():
+                return f"list of {kind} objects is not complete yet: {reflector.last_error or 'listing'}"
+            if reflector.seconds_since_heard() > BLIND_SECONDS_MAX:
+                return f"watch of {kind} objects has been silent for {reflector.seconds_since_heard():.0f} s"
+        return ""
+
+    def is_ready(self) -> bool:
+        """Tell whether every collection is complete and fresh."""
+        return not self.unready_reason()
+
+    async def synced(self) -> None:
+        """Wait until every collection was listed once."""
+        for reflector in self.reflectors.values():
+            await reflector.synced.wait()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for reflector in self.reflectors.values():
+                group.create_task(reflector.run())
+
+    def _take_pod(self, change: Change[Pod]) -> None:
+        pod = change.object
+        if change.kind is ChangeKind.DELETED:
+            self.ledger.drop_pod(pod.metadata.uid)
+        elif pods.is_gpu_pod(pod):
+            self.ledger.put_pod(pod)
+
+    def _take_lease(self, change: Change[Lease]) -> None:
+        lease = change.object
+        if lease.metadata.labels.get(
+            names.LEASE_KIND_LABEL
+        ) != names.LEASE_KIND_GPU and not lease.metadata.name.startswith("gpu-"):
+            return
+        if change.kind is ChangeKind.DELETED:
+            self.ledger.drop_lease(lease.metadata.name)
+        else:
+            self.ledger.put_lease(lease)
+
+    def _take_heartbeat(self, change: Change[Lease]) -> None:
+        if change.kind is ChangeKind.DELETED:
+            return
+        spec = change.object.spec
+        silence = spec.lease_duration_seconds or SILENCE_PERIODS * HEARTBEAT_SECONDS_DEFAULT
+        self.ledger.put_heartbeat(change.object.metadata.name, self._clock.monotonic_seconds(), silence)
+
+    def _take_report(self, change: Change[GpuNodeStatus]) -> None:
+        name = change.object.metadata.name
+        if change.kind is ChangeKind.DELETED:
+            self.reports.pop(name, None)
+            self.ledger.drop_report(name)
+        else:
+            self.reports[name] = change.object
+            self.ledger.put_report(change.object)
+
+
+def _ignore(_change: Change[Any]) -> None:
+    """The reflector's own store is all that is needed."""

@@ -1,0 +1,97 @@
+"""URL paths of the API objects that Atoll touches.
+
+Pure. Every segment is quoted, so that a hostile name cannot reach another path.
+Without a name a path is the collection; without a namespace it is the collection of the whole cluster.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from atoll.api.names import API_VERSION
+
+
+def core(plural: str, *, namespace: str = "", name: str = "", sub: str = "") -> str:
+    """Path in the core group, `/api/v1/...`."""
+    return _join("/api/v1", plural, namespace, name, sub)
+
+
+def group(api: str, plural: str, *, namespace: str = "", name: str = "", sub: str = "") -> str:
+    """Path in a named group, `/apis/<api>/...` with `api` such as `coordination.k8s.io/v1`."""
+    return _join(f"/apis/{api}", plural, namespace, name, sub)
+
+
+def pods(namespace: str = "", name: str = "", sub: str = "") -> str:
+    return core("pods", namespace=namespace, name=name, sub=sub)
+
+
+def binding(namespace: str, name: str) -> str:
+    return pods(namespace, name, "binding")
+
+
+def eviction(namespace: str, name: str) -> str:
+    return pods(namespace, name, "eviction")
+
+
+def nodes(name: str = "", sub: str = "") -> str:
+    return core("nodes", name=name, sub=sub)
+
+
+def namespaces(name: str = "") -> str:
+    return core("namespaces", name=name)
+
+
+def secrets(namespace: str = "", name: str = "") -> str:
+    return core("secrets", namespace=namespace, name=name)
+
+
+def configmaps(namespace: str = "", name: str = "") -> str:
+    return core("configmaps", namespace=namespace, name=name)
+
+
+def leases(namespace: str = "", name: str = "") -> str:
+    return group("coordination.k8s.io/v1", "leases", namespace=namespace, name=name)
+
+
+def events(namespace: str = "", name: str = "") -> str:
+    return group("events.k8s.io/v1", "events", namespace=namespace, name=name)
+
+
+def gpuclaims(namespace: str = "", name: str = "", sub: str = "") -> str:
+    return group(API_VERSION, "gpuclaims", namespace=namespace, name=name, sub=sub)
+
+
+def gpunodestatuses(name: str = "", sub: str = "") -> str:
+    return group(API_VERSION, "gpunodestatuses", name=name, sub=sub)
+
+
+def customresourcedefinitions(name: str = "") -> str:
+    return group("apiextensions.k8s.io/v1", "customresourcedefinitions", name=name)
+
+
+def mutatingwebhookconfigurations(name: str = "") -> str:
+    return group("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", name=name)
+
+
+def validatingwebhookconfigurations(name: str = "") -> str:
+    return group("admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", name=name)
+
+
+def _join(root: str, plural: str, namespace: str, name: str, sub: str) -> str:
+    if sub and not name:
+        raise ValueError(f"subresource {sub!r} of {plural} needs a name")
+    segments = [root]
+    if namespace:
+        segments += ["namespaces", _quote(namespace)]
+    segments.append(_quote(plural))
+    if name:
+        segments.append(_quote(name))
+    if sub:
+        segments.append(_quote(sub))
+    return "/".join(segments)
+
+
+def _quote(segment: str) -> str:
+    if segment in {".", ".."}:
+        raise ValueError(f"not an object name: {segment!r}")
+    return quote(segment, safe="")

@@ -1,0 +1,271 @@
+"""A live copy of one collection of the API server.
+
+In: a path and a decoder. Out: `store`, `by_uid` and one call of `on_event` per change, in order. The reflector lists
+(as a stream where the server can, page by page where it cannot), watches with bookmarks, and survives watches that
+close, break, fall silent or are too old: it goes on where it stopped, or lists again and reports what was missed.
+How fresh the copy is can be asked; deciding whether that is fresh enough is left to the consumer.
+
+`on_event` runs between two reads and must not block. What it raises ends `run`: a consumer that lost a change is wrong
+for ever, a process that starts again is not. With a field or label selector a DELETED only says that the object no
+longer matches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Generic
+
+import structlog
+
+from atoll.kube.cache import Cache, Change, Key, T, is_older
+from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock, within
+from atoll.kube.errors import ApiError, Gone, Invalid, KubeError, MalformedAnswer, Unanswered, api_error, truncate
+from atoll.kube.limits import Backoff
+from atoll.kube.watch_events import (
+    INITIAL_EVENTS_END,
+    LineSplitter,
+    ObjectMeta,
+    WatchEvent,
+    decode_metadata,
+    parse_event,
+)
+
+log = structlog.get_logger(__name__)
+
+GOOD_STREAM_SECONDS = 10.0
+SILENCE_SECONDS = 75.0
+WATCH_SECONDS_MIN = 300
+WATCH_SECONDS_MAX = 600
+
+
+class Reflector(Generic[T]):
+    """Keeps `store` equal to the collection at `path`; start `run` as a task and wait for `synced`."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        path: str,
+        decode: Callable[[bytes], T],
+        *,
+        on_event: Callable[[Change[T]], None],
+        field_selector: str = "",
+        label_selector: str = "",
+        clock: Clock,
+        silence_seconds: float = SILENCE_SECONDS,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._decode = decode
+        self._on_event = on_event
+        selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
+        self._selectors = {name: value for name, value in selectors.items() if value}
+        self._clock = clock
+        self._silence_seconds = silence_seconds
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._cache: Cache[T] = Cache()
+        self._heard_at = -math.inf
+        self._must_list = True
+        self._refuses_streaming = False
+        self._page_next = False
+        self._waiters: list[tuple[str, asyncio.Future[None]]] = []
+        self.synced = asyncio.Event()
+        self.resource_version = ""
+        self.last_error = ""
+        self.listings_count = 0
+        self.undecodable_count = 0
+
+    @property
+    def store(self) -> Mapping[Key, T]:
+        """Objects by (namespace, name), a live view."""
+        return self._cache.objects
+
+    @property
+    def by_uid(self) -> Mapping[str, T]:
+        """Objects by UID, a live view."""
+        return self._cache.by_uid
+
+    @property
+    def untrusted(self) -> Mapping[Key, str]:
+        """Objects whose latest state could not be decoded, with the reason."""
+        return self._cache.untrusted
+
+    def seconds_since_heard(self) -> float:
+        """Age of the copy: seconds since the last event or bookmark, infinite before the first."""
+        return self._clock.monotonic_seconds() - self._heard_at
+
+    async def wait_for_resource_version(self, resource_version: str, timeout_seconds: float) -> bool:
+        """Wait until everything up to `resource_version` has been seen; False if that takes too long.
+
+        Without writes to this collection only bookmarks move the position, about once a minute.
+        """
+        if not is_older(self.resource_version or "0", resource_version):
+            return True
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((resource_version, reached))
+        try:
+            await within(self._clock, timeout_seconds, _wait(reached))
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters = [waiter for waiter in self._waiters if waiter[1] is not reached]
+        return True
+
+    async def run(self) -> None:
+        """Follow the collection until cancelled, whatever the server does; raises only what `on_event` raises."""
+        backoff = Backoff(self._rng)
+        while True:
+            started = self._clock.monotonic_seconds()
+            try:
+                await self._follow()
+            except Gone as error:
+                self._must_list = True
+                self._note(error)
+            except (ApiError, Unanswered, MalformedAnswer) as error:
+                self._note(error)
+            if self._clock.monotonic_seconds() - started > GOOD_STREAM_SECONDS:
+                backoff.reset()
+            await self._clock.sleep(backoff.next_seconds())
+
+    async def _follow(self) -> None:
+        """List if needed, then watch until the stream ends."""
+        if not self._must_list:
+            await self._watch({"resourceVersion": self.resource_version})
+        elif self._refuses_streaming or self._page_next:
+            await self._list_paged()
+            await self._watch({"resourceVersion": self.resource_version})
+        else:
+            await self._list_streaming()
+
+    async def _list_streaming(self) -> None:
+        """List and watch in one stream; what ends it early makes the next attempt go by pages."""
+        self._page_next = True
+        self._cache.begin_listing()
+        try:
+            await self._watch({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"})
+        except Invalid:
+            self._refuses_streaming = True
+            raise
+        if self._must_list:
+            raise MalformedAnswer(f"stream ended before the list did: {self._path}")
+
+    async def _list_paged(self) -> None:
+        self._cache.begin_listing()
+        version = ""
+        async for page in self._client.pages(self._path, params=self._selectors):
+            version = page.resource_version
+            for raw in page.items:
+                self._observe("ADDED", raw)
+        self._finish_listing(version)
+
+    async def _watch(self, params: Mapping[str, str]) -> None:
+        query: dict[str, str | int] = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": self._rng.randint(WATCH_SECONDS_MIN, WATCH_SECONDS_MAX),
+            **self._selectors,
+            **params,
+        }
+        lines = LineSplitter()
+        stream = self._client.stream(self._path, query, silence_seconds=self._silence_seconds)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                for line in lines.feed(chunk):
+                    if line.strip():
+                        self._handle(parse_event(line))
+
+    def _handle(self, event: WatchEvent) -> None:
+        raw = bytes(event.object)
+        if event.type == "ERROR":
+            raise api_error(raw, path=self._path)
+        self._heard_at = self._clock.monotonic_seconds()
+        self.last_error = ""
+        if event.type == "BOOKMARK":
+            self._handle_bookmark(raw)
+        elif event.type in {"ADDED", "MODIFIED", "DELETED"}:
+            self._advance(self._observe(event.type, raw))
+        else:
+            raise MalformedAnswer(f"unknown watch event {truncate(event.type)!r}: {self._path}")
+
+    def _handle_bookmark(self, raw: bytes) -> None:
+        metadata = _metadata(raw)
+        if metadata is None:
+            return
+        if self._must_list and (metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true":
+            self._finish_listing(metadata.resource_version)
+        else:
+            self._advance(metadata.resource_version)
+
+    def _finish_listing(self, version: str) -> None:
+        self._tell(self._cache.end_listing())
+        self._must_list = False
+        self._page_next = False
+        self._heard_at = self._clock.monotonic_seconds()
+        self.listings_count += 1
+        self.resource_version = ""
+        self._advance(version)
+        self.synced.set()
+
+    def _observe(self, kind: str, raw: bytes) -> str:
+        """Apply one object to the cache, tell the consumer, and return the object's resourceVersion."""
+        try:
+            decoded = self._decode(raw)
+        except Exception as error:  # noqa: BLE001 - any codec may be passed in, and one odd object must not stop the rest
+            return self._observe_unreadable(kind, raw, reason=truncate(str(error)))
+        metadata = decoded.metadata
+        if kind == "DELETED":
+            self._tell(self._cache.remove(metadata, decoded))
+        else:
+            self._tell(self._cache.put(decoded))
+        return metadata.resource_version
+
+    def _observe_unreadable(self, kind: str, raw: bytes, *, reason: str) -> str:
+        self.undecodable_count += 1
+        metadata = _metadata(raw)
+        if metadata is None:
+            log.warning("Skipped an object without metadata", path=self._path, err=reason)
+            return ""
+        log.warning(
+            "Marked an object that cannot be decoded",
+            path=self._path,
+            object=f"{metadata.namespace}/{metadata.name}",
+            err=reason,
+        )
+        if kind == "DELETED":
+            self._tell(self._cache.remove(metadata, None))
+        else:
+            self._tell(self._cache.put_unreadable(metadata, reason))
+        return metadata.resource_version
+
+    def _tell(self, changes: Iterable[Change[T]]) -> None:
+        for change in changes:
+            self._on_event(change)
+
+    def _advance(self, version: str) -> None:
+        """Move the position forward, never back; while listing, single objects say nothing about it."""
+        if self._must_list or not version or is_older(version, self.resource_version):
+            return
+        self.resource_version = version
+        for wanted, reached in self._waiters:
+            if not is_older(version, wanted) and not reached.done():
+                reached.set_result(None)
+
+    def _note(self, error: KubeError) -> None:
+        self.last_error = str(error)
+        log.info("Restarting a watch", path=self._path, err=str(error), relist=self._must_list)
+
+
+def _metadata(raw: bytes) -> ObjectMeta | None:
+    try:
+        return decode_metadata(raw).metadata
+    except Exception:  # noqa: BLE001 - whatever it is, it is not an object
+        return None
+
+
+async def _wait(future: asyncio.Future[None]) -> None:
+    await future

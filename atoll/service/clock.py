@@ -1,0 +1,40 @@
+"""The only place that reads the clock.
+
+Everything that needs time takes a Clock, so that tests decide what time it is and how fast it passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Elapsed time, wall time and waiting."""
+
+    def monotonic_seconds(self) -> float:
+        """Seconds since an arbitrary moment; never goes back."""
+        ...
+
+    def now(self) -> datetime:
+        """Wall time in UTC, timezone-aware."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def monotonic_seconds(self) -> float:
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))

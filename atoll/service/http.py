@@ -1,0 +1,88 @@
+"""HTTP server plumbing: an application with a bounded body, health endpoints, metrics, and a listener that cleans up.
+
+In: routes of a part, checks that tell whether it lives and is ready. Out: a running server. A check returns None when
+all is well and otherwise a short reason, which is shown to whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from atoll.service.metrics import CONTENT_TYPE_LATEST, Metrics
+
+Check = Callable[[], str | None]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+BODY_BYTES_MAX = 1024 * 1024
+STOP_SECONDS = 5.0
+
+
+def application(*, body_bytes_max: int = BODY_BYTES_MAX) -> web.Application:
+    """Return an empty application that answers 413 to larger bodies."""
+    return web.Application(client_max_size=body_bytes_max)
+
+
+def add_health(
+    app: web.Application,
+    *,
+    live: Mapping[str, Check] | None = None,
+    ready: Mapping[str, Check] | None = None,
+    metrics: Metrics | None = None,
+) -> None:
+    """Add /livez, /readyz (200, or 503 with the reasons) and, with `metrics`, /metrics."""
+    app.router.add_get("/livez", _health_handler(live or {}))
+    app.router.add_get("/readyz", _health_handler(ready or {}))
+    if metrics is not None:
+        app.router.add_get("/metrics", _metrics_handler(metrics))
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application, host: str, port: int, ssl_context: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Serve `app` inside the block and give the port, which matters when `port` is 0. OSError if it is taken."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, ssl_context=ssl_context, reuse_address=True)
+        await site.start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def serve(
+    app: web.Application,
+    host: str,
+    port: int,
+    ssl_context: ssl.SSLContext | None = None,
+    *,
+    on_listening: Callable[[int], None] | None = None,
+) -> None:
+    """Serve `app` until cancelled; `on_listening` is told the port."""
+    async with listening(app, host, port, ssl_context) as actual_port:
+        if on_listening is not None:
+            on_listening(actual_port)
+        await asyncio.Event().wait()
+
+
+def _health_handler(checks: Mapping[str, Check]) -> Handler:
+    async def handle(_request: web.Request) -> web.Response:
+        failures = {name: reason for name, check in checks.items() if (reason := check()) is not None}
+        lines = [f"[-] {name}: {reason}" for name, reason in failures.items()] or ["ok"]
+        return web.Response(status=503 if failures else 200, text="\n".join(lines) + "\n")
+
+    return handle
+
+
+def _metrics_handler(metrics: Metrics) -> Handler:
+    async def handle(_request: web.Request) -> web.Response:
+        page = await asyncio.to_thread(metrics.page)
+        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return handle
