@@ -60,7 +60,7 @@ def _additions(pod: Pod, *, counts: list[Count], demand: Demand) -> Iterator[dic
         asking |= {placed.where: 0 for placed in placed_containers(pod) if placed.where not in asking}
     for placed in placed_containers(pod):
         wanted = {demand.resource: str(asking[placed.where])} if placed.where in asking else {}
-        if demand.is_mig and placed == first:
+        if demand.is_mig and (placed == first or names.GPU_RESOURCE in placed.container.resource_names()):
             wanted[names.GPU_RESOURCE] = "0"
         yield from _complete(placed, wanted=wanted)
 
