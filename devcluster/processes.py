@@ -64,7 +64,10 @@ class ProcessTable:
 
     def enter(self, node: str) -> list[str]:
         """The command that runs another one inside a node; its first argument is the working folder."""
-        pid = self.get(f"node@{node}").popen.pid
+        holder = self.get(f"node@{node}")
+        if holder.exit_code is not None:
+            raise ControlError(f"node {node!r} is stopped")
+        pid = holder.popen.pid
         spaces = {"mount": "mnt", "net": "net", "pid": "pid_for_children"}
         flags = [f"--{option}=/proc/{pid}/ns/{space}" for option, space in spaces.items()]
         return ["nsenter", *flags, "--", "/bin/sh", "-c", 'cd "$0" && exec "$@"']

@@ -47,6 +47,7 @@ class ClusterRecord:
     kubernetes: str
     port: int
     persistent: bool
+    binaries: dict[str, str]
     nodes: tuple[NodeRecord, ...] = ()
 
 

@@ -1,0 +1,402 @@
+"""A development cluster as its users see it: start or attach, use, stop.
+
+In: a name, the nodes, a Kubernetes version. Out: an object through which tests, the demo and benchmarks reach everything.
+Command lines, configurations and certificates are decided in the sibling modules; this one performs them in order and
+waits. The cluster's processes run under the supervisor inside its namespaces, this code runs outside of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from devcluster import control_plane, state
+from devcluster.api import Api
+from devcluster.build import Binaries, Report, ensure_binaries, report_to_stderr
+from devcluster.certificates import CertificateAuthority, KeyPair
+from devcluster.control import Control, ProcessStatus
+from devcluster.control_plane import Layout
+from devcluster.errors import ClusterStateError, ControlError, DevclusterError
+from devcluster.images import ensure_images
+from devcluster.kubeconfigs import write_kubeconfig
+from devcluster.launch import Launched, check_machine, launch
+from devcluster.node import NODES_MAX, Node, NodeSpec, describe
+from devcluster.node_runner import NodeRunner
+from devcluster.paths import cache_root
+from devcluster.programs import DEFAULT_KUBERNETES
+from devcluster.state import ClusterRecord, NodeRecord
+from devcluster.system_programs import find_system_programs
+from devcluster.waiting import wait_until
+
+_SCHEDULER = "kube-scheduler"
+_TOKEN_SECONDS = 7 * 24 * 3600
+_STOP_SECONDS = 60.0
+_PROCESS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
+
+
+class Cluster:
+    """A running cluster; made by start or attach, never directly."""
+
+    def __init__(self, record: ClusterRecord, *, launched: Launched | None) -> None:
+        """Address a cluster by its record; launched is the process that holds it, where it is ours."""
+        self.name = record.name
+        self._record = record
+        self._launched = launched
+        self.layout = Layout(folder=state.cluster_folder(record.name))
+        self.control = Control(self.layout.folder)
+        self._authority = CertificateAuthority(self.layout.pki, now=datetime.datetime.now(datetime.UTC))
+        pki = self.layout.pki
+        administrator = KeyPair(certificate=pki / "admin.crt", key=pki / "admin.key")
+        self._binaries = Binaries(paths={name: Path(path) for name, path in record.binaries.items()})
+        if not administrator.key.exists():
+            control_plane.write_identities(self.layout, self._authority, port=record.port)
+        self.api = Api(record.port, authority=self._authority.pair, client=administrator)
+        self._runner = NodeRunner(
+            record.name, self.layout, control=self.control, api=self.api, binaries=self._binaries
+        )
+
+    # ---- life ----
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        *,
+        nodes: Sequence[NodeSpec] = (),
+        kubernetes: str = DEFAULT_KUBERNETES,
+        scheduler: bool = True,
+        scheduler_config: Path | None = None,
+        scheduler_kubeconfig: str | Path | None = None,
+        persistent: bool = False,
+        report: Report = report_to_stderr,
+    ) -> Cluster:
+        """Start a cluster and wait until its nodes are Ready.
+
+        It ends with this process, however that ends, unless it is persistent. scheduler=False leaves kube-scheduler for
+        a later start_scheduler. Raises DevclusterError: what cannot run here, be built, or come up.
+        """
+        check_machine(real_nodes=bool(nodes))
+        state.check_name(name, what="cluster")
+        state.sweep()
+        binaries = ensure_binaries(kubernetes, real_nodes=bool(nodes), report=report)
+        folder, lock = state.claim_folder(name)
+        launched = None
+        try:
+            launched = launch(folder, lock=lock, persistent=persistent)
+            record = ClusterRecord(
+                name=name,
+                kubernetes=kubernetes,
+                port=launched.port,
+                persistent=persistent,
+                binaries={program: str(path) for program, path in binaries.paths.items()},
+            )
+            state.write_record(folder, record)
+            cluster = cls(record, launched=launched)
+            cluster._start_parts(nodes, report=report)
+            if scheduler:
+                cluster.start_scheduler(scheduler_config, scheduler_kubeconfig)
+        except BaseException:
+            _abandon(folder, launched)
+            raise
+        return cluster
+
+    @classmethod
+    def attach(cls, name: str) -> Cluster:
+        """A cluster that runs already. Raises ClusterStateError where there is none."""
+        folder = state.cluster_folder(name)
+        if not state.is_alive(folder):
+            raise ClusterStateError(f"no cluster {name!r} is running: start it first")
+        return cls(state.read_record(folder), launched=None)
+
+    def stop(self) -> None:
+        """End the cluster and remove everything of it; harmless where it has ended already."""
+        with contextlib.suppress(ControlError):
+            self.control.stop()
+        _wait_for_end(self.layout.folder, self._launched)
+
+    def __enter__(self) -> Self:
+        """The cluster itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the cluster."""
+        self.stop()
+
+    # ---- addresses and identities ----
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig, for use from outside."""
+        return self.layout.kubeconfig("admin")
+
+    @property
+    def kubeconfig_inside(self) -> Path:
+        """The administrator's kubeconfig, for processes inside."""
+        return self.layout.kubeconfig("admin-inside")
+
+    @property
+    def server_url_inside(self) -> str:
+        """The API server as processes inside reach it."""
+        return control_plane.SERVER_INSIDE
+
+    @property
+    def shared_dir(self) -> Path:
+        """A folder of this machine that every node sees under the same path."""
+        return self.layout.shared
+
+    @property
+    def kubernetes(self) -> str:
+        """The version of Kubernetes, like 1.37.2."""
+        return self._record.kubernetes
+
+    def service_account_kubeconfig(
+        self, namespace: str, name: str, *, node: str | None = None, audience: str | None = None
+    ) -> Path:
+        """A kubeconfig for use inside with a token of that ServiceAccount, valid for a week.
+
+        With node the token is bound to that Node object and carries its name. Raises ApiError where the account or the
+        node does not exist.
+        """
+        spec: dict[str, Any] = {"expirationSeconds": _TOKEN_SECONDS, "audiences": [audience] if audience else []}
+        if node is not None:
+            uid = self.api.get(f"/api/v1/nodes/{node}")["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        token = self.api.request("POST", path, request)["status"]["token"]
+        file = "-".join(filter(None, ["account", namespace, name, node, audience and re.sub(r"\W", "_", audience)]))
+        return write_kubeconfig(
+            self.layout.kubeconfig(file),
+            server=self.server_url_inside,
+            authority=self._authority.pair.certificate,
+            token=token,
+        )
+
+    def kubectl(
+        self, *arguments: str, input: str | None = None, check: bool = False  # noqa: A002
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator and give what it printed; with check raise CalledProcessError on failure."""
+        cache = self.layout.folder / "kubectl-cache"
+        command = [self._binaries["kubectl"], f"--kubeconfig={self.kubeconfig}", f"--cache-dir={cache}", *arguments]
+        return subprocess.run(command, input=input, capture_output=True, text=True, check=check)
+
+    # ---- processes ----
+
+    def spawn(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        node: str | None = None,
+        cwd: Path | None = None,
+    ) -> int:
+        """Start a supervised process inside the cluster, or inside one of its nodes, and give its process id there.
+
+        env is added to our own environment. Raises ControlError where the name is in use or the program is missing.
+        """
+        if not _PROCESS_NAME.fullmatch(name):
+            raise ControlError(f"process name {name!r} is not 1 to 100 letters, digits or @._-")
+        environment = {**os.environ, **(env or {})}
+        return self.control.spawn(name, argv, log=self.logs(name), env=environment, node=node, cwd=cwd)
+
+    def run(
+        self,
+        *argv: str | Path,
+        node: str | None = None,
+        input: str = "",  # noqa: A002
+        timeout_seconds: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command inside the cluster, or one of its nodes, to its end."""
+        return self.control.run(argv, node=node, stdin=input, timeout_seconds=timeout_seconds)
+
+    def signal(self, name: str, signal: str) -> None:
+        """Send a supervised process a signal named like KILL, TERM, STOP or CONT."""
+        self.control.signal(name, signal)
+
+    def wait_exit(self, name: str, *, timeout_seconds: float = 30.0) -> int:
+        """The exit code of a process (negative: the signal). Raises ControlError where it still runs after the time."""
+        exit_code = self.control.wait(name, timeout_seconds=timeout_seconds)
+        if exit_code is None:
+            raise ControlError(f"process {name!r} still runs after {timeout_seconds} s")
+        return exit_code
+
+    def logs(self, name: str) -> Path:
+        """The file that everything a process prints goes to; one file for all processes of that name."""
+        return self.layout.logs / f"{name}.log"
+
+    def processes(self) -> dict[str, ProcessStatus]:
+        """Every supervised process, those included that have ended."""
+        return self.control.status()
+
+    # ---- scheduler ----
+
+    def start_scheduler(self, config: Path | None = None, kubeconfig: str | Path | None = None) -> None:
+        """Start the stock kube-scheduler, in place of the one that runs, and wait until it is healthy.
+
+        Without a configuration it is a plain one; without a kubeconfig it is system:kube-scheduler.
+        """
+        self.stop_scheduler()
+        identity = Path(kubeconfig) if kubeconfig else self.layout.kubeconfig(_SCHEDULER)
+        file = self.layout.folder / "scheduler.yaml"
+        text = config.read_text() if config else None
+        file.write_text(control_plane.scheduler_configuration(text, kubeconfig=identity))
+        command = control_plane.scheduler_command(self._binaries, self.layout, config=file)
+        self._spawn_part(_SCHEDULER, command)
+        self._wait_healthy(_SCHEDULER, control_plane.SCHEDULER_PORT)
+
+    def stop_scheduler(self) -> None:
+        """End kube-scheduler; harmless where none runs."""
+        status = self.processes().get(_SCHEDULER)
+        if status and status.running:
+            self.signal(_SCHEDULER, "KILL")
+            self.wait_exit(_SCHEDULER)
+
+    # ---- nodes ----
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The real nodes, in the order they were added."""
+        return [describe(self.name, record) for record in self._record.nodes]
+
+    def node(self, name: str) -> Node:
+        """One real node. Raises ClusterStateError where there is none of that name."""
+        return describe(self.name, self._node_record(name))
+
+    def add_node(self, spec: NodeSpec) -> Node:
+        """Start a node and wait until it is Ready; a stopped one of that name starts again with its disk."""
+        self._add_nodes([spec])
+        return self.node(spec.name)
+
+    def stop_node(self, name: str) -> None:
+        """Pull the plug of a node; its Node object stays until somebody deletes it."""
+        self._runner.stop(self._node_record(name))
+
+    def restart_kubelet(self, name: str) -> None:
+        """Restart a node's kubelet and wait until it answers; containers keep running meanwhile."""
+        self._runner.restart_kubelet(self._node_record(name))
+
+    def wait_node_ready(self, name: str, *, timeout_seconds: float = 120.0) -> None:
+        """Wait until pods may be placed on a node."""
+        self._runner.wait_ready(self._node_record(name).name, timeout_seconds=timeout_seconds)
+
+    # ---- start ----
+
+    def _start_parts(self, nodes: Sequence[NodeSpec], *, report: Report) -> None:
+        self.shared_dir.mkdir(exist_ok=True)
+        self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
+        self._spawn_part("kube-apiserver", control_plane.api_server_command(self._binaries, self.layout))
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            prepared = pool.submit(self._prepare_nodes, nodes, report=report)
+            self._wait(lambda: self.api.get("/readyz") == "ok", what="the API server", process="kube-apiserver")
+            command = control_plane.controller_manager_command(self._binaries, self.layout)
+            self._spawn_part("kube-controller-manager", command)
+            self._start_kubelets(prepared.result())
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        self._wait(lambda: self.api.get(account), what="the default account", process="kube-controller-manager")
+
+    def _add_nodes(self, specs: Sequence[NodeSpec], *, report: Report = report_to_stderr) -> None:
+        if "kubelet" not in self._binaries.paths:
+            check_machine(real_nodes=True)
+            self._adopt(ensure_binaries(self.kubernetes, report=report))
+        self._start_kubelets(self._prepare_nodes(specs, report=report))
+
+    def _adopt(self, binaries: Binaries) -> None:
+        self._binaries = binaries
+        paths = {name: str(path) for name, path in binaries.paths.items()}
+        self._record = replace(self._record, binaries=paths)
+        self._runner = NodeRunner(self.name, self.layout, control=self.control, api=self.api, binaries=binaries)
+
+    def _prepare_nodes(self, specs: Sequence[NodeSpec], *, report: Report) -> list[NodeRecord]:
+        if not specs:
+            return []
+        records = self._number(specs)
+        cache = cache_root()
+        system = find_system_programs(cache, report=report)
+        images = ensure_images(cache, pause=self._binaries["pause"], busybox=system.busybox)
+        with ThreadPoolExecutor(max_workers=min(8, len(records))) as pool:
+            for _ in pool.map(
+                lambda record: self._runner.prepare(
+                    record, authority=self._authority, system=system, images=images
+                ),
+                records,
+            ):
+                pass
+        return records
+
+    def _start_kubelets(self, records: Sequence[NodeRecord]) -> None:
+        for record in records:
+            self._runner.start_kubelet(record)
+        for record in records:
+            self._runner.wait_ready(record.name)
+
+    def _number(self, specs: Sequence[NodeSpec]) -> list[NodeRecord]:
+        """Give each node its number and write the record before anything of a node exists, so that sweeps find it."""
+        known = {record.name: record for record in self._record.nodes}
+        running = self.processes()
+        for spec in specs:
+            state.check_name(spec.name, what="node")
+            holder = running.get(f"node@{spec.name}")
+            if holder and holder.running:
+                raise ClusterStateError(f"node {spec.name!r} runs already in cluster {self.name!r}")
+            number = known[spec.name].number if spec.name in known else len(known)
+            if number >= NODES_MAX:
+                raise ClusterStateError(f"a cluster has at most {NODES_MAX} real nodes; use fake ones for more")
+            known[spec.name] = spec.numbered(number)
+        self._record = replace(self._record, nodes=tuple(known.values()))
+        state.write_record(self.layout.folder, self._record)
+        return [known[spec.name] for spec in specs]
+
+    def _node_record(self, name: str) -> NodeRecord:
+        for record in self._record.nodes:
+            if record.name == name:
+                return record
+        names = ", ".join(record.name for record in self._record.nodes) or "none"
+        raise ClusterStateError(f"no node {name!r} in cluster {self.name!r}; there are: {names}")
+
+    def _spawn_part(self, name: str, command: Sequence[str]) -> None:
+        self.control.spawn(name, command, log=self.logs(name), cwd=self.layout.folder)
+
+    def _wait_healthy(self, name: str, port: int) -> None:
+        self._wait(lambda: self._answers(port), what=name, process=name)
+
+    def _answers(self, port: int) -> bool:
+        script = "import ssl,sys,urllib.request as r;r.urlopen(sys.argv[1],context=ssl._create_unverified_context())"
+        return self.run(sys.executable, "-c", script, f"https://127.0.0.1:{port}/healthz").returncode == 0
+
+    def _wait(self, question, *, what: str, process: str, timeout_seconds: float = 120.0) -> None:
+        wait_until(
+            question,
+            what=what,
+            timeout_seconds=timeout_seconds,
+            control=self.control,
+            process=process,
+            log=self.logs(process),
+        )
+
+
+def _abandon(folder: Path, launched: Launched | None) -> None:
+    """End a cluster that did not come up."""
+    if launched is not None:
+        launched.process.kill()
+    _wait_for_end(folder, launched)
+
+
+def _wait_for_end(folder: Path, launched: Launched | None) -> None:
+    if launched is not None:
+        launched.release()
+        launched.process.wait(timeout=_STOP_SECONDS)
+    wait_until(lambda: not state.is_alive(folder), what=f"the end of {folder.name}", timeout_seconds=_STOP_SECONDS)
+    state.sweep()

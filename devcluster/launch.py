@@ -1,0 +1,120 @@
+"""Starts the supervisor of a cluster in namespaces of its own, and checks beforehand that this machine can.
+
+In: the cluster's claimed folder and who owns it. Out: the process that holds the namespaces, and the port on the host's
+loopback address that leads to the API server inside.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from devcluster.control import Control
+from devcluster.control_plane import BRIDGE_ADDRESS, SERVER_PORT
+from devcluster.errors import ControlError, RealNodesUnavailableError, StartError
+from devcluster.waiting import log_tail, wait_until
+
+NAMESPACE_FLAGS = (
+    "--mount",
+    "--pid",
+    "--net",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--propagation",
+    "private",
+)
+
+_TOOLS = ("unshare", "nsenter", "mount", "ip")
+_BRIDGE_SCRIPT = f"""set -e
+ip link set lo up
+ip link add atoll0 type bridge
+ip address add {BRIDGE_ADDRESS}/24 dev atoll0
+ip link set atoll0 up
+echo 1 > /proc/sys/net/ipv4/ip_forward
+"""
+
+
+@dataclass(slots=True)
+class Launched:
+    """The holder of the namespaces, the relay's port, and the end of the pipe whose closing ends the cluster."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    owner: int | None
+
+    def release(self) -> None:
+        """Let go of the cluster: an owned one ends."""
+        if self.owner is not None:
+            os.close(self.owner)
+            self.owner = None
+
+
+def check_machine(*, real_nodes: bool) -> None:
+    """Raise RealNodesUnavailableError where this machine cannot run what is asked for."""
+    if sys.platform != "linux":
+        raise RealNodesUnavailableError(f"this is {sys.platform}, not Linux")
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise RealNodesUnavailableError(f"{', '.join(missing)} missing (packages util-linux and iproute2)")
+    if real_nodes and os.geteuid() != 0:
+        raise RealNodesUnavailableError("you are not root (without nodes, or with fake ones, any user will do)")
+
+
+def launch(folder: Path, *, lock: IO[str], persistent: bool) -> Launched:
+    """Start the supervisor and the cluster's bridge. Raises StartError with its log where that fails."""
+    (folder / "logs").mkdir()
+    reading, owner = (None, None) if persistent else os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listener, lock:
+        port = int(listener.getsockname()[1])
+        arguments = [str(folder), f"--listener={listener.fileno()}", f"--server={BRIDGE_ADDRESS}:{SERVER_PORT}"]
+        inherited = [listener.fileno(), lock.fileno()]
+        if reading is not None:
+            arguments.append(f"--owner={reading}")
+            inherited.append(reading)
+        process = _start(arguments, inherited=inherited, log=folder / "logs" / "supervisor.log")
+    if reading is not None:
+        os.close(reading)
+    launched = Launched(process=process, port=port, owner=owner)
+    _make_bridge(Control(folder), launched, log=folder / "logs" / "supervisor.log")
+    return launched
+
+
+def _start(arguments: Sequence[str], *, inherited: Sequence[int], log: Path) -> subprocess.Popen[bytes]:
+    # Without root the kernel grants namespaces only together with one of users; that is enough for a control plane.
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    command = ["unshare", *user, *NAMESPACE_FLAGS, "--", sys.executable, "-m", "devcluster.supervisor", *arguments]
+    paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+
+
+def _make_bridge(control: Control, launched: Launched, *, log: Path) -> None:
+    def answers() -> bool:
+        if launched.process.poll() is not None:
+            raise StartError("the supervisor", problem="ended at once", log_tail=log_tail(log))
+        try:
+            control.status()
+        except ControlError:
+            return False
+        return True
+
+    wait_until(answers, what="the supervisor", timeout_seconds=30, log=log)
+    result = control.run(["/bin/sh", "-c", _BRIDGE_SCRIPT])
+    if result.returncode != 0:
+        raise StartError("the cluster's bridge", problem="cannot be made", log_tail=result.stderr)
