@@ -82,9 +82,13 @@ def parse_lease(lease: Lease) -> LeaseRecord:
     node = annotations.get(names.LEASE_NODE, "")
     id_text = annotations.get(names.LEASE_DEVICE_ID, "")
     if not node or not (id_text.isascii() and id_text.isdigit()) or len(id_text) > 5:
-        raise MalformedValue(f"device of Lease {lease.metadata.name}", f"{node}/{id_text}", "node and device id annotations")
+        raise MalformedValue(
+            f"device of Lease {lease.metadata.name}", f"{node}/{id_text}", "node and device id annotations"
+        )
     if lease_name(node, int(id_text)) != lease.metadata.name:
-        raise MalformedValue(f"device of Lease {lease.metadata.name}", f"{node}/{id_text}", "the device that the name says")
+        raise MalformedValue(
+            f"device of Lease {lease.metadata.name}", f"{node}/{id_text}", "the device that the name says"
+        )
     return LeaseRecord(
         lease_name=lease.metadata.name,
         lease_uid=lease.metadata.uid,

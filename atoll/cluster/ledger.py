@@ -16,6 +16,7 @@ a renumbered nor a replaced card is sold twice. Every verb is idempotent.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from atoll.api.node_status import Device, GpuNodeStatus
 from atoll.cluster import pods
@@ -24,6 +25,8 @@ from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.machines import NodeDevices, node_devices
 from atoll.cluster.objects import Lease, Pod
+
+K = TypeVar("K")
 
 
 class Source(StrEnum):
@@ -64,6 +67,7 @@ class Ledger:
         self._assumed: dict[str, Allocation] = {}
         self._expected: dict[str, Expectation] = {}
         self._heard: dict[str, tuple[float, float]] = {}
+        self._lease_names: dict[str, set[str]] = {}
         self._by_id: dict[tuple[str, int], set[Hold]] = {}
         self._by_uuid: dict[tuple[str, str], set[Hold]] = {}
         self._free: dict[str, int] = {}
@@ -107,6 +111,7 @@ class Ledger:
             self._free.clear()
             return
         self.leases[name] = record
+        self._lease_names.setdefault(record.holder.uid, set()).add(name)
         self._hold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
 
     def drop_lease(self, name: str) -> None:
@@ -115,11 +120,15 @@ class Ledger:
             self._free.clear()
         record = self.leases.pop(name, None)
         if record is not None:
+            held = self._lease_names[record.holder.uid]
+            held.discard(name)
+            if not held:
+                del self._lease_names[record.holder.uid]
             self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
 
     def leases_of(self, pod_uid: str) -> tuple[LeaseRecord, ...]:
         """Return the Leases whose holder is the pod, by node and device id."""
-        found = (record for record in self.leases.values() if record.holder.uid == pod_uid)
+        found = (self.leases[name] for name in self._lease_names.get(pod_uid, ()))
         return tuple(sorted(found, key=lambda record: (record.node, record.device_id)))
 
     # Pods
@@ -127,7 +136,7 @@ class Ledger:
     def put_pod(self, pod: Pod) -> None:
         """Take a GPU pod. It holds its devices while it is bound and not terminal."""
         uid = pod.metadata.uid
-        self.drop_pod(uid)
+        self._drop_pod_hold(uid)
         self.pods[uid] = pod
         try:
             allocation = bound_allocation(pod)
@@ -144,6 +153,11 @@ class Ledger:
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that no longer exists. Its Leases stay until the controllers have proof of its end."""
         self.pods.pop(uid, None)
+        self._drop_pod_hold(uid)
+        self.forget(uid)
+        self.unexpect(uid)
+
+    def _drop_pod_hold(self, uid: str) -> None:
         self.malformed_pods.pop(uid, None)
         allocation = self._allocations.pop(uid, None)
         if allocation is not None:
@@ -182,7 +196,10 @@ class Ledger:
     # Questions
 
     def free(self, node: str, *, now_seconds: float, asking_uid: str = "") -> int:
-        """Return the mask of devices that nothing holds, less what other pods are expected to take."""
+        """Return the mask of devices that nothing holds, less what other pods are expected to take.
+
+        What the asking pod itself holds by Leases or by its own bind counts as free for it.
+        """
         devices = self.nodes.get(node)
         if devices is None:
             return 0
@@ -190,6 +207,8 @@ class Ledger:
         if mask is None:
             mask = sum(1 << i for i, device in enumerate(devices.devices) if self._is_free(node, device))
             self._free[node] = mask
+        if asking_uid in self._lease_names or asking_uid in self._assumed:
+            mask |= self._own_mask(devices, asking_uid)
         return mask & ~self._expected_mask(devices, now_seconds, asking_uid) if self._expected else mask
 
     def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
@@ -202,6 +221,15 @@ class Ledger:
             holders = tuple(sorted(hold.key for hold in holds if hold.source is Source.POD))
             if len(holders) > 1:
                 yield node, uuid, holders
+
+    def _own_mask(self, devices: NodeDevices, uid: str) -> int:
+        own = {Hold(Source.ASSUMED, uid), *(Hold(Source.LEASE, name) for name in self._lease_names.get(uid, ()))}
+        mask = 0
+        for position, device in enumerate(devices.devices):
+            holds = self._holds(devices.node, device.id, device.uuid)
+            if holds and holds <= own:
+                mask |= 1 << position
+        return mask
 
     def _expected_mask(self, devices: NodeDevices, now_seconds: float, asking_uid: str) -> int:
         over = [uid for uid, expectation in self._expected.items() if expectation.until_seconds <= now_seconds]
@@ -229,12 +257,16 @@ class Ledger:
         self._free.pop(node, None)
 
     def _unhold(self, node: str, ids: tuple[int, ...], uuids: tuple[str, ...], hold: Hold) -> None:
-        for index, keys in ((self._by_id, ids), (self._by_uuid, uuids)):
-            for key in keys:
-                holds = index.get((node, key))  # type: ignore[attr-defined]
-                if holds is not None:
-                    holds.discard(hold)
-                    if not holds:
-                        del index[(node, key)]  # type: ignore[attr-defined]
+        for device_id in ids:
+            _discard(self._by_id, (node, device_id), hold)
+        for uuid in uuids:
+            _discard(self._by_uuid, (node, uuid), hold)
         self._free.pop(node, None)
 
+
+def _discard(index: dict[K, set[Hold]], key: K, hold: Hold) -> None:
+    holds = index.get(key)
+    if holds is not None:
+        holds.discard(hold)
+        if not holds:
+            del index[key]

@@ -18,7 +18,7 @@ _REPORTED_SHARE_MIN = 0.9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeDevices:
-    """The devices of one node, in the order of the report; `usable` leaves out sick and cordoned ones and MIG parents."""
+    """The devices of one node, in the order of the report; `usable` leaves out sick, cordoned and MIG parent ones."""
 
     node: str
     node_uid: str
@@ -57,7 +57,9 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
     except TopologyError:
         return None
     cordoned = {cordon.uuid for cordon in status.spec.cordons}
-    usable = sum(1 << i for i, device in enumerate(devices) if _may_be_given_out(device) and device.uuid not in cordoned)
+    usable = sum(
+        1 << i for i, device in enumerate(devices) if _may_be_given_out(device) and device.uuid not in cordoned
+    )
     return NodeDevices(
         node=status.metadata.name,
         node_uid=report.node_uid,
@@ -85,7 +87,10 @@ def _geometry(report: GpuNodeStatusReport) -> Machine:
     return machine(
         links=rows,
         pcie=links.pcie if len(links.pcie) == count else None,
-        numa=tuple(device.numa_node if device.numa_node is not None and device.numa_node >= 0 else None for device in report.devices),
+        numa=tuple(
+            device.numa_node if device.numa_node is not None and device.numa_node >= 0 else None
+            for device in report.devices
+        ),
         nvlink_generation=links.nvlink_generation,
         nvswitch=links.nvswitch,
         link_gbps=links.link_gbps,
@@ -98,7 +103,7 @@ def _geometry(report: GpuNodeStatusReport) -> Machine:
 def nominal_memory_bytes(device: Device) -> int:
     """Return the memory that the card is sold with: a claim of 80Gi means an 80 GB card, though it reports less.
 
-    The smallest nominal size that the reported one reaches to at least nine tenths; the reported size where none matches.
+    The smallest nominal size that the reported one reaches to nine tenths or more; the reported size where none is.
     """
     for size_gib in _NOMINAL_GIB:
         nominal = size_gib * _GIB

@@ -1,7 +1,8 @@
 """Thin, frozen views of the core Kubernetes objects that Atoll watches.
 
 In: the API server's JSON. Out: msgspec structs of the few fields that Atoll reads; everything else is skipped while
-decoding, which keeps thousands of pods small. Separate from the custom resources (atoll.api), whose models we own.
+decoding, and the structs are not tracked by the garbage collector, which keeps thousands of pods small and cheap.
+Separate from the custom resources (atoll.api), whose models we own.
 Never written back: a write is always a patch of named fields.
 """
 
@@ -10,11 +11,7 @@ from typing import Any
 import msgspec
 
 
-class _Thin(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base: immutable, not tracked by the garbage collector (the API server's JSON has no cycles)."""
-
-
-class OwnerReference(_Thin):
+class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Who made the object."""
 
     kind: str
@@ -23,7 +20,7 @@ class OwnerReference(_Thin):
     controller: bool = False
 
 
-class Metadata(_Thin):
+class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Identity and annotations of an object."""
 
     name: str
@@ -38,14 +35,14 @@ class Metadata(_Thin):
     owner_references: tuple[OwnerReference, ...] = ()
 
 
-class Resources(_Thin):
+class Resources(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Requests and limits of a container; quantities stay text (or a number, as hand-written manifests have it)."""
 
     requests: dict[str, str | int | float] = {}
     limits: dict[str, str | int | float] = {}
 
 
-class Container(_Thin):
+class Container(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """One container of a pod."""
 
     name: str
@@ -53,7 +50,7 @@ class Container(_Thin):
     restart_policy: str | None = None
 
 
-class Toleration(_Thin):
+class Toleration(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Which taints a pod endures."""
 
     key: str = ""
@@ -62,13 +59,13 @@ class Toleration(_Thin):
     effect: str = ""
 
 
-class SchedulingGate(_Thin):
+class SchedulingGate(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Holds a pod back from scheduling."""
 
     name: str
 
 
-class PodSpec(_Thin):
+class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """What a pod wants."""
 
     node_name: str = ""
@@ -83,7 +80,7 @@ class PodSpec(_Thin):
     scheduling_gates: tuple[SchedulingGate, ...] = ()
 
 
-class ContainerState(_Thin):
+class ContainerState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """State of one container; exactly one is set, none before kubelet looked at it."""
 
     running: dict[str, Any] | None = None
@@ -91,14 +88,14 @@ class ContainerState(_Thin):
     terminated: dict[str, Any] | None = None
 
 
-class ContainerStatus(_Thin):
+class ContainerStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """What kubelet says of one container."""
 
     name: str
     state: ContainerState = ContainerState()
 
 
-class PodCondition(_Thin):
+class PodCondition(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """One condition of a pod."""
 
     type: str
@@ -108,7 +105,7 @@ class PodCondition(_Thin):
     last_transition_time: str | None = None
 
 
-class PodStatus(_Thin):
+class PodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """What became of a pod."""
 
     phase: str = "Pending"
@@ -120,7 +117,7 @@ class PodStatus(_Thin):
     ephemeral_container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class Pod(_Thin):
+class Pod(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A pod as the API server stores it."""
 
     metadata: Metadata
@@ -128,7 +125,7 @@ class Pod(_Thin):
     status: PodStatus = PodStatus()
 
 
-class Taint(_Thin):
+class Taint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Keeps pods off a node."""
 
     key: str
@@ -136,20 +133,20 @@ class Taint(_Thin):
     value: str = ""
 
 
-class NodeSpec(_Thin):
+class NodeSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """What an administrator wants of a node."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
 
 
-class NodeInfo(_Thin, rename={"boot_id": "bootID"}):
+class NodeInfo(msgspec.Struct, frozen=True, gc=False, rename={"boot_id": "bootID"}):
     """Facts that kubelet reports of its machine."""
 
     boot_id: str = ""
 
 
-class NodeStatus(_Thin):
+class NodeStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """What a node has."""
 
     allocatable: dict[str, str] = {}
@@ -158,7 +155,7 @@ class NodeStatus(_Thin):
     node_info: NodeInfo = NodeInfo()
 
 
-class Node(_Thin):
+class Node(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A node as the API server stores it."""
 
     metadata: Metadata
@@ -166,7 +163,7 @@ class Node(_Thin):
     status: NodeStatus = NodeStatus()
 
 
-class LeaseSpec(_Thin):
+class LeaseSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Who holds a Lease and since when."""
 
     holder_identity: str = ""
@@ -176,7 +173,7 @@ class LeaseSpec(_Thin):
     lease_transitions: int | None = None
 
 
-class Lease(_Thin):
+class Lease(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A coordination.k8s.io/v1 Lease."""
 
     metadata: Metadata

@@ -35,26 +35,33 @@ def asks_for_gpus(pod: Pod) -> bool:
     )
 
 
-def container_gpus(container: Container) -> int:
-    """Return how many GPUs the container itself asks for; 0 when it does not, or when the quantity is not a whole number."""
-    value = container.resources.limits.get(names.GPU_RESOURCE, container.resources.requests.get(names.GPU_RESOURCE, 0))
+def container_count(container: Container, resource: str) -> int:
+    """Return how many devices the container itself asks for; 0 when none, or when the quantity is no whole number."""
+    value = container.resources.limits.get(resource, container.resources.requests.get(resource, 0))
     text = str(value)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
 
 
-def gpu_counts(pod: Pod) -> tuple[tuple[str, int], ...]:
-    """Return (container, GPUs) of the containers that ask for some, in the order of the pod; sidecars before the others.
+def device_counts(pod: Pod, resource: str = names.GPU_RESOURCE) -> tuple[tuple[str, int], ...]:
+    """Return (container, count) of the containers that ask for some, in the pod's order, sidecars before the others.
 
     Ordinary init containers do not count: the webhook refuses a request of their own.
     """
     sidecars = tuple(container for container in pod.spec.init_containers if container.restart_policy == "Always")
-    counted = ((container.name, container_gpus(container)) for container in (*sidecars, *pod.spec.containers))
+    counted = (
+        (container.name, container_count(container, resource)) for container in (*sidecars, *pod.spec.containers)
+    )
     return tuple((name, count) for name, count in counted if count > 0)
 
 
-def requested_gpus(pod: Pod) -> int:
-    """Return how many GPUs the pod's containers ask for together."""
-    return sum(count for _, count in gpu_counts(pod))
+def has_own_counts(pod: Pod, resource: str = names.GPU_RESOURCE) -> bool:
+    """Tell whether the containers asked for devices themselves, so that each sees its own part and the others none.
+
+    The webhook marks such a pod by a request of 0 on the containers that did not ask; in every other pod the count
+    stands on one container and all of them see the whole set.
+    """
+    containers = (*pod.spec.init_containers, *pod.spec.containers)
+    return sum(1 for container in containers if resource in container.resources.limits) > 1
 
 
 def all_container_names(pod: Pod) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ _FACTORS = {
 
 
 def parse_bytes(quantity: str) -> int:
-    """Return the bytes of `quantity` (digits and one of the suffixes k, M, G, T, Ki, Mi, Gi, Ti). Raises MalformedValue."""
+    """Return the bytes of `quantity`: digits and a suffix of k, M, G, T, Ki, Mi, Gi, Ti. Raises MalformedValue."""
     digits = quantity.rstrip("kKMGTi")
     suffix = quantity[len(digits) :]
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 18 or suffix not in _FACTORS:

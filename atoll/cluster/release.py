@@ -4,20 +4,25 @@ In: what is known of the pod's departure, and the reports of its node since. Out
 that says what is missing. Time is no argument here on purpose: waiting never frees a GPU.
 
     unbound    the watch showed the pod's deletion, and it had no node
+    elsewhere  the pod was bound to another node, which never changes: it never could use this one
     ended      the last object is terminal and kubelet listed every container as terminated
-    vanished   the agent saw the pod's sandbox or cgroup and no longer does, past the departure, and kubelet, where it can
-               be asked, no longer lists it as one to run (it would start the sandbox of such a pod again)
+    vanished   the agent saw the pod's sandbox or cgroup in this boot and no longer does, past the departure, and kubelet,
+               where it can be asked, no longer lists it as one to run (it would start the sandbox of such a pod again)
     unlisted   the agent never saw one, and kubelet's own pod list lacks the pod in two reports past the departure
-    rebooted   the pod was deleted, and the machine's boot id has changed since
+    rebooted   the pod was deleted, a report past that came from one boot of the machine, and a later one from the next
 
 A deletion that was only inferred (a relist, a look-up that found nothing) says when at the latest the pod was gone, but
-not whether it had a node; an agent's report that could not read its sources proves nothing.
+not whether it had a node; an agent's report that could not read its sources proves nothing. Nor does a report of another
+machine that bears the node's name: it must have the Node's uid of the Lease, or one of its devices.
+
+Two reports are asked of kubelet's list because one may be read just before kubelet hears of a pod that was bound and
+deleted in quick succession; the agent takes them apart from each other.
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from atoll.api.node_status import GpuNodeStatusReport
+from atoll.api.node_status import GpuNodeStatusReport, PodEvidence
 from atoll.cluster import pods
 from atoll.cluster.objects import Pod
 
@@ -28,6 +33,7 @@ class Proof(StrEnum):
     """The rule that proves that the pod can no longer use its GPUs."""
 
     UNBOUND = "unbound"
+    ELSEWHERE = "elsewhere"
     ENDED = "ended"
     VANISHED = "vanished"
     UNLISTED = "unlisted"
@@ -39,19 +45,26 @@ class Doubt(StrEnum):
 
     NOT_DEPARTED = "the pod still exists and is not terminal"
     NO_REPORT = "no report of the node past the pod's departure"
+    OTHER_MACHINE = "the reports under the node's name come from another machine"
     UNREADABLE = "the agent could not read the node's pods"
     STILL_LIVE = "a sandbox or cgroup of the pod still exists on the node"
     STILL_LISTED = "kubelet still lists the pod"
     ONE_MORE_REPORT = "a second report without the pod is missing"
 
 
+ANSWERED_BY_A_REPORT = (Doubt.NO_REPORT, Doubt.UNREADABLE, Doubt.ONE_MORE_REPORT)
+"""Doubts that the agent can settle by reading its machine once more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How a pod left, and what its node's reports said of it.
+    """How a pod left, and what the reports of one node said of it.
 
     `pod` is its last object, None where only a Lease remembers it. `version` is the resourceVersion at which it was gone
-    or terminal at the latest. `deletion_seen` is true only for a DELETE event of the watch itself. `sequences_without`
-    holds the evidence sequences of complete reports past `version` that neither showed nor listed the pod.
+    or terminal at the latest. `deletion_seen` is true only for a DELETE event of the watch itself. `seen_live` holds for
+    the boot `boot_id`, of which `boot_is_past` says whether a report past `version` came from it. `sequences_without`
+    holds the evidence sequences of complete reports past `version` that neither showed nor listed the pod. `node_uid`
+    and `device_uuids` stand on the Leases; where both are empty any report of the node counts.
     """
 
     uid: str
@@ -65,31 +78,23 @@ class Departure:
     sequences_without: tuple[int, ...] = ()
     doubt: Doubt = Doubt.NO_REPORT
     boot_changed: bool = False
+    boot_is_past: bool = False
+    node_uid: str = ""
+    device_uuids: frozenset[str] = frozenset()
 
 
 def observe(departure: Departure, report: GpuNodeStatusReport) -> Departure:
     """Fold one report of the pod's node into what is known of the departure."""
+    if not _is_same_machine(departure, report):
+        return replace(departure, doubt=Doubt.OTHER_MACHINE, sequences_without=(), seen_live=False, boot_is_past=False)
+    known = _fold_boot(departure, report.boot_id)
     entry = next((pod for pod in report.pods if pod.uid == departure.uid), None)
-    is_live = entry is not None and entry.live
-    known = replace(departure, seen_live=departure.seen_live or is_live, boot_id=departure.boot_id or report.boot_id)
+    if entry is not None and entry.live:
+        known = replace(known, seen_live=True)
     if version_number(report.evidence.pod_resource_version) < departure.version:
         return known
-    if known.boot_id and report.boot_id and report.boot_id != known.boot_id:
-        return replace(known, boot_changed=True)
-    if not report.evidence.live_read:
-        return replace(known, doubt=Doubt.UNREADABLE)
-    if is_live:
-        return replace(known, doubt=Doubt.STILL_LIVE, sequences_without=())
-    if entry is not None and entry.kubelet:
-        return replace(known, doubt=Doubt.STILL_LISTED, sequences_without=())
-    if known.seen_live:
-        return replace(known, sequences_without=(*known.sequences_without, report.evidence.sequence)[-UNLISTED_REPORTS:])
-    if not report.evidence.kubelet_read:
-        return replace(known, doubt=Doubt.UNREADABLE)
-    sequences = known.sequences_without
-    if report.evidence.sequence not in sequences:
-        sequences = (*sequences, report.evidence.sequence)[-UNLISTED_REPORTS:]
-    return replace(known, doubt=Doubt.ONE_MORE_REPORT, sequences_without=sequences)
+    known = replace(known, boot_is_past=bool(known.boot_id))
+    return _fold_evidence(known, report, entry)
 
 
 def judge(departure: Departure) -> Proof | Doubt:
@@ -97,6 +102,8 @@ def judge(departure: Departure) -> Proof | Doubt:
     pod = departure.pod
     if not departure.is_deleted and (pod is None or not pods.is_terminal(pod)):
         return Doubt.NOT_DEPARTED
+    if pod is not None and pod.spec.node_name not in {"", departure.node}:
+        return Proof.ELSEWHERE
     if departure.deletion_seen and pod is not None and not pod.spec.node_name:
         return Proof.UNBOUND
     if pod is not None and has_ended(pod):
@@ -120,6 +127,7 @@ def has_ended(pod: Pod) -> bool:
     listed = {status.name for status in statuses}
     return (
         pods.is_terminal(pod)
+        and bool(statuses)
         and set(pods.all_container_names(pod)) <= listed
         and all(status.state.terminated is not None and status.state.running is None for status in statuses)
     )
@@ -131,3 +139,43 @@ def version_number(resource_version: str) -> int:
     The API server orders the versions of one resource; Kubernetes 1.35 made comparing them part of its contract.
     """
     return int(resource_version) if resource_version.isascii() and resource_version.isdigit() else 0
+
+
+def _is_same_machine(departure: Departure, report: GpuNodeStatusReport) -> bool:
+    """Tell whether the report comes from the machine of the Leases: by a device of theirs, or by the Node's uid."""
+    if not departure.node_uid and not departure.device_uuids:
+        return True
+    if departure.node_uid and departure.node_uid == report.node_uid:
+        return True
+    return any(device.uuid in departure.device_uuids for device in report.devices)
+
+
+def _fold_boot(departure: Departure, boot_id: str) -> Departure:
+    """Note the boot of a report. What was seen live in another boot says nothing about this one.
+
+    A new boot counts as one after the departure only if the boot before it reported past the departure: otherwise the
+    machine may have been restarted first, and kubelet the still-bound pod with it.
+    """
+    if not boot_id or boot_id == departure.boot_id:
+        return departure
+    changed = departure.boot_changed or departure.boot_is_past
+    return replace(
+        departure, boot_id=boot_id, boot_changed=changed, boot_is_past=False, seen_live=False, sequences_without=()
+    )
+
+
+def _fold_evidence(known: Departure, report: GpuNodeStatusReport, entry: PodEvidence | None) -> Departure:
+    """Fold what a report past the departure says of the pod."""
+    if not report.evidence.live_read:
+        return replace(known, doubt=Doubt.UNREADABLE)
+    if entry is not None and entry.live:
+        return replace(known, doubt=Doubt.STILL_LIVE, sequences_without=())
+    if entry is not None and entry.kubelet:
+        return replace(known, doubt=Doubt.STILL_LISTED, sequences_without=())
+    if not known.seen_live and not report.evidence.kubelet_read:
+        return replace(known, doubt=Doubt.UNREADABLE)
+    sequence = report.evidence.sequence
+    if sequence in known.sequences_without:
+        return known
+    sequences = (*known.sequences_without, sequence)[-UNLISTED_REPORTS:]
+    return replace(known, doubt=Doubt.ONE_MORE_REPORT, sequences_without=sequences)

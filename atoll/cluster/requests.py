@@ -7,7 +7,7 @@ filter, bind, wake-up and explanations mean the same request.
 from dataclasses import dataclass
 
 from atoll.api import names
-from atoll.api.claims import DeviceClaim, GpuClaim, VisibleDevices
+from atoll.api.claims import COUNT_MAX, DeviceClaim, GpuClaim, VisibleDevices
 from atoll.cluster import pods
 from atoll.cluster.objects import Pod
 from atoll.cluster.quantities import parse_bytes
@@ -23,7 +23,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What every GPU and the whole set must satisfy. `container_counts` is empty when all containers see the whole set."""
+    """What every GPU and the set must satisfy. `container_counts` is empty when all containers see the whole set."""
 
     ask: Ask
     models: tuple[str, ...]
@@ -39,11 +39,12 @@ class Request:
 
 def request_of(pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
     """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was."""
-    counts = pods.gpu_counts(pod)
-    total = sum(count for _, count in counts)
     claim_name = pods.claim_name(pod)
     if not claim_name:
-        return _request(DeviceClaim(count=total), "", None, counts) if 0 < total <= 64 else Rejection(names.REJECT_COUNT_MISMATCH)
+        total, counts = _counts(pod, names.GPU_RESOURCE)
+        if not 0 < total <= COUNT_MAX:
+            return Rejection(names.REJECT_COUNT_MISMATCH)
+        return _request(DeviceClaim(count=total), "", None, counts)
     if claim is None:
         return Rejection(names.REJECT_CLAIM_MISSING)
     if pod.metadata.annotations.get(names.CLAIM_UID) != claim.metadata.uid:
@@ -51,9 +52,16 @@ def request_of(pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
     if claim.spec.gang_ref or names.GANG in pod.metadata.annotations:
         return Rejection(names.REJECT_GANG)
     devices = claim.spec.devices
-    if not devices.mig_profile and total != devices.count:
+    total, counts = _counts(pod, names.mig_resource(devices.mig_profile) if devices.mig_profile else names.GPU_RESOURCE)
+    if total != devices.count:
         return Rejection(names.REJECT_COUNT_MISMATCH)
     return _request(devices, claim_name, claim.spec.visible_devices, counts)
+
+
+def _counts(pod: Pod, resource: str) -> tuple[int, tuple[tuple[str, int], ...]]:
+    """Return the pod's total, and the counts of its containers where each sees its own part."""
+    counts = pods.device_counts(pod, resource)
+    return sum(count for _, count in counts), counts if pods.has_own_counts(pod, resource) else ()
 
 
 def _request(
@@ -74,11 +82,14 @@ def _request(
         vendor=devices.vendor.value,
         claim=claim,
         visible_devices=visible_devices,
-        container_counts=counts if len(counts) > 1 else (),
+        container_counts=counts,
     )
 
 
 def parse_capability(text: str) -> tuple[int, int]:
     """Return (major, minor) of a compute capability such as 8.0; (0, 0) for text that is none."""
     major, _, minor = text.partition(".")
-    return (int(major) if major.isascii() and major.isdigit() else 0, int(minor) if minor.isascii() and minor.isdigit() else 0)
+    return (
+        int(major) if major.isascii() and major.isdigit() else 0,
+        int(minor) if minor.isascii() and minor.isdigit() else 0,
+    )

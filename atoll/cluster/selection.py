@@ -1,9 +1,10 @@
 """Which GPUs of one node a request would get, and what that choice costs against other nodes.
 
-In: a node's devices, the mask of its free ones, a request. Out: a Candidate or a Rejection. Filter, prioritize, bind and
-wake-up all ask here, so they cannot disagree. Ties between nodes are broken by (model preference, cost, node name).
+In: a node's devices, the mask of its free ones, a request. Out: a Candidate or a Rejection. Filter, prioritize, bind
+and wake-up all ask here, so they cannot disagree. Ties between nodes are broken by (model preference, cost, node name).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -57,21 +58,25 @@ def select(devices: NodeDevices, free: int, request: Request) -> Candidate | Rej
 
 def _matching(devices: NodeDevices, request: Request) -> int | Rejection:
     """Return the mask of devices that each satisfy the request, or the first requirement that none satisfies."""
-    mask = 0
-    tests = (
-        (names.REJECT_MIG, lambda device: (device.mig.profile if device.mig else "") == request.mig_profile),
+    tests: tuple[tuple[str, Callable[[Device], bool]], ...] = (
+        (names.REJECT_MIG, lambda device: _mig_profile(device) == request.mig_profile),
         (names.REJECT_NO_MODEL, lambda device: device.vendor == request.vendor and _is_wanted(device, request)),
         (names.REJECT_NO_MEMORY, lambda device: nominal_memory_bytes(device) >= request.memory_bytes),
-        (names.REJECT_NO_CAPABILITY, lambda device: parse_capability(device.compute_capability) >= request.compute_capability),
+        (
+            names.REJECT_NO_CAPABILITY,
+            lambda device: parse_capability(device.compute_capability) >= request.compute_capability,
+        ),
     )
     left = list(enumerate(devices.devices))
     for reason, holds in tests:
         left = [(position, device) for position, device in left if holds(device)]
         if not left:
             return Rejection(reason)
-    for position, _ in left:
-        mask |= 1 << position
-    return mask
+    return sum(1 << position for position, _ in left)
+
+
+def _mig_profile(device: Device) -> str:
+    return device.mig.profile if device.mig is not None else ""
 
 
 def _is_wanted(device: Device, request: Request) -> bool:

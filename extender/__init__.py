@@ -1,0 +1,1 @@
+"""The HTTP extender beside kube-scheduler: filter, prioritize, bind, preempt."""

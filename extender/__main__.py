@@ -1,0 +1,80 @@
+"""Start the extender: `python -m extender --help`."""
+
+import asyncio
+import secrets
+import ssl
+import sys
+
+import structlog
+
+from atoll.kube.client import ApiClient
+from atoll.kube.mirror import ClusterMirror
+from atoll.service import logs, settings
+from atoll.service.clock import SystemClock
+from atoll.service.errors import SettingsError
+from atoll.service.http import serve
+from atoll.service.metrics import Metrics
+from atoll.service.runtime import freeze_garbage, run, supervise
+from atoll.service.tls import TlsFiles, server_context
+from extender.app import Parts, build_app
+from extender.binder import Binder, BinderSettings
+from extender.settings import ExtenderSettings
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    """Run until a signal; return the exit status."""
+    values = settings.load(ExtenderSettings, sys.argv[1:], "ATOLL_EXTENDER")
+    logs.configure(values.log_level, "extender")
+    settings.log_effective(values)
+    return run(lambda: _serve(values))
+
+
+async def _serve(values: ExtenderSettings) -> None:
+    clock = SystemClock()
+    context = _tls(values, clock)
+    async with await ApiClient.connect(
+        values.kubeconfig,
+        user_agent="atoll-extender",
+        requests_per_second=values.requests_per_second,
+        burst=values.burst,
+    ) as client:
+        mirror = ClusterMirror(client, clock)
+        binder_settings = BinderSettings(values.answer_seconds, values.reservation_seconds, values.visible_devices)
+        binder = Binder(client, mirror, clock, binder_settings, new_token=lambda: secrets.token_hex(8))
+        app = build_app(Parts(mirror, binder, clock, Metrics("extender"), values.expectation_seconds))
+        try:
+            await supervise(
+                mirror=_follow(mirror),
+                http=serve(app, values.host, values.port, context),
+            )
+        finally:
+            await binder.drain()
+
+
+async def _follow(mirror: ClusterMirror) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(mirror.run())
+        await mirror.synced()
+        freeze_garbage()
+        ledger = mirror.ledger
+        log.info("Built the ledger", nodes=len(ledger.nodes), leases=len(ledger.leases), pods=len(ledger.pods))
+
+
+def _tls(values: ExtenderSettings, clock: SystemClock) -> ssl.SSLContext | None:
+    """Return the TLS context; plain HTTP is allowed on loopback alone."""
+    if values.tls_cert is not None and values.tls_key is not None and values.client_ca is not None:
+        files = TlsFiles(values.tls_cert, values.tls_key, values.client_ca)
+        return server_context(files, monotonic_seconds=clock.monotonic_seconds)
+    if values.host not in LOOPBACK:
+        raise SettingsError(
+            f"host {values.host} is not loopback: set tls_cert, tls_key and client_ca, so that kube-scheduler alone may call"
+        )
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What a bind would do: the devices, the values its containers get, the Binding that carries them.
+
+Pure. In: a node's devices, the mask of free ones, a request, a pod. Out: a Plan or a Rejection, and request bodies.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.api import names
+from atoll.api.claims import VisibleDevices
+from atoll.api.node_status import Device
+from atoll.cluster import pods
+from atoll.cluster.allocations import Allocation, ContainerDevices, allocation_annotations
+from atoll.cluster.machines import NodeDevices
+from atoll.cluster.objects import Pod
+from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.selection import select
+from topology.split import split
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The GPUs of one pod on one node and the annotations that tell its containers."""
+
+    allocation: Allocation
+    annotations: dict[str, str]
+
+
+def plan_bind(
+    pod: Pod, devices: NodeDevices, free: int, request: Request, default_mode: VisibleDevices
+) -> Plan | Rejection:
+    """Choose devices for `pod` among the `free` ones (bit mask over positions)."""
+    candidate = select(devices, free, request)
+    if isinstance(candidate, Rejection):
+        return candidate
+    positions = candidate.choice.positions
+    chosen = [devices.devices[position] for position in positions]
+    allocation = Allocation(devices.node, tuple(d.id for d in chosen), tuple(d.uuid for d in chosen))
+    mode = request.visible_devices or default_mode
+    isolates = pod.spec.runtime_class_name == names.RUNTIME_CLASS
+    containers = tuple(
+        ContainerDevices(container, _cuda_value(part, mode, isolates=isolates), ",".join(d.uuid for d in part))
+        for container, part in _parts(pod, devices, positions, request)
+    )
+    return Plan(allocation, allocation_annotations(allocation, containers))
+
+
+def _parts(
+    pod: Pod, devices: NodeDevices, positions: tuple[int, ...], request: Request
+) -> list[tuple[str, list[Device]]]:
+    if not request.container_counts:
+        whole = [devices.devices[position] for position in positions]
+        return [(container, whole) for container in pods.all_container_names(pod)]
+    counts = tuple(count for _, count in request.container_counts)
+    parts = split(devices.machine, positions, counts)
+    return [
+        (container, [devices.devices[position] for position in part])
+        for (container, _), part in zip(request.container_counts, parts, strict=True)
+    ]
+
+
+def _cuda_value(part: list[Device], mode: VisibleDevices, *, isolates: bool) -> str:
+    """Return CUDA_VISIBLE_DEVICES: uuids, or numbers where the claim wants them; MIG instances always by uuid.
+
+    Where the runtime isolates, the container sees only its own devices and counts them from 0.
+    """
+    if mode is VisibleDevices.UUID or any(device.mig is not None and device.mig.profile for device in part):
+        return ",".join(device.uuid for device in part)
+    if isolates:
+        return ",".join(str(number) for number in range(len(part)))
+    return ",".join(str(device.index) for device in part)
+
+
+def binding_body(pod: Pod, node: str, annotations: dict[str, str], resource_version: str) -> dict[str, Any]:
+    """Return the fenced Binding: it lands only on this uid, and only while the pod is as it was read."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {
+            "name": pod.metadata.name,
+            "namespace": pod.metadata.namespace,
+            "uid": pod.metadata.uid,
+            "resourceVersion": resource_version,
+            "annotations": annotations,
+        },
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+
+
+def is_bound_as_planned(pod: Pod, node: str, plan: Plan) -> bool:
+    """Tell whether the live pod shows exactly this Binding."""
+    annotations = pod.metadata.annotations
+    return pod.spec.node_name == node and all(annotations.get(key) == value for key, value in plan.annotations.items())

@@ -1,0 +1,121 @@
+"""The extender/v1 wire: Go-cased JSON of kube-scheduler to frozen requests, and replies back to bytes.
+
+Separate, because these spellings live nowhere else: the Go types carry no json tags, so keys are Go field names, while
+the Pod inside is ordinary v1 JSON. Only HTTP 200 counts as an answer; reasons travel in `Error`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+import orjson
+
+from atoll.cluster.objects import Pod
+
+
+class MalformedCall(Exception):
+    """kube-scheduler's body cannot be read; `args[0]` says why."""
+
+
+class FilterCall(msgspec.Struct, frozen=True, rename="pascal"):
+    """Arguments of filter and prioritize. `node_names` is None unless nodeCacheCapable is set."""
+
+    pod: Pod
+    node_names: tuple[str, ...] | None = None
+
+
+class BindCall(msgspec.Struct, frozen=True, rename={"pod_name": "PodName", "pod_namespace": "PodNamespace",
+                                                    "pod_uid": "PodUID", "node": "Node"}):  # fmt: skip
+    """Arguments of bind."""
+
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str
+    node: str
+
+
+class Victim(msgspec.Struct, frozen=True, rename={"uid": "UID"}):
+    """One pod that would be evicted."""
+
+    uid: str
+
+
+class Victims(msgspec.Struct, frozen=True, rename={"pods": "Pods", "pdb_violations": "NumPDBViolations"}):
+    """Pods that would be evicted from one node; the list may be null or empty."""
+
+    pods: tuple[Victim, ...] | None = None
+    pdb_violations: int = 0
+
+
+class PreemptCall(msgspec.Struct, frozen=True, rename="pascal"):
+    """Arguments of preempt in the form that nodeCacheCapable brings."""
+
+    pod: Pod
+    node_name_to_meta_victims: dict[str, Victims] | None = None
+
+
+T = TypeVar("T")
+
+_filter_decoder = msgspec.json.Decoder(FilterCall)
+_bind_decoder = msgspec.json.Decoder(BindCall)
+_preempt_decoder = msgspec.json.Decoder(PreemptCall)
+
+
+def read_filter(body: bytes) -> FilterCall:
+    """Read the arguments of filter or prioritize. Raises MalformedCall."""
+    call = _read(_filter_decoder, body)
+    if call.node_names is None:
+        raise MalformedCall("NodeNames is null; set nodeCacheCapable: true for this extender")
+    return call
+
+
+def read_bind(body: bytes) -> BindCall:
+    """Read the arguments of bind. Raises MalformedCall."""
+    call = _read(_bind_decoder, body)
+    if not (call.pod_name and call.pod_namespace and call.pod_uid and call.node):
+        raise MalformedCall(f"bind without pod, uid or node: {call}")
+    return call
+
+
+def read_preempt(body: bytes) -> PreemptCall:
+    """Read the arguments of preempt. Raises MalformedCall."""
+    return _read(_preempt_decoder, body)
+
+
+def _read(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise MalformedCall(f"cannot read the call: {error}") from error
+
+
+def filter_reply(feasible: Iterable[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]) -> bytes:
+    """Return the reply of filter: names that fit and reasons of the others."""
+    return orjson.dumps(
+        {
+            "NodeNames": list(feasible),
+            "FailedNodes": dict(failed),
+            "FailedAndUnresolvableNodes": dict(unresolvable),
+            "Error": "",
+        }
+    )
+
+
+def filter_error(message: str) -> bytes:
+    """Return a reply of filter that makes kube-scheduler retry the pod later with this message."""
+    return orjson.dumps({"NodeNames": [], "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": message})
+
+
+def prioritize_reply(names: Iterable[str], best: str | None, score: int) -> bytes:
+    """Return the reply of prioritize: `score` for the best node, 0 for the others."""
+    return orjson.dumps([{"Host": name, "Score": score if name == best else 0} for name in names])
+
+
+def bind_reply(error: str) -> bytes:
+    """Return the reply of bind; an empty text is success."""
+    return orjson.dumps({"Error": error})
+
+
+def preempt_reply(victims: Mapping[str, Victims]) -> bytes:
+    """Return the reply of preempt: the nodes that remain, with their victims."""
+    return msgspec.json.encode({"NodeNameToMetaVictims": dict(victims)})
