@@ -1,0 +1,70 @@
+# `make help` explains every target. Targets set up what they need.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster
+KEEP ?= 0
+
+
+.PHONY: help setup tools binaries demo test test-unit test-e2e test-long lint fmt verify lock bench clean
+
+help: ## Show this text
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Use it
+demo: $(READY) tools ## Run Atoll on a real Kubernetes on this machine and watch it work (KEEP=1 leaves it running)
+	@$(BIN)/python -m devcluster.demo $(if $(filter 1,$(KEEP)),--keep)
+
+binaries: $(READY) tools ## Build Kubernetes, etcd and containerd into the cache; once, about 12 minutes
+	@$(BIN)/python -m devcluster.build
+
+##@ Develop
+setup: $(READY) ## Create .venv from the hash-locked requirements
+
+test: $(READY) tools binaries ## Everything that CI runs: lint, types, contracts, unit and end-to-end tests
+	@$(MAKE) --no-print-directory lint verify test-unit test-e2e
+
+test-unit: $(READY) ## Tests that need no cluster, on all cores
+	$(BIN)/pytest -m "not e2e and not long" -n auto -q
+
+test-e2e: $(READY) tools binaries ## Tests on the real control plane and real nodes (root on Linux)
+	$(BIN)/pytest -m "e2e and not long" -q
+
+test-long: $(READY) tools binaries ## Soaks, many seeds, the older Kubernetes version
+	$(BIN)/pytest -m "long" -q
+
+lint: $(READY) ## Style, types and import contracts
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+fmt: $(READY) ## Format the code
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+verify: $(READY) ## Fail when generated files are stale
+	$(BIN)/python -m atoll.api.crds --check
+
+bench: $(READY) ## Speed, as ratios measured in one run
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+lock: ## Write requirements.lock anew from pyproject.toml
+	$(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv
+	build/uv/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --universal \
+		--python-version 3.11 --group dev --extra fast pyproject.toml -o requirements.lock
+
+clean: ## Remove what the targets made in this folder (the cache of binaries stays)
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Atoll needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+tools:
+	@for tool in ip nsenter unshare mount; do command -v $$tool >/dev/null || missing=1; done; \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq iproute2 util-linux mount; \
+		else echo "install iproute2 and util-linux first (ip, nsenter, unshare, mount)"; exit 1; fi; fi

@@ -1,0 +1,158 @@
+"""Atoll on a development cluster: the shipped manifests, and every part as a process under its own identity.
+
+In: a running cluster and the profile of each node. Out: parts that can be killed, restarted and asked for their health.
+The manifests are the ones in deploy/, unchanged; what a Deployment would do is done by processes: each gets a token of
+its own ServiceAccount, the agents' tokens bound to their Node, and the extender shares kube-scheduler's.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from atoll.api import names
+from devcluster.cluster import Cluster
+from devcluster.errors import DevclusterError
+from devcluster.waiting import wait_until
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+MANIFESTS = ("namespaces.yaml", "crds", "rbac", "policies", "runtimeclass.yaml", "webhook.yaml")
+ADDRESS = "10.255.0.1"
+WEBHOOK_PORT = 9443
+EXTENDER_PORT = 8888
+HEALTH_PORTS = {"webhook": 9444, "controllers": 9445, "agent": 9446, "extender": EXTENDER_PORT}
+READY_SECONDS = 60.0
+
+_ENDPOINTS = f"""\
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: {names.WEBHOOK_SERVICE}-dev
+  namespace: {names.SYSTEM_NAMESPACE}
+  labels:
+    kubernetes.io/service-name: {names.WEBHOOK_SERVICE}
+    endpointslice.kubernetes.io/managed-by: atoll-devcluster
+addressType: IPv4
+ports:
+  - name: https
+    port: {WEBHOOK_PORT}
+    protocol: TCP
+endpoints:
+  - addresses: [{ADDRESS}]
+    conditions: {{ready: true}}
+"""
+
+_PROBE = """\
+import sys, urllib.request
+sys.exit(0 if urllib.request.urlopen(sys.argv[1], timeout=2).status == 200 else 1)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process of Atoll: its name, what it runs, where, and as whom."""
+
+    name: str
+    module: str
+    account: str
+    arguments: tuple[str, ...]
+    health_port: int
+    node: str | None = None
+
+
+class Installation:
+    """Atoll installed on one cluster."""
+
+    def __init__(self, cluster: Cluster, *, options: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`options` adds command-line arguments per module: {"agent": ["--poll-seconds", "2"]}."""
+        self.cluster = cluster
+        self._options = options or {}
+        self.parts = {part.name: part for part in self._all_parts()}
+
+    def install(self) -> None:
+        """Apply the manifests and start every part; returns when all are ready. Raises DevclusterError."""
+        self.apply_manifests()
+        for name in self.parts:
+            self.start(name, wait=False)
+        self.cluster.start_scheduler(DEPLOY / "scheduler" / "config.yaml", self._kubeconfig(self.parts["extender"]))
+        self.wait_ready(self.parts)
+
+    def apply_manifests(self) -> None:
+        """Apply deploy/ in order; resources of new kinds wait until the API server knows the kind."""
+        for entry in MANIFESTS:
+            self._apply("-f", str(DEPLOY / entry))
+            if entry == "crds":
+                self._kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(DEPLOY / entry))
+        self._apply("-f", "-", text=_ENDPOINTS)
+
+    def start(self, name: str, *, wait: bool = True) -> None:
+        """Start a part that does not run; with `wait` return when it is ready."""
+        part = self.parts[name]
+        command = [sys.executable, "-m", part.module, "--kubeconfig", str(self._kubeconfig(part)), *part.arguments]
+        self.cluster.spawn(part.name, [*command, *self._options.get(part.module, ())], node=part.node)
+        if wait:
+            self.wait_ready([name])
+
+    def kill(self, name: str) -> None:
+        """End a part with SIGKILL, as the kernel would when memory runs out."""
+        self.cluster.signal(name, "KILL")
+        self.cluster.wait_exit(name)
+
+    def restart(self, name: str) -> None:
+        """Kill a part and start it again; returns when it is ready."""
+        self.kill(name)
+        self.start(name)
+
+    def wait_ready(self, part_names: Iterable[str]) -> None:
+        """Wait until the parts say that they are ready. Raises StartError with the tail of the log."""
+        for name in part_names:
+            wait_until(
+                partial(self.is_ready, name),
+                what=name,
+                timeout_seconds=READY_SECONDS,
+                control=self.cluster.control,
+                process=name,
+                log=self.cluster.logs(name),
+            )
+
+    def is_ready(self, name: str) -> bool:
+        """Ask a part's /readyz."""
+        part = self.parts[name]
+        url = f"http://127.0.0.1:{part.health_port}/readyz"
+        return self.cluster.run(sys.executable, "-c", _PROBE, url, node=part.node).returncode == 0
+
+    def _all_parts(self) -> tuple[Part, ...]:
+        ports = HEALTH_PORTS
+        webhook = ("--host", ADDRESS, "--port", str(WEBHOOK_PORT), "--health-port", str(ports["webhook"]))
+        controllers = ("--health-port", str(ports["controllers"]))
+        return (
+            Part("controllers", "controllers", "atoll-controllers", controllers, ports["controllers"]),
+            Part("webhook", "webhook", "atoll-webhook", webhook, ports["webhook"]),
+            Part("extender", "extender", "atoll-scheduler", ("--port", str(EXTENDER_PORT)), EXTENDER_PORT),
+            *(self._agent(node.name, node.profile) for node in self.cluster.nodes),
+        )
+
+    def _agent(self, node: str, profile: str) -> Part:
+        machine = self.cluster.node(node)
+        settings = {
+            "--node": node,
+            "--backend": "simulated",
+            "--profile": profile,
+            "--cgroup-root": machine.cgroup_root,
+            "--kubelet-address": machine.ip,
+            "--health-port": str(HEALTH_PORTS["agent"]),
+        }
+        arguments = tuple(word for setting in settings.items() for word in setting)
+        return Part(f"agent@{node}", "agent", "atoll-agent", arguments, HEALTH_PORTS["agent"], node)
+
+    def _kubeconfig(self, part: Part) -> Path:
+        return self.cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, part.account, node=part.node)
+
+    def _apply(self, *arguments: str, text: str | None = None) -> None:
+        self._kubectl("apply", "--server-side", *arguments, text=text)
+
+    def _kubectl(self, *arguments: str, text: str | None = None) -> None:
+        done = self.cluster.kubectl(*arguments, input=text)
+        if done.returncode != 0:
+            raise DevclusterError(f"kubectl {' '.join(arguments)} failed:\n{done.stderr.strip()}")
