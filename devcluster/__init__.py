@@ -1,7 +1,7 @@
 """A real Kubernetes with several real nodes on one machine, for the demo, the tests and the benchmarks.
 
-etcd, API server, controller manager, scheduler, kubelets, containerd and runc, all in namespaces of their own: nothing of
-a cluster is left when it ends, however it ends. See cluster.py for what one can do with it.
+etcd, API server, controller manager, scheduler, kubelets, containerd and runc, all in namespaces of their own: nothing
+of a cluster is left when it ends, however it ends. See cluster.py for what one can do with it.
 """
 
 from devcluster.cluster import Cluster

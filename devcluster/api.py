@@ -1,7 +1,7 @@
 """A small client of the cluster's own API server, for what the cluster itself needs: readiness, tokens, fake nodes.
 
-In: the relay's port, the authority and the administrator's certificate. Out: decoded JSON. It is not atoll.kube, which is
-what tests of a cluster examine; kubectl would cost a process start per question.
+In: the relay's port, the authority and the administrator's certificate. Out: decoded JSON. It is not atoll.kube, which
+is what tests of a cluster examine; kubectl would cost a process start per question.
 """
 
 from __future__ import annotations
@@ -9,16 +9,33 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from typing import Any
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from devcluster.certificates import KeyPair
 from devcluster.errors import ApiError
 
+Json: TypeAlias = Any
+
 _TIMEOUT_SECONDS = 30.0
+_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; the body is sent as JSON."""
+
+    method: str
+    path: str
+    body: Json = None
+    content_type: str = "application/json"
 
 
 class Api:
-    """Requests as the cluster's administrator; one connection per request, safe to share between threads."""
+    """Requests as the cluster's administrator, safe to share between threads."""
 
     def __init__(self, port: int, *, authority: KeyPair, client: KeyPair) -> None:
         """Reach the API server through the relay on 127.0.0.1:port."""
@@ -26,24 +43,46 @@ class Api:
         self._context = ssl.create_default_context(cafile=str(authority.certificate))
         self._context.load_cert_chain(client.certificate, client.key)
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str) -> Json:
         """The object or text at a path. Raises ApiError for any status over 299, OSError while nobody answers."""
         return self.request("GET", path)
 
-    def request(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> Any:
+    def request(self, method: str, path: str, body: Json = None, *, content_type: str = "application/json") -> Json:
         """Send a body as JSON and decode the answer, text where it is no JSON. Raises as get does."""
-        connection = http.client.HTTPSConnection(
-            "127.0.0.1", self._port, context=self._context, timeout=_TIMEOUT_SECONDS
-        )
+        connection = self._connect()
         try:
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, path, body=payload, headers={"Content-Type": content_type})
-            response = connection.getresponse()
-            text = response.read().decode()
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"{method} {path}: {error!r}") from error
+            return _exchange(connection, Request(method, path, body, content_type))
         finally:
             connection.close()
-        if response.status > 299:
-            raise ApiError(f"{method} {path}", status=response.status, answer=text)
-        return json.loads(text) if "json" in response.headers.get("Content-Type", "") else text
+
+    def request_all(self, requests: Iterable[Request]) -> None:
+        """Send many requests over a few lasting connections; raises as get does for the first that fails."""
+        local, opened = threading.local(), []
+
+        def connect() -> None:
+            local.connection = self._connect()
+            opened.append(local.connection)
+
+        try:
+            with ThreadPoolExecutor(max_workers=_CONNECTIONS, initializer=connect) as pool:
+                for _ in pool.map(lambda request: _exchange(local.connection, request), requests):
+                    pass
+        finally:
+            for connection in opened:
+                connection.close()
+
+    def _connect(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=_TIMEOUT_SECONDS)
+
+
+def _exchange(connection: http.client.HTTPSConnection, request: Request) -> Json:
+    payload = None if request.body is None else json.dumps(request.body)
+    try:
+        connection.request(request.method, request.path, payload, headers={"Content-Type": request.content_type})
+        response = connection.getresponse()
+        text = response.read().decode()
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"{request.method} {request.path}: {error!r}") from error
+    if response.status > 299:
+        raise ApiError(f"{request.method} {request.path}", status=response.status, answer=text)
+    return json.loads(text) if "json" in response.headers.get("Content-Type", "") else text

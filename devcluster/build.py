@@ -1,7 +1,7 @@
 """Builds the programs of a development cluster into the cache, once.
 
-In: a Kubernetes version and what the cluster needs. Out: the path of each program. Every program is built under a name of
-its own and renamed when it is whole, so an interrupted build goes on where it stopped; the folder is keyed by everything
+In: a Kubernetes version and what the cluster needs. Out: the path of each program. Every program is built under a name
+of its own and renamed when it is whole, so an interrupted build goes on where it stopped; the folder is keyed by all
 that decides the result (module files, Go version, flags), so a change never meets a stale binary. A file lock keeps two
 starters from building the same thing twice.
 
@@ -58,7 +58,7 @@ def ensure_binaries(
     cache: Path | None = None,
     report: Report = report_to_stderr,
 ) -> Binaries:
-    """Every program of such a cluster, built where it is missing. Raises BuildError naming the program and the reason."""
+    """Every program of such a cluster, built where it is missing. Raises BuildError: which program, and why."""
     cache = cache or cache_root()
     found = assets_from_environment(os.environ, kubernetes=kubernetes, report=report)
     wanted = [row for row in programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok) if row.name not in found]
@@ -108,10 +108,19 @@ def _build_missing(targets: Mapping[Program, Path], *, toolchain: Toolchain, rep
 
 
 def build_program(row: Program, target: Path, *, toolchain: Toolchain) -> None:
-    """Build one program; the target appears whole or not at all. Raises BuildError with the end of the compiler's output."""
+    """Build one program; the target appears whole or not at all. Raises BuildError with what the compiler said."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{row.name}.unfinished")
-    command = [toolchain.command, "build", *_BUILD_FLAGS, "-ldflags", row.link_flags, "-o", unfinished, row.package]
+    command = [
+        toolchain.command,
+        "build",
+        *_BUILD_FLAGS,
+        "-ldflags",
+        row.link_flags,
+        "-o",
+        str(unfinished),
+        row.package,
+    ]
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
     try:
         result = subprocess.run(

@@ -1,12 +1,12 @@
 """The certificate authority of one development cluster and everything it signs.
 
-In: the folder, the node names and addresses. Out: PEM files with mode 0600. Separate because the trust of a cluster should
-be readable in one place: who may call whom, under which name.
+In: the folder and whom to name. Out: PEM files with mode 0600. Separate because the trust of a cluster should be
+readable in one place.
 """
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ipaddress
 import os
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_LIFETIME = datetime.timedelta(days=365)
-_CLOCK_SKEW = datetime.timedelta(hours=1)
+_LIFETIME = dt.timedelta(days=365)
+_CLOCK_SKEW = dt.timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Subject:
 class CertificateAuthority:
     """Signs certificates with a key that lies in the cluster's own folder."""
 
-    def __init__(self, folder: Path, *, now: datetime.datetime) -> None:
+    def __init__(self, folder: Path, *, now: dt.datetime) -> None:
         """Load the authority of the folder, or make it; certificates are valid for a year from now."""
         self.folder = folder
         self.pair = KeyPair(certificate=folder / "ca.crt", key=folder / "ca.key")

@@ -1,44 +1,40 @@
 """A development cluster as its users see it: start or attach, use, stop.
 
-In: a name, the nodes, a Kubernetes version. Out: an object through which tests, the demo and benchmarks reach everything.
-Command lines, configurations and certificates are decided in the sibling modules; this one performs them in order and
+In: a name, the nodes, a Kubernetes version. Out: an object through which tests, the demo and benchmarks
+reach all of it. Command lines, configurations and certificates are decided in the sibling modules; this one performs them in order and
 waits. The cluster's processes run under the supervisor inside its namespaces, this code runs outside of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from devcluster import control_plane, state
+from devcluster import control_plane, fake_nodes, state
 from devcluster.api import Api
 from devcluster.build import Binaries, Report, ensure_binaries, report_to_stderr
-from devcluster.certificates import CertificateAuthority, KeyPair
+from devcluster.certificates import KeyPair
 from devcluster.control import Control, ProcessStatus
 from devcluster.control_plane import Layout
-from devcluster.errors import ClusterStateError, ControlError, DevclusterError
-from devcluster.images import ensure_images
+from devcluster.errors import ClusterStateError, ControlError
+from devcluster.fleet import Fleet
 from devcluster.kubeconfigs import write_kubeconfig
 from devcluster.launch import Launched, check_machine, launch
-from devcluster.node import NODES_MAX, Node, NodeSpec, describe
-from devcluster.node_runner import NodeRunner
-from devcluster.paths import cache_root
+from devcluster.node import Node, NodeSpec, describe
 from devcluster.programs import DEFAULT_KUBERNETES
-from devcluster.state import ClusterRecord, NodeRecord
-from devcluster.system_programs import find_system_programs
+from devcluster.state import ClusterRecord
 from devcluster.waiting import wait_until
 
 _SCHEDULER = "kube-scheduler"
+_HEALTHZ = "import ssl, sys, urllib.request as u; u.urlopen(sys.argv[1], context=ssl._create_unverified_context())"
 _TOKEN_SECONDS = 7 * 24 * 3600
 _STOP_SECONDS = 60.0
 _PROCESS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
@@ -54,16 +50,12 @@ class Cluster:
         self._launched = launched
         self.layout = Layout(folder=state.cluster_folder(record.name))
         self.control = Control(self.layout.folder)
-        self._authority = CertificateAuthority(self.layout.pki, now=datetime.datetime.now(datetime.UTC))
+        self._authority = control_plane.authority(self.layout)
         pki = self.layout.pki
         administrator = KeyPair(certificate=pki / "admin.crt", key=pki / "admin.key")
         self._binaries = Binaries(paths={name: Path(path) for name, path in record.binaries.items()})
-        if not administrator.key.exists():
-            control_plane.write_identities(self.layout, self._authority, port=record.port)
         self.api = Api(record.port, authority=self._authority.pair, client=administrator)
-        self._runner = NodeRunner(
-            record.name, self.layout, control=self.control, api=self.api, binaries=self._binaries
-        )
+        self._fleet = Fleet(record, self.layout, control=self.control, api=self.api)
 
     # ---- life ----
 
@@ -101,6 +93,7 @@ class Cluster:
                 binaries={program: str(path) for program, path in binaries.paths.items()},
             )
             state.write_record(folder, record)
+            control_plane.write_identities(Layout(folder), port=launched.port)
             cluster = cls(record, launched=launched)
             cluster._start_parts(nodes, report=report)
             if scheduler:
@@ -185,11 +178,19 @@ class Cluster:
         )
 
     def kubectl(
-        self, *arguments: str, input: str | None = None, check: bool = False  # noqa: A002
+        self,
+        *arguments: str,
+        input: str | None = None,  # noqa: A002 - the word subprocess uses
+        check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator and give what it printed; with check raise CalledProcessError on failure."""
         cache = self.layout.folder / "kubectl-cache"
-        command = [self._binaries["kubectl"], f"--kubeconfig={self.kubeconfig}", f"--cache-dir={cache}", *arguments]
+        command = [
+            str(self._binaries["kubectl"]),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--cache-dir={cache}",
+            *arguments,
+        ]
         return subprocess.run(command, input=input, capture_output=True, text=True, check=check)
 
     # ---- processes ----
@@ -216,7 +217,7 @@ class Cluster:
         self,
         *argv: str | Path,
         node: str | None = None,
-        input: str = "",  # noqa: A002
+        input: str = "",  # noqa: A002 - the word subprocess uses
         timeout_seconds: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside the cluster, or one of its nodes, to its end."""
@@ -255,128 +256,104 @@ class Cluster:
         file.write_text(control_plane.scheduler_configuration(text, kubeconfig=identity))
         command = control_plane.scheduler_command(self._binaries, self.layout, config=file)
         self._spawn_part(_SCHEDULER, command)
-        self._wait_healthy(_SCHEDULER, control_plane.SCHEDULER_PORT)
+        healthz = [sys.executable, "-c", _HEALTHZ, f"https://127.0.0.1:{control_plane.SCHEDULER_PORT}/healthz"]
+        self._wait(lambda: self.run(*healthz).returncode == 0, what=_SCHEDULER, process=_SCHEDULER)
 
     def stop_scheduler(self) -> None:
         """End kube-scheduler; harmless where none runs."""
-        status = self.processes().get(_SCHEDULER)
-        if status and status.running:
-            self.signal(_SCHEDULER, "KILL")
-            self.wait_exit(_SCHEDULER)
+        self._kill(_SCHEDULER)
 
     # ---- nodes ----
 
     @property
     def nodes(self) -> list[Node]:
         """The real nodes, in the order they were added."""
-        return [describe(self.name, record) for record in self._record.nodes]
+        return [describe(self.name, record) for record in self._fleet.records]
 
     def node(self, name: str) -> Node:
         """One real node. Raises ClusterStateError where there is none of that name."""
-        return describe(self.name, self._node_record(name))
+        return describe(self.name, self._fleet.find(name))
 
     def add_node(self, spec: NodeSpec) -> Node:
         """Start a node and wait until it is Ready; a stopped one of that name starts again with its disk."""
-        self._add_nodes([spec])
+        check_machine(real_nodes=True)
+        binaries = ensure_binaries(self.kubernetes)
+        records = self._fleet.prepare([spec], binaries=binaries, authority=self._authority, report=report_to_stderr)
+        self._fleet.start_kubelets(records, binaries=binaries)
         return self.node(spec.name)
 
     def stop_node(self, name: str) -> None:
         """Pull the plug of a node; its Node object stays until somebody deletes it."""
-        self._runner.stop(self._node_record(name))
+        self._fleet.runner(self._binaries).stop(self._fleet.find(name))
 
     def restart_kubelet(self, name: str) -> None:
         """Restart a node's kubelet and wait until it answers; containers keep running meanwhile."""
-        self._runner.restart_kubelet(self._node_record(name))
+        self._fleet.runner(self._binaries).restart_kubelet(self._fleet.find(name))
 
     def wait_node_ready(self, name: str, *, timeout_seconds: float = 120.0) -> None:
         """Wait until pods may be placed on a node."""
-        self._runner.wait_ready(self._node_record(name).name, timeout_seconds=timeout_seconds)
+        record = self._fleet.find(name)
+        self._fleet.runner(self._binaries).wait_ready(record.name, timeout_seconds=timeout_seconds)
+
+    # ---- fake nodes ----
+
+    def start_kwok(self) -> None:
+        """Let the pods of fake nodes run. From now on the silence of a node, a real one too, counts as life for a day.
+
+        Thousands of heartbeats would otherwise be most of what a small machine does.
+        """
+        binaries = ensure_binaries(self.kubernetes, real_nodes=False, kwok=True)
+        self._kill("kube-controller-manager")
+        self._start_controller_manager(node_grace_seconds=24 * 3600)
+        stages = self.layout.folder / "kwok.yaml"
+        stages.write_text(fake_nodes.stages())
+        self._spawn_part("kwok", control_plane.kwok_command(binaries, self.layout, stages=stages))
+
+    def create_fake_nodes(
+        self,
+        count: int,
+        *,
+        labels: fake_nodes.Labels,
+        allocatable: Mapping[str, str],
+        prefix: str = "fake",
+    ) -> None:
+        """Create the nodes prefix-0, prefix-1, ...; labels may be a function of that number. Raises ApiError."""
+        self.api.request_all(fake_nodes.node_requests(count, prefix=prefix, labels=labels, allocatable=allocatable))
 
     # ---- start ----
 
     def _start_parts(self, nodes: Sequence[NodeSpec], *, report: Report) -> None:
+        """Control plane and nodes side by side: a node's containerd and images need no API server."""
         self.shared_dir.mkdir(exist_ok=True)
         self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))
         self._spawn_part("kube-apiserver", control_plane.api_server_command(self._binaries, self.layout))
         with ThreadPoolExecutor(max_workers=1) as pool:
-            prepared = pool.submit(self._prepare_nodes, nodes, report=report)
+            prepared = pool.submit(
+                self._fleet.prepare, nodes, binaries=self._binaries, authority=self._authority, report=report
+            )
             self._wait(lambda: self.api.get("/readyz") == "ok", what="the API server", process="kube-apiserver")
-            command = control_plane.controller_manager_command(self._binaries, self.layout)
-            self._spawn_part("kube-controller-manager", command)
-            self._start_kubelets(prepared.result())
+            self._start_controller_manager(node_grace_seconds=control_plane.NODE_GRACE_SECONDS)
+            self._fleet.start_kubelets(prepared.result(), binaries=self._binaries)
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self._wait(lambda: self.api.get(account), what="the default account", process="kube-controller-manager")
 
-    def _add_nodes(self, specs: Sequence[NodeSpec], *, report: Report = report_to_stderr) -> None:
-        if "kubelet" not in self._binaries.paths:
-            check_machine(real_nodes=True)
-            self._adopt(ensure_binaries(self.kubernetes, report=report))
-        self._start_kubelets(self._prepare_nodes(specs, report=report))
+    def _start_controller_manager(self, *, node_grace_seconds: int) -> None:
+        command = control_plane.controller_manager_command(
+            self._binaries, self.layout, node_grace_seconds=node_grace_seconds
+        )
+        self._spawn_part("kube-controller-manager", command)
 
-    def _adopt(self, binaries: Binaries) -> None:
-        self._binaries = binaries
-        paths = {name: str(path) for name, path in binaries.paths.items()}
-        self._record = replace(self._record, binaries=paths)
-        self._runner = NodeRunner(self.name, self.layout, control=self.control, api=self.api, binaries=binaries)
-
-    def _prepare_nodes(self, specs: Sequence[NodeSpec], *, report: Report) -> list[NodeRecord]:
-        if not specs:
-            return []
-        records = self._number(specs)
-        cache = cache_root()
-        system = find_system_programs(cache, report=report)
-        images = ensure_images(cache, pause=self._binaries["pause"], busybox=system.busybox)
-        with ThreadPoolExecutor(max_workers=min(8, len(records))) as pool:
-            for _ in pool.map(
-                lambda record: self._runner.prepare(
-                    record, authority=self._authority, system=system, images=images
-                ),
-                records,
-            ):
-                pass
-        return records
-
-    def _start_kubelets(self, records: Sequence[NodeRecord]) -> None:
-        for record in records:
-            self._runner.start_kubelet(record)
-        for record in records:
-            self._runner.wait_ready(record.name)
-
-    def _number(self, specs: Sequence[NodeSpec]) -> list[NodeRecord]:
-        """Give each node its number and write the record before anything of a node exists, so that sweeps find it."""
-        known = {record.name: record for record in self._record.nodes}
-        running = self.processes()
-        for spec in specs:
-            state.check_name(spec.name, what="node")
-            holder = running.get(f"node@{spec.name}")
-            if holder and holder.running:
-                raise ClusterStateError(f"node {spec.name!r} runs already in cluster {self.name!r}")
-            number = known[spec.name].number if spec.name in known else len(known)
-            if number >= NODES_MAX:
-                raise ClusterStateError(f"a cluster has at most {NODES_MAX} real nodes; use fake ones for more")
-            known[spec.name] = spec.numbered(number)
-        self._record = replace(self._record, nodes=tuple(known.values()))
-        state.write_record(self.layout.folder, self._record)
-        return [known[spec.name] for spec in specs]
-
-    def _node_record(self, name: str) -> NodeRecord:
-        for record in self._record.nodes:
-            if record.name == name:
-                return record
-        names = ", ".join(record.name for record in self._record.nodes) or "none"
-        raise ClusterStateError(f"no node {name!r} in cluster {self.name!r}; there are: {names}")
+    def _kill(self, name: str) -> None:
+        """End a process at once; harmless where none of that name runs."""
+        status = self.processes().get(name)
+        if status and status.running:
+            self.signal(name, "KILL")
+            self.wait_exit(name)
 
     def _spawn_part(self, name: str, command: Sequence[str]) -> None:
         self.control.spawn(name, command, log=self.logs(name), cwd=self.layout.folder)
 
-    def _wait_healthy(self, name: str, port: int) -> None:
-        self._wait(lambda: self._answers(port), what=name, process=name)
-
-    def _answers(self, port: int) -> bool:
-        script = "import ssl,sys,urllib.request as r;r.urlopen(sys.argv[1],context=ssl._create_unverified_context())"
-        return self.run(sys.executable, "-c", script, f"https://127.0.0.1:{port}/healthz").returncode == 0
-
-    def _wait(self, question, *, what: str, process: str, timeout_seconds: float = 120.0) -> None:
+    def _wait(self, question: Callable[[], object], *, what: str, process: str, timeout_seconds: float = 120.0) -> None:
         wait_until(
             question,
             what=what,

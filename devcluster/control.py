@@ -1,4 +1,4 @@
-"""Talks to the supervisor of a cluster from outside: one request, one answer, over the socket in the cluster's folder."""
+"""Talks to a cluster's supervisor from outside: one request, one answer, over the socket in the cluster's folder."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ class Control:
         env: Mapping[str, str] | None = None,
         node: str | None = None,
         cwd: Path | None = None,
-        **files: str,
+        stdin: Path | None = None,
+        stderr: Path | None = None,
     ) -> int:
-        """Start a process; env is the whole environment (default: ours), node the node inside whose namespaces it runs."""
+        """Start a process; env is the whole environment (default: ours), node where it runs (default: none)."""
         return int(
             self._request(
                 "spawn",
@@ -56,8 +57,9 @@ class Control:
                 env=dict(os.environ if env is None else env),
                 cwd=str(cwd or Path.cwd()),
                 log=str(log),
+                stdin=str(stdin or os.devnull),
+                stderr=str(stderr or log),
                 node=node,
-                **files,
             )["pid"]
         )
 
@@ -90,12 +92,12 @@ class Control:
         env: Mapping[str, str] | None = None,
         timeout_seconds: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside to its end and give what it printed. Raises ControlError where it does not end in time."""
+        """Run a command inside to its end and give what it printed. Raises ControlError where it takes too long."""
         with tempfile.TemporaryDirectory(dir=self._folder, prefix="run-") as scratch:
             source, output, complaints = (Path(scratch) / name for name in ("stdin", "stdout", "stderr"))
             source.write_text(stdin)
             name = Path(scratch).name
-            self.spawn(name, argv, log=output, env=env, node=node, stdin=str(source), stderr=str(complaints))
+            self.spawn(name, argv, log=output, env=env, node=node, stdin=source, stderr=complaints)
             exit_code = self.wait(name, timeout_seconds=timeout_seconds)
             if exit_code is None:
                 self.signal(name, "KILL")
@@ -106,7 +108,9 @@ class Control:
             command = [str(part) for part in argv]
             return subprocess.CompletedProcess(command, exit_code, output.read_text(), complaints.read_text())
 
-    def _request(self, operation: str, *, answer_seconds: float = _ANSWER_SECONDS_MAX, **fields: Any) -> dict[str, Any]:
+    def _request(
+        self, operation: str, *, answer_seconds: float = _ANSWER_SECONDS_MAX, **fields: object
+    ) -> dict[str, Any]:
         line = json.dumps({"op": operation, **fields}).encode() + b"\n"
         try:
             with socket.socket(socket.AF_UNIX) as connection:

@@ -1,11 +1,12 @@
-"""The control plane of a cluster: command lines and configuration of etcd, API server, controller manager and scheduler.
+"""The control plane of a cluster: command lines of etcd, API server, controller manager and scheduler.
 
-In: where things lie. Out: argument lists and file contents, nothing is started here. Everything listens on the cluster's
+In: where things lie. Out: argument lists and file contents, nothing is started here. All of it listens in the cluster's
 own network namespace only; the API server on the bridge, which nodes reach, the others on its loopback.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 from devcluster.build import Binaries
 from devcluster.certificates import CertificateAuthority, KeyPair, Subject, write_signing_key
 from devcluster.errors import StartError
+from devcluster.fake_nodes import FAKE_ANNOTATION
 from devcluster.kubeconfigs import write_kubeconfig
 
 BRIDGE_ADDRESS = "10.255.0.1"
@@ -22,6 +24,7 @@ SERVER_PORT = 6443
 SERVER_INSIDE = f"https://{BRIDGE_ADDRESS}:{SERVER_PORT}"
 SCHEDULER_PORT = 10259
 CONTROLLER_MANAGER_PORT = 10257
+NODE_GRACE_SECONDS = 50
 
 _ETCD = "http://127.0.0.1:2379"
 _SERVICE_NETWORK = "10.96.0.0/16"
@@ -63,39 +66,36 @@ class Layout:
         return self.kubeconfigs / f"{name}.kubeconfig"
 
 
-@dataclass(frozen=True, slots=True)
-class Identities:
-    """The administrator's certificate and the authority, which callers outside of the cluster need."""
-
-    authority: CertificateAuthority
-    administrator: KeyPair
+def authority(layout: Layout) -> CertificateAuthority:
+    """The cluster's certificate authority, made when it is first asked for."""
+    return CertificateAuthority(layout.pki, now=dt.datetime.now(dt.UTC))
 
 
-def write_identities(layout: Layout, authority: CertificateAuthority, *, port: int) -> Identities:
-    """Certificates and kubeconfigs of the control plane; the administrator's kubeconfig leads through the host's port."""
+def write_identities(layout: Layout, *, port: int) -> None:
+    """Certificates and kubeconfigs of the control plane; the administrator's also leads through the host's port."""
+    signer = authority(layout)
     server = Subject(
         "kube-apiserver",
         dns_names=("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"),
         addresses=("127.0.0.1", BRIDGE_ADDRESS, _SERVICE_ADDRESS),
     )
-    authority.issue("apiserver", server)
-    authority.issue("apiserver-kubelet-client", Subject("kube-apiserver-kubelet-client", "system:masters"))
+    signer.issue("apiserver", server)
+    signer.issue("apiserver-kubelet-client", Subject("kube-apiserver-kubelet-client", "system:masters"))
     write_signing_key(layout.pki / "service-accounts.key")
     for component in ("kube-scheduler", "kube-controller-manager"):
-        pair = authority.issue(component, Subject(f"system:{component}"))
-        write_inside(layout, authority, name=component, client=pair)
-    administrator = authority.issue("admin", Subject("admin", "system:masters"))
+        pair = signer.issue(component, Subject(f"system:{component}"))
+        write_inside(layout, signer, name=component, client=pair)
+    administrator = signer.issue("admin", Subject("admin", "system:masters"))
     outside = f"https://127.0.0.1:{port}"
-    certificate = authority.pair.certificate
+    certificate = signer.pair.certificate
     write_kubeconfig(layout.kubeconfig("admin"), server=outside, authority=certificate, client=administrator)
-    write_inside(layout, authority, name="admin-inside", client=administrator)
-    return Identities(authority=authority, administrator=administrator)
+    write_inside(layout, signer, name="admin-inside", client=administrator)
 
 
-def write_inside(layout: Layout, authority: CertificateAuthority, *, name: str, client: KeyPair) -> Path:
+def write_inside(layout: Layout, signer: CertificateAuthority, *, name: str, client: KeyPair) -> Path:
     """A kubeconfig for use inside of the cluster's namespaces."""
     return write_kubeconfig(
-        layout.kubeconfig(name), server=SERVER_INSIDE, authority=authority.pair.certificate, client=client
+        layout.kubeconfig(name), server=SERVER_INSIDE, authority=signer.pair.certificate, client=client
     )
 
 
@@ -144,8 +144,13 @@ def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
     ]
 
 
-def controller_manager_command(binaries: Binaries, layout: Layout) -> list[str]:
-    """The controller manager, every controller under its own service account."""
+def controller_manager_command(
+    binaries: Binaries, layout: Layout, *, node_grace_seconds: int = NODE_GRACE_SECONDS
+) -> list[str]:
+    """The controller manager, every controller under its own service account.
+
+    node_grace_seconds is how long a node may be silent before it counts as lost.
+    """
     kubeconfig = layout.kubeconfig("kube-controller-manager")
     return [
         str(binaries["kube-controller-manager"]),
@@ -155,6 +160,7 @@ def controller_manager_command(binaries: Binaries, layout: Layout) -> list[str]:
         f"--service-account-private-key-file={layout.pki / 'service-accounts.key'}",
         "--use-service-account-credentials=true",
         "--leader-elect=false",
+        f"--node-monitor-grace-period={node_grace_seconds}s",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
     ]
@@ -171,6 +177,19 @@ def scheduler_command(binaries: Binaries, layout: Layout, *, config: Path) -> li
     ]
 
 
+def kwok_command(binaries: Binaries, layout: Layout, *, stages: Path) -> list[str]:
+    """The controller that plays the pods of fake nodes; it writes no heartbeats."""
+    return [
+        str(binaries["kwok"]),
+        f"--kubeconfig={layout.kubeconfig('admin-inside')}",
+        f"--config={stages}",
+        f"--manage-nodes-with-annotation-selector={FAKE_ANNOTATION}=fake",
+        "--node-lease-duration-seconds=0",
+        f"--node-ip={BRIDGE_ADDRESS}",
+        "--server-address=127.0.0.1:0",
+    ]
+
+
 def scheduler_configuration(given: str | None, *, kubeconfig: Path) -> str:
     """The caller's KubeSchedulerConfiguration, or a plain one, connected through the given kubeconfig.
 
@@ -183,7 +202,8 @@ def scheduler_configuration(given: str | None, *, kubeconfig: Path) -> str:
     }
     config: Any = default if given is None else yaml.safe_load(given)
     if not isinstance(config, dict) or config.get("kind") != "KubeSchedulerConfiguration":
-        raise StartError("kube-scheduler", problem="was given no KubeSchedulerConfiguration", log_tail=str(config)[:200])
+        problem = "was given no KubeSchedulerConfiguration"
+        raise StartError("kube-scheduler", problem=problem, log_tail=str(config)[:200])
     connection = {"qps": 500, "burst": 1000, **config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
     return yaml.safe_dump({**config, "clientConnection": connection})
 

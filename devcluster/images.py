@@ -1,7 +1,7 @@
 """Container images without a registry: OCI archives assembled from static programs.
 
-In: which files and links an image holds and what it starts. Out: a tar file in OCI layout that `ctr images import` takes.
-The same input gives the same bytes, so an archive in the cache is good for ever. Separate because it knows nothing of
+In: which files and links an image holds and what it starts. Out: a tar file in OCI layout for `ctr images import`. The
+same input gives the same bytes, so an archive in the cache is good for ever. Separate because it knows nothing of
 clusters.
 """
 
@@ -131,7 +131,7 @@ def _link_entry(name: str, target: str) -> tarfile.TarInfo:
     return entry
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 

@@ -28,8 +28,12 @@ NODES_MAX = 200
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
 _ADDRESS_OFFSET = 11
+_UNUSED_PLUGINS = (
+    "nri.v1.nri",
+    *(f"snapshotter.v1.{kind}" for kind in ("blockfile", "btrfs", "devmapper", "erofs", "zfs")),
+)
 _SETUP = """set -eu
-# A private /run, /var/log and /var/lib: kubelet and containerd hard-code paths below them, also of a host's own kubelet.
+# Private /run, /var/log and /var/lib: kubelet and containerd hard-code paths there, which a host's own kubelet may use.
 mount -t tmpfs tmpfs {scratch}
 mkdir {scratch}/upper {scratch}/work
 mount -t overlay overlay -o lowerdir=/var/lib,upperdir={scratch}/upper,workdir={scratch}/work /var/lib
@@ -233,9 +237,7 @@ def containerd_configuration(folder: Path, *, runc: Path, plugins: Path) -> str:
         "version = 3",
         f"root = '{folder / 'containerd'}'",
         "state = '/run/containerd'",
-        "disabled_plugins = ['io.containerd.nri.v1.nri', 'io.containerd.snapshotter.v1.devmapper', "
-        "'io.containerd.snapshotter.v1.zfs', 'io.containerd.snapshotter.v1.btrfs', "
-        "'io.containerd.snapshotter.v1.blockfile', 'io.containerd.snapshotter.v1.erofs']",
+        f"disabled_plugins = {[f'io.containerd.{plugin}' for plugin in _UNUSED_PLUGINS]}",
         "[grpc]",
         f"address = '{CONTAINERD_SOCKET}'",
         "[plugins.'io.containerd.internal.v1.opt']",

@@ -1,8 +1,8 @@
 """Starts, stops and repairs the real nodes of a running cluster.
 
-In: records of nodes. Out: nodes that are Ready. Every step is a process under the supervisor: `node@NAME` holds the node's
-namespaces, `containerd@NAME` and `kubelet@NAME` live in them, apart from each other so that either can be restarted while
-containers run on.
+In: records of nodes. Out: nodes that are Ready. Each is three processes under the supervisor: `node@NAME` holds the
+node's namespaces, `containerd@NAME` and `kubelet@NAME` live in them, apart from each other so that either can be
+restarted while containers run on.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class NodeRunner:
         command = self._files(record).kubelet_command(self._binaries)
         self._control.spawn(name, command, log=self._log(name), node=record.name, cwd=Path("/"))
 
+    def wait_answering(self, name: str) -> None:
+        """Wait until a node's kubelet answers through the API server: its Node object alone may be old."""
+        path, process = f"/api/v1/nodes/{name}/proxy/healthz", f"kubelet@{name}"
+        self._wait(process, process, lambda: self._api.get(path) == "ok", timeout_seconds=60)
+
     def wait_ready(self, name: str, *, timeout_seconds: float = 120.0) -> None:
         """Wait until pods may be placed on the node. Raises StartError with the end of kubelet's log."""
 
@@ -85,8 +90,7 @@ class NodeRunner:
             self._control.signal(name, "KILL")
             self._control.wait(name, timeout_seconds=_STOP_SECONDS)
         self.start_kubelet(record)
-        path = f"/api/v1/nodes/{record.name}/proxy/healthz"
-        self._wait(name, name, lambda: self._api.get(path) == "ok", timeout_seconds=60)
+        self.wait_answering(record.name)
 
     def stop(self, record: NodeRecord) -> None:
         """Pull the plug: every process of the node ends at once, its Node object stays."""
@@ -130,7 +134,7 @@ class NodeRunner:
             raise StartError(f"image {image.name}", problem=f"was refused by {node}", log_tail=result.stderr)
 
     def _ctr(self, node: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [self._binaries["ctr"], "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", *arguments]
+        command = [str(self._binaries["ctr"]), "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", *arguments]
         return self._control.run(command, node=node)
 
     def _files(self, record: NodeRecord) -> NodeFiles:

@@ -18,6 +18,20 @@ from typing import Any
 from devcluster.errors import ControlError
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What to start: the whole environment, where input comes from and output goes, and inside which node, if any."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    log: str
+    stdin: str
+    stderr: str
+    node: str | None
+
+
 @dataclass(slots=True)
 class Process:
     """One named process; wrapped ones were started through nsenter, and only the child of that is the real one."""
@@ -48,18 +62,17 @@ class ProcessTable:
         """An empty table."""
         self._processes: dict[str, Process] = {}
 
-    def spawn(self, name: str, argv: Sequence[str], **options: Any) -> int:
+    def spawn(self, start: Start) -> int:
         """Start a process under a free name and give its process id. Raises ControlError where the name is in use."""
-        present = self._processes.get(name)
+        present = self._processes.get(start.name)
         if present is not None and present.exit_code is None:
-            raise ControlError(f"process {name!r} runs already: stop it first")
-        node = options.get("node")
-        command = list(argv) if node is None else [*self.enter(node), options["cwd"], *argv]
+            raise ControlError(f"process {start.name!r} runs already: stop it first")
+        command = start.argv if start.node is None else [*self.enter(start.node), start.cwd, *start.argv]
         try:
-            popen = _start(command, **options)
+            popen = _popen(command, start)
         except OSError as error:
-            raise ControlError(f"cannot start {name!r}: {error}") from error
-        self._processes[name] = Process(name=name, popen=popen, wrapped=node is not None)
+            raise ControlError(f"cannot start {start.name!r}: {error}") from error
+        self._processes[start.name] = Process(name=start.name, popen=popen, wrapped=start.node is not None)
         return popen.pid
 
     def enter(self, node: str) -> list[str]:
@@ -107,24 +120,20 @@ class ProcessTable:
         return {name: _describe(process) for name, process in sorted(self._processes.items())}
 
 
-def _start(
-    command: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    cwd: str,
-    log: str,
-    stdin: str | None = None,
-    stderr: str | None = None,
-    node: str | None = None,
-) -> subprocess.Popen[bytes]:
-    del node
+def _popen(command: Sequence[str], start: Start) -> subprocess.Popen[bytes]:
     with (
-        Path(log).open("ab") as output,
-        Path(stderr or log).open("ab") as complaints,
-        Path(stdin or os.devnull).open("rb") as source,
+        Path(start.log).open("ab") as output,
+        Path(start.stderr).open("ab") as complaints,
+        Path(start.stdin).open("rb") as source,
     ):
         return subprocess.Popen(
-            command, env=dict(env), cwd=cwd, stdin=source, stdout=output, stderr=complaints, start_new_session=True
+            command,
+            env=dict(start.env),
+            cwd=start.cwd,
+            stdin=source,
+            stdout=output,
+            stderr=complaints,
+            start_new_session=True,
         )
 
 

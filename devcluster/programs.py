@@ -51,7 +51,7 @@ def required_version(go_mod: Path, *, of: str) -> str:
 
 
 def programs_for(kubernetes: str, *, real_nodes: bool, kwok: bool, modules: Path = MODULES) -> list[Program]:
-    """The programs of a cluster, those first that take longest to be missed. Raises BuildError for a version without module."""
+    """The programs of a cluster, in the order to build them. Raises BuildError for a version without a module."""
     folders = kubernetes_versions(modules)
     if kubernetes not in folders:
         raise BuildError(f"no module for Kubernetes {kubernetes!r}; there are: {', '.join(sorted(folders))}")

@@ -1,8 +1,8 @@
 """A TCP relay from a socket of the host into the network of a cluster.
 
-A listening socket stays in the network namespace in which it was made. The owner opens one on the host's loopback address
-and hands it to the supervisor inside, which accepts there and connects here. Bytes go through untouched: TLS is between
-the client and the API server.
+A listening socket stays in the network namespace in which it was made. The owner opens one on the host's loopback
+address and hands it to the supervisor inside, which accepts there and connects here. Bytes go through untouched: TLS is
+between the client and the API server.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def socket_path(folder: Path) -> Path:
     """The control socket of a cluster. Raises ClusterStateError where the kernel could not take so long a path."""
     path = folder / "control.sock"
     if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
-        raise ClusterStateError(f"{path} is longer than {_SOCKET_PATH_BYTES_MAX} bytes: set ATOLL_STATE to a shorter one")
+        raise ClusterStateError(f"{path} exceeds {_SOCKET_PATH_BYTES_MAX} bytes: set ATOLL_STATE to a shorter folder")
     return path
 
 

@@ -1,8 +1,8 @@
 """The first process inside the namespaces of a cluster: owns every other process there.
 
-In: JSON lines on a Unix socket in the cluster's folder (spawn, signal, wait, forget, status, stop). Out: one JSON line for
-each. It decides nothing about Kubernetes and restarts nothing. It ends, and everything with it, when it is told to, or
-when its owner's end of a pipe closes, whatever killed the owner; then it also removes the folder and the cgroups.
+In: JSON lines on a Unix socket in the cluster's folder (spawn, signal, wait, forget, status, stop). Out: one JSON line
+for each. It decides nothing about Kubernetes and restarts nothing. It ends, and everything with it, when it is told to,
+or when its owner's end of a pipe closes, whatever killed the owner; then it also removes the folder and the cgroups.
 
 Being process 1 of its own process namespace it reaps orphans, and the kernel kills all the others when it dies.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 from devcluster import proxy
 from devcluster.errors import ControlError
-from devcluster.processes import ProcessTable
+from devcluster.processes import ProcessTable, Start
 from devcluster.state import remove_cluster_folder, socket_path
 
 _LINE_BYTES_MAX = 1 << 20
@@ -65,7 +65,7 @@ class Supervisor:
     async def _perform(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
         match operation:
             case "spawn":
-                return {"pid": self._table.spawn(**fields)}
+                return {"pid": self._table.spawn(Start(**fields))}
             case "signal":
                 self._table.signal(fields["name"], signal.Signals[f"SIG{fields['signal']}"])
             case "wait":

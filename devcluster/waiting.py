@@ -1,7 +1,7 @@
 """Waiting for conditions, with the reason when they do not come true.
 
-In: a question, a bound, and the process whose end makes waiting pointless. Out: the first true answer, or StartError with
-the end of that process's log.
+In: a question, a bound, and the process whose end makes waiting pointless. Out: the first true answer, or StartError
+with the end of that process's log.
 """
 
 from __future__ import annotations

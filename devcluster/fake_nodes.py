@@ -1,0 +1,118 @@
+"""Fake nodes by the thousand, for benchmarks: Node objects without a machine, whose pods kwok declares to be running.
+
+In: how many, with which labels and which resources. Out: Node objects, and the stages by which kwok plays their pods'
+lives. Pods end as they do under a kubelet: first every container is terminated, then the object goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from devcluster.api import Request
+
+Labels = Mapping[str, str] | Callable[[int], Mapping[str, str]]
+
+FAKE_ANNOTATION = "kwok.x-k8s.io/node"
+DEFAULT_ALLOCATABLE = {"cpu": "128", "memory": "1Ti", "pods": "256"}
+
+_CONDITIONS = {"Ready": "True", "MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False"}
+_CONTAINERS = """
+containerStatuses:
+{{ range .spec.containers }}
+- name: {{ .name | Quote }}
+  image: {{ .image | Quote }}
+  imageID: ""
+  restartCount: 0
+  STATE
+{{ end }}
+"""
+_RUNNING = 'ready: true\n  started: true\n  state: {running: {startedAt: "{{ Now }}"}}'
+_TERMINATED = (
+    'ready: false\n  started: false\n  state: {terminated: {exitCode: 0, reason: Completed, finishedAt: "{{ Now }}"}}'
+)
+_READY = """
+conditions:
+{{ range (list "Initialized" "Ready" "ContainersReady") }}
+- {type: {{ . | Quote }}, status: "True", lastTransitionTime: "{{ Now }}"}
+{{ end }}
+"""
+
+
+def node_requests(count: int, *, prefix: str, labels: Labels, allocatable: Mapping[str, str]) -> Iterator[Request]:
+    """One request per node; labels may depend on the node's number, counted from 0."""
+    for number in range(count):
+        own = labels(number) if callable(labels) else labels
+        body = node_object(f"{prefix}-{number}", labels=own, allocatable=allocatable)
+        yield Request(method="POST", path="/api/v1/nodes", body=body)
+
+
+def node_object(name: str, *, labels: Mapping[str, str], allocatable: Mapping[str, str]) -> dict[str, Any]:
+    """A Node that is Ready from its first moment; resources given replace or complete the defaults."""
+    resources = {**DEFAULT_ALLOCATABLE, **allocatable}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **labels},
+            "annotations": {FAKE_ANNOTATION: "fake"},
+        },
+        "status": {
+            "allocatable": resources,
+            "capacity": resources,
+            "conditions": [{"type": kind, "status": status} for kind, status in _CONDITIONS.items()],
+            "nodeInfo": dict.fromkeys(
+                (
+                    "architecture",
+                    "bootID",
+                    "containerRuntimeVersion",
+                    "kernelVersion",
+                    "kubeProxyVersion",
+                    "kubeletVersion",
+                    "machineID",
+                    "operatingSystem",
+                    "osImage",
+                    "systemUUID",
+                ),
+                "fake",
+            ),
+        },
+    }
+
+
+def stages() -> str:
+    """kwok's configuration: start a pod, end a pod whose deletion was asked for, remove an ended one."""
+    deleted = _selector(".metadata.deletionTimestamp", "Exists")
+    alive = _selector(".metadata.deletionTimestamp", "DoesNotExist")
+    running = f"phase: Running\n{_READY}{_CONTAINERS.replace('STATE', _RUNNING)}"
+    ended = f"phase: Succeeded\n{_CONTAINERS.replace('STATE', _TERMINATED)}"
+    rows = [
+        _stage("pod-starts", [alive, _phase_in("Pending")], {"statusTemplate": running}),
+        _stage("pod-ends", [deleted, _phase_in("Pending", "Running")], {"statusTemplate": ended}),
+        _stage("pod-goes", [deleted, _phase_in("Succeeded", "Failed")], {"delete": True}),
+    ]
+    return yaml.safe_dump_all(rows)
+
+
+def _stage(name: str, conditions: list[dict[str, Any]], following: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "kwok.x-k8s.io/v1alpha1",
+        "kind": "Stage",
+        "metadata": {"name": name},
+        "spec": {
+            "resourceRef": {"apiGroup": "v1", "kind": "Pod"},
+            "selector": {"matchExpressions": conditions},
+            "next": following,
+        },
+    }
+
+
+def _phase_in(*phases: str) -> dict[str, Any]:
+    return _selector(".status.phase", "In", list(phases))
+
+
+def _selector(key: str, operator: str, values: list[str] | None = None) -> dict[str, Any]:
+    return {"key": key, "operator": operator, **({"values": values} if values else {})}
