@@ -1,19 +1,19 @@
 """Proof of release: may the GPUs of a pod that is gone or terminal be given to somebody else?
 
-In: what is known of the pod's departure, and the reports of its node since. Out: a Proof that names the rule, or a Doubt
-that says what is missing. Time is no argument here on purpose: waiting never frees a GPU.
+In: what is known of the pod's departure, and the reports of its node since. Out: a Proof that names the rule, or a
+Doubt that says what is missing. Time is no argument here on purpose: waiting never frees a GPU.
 
     unbound    the watch showed the pod's deletion, and it had no node
     elsewhere  the pod was bound to another node, which never changes: it never could use this one
     ended      the last object is terminal and kubelet listed every container as terminated
-    vanished   the agent saw the pod's sandbox or cgroup in this boot and no longer does, past the departure, and kubelet,
-               where it can be asked, no longer lists it as one to run (it would start the sandbox of such a pod again)
+    vanished   the agent saw the pod's sandbox or cgroup in this boot and no longer does, past the departure, and
+               kubelet, where it can be asked, no longer lists it as one to run (it would start its sandbox again)
     unlisted   the agent never saw one, and kubelet's own pod list lacks the pod in two reports past the departure
     rebooted   the pod was deleted, a report past that came from one boot of the machine, and a later one from the next
 
-A deletion that was only inferred (a relist, a look-up that found nothing) says when at the latest the pod was gone, but
-not whether it had a node; an agent's report that could not read its sources proves nothing. Nor does a report of another
-machine that bears the node's name: it must have the Node's uid of the Lease, or one of its devices.
+A deletion that was only inferred (a relist, a look-up that found nothing) says when at the latest the pod was gone,
+but not whether it had a node; an agent's report that could not read its sources proves nothing. Nor does a report of
+another machine that bears the node's name: it must have the Node's uid of the Lease, or one of its devices.
 
 Two reports are asked of kubelet's list because one may be read just before kubelet hears of a pod that was bound and
 deleted in quick succession; the agent takes them apart from each other.
@@ -60,11 +60,11 @@ ANSWERED_BY_A_REPORT = (Doubt.NO_REPORT, Doubt.UNREADABLE, Doubt.ONE_MORE_REPORT
 class Departure:
     """How a pod left, and what the reports of one node said of it.
 
-    `pod` is its last object, None where only a Lease remembers it. `version` is the resourceVersion at which it was gone
-    or terminal at the latest. `deletion_seen` is true only for a DELETE event of the watch itself. `seen_live` holds for
-    the boot `boot_id`, of which `boot_is_past` says whether a report past `version` came from it. `sequences_without`
-    holds the evidence sequences of complete reports past `version` that neither showed nor listed the pod. `node_uid`
-    and `device_uuids` stand on the Leases; where both are empty any report of the node counts.
+    `pod` is its last object, None where only a Lease remembers it. `version` is the resourceVersion at which it was
+    gone or terminal at the latest. `deletion_seen` is true only for a DELETE event of the watch itself. `seen_live`
+    holds for the boot `boot_id`, of which `boot_is_past` says whether a report past `version` came from it.
+    `sequences_without` holds the evidence sequences of complete reports past `version` that neither showed nor listed
+    the pod. `node_uid` and `device_uuids` stand on the Leases; where both are empty any report of the node counts.
     """
 
     uid: str

@@ -1,0 +1,97 @@
+"""Where Leases and pods disagree, and what follows from it.
+
+In: the ledger's records and pods. Out: what a Lease means for its holder, which Leases a bound pod lacks, whose a Lease
+is that cannot be read. Nothing here is proof enough to act: the shell asks the API server again before it writes.
+A bound pod's annotation outranks its Lease.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll.cluster import pods
+from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.leases import Holder, LeaseRecord, lease_name
+from atoll.cluster.objects import Pod
+
+
+class Standing(StrEnum):
+    """What a Lease is to the pod that its holder identity names."""
+
+    HELD = "the bound pod's annotation names the device"
+    RESERVED = "the reservation of a bind that may still succeed"
+    OVERDUE = "the pod is not bound, and the reservation's deadline has passed"
+    STRAY = "the pod is bound to other devices"
+    DEPARTED = "the pod is terminal, or nobody knows it"
+    UNCLEAR = "the pod is bound, and its annotation cannot be read"
+
+
+@dataclass(frozen=True, slots=True)
+class LackingLease:
+    """A device that a bound pod's annotation names, and the Lease that should say so."""
+
+    name: str
+    holder: Holder
+    claim: str
+    node: str
+    device_id: int
+    device_uuid: str
+
+
+def standing(record: LeaseRecord, pod: Pod | None, now: str) -> Standing:
+    """Say what a Lease is to its holder; `pod` is the pod with the holder's uid, None if there is none.
+
+    `now` and the deadline are UTC times of one length, so their texts compare like the times. A deadline that is
+    missing or malformed has passed: what follows is fenced, so a wrong clock costs a retry, never a GPU.
+    """
+    if pod is None or pods.is_terminal(pod):
+        return Standing.DEPARTED
+    try:
+        allocation = bound_allocation(pod)
+    except MalformedValue:
+        return Standing.UNCLEAR
+    if allocation is not None and names_device(allocation, record):
+        return Standing.HELD
+    if len(record.deadline) == len(now) and record.deadline > now:
+        return Standing.RESERVED
+    return Standing.STRAY if pod.spec.node_name else Standing.OVERDUE
+
+
+def names_device(allocation: Allocation, record: LeaseRecord) -> bool:
+    """Tell whether an allocation covers the device of a Lease, by id or, after a renumbering, by uuid."""
+    if allocation.node != record.node:
+        return False
+    return record.device_id in allocation.device_ids or record.device_uuid in allocation.uuids
+
+
+def required_leases(pod: Pod) -> tuple[LackingLease, ...]:
+    """Return every Lease that a bound pod must have; none for one that is unbound, terminal or cannot be read."""
+    if pods.is_terminal(pod):
+        return ()
+    try:
+        allocation = bound_allocation(pod)
+    except MalformedValue:
+        return ()
+    if allocation is None:
+        return ()
+    return tuple(
+        LackingLease(
+            name=lease_name(allocation.node, device_id),
+            holder=pods.holder_of(pod),
+            claim=pods.claim_name(pod),
+            node=allocation.node,
+            device_id=device_id,
+            device_uuid=uuid,
+        )
+        for device_id, uuid in zip(allocation.device_ids, allocation.uuids, strict=True)
+    )
+
+
+def owner_of_unreadable(name: str, bound: Mapping[str, Pod]) -> LackingLease | None:
+    """Return what an unreadable Lease should say: the bound pod whose annotation names its device, found by its *name*.
+
+    None when no pod does, or when several do: then nobody can tell, and the device stays blocked.
+    """
+    found = [lease for pod in bound.values() for lease in required_leases(pod) if lease.name == name]
+    return found[0] if len(found) == 1 else None

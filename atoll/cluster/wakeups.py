@@ -1,0 +1,257 @@
+"""Which waiting pods fit now, so that exactly those are woken.
+
+kube-scheduler hears nothing of a Lease that ends, and a change of a Node would wake every rejected pod. In: the waiting
+pods with their requests, the room on each node, what was woken before. Out: the pods to wake, in order of priority and
+then age, each with the place that the simulation gave it: a place is given once, so no more are woken than fit.
+
+A woken pod may be refused all the same (no cpu left, an affinity that is not read here). It keeps its place for
+`PATIENCE_SECONDS`; then others may have it, and the pod is tried again ever more rarely, as long as it seems to fit.
+The search is bounded: a plan that stopped early says so by `again_seconds`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.api import names
+from atoll.cluster import pods
+from atoll.cluster.machines import NodeDevices
+from atoll.cluster.objects import Node, Pod, Taint, Toleration
+from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.selection import Candidate, select
+
+PATIENCE_SECONDS = 4.0
+"""A woken pod may sit in kube-scheduler's back-off first; then it is filtered and bound within milliseconds."""
+REPEAT_SECONDS_MAX = 60.0
+WAKES_MAX = 64
+SELECTIONS_MAX = 20_000
+CANDIDATES_MAX = 16
+NOMINATION_NODES_MIN = 100
+"""From this many nodes on kube-scheduler samples them, and a woken pod could be sampled past its node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one node can give now: bit mask `free` over the positions of `devices`."""
+
+    node: Node
+    devices: NodeDevices
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastWake:
+    """The last wake-up of a pod: the how manieth in a row that found it a place, of which generation, and when."""
+
+    count: int
+    generation: int
+    at_seconds: float
+
+    def repeat_seconds(self) -> float:
+        """Return how long after it the pod may be woken again although nothing changed."""
+        return float(min(REPEAT_SECONDS_MAX, PATIENCE_SECONDS * 2.0 ** min(self.count - 1, 16)))
+
+
+@dataclass(frozen=True, slots=True)
+class WakePod:
+    """Wake this pod by the annotation value `woken`: the generation, and a number where it was woken in it before.
+
+    `generation` is the resourceVersion of the newest change that made room, `wake` what to remember. `node` and `uuids`
+    are where the simulation put the pod, for people; kube-scheduler decides again. `nominate` tells to name the node to
+    kube-scheduler in the same write.
+    """
+
+    pod: Pod
+    generation: int
+    woken: str
+    wake: LastWake
+    node: str
+    uuids: tuple[str, ...]
+    nominate: bool
+
+    @property
+    def uid(self) -> str:
+        """Return the pod's uid."""
+        return self.pod.metadata.uid
+
+
+@dataclass(frozen=True, slots=True)
+class WakePlan:
+    """What to do now, which pods seem not to fit at all, and when to ask again although nothing changed."""
+
+    wakes: tuple[WakePod, ...] = ()
+    without_room: tuple[str, ...] = ()
+    again_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything that the decision depends on. `lease_holders`: uids of pods that hold any Lease."""
+
+    waiting: Sequence[tuple[Pod, Request]]
+    rooms: Sequence[Room]
+    last_wakes: Mapping[str, LastWake]
+    lease_holders: Collection[str]
+    generation: int
+    now_seconds: float
+
+
+@dataclass(slots=True)
+class _Search:
+    """The simulation: what is left of each room, and what is known not to fit any more."""
+
+    rooms: Sequence[Room]
+    left: list[int]
+    selections: int = 0
+    hopeless: set[tuple[object, ...]] = field(default_factory=set)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.selections >= SELECTIONS_MAX
+
+
+def plan_wakeups(question: Question) -> WakePlan:
+    """Decide which pods to wake. Pods that are gated, bound, not yet rejected or hold a Lease are never among them."""
+    search = _Search(question.rooms, [room.free & room.devices.usable for room in question.rooms])
+    wakes: list[WakePod] = []
+    without_room: list[str] = []
+    again: list[float] = []
+    for pod, request in sorted(question.waiting, key=_rank):
+        uid = pod.metadata.uid
+        if uid in question.lease_holders or not is_rejected(pod):
+            continue
+        if len(wakes) >= WAKES_MAX or search.is_exhausted:
+            again.append(1.0)
+            break
+        last = question.last_wakes.get(uid)
+        rest_seconds = _rest_seconds(last, question)
+        if rest_seconds > 0:
+            again.append(rest_seconds)
+            if not _keeps_its_place(last, question):
+                continue
+        place = _place(search, pod, request)
+        if place is None:
+            without_room.append(uid)
+        elif rest_seconds <= 0:
+            wakes.append(_wake(pod, place, search, question, last))
+    return WakePlan(tuple(wakes), tuple(without_room), min(again, default=None))
+
+
+def is_rejected(pod: Pod) -> bool:
+    """Tell whether kube-scheduler has tried the waiting pod and set it aside; others it will try by itself."""
+    return pods.is_waiting(pod) and any(
+        condition.type == "PodScheduled" and condition.status == "False" and condition.reason == "Unschedulable"
+        for condition in pod.status.conditions
+    )
+
+
+def admits(node: Node, pod: Pod) -> bool:
+    """Tell whether node selector, taints and cordon of the Node let the pod in. Affinity, cpu, memory are not read."""
+    labels = node.metadata.labels
+    if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
+        return False
+    taints = node.spec.taints
+    if node.spec.unschedulable:
+        taints = (*taints, Taint("node.kubernetes.io/unschedulable", "NoSchedule"))
+    return all(
+        any(_tolerates(toleration, taint) for toleration in pod.spec.tolerations)
+        for taint in taints
+        if taint.effect in {"NoSchedule", "NoExecute"}
+    )
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    if toleration.operator == "Exists":
+        return True
+    return bool(toleration.key) and toleration.operator in {"", "Equal"} and toleration.value == taint.value
+
+
+def woken_generation(pod: Pod) -> int:
+    """Return the generation of the pod's last wake-up as its annotation tells it; 0 without one."""
+    text, _, _ = pod.metadata.annotations.get(names.WOKEN, "").partition(".")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else 0
+
+
+def _rank(entry: tuple[Pod, Request]) -> tuple[int, str, str]:
+    pod = entry[0]
+    return (-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.metadata.uid)
+
+
+def _rest_seconds(last: LastWake | None, question: Question) -> float:
+    """Return how long the pod must still be left alone. A change that made room ends the rest of a first wake-up."""
+    if last is None or (last.generation < question.generation and last.count == 1):
+        return 0.0
+    return last.at_seconds + last.repeat_seconds() - question.now_seconds
+
+
+def _keeps_its_place(last: LastWake | None, question: Question) -> bool:
+    return last is not None and question.now_seconds - last.at_seconds < PATIENCE_SECONDS
+
+
+def _place(search: _Search, pod: Pod, request: Request) -> tuple[int, Candidate] | None:
+    """Find the best place for the pod among the first that fit, and take it. Fuller nodes are asked first."""
+    key = (request, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
+    if key in search.hopeless:
+        return None
+    found: list[tuple[int, Candidate]] = []
+    for position in _by_fullness(search.left, request.ask.count):
+        room = search.rooms[position]
+        if len(found) >= CANDIDATES_MAX or search.is_exhausted:
+            break
+        if not admits(room.node, pod):
+            continue
+        search.selections += 1
+        answer = select(room.devices, search.left[position], request)
+        if not isinstance(answer, Rejection):
+            found.append((position, answer))
+    if not found:
+        if not search.is_exhausted:
+            search.hopeless.add(key)
+        return None
+    position, candidate = min(found, key=lambda entry: entry[1].order)
+    search.left[position] &= ~sum(1 << i for i in candidate.choice.positions)
+    return position, candidate
+
+
+def _by_fullness(left: Iterable[int], count: int) -> list[int]:
+    enough = ((mask.bit_count(), position) for position, mask in enumerate(left) if mask.bit_count() >= count)
+    return [position for _, position in sorted(enough)]
+
+
+def _wake(
+    pod: Pod, place: tuple[int, Candidate], search: _Search, question: Question, last: LastWake | None
+) -> WakePod:
+    position, candidate = place
+    devices = search.rooms[position].devices.devices
+    count = last.count + 1 if last is not None else 1
+    is_repeated = max(last.generation if last else 0, woken_generation(pod)) >= question.generation
+    return WakePod(
+        pod=pod,
+        generation=question.generation,
+        woken=f"{question.generation}.{_repeat_number(pod) + 1}" if is_repeated else str(question.generation),
+        wake=LastWake(count, question.generation, question.now_seconds),
+        node=candidate.node,
+        uuids=tuple(devices[i].uuid for i in candidate.choice.positions),
+        nominate=may_nominate(pod, len(search.rooms)),
+    )
+
+
+def _repeat_number(pod: Pod) -> int:
+    _, _, text = pod.metadata.annotations.get(names.WOKEN, "").partition(".")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 1
+
+
+def may_nominate(pod: Pod, node_count: int) -> bool:
+    """Tell whether the wake-up may name the node: once per pod, where sampling applies, and only if refusal clears it.
+
+    kube-scheduler keeps the nomination of a refused pod whose preemptionPolicy is Never, and an occupied node with it.
+    """
+    return (
+        node_count >= NOMINATION_NODES_MIN
+        and not pod.status.nominated_node_name
+        and pod.spec.preemption_policy != "Never"
+        and names.WOKEN not in pod.metadata.annotations
+    )
