@@ -1,0 +1,67 @@
+"""A control plane with Atoll's manifests, but no policies yet.
+
+`ATOLL_E2E_KUBECONFIG` names a cluster of the user's own, which the tests may fill and change; without it they start one
+of ours without nodes.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.api_server import Api, collection, manifests, wait_for
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> Iterator[Path]:
+    """Path of an administrator's kubeconfig."""
+    if given := os.environ.get("ATOLL_E2E_KUBECONFIG"):
+        yield Path(given)
+        return
+    from devcluster import Cluster
+
+    with Cluster.start(f"doors-{os.getpid()}", nodes=[], scheduler=False) as cluster:
+        yield Path(cluster.kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def api(kubeconfig: Path) -> Api:
+    """The API server with CRDs, namespaces, roles and the RuntimeClass applied, but no policies yet."""
+    client = Api(kubeconfig)
+    files = ("namespaces.yaml", "crds/*.yaml", "rbac/*.yaml", "runtimeclass.yaml")
+    for manifest in manifests(*files):
+        answer = client.apply(manifest, path=collection(manifest))
+        assert answer.is_accepted, answer
+    wait_for(
+        lambda: all(
+            client.send("GET", f"/apis/gpu.scheduling/v1/{plural}").status == 200
+            for plural in ("gpuclaims", "gpunodestatuses")
+        ),
+        "the custom resources are served",
+    )
+    return client
+
+
+@pytest.fixture(scope="session")
+def apply_policies(api: Api) -> Callable[[], None]:
+    """Apply every policy, the optional one too."""
+
+    def apply() -> None:
+        for manifest in manifests("policies/*.yaml", "policies/optional/*.yaml"):
+            answer = api.apply(manifest, path=collection(manifest))
+            assert answer.is_accepted, answer
+
+    return apply
+
+
+@pytest.fixture(scope="session")
+def remove_policies(api: Api) -> Callable[[], None]:
+    """Remove the bindings of every policy, which switches it off."""
+
+    def remove() -> None:
+        for manifest in manifests("policies/*.yaml", "policies/optional/*.yaml"):
+            if manifest["kind"] == "ValidatingAdmissionPolicyBinding":
+                api.send("DELETE", f"{collection(manifest)}/{manifest['metadata']['name']}")
+
+    return remove

@@ -1,0 +1,108 @@
+"""What users, Kubernetes and Atoll's own parts do every day, one row each: none of it may be refused."""
+
+from tests.deploy.requests import (
+    ALLOCATION,
+    JSON_PATCH,
+    LEASES,
+    MERGE,
+    PODS,
+    REMOVE_GATE,
+    REPORTS,
+    Request,
+    annotate,
+    binding,
+    create,
+    debug,
+    lease,
+    node_status,
+    plain_container,
+    pod,
+    reference,
+    report,
+    shaped,
+    shaped_container,
+)
+
+READY = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+
+USERS = [
+    create("a plain pod", pod("new", plain_container(NAME="x"))),
+    create("a plain pod on a node chosen by hand", pod("new", nodeName="node-a")),
+    create("a plain pod that turns GPUs off", pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="void"))),
+    create("a namespace that may choose GPUs by variable", pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all")),
+           namespace="kube-system"),
+    create("a claimed pod as the webhook leaves it", shaped("new")),
+    create("a pod without claim as the webhook leaves it", shaped("new", annotations={})),
+    create("a claimed pod under the RuntimeClass", shaped("new", runtimeClassName="atoll-nvidia")),
+    create("several containers with counts of their own",
+           shaped("new", shaped_container("a", gpus=1), shaped_container("b", gpus=0),
+                  initContainers=[shaped_container("init")])),
+    create("MIG instances as the webhook leaves them",
+           shaped("new", {**shaped_container(), "resources": {"limits": {
+               "gpu.scheduling/gpu": "0", "gpu.scheduling/mig-3g.40gb": "1"}}})),
+    create("AMD GPUs as the webhook leaves them",
+           shaped("new", {**shaped_container(gpus=1), "env": [
+               {"name": "ROCR_VISIBLE_DEVICES", "valueFrom": reference("uuids", "main")}]})),
+    create("index mode as the webhook leaves it",
+           shaped("new", {**shaped_container(gpus=1), "env": [
+               *shaped_container()["env"], {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"}]})),
+    annotate("a user annotates a pod with GPUs", "held", {"team": "vision"}),
+    annotate("a user annotates a plain pod", "plain", {"team": "vision"}),
+    Request(title="a user changes an image", path=f"{PODS}/held", content_type="application/strategic-merge-patch+json",
+            body={"spec": {"containers": [{"name": "main", "image": "other"}]}}),
+    Request(title="a user deletes a pod with GPUs", method="DELETE", path=f"{PODS}/held"),
+    debug("kubectl debug on a plain pod", "plain", {"env": [{"name": "A", "value": "b"}]}),
+    debug("kubectl debug on a pod with GPUs", "held", {}),
+    debug("kubectl debug with GPUs turned off under the RuntimeClass", "walled",
+          {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]}),
+    Request(title="Leases of other people", method="POST", path=f"{LEASES}/doors/leases", body=lease("gpu-node-a-0")),
+    Request(title="other Leases in Atoll's namespace", method="POST", path=f"{LEASES}/atoll-system/leases",
+            body=lease("something-else")),
+]  # fmt: skip
+
+KUBERNETES = [
+    Request(title="a kubelet's status of a pod with GPUs", path=f"{PODS}/held/status", content_type=MERGE,
+            body={"status": {"phase": "Running"}}, identity="kubelet@node-a"),
+    Request(title="a kubelet's status of its node", path="/api/v1/nodes/node-a/status", content_type=MERGE, body=READY,
+            identity="kubelet@node-a"),
+    create("a kubelet mirrors a static pod",
+           pod("new", annotations={"kubernetes.io/config.mirror": "x", "gpu.scheduling/claim": "two"},
+               nodeName="node-a"), identity="static-pods"),
+    Request(title="a Binding of a plain pod", method="POST", path=f"{PODS}/waiting-plain/binding",
+            body=binding("waiting-plain", {})),
+    Request(title="the end of Atoll's namespace", method="DELETE", path=f"{LEASES}/atoll-system/leases",
+            identity="namespace-controller"),
+]  # fmt: skip
+
+PARTS = [
+    Request(title="the scheduler binds with an allocation", method="POST", path=f"{PODS}/waiting/binding",
+            body=binding("waiting", ALLOCATION), identity="scheduler"),
+    Request(title="the scheduler says why a pod waits", path=f"{PODS}/waiting/status", content_type=MERGE,
+            body={"status": {"nominatedNodeName": "node-a"}}, identity="scheduler"),
+    Request(title="the scheduler reserves a GPU", method="POST", path=f"{LEASES}/atoll-system/leases",
+            body=lease("gpu-node-a-7"), identity="scheduler"),
+    Request(title="the scheduler leads", path=f"{LEASES}/atoll-system/leases/atoll-scheduler", content_type=MERGE,
+            body={"spec": {"holderIdentity": "me"}}, identity="scheduler"),
+    annotate("the controllers wake a pod", "waiting", {"gpu.scheduling/woken": "2"}, identity="controllers"),
+    Request(title="the controllers wake a pod and name its node", path=f"{PODS}/waiting/status", content_type=MERGE,
+            body={"metadata": {"annotations": {"gpu.scheduling/woken": "2"}},
+                  "status": {"nominatedNodeName": "node-a"}}, identity="controllers"),
+    Request(title="the controllers admit a member of a gang", path=f"{PODS}/gated", body=REMOVE_GATE,
+            content_type=JSON_PATCH, identity="controllers"),
+    Request(title="the controllers release a GPU", method="DELETE",
+            path=f"{LEASES}/atoll-system/leases/gpu-node-a-0", identity="controllers"),
+    Request(title="the controllers lead", path=f"{LEASES}/atoll-system/leases/atoll-controllers", content_type=MERGE,
+            body={"spec": {"holderIdentity": "me"}}, identity="controllers"),
+    Request(title="an agent reports", path=f"{REPORTS}/node-a/status", content_type=MERGE,
+            body={"status": {"deviceCount": 8}}, identity="agent@node-a"),
+    Request(title="an agent registers its node", method="POST", path=REPORTS, body=report("node-c"),
+            identity="agent@node-c"),
+    Request(title="an agent's heartbeat", method="POST", path=f"{LEASES}/atoll-nodes/leases", body=lease("node-a"),
+            identity="agent@node-a"),
+    node_status("an agent counts its GPUs", "node-a",
+                {"status": {"capacity": {"gpu.scheduling/gpu": "8"}, "allocatable": {"gpu.scheduling/gpu": "8"}}}),
+    create("an agent's own pod", pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all"),
+                                     runtimeClassName="atoll-nvidia"), namespace="atoll-system"),
+]  # fmt: skip
+
+ERRANDS = [*USERS, *KUBERNETES, *PARTS]

@@ -1,0 +1,139 @@
+"""Every door tried on a real API server, and the ways that must stay open.
+
+Each door is tried twice, as a dry run: with the policies off, where it must stand open (or the row proves nothing), and
+with them on, where the policy that the row names must refuse it. The other requests are a part of Atoll or of
+Kubernetes at its work.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.deploy.api_server import Answer, Api, manifests, wait_for
+from tests.deploy.doors import DOORS
+from tests.deploy.errands import ERRANDS
+from tests.deploy.requests import (
+    ALLOCATION,
+    GATES,
+    LEASES,
+    MERGE,
+    PODS,
+    REPORTS,
+    VOLUMES,
+    Request,
+    binding,
+    lease,
+    plain_container,
+    pod,
+    report,
+    shaped,
+)
+
+pytestmark = pytest.mark.e2e
+
+POLICIES = {door.policy for door in DOORS}
+
+
+def knock(api: Api, request: Request) -> Answer:
+    """Send the request as a dry run: admission runs, nothing is stored."""
+    return api.send(
+        request.method,
+        request.path,
+        request.body,
+        identity=request.identity,
+        content_type=request.content_type,
+        dry_run=True,
+    )
+
+
+def refused_by(answer: Answer) -> str:
+    """Return the name of the policy that refused, empty where another reason or nobody did."""
+    _, _, rest = answer.message.partition("ValidatingAdmissionPolicy '")
+    return "" if answer.is_accepted else rest.partition("'")[0]
+
+
+@pytest.fixture(scope="session")
+def furnished(api: Api, remove_policies: Callable[[], None]) -> Api:
+    """An API server with the objects that the doors lead to, and the policies off."""
+    remove_policies()
+    wait_for(lambda: not POLICIES & {refused_by(knock(api, door)) for door in DOORS}, "the policies are off")
+    for node in ("node-a", "node-b"):
+        api.send("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+        resources = {"cpu": "8", "memory": "8Gi", "pods": "110"}
+        status = {"status": {"capacity": resources, "allocatable": resources}}
+        api.send("PATCH", f"/api/v1/nodes/{node}/status", status, content_type=MERGE)
+        api.send("POST", REPORTS, report(node))
+    api.send("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "doors"}})
+    for namespace in ("doors", "kube-system", "atoll-system"):
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+        api.send("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
+    for name in ("gpu-node-a-0", "atoll-controllers", "atoll-scheduler"):
+        api.send("POST", f"{LEASES}/atoll-system/leases", lease(name))
+    pods = (
+        shaped("waiting"),
+        shaped("gated", schedulingGates=GATES),
+        shaped("held"),
+        shaped("walled", runtimeClassName="atoll-nvidia"),
+        pod("plain"),
+        pod("volumes", volumes=VOLUMES),
+        pod("waiting-plain", plain_container("main")),
+    )
+    for body in pods:
+        api.send("POST", PODS, body)
+    for name, annotations in (("held", ALLOCATION), ("walled", ALLOCATION), ("plain", {}), ("volumes", {})):
+        api.send("POST", f"{PODS}/{name}/binding", binding(name, annotations))
+    return api
+
+
+@pytest.fixture(scope="session")
+def answers_without_policies(furnished: Api) -> Mapping[str, Answer]:
+    """What each door answers while the policies are off."""
+    return {door.title: knock(furnished, door) for door in DOORS}
+
+
+@pytest.fixture(scope="session")
+def guarded(furnished: Api, answers_without_policies: Mapping[str, Answer], apply_policies: Callable[[], None]) -> Api:
+    """The same API server once every policy has begun to refuse."""
+    apply_policies()
+    wait_for(lambda: {refused_by(knock(furnished, door)) for door in DOORS} >= POLICIES, "every policy refuses")
+    return furnished
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.title)
+def test_door_is_shut_by_its_policy_alone(
+    guarded: Api, answers_without_policies: Mapping[str, Answer], door: Request
+) -> None:
+    """Without the policies the request goes through; with them the named one refuses and says what to do."""
+    before = answers_without_policies[door.title]
+    assert before.is_accepted, f"the row proves nothing: refused without policies by {before}"
+    answer = knock(guarded, door)
+    assert refused_by(answer) == door.policy, answer
+    assert answer.status in {403, 422}
+
+
+@pytest.mark.parametrize("errand", ERRANDS, ids=lambda errand: errand.title)
+def test_ordinary_work_goes_on(guarded: Api, errand: Request) -> None:
+    """What kubelets, schedulers, users and Atoll's own parts do every day is not refused."""
+    answer = knock(guarded, errand)
+    assert answer.is_accepted, answer
+
+
+def test_every_rule_shuts_a_door(guarded: Api) -> None:
+    """No rule of a policy is idle: each of them is the reason of some refusal, told in its own words."""
+    refusals = [knock(guarded, door).message for door in DOORS]
+    for manifest in manifests("policies/*.yaml", "policies/optional/*.yaml"):
+        for rule in manifest.get("spec", {}).get("validations", ()):
+            words = re.findall("'([^',]+)'", rule.get("messageExpression", "")) or [rule["message"]]
+            assert any(all(word in refusal for word in words) for refusal in refusals), rule["message"]
+
+
+def test_a_pod_with_very_many_annotations_is_no_obstacle(guarded: Api) -> None:
+    """The largest set of annotations that the API server takes does not run the policies out of their budget."""
+    annotations = {f"a{number}": "" for number in range(25_000)}
+    many = Request(title="many", method="POST", path=PODS, body=pod("many", annotations=annotations))
+    answer = knock(guarded, many)
+    assert answer.is_accepted, answer
+    claimed = shaped("many", annotations={**annotations, **shaped("x")["metadata"]["annotations"]})
+    answer = knock(guarded, Request(title="many", method="POST", path=PODS, body=claimed))
+    assert answer.is_accepted, answer
