@@ -1,0 +1,1 @@
+"""The command line, `atoll`, also usable as `kubectl atoll`."""

@@ -1,0 +1,27 @@
+"""Entry point: mounts the commands. Heavy imports stay inside the commands, so that `atoll --help` is quick."""
+
+from importlib.metadata import version
+
+import typer
+
+from atollctl import audit
+from devcluster.commands import app as dev
+
+app = typer.Typer(name="atoll", help="The right GPUs for every pod.", no_args_is_help=True, add_completion=True)
+app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
+app.command(name="audit")(audit.audit_cluster)
+
+
+@app.command(name="version")
+def show_version() -> None:
+    """Print the version."""
+    typer.echo(version("atoll-gpu"))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

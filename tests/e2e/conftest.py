@@ -1,0 +1,37 @@
+"""One cluster with four real nodes and all of Atoll, shared by the tests of this folder.
+
+Every test works in a namespace of its own and leaves no pod behind; the check at its end is the product's own audit.
+"""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from devcluster import Cluster, NodeSpec
+from devcluster.installation import Installation
+from tests.e2e.world import World
+
+NODES = (
+    NodeSpec("volta", profile="dgx1-v100"),
+    NodeSpec("hopper", profile="dgx-h100"),
+    NodeSpec("lovelace", profile="l40s-8"),
+    NodeSpec("grace", profile="gb200-tray"),
+)
+
+
+@pytest.fixture(scope="session")
+def installation() -> Iterator[Installation]:
+    """A running cluster with Atoll installed from deploy/, every part under its own identity."""
+    with Cluster.start(f"e2e-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
+        installed = Installation(cluster, options={"agent": ("--poll-seconds", "5", "--simulated-order", "shuffled")})
+        installed.install()
+        yield installed
+
+
+@pytest.fixture
+def world(installation: Installation, request: pytest.FixtureRequest) -> Iterator[World]:
+    """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
+    world = World.enter(installation, f"t-{uuid4().hex[:8]}")
+    yield world
+    world.leave()

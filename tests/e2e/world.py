@@ -1,0 +1,216 @@
+"""What an end-to-end test says: claims, pods, and what their containers saw.
+
+Every container takes an exclusive lock per uuid it was given, in a folder that all nodes share, and holds it while it
+lives. Two containers that hold one GPU at a time therefore leave a file behind, and the test that caused it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atoll.api import names
+from atoll.cluster.allocations import Allocation, parse_allocation
+from devcluster import Cluster
+from devcluster.installation import Installation
+
+WAIT_SECONDS = 90.0
+PAUSE_SECONDS = 0.1
+CONTENTION = "contention"
+
+HOLD = f"""
+fd=10
+for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES" | tr , ' '); do
+  eval "exec $fd>/locks/$uuid"
+  if ! flock -n "$fd"; then echo "$uuid wanted by $HOSTNAME" >> /locks/{CONTENTION}; echo "CONTENTION $uuid"; exit 77; fi
+  fd=$((fd+1))
+done
+echo "CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER=$CUDA_DEVICE_ORDER"
+"""
+STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one start of a container printed."""
+
+    cuda: tuple[str, ...]
+    nvidia: tuple[str, ...]
+    order: str
+
+
+class World:
+    """One namespace of a cluster with Atoll."""
+
+    def __init__(self, installation: Installation, namespace: str) -> None:
+        self.installation = installation
+        self.cluster: Cluster = installation.cluster
+        self.namespace = namespace
+
+    @classmethod
+    def enter(cls, installation: Installation, namespace: str) -> World:
+        """Make the namespace and wait for its account."""
+        world = cls(installation, namespace)
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        world.cluster.api.request("POST", "/api/v1/namespaces", body)
+        world.wait(
+            lambda: world.maybe(f"/api/v1/namespaces/{namespace}/serviceaccounts/default"), "the default account"
+        )
+        return world
+
+    def leave(self) -> None:
+        """Delete every pod gracefully, wait until no Lease is left, and check that no GPU was held twice."""
+        for pod in self.pods():
+            self.delete(pod["metadata"]["name"])
+        self.wait(lambda: not self.pods(), "every pod of the test to be gone")
+        self.wait(lambda: not self.leases(), "every GPU Lease of the test to be released")
+        self.check_no_contention()
+        self.cluster.api.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
+
+    def check_no_contention(self) -> None:
+        """Fail when two containers ever held one GPU at a time."""
+        contention = self.locks / CONTENTION
+        assert not contention.exists(), f"two containers held one GPU: {contention.read_text()}"
+
+    @property
+    def locks(self) -> Path:
+        """The folder of the lock files, shared by all nodes."""
+        return self.cluster.shared_dir
+
+    # Objects
+
+    def claim(self, name: str, count: int, **devices: Any) -> None:
+        """Create a GpuClaim; keywords go to spec.devices, except visibleDevices."""
+        spec: dict[str, Any] = {"devices": {"count": count, **devices}}
+        if "visibleDevices" in devices:
+            spec["visibleDevices"] = spec["devices"].pop("visibleDevices")
+        body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": name}, "spec": spec}
+        self.cluster.api.request("POST", f"/apis/gpu.scheduling/v1/namespaces/{self.namespace}/gpuclaims", body)
+
+    def pod_body(self, name: str, claim: str | None, *, script: str = HOLD + STAY, **spec: Any) -> dict[str, Any]:
+        """Return a pod with one container `main` that runs `script`; keywords go to its spec."""
+        container = {
+            "name": "main",
+            "image": "localhost/busybox:1",
+            "imagePullPolicy": "Never",
+            "command": ["/bin/sh", "-c", script],
+            "volumeMounts": [{"name": "locks", "mountPath": "/locks"}],
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": {names.CLAIM: claim} if claim else {}},
+            "spec": {
+                "dnsPolicy": "Default",
+                "terminationGracePeriodSeconds": 5,
+                "containers": [container],
+                "volumes": [{"name": "locks", "hostPath": {"path": str(self.locks)}}],
+                **spec,
+            },
+        }
+
+    def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Create a pod and return it as admitted."""
+        created: dict[str, Any] = self.cluster.api.request("POST", f"/api/v1/namespaces/{self.namespace}/pods", body)
+        return created
+
+    def pod(self, name: str, claim: str | None, **options: Any) -> dict[str, Any]:
+        """Create a pod that holds the GPUs of `claim` until it is deleted."""
+        return self.create(self.pod_body(name, claim, **options))
+
+    def delete(self, name: str, *, force: bool = False) -> None:
+        """Delete a pod; with `force` without waiting for kubelet."""
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", **({"gracePeriodSeconds": 0} if force else {})}
+        self.cluster.api.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{name}", options)
+
+    # Questions
+
+    def maybe(self, path: str) -> Any:
+        """Return the object at `path`, None when there is none."""
+        done = self.cluster.kubectl("get", "--raw", path)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Return every pod of the namespace."""
+        items: list[dict[str, Any]] = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods")["items"]
+        return items
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Return one pod."""
+        pod: dict[str, Any] = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
+        return pod
+
+    def leases(self, pod_uid: str = "") -> list[dict[str, Any]]:
+        """Return the GPU Leases whose holder lives in the namespace, or is the pod of that uid."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{names.SYSTEM_NAMESPACE}/leases"
+        leases = [item for item in self.cluster.api.get(path)["items"] if item["metadata"]["name"].startswith("gpu-")]
+        holders = ((lease, lease["spec"].get("holderIdentity", "")) for lease in leases)
+        return [
+            lease
+            for lease, holder in holders
+            if (holder.endswith(f"/{pod_uid}") if pod_uid else holder.startswith(f"{self.namespace}/"))
+        ]
+
+    def allocation(self, name: str) -> Allocation | None:
+        """Return the GPUs of a pod as its annotations say."""
+        return parse_allocation(self.get(name)["metadata"].get("annotations", {}))
+
+    def report(self, node: str) -> dict[str, Any]:
+        """Return the GpuNodeStatus of a node."""
+        report: dict[str, Any] = self.cluster.api.get(f"/apis/gpu.scheduling/v1/gpunodestatuses/{node}")
+        return report
+
+    def logs(self, name: str, container: str = "main") -> str:
+        """Return what a container printed, through the API server."""
+        return self.cluster.kubectl("logs", "-n", self.namespace, name, "-c", container).stdout
+
+    def seen(self, name: str, container: str = "main") -> Seen:
+        """Return what the container of a running pod saw, once it has printed it."""
+        text = self.wait(
+            lambda: "CUDA=" in (log := self.logs(name, container)) and log, f"{name} to print what it sees"
+        )
+        line = next(line for line in reversed(text.splitlines()) if line.startswith("CUDA="))
+        fields = dict(word.partition("=")[::2] for word in line.split(" "))
+        return Seen(_split(fields["CUDA"]), _split(fields["NVIDIA"]), fields["ORDER"])
+
+    def message(self, name: str) -> str:
+        """Return why a pod is not scheduled, as its condition says."""
+        conditions = self.get(name)["status"].get("conditions", [])
+        return next(
+            (c.get("message", "") for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), ""
+        )
+
+    # Waiting
+
+    def wait(self, question: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS) -> T:
+        """Return the first true answer; fail with `what` when none comes."""
+        deadline = time.monotonic() + seconds
+        while True:
+            answer = question()
+            if answer:
+                return answer
+            assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+            time.sleep(PAUSE_SECONDS)
+
+    def wait_phase(self, name: str, *phases: str) -> dict[str, Any]:
+        """Wait until the pod is in one of the phases."""
+        self.wait(lambda: self.get(name)["status"]["phase"] in phases, f"pod {name} to be {' or '.join(phases)}")
+        return self.get(name)
+
+    def wait_running(self, name: str) -> dict[str, Any]:
+        """Wait until the pod runs."""
+        return self.wait_phase(name, "Running")
+
+    def wait_rejected(self, name: str) -> str:
+        """Wait until kube-scheduler gave up on the pod for now, and return why."""
+        return self.wait(lambda: self.message(name), f"pod {name} to be rejected")
+
+
+def _split(value: str) -> tuple[str, ...]:
+    return tuple(value.split(",")) if value else ()
