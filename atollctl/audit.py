@@ -1,7 +1,7 @@
 """`atoll audit`: check on a live cluster that Atoll keeps its promises.
 
-In: a kubeconfig. Out: findings on the terminal or as JSON, and exit status 1 when there is one. Read-only. Lists that are
-taken one after another may disagree while pods come and go, so only what two audits in a row find is reported.
+In: a kubeconfig. Out: findings on the terminal or as JSON, and exit status 1 when there is one. Read-only. Lists that
+are taken one after another may disagree while pods come and go, so only what two audits in a row find is reported.
 """
 
 import asyncio
