@@ -1,0 +1,162 @@
+"""`python -m agent`: reads settings, builds the parts, runs them until a signal.
+
+In: the command line. Out: an exit status: 0 after an orderly end, 1 after a fault, 2 for settings that cannot be.
+"""
+
+import asyncio
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import orjson
+from aiohttp import web
+
+from agent.backends import Backend
+from agent.errors import SettingsMistake
+from agent.evidence import PodSighting
+from agent.identities import LookUp, assign
+from agent.kubelet import Kubelet, tls_context
+from agent.looks import Looker
+from agent.node_agent import NodeAgent, Rhythm
+from agent.nvml import NvmlBackend
+from agent.report import Circumstances, build_report, uuids_by_slot
+from agent.settings import AgentSettings, BackendName
+from agent.simulated import SimulatedBackend, play
+from atoll.kube.client import ApiClient
+from atoll.kube.credentials import Credentials
+from atoll.kube.microtime import format_microtime
+from atoll.service import logs, settings
+from atoll.service.clock import SystemClock
+from atoll.service.errors import SettingsError
+from atoll.service.http import Check, add_health, application, serve
+from atoll.service.metrics import Metrics
+from atoll.service.runtime import run, supervise
+from topology.errors import ProfileError
+from topology.profiles import profile
+
+STATUS_SETTINGS = 2
+BODY_BYTES_MAX = 4096
+READY_SECONDS_MIN = 120.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent and return its exit status."""
+    try:
+        values = settings.load(AgentSettings, sys.argv[1:] if argv is None else argv, "ATOLL_AGENT")
+        logs.configure(values.log_level, "agent")
+        backend = _backend(values)
+    except (SettingsError, SettingsMistake, ProfileError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return STATUS_SETTINGS
+    if values.once:
+        sys.stdout.write(asyncio.run(report_once(values, backend)) + "\n")
+        return 0
+    settings.log_effective(values)
+    return run(lambda: serve_agent(values, backend))
+
+
+async def serve_agent(values: AgentSettings, backend: Backend) -> None:
+    """Report until cancelled."""
+    credentials = await Credentials.load(values.kubeconfig)
+    clock = SystemClock()
+    context = tls_context(values.kubelet_ca)
+    async with ApiClient(credentials, user_agent="atoll-agent", requests_per_second=10, burst=50) as client:
+        kubelet = Kubelet(lambda: values.kubelet_url or agent.kubelet_url, headers=credentials.headers, context=context)
+        agent = NodeAgent(
+            values.node,
+            client=client,
+            looker=_looker(values, backend),
+            kubelet=kubelet,
+            rhythm=Rhythm(
+                values.poll_seconds, values.urgent_seconds, values.heartbeat_seconds, values.start_jitter_seconds
+            ),
+            agent_version=_own_version(),
+            clock=clock,
+            rng=random.Random(),  # noqa: S311 - jitter
+        )
+        app = application(body_bytes_max=BODY_BYTES_MAX)
+        _add_health(app, agent, stale_seconds=max(READY_SECONDS_MIN, 4 * values.poll_seconds))
+        try:
+            await supervise(
+                pods=agent.follow_pods(),
+                node=agent.follow_node(),
+                report=agent.follow_report(),
+                looks=agent.keep_looking(),
+                heartbeat=agent.keep_heartbeat(),
+                capacity=agent.keep_capacity(),
+                http=serve(app, values.health_host, values.health_port),
+            )
+        finally:
+            await kubelet.close()
+            backend.close()
+
+
+async def report_once(values: AgentSettings, backend: Backend) -> str:
+    """The report of this machine as JSON text, without asking any cluster: ids are those that a new node would get."""
+    look = await _looker(values, backend).look()
+    backend.close()
+    uuids = uuids_by_slot(look.machine)
+    leases: dict[int, str | None] = {}
+    while isinstance(step := assign(uuids, known={}, leases=leases), LookUp):
+        leases |= dict.fromkeys(step.ids)
+    report = build_report(
+        look.machine,
+        ids=step.ids,
+        sighting=PodSighting((), live_read=False, kubelet_read=False, empty=frozenset(), leavers=frozenset()),
+        previous=None,
+        circumstances=Circumstances(
+            agent_version=_own_version(),
+            boot_id=look.boot_id,
+            node_uid="",
+            position="",
+            now=format_microtime(SystemClock().now()),
+        ),
+    )
+    return orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2).decode()
+
+
+def _backend(values: AgentSettings) -> Backend:
+    if values.backend is BackendName.NVML:
+        return NvmlBackend()
+    uuids = tuple(part for part in values.simulated_uuids.split(",") if part)
+    machine = play(
+        profile(values.profile), seed=values.seed or values.node, order=values.simulated_order, given_uuids=uuids
+    )
+    return SimulatedBackend(machine, state_path=values.simulated_state)
+
+
+def _looker(values: AgentSettings, backend: Backend) -> Looker:
+    return Looker(
+        backend,
+        cgroup_root=values.cgroup_root,
+        cgroup_mount=values.cgroup_mount,
+        proc_mount=values.proc_mount,
+        timeout_seconds=values.read_timeout_seconds,
+    )
+
+
+def _add_health(app: web.Application, agent: NodeAgent, *, stale_seconds: float) -> None:
+    """Live while looks go on; ready once the first report is out. What Prometheus reads is read from the agent."""
+    metrics = Metrics("agent")
+    metrics.gauge_of("looks", "Looks at the machine since the start", lambda: agent.looks_count)
+    metrics.gauge_of("publications", "Reports written since the start", lambda: agent.publications_count)
+    metrics.gauge_of("look_age_seconds", "Age of the last look that was published where due", agent.seconds_since_look)
+    metrics.gauge_of("pods_age_seconds", "Age of the copy of this node's pods", agent.pods.seconds_since_heard)
+    metrics.gauge_of("evidence_complete", "1 if cgroups and kubelet could be read", lambda: agent.evidence_is_complete)
+    checks: Mapping[str, Check] = {
+        "looks": lambda: None if agent.seconds_since_look() <= stale_seconds else "no look at the machine succeeds"
+    }
+    ready: Mapping[str, Check] = {"report": lambda: None if agent.has_published else "nothing is published yet"}
+    add_health(app, live=checks, ready=ready, metrics=metrics)
+
+
+def _own_version() -> str:
+    try:
+        return version("atoll-gpu")
+    except PackageNotFoundError:
+        return "unpackaged"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""When the agent looks again, and when it must publish although nothing changed.
+
+In: what happened (a pod of this node deleted, a reading taken). Out: the next wait in seconds, and whether the reading
+counts as owed. Pure: no clock, no task. Separate because controllers rely on this rule to release GPUs:
+
+* after a start and after each deletion of a pod that had GPUs, two further complete readings are published;
+* while such a pod is gone from the API but still live or listed, evidence is read again about every second;
+* a reading that could not be completed pays nothing, and repeats ever more slowly, up to the poll interval.
+"""
+
+from dataclasses import dataclass, replace
+
+READINGS_OWED = 2
+"""Complete readings that prove an absence: one might have begun before the kubelet learned of the deletion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """Waits in seconds, and what is owed at the moment."""
+
+    poll_seconds: float
+    urgent_seconds: float
+    owed: int = READINGS_OWED
+    failures: int = 0
+
+    def after_deletion(self) -> "Cadence":
+        """A pod that had GPUs was deleted, or controllers asked: two more readings are owed, from now on and soon."""
+        return replace(self, owed=READINGS_OWED, failures=0)
+
+    def after_reading(self, *, is_complete: bool) -> "Cadence":
+        """A reading was taken (and published, where it was owed and complete)."""
+        if is_complete:
+            return replace(self, owed=max(0, self.owed - 1), failures=0)
+        return replace(self, failures=self.failures + 1)
+
+    def must_publish(self, *, is_complete: bool) -> bool:
+        """Tell whether a reading is published even if it says nothing new."""
+        return is_complete and self.owed > 0
+
+    def wait_seconds(self, *, has_leavers: bool) -> float:
+        """How long to wait for the next evidence reading. has_leavers: a pod is gone from the API and still seen."""
+        if self.owed == 0 and not has_leavers:
+            return self.poll_seconds
+        return min(self.poll_seconds, self.urgent_seconds * 2.0 ** min(self.failures, 16))

@@ -1,0 +1,76 @@
+"""Conditions of a report: what an administrator should know beyond single devices.
+
+In: a reading, the devices as reported, the evidence. Out: conditions with the time of their last change. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from agent.evidence import PodSighting
+from agent.readings import MachineReading
+from atoll.api import names
+from atoll.api.base import Condition
+from atoll.api.node_status import Device, HealthState
+from topology.model import asymmetric_pairs
+
+PAIRS_SHOWN_MAX = 8
+
+Finding = tuple[str, bool, str, str]
+"""Condition type, whether it holds, reason, message."""
+
+
+def conditions(
+    reading: MachineReading, *, devices: Sequence[Device], sighting: PodSighting, last: Iterable[Condition], now: str
+) -> tuple[Condition, ...]:
+    """All conditions in a fixed order. The time moves only when the status does."""
+    before = {condition.type: condition for condition in last}
+    found = (_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(sighting))
+    return tuple(_condition(*finding, last=before.get(finding[0]), now=now) for finding in found)
+
+
+def _devices_readable(reading: MachineReading, devices: Sequence[Device]) -> Finding:
+    unseen = [device for device in devices if device.health.state is not HealthState.HEALTHY]
+    nameless = sum(device.uuid is None for device in reading.devices)
+    expected = reading.expected_count
+    if reading.problem:
+        return names.CONDITION_DEVICES_READABLE, False, names.REASON_DEVICES_MISSING, reading.problem
+    if not unseen and not nameless:
+        return names.CONDITION_DEVICES_READABLE, True, names.REASON_ALL_READ, f"{len(devices)} devices"
+    told = "; ".join(
+        f"device {device.id} {device.health.state}: {device.health.reason}" for device in unseen[:PAIRS_SHOWN_MAX]
+    )
+    message = f"{expected} counted by the driver, {nameless} of them do not say who they are; {told}"
+    return names.CONDITION_DEVICES_READABLE, False, names.REASON_DEVICES_MISSING, message
+
+
+def _links_consistent(reading: MachineReading) -> Finding:
+    if reading.links.links is None:
+        return (
+            names.CONDITION_LINKS_CONSISTENT,
+            False,
+            names.REASON_LINKS_UNREAD,
+            "links could not be read; the last known stand",
+        )
+    pairs = [pair for pair in asymmetric_pairs(reading.links.links) if not reading.links.unread.intersection(pair)]
+    if not pairs:
+        return names.CONDITION_LINKS_CONSISTENT, True, names.REASON_ALL_READ, "both ends of every pair agree"
+    told = ", ".join(f"{first}-{second}" for first, second in pairs[:PAIRS_SHOWN_MAX])
+    message = f"{len(pairs)} pairs of indices whose two ends tell different links, the weaker counts: {told}"
+    return names.CONDITION_LINKS_CONSISTENT, False, names.REASON_LINKS_ASYMMETRIC, message
+
+
+def _evidence_readable(sighting: PodSighting) -> Finding:
+    unread = [
+        text
+        for text, is_read in (("pod cgroups", sighting.live_read), ("pod list of the kubelet", sighting.kubelet_read))
+        if not is_read
+    ]
+    if not unread:
+        return names.CONDITION_EVIDENCE_READABLE, True, names.REASON_ALL_READ, "pod cgroups and the kubelet's pod list"
+    message = f"{' and '.join(unread)} cannot be read; GPUs of deleted pods stay in doubt until then"
+    return names.CONDITION_EVIDENCE_READABLE, False, names.REASON_EVIDENCE_UNREAD, message
+
+
+def _condition(kind: str, holds: bool, reason: str, message: str, *, last: Condition | None, now: str) -> Condition:  # noqa: FBT001 - a finding, unpacked
+    status = "True" if holds else "False"
+    since = last.last_transition_time if last is not None and last.status == status else now
+    return Condition(type=kind, status=status, reason=reason, message=message[:1024], last_transition_time=since)

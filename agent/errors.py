@@ -1,0 +1,34 @@
+"""Faults of the agent.
+
+AgentError
+├── ReadingFailed      the machine as a whole could not be read (no driver, broken state file); the last report stays
+├── SettingsMistake    the command line asks for something that cannot be
+└── TooManyDevices     no device id is left; a bound, not an expectation
+"""
+
+
+class AgentError(Exception):
+    """Base of this package's exceptions."""
+
+
+class ReadingFailed(AgentError):
+    """Nothing could be read; `source` names what was asked."""
+
+    def __init__(self, source: str, problem: str) -> None:
+        self.source = source
+        self.problem = problem
+        super().__init__(f"cannot read {source}: {problem}")
+
+
+class SettingsMistake(AgentError):
+    """Two settings contradict each other, or one names nothing that exists."""
+
+
+class TooManyDevices(AgentError):
+    """Every device id of the node is used or held by a Lease."""
+
+    def __init__(self, uuid: str, *, ids_max: int) -> None:
+        self.uuid = uuid
+        super().__init__(
+            f"no id below {ids_max} is left for device {uuid}; delete Leases of GPUs that left the machine"
+        )

@@ -1,0 +1,160 @@
+"""What the machine shows of its pods: the evidence that GPUs in doubt are released on.
+
+In: one reading of the cgroups, one of the kubelet's own pod list, the pods that the API names, and what the last report
+said. Out: the pods of the next report, and how far it can be trusted. Pure; the readings are taken by agent.cgroups and
+agent.kubelet. The rules, each on the safe side:
+
+* live = a process runs in the pod's cgroup (its pause container counts, so a restarting container changes nothing).
+* An empty cgroup is live too, because the sandbox may be about to start, until two readings in a row found it empty
+  while the kubelet answered and did not list the pod: a kubelet that does not know a pod starts nothing in it, and one
+  that cannot be asked may wake up and start it.
+* The cgroup reading counts only if it is plausible: where pods are said to run, at least one must be seen. A wrong
+  cgroup root or a foreign process namespace shows empty folders, and must not look like an empty machine.
+* What could not be read keeps its last known value and says so (`live_read`, `kubelet_read` False): never absent.
+* A pod that never had to do with GPUs is left out, unless a process of it uses one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from agent.cgroups import CgroupReading
+from atoll.api.node_status import PODS_MAX, PodEvidence
+from atoll.cluster.objects import Pod
+from atoll.cluster.pods import container_statuses, is_gpu_pod, is_terminal
+from atoll.cluster.release import has_ended
+
+UUIDS_MAX = 64
+STATIC_POD_UID = "kubernetes.io/config.hash"
+"""Annotation of a mirror pod: the uid under which the kubelet really runs a static pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletReading:
+    """The kubelet's pod list: every pod it knows, and those that it says have a running container."""
+
+    listed: frozenset[str]
+    running: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The pods of this node by the API, as of `position` in its watch, and what is remembered of those that are gone.
+
+    with_gpus: pods that concern Atoll. plain: pods that never did. running: pods with a running container, by the API.
+    unproven: GPU pods with a terminal phase, whose containers may run on for all that the API says.
+    """
+
+    position: str = ""
+    present: frozenset[str] = frozenset()
+    with_gpus: frozenset[str] = frozenset()
+    plain: frozenset[str] = frozenset()
+    running: frozenset[str] = frozenset()
+    unproven: frozenset[str] = frozenset()
+
+    def having_met(self, pod: Pod) -> "Roster":
+        """Remember what a pod is, should it be gone before the next look."""
+        uids = _uids(pod)
+        with_gpus = self.with_gpus | uids if is_gpu_pod(pod) else self.with_gpus
+        return replace(self, with_gpus=with_gpus, plain=(self.plain | uids) - with_gpus)
+
+    def with_pods(self, pods: Iterable[Pod], *, position: str) -> "Roster":
+        """The roster after the watch moved on; what a pod once was, it stays."""
+        listed = [(pod, _uids(pod)) for pod in pods]
+        with_gpus = self.with_gpus.union(*(uids for pod, uids in listed if is_gpu_pod(pod)))
+        present = frozenset().union(*(uids for _, uids in listed))
+        return Roster(
+            position=position,
+            present=present,
+            with_gpus=with_gpus,
+            plain=(self.plain | present) - with_gpus,
+            running=frozenset().union(*(uids for pod, uids in listed if _runs(pod))),
+            unproven=frozenset().union(*(uids for pod, uids in listed if is_terminal(pod) and not has_ended(pod))),
+        )
+
+    def forget_gone(self, seen: frozenset[str]) -> "Roster":
+        """Drop the memory of pods that neither the API nor a complete reading shows any more."""
+        known = self.present | seen
+        return replace(self, with_gpus=self.with_gpus & known, plain=self.plain & known)
+
+
+@dataclass(frozen=True, slots=True)
+class PodSighting:
+    """The evidence of one look. empty: cgroups found without a process. leavers: GPU pods that should be gone and are
+    not: out of the API but live or listed, or of a terminal phase but live."""
+
+    pods: tuple[PodEvidence, ...]
+    live_read: bool
+    kubelet_read: bool
+    empty: frozenset[str]
+    leavers: frozenset[str]
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether absence from this look means anything."""
+        return self.live_read and self.kubelet_read
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """Pods that are live or listed."""
+        return frozenset(pod.uid for pod in self.pods)
+
+
+def sight(
+    roster: Roster,
+    *,
+    cgroups: CgroupReading | None,
+    kubelet: KubeletReading | None,
+    gpu_users: Mapping[str, frozenset[str]],
+    last_pods: Iterable[PodEvidence] = (),
+    last_empty: frozenset[str] = frozenset(),
+) -> PodSighting:
+    """Judge one look. gpu_users: pod uid to uuids that its processes use. last_*: what the look before found."""
+    last = tuple(last_pods)
+    live_read = cgroups is not None and _is_plausible(cgroups, expected=(kubelet or roster).running)
+    last_live = frozenset(pod.uid for pod in last if pod.live)
+    live = _live(cgroups, kubelet, last_empty) if cgroups and live_read else last_live
+    listed = kubelet.listed if kubelet else frozenset(pod.uid for pod in last if pod.kubelet)
+    told = ((live | listed) - roster.plain) | gpu_users.keys()
+    order = sorted(told, key=lambda uid: (uid not in roster.with_gpus, uid))
+    pods = tuple(
+        PodEvidence(
+            uid=uid, live=uid in live, kubelet=uid in listed, uuids=tuple(sorted(gpu_users.get(uid, ())))[:UUIDS_MAX]
+        )
+        for uid in order[:PODS_MAX]
+    )
+    fits = len(order) <= PODS_MAX
+    return PodSighting(
+        pods=pods,
+        live_read=live_read and fits,
+        kubelet_read=kubelet is not None and fits,
+        empty=cgroups.empty if cgroups else last_empty,
+        leavers=(frozenset(told - roster.present) | (roster.unproven & live)) & roster.with_gpus,
+    )
+
+
+def gpu_users(pids_by_uuid: Mapping[str, Iterable[int]], pod_by_pid: Mapping[int, str]) -> dict[str, frozenset[str]]:
+    """Pod uid to the uuids of the GPUs that its processes use."""
+    users: dict[str, set[str]] = {}
+    for uuid, pids in pids_by_uuid.items():
+        for pid in pids:
+            if pid in pod_by_pid:
+                users.setdefault(pod_by_pid[pid], set()).add(uuid)
+    return {uid: frozenset(uuids) for uid, uuids in users.items()}
+
+
+def _live(cgroups: CgroupReading, kubelet: KubeletReading | None, last_empty: frozenset[str]) -> frozenset[str]:
+    abandoned = (cgroups.empty & last_empty) - kubelet.listed if kubelet else frozenset()
+    return cgroups.populated | (cgroups.empty - abandoned)
+
+
+def _is_plausible(cgroups: CgroupReading, *, expected: frozenset[str]) -> bool:
+    return not expected or not expected.isdisjoint(cgroups.populated)
+
+
+def _uids(pod: Pod) -> frozenset[str]:
+    static = pod.metadata.annotations.get(STATIC_POD_UID)
+    return frozenset({pod.metadata.uid, static} if static else {pod.metadata.uid})
+
+
+def _runs(pod: Pod) -> bool:
+    return any(status.state.running is not None for status in container_statuses(pod))

@@ -1,0 +1,74 @@
+"""Device ids: which small integer stands for which GPU, for as long as the node lives.
+
+In: the ids of the last report, the uuids that are there now, and the Leases that were looked up. Out: an id for each
+new uuid, or the Leases that must be looked up first. Pure, so that the promise can be tested over every history:
+
+* a known uuid keeps its id, however the machine is renumbered, rebooted or reported;
+* an id is never given to another uuid while a Lease of it exists;
+* a Lease remembers: when the report was lost, a uuid that a Lease names gets that Lease's id back;
+* otherwise a new uuid gets the lowest id that is free. New uuids are served in the order in which they are passed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.errors import TooManyDevices
+
+IDS_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Which ids' Leases must be read before ids can be given; then ask again with what was found."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """An id for every uuid that was passed, the known ones included."""
+
+    ids: Mapping[str, int]
+
+
+def assign(uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[int, str | None]) -> Assignment | LookUp:
+    """Give every uuid an id. Call again with more `leases` until it returns an Assignment.
+
+    known: uuid to id, of every device that is on record, seen or not. leases: what was found for an id so far; None
+    where no Lease exists, else the device uuid that it names, which may be empty. Without any known device the first
+    2n ids are looked at, so that a lost record is restored from the Leases. Raises TooManyDevices.
+    """
+    new = [uuid for uuid in dict.fromkeys(uuids) if uuid not in known]
+    ids = {uuid: known[uuid] for uuid in uuids if uuid in known}
+    if not new:
+        return Assignment(ids)
+    taken = set(known.values())
+    free: list[int] = []
+    unread: list[int] = []
+    scan_min = 0 if known else 2 * len(new)
+    candidate = 0
+    while len(free) + len(unread) < len(new) or candidate < scan_min:
+        if candidate >= IDS_MAX:
+            raise TooManyDevices(new[len(free)], ids_max=IDS_MAX)
+        if candidate not in taken:
+            _sort_candidate(candidate, leases, free=free, unread=unread)
+        candidate += 1
+    if unread:
+        return LookUp(tuple(unread))
+    remembered = _remembered(new, leases, taken=taken)
+    ids |= remembered
+    ids |= dict(zip((uuid for uuid in new if uuid not in remembered), free, strict=False))
+    return Assignment(ids)
+
+
+def _sort_candidate(candidate: int, leases: Mapping[int, str | None], *, free: list[int], unread: list[int]) -> None:
+    if candidate not in leases:
+        unread.append(candidate)
+    elif leases[candidate] is None:
+        free.append(candidate)
+
+
+def _remembered(new: Sequence[str], leases: Mapping[int, str | None], *, taken: set[int]) -> dict[str, int]:
+    """Ids that Leases name for the new uuids; the lowest where two Leases name one uuid."""
+    by_uuid = {uuid: device_id for device_id, uuid in sorted(leases.items(), reverse=True) if uuid}
+    return {uuid: by_uuid[uuid] for uuid in new if uuid in by_uuid and by_uuid[uuid] not in taken}

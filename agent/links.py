@@ -1,0 +1,87 @@
+"""The link matrix of a machine, from what each GPU says of its own links.
+
+In: per device the active NVLinks and the PCIe relation to every other. Out: rows of cells. Pure; the driver is asked in
+agent.nvml. The traps that make this more than counting:
+
+* On NVSwitch machines the far end of every link is a switch: two GPUs with links into switches are joined by the
+  smaller number of them, whatever address the switch has.
+* "My link is active" is not "we are joined": on bridged cards only the address of the far end tells which two are.
+* Inside a VM the switch may be invisible. Links that lead to something unknown count as one shared switch only if every
+  device has such links and none other.
+* A device whose links could not be read, or an end that cannot be matched, leaves the PCIe relation.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.readings import Cells, NvLink, Remote
+from topology.links import SELF, WORST
+
+_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+
+NvLinks = Sequence[tuple[NvLink, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMatrix:
+    """Rows in the order of the devices. Row i is what device i says; the other end may say something else."""
+
+    cells: Cells
+    nvswitch: bool
+
+
+def plain_bus_id(text: str) -> str:
+    """A PCI bus id in its one spelling, 00000000:07:00.0; text that is none stays as it is."""
+    match = _BUS_ID.fullmatch(text.strip().lower())
+    if match is None:
+        return text
+    domain, bus, device, function = match.groups()
+    return f"{int(domain or '0', 16):08x}:{bus}:{device}.{function}"
+
+
+def link_matrix(nvlinks: NvLinks, *, bus_ids: Sequence[str | None], pcie: Cells) -> LinkMatrix:
+    """Combine NVLinks and PCIe relations. nvlinks: active links per device, None where they could not be read."""
+    into_switch = _links_into_switch(nvlinks)
+    rows = []
+    for first, own in enumerate(nvlinks):
+        row = []
+        for second, bus_id in enumerate(bus_ids):
+            count = _links_to(own, bus_id) + min(into_switch[first], into_switch[second])
+            row.append(SELF if first == second else f"NV{count}" if count else pcie[first][second])
+        rows.append(tuple(row))
+    return LinkMatrix(tuple(rows), nvswitch=any(into_switch))
+
+
+def _links_to(own: tuple[NvLink, ...] | None, bus_id: str | None) -> int:
+    if not own or bus_id is None:
+        return 0
+    return sum(link.remote is Remote.GPU and link.remote_pci_bus_id == bus_id for link in own)
+
+
+def _links_into_switch(nvlinks: NvLinks) -> list[int]:
+    hidden = bool(nvlinks) and all(links and all(link.remote is Remote.UNKNOWN for link in links) for links in nvlinks)
+    wanted = Remote.UNKNOWN if hidden and len(nvlinks) > 1 else Remote.SWITCH
+    return [sum(link.remote is wanted for link in links or ()) for links in nvlinks]
+
+
+def rows_by_uuid(uuids: Sequence[str], *sources: tuple[Cells | None, Sequence[str | None]]) -> Cells:
+    """Rows in the order of `uuids`; each cell from the first source (rows and the uuids they are in the order of) that
+    has both devices, else the worst relation."""
+    cells: dict[tuple[str, str], str] = {}
+    for rows, order in reversed(sources):
+        cells |= _cells_by_pair(rows, order)
+    return tuple(
+        tuple(SELF if first == second else cells.get((first, second), WORST) for second in uuids) for first in uuids
+    )
+
+
+def _cells_by_pair(rows: Cells | None, order: Sequence[str | None]) -> Mapping[tuple[str, str], str]:
+    if rows is None or len(rows) != len(order):
+        return {}
+    return {
+        (first, second): cell
+        for first, row in zip(order, rows, strict=True)
+        for second, cell in zip(order, row, strict=False)
+        if first is not None and second is not None
+    }

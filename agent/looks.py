@@ -1,0 +1,122 @@
+"""One look at the machine: every blocking reading, bounded in time and away from the event loop.
+
+In: a backend and where cgroups and processes are listed. Out: a Look. A reading that hangs is abandoned, its thread is
+left behind, and no second one is started beside it: a sick driver must not eat the process.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from agent.backends import Backend
+from agent.cgroups import CGROUP_MOUNT, CgroupReading, pod_uid_of, read_cgroups
+from agent.errors import ReadingFailed
+from agent.evidence import gpu_users
+from agent.readings import MachineReading
+
+CGROUP_TEXT_BYTES_MAX = 65_536
+FAILURES_BORNE = 1
+"""This many failed readings in a row leave the devices as they were last read; one more makes them unknown."""
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look gave. cgroups None: unknown. users: pod uid to uuids that its processes use."""
+
+    machine: MachineReading
+    boot_id: str
+    cgroups: CgroupReading | None
+    users: dict[str, frozenset[str]]
+
+
+class Looker:
+    """Looks at one machine, again and again."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        cgroup_root: str = "/",
+        cgroup_mount: Path = CGROUP_MOUNT,
+        proc_mount: Path = Path("/proc"),
+        timeout_seconds: float,
+    ) -> None:
+        self._backend = backend
+        self._cgroup_root = cgroup_root
+        self._cgroup_mount = cgroup_mount
+        self._proc_mount = proc_mount
+        self._timeout_seconds = timeout_seconds
+        self._hanging: asyncio.Future[MachineReading] | None = None
+        self._last: MachineReading | None = None
+        self._boot_id = ""
+        self.failures = 0
+
+    async def look(self) -> Look:
+        """Read everything once. What fails is marked in the Look, never raised."""
+        machine = await self._machine()
+        boot_id = await self._boot()
+        cgroups, pods = await asyncio.to_thread(self._pods, machine)
+        return Look(machine, boot_id, cgroups, gpu_users(machine.pids_by_uuid(), pods))
+
+    async def _machine(self) -> MachineReading:
+        try:
+            self._last = await self._read_within_time()
+            self.failures = 0
+            return self._last
+        except ReadingFailed as error:
+            self.failures += 1
+            log.warning("Machine cannot be read", err=str(error), failures=self.failures)
+            if self._last is not None and self.failures <= FAILURES_BORNE:
+                return self._last
+            return MachineReading(devices=(), problem=str(error))
+
+    async def _read_within_time(self) -> MachineReading:
+        """Read, or wait on for the reading that hangs from before."""
+        reading = self._hanging or asyncio.ensure_future(asyncio.to_thread(self._backend.read))
+        try:
+            self._hanging = reading
+            answer = await asyncio.wait_for(asyncio.shield(reading), self._timeout_seconds)
+        except TimeoutError as error:
+            raise ReadingFailed("machine", f"no answer within {self._timeout_seconds:g} s") from error
+        except BaseException:
+            self._hanging = None
+            raise
+        self._hanging = None
+        return answer
+
+    async def _boot(self) -> str:
+        """The boot id; the last one known while it cannot be read."""
+        try:
+            self._boot_id = await asyncio.to_thread(self._backend.boot_id)
+        except ReadingFailed as error:
+            log.warning("Boot id cannot be read", err=str(error))
+        return self._boot_id
+
+    def _pods(self, machine: MachineReading) -> tuple[CgroupReading | None, dict[int, str]]:
+        cgroups = read_cgroups(self._cgroup_root, mount=self._cgroup_mount)
+        pids = {pid for used_by in machine.pids_by_uuid().values() for pid in used_by}
+        return cgroups, pods_of(pids, read=self._read_process)
+
+    def _read_process(self, pid: int) -> str:
+        with (self._proc_mount / str(pid) / "cgroup").open(encoding="utf-8", errors="replace") as file:
+            return file.read(CGROUP_TEXT_BYTES_MAX)
+
+
+def pods_of(pids: Iterable[int], *, read: Callable[[int], str]) -> dict[int, str]:
+    """Process id to the uid of its pod; processes that ended meanwhile, or belong to no pod, are left out."""
+    found: dict[int, str] = {}
+    for pid in pids:
+        try:
+            uid = pod_uid_of(read(pid))
+        except OSError:
+            continue
+        if uid is not None:
+            found[pid] = uid
+    return found

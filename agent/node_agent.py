@@ -1,0 +1,344 @@
+"""The agent at work: follows its pods, its Node and its report, looks at the machine, publishes.
+
+In: a client, a Looker, a Kubelet, a clock and a source of randomness. Out: writes to the API server. A thin shell:
+what a look means, when the next one is due and what is written are decided by pure functions elsewhere; here they are
+put in order. The order matters for evidence: the position in the pod watch is taken first, then the machine is read.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from agent.cadence import Cadence
+from agent.capacity import capacity_patch, in_use, offer
+from agent.evidence import PodSighting, Roster, sight
+from agent.identities import LookUp, assign
+from agent.kubelet import Kubelet, kubelet_url
+from agent.looks import Look, Looker
+from agent.publishing import StatusWriter, says_something_new, send_heartbeat
+from agent.report import Circumstances, build_report, on_record, uuids_by_slot
+from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
+from atoll.cluster.leases import lease_name
+from atoll.cluster.objects import Node, Pod, decode_lease, decode_node, decode_pod
+from atoll.cluster.pods import is_gpu_pod, is_terminal
+from atoll.cluster.release import has_ended
+from atoll.kube import patches, paths
+from atoll.kube.cache import Change, ChangeKind, is_older
+from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock, within
+from atoll.kube.errors import KubeError, NotFound
+from atoll.kube.limits import Backoff
+from atoll.kube.microtime import format_microtime
+from atoll.kube.reflector import Reflector
+
+SEE_OWN_WRITE_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+class _ListMetadata(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _Listing(msgspec.Struct):
+    metadata: _ListMetadata
+
+
+_decode_listing = msgspec.json.Decoder(_Listing).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """Waits of one agent, in seconds."""
+
+    poll_seconds: float
+    urgent_seconds: float
+    heartbeat_seconds: float
+    start_jitter_seconds: float
+
+
+class NodeAgent:
+    """Reports one node. Run `tasks()` side by side; each runs until cancelled."""
+
+    def __init__(
+        self,
+        node: str,
+        *,
+        client: ApiClient,
+        looker: Looker,
+        kubelet: Kubelet,
+        rhythm: Rhythm,
+        agent_version: str,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.node = node
+        self._client = client
+        self._looker = looker
+        self._kubelet = kubelet
+        self._rhythm = rhythm
+        self._agent_version = agent_version
+        self._clock = clock
+        self._rng = rng
+        self._writer = StatusWriter(client, node, clock=clock)
+        self._roster = Roster()
+        self._cadence = Cadence(rhythm.poll_seconds, rhythm.urgent_seconds)
+        self._sighting: PodSighting | None = None
+        self._fresh_version = ""
+        self._wants_fresh_version = False
+        self._wake = asyncio.Event()
+        self._capacity_wake = asyncio.Event()
+        self._published = asyncio.Event()
+        self._looked_at = clock.monotonic_seconds()
+        self.kubelet_url = ""
+        self.looks_count = 0
+        self.publications_count = 0
+        named = f"metadata.name={node}"
+        self.pods = Reflector(
+            client, paths.pods(), decode_pod, on_event=self._on_pod, field_selector=f"spec.nodeName={node}", clock=clock
+        )
+        self._nodes = Reflector(
+            client, paths.nodes(), self._decode_node, on_event=self._on_node, field_selector=named, clock=clock
+        )
+        self._reports = Reflector(
+            client,
+            paths.gpunodestatuses(),
+            GpuNodeStatus.model_validate_json,
+            on_event=self._on_report,
+            field_selector=named,
+            clock=clock,
+        )
+
+    @property
+    def has_published(self) -> bool:
+        """Tell whether the first report of this process is out."""
+        return self._published.is_set()
+
+    @property
+    def evidence_is_complete(self) -> bool:
+        """Tell whether absence from the last look means anything."""
+        return self._sighting is not None and self._sighting.is_complete
+
+    def seconds_since_look(self) -> float:
+        """Age of the last look whose result is published where it had to be."""
+        return self._clock.monotonic_seconds() - self._looked_at
+
+    async def follow_pods(self) -> None:
+        """Keep the pods of this node."""
+        await self.pods.run()
+
+    async def follow_node(self) -> None:
+        """Keep the Node."""
+        await self._nodes.run()
+
+    async def follow_report(self) -> None:
+        """Keep what is stored of our report."""
+        await self._reports.run()
+
+    async def keep_looking(self) -> None:
+        """Look at the machine whenever that is due, and publish."""
+        for reflector in (self.pods, self._nodes, self._reports):
+            await reflector.synced.wait()
+        await self._clock.sleep(self._rng.random() * self._rhythm.start_jitter_seconds)
+        backoff = Backoff(self._rng)
+        while True:
+            self._wake.clear()
+            not_before = self._clock.monotonic_seconds() + self._rhythm.urgent_seconds
+            try:
+                await self.look_once()
+                backoff.reset()
+                seconds = self._cadence.wait_seconds(has_leavers=bool(self._sighting and self._sighting.leavers))
+            except KubeError as error:
+                seconds = backoff.next_seconds()
+                log.warning("Could not publish", err=str(error))
+            await self._rest(seconds, not_before=not_before)
+
+    async def look_once(self) -> None:
+        """Take one look, and publish it if it is new or owed. Raises KubeError."""
+        cadence = self._cadence
+        position = await self._position()
+        self._roster = self._roster.with_pods(self.pods.by_uid.values(), position=position)
+        roster = self._roster
+        look, kubelet = await asyncio.gather(self._looker.look(), self._kubelet.read())
+        self.looks_count += 1
+        previous = self._writer.stored_report
+        sighting = sight(
+            roster,
+            cgroups=look.cgroups,
+            kubelet=kubelet,
+            gpu_users=look.users,
+            last_pods=previous.pods if previous else (),
+            last_empty=self._sighting.empty if self._sighting else frozenset(),
+        )
+        report = await self._compose(look, sighting, previous, position=position)
+        if says_something_new(report, previous) or cadence.must_publish(is_complete=sighting.is_complete):
+            await self._writer.publish(report)
+            self.publications_count += 1
+        self._note(sighting, cadence)
+
+    async def keep_heartbeat(self) -> None:
+        """Renew the heartbeat Lease while looks succeed; an agent that cannot look or publish falls silent."""
+        await self._published.wait()
+        rhythm = self._rhythm
+        silent_after_seconds = 3 * rhythm.poll_seconds + 2 * rhythm.heartbeat_seconds
+        backoff = Backoff(self._rng, base_seconds=1.0, max_seconds=rhythm.heartbeat_seconds)
+        while True:
+            seconds = rhythm.heartbeat_seconds * (0.9 + 0.2 * self._rng.random())
+            try:
+                if self.seconds_since_look() <= silent_after_seconds:
+                    await send_heartbeat(
+                        self._client, self.node, clock=self._clock, period_seconds=rhythm.heartbeat_seconds
+                    )
+                    backoff.reset()
+            except KubeError as error:
+                seconds = min(seconds, backoff.next_seconds())
+                log.warning("Could not renew the heartbeat", err=str(error))
+            await self._clock.sleep(seconds)
+
+    async def keep_capacity(self) -> None:
+        """Make the Node offer its GPUs, again whenever somebody took them away."""
+        await self._published.wait()
+        backoff = Backoff(self._rng, base_seconds=0.5)
+        while True:
+            self._capacity_wake.clear()
+            try:
+                await self.offer_once()
+                backoff.reset()
+                await self._capacity_wake.wait()
+            except KubeError as error:
+                log.warning("Could not publish the capacity", err=str(error))
+                await self._clock.sleep(backoff.next_seconds())
+
+    async def offer_once(self) -> None:
+        """Patch the Node's status where it does not say what is there. Raises KubeError."""
+        node = self._nodes.store.get(("", self.node))
+        report = self._writer.stored_report
+        if node is None or report is None:
+            return
+        offered = offer(report)
+        patch = capacity_patch(node, offered=offered, used=in_use(self.pods.by_uid.values(), offered))
+        if patch is None:
+            return
+        path = paths.nodes(self.node, "status")
+        answer = await self._client.patch(path, patches.merge_patch(uid=node.metadata.uid, **patch))
+        log.info("Published capacity", **patch["status"]["capacity"])
+        version = decode_node(answer).metadata.resource_version
+        await self._nodes.wait_for_resource_version(version, SEE_OWN_WRITE_SECONDS)
+
+    def _note(self, sighting: PodSighting, cadence: Cadence) -> None:
+        """Remember a look. A deletion that arrived while it was taken is not paid by it."""
+        self._sighting = sighting
+        self._looked_at = self._clock.monotonic_seconds()
+        if sighting.is_complete:
+            self._roster = self._roster.forget_gone(sighting.seen)
+        if self._cadence is cadence:
+            self._cadence = cadence.after_reading(is_complete=sighting.is_complete)
+        if not self._published.is_set():
+            self._published.set()
+        self._capacity_wake.set()
+
+    async def _rest(self, seconds: float, *, not_before: float) -> None:
+        """Wait until `seconds` are over or something calls for a look, and in any case until `not_before`."""
+        try:
+            await within(self._clock, seconds, self._woken())
+        except TimeoutError:
+            return
+        await self._clock.sleep(max(0.0, not_before - self._clock.monotonic_seconds()))
+
+    async def _woken(self) -> None:
+        await self._wake.wait()
+
+    async def _position(self) -> str:
+        """How far into the pod watch we are; after a request, at least as far as the API server is now."""
+        if self._wants_fresh_version:
+            self._wants_fresh_version = False
+            try:
+                self._fresh_version = await self._current_version()
+            except KubeError:
+                self._wants_fresh_version = True
+                raise
+        watched = self.pods.resource_version
+        return self._fresh_version if is_older(watched, self._fresh_version) else watched
+
+    async def _current_version(self) -> str:
+        """The position that a list of this node's pods has now; the list itself is not needed."""
+        params: dict[str, str | int] = {"fieldSelector": f"spec.nodeName={self.node}", "limit": 1}
+        return _decode_listing(await self._client.get(paths.pods(), params=params)).metadata.resource_version
+
+    async def _compose(
+        self, look: Look, sighting: PodSighting, previous: GpuNodeStatusReport | None, *, position: str
+    ) -> GpuNodeStatusReport:
+        known = {uuid: device.id for uuid, device in on_record(previous, look.machine).items()}
+        node = self._nodes.store.get(("", self.node))
+        return build_report(
+            look.machine,
+            ids=await self._ids(uuids_by_slot(look.machine), known=known),
+            sighting=sighting,
+            previous=previous,
+            circumstances=Circumstances(
+                agent_version=self._agent_version,
+                boot_id=look.boot_id,
+                node_uid=node.metadata.uid if node is not None else "",
+                position=position,
+                now=format_microtime(self._clock.now()),
+            ),
+        )
+
+    async def _ids(self, uuids: Sequence[str], *, known: dict[str, int]) -> dict[str, int]:
+        """Ids of the devices; Leases are read only where a new device needs an id."""
+        leases: dict[int, str | None] = {}
+        while isinstance(step := assign(uuids, known=known, leases=leases), LookUp):
+            for device_id in step.ids:
+                leases[device_id] = await self._lease_uuid(device_id)
+        return dict(step.ids)
+
+    async def _lease_uuid(self, device_id: int) -> str | None:
+        """Device that the Lease of an id names, empty if it names none; None where there is no Lease."""
+        path = paths.leases(names.SYSTEM_NAMESPACE, lease_name(self.node, device_id))
+        try:
+            lease = decode_lease(await self._client.get(path))
+        except NotFound:
+            return None
+        return lease.metadata.annotations.get(names.LEASE_DEVICE_UUID, "")
+
+    def _decode_node(self, raw: bytes) -> Node:
+        self.kubelet_url = kubelet_url(raw) or self.kubelet_url
+        return decode_node(raw)
+
+    def _on_pod(self, change: Change[Pod]) -> None:
+        pod = change.object
+        self._roster = self._roster.having_met(pod)
+        self._capacity_wake.set()
+        was_terminal = change.old is not None and is_terminal(change.old)
+        departs = change.kind is ChangeKind.DELETED or (is_terminal(pod) and not was_terminal)
+        if departs and is_gpu_pod(pod) and not has_ended(pod):
+            self._owe()
+
+    def _on_node(self, change: Change[Node]) -> None:
+        self._capacity_wake.set()
+        if change.kind is not ChangeKind.MODIFIED:
+            self._wake.set()
+
+    def _on_report(self, change: Change[GpuNodeStatus]) -> None:
+        new, stored = change.object, self._writer.stored
+        if change.kind is ChangeKind.DELETED:
+            if stored is None or stored.metadata.uid == new.metadata.uid:
+                self._writer.stored = None
+                self._wake.set()
+            return
+        if stored is None or not is_older(new.metadata.resource_version, stored.metadata.resource_version):
+            self._writer.stored = new
+        asked = new.metadata.annotations.get(names.EVIDENCE_WANTED)
+        before = change.old.metadata.annotations.get(names.EVIDENCE_WANTED) if change.old is not None else None
+        if asked is not None and asked != before and self.has_published:
+            self._wants_fresh_version = True
+            self._owe()
+
+    def _owe(self) -> None:
+        self._cadence = self._cadence.after_deletion()
+        self._wake.set()

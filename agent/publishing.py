@@ -1,0 +1,118 @@
+"""Writing what the agent found: the report, when it says something new, and the heartbeat.
+
+In: a report. Out: the smallest merge patch of the status subresource, or nothing. The agent is the only writer of its
+node's status, so there is nothing to merge with; a patch is fenced by the object's uid, so that it cannot land on a
+successor that somebody just made. Separate from the loop, which decides when.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
+from atoll.kube import patches, paths
+from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
+from atoll.kube.errors import AlreadyExists, Conflict, NotFound
+from atoll.kube.microtime import format_microtime
+
+ATTEMPTS_MAX = 3
+SILENT_PERIODS = 3
+"""A heartbeat that missed this many periods is stale."""
+
+log = structlog.get_logger(__name__)
+
+
+def json_merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """RFC 7386 patch that turns one JSON object into the other; lists are replaced as a whole."""
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            inner = json_merge_patch(old, value)
+            if inner:
+                patch[key] = inner
+        elif key not in before or old != value:
+            patch[key] = value
+    return patch
+
+
+def says_something_new(report: GpuNodeStatusReport, stored: GpuNodeStatusReport | None) -> bool:
+    """Tell whether a report differs in more than its time, its sequence and its position in the watch."""
+    if stored is None:
+        return True
+    steady = {"sequence": stored.evidence.sequence, "pod_resource_version": stored.evidence.pod_resource_version}
+    evidence = report.evidence.model_copy(update=steady)
+    return report.model_copy(update={"evidence": evidence, "observed_time": stored.observed_time}) != stored
+
+
+class StatusWriter:
+    """Publishes the reports of one node. `stored` is the object as the API server has it, as far as is known."""
+
+    def __init__(self, client: ApiClient, node: str, *, clock: Clock) -> None:
+        self._client = client
+        self._node = node
+        self._clock = clock
+        self._sequence = 0
+        self.stored: GpuNodeStatus | None = None
+
+    @property
+    def stored_report(self) -> GpuNodeStatusReport | None:
+        """The report as it is stored."""
+        return self.stored.status if self.stored is not None else None
+
+    async def publish(self, report: GpuNodeStatusReport) -> None:
+        """Write the report under the next sequence number; makes the object where there is none. Raises KubeError."""
+        for _ in range(ATTEMPTS_MAX):
+            stored = self.stored or await self._fetch_or_create()
+            numbered = self._numbered(report, stored.status)
+            patch = json_merge_patch(stored.status.to_json() if stored.status else {}, numbered.to_json())
+            try:
+                answer = await self._client.patch(
+                    paths.gpunodestatuses(self._node, "status"),
+                    patches.merge_patch(uid=stored.metadata.uid, status=patch),
+                    retry=True,
+                )
+            except (NotFound, Conflict):
+                self.stored = None
+                continue
+            self._sequence = numbered.evidence.sequence
+            self.stored = GpuNodeStatus.model_validate_json(answer)
+            if self.stored.status == numbered:
+                return
+        log.warning("Stored report differs from the one written", node=self._node)
+
+    def _numbered(self, report: GpuNodeStatusReport, stored: GpuNodeStatusReport | None) -> GpuNodeStatusReport:
+        sequence = max(self._sequence, stored.evidence.sequence if stored else 0) + 1
+        evidence = report.evidence.model_copy(update={"sequence": sequence})
+        return report.model_copy(update={"evidence": evidence, "observed_time": format_microtime(self._clock.now())})
+
+    async def _fetch_or_create(self) -> GpuNodeStatus:
+        body = {"apiVersion": names.API_VERSION, "kind": "GpuNodeStatus", "metadata": {"name": self._node}, "spec": {}}
+        try:
+            answer = await self._client.create(paths.gpunodestatuses(), body)
+        except AlreadyExists:
+            answer = await self._client.get(paths.gpunodestatuses(self._node))
+        self.stored = GpuNodeStatus.model_validate_json(answer)
+        return self.stored
+
+
+async def send_heartbeat(client: ApiClient, node: str, *, clock: Clock, period_seconds: float) -> None:
+    """Renew the node's heartbeat Lease, or make it. Raises KubeError."""
+    spec = {
+        "holderIdentity": node,
+        "leaseDurationSeconds": max(1, round(SILENT_PERIODS * period_seconds)),
+        "renewTime": format_microtime(clock.now()),
+    }
+    try:
+        await client.patch(paths.leases(names.HEARTBEAT_NAMESPACE, node), {"spec": spec}, retry=True)
+    except NotFound:
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": node, "namespace": names.HEARTBEAT_NAMESPACE},
+            "spec": spec,
+        }
+        await client.create(paths.leases(names.HEARTBEAT_NAMESPACE), lease)

@@ -1,0 +1,96 @@
+"""What one look at a machine gave, before anything is made of it.
+
+In: nothing. Out: frozen values that every backend fills and the report is built from. None always means "could not be
+read", never zero or absent: one bad call costs one field, one lost GPU never hides the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+Cells = tuple[tuple[str, ...], ...]
+"""A square matrix of link cells ("NV12", "PIX", "SYS", "X" on the diagonal) in the order of the devices."""
+
+
+class Remote(StrEnum):
+    """What stands at the far end of an NVLink."""
+
+    GPU = "gpu"
+    SWITCH = "switch"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class NvLink:
+    """One active NVLink of a device. `remote_pci_bus_id` tells which GPU is meant where `remote` is a GPU."""
+
+    remote: Remote
+    remote_pci_bus_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One device. `fault` is empty for a device that works, else what is wrong with it, in few words.
+
+    uuid None: something sits at this index, but it does not say who it is. process_ids: pids that use it.
+    """
+
+    index: int
+    uuid: str | None = None
+    product_name: str | None = None
+    memory_bytes: int | None = None
+    compute_capability: str | None = None
+    numa_node: int | None = None
+    pci_bus_id: str | None = None
+    minor: int | None = None
+    mig_enabled: bool | None = None
+    process_ids: tuple[int, ...] | None = None
+    fault: str = ""
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinksReading:
+    """How the devices of a reading are joined; rows and columns in the order of its devices.
+
+    links: NVLink where there is any, else the PCIe relation. pcie: the PCIe relation that NVLink hides. Either end of a
+    pair may tell something different; whoever compares takes the weaker side. unread: positions of devices whose
+    NVLinks could not be read, so that their cells say too little.
+    """
+
+    links: Cells | None = None
+    pcie: Cells | None = None
+    nvlink_generation: int | None = None
+    nvswitch: bool = False
+    link_gbps: float | None = None
+    pcie_generation: int | None = None
+    inter_socket_gbps: float | None = None
+    unread: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class FabricReading:
+    """The NVLink fabric that the machine belongs to; state is one of notSupported, notStarted, inProgress,
+    completed."""
+
+    cluster_uuid: str
+    clique_id: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReading:
+    """One look at the whole machine. expected_count: how many devices the driver counts, readable or not. problem: why
+    nothing could be read, empty otherwise."""
+
+    devices: tuple[DeviceReading, ...]
+    links: LinksReading = field(default_factory=LinksReading)
+    fabric: FabricReading | None = None
+    expected_count: int | None = None
+    vendor: str = "nvidia"
+    problem: str = ""
+
+    def pids_by_uuid(self) -> Mapping[str, tuple[int, ...]]:
+        """Processes of each device that says who it is; a device whose processes could not be read has none here."""
+        return {device.uuid: device.process_ids or () for device in self.devices if device.uuid is not None}

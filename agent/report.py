@@ -1,0 +1,244 @@
+"""The report: what the machine is, told so that it stays comparable over time.
+
+In: one reading, the ids of its devices, the evidence, and the report before. Out: the next GpuNodeStatusReport, apart
+from its sequence and time, which belong to publishing. Pure. Unknown is not gone: a device that was on record and
+cannot be seen stays, as unhealthy or unknown; a field that could not be read keeps its last value. A device leaves the
+record only when a new one sits in its slot.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.conditions import conditions
+from agent.evidence import PodSighting
+from agent.links import rows_by_uuid
+from agent.readings import DeviceReading, LinksReading, MachineReading
+from atoll.api.node_status import (
+    DEVICES_MAX,
+    Device,
+    Evidence,
+    Fabric,
+    GpuNodeStatusReport,
+    Health,
+    HealthState,
+    Links,
+    Mig,
+)
+from topology.islands import island_of
+from topology.links import direct_links
+from topology.model import DEVICES_MAX as LINKED_DEVICES_MAX
+from topology.model import Machine, machine
+from topology.rates import link_gbps, pcie_gbps, pcie_paths_gbps
+
+REASON_NOT_SEEN = "not seen by the driver"
+_BRANDS = ("nvidia ", "tesla ", "amd ")
+_NOT_SLUG = re.compile(r"[^a-z0-9.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a report says beside the devices. now: UTC time as text; position: in the watch of this node's pods."""
+
+    agent_version: str
+    boot_id: str
+    node_uid: str
+    position: str
+    now: str
+
+
+def model_slug(product_name: str, *, vendor: str) -> str:
+    """The model as claims name it: `NVIDIA H100 80GB HBM3` is nvidia-h100-80gb-hbm3, `Tesla T4` is nvidia-t4."""
+    text = product_name.lower().strip()
+    for brand in _BRANDS:
+        text = text.removeprefix(brand)
+    words = _NOT_SLUG.sub("-", text).strip("-.")
+    return f"{vendor}-{words}"[:63].rstrip("-.") if words else ""
+
+
+def on_record(previous: GpuNodeStatusReport | None, reading: MachineReading) -> dict[str, Device]:
+    """Devices of the last report by uuid, without those whose slot a new device has taken."""
+    record = {device.uuid: device for device in previous.devices} if previous else {}
+    seen = {device.uuid for device in reading.devices}
+    taken_slots = {
+        device.pci_bus_id
+        for device in reading.devices
+        if device.uuid and device.uuid not in record and device.pci_bus_id
+    }
+    return {uuid: device for uuid, device in record.items() if uuid in seen or device.pci_bus_id not in taken_slots}
+
+
+def uuids_by_slot(reading: MachineReading) -> list[str]:
+    """Uuids that the reading shows, in the order in which new ones get their ids: by PCI slot, then by index."""
+    named = [device for device in reading.devices if device.uuid is not None]
+    named.sort(key=lambda device: (device.pci_bus_id or "~", device.index))
+    return [device.uuid for device in named if device.uuid is not None]
+
+
+def build_report(
+    reading: MachineReading,
+    *,
+    ids: Mapping[str, int],
+    sighting: PodSighting,
+    previous: GpuNodeStatusReport | None,
+    circumstances: Circumstances,
+) -> GpuNodeStatusReport:
+    """Put the report together. ids: of every uuid that the reading shows."""
+    record = on_record(previous, reading)
+    devices = _devices(reading, ids=ids, record=record, now=circumstances.now)
+    links = _links(reading, devices, previous)
+    devices = _with_islands(devices, _geometry(devices, links))
+    return GpuNodeStatusReport(
+        agent_version=circumstances.agent_version,
+        boot_id=circumstances.boot_id,
+        node_uid=circumstances.node_uid,
+        observed_time=previous.observed_time if previous else None,
+        devices=devices,
+        links=links,
+        fabric=_fabric(reading, previous),
+        pods=sighting.pods,
+        evidence=Evidence(
+            sequence=previous.evidence.sequence if previous else 0,
+            pod_resource_version=circumstances.position,
+            live_read=sighting.live_read,
+            kubelet_read=sighting.kubelet_read,
+        ),
+        conditions=conditions(
+            reading,
+            devices=devices,
+            sighting=sighting,
+            last=previous.conditions if previous else (),
+            now=circumstances.now,
+        ),
+        device_count=len(devices),
+        healthy_count=sum(device.health.state is HealthState.HEALTHY for device in devices),
+        models=", ".join(sorted({device.model for device in devices if device.model}))[:256],
+    )
+
+
+def _devices(
+    reading: MachineReading, *, ids: Mapping[str, int], record: Mapping[str, Device], now: str
+) -> tuple[Device, ...]:
+    seen = {device.uuid: device for device in reading.devices if device.uuid is not None}
+    nameless = [device for device in reading.devices if device.uuid is None]
+    devices = [
+        _seen_device(device, device_id=ids[uuid], last=record.get(uuid), vendor=reading.vendor, now=now)
+        for uuid, device in seen.items()
+    ]
+    devices += [
+        device.model_copy(update={"health": _health(device, *_absence(device, nameless), now=now)})
+        for uuid, device in record.items()
+        if uuid not in seen
+    ]
+    return tuple(sorted(devices, key=lambda device: device.id)[:DEVICES_MAX])
+
+
+def _seen_device(reading: DeviceReading, *, device_id: int, last: Device | None, vendor: str, now: str) -> Device:
+    """One device, its last known facts standing in for those that could not be read."""
+    assert reading.uuid is not None
+    facts: dict[str, object] = {
+        "product_name": reading.product_name[:128] if reading.product_name is not None else None,
+        "model": model_slug(reading.product_name, vendor=vendor) if reading.product_name is not None else None,
+        "memory_bytes": reading.memory_bytes,
+        "compute_capability": reading.compute_capability,
+        "numa_node": reading.numa_node,
+        "pci_bus_id": reading.pci_bus_id,
+        "minor": reading.minor,
+        "mig": Mig(enabled=True) if reading.mig_enabled else None,
+    }
+    known = {name: value for name, value in facts.items() if value is not None}
+    base = last or Device(id=device_id, uuid=reading.uuid, model="", index=reading.index, vendor=vendor)
+    if reading.mig_enabled is False:
+        known["mig"] = None
+    state = HealthState.UNHEALTHY if reading.fault else HealthState.HEALTHY
+    health = _health(last, state, reading.fault, now=now)
+    return base.model_copy(update={**known, "id": device_id, "index": reading.index, "health": health})
+
+
+def _absence(device: Device, nameless: Sequence[DeviceReading]) -> tuple[HealthState, str]:
+    """Why a device on record is not seen: the driver may still count something in its slot that cannot be asked."""
+    in_slot = (one for one in nameless if one.pci_bus_id == device.pci_bus_id and one.pci_bus_id)
+    at_index = (one for one in nameless if one.pci_bus_id is None and one.index == device.index)
+    found = next(in_slot, None) or next(at_index, None)
+    return (HealthState.UNHEALTHY, found.fault or REASON_NOT_SEEN) if found else (HealthState.UNKNOWN, REASON_NOT_SEEN)
+
+
+def _health(last: Device | None, state: HealthState, reason: str, *, now: str) -> Health:
+    """Health with the time since when it is so."""
+    reason = reason[:256]
+    if last is not None and (last.health.state, last.health.reason) == (state, reason):
+        return last.health
+    return Health(state=state, reason=reason, since=now)
+
+
+def _links(reading: MachineReading, devices: Sequence[Device], previous: GpuNodeStatusReport | None) -> Links:
+    """Rows in the order of the report; what this reading could not tell is as it was."""
+    if not devices or len(devices) > LINKED_DEVICES_MAX:
+        return Links()
+    now, last = reading.links, previous.links if previous else Links()
+    uuids = [device.uuid for device in devices]
+    order = [device.uuid for device in reading.devices]
+    trusted = [None if position in now.unread else uuid for position, uuid in enumerate(order)]
+    last_order = [device.uuid for device in previous.devices] if previous else []
+    nvlink = rows_by_uuid(uuids, (now.links, trusted), (last.nvlink or None, last_order), (now.links, order))
+    pcie = rows_by_uuid(uuids, (now.pcie, trusted), (last.pcie or None, last_order)) if now.pcie or last.pcie else None
+    geometry = machine(nvlink, pcie=pcie)
+    is_partial = bool(now.unread) or now.links is None
+    return Links(
+        nvlink=geometry.links,
+        pcie=geometry.pcie or (),
+        nvlink_generation=_known(now, "nvlink_generation", last.nvlink_generation),
+        nvswitch=now.nvswitch or (is_partial and last.nvswitch),
+        link_gbps=_known(now, "link_gbps", last.link_gbps),
+        pcie_generation=_known(now, "pcie_generation", last.pcie_generation),
+        inter_socket_gbps=_known(now, "inter_socket_gbps", last.inter_socket_gbps),
+    )
+
+
+def _known(now: LinksReading, name: str, last: object) -> object:
+    value = getattr(now, name)
+    return value if value is not None else last
+
+
+def _geometry(devices: Sequence[Device], links: Links) -> Machine | None:
+    if not links.nvlink:
+        return None
+    return machine(
+        links.nvlink,
+        pcie=links.pcie or None,
+        numa=[device.numa_node for device in devices],
+        nvlink_generation=links.nvlink_generation,
+        nvswitch=links.nvswitch,
+        link_gbps=links.link_gbps,
+        pcie_generation=links.pcie_generation,
+        inter_socket_gbps=links.inter_socket_gbps,
+        vendor=devices[0].vendor,
+    )
+
+
+def _with_islands(devices: tuple[Device, ...], geometry: Machine | None) -> tuple[Device, ...]:
+    if geometry is None:
+        return devices
+    return tuple(
+        device.model_copy(
+            update={"island": island.name, "bandwidth_gbps": round(_best_gbps(geometry, position, island.positions), 3)}
+        )
+        for position, (device, island) in enumerate(zip(devices, island_of(geometry), strict=True))
+    )
+
+
+def _best_gbps(geometry: Machine, position: int, island: Sequence[int]) -> float:
+    """The best link of a device inside its island, one direction; the best PCIe path where it has no link."""
+    peers = [peer for peer in island if peer != position]
+    links = max((direct_links(geometry.links[position][peer]) for peer in peers), default=0)
+    if links:
+        return links * link_gbps(geometry)
+    paths = pcie_paths_gbps(geometry)
+    return max((paths[position][peer] for peer in peers), default=pcie_gbps(geometry))
+
+
+def _fabric(reading: MachineReading, previous: GpuNodeStatusReport | None) -> Fabric | None:
+    found = reading.fabric
+    if found is None:
+        return previous.fabric if previous is not None and reading.problem else None
+    return Fabric(cluster_uuid=found.cluster_uuid[:64], clique_id=found.clique_id[:32], state=found.state[:32])
