@@ -68,6 +68,8 @@ LEASE_CLAIM: Final = "gpu.scheduling/claim"
 LEASE_GANG: Final = "gpu.scheduling/gang"
 LEASE_ATTEMPT: Final = "gpu.scheduling/attempt"
 LEASE_DEADLINE: Final = "gpu.scheduling/reservation-deadline"
+LEASE_FENCED: Final = "gpu.scheduling/fenced"
+"""Set before a reservation is taken back: no bind may rely on the Lease any more."""
 LEASE_IN_DOUBT: Final = "gpu.scheduling/in-doubt"
 
 EXTENDER_IDENTITY: Final = "atoll-extender"
@@ -99,6 +101,20 @@ EVENT_REASONS: Final = {
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 
+# Conditions of a GpuNodeStatus, and their reasons.
+CONDITION_DEVICES_READABLE: Final = "DevicesReadable"
+CONDITION_LINKS_CONSISTENT: Final = "LinksConsistent"
+CONDITION_EVIDENCE_READABLE: Final = "EvidenceReadable"
+REASON_ALL_READ: Final = "AllRead"
+REASON_DEVICES_MISSING: Final = "DevicesMissing"
+REASON_LINKS_UNREAD: Final = "LinksUnread"
+REASON_LINKS_ASYMMETRIC: Final = "LinksAsymmetric"
+REASON_EVIDENCE_UNREAD: Final = "EvidenceUnread"
+
+EVIDENCE_WANTED: Final = "gpu.scheduling/evidence-wanted"
+"""Annotation on a GpuNodeStatus. Whenever its value changes, the agent lists its pods anew, takes two complete readings
+that begin after that, and publishes them: for whoever lost sight of a deletion and needs a report from beyond it."""
+
 # Rejections that kube-scheduler shows per node: short constant phrases, because it counts equal texts.
 REJECT_NO_REPORT: Final = "no GPU report from this node"
 REJECT_STALE_REPORT: Final = "GPU report is stale"
@@ -112,6 +128,7 @@ REJECT_CLAIM_REPLACED: Final = "GpuClaim was deleted and created anew after the 
 REJECT_GANG: Final = "gang of the pod is not admitted"
 REJECT_COUNT_MISMATCH: Final = "GPU requests of the containers differ from the claim"
 REJECT_RECENT_BIND_FAILURE: Final = "binding to this node failed moments ago"
+REJECT_HOLDS_ELSEWHERE: Final = "pod still holds GPUs of another node"
 REJECT_MIG: Final = "no MIG instance of the claimed profile"
 
 
