@@ -1,0 +1,77 @@
+"""The admission endpoint: a review in, an answer out.
+
+In: POST /mutate from the API server. Out: HTTP 200 with an AdmissionReview, 400 for anything that is none, 413 for a
+body beyond the limit. It only decodes, looks the claim up, lets `mutate` decide, and encodes; nothing is ever written,
+so that a dry run needs no care.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import structlog
+from aiohttp import web
+
+from atoll.service.http import application
+from webhook.demand import ClaimLookup, Defaults, claim_name_of
+from webhook.errors import WebhookError
+from webhook.metrics import WebhookMetrics
+from webhook.mutation import is_mirror, mutate
+from webhook.review import BODY_BYTES_MAX, Denial, Mutation, Review, decode_review, encode_answer
+
+log = structlog.get_logger(__name__)
+
+MUTATE_PATH: Final = "/mutate"
+
+
+class Finder(Protocol):
+    """What is needed of the claim lookup."""
+
+    async def find(self, namespace: str, name: str) -> ClaimLookup: ...
+
+
+def webhook_application(*, claims: Finder, defaults: Defaults, metrics: WebhookMetrics) -> web.Application:
+    """Return the application that answers reviews; health and metrics live on another port."""
+    app = application(body_bytes_max=BODY_BYTES_MAX)
+    app.router.add_post(MUTATE_PATH, _handler(claims=claims, defaults=defaults, metrics=metrics))
+    return app
+
+
+async def decide(review: Review, *, claims: Finder, defaults: Defaults) -> Mutation | Denial:
+    """Answer one review; raises MalformedPod."""
+    if not review.creates_pod:
+        return Mutation()
+    pod = review.pod()
+    if is_mirror(pod, user=review.user):
+        return mutate(pod, namespace=review.namespace, user=review.user, claim=None, defaults=defaults)
+    name = claim_name_of(pod)
+    if isinstance(name, Denial):
+        return name
+    claim = None if name is None else await claims.find(review.namespace, name)
+    return mutate(pod, namespace=review.namespace, user=review.user, claim=claim, defaults=defaults)
+
+
+def _handler(
+    *, claims: Finder, defaults: Defaults, metrics: WebhookMetrics
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        with metrics.seconds.time():
+            try:
+                review = decode_review(await request.read())
+                decision = await decide(review, claims=claims, defaults=defaults)
+            except WebhookError as error:
+                metrics.reviews.labels("malformed").inc()
+                log.warning("Refused a malformed review", err=str(error))
+                return web.Response(status=400, text=f"{error}\n")
+        _note(review, decision, metrics)
+        return web.Response(body=encode_answer(review.uid, decision), content_type="application/json")
+
+    return handle
+
+
+def _note(review: Review, decision: Mutation | Denial, metrics: WebhookMetrics) -> None:
+    if isinstance(decision, Denial):
+        metrics.reviews.labels("denied").inc()
+        log.info("Denied a pod", namespace=review.namespace, user=review.user.username, err=decision.message)
+        return
+    answer = "changed" if decision.operations else "unchanged" if review.creates_pod else "ignored"
+    metrics.reviews.labels(answer).inc()

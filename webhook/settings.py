@@ -1,0 +1,29 @@
+"""Settings of the webhook process."""
+
+from pathlib import Path
+
+from atoll.api.claims import VisibleDevices
+from atoll.service.settings import Settings
+
+
+class WebhookSettings(Settings):
+    """Shapes pods that ask for GPUs while they are created."""
+
+    kubeconfig: Path | None = None
+    """Kubeconfig of the API server; the pod's own account when absent."""
+    host: str = "0.0.0.0"  # noqa: S104 - the API server calls from outside; TLS, and an answer gives nothing away but claims
+    """Address to serve reviews on."""
+    port: int = 8443
+    """Port to serve reviews on, always TLS with the certificate of the Secret atoll-webhook-tls."""
+    client_ca: Path | None = None
+    """CA that must have signed the API server's client certificate; without it any client may ask."""
+    health_host: str = "127.0.0.1"
+    """Address of /livez, /readyz and /metrics, plain HTTP."""
+    health_port: int = 8081
+    """Port of /livez, /readyz and /metrics."""
+    visible_devices: VisibleDevices = VisibleDevices.UUID
+    """What CUDA_VISIBLE_DEVICES carries where the claim does not say: uuid or index; the extender needs the same."""
+    inject_runtime_class: bool = False
+    """Put pods with NVIDIA claims into the RuntimeClass atoll-nvidia; the class must exist."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
