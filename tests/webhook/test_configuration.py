@@ -1,0 +1,86 @@
+"""The shipped webhook configuration: what it must never block, and that it agrees with the code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from atoll.api import names
+from controllers.authority import WEBHOOK_NAMES
+from webhook.app import MUTATE_PATH
+from webhook.claims import LOOKUP_SECONDS
+
+FILE = Path(__file__).parents[2] / "deploy" / "webhook.yaml"
+
+
+@pytest.fixture
+def configuration() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return content
+
+
+@pytest.fixture
+def webhook(configuration: dict[str, Any]) -> dict[str, Any]:
+    (only,) = configuration["webhooks"]
+    assert isinstance(only, dict)
+    return only
+
+
+def test_only_the_creation_of_pods_is_sent(webhook: dict[str, Any]) -> None:
+    """No update, no subresource, no other kind depends on the webhook."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+
+    assert webhook["rules"] == [{**rule, "scope": "Namespaced"}]
+
+
+def test_the_namespaces_that_keep_the_cluster_alive_are_left_out(webhook: dict[str, Any]) -> None:
+    """A dead webhook can neither keep the network plugin nor itself from starting."""
+    (expression,) = webhook["namespaceSelector"]["matchExpressions"]
+
+    assert expression == {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "NotIn",
+        "values": ["kube-system", names.SYSTEM_NAMESPACE],
+    }
+
+
+def test_it_fails_closed_for_the_pods_it_matches(webhook: dict[str, Any]) -> None:
+    """Fail with conditions: pods with GPUs wait for the webhook, all others never notice."""
+    assert webhook["failurePolicy"] == "Fail"
+    assert webhook["sideEffects"] == "None"
+    assert webhook["reinvocationPolicy"] == "IfNeeded"
+    assert webhook["matchConditions"]
+
+
+def test_it_is_called_last(configuration: dict[str, Any]) -> None:
+    """Configurations are called in the order of their names."""
+    assert configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION
+    assert names.WEBHOOK_CONFIGURATION.startswith("zz")
+
+
+def test_the_answer_comes_before_the_api_server_gives_up(webhook: dict[str, Any]) -> None:
+    """The one call that the webhook makes ends well within the time it has."""
+    assert webhook["timeoutSeconds"] >= 2 * LOOKUP_SECONDS
+
+
+def test_the_service_is_the_one_that_the_certificate_names(webhook: dict[str, Any]) -> None:
+    """The API server verifies the certificate for `<service>.<namespace>.svc`."""
+    service = webhook["clientConfig"]["service"]
+
+    assert f"{service['name']}.{service['namespace']}.svc" in WEBHOOK_NAMES
+    assert service["path"] == MUTATE_PATH
+    assert "caBundle" not in webhook["clientConfig"]
+
+
+def test_the_conditions_speak_of_every_name_that_concerns_atoll(webhook: dict[str, Any]) -> None:
+    """A name that is added to the code and not here would let pods past the webhook."""
+    (condition,) = webhook["matchConditions"]
+    prefixes = {f"{names.GROUP}/", *names.OWN_ANNOTATION_PREFIXES}
+
+    assert all(f"k.startsWith('{prefix}')" in condition["expression"] for prefix in prefixes)
+    assert all(key.startswith(tuple(prefixes)) for key in (*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS))
+    assert names.GPU_RESOURCE.startswith(f"{names.GROUP}/")
+    assert names.MIG_RESOURCE_PREFIX.startswith(f"{names.GROUP}/")
+    assert f"'{names.RUNTIME_CLASS}'" in condition["expression"]
+    assert f"'{names.GANG_GATE}'" in condition["expression"]
