@@ -93,17 +93,21 @@ def stages() -> str:
         _stage("pod-starts", [alive, _phase_in("Pending")], {"statusTemplate": running}),
         _stage("pod-ends", [deleted, _phase_in("Pending", "Running")], {"statusTemplate": ended}),
         _stage("pod-goes", [deleted, _phase_in("Succeeded", "Failed")], {"delete": True}),
+        # kwok looks after no pod unless nodes have a stage too; ours are made Ready and stay so: this one never comes.
+        _stage("node-stays", [deleted], {"delete": True}, kind="Node"),
     ]
     return yaml.safe_dump_all(rows)
 
 
-def _stage(name: str, conditions: list[dict[str, Any]], following: dict[str, Any]) -> dict[str, Any]:
+def _stage(
+    name: str, conditions: list[dict[str, Any]], following: dict[str, Any], *, kind: str = "Pod"
+) -> dict[str, Any]:
     return {
         "apiVersion": "kwok.x-k8s.io/v1alpha1",
         "kind": "Stage",
         "metadata": {"name": name},
         "spec": {
-            "resourceRef": {"apiGroup": "v1", "kind": "Pod"},
+            "resourceRef": {"apiGroup": "v1", "kind": kind},
             "selector": {"matchExpressions": conditions},
             "next": following,
         },
