@@ -1,0 +1,153 @@
+"""The fast path against brute force: the same sets, the same costs, on known and on random machines."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topology import reference
+from topology.asks import Ask, Interconnect, Policy
+from topology.choice import Choice, Refusal, choose
+from topology.fragmentation import PRIOR, losses
+from topology.islands import islands
+from topology.model import Machine, machine, mask_of, positions_of
+from topology.profiles import profile, profile_names
+from topology.quality import qualities
+
+CELLS = ("NV1", "NV2", "PIX", "PHB", "NODE", "SYS")
+SMALL = tuple(name for name in profile_names() if profile(name).machine.count <= 6)
+EIGHTS = tuple(name for name in profile_names() if 6 < profile(name).machine.count <= 8)
+
+
+@st.composite
+def machines(draw: st.DrawFn, *, devices_max: int = 5) -> Machine:
+    """Random machines: any cells, any NUMA, NVIDIA or AMD."""
+    count = draw(st.integers(1, devices_max))
+    pairs = list(itertools.combinations(range(count), 2))
+    told = draw(st.lists(st.sampled_from(CELLS), min_size=len(pairs), max_size=len(pairs)))
+    cells = [["X"] * count for _ in range(count)]
+    for (first, second), cell in zip(pairs, told, strict=True):
+        cells[first][second] = cells[second][first] = cell
+    amd = draw(st.booleans())
+    return machine(
+        cells,
+        numa=draw(st.lists(st.sampled_from((None, 0, 1)), min_size=count, max_size=count)),
+        nvlink_generation=None if amd else draw(st.sampled_from((1, 2, 3, 4))),
+        link_gbps=50.0 if amd else None,
+        pcie_generation=draw(st.sampled_from((3, 4))),
+        inter_socket_gbps=draw(st.sampled_from((None, 10.0))),
+        vendor="amd" if amd else "nvidia",
+    )
+
+
+asks = st.builds(
+    Ask,
+    count=st.integers(1, 5),
+    policy=st.sampled_from(Policy),
+    interconnect=st.sampled_from(Interconnect),
+    min_bandwidth_gbps=st.sampled_from((0.0, 0.0, 10.0, 20.0, 40.0)),
+)
+
+
+def assert_same(subject: Machine, free: int, ask: Ask) -> None:
+    """Fast answer and brute force name the same set at the same cost, or both refuse."""
+    answer = choose(subject, free, ask)
+    oracle = reference.best(subject, positions_of(free), ask, PRIOR)
+    if oracle is None:
+        assert isinstance(answer, Refusal)
+    else:
+        assert isinstance(answer, Choice)
+        assert oracle[0] == answer.positions
+        assert pytest.approx(oracle[1], abs=1e-5) == answer.cost
+
+
+@settings(deadline=None, max_examples=150)
+@given(subject=machines(), ask=asks, data=st.data())
+def test_random_machines_agree_with_brute_force(subject: Machine, ask: Ask, data: st.DataObject) -> None:
+    """On any machine, for any free set and ask, the table's cell is the brute-force optimum."""
+    assert_same(subject, data.draw(st.integers(0, subject.full)), ask)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_known_machines_agree_on_every_free_mask(name: str) -> None:
+    """Every free mask, count and policy of every known machine with up to four GPUs; six GPUs: every seventh mask."""
+    subject = profile(name).machine
+    for free in range(0, subject.full + 1, 1 if subject.count <= 4 else 7):
+        for policy, count in itertools.product(Policy, range(1, subject.count + 1)):
+            assert_same(subject, free, Ask(count, policy))
+
+
+@pytest.mark.parametrize("name", EIGHTS)
+def test_quality_of_known_machines_agrees_with_brute_force(name: str) -> None:
+    """Ring bandwidths of all sets of two to four GPUs of every known machine with eight."""
+    subject = profile(name).machine
+    for count in (2, 3, 4):
+        for members in itertools.combinations(range(subject.count), count):
+            oracle = reference.ring_gbps(subject, members)
+            assert pytest.approx(oracle) == qualities(subject).ring_gbps[mask_of(members)], members
+
+
+@settings(deadline=None, max_examples=100)
+@given(subject=machines(devices_max=6))
+def test_islands_and_losses_agree_with_brute_force(subject: Machine) -> None:
+    """Islands partition the machine as the definition says, and losses count disjoint full sets rightly."""
+    assert sorted(map(sorted, reference.islands(subject))) == sorted(
+        list(island.positions) for island in islands(subject)
+    )
+    if subject.count <= 5:
+        free = positions_of(subject.full)
+        assert pytest.approx(reference.loss(subject, free, PRIOR)) == losses(subject)[subject.full]
+
+
+@settings(deadline=None, max_examples=100)
+@given(subject=machines(), ask=asks, data=st.data())
+def test_choice_is_inside_free_and_of_the_right_size(subject: Machine, ask: Ask, data: st.DataObject) -> None:
+    """A choice never invents a device and never takes more or fewer than asked."""
+    free = data.draw(st.integers(0, subject.full))
+    answer = choose(subject, free, ask)
+    if isinstance(answer, Choice):
+        assert mask_of(answer.positions) & ~free == 0
+        assert len(set(answer.positions)) == ask.count
+
+
+@settings(deadline=None, max_examples=100)
+@given(subject=machines(), count=st.integers(1, 5), data=st.data())
+def test_more_free_gpus_never_give_a_worse_set(subject: Machine, count: int, data: st.DataObject) -> None:
+    """Freeing GPUs never lowers the quality of a contiguous choice, nor makes it leave its island."""
+    fewer = data.draw(st.integers(0, subject.full))
+    more = fewer | data.draw(st.integers(0, subject.full))
+    before, after = choose(subject, fewer, Ask(count)), choose(subject, more, Ask(count))
+    if isinstance(before, Choice):
+        assert isinstance(after, Choice)
+        assert (len(after.islands) == 1, after.relative_quality) >= (len(before.islands) == 1, before.relative_quality)
+
+
+@settings(deadline=None, max_examples=100)
+@given(subject=machines(), ask=asks, data=st.data())
+def test_relabelled_machine_gives_an_equally_good_choice(subject: Machine, ask: Ask, data: st.DataObject) -> None:
+    """Numbering the GPUs differently changes neither cost nor bandwidth of the answer."""
+    order = data.draw(st.permutations(range(subject.count)))
+    free = data.draw(st.integers(0, subject.full))
+    relabelled = Machine(
+        links=tuple(tuple(subject.links[row][column] for column in order) for row in order),
+        pcie=None,
+        numa=tuple(subject.numa[position] for position in order),
+        nvlink_generation=subject.nvlink_generation,
+        nvswitch=subject.nvswitch,
+        link_gbps=subject.link_gbps,
+        pcie_generation=subject.pcie_generation,
+        inter_socket_gbps=subject.inter_socket_gbps,
+        vendor=subject.vendor,
+    )
+    there = mask_of([index for index, position in enumerate(order) if free >> position & 1])
+    one, other = choose(subject, free, ask), choose(relabelled, there, ask)
+    if isinstance(one, Choice):
+        assert isinstance(other, Choice)
+        assert (one.cost, one.ring_gbps, one.relative_quality) == pytest.approx(
+            (other.cost, other.ring_gbps, other.relative_quality), abs=2e-6
+        )
+    else:
+        assert one == other

@@ -1,0 +1,109 @@
+"""Choosing on machines with more devices than a table can hold (17 to 64): a bounded greedy search.
+
+In: a Machine, a free mask, an Ask. Out: the best set found, or None. From every free start the set grows by the
+device that is joined best to it; the finished sets are compared by the same weights as elsewhere, without the
+fragmentation term. Every answer is bounded: a better set may exist. Complexity: starts x count x devices, at most 64
+x 64 x 64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from topology.asks import Ask, Interconnect, Policy
+from topology.closeness import closeness, crowding
+from topology.islands import island_of
+from topology.links import direct_links
+from topology.model import Machine, positions_of
+from topology.policies import POLICIES
+from topology.quality import rate
+from topology.rates import link_gbps, pcie_paths_gbps
+from topology.tables import DECIMALS
+
+SLACK: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best set that the search met."""
+
+    positions: tuple[int, ...]
+    cost: float
+    ring_gbps: float
+    relative_quality: float
+
+
+def choose_large(machine: Machine, free: int, ask: Ask) -> Found | None:
+    """Best set by (cost, positions) among the greedy sets of all starts; None when none meets the conditions."""
+    best_gbps = _best_gbps(machine, ask.count)
+    grown = {_grow(machine, start, free=free, ask=ask) for start in positions_of(free)}
+    found = [_found(machine, positions, free=free, ask=ask, best_gbps=best_gbps) for positions in grown if positions]
+    meeting = [one for one in found if ask.count < 2 or one.ring_gbps >= ask.min_bandwidth_gbps * (1 - SLACK)]
+    return min(meeting, key=lambda one: (one.cost, one.positions), default=None)
+
+
+@lru_cache(maxsize=256)
+def _best_gbps(machine: Machine, count: int) -> float:
+    """Best ring of the greedy sets on the empty machine."""
+    if count < 2:
+        return 0.0
+    ask = Ask(count=count)
+    grown = {_grow(machine, start, free=machine.full, ask=ask) for start in range(machine.count)}
+    return max(rate(machine, positions).ring_gbps for positions in grown if positions)
+
+
+def _grow(machine: Machine, start: int, *, free: int, ask: Ask) -> tuple[int, ...]:
+    """The set from one start, sorted; empty when the conditions leave too few devices."""
+    members = [start]
+    while len(members) < ask.count:
+        others = [
+            other
+            for other in positions_of(free)
+            if other not in members and _may_join(machine, members, other, ask=ask)
+        ]
+        if not others:
+            return ()
+        members.append(max(others, key=lambda other: (_pull(machine, members, other, ask=ask), -other)))
+    return tuple(sorted(members))
+
+
+def _may_join(machine: Machine, members: list[int], other: int, *, ask: Ask) -> bool:
+    if POLICIES[ask.policy].one_island and island_of(machine)[members[0]] != island_of(machine)[other]:
+        return False
+    if ask.interconnect is Interconnect.ANY:
+        return True
+    wanted = ask.interconnect is Interconnect.NVLINK
+    return all(bool(direct_links(machine.links[member][other])) == wanted for member in members)
+
+
+def _pull(machine: Machine, members: list[int], other: int, *, ask: Ask) -> tuple[float, float]:
+    """How well a device fits a growing set: weakest step and sum of closeness, or least crowding when spreading."""
+    if ask.policy is Policy.SPREAD:
+        return -sum(crowding(machine)[member][other] for member in members), 0.0
+    near = sum(closeness(machine)[member][other] for member in members)
+    if ask.policy is Policy.PACKED:
+        return near, 0.0
+    return max(_step(machine, member, other) for member in members), near
+
+
+def _step(machine: Machine, first: int, second: int) -> float:
+    links = direct_links(machine.links[first][second]) * link_gbps(machine)
+    return max(links, pcie_paths_gbps(machine)[first][second])
+
+
+def _found(machine: Machine, positions: tuple[int, ...], *, free: int, ask: Ask, best_gbps: float) -> Found:
+    weights = POLICIES[ask.policy]
+    rating = rate(machine, positions)
+    relative = min(rating.ring_gbps / best_gbps, 1.0) if ask.count > 1 else 1.0
+    rest = [other for other in positions_of(free) if other not in positions]
+    several = ask.count > 1
+    cost = weights.alpha * (1 - relative) + weights.pack * free.bit_count()
+    cost += weights.apart * (several and len({island_of(machine)[position] for position in positions}) > 1)
+    cost += weights.unlinked * (several and not rating.linked)
+    cost += weights.near * sum(closeness(machine)[member][other] for member in positions for other in rest)
+    if ask.policy is Policy.SPREAD:
+        pairs = [(first, second) for first in positions for second in positions if first < second]
+        cost += weights.crowd * sum(crowding(machine)[first][second] for first, second in pairs) / max(len(pairs), 1)
+    return Found(positions, round(cost, DECIMALS), rating.ring_gbps, relative)

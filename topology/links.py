@@ -1,0 +1,54 @@
+"""The words of a link matrix: what one cell says about two GPUs.
+
+In: cells as `nvidia-smi topo` or an agent writes them. Out: their meaning (direct links, closeness over PCIe) and the
+weaker of two. Separate because every other module reasons in these words and only this one knows how they are spelled.
+An unknown, missing or broken cell means the worst that can be true: "SYS".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+SELF: Final = "X"
+WORST: Final = "SYS"
+LINKS_MAX: Final = 64
+"""More links than any GPU has; a larger number is a misread cell."""
+
+PCIE_CLOSENESS: Final[dict[str, int]] = {"SYS": 0, "NODE": 1, "PHB": 2, "PXB": 3, "PIX": 4, "PSB": 5}
+"""PCIe relations from far to near: across sockets, host bridges of one NUMA node, one host bridge, several switches,
+one switch, one board."""
+
+_ALIASES: Final[dict[str, str]] = {"SOC": "SYS", "C2C": "NODE"}
+_DIRECT: Final = re.compile(r"(NV|XGMI)([1-9][0-9]?)")
+
+
+def direct_links(cell: str) -> int:
+    """How many NVLink or xGMI links the cell counts; 0 for any PCIe relation.
+
+    On switch machines these are links into the switch, not to the peer.
+    """
+    match = _DIRECT.fullmatch(cell)
+    return int(match.group(2)) if match else 0
+
+
+def clean_cell(cell: object) -> str:
+    """The cell in its one spelling; whatever is not understood becomes the worst relation."""
+    if not isinstance(cell, str):
+        return WORST
+    text = cell.strip().upper()
+    text = _ALIASES.get(text, text)
+    if text in PCIE_CLOSENESS or 0 < direct_links(text) <= LINKS_MAX:
+        return text
+    return WORST
+
+
+def strength(cell: str) -> int:
+    """Order of clean cells: any direct link beats any PCIe relation, more links beat fewer."""
+    links = direct_links(cell)
+    return 100 + links if links else PCIE_CLOSENESS[cell]
+
+
+def weaker(first: str, second: str) -> str:
+    """The weaker of two clean cells: what may be promised when two ends of one link disagree."""
+    return min(first, second, key=lambda cell: (strength(cell), cell))

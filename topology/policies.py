@@ -1,0 +1,94 @@
+"""The policies as rows of weights over one scoring loop.
+
+A set's cost on a machine, comparable across machines (the least cost wins, then the node's name):
+
+    cost = alpha x (1 - relative quality)      link quality given up
+         + apart   if it spans islands         one island wherever one fits
+         + unlinked if its ring needs PCIe     an NVLink ring beats any PCIe ring
+         + crowd x crowding of its pairs       only for spreading
+         + loss[free - set] - loss[free]       fragmentation it causes, in expected GPUs
+         + near x closeness cut                PCIe and NUMA groups torn apart, and used neighbours when spreading
+         + pack x |free|                       fuller machines first (emptier ones when spreading)
+
+Within one machine `ranks_quality` makes links decide before everything else; across machines alpha weighs them against
+fragmentation. Separate so that the numbers stand in one place and a policy is data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from topology.asks import Policy
+
+ALPHA: Final = 6.0
+PACK: Final = 0.3
+APART: Final = 100.0
+UNLINKED: Final = 20.0
+CROWD: Final = 10.0
+NEAR: Final = 0.002
+"""Closeness sums over pairs stay below 64 on 16 devices: this keeps the tie-break below one share of a lost GPU."""
+QUALITY_FIRST: Final = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One policy's row; see the formula above. one_island: sets that span islands are refused."""
+
+    one_island: bool
+    ranks_quality: bool
+    alpha: float
+    apart: float
+    unlinked: float
+    crowd: float
+    loss: float
+    near: float
+    pack: float
+
+
+POLICIES: Final[dict[Policy, Weights]] = {
+    Policy.CONTIGUOUS: Weights(
+        one_island=False,
+        ranks_quality=True,
+        alpha=ALPHA,
+        apart=APART,
+        unlinked=UNLINKED,
+        crowd=0.0,
+        loss=1.0,
+        near=NEAR,
+        pack=PACK,
+    ),
+    Policy.ISLAND: Weights(
+        one_island=True,
+        ranks_quality=True,
+        alpha=ALPHA,
+        apart=0.0,
+        unlinked=UNLINKED,
+        crowd=0.0,
+        loss=1.0,
+        near=NEAR,
+        pack=PACK,
+    ),
+    Policy.PACKED: Weights(
+        one_island=False,
+        ranks_quality=False,
+        alpha=0.0,
+        apart=0.0,
+        unlinked=0.0,
+        crowd=0.0,
+        loss=1.0,
+        near=NEAR,
+        pack=PACK,
+    ),
+    Policy.SPREAD: Weights(
+        one_island=False,
+        ranks_quality=False,
+        alpha=0.0,
+        apart=0.0,
+        unlinked=0.0,
+        crowd=CROWD,
+        loss=0.0,
+        near=NEAR,
+        pack=-PACK,
+    ),
+}

@@ -1,0 +1,163 @@
+"""Tables: for one machine and one ask, the best set and its cost for every free mask.
+
+In: a Machine, an Ask, the Demand that fragmentation is weighed with. Out: a `Table`, kept by value, so that filter,
+prioritize and bind read the same cells and cannot disagree. Up to EAGER_DEVICES_MAX devices a table is filled at once
+(256 cells, about a millisecond); up to TABLE_DEVICES_MAX its cells are filled when a free mask first occurs.
+
+Total order of sets: rank, then positions, lexicographically. Costs are rounded to a millionth so that equal sums tie.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from topology.asks import Ask, Interconnect, Policy
+from topology.closeness import closeness, crowding, pair_sums
+from topology.fragmentation import PRIOR, Demand, losses, losses_exact, relative_qualities
+from topology.islands import islands
+from topology.links import direct_links
+from topology.model import Machine, mask_of
+from topology.policies import POLICIES, QUALITY_FIRST, Weights
+from topology.quality import Bools, Floats, Ints, qualities, sizes_of
+
+EAGER_DEVICES_MAX: Final = 8
+DECIMALS: Final = 6
+UNKNOWN: Final = -2
+NONE: Final = -1
+BANDWIDTH_SLACK: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sets:
+    """All sets of one size that an ask admits, in lexicographic order of positions, with the parts of their cost that
+    do not depend on what else is free."""
+
+    masks: Ints
+    cost: Floats
+    rank: Floats
+    exact: bool
+
+
+class Table:
+    """Best set and cost per free mask. `costs` holds inf where no set fits and nan where nothing was computed yet."""
+
+    def __init__(self, machine: Machine, ask: Ask, demand: Demand) -> None:
+        weights = POLICIES[ask.policy]
+        self.sets = admitted_sets(machine, ask)
+        self.exact = self.sets.exact and (not weights.loss or losses_exact(machine, demand))
+        self.costs = np.full(1 << machine.count, np.nan)
+        self._chosen = np.full(1 << machine.count, UNKNOWN, dtype=np.int32)
+        self._potential = _potential(machine, weights, demand=demand)
+        self._own = weights.pack * sizes_of(machine.count) - self._potential
+        if machine.count <= EAGER_DEVICES_MAX:
+            self.fill(np.arange(1 << machine.count))
+
+    def fill(self, free_masks: Ints) -> None:
+        """Compute the cells of these masks that are not known yet."""
+        for free in free_masks[self._chosen[free_masks] == UNKNOWN]:
+            self._fill_one(int(free))
+
+    def chosen(self, free: int) -> int | None:
+        """Mask of the best set inside `free`; None when no admitted set fits."""
+        self.fill(np.array([free]))
+        index = int(self._chosen[free])
+        return None if index == NONE else int(self.sets.masks[index])
+
+    def cost(self, free: int) -> float:
+        """Cost of that set; inf when there is none."""
+        self.fill(np.array([free]))
+        return float(self.costs[free])
+
+    def _fill_one(self, free: int) -> None:
+        fitting = np.flatnonzero(self.sets.masks & ~free == 0)
+        if not len(fitting):
+            self._chosen[free], self.costs[free] = NONE, np.inf
+            return
+        rest = self._potential[free ^ self.sets.masks[fitting]]
+        best = int(np.argmin(np.round(self.sets.rank[fitting] + rest, DECIMALS)))
+        index = fitting[best]
+        self._chosen[free] = index
+        self.costs[free] = np.round(self.sets.cost[index] + rest[best] + self._own[free], DECIMALS)
+
+
+@lru_cache(maxsize=4096)
+def table(machine: Machine, ask: Ask, demand: Demand = PRIOR) -> Table:
+    """The table of one ask on machines of this geometry; built on first use."""
+    return Table(machine, ask, demand)
+
+
+@lru_cache(maxsize=1024)
+def subsets(devices: int, count: int) -> Ints:
+    """Masks of all sets of `count` of `devices` positions, in lexicographic order of positions."""
+    masks = [mask_of(positions) for positions in itertools.combinations(range(devices), count)]
+    return np.array(masks, dtype=np.int64)
+
+
+def admitted_sets(machine: Machine, ask: Ask) -> Sets:
+    """The sets that meet every hard condition of the ask, with their own costs."""
+    masks = subsets(machine.count, ask.count)
+    weights = POLICIES[ask.policy]
+    keep = meets_island(machine, masks, one_island=weights.one_island)
+    keep &= meets_interconnect(machine, masks, interconnect=ask.interconnect)
+    keep &= meets_bandwidth(machine, masks, gbps=ask.min_bandwidth_gbps)
+    cost, rank = _own_costs(machine, masks, weights=weights, spread=ask.policy is Policy.SPREAD)
+    exact = bool(qualities(machine).exact[masks].all()) if weights.alpha else True
+    return Sets(masks=masks[keep], cost=cost[keep], rank=rank[keep], exact=exact)
+
+
+def in_one_island(machine: Machine, masks: Ints) -> Bools:
+    """Whether each set lies inside one island."""
+    inside: Bools = np.any([masks & ~island.mask == 0 for island in islands(machine)], axis=0)
+    return inside
+
+
+def meets_island(machine: Machine, masks: Ints, *, one_island: bool) -> Bools:
+    """Whether each set lies inside one island, where that is a condition."""
+    return in_one_island(machine, masks) if one_island else np.ones(len(masks), dtype=np.bool_)
+
+
+def meets_interconnect(machine: Machine, masks: Ints, *, interconnect: Interconnect) -> Bools:
+    """Whether the pairs of each set are joined as asked."""
+    meets = np.ones(len(masks), dtype=np.bool_)
+    if interconnect is Interconnect.ANY:
+        return meets
+    for first, second in itertools.combinations(range(machine.count), 2):
+        linked = bool(direct_links(machine.links[first][second]))
+        if linked != (interconnect is Interconnect.NVLINK):
+            both = 1 << first | 1 << second
+            meets &= masks & both != both
+    return meets
+
+
+def meets_bandwidth(machine: Machine, masks: Ints, *, gbps: float) -> Bools:
+    """Whether the ring of each set reaches the bandwidth; one GPU needs no ring."""
+    ring = qualities(machine).ring_gbps[masks]
+    reaches: Bools = (ring >= gbps * (1 - BANDWIDTH_SLACK)) | (sizes_of(machine.count)[masks] < 2)
+    return reaches
+
+
+def _own_costs(machine: Machine, masks: Ints, *, weights: Weights, spread: bool) -> tuple[Floats, Floats]:
+    lost = 1 - relative_qualities(machine)[masks]
+    several = sizes_of(machine.count)[masks] > 1
+    apart = several & ~in_one_island(machine, masks)
+    unlinked = several & ~qualities(machine).linked[masks]
+    cost = weights.alpha * lost + weights.apart * apart + weights.unlinked * unlinked
+    if spread:
+        pairs = np.maximum(sizes_of(machine.count)[masks] * (sizes_of(machine.count)[masks] - 1) / 2, 1)
+        cost = cost + weights.crowd * pair_sums(crowding(machine))[masks] / pairs
+    else:
+        cost = cost - weights.near * pair_sums(closeness(machine))[masks]
+    rank = cost + QUALITY_FIRST * (lost + 10 * apart) if weights.ranks_quality else cost
+    return cost, rank
+
+
+def _potential(machine: Machine, weights: Weights, *, demand: Demand) -> Floats:
+    """What a free set is worth keeping, per mask: the cost of leaving `rest` is potential[rest] - potential[free]."""
+    if weights.crowd:
+        return weights.near * pair_sums(crowding(machine))
+    return weights.loss * losses(machine, demand) - weights.near * pair_sums(closeness(machine))
