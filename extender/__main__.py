@@ -71,7 +71,7 @@ def _tls(values: ExtenderSettings, clock: SystemClock) -> ssl.SSLContext | None:
         return server_context(files, monotonic_seconds=clock.monotonic_seconds)
     if values.host not in LOOPBACK:
         raise SettingsError(
-            f"host {values.host} is not loopback: set tls_cert, tls_key and client_ca, so that kube-scheduler alone may call"
+            f"host {values.host} is not loopback: set tls_cert, tls_key and client_ca; only kube-scheduler may call"
         )
     return None
 

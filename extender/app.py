@@ -70,12 +70,11 @@ class Handlers:
         call = wire.read_filter(body)
         best = self._judge(call).best
         self._expect(call.pod, best)
-        return wire.prioritize_reply(call.node_names or (), best.node if best else None, BEST_SCORE)
+        return wire.prioritize_reply(best.node if best else None, BEST_SCORE)
 
     async def bind(self, body: bytes) -> bytes:
         """Reserve and bind."""
         call = wire.read_bind(body)
-        self._parts.mirror.ledger.unexpect(call.pod_uid)
         error = await self._parts.binder.bind(call)
         self._binds.labels("failed" if error else "bound").inc()
         return wire.bind_reply(error)

@@ -85,9 +85,3 @@ def binding_body(pod: Pod, node: str, annotations: dict[str, str], resource_vers
         },
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     }
-
-
-def is_bound_as_planned(pod: Pod, node: str, plan: Plan) -> bool:
-    """Tell whether the live pod shows exactly this Binding."""
-    annotations = pod.metadata.annotations
-    return pod.spec.node_name == node and all(annotations.get(key) == value for key, value in plan.annotations.items())

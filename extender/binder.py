@@ -11,32 +11,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-import structlog
-
 from atoll.api.claims import VisibleDevices
 from atoll.cluster import pods
-from atoll.cluster.allocations import bound_allocation
+from atoll.cluster.allocations import DEVICES_MAX
 from atoll.cluster.leases import Reservation
+from atoll.cluster.ledger import Expectation
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.errors import KubeError, NotFound
+from atoll.kube.errors import KubeError
 from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from extender.bind_plan import Plan, plan_bind
 from extender.errors import BindInDoubt, BindRefused
-from extender.posting import post_binding
+from extender.posting import describe, post_binding, standing_allocation
+from extender.reading import read_live
 from extender.reservations import Attempt, reserve, take_back
 from extender.wire import BindCall
 
-log = structlog.get_logger(__name__)
-
-READ_SECONDS = 3.0
 FAILED_NODE_SECONDS = 30.0
-FAILURES_MAX = 10_000
+FAILED_PODS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class Binder:
         self._settings = settings
         self._new_token = new_token
         self._under_way: dict[str, tuple[str, asyncio.Task[str]]] = {}
-        self._failed: dict[tuple[str, str], float] = {}
+        self._failed: dict[str, dict[str, float]] = {}
 
     async def bind(self, call: BindCall) -> str:
         """Bind, or say why not. A bind that is not answered in time goes on in the background."""
@@ -84,9 +81,7 @@ class Binder:
     def failed_nodes(self, uid: str) -> frozenset[str]:
         """Return the nodes on which a bind of the pod failed in the last half minute."""
         now = self._clock.monotonic_seconds()
-        return frozenset(
-            node for (pod, node), at in self._failed.items() if pod == uid and now - at < FAILED_NODE_SECONDS
-        )
+        return frozenset(node for node, at in self._failed.get(uid, {}).items() if now - at < FAILED_NODE_SECONDS)
 
     async def drain(self) -> None:
         """Wait until every bind under way has ended."""
@@ -107,45 +102,55 @@ class Binder:
         return ""
 
     def _note_failure(self, call: BindCall) -> None:
-        now = self._clock.monotonic_seconds()
-        if len(self._failed) >= FAILURES_MAX:
-            self._failed = {key: at for key, at in self._failed.items() if now - at < FAILED_NODE_SECONDS}
-        self._failed[call.pod_uid, call.node] = now
+        self._mirror.ledger.unexpect(call.pod_uid)
+        self._failed.setdefault(call.pod_uid, {})[call.node] = self._clock.monotonic_seconds()
+        while len(self._failed) > FAILED_PODS_MAX:
+            del self._failed[next(iter(self._failed))]
 
     async def _bind(self, call: BindCall) -> None:
-        pod = self._mirror.ledger.pods.get(call.pod_uid)
-        if pod is None or pod.spec.node_name:
-            pod = await self._read_pod(call)
+        pod = self._mirror.ledger.pods.get(call.pod_uid) or await self._read_pod(call)
         if pod.spec.node_name:
-            _check_bound(pod, call)
+            standing_allocation(pod, call.node)
             return
         request = request_of(pod, self._mirror.claim(call.pod_namespace, pods.claim_name(pod)))
         if isinstance(request, Rejection):
-            raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name}: {request.reason}")
-        devices = self._mirror.ledger.nodes.get(call.node)
-        if devices is None:
-            raise BindRefused(f"node {call.node} has no GPU report any more")
-        attempt = self._new_attempt(pod, devices, request)
+            raise BindRefused(f"{describe(pod)}: {request.reason}")
+        attempt = self._new_attempt(pod, self._devices(call.node), request)
         try:
-            plan = await self._reserve(pod, devices, request, attempt)
-            await post_binding(self._client, self._clock, pod, plan, attempt)
-        except (BindRefused, KubeError):
-            await take_back(self._client, attempt, set(attempt.created))
+            plan = await self._reserve(pod, request, attempt)
+        except BaseException:
+            await take_back(self._client, attempt)
             self._mirror.ledger.forget(call.pod_uid)
             raise
-        except BindInDoubt:
-            self._mirror.ledger.forget(call.pod_uid)
+        await self._post(pod, plan, attempt)
+
+    async def _post(self, pod: Pod, plan: Plan, attempt: Attempt) -> None:
+        """Post the Binding. Leases go back only where it certainly did not land; anything else keeps them."""
+        ledger = self._mirror.ledger
+        try:
+            standing = await post_binding(self._client, self._clock, pod, plan, attempt)
+        except BindRefused:
+            await take_back(self._client, attempt)
             raise
+        else:
+            until = self._clock.monotonic_seconds() + self._settings.answer_seconds
+            if ledger.assumed(pod.metadata.uid) is not None:
+                ledger.expect(pod.metadata.uid, Expectation(standing.node, standing.device_ids, until))
+            await take_back(self._client, attempt, keep=standing)
+        finally:
+            ledger.forget(pod.metadata.uid)
+
+    def _devices(self, node: str) -> NodeDevices:
+        devices = self._mirror.ledger.nodes.get(node)
+        if devices is None:
+            raise BindRefused(f"node {node} has no GPU report any more")
+        return devices
 
     async def _read_pod(self, call: BindCall) -> Pod:
         """Read the live pod; refuse when it is gone or another one of the same name."""
-        try:
-            raw = await self._client.request(
-                "GET", paths.pods(call.pod_namespace, call.pod_name), timeout_seconds=READ_SECONDS, retry=True
-            )
-        except NotFound:
-            raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name} no longer exists") from None
-        pod = decode_pod(raw)
+        pod = await read_live(self._client, paths.pods(call.pod_namespace, call.pod_name), decode_pod)
+        if pod is None:
+            raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name} no longer exists")
         if pod.metadata.uid != call.pod_uid:
             raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name} was replaced by another one of the same name")
         return pod
@@ -163,30 +168,23 @@ class Binder:
         )
         return Attempt(reservation)
 
-    async def _reserve(self, pod: Pod, devices: NodeDevices, request: Request, attempt: Attempt) -> Plan:
-        """Hold a full set of Leases. A device that turns out taken is replaced by the next best set of this node."""
-        ledger = self._mirror.ledger
-        uid = pod.metadata.uid
-        taken: frozenset[int] = frozenset()
-        for _ in range(len(devices.devices) + 1):
-            free = ledger.free(devices.node, now_seconds=self._clock.monotonic_seconds(), asking_uid=uid)
-            plan = plan_bind(pod, devices, free & ~devices.mask_of(taken), request, self._settings.default_mode)
+    async def _reserve(self, pod: Pod, request: Request, attempt: Attempt) -> Plan:
+        """Hold a full set of Leases. A device that turns out taken is replaced by the next best set of this node.
+
+        Every round looks at the node as it is now: its report may have changed while the Leases were written.
+        """
+        ledger, uid, node = self._mirror.ledger, pod.metadata.uid, attempt.reservation.node
+        lost: frozenset[str] = frozenset()
+        for _ in range(DEVICES_MAX):
+            devices = self._devices(node)
+            free = ledger.free(node, now_seconds=self._clock.monotonic_seconds(), asking_uid=uid)
+            plan = plan_bind(pod, devices, free & ~devices.mask_of((), lost), request, self._settings.default_mode)
             if isinstance(plan, Rejection):
-                raise BindRefused(f"node {devices.node}: {plan.reason}")
+                raise BindRefused(f"node {node}: {plan.reason}")
             ledger.assume(uid, plan.allocation)
-            lost = await reserve(self._client, attempt, plan.allocation)
-            if not lost:
-                await take_back(self._client, attempt, attempt.surplus(plan.allocation))
+            newly_lost = await reserve(self._client, attempt, plan.allocation)
+            if not newly_lost:
+                await take_back(self._client, attempt, keep=plan.allocation)
                 return plan
-            taken |= lost
-        raise BindRefused(f"node {devices.node}: every matching GPU was taken by other pods meanwhile")
-
-
-def _check_bound(pod: Pod, call: BindCall) -> None:
-    """Answer a repeated bind: it succeeded before when the pod is bound to that node with an allocation."""
-    if pod.spec.node_name != call.node:
-        raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name} is already bound to node {pod.spec.node_name}")
-    if bound_allocation(pod) is None:
-        raise BindRefused(
-            f"pod {call.pod_namespace}/{call.pod_name} was bound to {call.node} without GPUs by somebody else"
-        )
+            lost |= newly_lost
+        raise BindRefused(f"node {node}: every matching GPU was taken by other pods meanwhile")

@@ -1,21 +1,25 @@
 """Posting the Binding of a pod whose Leases are held, exactly once, whatever the network does.
 
-In: the pod as read, the plan, the attempt with its Leases. Out: nothing when the Binding stands, BindRefused when it
-certainly does not, BindInDoubt when nobody can know. The Binding carries uid and resourceVersion, so one that was
-delayed cannot land on a pod that changed since. A newer version is used only after the Leases were seen to be held
-*after* that version was read: whoever takes a Lease back marks it first and moves the pod's version second.
+In: the pod as read, the plan, the attempt with its Leases. Out: the allocation that stands, BindRefused when none of
+ours can come to stand any more, BindInDoubt when nobody can know. The Binding carries uid and resourceVersion, so a
+delayed copy cannot land on a pod that changed since; as long as the pod did *not* change, it still can. A newer version
+is used only after the Leases were seen to be held *after* that version was read: whoever takes a Lease back marks it
+first and moves the pod's version second.
 """
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from typing import TypeGuard
 
+from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.errors import MalformedValue
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unanswered
+from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests, Unanswered
 from atoll.service.clock import Clock
-from extender.bind_plan import Plan, binding_body, is_bound_as_planned
+from extender.bind_plan import Plan, binding_body
 from extender.errors import BindInDoubt, BindRefused
+from extender.reading import read_live
 from extender.reservations import Attempt, still_held
 
 BINDING_SECONDS = 4.0
@@ -25,54 +29,58 @@ PAUSE_SECONDS_MAX = 5.0
 DOUBT_SECONDS_MAX = 600.0
 
 
-class Answer(Enum):
-    """What the API server said to a Binding."""
-
-    LANDED = auto()
-    CONFLICT = auto()
-    NOT_FOUND = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An answer, and whether an earlier, unanswered copy of the same Binding may have landed."""
+    """The refusal of a Binding, None when it landed; and whether an unanswered copy of it may have landed, or may yet."""
 
-    answer: Answer
+    refusal: ApiError | None
     may_have_landed: bool
 
 
-async def post_binding(client: ApiClient, clock: Clock, pod: Pod, plan: Plan, attempt: Attempt) -> None:
-    """Bind `pod` as planned. Raises BindRefused, BindInDoubt."""
+async def post_binding(client: ApiClient, clock: Clock, pod: Pod, plan: Plan, attempt: Attempt) -> Allocation:
+    """Bind `pod` as planned; return what it holds now, which an earlier bind may have chosen.
+
+    Raises BindRefused, BindInDoubt.
+    """
     version = pod.metadata.resource_version
     for _ in range(VERSIONS_MAX):
         sent = await _send_until_answered(client, clock, pod, plan, version)
-        if sent.answer is Answer.LANDED:
-            return
-        live = await _read_live(client, clock, pod) if sent.answer is Answer.CONFLICT else None
+        if sent.refusal is None:
+            return plan.allocation
+        live = await _read_again(client, clock, pod, sent)
         if live is None:
-            if sent.may_have_landed:
-                raise BindInDoubt(f"{_name(pod)} is gone, and its Binding may have landed before")
-            raise BindRefused(f"{_name(pod)} no longer exists")
-        if is_bound_as_planned(live, plan.allocation.node, plan):
-            return
-        version = _next_version(live, version)
-        if not await still_held(client, attempt):
-            raise BindRefused(f"the GPUs of {_name(pod)} were taken back meanwhile; kube-scheduler tries again")
-    raise BindRefused(f"{_name(pod)} changed faster than it could be bound; kube-scheduler tries again")
+            raise _gone(pod, sent)
+        if live.spec.node_name:
+            return standing_allocation(live, plan.allocation.node)
+        if live.metadata.resource_version == version:
+            raise _refused_as_it_is(pod, sent, sent.refusal)
+        if live.metadata.deletion_timestamp is not None:
+            raise BindRefused(f"{describe(pod)} is being deleted")
+        await _check_still_held(client, pod, attempt)
+        version = live.metadata.resource_version
+    raise BindRefused(f"{describe(pod)} changed faster than it could be bound; kube-scheduler tries again")
 
 
-def _next_version(live: Pod, version: str) -> str:
-    """Return the version for the next Binding of an unbound pod that has moved on; no older Binding can land on it."""
-    if live.spec.node_name:
-        raise BindRefused(f"{_name(live)} was bound to node {live.spec.node_name} by somebody else")
-    if live.metadata.deletion_timestamp is not None:
-        raise BindRefused(f"{_name(live)} is being deleted")
-    if live.spec.scheduling_gates or live.metadata.resource_version == version:
-        raise BindRefused(f"the API server will not bind {_name(live)} as it is")
-    return live.metadata.resource_version
+def standing_allocation(pod: Pod, node: str) -> Allocation:
+    """Return what a bound pod was given on `node`. Raises BindRefused when that is not a bind of ours to this node."""
+    if pod.spec.node_name != node:
+        raise BindRefused(f"{describe(pod)} is already bound to node {pod.spec.node_name}")
+    try:
+        allocation = bound_allocation(pod)
+    except MalformedValue as error:
+        raise BindRefused(f"{describe(pod)} is bound to node {node}, and nobody can read its GPUs: {error}") from error
+    if allocation is None:
+        raise BindRefused(f"{describe(pod)} was bound to node {node} without GPUs by somebody else")
+    return allocation
+
+
+def describe(pod: Pod) -> str:
+    """Return the pod's name for messages."""
+    return f"pod {pod.metadata.namespace}/{pod.metadata.name}"
 
 
 async def _send_until_answered(client: ApiClient, clock: Clock, pod: Pod, plan: Plan, version: str) -> Sent:
+    """Repeat one Binding unchanged until the API server says yes or no. Raises BindInDoubt."""
     body = binding_body(pod, plan.allocation.node, plan.annotations, version)
     path = paths.binding(pod.metadata.namespace, pod.metadata.name)
     give_up_at = clock.monotonic_seconds() + DOUBT_SECONDS_MAX
@@ -81,37 +89,60 @@ async def _send_until_answered(client: ApiClient, clock: Clock, pod: Pod, plan: 
     while True:
         try:
             await client.request("POST", path, body=body, timeout_seconds=BINDING_SECONDS, retry=False)
-            return Sent(Answer.LANDED, may_have_landed)
-        except Conflict:
-            return Sent(Answer.CONFLICT, may_have_landed)
-        except NotFound:
-            return Sent(Answer.NOT_FOUND, may_have_landed)
-        except (Unanswered, ServerError, TooManyRequests) as error:
-            may_have_landed |= not isinstance(error, TooManyRequests) and getattr(error, "sent", True)
+            return Sent(None, may_have_landed)
+        except KubeError as error:
+            if _is_refusal(error):
+                return Sent(error, may_have_landed)
+            may_have_landed |= _may_have_acted(error)
             if clock.monotonic_seconds() > give_up_at:
-                raise BindInDoubt(f"nobody answered whether the Binding of {_name(pod)} landed: {error}") from error
-        except ApiError as error:
-            raise BindRefused(f"the API server refused the Binding of {_name(pod)}: {error}") from error
+                raise BindInDoubt(f"nobody answered whether {describe(pod)} is bound: {error}") from error
         await clock.sleep(pause_seconds)
         pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
 
-async def _read_live(client: ApiClient, clock: Clock, pod: Pod) -> Pod | None:
-    """Read the pod again, as often as it takes; None when it is gone or another one has its name."""
+def _is_refusal(error: KubeError) -> TypeGuard[ApiError]:
+    """Tell whether the API server decided; what it could not decide is asked again."""
+    return isinstance(error, ApiError) and not isinstance(error, ServerError | TooManyRequests)
+
+
+def _may_have_acted(error: KubeError) -> bool:
+    return error.sent if isinstance(error, Unanswered) else not isinstance(error, TooManyRequests)
+
+
+async def _read_again(client: ApiClient, clock: Clock, pod: Pod, sent: Sent) -> Pod | None:
+    """Read the pod after a refusal, as often as it takes while a copy may have landed; None when this pod is gone."""
     path = paths.pods(pod.metadata.namespace, pod.metadata.name)
     give_up_at = clock.monotonic_seconds() + DOUBT_SECONDS_MAX
     while True:
         try:
-            live = decode_pod(await client.request("GET", path, retry=True))
-        except NotFound:
-            return None
-        except (Unanswered, ServerError, TooManyRequests) as error:
+            live = await read_live(client, path, decode_pod)
+            return live if live is not None and live.metadata.uid == pod.metadata.uid else None
+        except KubeError as error:
+            if not sent.may_have_landed:
+                raise BindRefused(f"{describe(pod)} cannot be bound ({sent.refusal}) nor read ({error})") from error
             if clock.monotonic_seconds() > give_up_at:
-                raise BindInDoubt(f"{_name(pod)} cannot be read to see whether it is bound: {error}") from error
-            await clock.sleep(PAUSE_SECONDS_MAX)
-        else:
-            return live if live.metadata.uid == pod.metadata.uid else None
+                raise BindInDoubt(f"{describe(pod)} cannot be read to see whether it is bound: {error}") from error
+        await clock.sleep(PAUSE_SECONDS_MAX)
 
 
-def _name(pod: Pod) -> str:
-    return f"pod {pod.metadata.namespace}/{pod.metadata.name}"
+def _gone(pod: Pod, sent: Sent) -> BindRefused | BindInDoubt:
+    if sent.may_have_landed:
+        return BindInDoubt(f"{describe(pod)} is gone, and its Binding may have landed before")
+    return BindRefused(f"{describe(pod)} no longer exists")
+
+
+def _refused_as_it_is(pod: Pod, sent: Sent, refusal: ApiError) -> BindRefused | BindInDoubt:
+    """The pod is as it was read. An unanswered copy of the Binding could still land on it, else nothing can."""
+    if sent.may_have_landed:
+        return BindInDoubt(f"the API server refuses to bind {describe(pod)} now, but an earlier request may yet land")
+    return BindRefused(f"the API server will not bind {describe(pod)} as it is: {refusal}")
+
+
+async def _check_still_held(client: ApiClient, pod: Pod, attempt: Attempt) -> None:
+    """Raise BindRefused unless every Lease is still held; the pod has moved on, so no older Binding can land."""
+    try:
+        is_held = await still_held(client, attempt)
+    except KubeError as error:
+        raise BindRefused(f"{describe(pod)} changed, and its Leases cannot be read again: {error}") from error
+    if not is_held:
+        raise BindRefused(f"the GPUs of {describe(pod)} were taken back meanwhile; kube-scheduler tries again")

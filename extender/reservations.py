@@ -1,12 +1,14 @@
 """Creating the Leases of one bind, and taking back what a failed bind created.
 
 In: a plan and the facts of the attempt. Out: the Leases, or the devices that others took first. The API server lets
-exactly one creator of a Lease win; that is the whole lock. Only Leases that this very attempt created are ever deleted.
+exactly one creator of a Lease win; that is the whole lock. Only Leases that this very attempt created are ever deleted,
+also those whose creation was never answered: the attempt's token on the Lease tells.
 """
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -17,74 +19,94 @@ from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_nam
 from atoll.cluster.objects import Lease, decode_lease
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, ServerError, TooManyRequests, Unanswered
+from atoll.kube.errors import AlreadyExists, Conflict, KubeError, MalformedAnswer, NotFound
 from atoll.kube.patches import delete_options
+from extender.reading import decode_answer, read_live
 
 log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 5.0
-CREATE_TRIES_MAX = 3
+CREATE_TRIES_MAX = 4
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One bind attempt: what it reserves for, the Leases it holds, and which of them it created itself, by name."""
+    """One bind attempt, and by Lease name what it holds, created, took over, may have created without an answer."""
 
     reservation: Reservation
     leases: dict[str, LeaseRecord] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
-
-    def surplus(self, allocation: Allocation) -> set[str]:
-        """Return the Leases that this attempt created and `allocation` does not need."""
-        needed = {lease_name(allocation.node, device_id) for device_id in allocation.device_ids}
-        return self.created - needed
+    adopted: set[str] = field(default_factory=set)
+    unanswered: set[str] = field(default_factory=set)
 
 
-async def reserve(client: ApiClient, attempt: Attempt, allocation: Allocation) -> frozenset[int]:
-    """Create the missing Leases of `allocation`, concurrently; return the ids that somebody else holds.
+async def reserve(client: ApiClient, attempt: Attempt, allocation: Allocation) -> frozenset[str]:
+    """Create the missing Leases of `allocation`, concurrently; return the uuids that somebody else holds.
 
-    Raises KubeError when the API server cannot say who holds a device.
+    Every creation has ended when this returns or raises. Raises KubeError when the API server cannot say who holds a
+    device.
     """
     devices = tuple(zip(allocation.device_ids, allocation.uuids, strict=True))
-    won = await asyncio.gather(*(_create(client, attempt, device_id, uuid) for device_id, uuid in devices))
-    return frozenset(device_id for (device_id, _), is_ours in zip(devices, won, strict=True) if not is_ours)
+    answers = await asyncio.gather(
+        *(_create(client, attempt, device_id, uuid) for device_id, uuid in devices), return_exceptions=True
+    )
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return frozenset(uuid for (_, uuid), is_ours in zip(devices, answers, strict=True) if not is_ours)
 
 
 async def _create(client: ApiClient, attempt: Attempt, device_id: int, uuid: str) -> bool:
-    """Create one Lease, or find that the same pod holds it already. False when another pod does."""
+    """Create one Lease, or take over the one that an earlier attempt for the same pod left. False when another pod has
+    it."""
     name = lease_name(attempt.reservation.node, device_id)
     if name in attempt.leases:
-        return True
+        return attempt.leases[name].device_uuid == uuid
     body = lease_body(attempt.reservation, device_id, uuid)
-    for number in range(1, CREATE_TRIES_MAX + 1):
+    for _ in range(CREATE_TRIES_MAX):
+        attempt.unanswered.add(name)
         try:
-            raw = await client.request(
-                "POST", paths.leases(names.SYSTEM_NAMESPACE), body=body, timeout_seconds=WRITE_SECONDS
-            )
+            lease = await _write(client, "POST", paths.leases(names.SYSTEM_NAMESPACE), body)
         except AlreadyExists:
-            return await _is_own(client, attempt, name, uuid)
-        except (Unanswered, ServerError, TooManyRequests):
-            if number == CREATE_TRIES_MAX:
-                raise
-        else:
-            attempt.leases[name] = parse_lease(decode_lease(raw))
-            attempt.created.add(name)
+            found = await _read(client, name)
+            if found is None:
+                continue
+            lease = found
+        attempt.unanswered.discard(name)
+        record = _record(lease)
+        if record is None or not _is_own(attempt, lease, record, uuid):
+            return False
+        if record.attempt == attempt.reservation.attempt:
+            attempt.leases[name] = record
+            attempt.created |= {name} - attempt.adopted
             return True
-    raise AssertionError("the loop above returns or raises")
+        await _adopt(client, attempt, record, body)
+    raise MalformedAnswer(f"Lease {name} changes whenever it is looked at; try again")
 
 
-async def _is_own(client: ApiClient, attempt: Attempt, name: str, uuid: str) -> bool:
-    """Tell whether the Lease that exists is this pod's: from a repeated create, or from an earlier attempt."""
-    lease = await _read(client, name)
-    record = _record(lease) if lease is not None else None
-    if lease is None or record is None or record.holder.uid != attempt.reservation.holder.uid:
-        return False
-    if record.device_uuid != uuid or names.LEASE_FENCED in lease.metadata.annotations:
-        return False
-    attempt.leases[name] = record
-    if record.attempt == attempt.reservation.attempt:
-        attempt.created.add(name)
-    return True
+def _is_own(attempt: Attempt, lease: Lease, record: LeaseRecord, uuid: str) -> bool:
+    return (
+        record.holder.uid == attempt.reservation.holder.uid
+        and record.device_uuid == uuid
+        and names.LEASE_FENCED not in lease.metadata.annotations
+    )
+
+
+async def _adopt(client: ApiClient, attempt: Attempt, record: LeaseRecord, body: dict[str, Any]) -> None:
+    """Put this attempt's token on a Lease of an earlier one, which can then not delete it any more.
+
+    The earlier attempt may still be under way elsewhere. Its Binding, too, may be; so this attempt never deletes it.
+    """
+    attempt.adopted.add(record.lease_name)
+    metadata = {**body["metadata"], "uid": record.lease_uid, "resourceVersion": record.resource_version}
+    path = paths.leases(names.SYSTEM_NAMESPACE, record.lease_name)
+    with contextlib.suppress(NotFound, Conflict):
+        await _write(client, "PUT", path, {**body, "metadata": metadata})
+
+
+async def _write(client: ApiClient, method: str, path: str, body: dict[str, Any]) -> Lease:
+    raw = await client.request(method, path, body=body, timeout_seconds=WRITE_SECONDS, retry=True)
+    return decode_answer(raw, path, decode_lease)
 
 
 async def still_held(client: ApiClient, attempt: Attempt) -> bool:
@@ -102,27 +124,29 @@ async def still_held(client: ApiClient, attempt: Attempt) -> bool:
     )
 
 
-async def _read(client: ApiClient, name: str) -> Lease | None:
-    path = paths.leases(names.SYSTEM_NAMESPACE, name)
+async def take_back(client: ApiClient, attempt: Attempt, *, keep: Allocation | None = None) -> None:
+    """Delete what this attempt created and `keep` does not need; what cannot be deleted now is left to the sweep."""
+    kept = {lease_name(keep.node, device_id) for device_id in keep.device_ids} if keep is not None else set()
+    surplus, unsure = attempt.created - kept, attempt.unanswered - kept
+    attempt.created -= surplus
+    attempt.unanswered -= unsure
+    records = [attempt.leases.pop(name) for name in sorted(surplus)]
+    await asyncio.gather(
+        *(_delete(client, record) for record in records),
+        *(_delete_if_own(client, name, attempt.reservation.attempt) for name in sorted(unsure)),
+    )
+
+
+async def _delete_if_own(client: ApiClient, name: str, token: str) -> None:
+    """Delete a Lease whose creation was never answered, if it was this attempt that created it."""
     try:
-        return decode_lease(await client.request("GET", path, timeout_seconds=WRITE_SECONDS, retry=True))
-    except NotFound:
-        return None
-
-
-def _record(lease: Lease) -> LeaseRecord | None:
-    try:
-        return parse_lease(lease)
-    except MalformedValue:
-        return None
-
-
-async def take_back(client: ApiClient, attempt: Attempt, lease_names: Iterable[str]) -> None:
-    """Delete Leases that this attempt created; what cannot be deleted now is left to the controllers' sweep."""
-    ours = attempt.created.intersection(lease_names)
-    attempt.created -= ours
-    records = [attempt.leases.pop(name) for name in sorted(ours)]
-    await asyncio.gather(*(_delete(client, record) for record in records))
+        lease = await _read(client, name)
+    except KubeError as error:
+        log.warning("Left a Lease to the sweep", lease=name, err=str(error))
+        return
+    record = _record(lease) if lease is not None else None
+    if record is not None and record.attempt == token:
+        await _delete(client, record)
 
 
 async def _delete(client: ApiClient, record: LeaseRecord) -> None:
@@ -138,3 +162,14 @@ async def _delete(client: ApiClient, record: LeaseRecord) -> None:
         return
     except KubeError as error:
         log.warning("Left a Lease to the sweep", lease=record.lease_name, err=str(error))
+
+
+async def _read(client: ApiClient, name: str) -> Lease | None:
+    return await read_live(client, paths.leases(names.SYSTEM_NAMESPACE, name), decode_lease)
+
+
+def _record(lease: Lease) -> LeaseRecord | None:
+    try:
+        return parse_lease(lease)
+    except MalformedValue:
+        return None

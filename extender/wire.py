@@ -101,14 +101,9 @@ def filter_reply(feasible: Iterable[str], failed: Mapping[str, str], unresolvabl
     )
 
 
-def filter_error(message: str) -> bytes:
-    """Return a reply of filter that makes kube-scheduler retry the pod later with this message."""
-    return orjson.dumps({"NodeNames": [], "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": message})
-
-
-def prioritize_reply(names: Iterable[str], best: str | None, score: int) -> bytes:
-    """Return the reply of prioritize: `score` for the best node, 0 for the others."""
-    return orjson.dumps([{"Host": name, "Score": score if name == best else 0} for name in names])
+def prioritize_reply(best: str | None, score: int) -> bytes:
+    """Return the reply of prioritize: `score` for the best node; a node that is not named scores 0."""
+    return orjson.dumps([{"Host": best, "Score": score}] if best is not None else [])
 
 
 def bind_reply(error: str) -> bytes:

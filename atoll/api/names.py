@@ -37,6 +37,9 @@ CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
 OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN)
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
 
+MIRROR: Final = "kubernetes.io/config.mirror"
+"""Kubelet's mark on the pod that shows a static pod; only kubelets may set it."""
+
 GANG_GATE: Final = "gpu.scheduling/gang-admission"
 RUNTIME_CLASS: Final = "atoll-nvidia"
 """RuntimeClass whose NVIDIA handler accepts the visible-devices variable; only the webhook may set it."""
@@ -90,6 +93,7 @@ REASON_DOUBLE_USE: Final = "GpuDoubleUse"
 REASON_POD_WOKEN: Final = "GpusAvailable"
 REASON_ORPHAN_LEASE: Final = "OrphanGpuLease"
 REASON_WAITING: Final = "WaitingForGpus"
+REASON_UNREADABLE_LEASE: Final = "UnreadableGpuLease"
 EVENT_REASONS: Final = {
     REASON_GPUS_ALLOCATED: "the pod was bound to its node with exactly these GPUs",
     REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
@@ -98,6 +102,7 @@ EVENT_REASONS: Final = {
     REASON_DOUBLE_USE: "two bound pods name one GPU; nothing was released, an administrator must decide",
     REASON_POD_WOKEN: "GPUs that fit the waiting pod became free; kube-scheduler was asked to try it again",
     REASON_ORPHAN_LEASE: "a Lease named a holder that never bound this GPU; it was deleted",
+    REASON_UNREADABLE_LEASE: "a GPU Lease does not say what it should; nobody gets its GPU until it is readable again",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 

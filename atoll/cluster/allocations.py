@@ -11,6 +11,7 @@ from atoll.cluster.errors import MalformedValue
 from atoll.cluster.objects import Pod
 
 DEVICES_MAX = 64
+ID_DIGITS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def parse_allocation(annotations: Mapping[str, str]) -> Allocation | None:
     if allocated is None:
         return None
     node, separator, ids_text = allocated.rpartition(":")
-    ids = tuple(int(part) for part in ids_text.split(",") if part.isascii() and part.isdigit())
+    ids = tuple(int(part) for part in ids_text.split(",") if _is_id(part))
     if not separator or not node or not ids or len(ids) != ids_text.count(",") + 1 or len(set(ids)) != len(ids):
         raise MalformedValue(f"annotation {names.ALLOCATED}", allocated, "NODE:ID,ID,... with every id once")
     uuids_text = annotations.get(names.UUIDS, "")
@@ -48,6 +49,10 @@ def parse_allocation(annotations: Mapping[str, str]) -> Allocation | None:
     if len(uuids) != len(ids) or not all(uuids) or len(set(uuids)) != len(uuids) or len(ids) > DEVICES_MAX:
         raise MalformedValue(f"annotation {names.UUIDS}", uuids_text, f"{len(ids)} different uuids, one per id")
     return Allocation(node, ids, uuids)
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= ID_DIGITS_MAX
 
 
 def allocation_annotations(allocation: Allocation, containers: tuple[ContainerDevices, ...]) -> dict[str, str]:
@@ -65,9 +70,10 @@ def allocation_annotations(allocation: Allocation, containers: tuple[ContainerDe
 def bound_allocation(pod: Pod) -> Allocation | None:
     """Return what a bound pod was given; None for a pod without node, or whose annotation names another node.
 
-    Raises MalformedValue, see parse_allocation.
+    The mirror of a static pod was never bound: its annotations are a file on a machine. Raises MalformedValue, see
+    parse_allocation.
     """
-    if not pod.spec.node_name:
+    if not pod.spec.node_name or names.MIRROR in pod.metadata.annotations:
         return None
     allocation = parse_allocation(pod.metadata.annotations)
     if allocation is None or allocation.node != pod.spec.node_name:

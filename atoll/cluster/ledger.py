@@ -170,8 +170,9 @@ class Ledger:
     # Our own binds
 
     def assume(self, uid: str, allocation: Allocation) -> None:
-        """Mark devices as taken by a bind of ours that is under way; replaces an earlier assumption of the same pod."""
+        """Mark devices as taken by a bind of ours that is under way; replaces what was assumed or expected before."""
         self.forget(uid)
+        self.unexpect(uid)
         self._assumed[uid] = allocation
         self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.ASSUMED, uid))
 

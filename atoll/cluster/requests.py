@@ -40,6 +40,8 @@ class Request:
 def request_of(pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
     """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was."""
     claim_name = pods.claim_name(pod)
+    if names.GANG in pod.metadata.annotations:
+        return Rejection(names.REJECT_GANG)
     if not claim_name:
         total, counts = _counts(pod, names.GPU_RESOURCE)
         if not 0 < total <= COUNT_MAX:
@@ -49,7 +51,7 @@ def request_of(pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
         return Rejection(names.REJECT_CLAIM_MISSING)
     if pod.metadata.annotations.get(names.CLAIM_UID) != claim.metadata.uid:
         return Rejection(names.REJECT_CLAIM_REPLACED)
-    if claim.spec.gang_ref or names.GANG in pod.metadata.annotations:
+    if claim.spec.gang_ref:
         return Rejection(names.REJECT_GANG)
     devices = claim.spec.devices
     total, counts = _counts(pod, names.mig_resource(devices.mig_profile) if devices.mig_profile else names.GPU_RESOURCE)

@@ -5,6 +5,7 @@ controllers both stand on it, so they hold the same truth. Nothing is decided he
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -19,6 +20,7 @@ from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
+from atoll.kube.microtime import parse_microtime
 from atoll.kube.reflector import Reflector
 
 SILENCE_PERIODS = 3
@@ -121,7 +123,7 @@ class ClusterMirror:
         pod = change.object
         if change.kind is ChangeKind.DELETED:
             self.ledger.drop_pod(pod.metadata.uid)
-        elif pods.is_gpu_pod(pod):
+        elif pods.is_gpu_pod(pod) or pod.metadata.uid in self.ledger.pods:
             self.ledger.put_pod(pod)
 
     def _take_lease(self, change: Change[Lease]) -> None:
@@ -140,7 +142,17 @@ class ClusterMirror:
             return
         spec = change.object.spec
         silence = spec.lease_duration_seconds or SILENCE_PERIODS * HEARTBEAT_SECONDS_DEFAULT
-        self.ledger.put_heartbeat(change.object.metadata.name, self._clock.monotonic_seconds(), silence)
+        age = 0.0 if change.kind is ChangeKind.MODIFIED else self._age_seconds(spec.renew_time)
+        self.ledger.put_heartbeat(change.object.metadata.name, self._clock.monotonic_seconds() - age, silence)
+
+    def _age_seconds(self, renew_time: str | None) -> float:
+        """Return how long ago a heartbeat was that we did not see happen, by the wall clocks of two machines."""
+        if renew_time is None:
+            return math.inf
+        try:
+            return max(0.0, (self._clock.now() - parse_microtime(renew_time)).total_seconds())
+        except (ValueError, OverflowError):
+            return math.inf
 
     def _take_report(self, change: Change[GpuNodeStatus]) -> None:
         name = change.object.metadata.name
