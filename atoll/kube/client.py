@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,8 +83,10 @@ class ApiClient:
         requests_per_second: float = 50.0,
         burst: int = 100,
         rng: random.Random | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._credentials = credentials
+        self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._limiter = TokenBucket(rate=requests_per_second, burst=burst, now=asyncio.get_running_loop().time)
         self._budget = RetryBudget()
@@ -100,13 +102,16 @@ class ApiClient:
         user_agent: str = "atoll",
         requests_per_second: float = 50.0,
         burst: int = 100,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> ApiClient:
         """Read the configuration (see Credentials.load) and open a session; nothing is sent yet.
 
         Raises ConfigurationError.
         """
         credentials = await Credentials.load(kubeconfig, context)
-        return cls(credentials, user_agent=user_agent, requests_per_second=requests_per_second, burst=burst)
+        return cls(
+            credentials, user_agent=user_agent, requests_per_second=requests_per_second, burst=burst, sleep=sleep
+        )
 
     async def close(self) -> None:
         """Close every connection; calls in flight end with Unanswered."""
@@ -255,10 +260,10 @@ class ApiClient:
             except (ApiError, Unanswered) as error:
                 wait_seconds = max(backoff.next_seconds(), _retry_after(error))
                 is_late = asyncio.get_running_loop().time() + wait_seconds >= deadline
-                last = is_late or attempt == ATTEMPTS_MAX or not may_retry or not _is_passing(error)
-                if last or not self._budget.try_spend():
+                is_final = is_late or self._session.closed or attempt == ATTEMPTS_MAX or not _is_passing(error)
+                if is_final or not may_retry or not self._budget.try_spend():
                     raise
-                await asyncio.sleep(wait_seconds)
+                await self._sleep(wait_seconds)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _send_once(self, call: _Call) -> bytes:
@@ -295,7 +300,7 @@ class ApiClient:
             return
         self.throttled_seconds += seconds
         try:
-            await asyncio.sleep(seconds)
+            await self._sleep(seconds)
         except asyncio.CancelledError:
             self._limiter.give_back()
             raise

@@ -57,8 +57,9 @@ class LineSplitter:
         *complete, rest = chunk.split(b"\n")
         for line in complete:
             self._keep(line)
-            yield b"".join(self._parts)
+            whole = b"".join(self._parts)
             self._parts, self._size_bytes = [], 0
+            yield whole
         self._keep(rest)
 
     def _keep(self, part: bytes) -> None:

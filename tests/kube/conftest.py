@@ -1,0 +1,48 @@
+"""Fixtures of the tests of atoll.kube: a fake API server, a client of it, and a clock moved by hand."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from atoll.kube.client import ApiClient
+from tests.fakes.api_server import FakeApiServer
+from tests.fakes.clock import ManualClock
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeApiServer]:
+    async with FakeApiServer().running() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[ApiClient]:
+    config = kubeconfig(tmp_path, server.url)
+    async with await ApiClient.connect(config, requests_per_second=1000, burst=1000, sleep=no_wait) as client:
+        yield client
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+async def no_wait(_seconds: float) -> None:
+    """Stand-in for the client's waits between attempts."""
+
+
+def kubeconfig(folder: Path, url: str, user: dict[str, object] | None = None) -> Path:
+    """Write a kubeconfig for `url` and return its path."""
+    path = folder / "kubeconfig"
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "clusters": [{"name": "test", "cluster": {"server": url}}],
+        "users": [{"name": "test", "user": user if user is not None else {"token": "s3cret"}}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path

@@ -1,0 +1,113 @@
+"""Promises of the credentials: one clear sentence when there is no way in, and rotation without a restart."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.kube.credentials import Credentials
+from atoll.kube.errors import ConfigurationError
+from tests.kube.conftest import kubeconfig
+
+URL = "http://127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No kubeconfig of the machine is found by accident."""
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def write_plugin(folder: Path, body: str) -> dict[str, object]:
+    """Write an exec plugin and return the kubeconfig user that calls it."""
+    script = folder / "plugin.py"
+    script.write_text(body)
+    api = "client.authentication.k8s.io/v1"
+    return {"exec": {"apiVersion": api, "command": sys.executable, "args": [str(script)], "interactiveMode": "Never"}}
+
+
+async def test_nothing_configured_names_the_ways_in() -> None:
+    """A user without any configuration is told what to do, not shown a stack."""
+    with pytest.raises(ConfigurationError, match="--kubeconfig, set KUBECONFIG, or run inside a pod"):
+        await Credentials.load()
+
+
+async def test_missing_file_is_named(tmp_path: Path) -> None:
+    """The path that does not exist stands in the message."""
+    with pytest.raises(ConfigurationError, match=r"no such kubeconfig: .*/nowhere"):
+        await Credentials.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "current-context: x", "just text"])
+async def test_broken_file_is_one_error_class(tmp_path: Path, content: str) -> None:
+    """Whatever stands in the file, the caller sees ConfigurationError."""
+    (tmp_path / "kubeconfig").write_text(content)
+
+    with pytest.raises(ConfigurationError, match="cannot connect with"):
+        await Credentials.load(tmp_path / "kubeconfig")
+
+
+async def test_unknown_context_is_named(tmp_path: Path) -> None:
+    """A misspelled context is repeated in the message."""
+    with pytest.raises(ConfigurationError, match="typo"):
+        await Credentials.load(kubeconfig(tmp_path, URL), "typo")
+
+
+async def test_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KUBECONFIG is used where no file is given."""
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, URL)))
+
+    credentials = await Credentials.load()
+
+    assert credentials.host == URL
+    assert await credentials.headers() == {"Authorization": "Bearer s3cret"}
+
+
+async def test_home_is_the_last_resort(tmp_path: Path) -> None:
+    """On a workstation ~/.kube/config works as with kubectl."""
+    (tmp_path / ".kube").mkdir()
+    kubeconfig(tmp_path, URL).rename(tmp_path / ".kube" / "config")
+
+    assert (await Credentials.load()).host == URL
+
+
+async def test_pod_without_its_mounts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside a pod without a service account the message names the account."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+
+    with pytest.raises(ConfigurationError, match="service account"):
+        await Credentials.load()
+
+
+async def test_plugin_gives_the_token(tmp_path: Path) -> None:
+    """A credential plugin is run as kubectl runs it."""
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t1"}}
+    user = write_plugin(tmp_path, f"print({json.dumps(json.dumps(answer))})")
+
+    credentials = await Credentials.load(kubeconfig(tmp_path, URL, user))
+
+    assert await credentials.headers() == {"Authorization": "Bearer t1"}
+
+
+async def test_plugin_that_fails_is_an_error_at_once(tmp_path: Path) -> None:
+    """A plugin without an answer is named now, instead of a puzzling 401 at every request later."""
+    user = write_plugin(tmp_path, "raise SystemExit(3)")
+
+    with pytest.raises(ConfigurationError, match=r"credential plugin .* gave neither"):
+        await Credentials.load(kubeconfig(tmp_path, URL, user))
+
+
+async def test_source_that_breaks_later_leaves_the_old_credentials(tmp_path: Path) -> None:
+    """A token file that vanishes for a moment during its rotation does not lock us out."""
+    token = tmp_path / "token"
+    token.write_text("t1")
+    credentials = await Credentials.load(kubeconfig(tmp_path, URL, {"tokenFile": str(token)}))
+    token.unlink()
+
+    await credentials.reload()
+
+    assert await credentials.headers() == {"Authorization": "Bearer t1"}

@@ -1,0 +1,158 @@
+"""Promises of the event recorder: it never disturbs its caller and never floods the API server."""
+
+import asyncio
+
+import pytest
+
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.kube.events import KEYS_MAX, EventRecorder, ObjectReference
+from tests.fakes.api_server import FakeApiServer, answering
+from tests.fakes.clock import ManualClock, until
+
+POD = ObjectReference("v1", "Pod", "trainer-0", "team", "u1")
+NODE = ObjectReference("v1", "Node", "n1", uid="u2")
+
+
+@pytest.fixture
+async def recorder(client: ApiClient, clock: ManualClock) -> EventRecorder:
+    return EventRecorder(client, "gpu.scheduling/extender", "host-1", clock, events_per_second=1, burst=5)
+
+
+def bound(recorder: EventRecorder, regarding: ObjectReference = POD, note: str = "Bound to 2 GPUs") -> None:
+    recorder.record(regarding, reason="Bound", note=note, action="Binding")
+
+
+async def test_event_has_everything_the_api_demands(server: FakeApiServer, recorder: EventRecorder) -> None:
+    """An event names the object, who reports, why, and when with six digits."""
+    recorder.record(POD, reason="Bound", note="Bound\nto 2 GPUs", action="Binding", type="Warning", related=NODE)
+    await recorder.flush()
+
+    (event,) = server.objects.values()
+    assert event["regarding"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": "trainer-0",
+        "namespace": "team",
+        "uid": "u1",
+    }
+    assert event["related"]["name"] == "n1"
+    assert event["eventTime"] == "2026-01-31T12:00:00.000000Z"
+    assert event["metadata"]["namespace"] == "team"
+    assert event["metadata"]["name"].startswith("trainer-0.")
+    assert (event["reportingController"], event["reportingInstance"]) == ("gpu.scheduling/extender", "host-1")
+    assert (event["type"], event["reason"], event["action"]) == ("Warning", "Bound", "Binding")
+    assert event["note"] == "Bound to 2 GPUs"
+
+
+async def test_event_of_a_cluster_scoped_object_lives_in_default(
+    server: FakeApiServer, recorder: EventRecorder
+) -> None:
+    """The API refuses any other namespace for it."""
+    bound(recorder, NODE)
+    await recorder.flush()
+
+    assert next(iter(server.objects)).startswith(paths.events("default") + "/n1.")
+
+
+async def test_repetitions_become_one_series(
+    server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
+) -> None:
+    """A thousand times the same is one event and, a minute later, one update with the count."""
+    bound(recorder)
+    await recorder.flush()
+    for _ in range(999):
+        bound(recorder)
+    await recorder.flush()
+    assert len(server.requests) == 1
+    await clock.advance(61)
+    await recorder.flush()
+    await recorder.flush()
+
+    (event,) = server.objects.values()
+    assert event["series"]["count"] == 1000
+    assert len(server.requests) == 2
+
+
+async def test_rate_is_bounded_and_the_rest_comes_later(
+    server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
+) -> None:
+    """A storm is written at the agreed rate, in the order it happened."""
+    for number in range(8):
+        bound(recorder, note=f"note {number}")
+    await recorder.flush()
+    assert len(server.objects) == 5
+    await clock.advance(3)
+    await recorder.flush()
+
+    assert sorted(event["note"] for event in server.objects.values()) == [f"note {number}" for number in range(8)]
+
+
+async def test_memory_is_bounded(recorder: EventRecorder) -> None:
+    """What goes beyond is dropped and counted."""
+    for number in range(KEYS_MAX + 7):
+        bound(recorder, note=f"note {number}")
+
+    assert recorder.dropped_count == 7
+
+
+async def test_facts_are_forgotten(recorder: EventRecorder, clock: ManualClock, server: FakeApiServer) -> None:
+    """Something that happens again much later is a new event, and old facts cost no memory."""
+    bound(recorder)
+    await recorder.flush()
+    await clock.advance(400)
+    await recorder.flush()
+    bound(recorder)
+    await recorder.flush()
+
+    assert len(server.objects) == 2
+
+
+async def test_refused_event_is_dropped(server: FakeApiServer, recorder: EventRecorder) -> None:
+    """An event that the server does not want disturbs nobody and is not repeated for ever."""
+    server.fail(answering(403, "Forbidden"))
+    bound(recorder)
+    await recorder.flush()
+    await recorder.flush()
+
+    assert recorder.dropped_count == 1
+    assert len(server.requests) == 1
+
+
+async def test_event_that_expired_is_created_anew(
+    server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
+) -> None:
+    """The server forgets events after an hour; the next occurrence starts over."""
+    bound(recorder)
+    await recorder.flush()
+    server.objects.clear()
+    bound(recorder)
+    await clock.advance(61)
+    await recorder.flush()
+    bound(recorder)
+    await recorder.flush()
+
+    assert len(server.objects) == 1
+
+
+async def test_name_and_note_are_cut(server: FakeApiServer, recorder: EventRecorder) -> None:
+    """The longest object name and an endless note still make a valid event."""
+    bound(recorder, ObjectReference("v1", "Pod", "p" * 253, "team"), note="x" * 5000)
+    await recorder.flush()
+
+    (event,) = server.objects.values()
+    assert len(event["metadata"]["name"]) <= 253
+    assert len(event["note"]) <= 1024
+
+
+async def test_what_is_recorded_last_is_still_written(
+    server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
+) -> None:
+    """A process that stops says goodbye to its events."""
+    task = asyncio.create_task(recorder.run())
+    await until(lambda: clock.sleepers)
+    bound(recorder)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert len(server.objects) == 1
