@@ -98,6 +98,8 @@ class Cluster:
             cluster._start_parts(nodes, report=report)
             if scheduler:
                 cluster.start_scheduler(scheduler_config, scheduler_kubeconfig)
+            if persistent:
+                launched.detach()
         except BaseException:
             _abandon(folder, launched)
             raise

@@ -24,8 +24,8 @@ class RealNodesUnavailableError(DevclusterError):
     def __init__(self, reason: str) -> None:
         """Keep the reason and add the ways out."""
         super().__init__(
-            f"real nodes cannot run here: {reason}; use a cluster of your own (kind, see deploy/kind/, "
-            "or any other through --kubeconfig) or run this as root on Linux"
+            f"real nodes cannot run here: {reason}; run this as root on Linux, or start a control plane alone "
+            "(--control-plane-only), or use a cluster of your own (kind, see deploy/kind/, or any through --kubeconfig)"
         )
         self.reason = reason
 

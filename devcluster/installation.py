@@ -140,7 +140,7 @@ class Installation:
             "--backend": "simulated",
             "--profile": profile,
             "--cgroup-root": machine.cgroup_root,
-            "--kubelet-address": machine.ip,
+            "--start-jitter-seconds": "0.1",
             "--health-port": str(HEALTH_PORTS["agent"]),
         }
         arguments = tuple(word for setting in settings.items() for word in setting)

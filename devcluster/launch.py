@@ -50,6 +50,10 @@ class Launched:
     port: int
     owner: int | None
 
+    def detach(self) -> None:
+        """Let the cluster outlive this process: nobody waits for it, and Python shall not warn that nobody does."""
+        self.process.returncode = 0
+
     def release(self) -> None:
         """Let go of the cluster: an owned one ends."""
         if self.owner is not None:
@@ -65,7 +69,7 @@ def check_machine(*, real_nodes: bool) -> None:
     if missing:
         raise RealNodesUnavailableError(f"{', '.join(missing)} missing (packages util-linux and iproute2)")
     if real_nodes and os.geteuid() != 0:
-        raise RealNodesUnavailableError("you are not root (without nodes, or with fake ones, any user will do)")
+        raise RealNodesUnavailableError("you are not root")
 
 
 def launch(folder: Path, *, lock: IO[str], persistent: bool) -> Launched:

@@ -1,0 +1,114 @@
+"""`atoll dev`: a development cluster from the command line.
+
+In: words of a command line. Out: lines on the terminal and an exit code. Only turns options into calls of cluster.py
+and errors into one sentence; the command line of Atoll mounts `app` as it is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from devcluster import state
+from devcluster.build import report_to_stderr
+from devcluster.cluster import Cluster
+from devcluster.errors import ClusterStateError, DevclusterError
+from devcluster.node import NodeSpec
+from devcluster.programs import DEFAULT_KUBERNETES
+
+app = typer.Typer(help="Development clusters: a real Kubernetes with real nodes on this machine.", no_args_is_help=True)
+
+DEFAULT_NAME = "dev"
+DEFAULT_NODE = "node1"
+
+Name = Annotated[str, typer.Argument(help="Name of the cluster.")]
+
+
+@app.command()
+def up(
+    name: Name = DEFAULT_NAME,
+    node: Annotated[
+        list[str] | None, typer.Option(help="A real node as NAME or NAME=PROFILE; may be repeated. Default: node1.")
+    ] = None,
+    control_plane_only: Annotated[bool, typer.Option(help="No real node; needs no root.")] = False,  # noqa: FBT002
+    kubernetes: Annotated[
+        str, typer.Option(envvar="ATOLL_KUBERNETES", help="Version of Kubernetes.")
+    ] = DEFAULT_KUBERNETES,
+) -> None:
+    """Start a cluster that runs until `down`."""
+    with _one_sentence():
+        nodes = [] if control_plane_only else [parse_node(text) for text in node or [DEFAULT_NODE]]
+        cluster = Cluster.start(name, nodes=nodes, kubernetes=kubernetes, persistent=True)
+        typer.echo(f"cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}")
+
+
+@app.command()
+def down(name: Name = DEFAULT_NAME) -> None:
+    """Stop a cluster and remove everything of it, and what killed clusters left."""
+    with _one_sentence():
+        swept = state.sweep()
+        if name not in swept:
+            Cluster.attach(name).stop()
+        typer.echo(f"cluster {name} is gone")
+
+
+@app.command()
+def status() -> None:
+    """Show the running clusters and their processes, and remove what killed clusters left."""
+    with _one_sentence():
+        for left in state.sweep():
+            report_to_stderr(f"removed what was left of cluster {left}")
+        for record in state.running_clusters():
+            lifetime = "until down" if record.persistent else "until its owner ends"
+            typer.echo(f"{record.name}: Kubernetes {record.kubernetes}, port {record.port}, {lifetime}")
+            for process, facts in Cluster.attach(record.name).processes().items():
+                condition = "running" if facts.running else f"ended with {facts.exit_code}"
+                typer.echo(f"  {process:32} {condition:18} {facts.rss_bytes / 1e6:6.0f} MB")
+
+
+@app.command()
+def kubeconfig(name: Name = DEFAULT_NAME) -> None:
+    """Print the path of a cluster's kubeconfig, for `export KUBECONFIG=$(...)`."""
+    with _one_sentence():
+        typer.echo(Cluster.attach(name).kubeconfig)
+
+
+@app.command()
+def logs(
+    process: Annotated[str, typer.Argument(help="A process as `status` names it.")],
+    name: Annotated[str, typer.Option(help="Name of the cluster.")] = DEFAULT_NAME,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the file grows.")] = False,  # noqa: FBT002
+) -> None:
+    """Print what a process of a cluster has printed."""
+    with _one_sentence():
+        path = log_path(Cluster.attach(name), process)
+        subprocess.run(["tail", "-n", "+1", *(["-f"] if follow else []), str(path)], check=False)
+
+
+def parse_node(text: str) -> NodeSpec:
+    """NAME or NAME=PROFILE."""
+    name, _, profile = text.partition("=")
+    return NodeSpec(name, profile=profile)
+
+
+def log_path(cluster: Cluster, process: str) -> Path:
+    """The log of a process. Raises ClusterStateError naming those there are."""
+    present = sorted(path.stem for path in cluster.layout.logs.glob("*.log"))
+    if process not in present:
+        raise ClusterStateError(f"no log of {process!r}; there are: {', '.join(present)}")
+    return cluster.logs(process)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Errors of ours end the command with their message instead of a trace."""
+    try:
+        yield
+    except DevclusterError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
