@@ -1,7 +1,8 @@
-"""Closeness over PCIe and NUMA: the last tie-break, and the heart of spreading.
+"""Closeness of pairs: the last tie-break, and the heart of spreading.
 
 Where link quality and fragmentation leave a tie (every NVSwitch machine), sets should share PCIe switches, NICs and
-NUMA nodes, and should leave such groups whole. In: a Machine. Out: pair weights and, per mask, sums over its pairs.
+NUMA nodes, leave such groups whole, and leave the better-linked GPUs free. In: a Machine. Out: pair weights and, per
+mask, sums over its pairs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from topology.islands import island_of
-from topology.links import PCIE_CLOSENESS
+from topology.links import PCIE_CLOSENESS, direct_links
 from topology.model import Machine
 from topology.quality import Floats
 from topology.rates import pcie_cell
@@ -22,11 +23,13 @@ Pairs = tuple[tuple[float, ...], ...]
 
 @lru_cache(maxsize=256)
 def closeness(machine: Machine) -> Pairs:
-    """Weight per pair, 0 (far) to 1 (one board, one NUMA node)."""
+    """Weight per pair, 0 to 1: half for its share of the most links of a pair, half for PCIe switch and NUMA node."""
     nearest = max(PCIE_CLOSENESS.values()) + 1
+    most_links = max(max(direct_links(cell) for row in machine.links for cell in row), 1)
 
     def weight(first: int, second: int) -> float:
-        return (PCIE_CLOSENESS[pcie_cell(machine, first, second)] + _same_numa(machine, first, second)) / nearest
+        path = PCIE_CLOSENESS[pcie_cell(machine, first, second)] + _same_numa(machine, first, second)
+        return path / nearest / 2 + direct_links(machine.links[first][second]) / most_links / 2
 
     return _pairs(machine.count, weight)
 

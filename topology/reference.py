@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from topology.asks import Ask, Interconnect
 from topology.fragmentation import Demand
@@ -38,6 +39,8 @@ def link_rate(machine: Machine) -> float:
         return 20.6
     if machine.nvlink_generation == 5:
         return 40.1
+    if machine.link_gbps is None:
+        return 20.0 if machine.nvlink_generation in (2, 3) else 12.0
     return 12.0 if told < 18 else 20.0
 
 
@@ -62,6 +65,7 @@ def path_rate(machine: Machine, first: int, second: int) -> float:
     return min(slot / 1.2, machine.inter_socket_gbps or 6.0)
 
 
+@cache
 def ring_gbps(machine: Machine, members: Set) -> float:
     """Ring bandwidth of a set: rings of links, else the slowest step of the best round trip."""
     if len(members) < 2:
@@ -71,6 +75,7 @@ def ring_gbps(machine: Machine, members: Set) -> float:
     return max(max(trips), rings * link_rate(machine))
 
 
+@cache
 def link_rings(machine: Machine, members: Set) -> int:
     """One-way rings of links that fit at the same time."""
     pairs = [(first, second) for first in members for second in members if first != second]
@@ -111,6 +116,7 @@ def islands(machine: Machine) -> list[set[int]]:
     return parts
 
 
+@cache
 def loss(machine: Machine, free: Set, demand: Demand) -> float:
     """Expected GPUs of a free set that asks of the usual sizes cannot use at full quality."""
     served = ((count, share) for count, share in demand.shares if count <= machine.count)
@@ -168,6 +174,7 @@ def best(machine: Machine, free: Set, ask: Ask, demand: Demand) -> tuple[Set, fl
     return first, cost(machine, free, first, ask, demand)
 
 
+@cache
 def relative_quality(machine: Machine, members: Set) -> float:
     """Ring bandwidth against the best set of the size on the empty machine."""
     if len(members) < 2:
@@ -220,10 +227,12 @@ def _most_rings(left: dict[tuple[int, int], int], rings: list[Arcs]) -> int:
     return most
 
 
+@cache
 def _one_island(machine: Machine, members: Set) -> bool:
     return any(set(members) <= part for part in islands(machine))
 
 
+@cache
 def _full_sets(machine: Machine, count: int) -> list[Set]:
     sets = list(itertools.combinations(range(machine.count), count))
     return [members for members in sets if relative_quality(machine, members) > 1 - 1e-6]
@@ -238,8 +247,13 @@ def _disjoint(free: Set, sets: list[Set]) -> int:
     return max(counts, default=0)
 
 
+@cache
 def _near(machine: Machine, first: int, second: int) -> float:
-    return (CLOSE.index(relation(machine, first, second)) + _same_numa(machine, first, second)) / 6
+    devices = range(machine.count)
+    most = max(links_between(machine, one, other) for one in devices for other in devices if one != other)
+    links = links_between(machine, first, second) / most if most else 0.0
+    path = (CLOSE.index(relation(machine, first, second)) + _same_numa(machine, first, second)) / 6
+    return (links + path) / 2
 
 
 def _crowd(machine: Machine, first: int, second: int) -> float:
