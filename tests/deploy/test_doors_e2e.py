@@ -124,7 +124,8 @@ def test_every_rule_shuts_a_door(guarded: Api) -> None:
     refusals = [knock(guarded, door).message for door in DOORS]
     for manifest in manifests("policies/*.yaml", "policies/optional/*.yaml"):
         for rule in manifest.get("spec", {}).get("validations", ()):
-            words = re.findall("'([^',]+)'", rule.get("messageExpression", "")) or [rule["message"]]
+            literals = re.findall("'([^']+)'", rule.get("messageExpression", ""))
+            words = [literal for literal in literals if len(literal) > 3] or [rule["message"]]
             assert any(all(word in refusal for word in words) for refusal in refusals), rule["message"]
 
 
