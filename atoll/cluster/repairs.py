@@ -13,6 +13,7 @@ from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import Holder, LeaseRecord, lease_name
+from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
 
 
@@ -95,3 +96,12 @@ def owner_of_unreadable(name: str, bound: Mapping[str, Pod]) -> LackingLease | N
     """
     found = [lease for pod in bound.values() for lease in required_leases(pod) if lease.name == name]
     return found[0] if len(found) == 1 else None
+
+
+def device_of_lease_name(name: str, nodes: Mapping[str, NodeDevices]) -> tuple[str, int, str] | None:
+    """Return (node, id, uuid) of the reported device whose Lease has this name; None when no report has it."""
+    for node, devices in nodes.items():
+        for device in devices.devices:
+            if lease_name(node, device.id) == name:
+                return node, device.id, device.uuid
+    return None

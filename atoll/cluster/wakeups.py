@@ -9,6 +9,8 @@ A woken pod may be refused all the same (no cpu left, an affinity that is not re
 The search is bounded: a plan that stopped early says so by `again_seconds`.
 """
 
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,8 +27,12 @@ REPEAT_SECONDS_MAX = 60.0
 WAKES_MAX = 64
 SELECTIONS_MAX = 20_000
 CANDIDATES_MAX = 16
+EXPLAINED_NODES_MAX = 500
+NOT_ADMITTED = "node selector, taint or cordon"
 NOMINATION_NODES_MIN = 100
 """From this many nodes on kube-scheduler samples them, and a woken pod could be sampled past its node."""
+
+_WOKEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?(?:@([a-z0-9.-]{1,253}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +58,24 @@ class LastWake:
 
 
 @dataclass(frozen=True, slots=True)
-class WakePod:
-    """Wake this pod by the annotation value `woken`: the generation, and a number where it was woken in it before.
+class Woken:
+    """Value of the wake-up annotation: GENERATION, .NUMBER from the second time in it on, @NODE where nominated."""
 
-    `generation` is the resourceVersion of the newest change that made room, `wake` what to remember. `node` and `uuids`
-    are where the simulation put the pod, for people; kube-scheduler decides again. `nominate` tells to name the node to
-    kube-scheduler in the same write.
+    generation: int
+    number: int
+    nominated_node: str
+
+    def __str__(self) -> str:
+        repeat = f".{self.number}" if self.number > 1 else ""
+        return f"{self.generation}{repeat}" + (f"@{self.nominated_node}" if self.nominated_node else "")
+
+
+@dataclass(frozen=True, slots=True)
+class WakePod:
+    """Wake this pod by the annotation value `woken`, and remember `wake`.
+
+    `generation` is the resourceVersion of the newest change that made room. `node` and `uuids` are where the simulation
+    put the pod, for people; kube-scheduler decides again. `nominate` tells to name the node in the same write.
     """
 
     pod: Pod
@@ -169,10 +187,29 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
     return bool(toleration.key) and toleration.operator in {"", "Equal"} and toleration.value == taint.value
 
 
-def woken_generation(pod: Pod) -> int:
-    """Return the generation of the pod's last wake-up as its annotation tells it; 0 without one."""
-    text, _, _ = pod.metadata.annotations.get(names.WOKEN, "").partition(".")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else 0
+def parse_woken(pod: Pod) -> Woken:
+    """Read the pod's wake-up annotation; one that is missing or malformed is of generation 0."""
+    found = _WOKEN.fullmatch(pod.metadata.annotations.get(names.WOKEN, ""))
+    return Woken(int(found[1]), int(found[2] or 1), found[3] or "") if found is not None else Woken(0, 0, "")
+
+
+def is_nominated_by_us(pod: Pod) -> bool:
+    """Tell whether the pod's nominatedNodeName stands there because of a wake-up, not because of a preemption."""
+    nominated = pod.status.nominated_node_name
+    return bool(nominated) and parse_woken(pod).nominated_node == nominated
+
+
+def missing_for(pod: Pod, request: Request, rooms: Sequence[Room]) -> tuple[tuple[str, int], ...]:
+    """Return (reason, nodes) of the first `EXPLAINED_NODES_MAX` rooms that refuse the pod, the most frequent first."""
+    reasons: Counter[str] = Counter()
+    for room in rooms[:EXPLAINED_NODES_MAX]:
+        if not admits(room.node, pod):
+            reasons[NOT_ADMITTED] += 1
+            continue
+        answer = select(room.devices, room.free & room.devices.usable, request)
+        if isinstance(answer, Rejection):
+            reasons[answer.reason] += 1
+    return tuple(sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def _rank(entry: tuple[Pod, Request]) -> tuple[int, str, str]:
@@ -227,21 +264,20 @@ def _wake(
     position, candidate = place
     devices = search.rooms[position].devices.devices
     count = last.count + 1 if last is not None else 1
-    is_repeated = max(last.generation if last else 0, woken_generation(pod)) >= question.generation
+    before = parse_woken(pod)
+    is_repeated = max(last.generation if last else 0, before.generation) >= question.generation
+    nominate = may_nominate(pod, len(search.rooms))
     return WakePod(
         pod=pod,
         generation=question.generation,
-        woken=f"{question.generation}.{_repeat_number(pod) + 1}" if is_repeated else str(question.generation),
+        woken=str(
+            Woken(question.generation, before.number + 1 if is_repeated else 1, candidate.node if nominate else "")
+        ),
         wake=LastWake(count, question.generation, question.now_seconds),
         node=candidate.node,
         uuids=tuple(devices[i].uuid for i in candidate.choice.positions),
-        nominate=may_nominate(pod, len(search.rooms)),
+        nominate=nominate,
     )
-
-
-def _repeat_number(pod: Pod) -> int:
-    _, _, text = pod.metadata.annotations.get(names.WOKEN, "").partition(".")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 1
 
 
 def may_nominate(pod: Pod, node_count: int) -> bool:

@@ -1,0 +1,50 @@
+"""The writes on GPU Leases, each with its preconditions.
+
+In: a Lease record. Out: whether it was written. Separate, so that no Lease is ever deleted or changed without naming
+the very object and version that the decision was made on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from atoll.api import names
+from atoll.cluster.leases import LeaseRecord
+from atoll.cluster.objects import Lease, decode_lease
+from atoll.kube import paths
+from atoll.kube.errors import NotFound
+from atoll.kube.patches import delete_options, merge_patch
+from controllers.api import Api
+
+
+async def delete_lease(api: Api, record: LeaseRecord) -> None:
+    """Delete this very version of the Lease; one that is gone already is fine. Raises Conflict when it changed."""
+    options = delete_options(uid=record.lease_uid, resource_version=record.resource_version)
+    try:
+        await api.delete(_path(record.lease_name), options)
+    except NotFound:
+        return
+
+
+async def annotate_lease(api: Api, record: LeaseRecord, annotations: Mapping[str, str | None]) -> LeaseRecord | None:
+    """Change annotations of this very version; return the record with its new version, None when the Lease is gone.
+
+    Raises Conflict when it changed meanwhile.
+    """
+    body = merge_patch(uid=record.lease_uid, resource_version=record.resource_version, annotations=annotations)
+    try:
+        answer = decode_lease(await api.patch(_path(record.lease_name), body))
+    except NotFound:
+        return None
+    return replace(record, resource_version=answer.metadata.resource_version)
+
+
+async def read_lease(api: Api, name: str) -> Lease | None:
+    """Read a Lease live; None when there is none."""
+    try:
+        return decode_lease(await api.get(_path(name)))
+    except NotFound:
+        return None
+
+
+def _path(name: str) -> str:
+    return paths.leases(names.SYSTEM_NAMESPACE, name)

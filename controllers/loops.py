@@ -1,0 +1,99 @@
+"""One loop around each reconciler: keys come in from changes and from the resync, work goes out key by key.
+
+In: a Reconciler. Out: its keys are reconciled, each by one worker at a time, failed ones again after a back-off.
+Separate, so that a reconciler is only two questions and one action, and can be tested without a loop.
+"""
+
+import asyncio
+from collections.abc import Hashable, Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+import structlog
+
+from atoll.kube.cache import Change
+from atoll.kube.errors import truncate
+from atoll.kube.mirror import Kind
+from atoll.kube.workqueue import WorkQueue
+from atoll.service.clock import Clock
+from controllers.errors import NotLeading
+from controllers.metrics import ControllerMetrics
+
+log = structlog.get_logger(__name__)
+
+WORKERS = 8
+"""Keys that one loop works on at a time: a hundred pods that end at once are not released one after another."""
+
+KEY = TypeVar("KEY", bound=Hashable)
+
+
+class Reconciler(Protocol[KEY]):
+    """Brings the objects of one key to what they should be."""
+
+    name: str
+
+    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[KEY]:
+        """Return the keys that a change concerns; called for every change, so it must be quick."""
+        ...
+
+    def all_keys(self) -> Iterable[KEY]:
+        """Return every key that a resync must look at."""
+        ...
+
+    async def reconcile(self, key: KEY) -> float | None:
+        """Act on one key; return seconds after which to look again. Raises KubeError to be called again later."""
+        ...
+
+
+class Loop(Generic[KEY]):
+    """The queue and the workers of one reconciler."""
+
+    def __init__(
+        self, reconciler: Reconciler[KEY], clock: Clock, metrics: ControllerMetrics, *, delay_seconds: float = 0.0
+    ) -> None:
+        """`delay_seconds` lets changes that belong together arrive before their key is looked at."""
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self._delay_seconds = delay_seconds
+        self._queue: WorkQueue[KEY] = WorkQueue(clock, backoff_max_seconds=30.0)
+        self.name = reconciler.name
+
+    def observe(self, kind: Kind, change: Change[Any]) -> None:
+        """Take a change of the mirror."""
+        for key in self._reconciler.affected(kind, change):
+            self._queue.add_after(key, self._delay_seconds)
+
+    def add(self, key: KEY) -> None:
+        """Look at a key soon."""
+        self._queue.add(key)
+
+    def add_after(self, key: KEY, seconds: float) -> None:
+        """Look at a key after a while."""
+        self._queue.add_after(key, seconds)
+
+    def resync(self) -> None:
+        """Look at everything again."""
+        for key in self._reconciler.all_keys():
+            self._queue.add(key)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._queue.work(self._handle))
+
+    async def run_once(self) -> None:
+        """Look at everything once, key by key; what fails is logged."""
+        for key in sorted(self._reconciler.all_keys(), key=str):
+            try:
+                await self._handle(key)
+            except Exception as error:  # noqa: BLE001 - one key's trouble must not stop the others
+                log.warning("Could not reconcile", loop=self.name, key=str(key), err=truncate(str(error)))
+
+    async def _handle(self, key: KEY) -> float | None:
+        try:
+            return await self._reconciler.reconcile(key)
+        except NotLeading:
+            raise
+        except Exception:
+            self._metrics.reconcile_failures.labels(self.name).inc()
+            raise

@@ -1,0 +1,42 @@
+"""What the controllers count.
+
+In: the process's Metrics. Out: one frozen set of counters and gauges, handed to every reconciler.
+"""
+
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Gauge
+
+from atoll.service.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerMetrics:
+    """Counters by what was done; gauges by how things stand."""
+
+    leases_released: Counter
+    departures_in_doubt: Gauge
+    evidence_requests: Counter
+    orphans: Counter
+    leases_recreated: Counter
+    leases_rewritten: Counter
+    double_uses: Counter
+    pods_woken: Counter
+    claim_writes: Counter
+    reconcile_failures: Counter
+
+
+def controller_metrics(metrics: Metrics) -> ControllerMetrics:
+    """Register the metrics; once per process."""
+    return ControllerMetrics(
+        leases_released=metrics.counter("leases_released", "GPU Leases deleted, by the proof", labels=("proof",)),
+        departures_in_doubt=metrics.gauge("departures_in_doubt", "Pods that are gone without proof of their end"),
+        evidence_requests=metrics.counter("evidence_requests", "Readings asked of agents"),
+        orphans=metrics.counter("orphan_leases", "Leases of no bind, by what became of them", labels=("outcome",)),
+        leases_recreated=metrics.counter("leases_recreated", "Leases of bound pods that were written again"),
+        leases_rewritten=metrics.counter("leases_rewritten", "Unreadable Leases that were written again"),
+        double_uses=metrics.counter("double_uses", "GPUs that two holders name; nothing was released"),
+        pods_woken=metrics.counter("pods_woken", "Waiting pods that were woken because they fit"),
+        claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
+        reconcile_failures=metrics.counter("reconcile_failures", "Reconciliations to be repeated", labels=("loop",)),
+    )

@@ -1,0 +1,141 @@
+"""Ends Leases of pods that live but never got the device: reservations that expired, leftovers beside the real one.
+
+In: the Leases of one living pod. Out: expired ones taken back behind a fence, strays deleted after a live look. Nothing
+is decided by the clock or by the cache alone. Keys are pod uids.
+
+Taking back, in this order: mark the Leases as fenced (from now on no bind adopts them), move the pod's resourceVersion
+(from now on no Binding that was prepared before can land), and only if the answer to that very write shows no node
+delete the Leases. The pod's version is moved by its wake-up annotation, which also makes kube-scheduler try it again.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.cluster.leases import LeaseRecord
+from atoll.cluster.objects import Pod, decode_pod
+from atoll.cluster.release import version_number
+from atoll.cluster.repairs import Standing, standing
+from atoll.kube import paths
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import Conflict, NotFound
+from atoll.kube.microtime import format_microtime, parse_microtime
+from atoll.kube.mirror import Kind
+from atoll.kube.patches import merge_patch
+from controllers.context import Context, holder_reference
+from controllers.lease_writes import annotate_lease, delete_lease
+from controllers.lookups import look_up
+
+log = structlog.get_logger(__name__)
+
+SKEW_SECONDS = 5.0
+"""Deadlines are written by another machine's clock. A wrong one costs a bind its retry, nothing else."""
+BLIND_SECONDS = 15.0
+MISSING_MIN_SECONDS = 1.0
+
+
+class OrphanReconciler:
+    """Takes back what a living pod holds without being bound to it. `release` is told of pods that turned out gone."""
+
+    name = "orphans"
+
+    def __init__(self, context: Context, release: Callable[[str], None]) -> None:
+        self._context = context
+        self._release = release
+
+    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+        """Return the holder of a Lease that came, and the pod that changed while it holds any."""
+        if change.kind is ChangeKind.DELETED:
+            return ()
+        ledger = self._context.mirror.ledger
+        if kind is Kind.LEASE:
+            record = ledger.leases.get(change.object.metadata.name)
+            return (record.holder.uid,) if record is not None else ()
+        if kind is Kind.POD:
+            uid = change.object.metadata.uid
+            return (uid,) if ledger.leases_of(uid) else ()
+        return ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return every holder."""
+        return {record.holder.uid for record in self._context.mirror.ledger.leases.values()}
+
+    async def reconcile(self, uid: str) -> float | None:
+        """Look at all Leases of a pod. Raises KubeError."""
+        mirror = self._context.mirror
+        pod = mirror.pods.by_uid.get(uid)
+        leases = mirror.ledger.leases_of(uid)
+        if pod is None or not leases:
+            return None
+        if mirror.unready_reason():
+            return BLIND_SECONDS
+        standings = {record.lease_name: self._standing(record, pod) for record in leases}
+        overdue = [record for record in leases if standings[record.lease_name] is Standing.OVERDUE]
+        strays = [record for record in leases if standings[record.lease_name] is Standing.STRAY]
+        if overdue:
+            await self._take_back(overdue)
+        if strays:
+            await self._delete_strays(strays)
+        waits = [self._wait_seconds(r) for r in leases if standings[r.lease_name] is Standing.RESERVED]
+        return min(waits, default=None)
+
+    def _standing(self, record: LeaseRecord, pod: Pod) -> Standing:
+        past = self._context.clock.now() - timedelta(seconds=SKEW_SECONDS)
+        return standing(record, pod, format_microtime(past))
+
+    def _wait_seconds(self, record: LeaseRecord) -> float:
+        left = (parse_microtime(record.deadline) - self._context.clock.now()).total_seconds()
+        return max(MISSING_MIN_SECONDS, left + SKEW_SECONDS + 0.1)
+
+    async def _take_back(self, records: Sequence[LeaseRecord]) -> None:
+        mark = {names.LEASE_FENCED: self._context.new_token()}
+        answers = await asyncio.gather(*(annotate_lease(self._context.api, record, mark) for record in records))
+        fenced = [record for record in answers if record is not None]
+        if not fenced:
+            return
+        pod = await self._move_pod(fenced)
+        if pod is None:
+            self._release(records[0].holder.uid)
+            return
+        states = {record.lease_name: self._standing(record, pod) for record in fenced}
+        ended = [r for r in fenced if states[r.lease_name] in {Standing.OVERDUE, Standing.STRAY}]
+        kept = [r for r in fenced if states[r.lease_name] is Standing.HELD]
+        await self._delete(ended, outcome="taken-back")
+        await asyncio.gather(
+            *(annotate_lease(self._context.api, record, {names.LEASE_FENCED: None}) for record in kept)
+        )
+
+    async def _move_pod(self, fenced: Sequence[LeaseRecord]) -> Pod | None:
+        """Write a value that the pod never had, and return the pod as that write left it; None when it is gone."""
+        holder = fenced[0].holder
+        generation = max(version_number(record.resource_version) for record in fenced)
+        body = merge_patch(uid=holder.uid, annotations={names.WOKEN: str(generation)})
+        try:
+            return decode_pod(await self._context.api.patch(paths.pods(holder.namespace, holder.name), body))
+        except (NotFound, Conflict):
+            return None
+
+    async def _delete_strays(self, records: Sequence[LeaseRecord]) -> None:
+        """Delete Leases that the bound pod does not name, if a live look confirms it: a pod's node never changes."""
+        sighting = await look_up(self._context.api, records[0].holder)
+        if sighting.pod is None:
+            self._release(records[0].holder.uid)
+            return
+        ended = [record for record in records if self._standing(record, sighting.pod) is Standing.STRAY]
+        await self._delete(ended, outcome="stray")
+
+    async def _delete(self, records: Sequence[LeaseRecord], *, outcome: str) -> None:
+        await asyncio.gather(*(delete_lease(self._context.api, record) for record in records))
+        for record in records:
+            self._context.metrics.orphans.labels(outcome).inc()
+            log.info("Deleted an orphan Lease", lease=record.lease_name, holder=str(record.holder), outcome=outcome)
+            self._context.events.record(
+                holder_reference(record),
+                reason=names.REASON_ORPHAN_LEASE,
+                note=f"reservation of GPU {record.device_id} on node {record.node} ended: the pod was not bound to it",
+                action="Release",
+            )

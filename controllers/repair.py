@@ -1,0 +1,140 @@
+"""Makes Leases say what bound pods prove.
+
+In: a bound pod and the Leases of its devices. Out: missing Leases written again; a device that somebody else holds is
+told as double use and nothing is released. Keys are pod uids. Unreadable Leases are the business of `relabel`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.cluster import pods
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.leases import Holder, LeaseRecord, Reservation, lease_body, parse_lease
+from atoll.cluster.objects import Pod
+from atoll.cluster.repairs import LackingLease, required_leases
+from atoll.kube import paths
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import AlreadyExists
+from atoll.kube.mirror import Kind
+from controllers.context import Context, pod_reference
+from controllers.lease_writes import read_lease
+from controllers.lookups import look_up
+
+log = structlog.get_logger(__name__)
+
+ATTEMPT = "repair"
+
+
+class RepairReconciler:
+    """Every device of a bound pod has its Lease."""
+
+    name = "repair"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+        """Return the pod that changed, and the pods that name the device of a Lease that went."""
+        ledger = self._context.mirror.ledger
+        if kind is Kind.POD and change.kind is not ChangeKind.DELETED:
+            uid = change.object.metadata.uid
+            return (uid,) if ledger.allocation_of(uid) is not None else ()
+        if kind is Kind.LEASE:
+            record = _record(change)
+            if record is None or change.kind is ChangeKind.ADDED:
+                return ()
+            return tuple(
+                hold.key
+                for hold in ledger.holds(record.node, record.device_id, record.device_uuid)
+                if hold.key in ledger.pods
+            )
+        return ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return every bound pod that holds devices."""
+        ledger = self._context.mirror.ledger
+        return tuple(uid for uid in ledger.pods if ledger.allocation_of(uid) is not None)
+
+    async def reconcile(self, uid: str) -> float | None:
+        """Write what is missing. Raises KubeError."""
+        pod = self._context.mirror.ledger.pods.get(uid)
+        if pod is None:
+            return None
+        missing, contested = self._compare(pod)
+        if not missing and not contested:
+            return None
+        sighting = await look_up(self._context.api, pods.holder_of(pod))
+        live = set(required_leases(sighting.pod)) if sighting.pod is not None else set()
+        won = await asyncio.gather(*(self._create(pod, lease) for lease in missing if lease in live))
+        lost = [lease for lease, is_ours in zip((m for m in missing if m in live), won, strict=True) if not is_ours]
+        for lease in (*lost, *(c for c in contested if c in live)):
+            await self._tell_double_use(pod, lease)
+        return None
+
+    def _compare(self, pod: Pod) -> tuple[list[LackingLease], list[LackingLease]]:
+        """Return the Leases of the pod that are missing, and those that another holder has."""
+        ledger = self._context.mirror.ledger
+        required = [lease for lease in required_leases(pod) if lease.name not in ledger.unreadable_leases]
+        missing = [lease for lease in required if lease.name not in ledger.leases]
+        held = [lease for lease in required if lease.name in ledger.leases]
+        return missing, [lease for lease in held if ledger.leases[lease.name].holder.uid != lease.holder.uid]
+
+    async def _create(self, pod: Pod, lease: LackingLease) -> bool:
+        """Create one Lease; False when another holder has it. The bind's own Lease may only not have been seen yet."""
+        now = self._context.now_text()
+        report = self._context.mirror.ledger.nodes.get(lease.node)
+        node_uid = report.node_uid if report is not None else ""
+        reservation = Reservation(lease.node, node_uid, lease.holder, lease.claim, ATTEMPT, now, now)
+        body = lease_body(reservation, lease.device_id, lease.device_uuid)
+        try:
+            await self._context.api.create(paths.leases(names.SYSTEM_NAMESPACE), body)
+        except AlreadyExists:
+            return await self._is_own(lease)
+        self._context.metrics.leases_recreated.inc()
+        log.warning("Wrote a missing Lease again", lease=lease.name, pod=str(lease.holder))
+        self._context.events.record(
+            pod_reference(pod),
+            reason=names.REASON_LEASE_RECREATED,
+            note=f"the Lease {lease.name} of a GPU that this pod uses was missing; it was written again",
+            action="Repair",
+            type="Warning",
+        )
+        return True
+
+    async def _is_own(self, lease: LackingLease) -> bool:
+        holder = await self._live_holder(lease)
+        return holder is None or holder.uid == lease.holder.uid
+
+    async def _live_holder(self, lease: LackingLease) -> Holder | None:
+        found = await read_lease(self._context.api, lease.name)
+        try:
+            return parse_lease(found).holder if found is not None else None
+        except MalformedValue:
+            return None
+
+    async def _tell_double_use(self, pod: Pod, lease: LackingLease) -> None:
+        """Tell it if the live Lease confirms it: Leases and pods come by two watches, one may be behind."""
+        other = await self._live_holder(lease)
+        if other is None or other.uid == lease.holder.uid:
+            return
+        self._context.metrics.double_uses.inc()
+        log.error("Two holders name one GPU", lease=lease.name, pod=str(lease.holder), other=str(other))
+        self._context.events.record(
+            pod_reference(pod),
+            reason=names.REASON_DOUBLE_USE,
+            note=f"GPU {lease.device_id} ({lease.device_uuid}) of node {lease.node} is also held by "
+            f"{other.namespace}/{other.name}; nothing was released",
+            action="Repair",
+            type="Warning",
+        )
+
+
+def _record(change: Change[Any]) -> LeaseRecord | None:
+    try:
+        return parse_lease(change.old or change.object)
+    except MalformedValue:
+        return None

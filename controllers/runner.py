@@ -1,0 +1,195 @@
+"""The process: a mirror that always watches, and reconcilers that run only while this process leads.
+
+In: settings. Out: nothing; runs until cancelled, until leadership is lost, or, with `once`, until everything was looked
+at. A standby keeps its mirror and its memory of departures warm, so that a take-over costs no list.
+"""
+
+import asyncio
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.kube.cache import Change
+from atoll.kube.client import ApiClient
+from atoll.kube.election import LeaderElector
+from atoll.kube.events import EventRecorder
+from atoll.kube.mirror import ClusterMirror, Kind
+from atoll.service.clock import SystemClock
+from atoll.service.http import add_health, application, serve
+from atoll.service.metrics import Metrics
+from atoll.service.runtime import freeze_garbage, supervise
+from controllers.api import GuardedApi
+from controllers.authority import AuthorityReconciler
+from controllers.claims import ClaimReconciler
+from controllers.context import Context
+from controllers.departures import Departures
+from controllers.evidence import EvidenceReconciler
+from controllers.loops import Loop
+from controllers.metrics import ControllerMetrics, controller_metrics
+from controllers.orphans import OrphanReconciler
+from controllers.relabel import RelabelReconciler
+from controllers.release import ReleaseReconciler
+from controllers.repair import RepairReconciler
+from controllers.settings import ControllersSettings
+from controllers.wake import WakeReconciler
+
+log = structlog.get_logger(__name__)
+
+COMPONENT = "gpu.scheduling/controllers"
+REPAIR_DELAY_SECONDS = 0.25
+"""Pods and Leases come by two watches: a bind's Leases may be seen a moment after its pod."""
+WAKE_DELAY_SECONDS = 0.03
+"""The Leases of one pod end one by one; whoever waits for all of them should not lose to whoever needs one."""
+EVIDENCE_DELAY_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Process:
+    """What lives as long as the process. `loops` are those of the current term; empty for a standby."""
+
+    settings: ControllersSettings
+    clock: SystemClock
+    client: ApiClient
+    mirror: ClusterMirror
+    departures: Departures
+    metrics: ControllerMetrics
+    elector: LeaderElector
+    identity: str
+    loops: tuple[Loop[Any], ...] = ()
+
+    def observe(self, kind: Kind, change: Change[Any]) -> None:
+        """Take a change of the mirror: memory first, then whoever may act on it."""
+        self.departures.observe(kind, change)
+        for loop in self.loops:
+            loop.observe(kind, change)
+
+
+async def serve_controllers(settings: ControllersSettings) -> None:
+    """Run until cancelled. Raises LeadershipLost in an ExceptionGroup: the process is meant to be started again."""
+    clock = SystemClock()
+    metrics = Metrics("controllers")
+    client = await ApiClient.connect(
+        settings.kubeconfig,
+        user_agent="atoll-controllers",
+        requests_per_second=settings.requests_per_second,
+        burst=settings.burst,
+    )
+    async with client:
+        process = _process(settings, clock, client, metrics)
+        mirror = process.mirror
+        app = application()
+        add_health(app, ready={"mirror": lambda: mirror.unready_reason() or None}, metrics=metrics)
+        if settings.once:
+            await _until_first(mirror.run(), process.elector.lead(lambda _term: _lead_once(process)))
+            return
+        await supervise(
+            mirror=mirror.run(),
+            http=serve(app, settings.health_host, settings.health_port),
+            lead=process.elector.lead(lambda _term: _lead(process)),
+        )
+
+
+def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClient, metrics: Metrics) -> Process:
+    mirror = ClusterMirror(client, clock)
+    identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
+    elector = LeaderElector(
+        client,
+        names.SYSTEM_NAMESPACE,
+        names.CONTROLLERS_LEADER_LEASE,
+        identity,
+        clock=clock,
+        lease_duration_seconds=settings.lease_duration_seconds,
+        renew_deadline_seconds=settings.renew_deadline_seconds,
+        retry_seconds=settings.retry_seconds,
+    )
+    metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
+    process = Process(
+        settings, clock, client, mirror, Departures(mirror), controller_metrics(metrics), elector, identity
+    )
+    mirror.on_change(process.observe)
+    return process
+
+
+async def _lead(process: Process) -> None:
+    """One term of leadership."""
+    settings, clock = process.settings, process.clock
+    await process.mirror.synced()
+    freeze_garbage()
+    events = EventRecorder(process.client, COMPONENT, process.identity, clock)
+    authority = AuthorityReconciler(
+        process.client, clock, extra_names=settings.webhook_names, may_write=lambda: process.elector.is_leader
+    )
+    process.loops = build_loops(process, events)
+    log.info("Reconciling", loops=[loop.name for loop in process.loops])
+    try:
+        await supervise(
+            events=events.run(),
+            authority=authority.run(),
+            resync=_resync(process),
+            **{loop.name: loop.run() for loop in process.loops},
+        )
+    finally:
+        process.loops = ()
+
+
+async def _lead_once(process: Process) -> None:
+    await process.mirror.synced()
+    events = EventRecorder(process.client, COMPONENT, process.identity, process.clock)
+    for loop in build_loops(process, events):
+        await loop.run_once()
+    await events.flush()
+
+
+async def _resync(process: Process) -> None:
+    while True:
+        for loop in process.loops:
+            loop.resync()
+        await process.clock.sleep(process.settings.resync_seconds)
+
+
+def build_loops(process: Process, events: EventRecorder) -> tuple[Loop[Any], ...]:
+    """Return the reconcilers of one term, each in its loop, in the order in which they hear of a change."""
+    settings, clock, metrics = process.settings, process.clock, process.metrics
+    context = Context(
+        api=GuardedApi(process.client, lambda: process.elector.is_leader),
+        mirror=process.mirror,
+        clock=clock,
+        events=events,
+        metrics=metrics,
+        new_token=lambda: secrets.token_hex(8),
+    )
+    asking = EvidenceReconciler(context)
+    evidence = Loop(asking, clock, metrics)
+
+    def ask(node: str, version: int) -> None:
+        if asking.want(node, version):
+            evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
+
+    release = Loop(ReleaseReconciler(context, process.departures, ask), clock, metrics)
+    wake = WakeReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
+    return (
+        release,
+        evidence,
+        Loop(OrphanReconciler(context, release.add), clock, metrics),
+        Loop(RepairReconciler(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
+        Loop(RelabelReconciler(context), clock, metrics),
+        Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
+        Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
+    )
+
+
+async def _until_first(*works: Any) -> None:  # noqa: ANN401 - coroutines of any kind
+    """Run side by side until the first ends; raise what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

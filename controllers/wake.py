@@ -1,0 +1,198 @@
+"""Wakes the waiting pods that fit now, and tells the others what is missing.
+
+In: changes that made room (a Lease that ended, a report, an uncordoned node, a claim). Out: one write per pod to wake,
+bounded per second. The generation on the pod is the resourceVersion of the newest such change, so that cause and effect
+can be read from the API server. There is one key: all waiting pods are weighed together.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.cluster import pods
+from atoll.cluster.objects import Pod
+from atoll.cluster.requests import Request, request_of
+from atoll.cluster.wakeups import (
+    LastWake,
+    Question,
+    Room,
+    WakePlan,
+    WakePod,
+    is_nominated_by_us,
+    is_rejected,
+    missing_for,
+    plan_wakeups,
+)
+from atoll.kube import paths
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import Conflict, NotFound
+from atoll.kube.limits import TokenBucket
+from atoll.kube.mirror import Kind
+from atoll.kube.patches import merge_patch
+from controllers.context import Context, pod_reference
+from controllers.room import RoomChanges
+
+log = structlog.get_logger(__name__)
+
+ALL = "waiting pods"
+BLIND_SECONDS = 5.0
+CONFLICT_SECONDS = 0.5
+NOMINATION_SECONDS = 15.0
+"""A nomination that led to no bind by then is withdrawn: it keeps its node from others."""
+TELL_SECONDS = 60.0
+TOLD_PER_SECOND = 1.0
+
+
+class WakeReconciler:
+    """Plans over all waiting pods and carries the plan out."""
+
+    name = "wake"
+
+    def __init__(self, context: Context, *, wakes_per_second: float, burst: int) -> None:
+        now = context.clock.monotonic_seconds
+        self._context = context
+        self._changes = RoomChanges(context.mirror, context.clock)
+        self._bucket = TokenBucket(rate=wakes_per_second, burst=burst, now=now)
+        self._told = TokenBucket(rate=TOLD_PER_SECOND, burst=20, now=now)
+        self._told_at: dict[str, float] = {}
+        self._last_wakes: dict[str, LastWake] = {}
+        self._waiting = {uid for uid, pod in context.mirror.ledger.pods.items() if pods.is_waiting(pod)}
+
+    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+        """Return the one key for a change that made room, or that set a pod aside."""
+        if kind is Kind.POD:
+            return (ALL,) if self._observe_pod(change) else ()
+        return (ALL,) if self._changes.observe(kind, change) and self._waiting else ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return the one key."""
+        return (ALL,)
+
+    async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
+        """Wake what fits; return when some pod may be woken again. Raises KubeError."""
+        waiting = self._requests()
+        if not waiting:
+            return None
+        if self._context.mirror.unready_reason():
+            return BLIND_SECONDS
+        now = self._context.clock.monotonic_seconds()
+        rooms = self._changes.rooms()
+        plan = plan_wakeups(self._question(waiting, rooms, now))
+        for uid in plan.without_room:
+            self._last_wakes.pop(uid, None)
+        again_seconds = await self._carry_out(plan)
+        await asyncio.gather(*(self._withdraw(pod) for pod, _ in waiting if self._is_overdue(pod, now)))
+        self._tell(waiting, rooms, plan, now)
+        return again_seconds
+
+    def _requests(self) -> list[tuple[Pod, Request]]:
+        mirror = self._context.mirror
+        found: list[tuple[Pod, Request]] = []
+        for uid in self._waiting:
+            pod = mirror.ledger.pods.get(uid)
+            if pod is None or not is_rejected(pod):
+                continue
+            request = request_of(pod, mirror.claim(pod.metadata.namespace, pods.claim_name(pod)))
+            if isinstance(request, Request):
+                found.append((pod, request))
+        return found
+
+    def _question(self, waiting: Sequence[tuple[Pod, Request]], rooms: Sequence[Room], now: float) -> Question:
+        ledger = self._context.mirror.ledger
+        return Question(
+            waiting=waiting,
+            rooms=rooms,
+            last_wakes=self._last_wakes,
+            lease_holders={pod.metadata.uid for pod, _ in waiting if ledger.leases_of(pod.metadata.uid)},
+            generation=self._changes.generation,
+            now_seconds=now,
+        )
+
+    async def _carry_out(self, plan: WakePlan) -> float | None:
+        """Send as many wake-ups as the rate allows; return when to plan again."""
+        sent = []
+        for wake in plan.wakes:
+            if not self._bucket.try_take():
+                break
+            sent.append(wake)
+        landed = await asyncio.gather(*(self._wake(wake) for wake in sent))
+        if len(sent) < len(plan.wakes) or not all(landed):
+            return CONFLICT_SECONDS
+        return plan.again_seconds
+
+    async def _wake(self, wake: WakePod) -> bool:
+        """Write one wake-up on the pod as it was judged; False when it has changed since."""
+        metadata = wake.pod.metadata
+        if self._context.mirror.ledger.leases_of(wake.uid):
+            return False
+        status = {"status": {"nominatedNodeName": wake.node}} if wake.nominate else {}
+        body = merge_patch(
+            uid=metadata.uid,
+            resource_version=metadata.resource_version,
+            annotations={names.WOKEN: wake.woken},
+            **status,
+        )
+        path = paths.pods(metadata.namespace, metadata.name, "status" if wake.nominate else "")
+        try:
+            await self._context.api.patch(path, body)
+        except (NotFound, Conflict):
+            return False
+        self._last_wakes[wake.uid] = wake.wake
+        self._context.metrics.pods_woken.inc()
+        log.info("Woke a pod", pod=f"{metadata.namespace}/{metadata.name}", node=wake.node, woken=wake.woken)
+        self._context.events.record(
+            pod_reference(wake.pod),
+            reason=names.REASON_POD_WOKEN,
+            note=f"{len(wake.uuids)} GPUs that fit are free, for example on node {wake.node} (generation {wake.woken})",
+            action="Wake",
+        )
+        return True
+
+    def _is_overdue(self, pod: Pod, now: float) -> bool:
+        last = self._last_wakes.get(pod.metadata.uid)
+        return is_nominated_by_us(pod) and (last is None or now - last.at_seconds > NOMINATION_SECONDS)
+
+    async def _withdraw(self, pod: Pod) -> None:
+        metadata = pod.metadata
+        body = merge_patch(
+            uid=metadata.uid, resource_version=metadata.resource_version, status={"nominatedNodeName": None}
+        )
+        try:
+            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name, "status"), body)
+        except (NotFound, Conflict):
+            return
+        log.info("Withdrew a nomination", pod=f"{metadata.namespace}/{metadata.name}")
+
+    def _tell(self, waiting: Sequence[tuple[Pod, Request]], rooms: Sequence[Room], plan: WakePlan, now: float) -> None:
+        """Record what is missing, per pod at most once a minute, and only some in each pass."""
+        without_room = set(plan.without_room)
+        for pod, request in waiting:
+            uid = pod.metadata.uid
+            if uid not in without_room or now - self._told_at.get(uid, now - TELL_SECONDS) < TELL_SECONDS:
+                continue
+            if not self._told.try_take():
+                return
+            self._told_at[uid] = now
+            missing = ", ".join(f"{count} {reason}" for reason, count in missing_for(pod, request, rooms))
+            self._context.events.record(
+                pod_reference(pod),
+                reason=names.REASON_WAITING,
+                note=f"{request.ask.count} GPUs asked, no node of {len(rooms)} can give them: {missing or 'no report'}",
+                action="Wait",
+            )
+
+    def _observe_pod(self, change: Change[Any]) -> bool:
+        """Keep the set of waiting pods; tell whether the pod has just been set aside by kube-scheduler."""
+        pod: Pod = change.object
+        uid = pod.metadata.uid
+        if change.kind is ChangeKind.DELETED or not pods.is_waiting(pod) or uid not in self._context.mirror.ledger.pods:
+            self._waiting.discard(uid)
+            self._last_wakes.pop(uid, None)
+            self._told_at.pop(uid, None)
+            return False
+        self._waiting.add(uid)
+        was_rejected = isinstance(change.old, Pod) and is_rejected(change.old)
+        return is_rejected(pod) and not was_rejected
