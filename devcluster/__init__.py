@@ -2,10 +2,34 @@
 
 etcd, API server, controller manager, scheduler, kubelets, containerd and runc, all in namespaces of their own: nothing
 of a cluster is left when it ends, however it ends. See cluster.py for what one can do with it.
+
+The names below are looked up when they are first used, so that `python -m devcluster.build` and the supervisor load
+nothing but what they need.
 """
 
-from devcluster.cluster import Cluster
-from devcluster.errors import DevclusterError, RealNodesUnavailableError
-from devcluster.node import Node, NodeSpec
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from devcluster.cluster import Cluster
+    from devcluster.errors import DevclusterError, RealNodesUnavailableError
+    from devcluster.node import Node, NodeSpec
 
 __all__ = ["Cluster", "DevclusterError", "Node", "NodeSpec", "RealNodesUnavailableError"]
+
+_HOMES = {
+    "Cluster": "devcluster.cluster",
+    "DevclusterError": "devcluster.errors",
+    "Node": "devcluster.node",
+    "NodeSpec": "devcluster.node",
+    "RealNodesUnavailableError": "devcluster.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Look a public name up in the module that defines it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

