@@ -228,7 +228,7 @@ class Ledger:
         mask = 0
         for position, device in enumerate(devices.devices):
             holds = self._holds(devices.node, device.id, device.uuid)
-            if holds and holds <= own:
+            if holds and holds <= own and not self._is_blocked(devices.node, device.id):
                 mask |= 1 << position
         return mask
 
@@ -243,9 +243,11 @@ class Ledger:
         return mask
 
     def _is_free(self, node: str, device: Device) -> bool:
-        if self._holds(node, device.id, device.uuid):
-            return False
-        return not self.unreadable_leases or lease_name(node, device.id) not in self.unreadable_leases
+        return not self._holds(node, device.id, device.uuid) and not self._is_blocked(node, device.id)
+
+    def _is_blocked(self, node: str, device_id: int) -> bool:
+        """Tell whether a Lease that cannot be read may mean the device: only its name can tell."""
+        return bool(self.unreadable_leases) and lease_name(node, device_id) in self.unreadable_leases
 
     def _holds(self, node: str, device_id: int, uuid: str) -> set[Hold]:
         return self._by_id.get((node, device_id), set()) | self._by_uuid.get((node, uuid), set())

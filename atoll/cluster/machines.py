@@ -103,8 +103,12 @@ def _geometry(report: GpuNodeStatusReport) -> Machine:
 def nominal_memory_bytes(device: Device) -> int:
     """Return the memory that the card is sold with: a claim of 80Gi means an 80 GB card, though it reports less.
 
-    The smallest nominal size that the reported one reaches to nine tenths or more; the reported size where none is.
+    The smallest nominal size that the reported one reaches to nine tenths or more; the reported size where none is. A
+    MIG instance has the size that its profile names, such as 3g.40gb.
     """
+    profile_gib = device.mig.profile.partition(".")[2].partition("gb")[0] if device.mig is not None else ""
+    if profile_gib.isascii() and profile_gib.isdigit():
+        return int(profile_gib) * _GIB
     for size_gib in _NOMINAL_GIB:
         nominal = size_gib * _GIB
         if device.memory_bytes <= nominal:
