@@ -138,7 +138,7 @@ class ReleaseReconciler:
     async def _keep(self, records: Sequence[LeaseRecord], departure: Departure, doubt: Doubt) -> float:
         """Keep the Leases; after a while say so on them, and ask for the report that is missing."""
         now = self._context.clock.monotonic_seconds()
-        agent_knows = departure.deletion_seen and departure.pod is not None
+        agent_knows = departure.pod is not None and (departure.deletion_seen or not departure.is_deleted)
         first_ask = now + DOUBT_SECONDS if agent_knows else now
         doubted = self._doubted.setdefault(departure.uid, _Doubted(now, first_ask))
         if doubt in ANSWERED_BY_A_REPORT and now >= doubted.ask_at_seconds:

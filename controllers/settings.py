@@ -17,7 +17,7 @@ class ControllersSettings(Settings):
     """Lead once, look at everything once, and end."""
     health_host: str = "127.0.0.1"
     """Address of /livez, /readyz and /metrics."""
-    health_port: Annotated[int, Field(ge=0, le=65535)] = 9445
+    health_port: Annotated[int, Field(ge=0, le=65535)] = 8082
     """Port of /livez, /readyz and /metrics."""
     resync_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
     """How often everything is looked at again although no change was seen."""
