@@ -24,6 +24,8 @@ from atoll.cluster.pods import container_statuses, is_gpu_pod, is_terminal
 from atoll.cluster.release import has_ended
 
 UUIDS_MAX = 64
+UUIDS_TOTAL_MAX = 4096
+"""In-use GPUs that a report names over all of its pods; with very many pods each names fewer."""
 STATIC_POD_UID = "kubernetes.io/config.hash"
 """Annotation of a mirror pod: the uid under which the kubelet really runs a static pod."""
 
@@ -116,9 +118,10 @@ def sight(
     listed = kubelet.listed if kubelet else frozenset(pod.uid for pod in last if pod.kubelet)
     told = ((live | listed) - roster.plain) | gpu_users.keys()
     order = sorted(told, key=lambda uid: (uid not in roster.with_gpus, uid))
+    uuids_max = min(UUIDS_MAX, UUIDS_TOTAL_MAX // max(1, min(len(order), PODS_MAX)))
     pods = tuple(
         PodEvidence(
-            uid=uid, live=uid in live, kubelet=uid in listed, uuids=tuple(sorted(gpu_users.get(uid, ())))[:UUIDS_MAX]
+            uid=uid, live=uid in live, kubelet=uid in listed, uuids=tuple(sorted(gpu_users.get(uid, ())))[:uuids_max]
         )
         for uid in order[:PODS_MAX]
     )

@@ -107,10 +107,11 @@ def parse_pod_list(body: bytes) -> KubeletReading | None:
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:
     """Verify against the CA file where there is one; otherwise accept the kubelet's own certificate."""
-    context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
-    if ca_file is None:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+    if ca_file is not None:
+        return ssl.create_default_context(cafile=str(ca_file))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return context
 
 

@@ -1,0 +1,50 @@
+"""Fixtures: an API server that misbehaves on demand, with the status subresource, and a client of it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from atoll.kube.client import ApiClient
+from tests.fakes.api_server import FakeApiServer, merge, status
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeApiServer]:
+    async with FakeApiServer().running() as server:
+        server.fail(_patch_status(server), times=100_000, containing="/status?")
+        yield server
+
+
+@pytest.fixture
+async def client(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[ApiClient]:
+    config = tmp_path / "kubeconfig"
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
+        "users": [{"name": "test", "user": {"token": "s3cret"}}],
+    }
+    config.write_text(yaml.safe_dump(content))
+    async with await ApiClient.connect(config, requests_per_second=1000, burst=1000) as client:
+        yield client
+
+
+def _patch_status(server: FakeApiServer):
+    """Merge patches of a status subresource: the status alone changes, fenced by the uid where one is given."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        path = request.path.removesuffix("/status")
+        if path not in server.objects:
+            return status(404, "NotFound", f"{path} not found")
+        current, patch = server.objects[path], server.bodies[-1]
+        if patch.get("metadata", {}).get("uid", current["metadata"]["uid"]) != current["metadata"]["uid"]:
+            return status(409, "Conflict", "uid differs")
+        merged = merge(current.get("status", {}), patch["status"])
+        return web.json_response(server.put(path, {**current, "status": merged}))
+
+    return handle

@@ -1,0 +1,256 @@
+"""Evidence: what a look proves about pods, above all what it does not."""
+
+import pytest
+
+from agent.cgroups import CgroupReading
+from agent.evidence import STATIC_POD_UID, KubeletReading, PodSighting, Roster, gpu_users, sight
+from agent.kubelet import kubelet_url, parse_pod_list
+from atoll.api import names
+from atoll.api.node_status import PODS_MAX, PodEvidence
+from tests.agent.builders import make_pod
+
+GPU_POD = make_pod("g", gpus=1)
+PLAIN_POD = make_pod("p")
+
+
+def roster(*pods: object, gone: tuple[object, ...] = ()) -> Roster:
+    """A roster that knows `pods`, and once met those in `gone`."""
+    known = Roster()
+    for pod in gone:
+        known = known.having_met(pod)
+    return known.with_pods(pods, position="7")
+
+
+def cgroups(*populated: str, empty: tuple[str, ...] = ()) -> CgroupReading:
+    return CgroupReading(frozenset(populated), frozenset(empty))
+
+
+def kubelet(*listed: str, running: tuple[str, ...] = ()) -> KubeletReading:
+    return KubeletReading(frozenset(listed), frozenset(running))
+
+
+def states(sighting: PodSighting) -> dict[str, tuple[bool, bool]]:
+    return {pod.uid: (pod.live, pod.kubelet) for pod in sighting.pods}
+
+
+@pytest.mark.parametrize(
+    ("case", "want"),
+    [
+        pytest.param(
+            dict(cgroups=cgroups("g"), kubelet=kubelet("g"), last_empty=frozenset()), {"g": (True, True)}, id="runs"
+        ),
+        pytest.param(
+            dict(cgroups=cgroups("g"), kubelet=kubelet(), last_empty=frozenset()),
+            {"g": (True, False)},
+            id="force-deleted: the kubelet forgot it, its processes run on",
+        ),
+        pytest.param(
+            dict(cgroups=cgroups(empty=("g",)), kubelet=kubelet("g"), last_empty=frozenset({"g"})),
+            {"g": (True, True)},
+            id="cgroup made, sandbox not started yet",
+        ),
+        pytest.param(
+            dict(cgroups=cgroups(empty=("g",)), kubelet=kubelet(), last_empty=frozenset()),
+            {"g": (True, False)},
+            id="empty for the first time: perhaps about to start",
+        ),
+        pytest.param(
+            dict(cgroups=cgroups(empty=("g",)), kubelet=kubelet(), last_empty=frozenset({"g"})),
+            {},
+            id="empty twice and unknown to the kubelet: a leftover folder",
+        ),
+        pytest.param(
+            dict(cgroups=cgroups(empty=("g",)), kubelet=None, last_empty=frozenset({"g"})),
+            {"g": (True, False)},
+            id="empty twice, but the kubelet cannot be asked: it may wake up",
+        ),
+        pytest.param(
+            dict(cgroups=cgroups(), kubelet=kubelet("g"), last_empty=frozenset()), {"g": (False, True)}, id="not started"
+        ),
+        pytest.param(dict(cgroups=cgroups(), kubelet=kubelet(), last_empty=frozenset()), {}, id="gone"),
+    ],
+)
+def test_live_means_processes_or_a_possible_start(case: dict, want: dict[str, tuple[bool, bool]]) -> None:
+    """A pod counts as live while a process runs in it or may still be started in it."""
+    sighting = sight(roster(gone=(GPU_POD,)), gpu_users={}, **case)
+
+    assert states(sighting) == want
+    assert sighting.live_read
+
+
+@pytest.mark.parametrize(
+    ("read", "kubelet_read", "want"),
+    [
+        pytest.param(None, kubelet(), {"g": (True, False)}, id="cgroups unread: still live as last seen"),
+        pytest.param(cgroups(), None, {"g": (False, True)}, id="kubelet unread: still listed as last seen"),
+        pytest.param(None, None, {"g": (True, True)}, id="nothing read: nothing changes"),
+    ],
+)
+def test_what_was_not_read_is_unknown(
+    read: CgroupReading | None, kubelet_read: KubeletReading | None, want: dict[str, tuple[bool, bool]]
+) -> None:
+    """A source that cannot be read keeps its last word and says so; it never makes a pod absent."""
+    sighting = sight(
+        roster(gone=(GPU_POD,)),
+        cgroups=read,
+        kubelet=kubelet_read,
+        gpu_users={},
+        last_pods=(PodEvidence(uid="g", live=True, kubelet=True),),
+    )
+
+    assert states(sighting) == want
+    assert (sighting.live_read, sighting.kubelet_read) == (read is not None, kubelet_read is not None)
+    assert not sighting.is_complete
+
+
+@pytest.mark.parametrize(
+    ("kubelet_read", "want"),
+    [
+        pytest.param(kubelet("p", running=("p",)), False, id="the kubelet says that a pod runs"),
+        pytest.param(None, False, id="the API says that a pod runs"),
+        pytest.param(kubelet("p"), True, id="nothing is said to run"),
+    ],
+)
+def test_an_implausible_cgroup_reading_does_not_count(kubelet_read: KubeletReading | None, want: bool) -> None:
+    """Where pods run and not one is seen, the agent looks in the wrong place: absence there proves nothing."""
+    sighting = sight(roster(PLAIN_POD), cgroups=cgroups(), kubelet=kubelet_read, gpu_users={})
+
+    assert sighting.live_read is want
+
+
+def test_plain_pods_are_left_out() -> None:
+    """Pods that never had to do with GPUs do not make the report grow, not even after they are gone."""
+    sighting = sight(
+        roster(GPU_POD, gone=(PLAIN_POD,)), cgroups=cgroups("g", "p"), kubelet=kubelet("g", "p"), gpu_users={}
+    )
+
+    assert states(sighting) == {"g": (True, True)}
+
+
+def test_a_plain_pod_that_uses_a_gpu_is_told() -> None:
+    """A process on a GPU is evidence, whoever its pod is."""
+    users = gpu_users({"GPU-a": (1, 2), "GPU-b": (2, 3)}, {1: "p", 2: "p"})
+
+    sighting = sight(roster(PLAIN_POD), cgroups=cgroups("p"), kubelet=kubelet("p"), gpu_users=users)
+
+    assert [(pod.uid, pod.uuids) for pod in sighting.pods] == [("p", ("GPU-a", "GPU-b"))]
+
+
+def test_an_unknown_pod_is_told() -> None:
+    """A pod that was bound and deleted while the agent was down is known to nobody, and may hold a GPU."""
+    sighting = sight(roster(), cgroups=cgroups("stranger"), kubelet=kubelet(), gpu_users={})
+
+    assert states(sighting) == {"stranger": (True, False)}
+
+
+def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
+    """A mirror pod names the real uid of its static pod; without that each static pod would look like a stranger."""
+    mirror = make_pod("mirror", annotations={STATIC_POD_UID: "0123456789abcdef0123456789abcdef"})
+
+    sighting = sight(
+        roster(mirror),
+        cgroups=cgroups("0123456789abcdef0123456789abcdef"),
+        kubelet=kubelet("0123456789abcdef0123456789abcdef"),
+        gpu_users={},
+    )
+
+    assert sighting.pods == ()
+
+
+@pytest.mark.parametrize(
+    ("pods", "gone", "read", "listed", "want"),
+    [
+        pytest.param((), (GPU_POD,), cgroups("g"), (), {"g"}, id="deleted and live"),
+        pytest.param((), (GPU_POD,), cgroups(), ("g",), {"g"}, id="deleted and listed"),
+        pytest.param((), (GPU_POD,), cgroups(), (), set(), id="deleted and gone"),
+        pytest.param((GPU_POD,), (), cgroups("g"), ("g",), set(), id="there and running"),
+        pytest.param((make_pod("g", gpus=1, phase="Failed"),), (), cgroups("g"), ("g",), {"g"}, id="set Failed by hand, live"),
+        pytest.param((make_pod("g", gpus=1, phase="Failed"),), (), cgroups(), ("g",), set(), id="set Failed by hand, ended"),
+        pytest.param(
+            (make_pod("g", gpus=1, phase="Succeeded", state="terminated"),),
+            (),
+            cgroups("g"),
+            ("g",),
+            set(),
+            id="ended by its own object, sandbox still there",
+        ),
+        pytest.param((), (), cgroups("stranger"), (), set(), id="a stranger is no reason to hurry"),
+    ],
+)
+def test_leavers_make_the_agent_hurry(pods: tuple, gone: tuple, read: CgroupReading, listed: tuple, want: set[str]) -> None:
+    """A GPU pod that should be gone and is still seen is watched closely; nothing else is."""
+    sighting = sight(roster(*pods, gone=gone), cgroups=read, kubelet=kubelet(*listed), gpu_users={})
+
+    assert sighting.leavers == want
+
+
+def test_memory_of_pods_is_bounded() -> None:
+    """A pod that neither the API nor a complete reading shows is forgotten; one that is still seen is not."""
+    known = roster(gone=(GPU_POD, PLAIN_POD, make_pod("q")))
+
+    kept = known.forget_gone(frozenset({"g"}))
+
+    assert (kept.with_gpus, kept.plain) == ({"g"}, set())
+
+
+def test_a_pod_stays_a_gpu_pod() -> None:
+    """Annotations can be taken off a pod; what it once held does not go away with them."""
+    claimed = make_pod("g", annotations={names.ALLOCATED: "n1:0"})
+
+    known = roster(claimed).with_pods([make_pod("g")], position="8")
+
+    assert known.with_gpus == {"g"}
+    assert known.plain == set()
+
+
+def test_a_flood_of_pods_says_that_it_is_cut() -> None:
+    """More pods than a report holds: the report is cut, and then absence proves nothing."""
+    uids = [f"u{number:05}" for number in range(PODS_MAX + 1)]
+
+    sighting = sight(roster(), cgroups=cgroups(*uids), kubelet=kubelet(*uids), gpu_users={})
+
+    assert len(sighting.pods) == PODS_MAX
+    assert not sighting.live_read
+    assert not sighting.kubelet_read
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        pytest.param(b'{"kind":"PodList","items":null}', KubeletReading(frozenset(), frozenset()), id="no pods"),
+        pytest.param(
+            b'{"kind":"PodList","items":[{"metadata":{"uid":"a"},"status":{"containerStatuses":[{"state":{"running":{}}}]}},'
+            b'{"metadata":{"uid":"b"},"status":{"containerStatuses":[{"state":{"waiting":{}}}]}},{"metadata":{"uid":"c"}}]}',
+            KubeletReading(frozenset({"a", "b", "c"}), frozenset({"a"})),
+            id="running, waiting and untouched pods",
+        ),
+        pytest.param(b'{"kind":"Status","code":403}', None, id="a refusal is no empty list"),
+        pytest.param(b'{"kind":"PodList","items":[{"metadata":{}}]}', None, id="a pod without uid"),
+        pytest.param(b"Unauthorized", None, id="plain text"),
+        pytest.param(b'{"kind":"PodList","items":[', None, id="cut"),
+    ],
+)
+def test_only_a_whole_pod_list_counts(body: bytes, want: KubeletReading | None) -> None:
+    """Whatever is not a complete PodList reads as unknown."""
+    assert parse_pod_list(body) == want
+
+
+@pytest.mark.parametrize(
+    ("node", "want"),
+    [
+        pytest.param(
+            b'{"status":{"addresses":[{"type":"Hostname","address":"n1"},{"type":"InternalIP","address":"10.0.0.7"}],'
+            b'"daemonEndpoints":{"kubeletEndpoint":{"Port":10255}}}}',
+            "https://10.0.0.7:10255",
+            id="address and port",
+        ),
+        pytest.param(
+            b'{"status":{"addresses":[{"type":"InternalIP","address":"fd00::7"}]}}', "https://[fd00::7]:10250", id="IPv6"
+        ),
+        pytest.param(b'{"status":{}}', "", id="no address yet"),
+        pytest.param(b"[]", "", id="nonsense"),
+    ],
+)
+def test_the_kubelet_is_found_through_the_node(node: bytes, want: str) -> None:
+    """The Node's internal address and the kubelet's port; nothing while they are not known."""
+    assert kubelet_url(node) == want

@@ -1,0 +1,127 @@
+"""Publishing: one writer, the smallest patch, only news, and never onto a successor of the object."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.publishing import StatusWriter, json_merge_patch, says_something_new, send_heartbeat
+from atoll.api import names
+from atoll.api.node_status import Device, Evidence, GpuNodeStatusReport, Health, HealthState
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from tests.fakes.api_server import FakeApiServer, answering, merge
+from tests.fakes.clock import ManualClock
+
+PATH = paths.gpunodestatuses("n1")
+HEARTBEAT = paths.leases(names.HEARTBEAT_NAMESPACE, "n1")
+JSON = st.recursive(
+    st.integers(0, 3) | st.text("ab", max_size=2) | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=4),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(st.text("abc", min_size=1, max_size=2), JSON, max_size=4)
+
+
+def report(*, healthy: bool = True, sequence: int = 0, position: str = "7", boot_id: str = "b1") -> GpuNodeStatusReport:
+    health = Health(state=HealthState.HEALTHY if healthy else HealthState.UNHEALTHY)
+    return GpuNodeStatusReport(
+        boot_id=boot_id,
+        devices=(Device(id=0, uuid="GPU-a", model="nvidia-t4", index=0, health=health),),
+        evidence=Evidence(sequence=sequence, pod_resource_version=position, live_read=True, kubelet_read=True),
+    )
+
+
+@given(OBJECTS, OBJECTS)
+def test_a_merge_patch_turns_one_object_into_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Applying the patch gives the target, and equal objects need no patch at all."""
+    assert merge(before, json_merge_patch(before, after)) == after
+    assert json_merge_patch(after, after) == {}
+
+
+@pytest.mark.parametrize(
+    ("stored", "new", "want"),
+    [
+        pytest.param(None, report(), True, id="nothing is stored"),
+        pytest.param(report(sequence=4, position="9"), report(), False, id="only position and sequence differ"),
+        pytest.param(report(), report(healthy=False), True, id="a device fell ill"),
+        pytest.param(report(), report(boot_id="b2"), True, id="the machine was booted"),
+    ],
+)
+def test_only_news_are_worth_a_write(stored: GpuNodeStatusReport | None, new: GpuNodeStatusReport, want: bool) -> None:
+    """Position, sequence and time alone are no news."""
+    assert says_something_new(new, stored) is want
+
+
+async def test_the_object_is_made_and_then_patched(server: FakeApiServer, client: ApiClient) -> None:
+    """Without an object one is made, without owner; from then on patches carry only what changed."""
+    writer = StatusWriter(client, "n1", clock=ManualClock())
+
+    await writer.publish(report())
+    await writer.publish(report(healthy=False))
+
+    stored = server.objects[PATH]
+    assert "ownerReferences" not in stored["metadata"]
+    assert stored["status"]["devices"][0]["health"]["state"] == "unhealthy"
+    assert stored["status"]["evidence"]["sequence"] == 2
+    assert set(server.bodies[-1]["status"]) == {"devices", "evidence"}
+    assert server.count("POST") == 1
+
+
+async def test_the_sequence_grows_over_restarts(server: FakeApiServer, client: ApiClient) -> None:
+    """A new process goes on where the stored report stopped, and a deleted object does not reset a running one."""
+    first = StatusWriter(client, "n1", clock=ManualClock())
+    await first.publish(report())
+    await first.publish(report())
+    second = StatusWriter(client, "n1", clock=ManualClock())
+
+    await second.publish(report())
+    assert server.objects[PATH]["status"]["evidence"]["sequence"] == 3
+
+    server.remove(PATH)
+    await second.publish(report())
+    assert server.objects[PATH]["status"]["evidence"]["sequence"] == 4
+
+
+async def test_a_successor_of_the_object_gets_a_whole_report(server: FakeApiServer, client: ApiClient) -> None:
+    """Somebody deleted the object and made another: the patch is fenced by the uid, and the report is written anew."""
+    writer = StatusWriter(client, "n1", clock=ManualClock())
+    await writer.publish(report())
+    server.remove(PATH)
+    server.put(PATH, {"spec": {"cordons": [{"uuid": "GPU-a"}]}})
+
+    await writer.publish(report(boot_id="b2"))
+
+    stored = server.objects[PATH]
+    assert stored["spec"] == {"cordons": [{"uuid": "GPU-a"}]}
+    assert stored["status"]["devices"][0]["uuid"] == "GPU-a"
+    assert stored["status"]["bootId"] == "b2"
+
+
+async def test_a_cut_connection_is_repeated(server: FakeApiServer, client: ApiClient) -> None:
+    """A patch whose answer got lost is sent again; the same patch twice is harmless."""
+    writer = StatusWriter(client, "n1", clock=ManualClock())
+    await writer.publish(report())
+    server._faults.appendleft(("/status?", answering(503, "ServiceUnavailable")))
+
+    await writer.publish(report(healthy=False))
+
+    assert server.objects[PATH]["status"]["devices"][0]["health"]["state"] == "unhealthy"
+
+
+async def test_the_heartbeat_is_made_and_renewed(server: FakeApiServer, client: ApiClient) -> None:
+    """One Lease, named like the node, with six digits in its time even at a whole second."""
+    clock = ManualClock()
+
+    await send_heartbeat(client, "n1", clock=clock, period_seconds=60.0)
+    assert server.objects[HEARTBEAT]["spec"] == {
+        "holderIdentity": "n1",
+        "leaseDurationSeconds": 180,
+        "renewTime": "2026-01-31T12:00:00.000000Z",
+    }
+
+    await clock.advance(61)
+    await send_heartbeat(client, "n1", clock=clock, period_seconds=60.0)
+    assert server.objects[HEARTBEAT]["spec"]["renewTime"] == "2026-01-31T12:01:01.000000Z"
+    assert server.count("POST") == 1
