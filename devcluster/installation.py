@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import yaml
+
 from atoll.api import names
 from devcluster.cluster import Cluster
 from devcluster.errors import DevclusterError
 from devcluster.waiting import wait_until
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
-MANIFESTS = ("namespaces.yaml", "crds", "rbac", "policies", "runtimeclass.yaml", "webhook.yaml")
+WORKLOADS = ("agent.yaml", "controllers.yaml", "webhook-deployment.yaml", "scheduler/deployment.yaml")
+"""Files of deploy/kustomization.yaml whose pods our processes stand in for; everything else is applied as shipped."""
 ADDRESS = "10.255.0.1"
 WEBHOOK_PORT = 9443
 EXTENDER_PORT = 8888
@@ -80,11 +83,15 @@ class Installation:
 
     def apply_manifests(self) -> None:
         """Apply deploy/ in order; resources of new kinds wait until the API server knows the kind."""
-        for entry in MANIFESTS:
-            self._apply("-f", str(DEPLOY / entry))
-            if entry == "crds":
-                self._kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(DEPLOY / entry))
-        self._apply("-f", "-", text=_ENDPOINTS)
+        resources = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())["resources"]
+        shipped = [str(DEPLOY / file) for file in resources if file not in WORKLOADS]
+        kinds = [file for file in shipped if "/crds/" in file]
+        namespaces = [file for file in shipped if file.endswith("/namespaces.yaml")]
+        self._kubectl("apply", "--server-side", *_files(namespaces + kinds))
+        self._kubectl("wait", "--for=condition=Established", "--timeout=30s", *_files(kinds))
+        rest = [file for file in shipped if file not in namespaces + kinds]
+        self._kubectl("apply", "--server-side", *_files(rest))
+        self._kubectl("apply", "--server-side", "-f", "-", text=_ENDPOINTS)
 
     def start(self, name: str, *, wait: bool = True) -> None:
         """Start a part that does not run; with `wait` return when it is ready."""
@@ -149,10 +156,11 @@ class Installation:
     def _kubeconfig(self, part: Part) -> Path:
         return self.cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, part.account, node=part.node)
 
-    def _apply(self, *arguments: str, text: str | None = None) -> None:
-        self._kubectl("apply", "--server-side", *arguments, text=text)
-
     def _kubectl(self, *arguments: str, text: str | None = None) -> None:
         done = self.cluster.kubectl(*arguments, input=text)
         if done.returncode != 0:
             raise DevclusterError(f"kubectl {' '.join(arguments)} failed:\n{done.stderr.strip()}")
+
+
+def _files(paths: Iterable[str]) -> list[str]:
+    return [word for path in paths for word in ("-f", path)]
