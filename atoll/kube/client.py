@@ -34,7 +34,7 @@ from atoll.kube.errors import (
     truncate,
 )
 from atoll.kube.limits import Backoff, RetryBudget, TokenBucket
-from atoll.kube.patches import MERGE_PATCH
+from atoll.kube.patches import JSON_PATCH, MERGE_PATCH
 
 T = TypeVar("T")
 Params = Mapping[str, str | int]
@@ -230,7 +230,7 @@ class ApiClient:
                 if response.status == 401:
                     await self._credentials.reload()
                 if response.status != 200:
-                    raise await _refusal(response, path)
+                    raise await _refusal(response, call)
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, OSError) as error:
@@ -270,7 +270,7 @@ class ApiClient:
         try:
             async with await self._open(call) as response:
                 if response.status >= 300:
-                    raise await _refusal(response, call.path)
+                    raise await _refusal(response, call)
                 return await _read_bounded(response, call.path)
         except (aiohttp.ClientError, OSError) as error:
             raise Unanswered(f"{call.method} failed: {_describe(error)}", path=call.path, sent=call.sent) from error
@@ -342,13 +342,14 @@ def _url(host: str, path: str, params: Params | None) -> URL:
     return URL(host + path + query, encoded=True)
 
 
-async def _refusal(response: aiohttp.ClientResponse, path: str) -> ApiError:
+async def _refusal(response: aiohttp.ClientResponse, call: _Call) -> ApiError:
     body = await response.content.read(ERROR_BYTES_MAX)
     seconds = response.headers.get("Retry-After", "")
     return api_error(
         body,
-        path=path,
+        path=call.path,
         status=response.status,
+        to_json_patch=call.content_type == JSON_PATCH,
         retry_after_seconds=float(seconds) if seconds.isdecimal() and len(seconds) < 6 else None,
     )
 

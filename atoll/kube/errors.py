@@ -8,7 +8,7 @@
     └── ApiError               the server answered and refused
         ├── Unauthorized 401, Forbidden 403, NotFound 404, Gone 410, Invalid 422, TooManyRequests 429
         ├── AlreadyExists 409 (reason AlreadyExists)
-        ├── Conflict      409 (every other reason)
+        ├── Conflict      409 (every other reason), and failed preconditions that come as 422
         └── ServerError   5xx
 
 The classes are ours so that callers do not depend on the HTTP library. Foreign text is cut before it is kept: it
@@ -80,7 +80,11 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409: a precondition on uid or resourceVersion did not hold."""
+    """409: a precondition on uid or resourceVersion did not hold.
+
+    Also the two cases that the API server reports as 422: a merge patch with another uid (it calls the uid immutable),
+    and a JSON patch that does not apply to the object as it is, such as one whose `test` fails.
+    """
 
 
 class AlreadyExists(ApiError):
@@ -114,6 +118,15 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 }
 
 
+class _Cause(msgspec.Struct, gc=False):
+    field: str = ""
+
+
+class _Details(msgspec.Struct, gc=False):
+    kind: str = ""
+    causes: list[_Cause] | None = None
+
+
 class _Status(msgspec.Struct, gc=False):
     """The fields of a Kubernetes Status that decide what to do next."""
 
@@ -121,15 +134,23 @@ class _Status(msgspec.Struct, gc=False):
     code: int = 0
     reason: str = ""
     message: str = ""
+    details: _Details | None = None
 
 
 _decode_status = msgspec.json.Decoder(_Status).decode
 
 
-def api_error(body: bytes, *, path: str, status: int = 0, retry_after_seconds: float | None = None) -> ApiError:
+def api_error(
+    body: bytes,
+    *,
+    path: str,
+    status: int = 0,
+    retry_after_seconds: float | None = None,
+    to_json_patch: bool = False,
+) -> ApiError:
     """Turn an answer into the matching error; a body that is not a Status is never quoted beyond its first bytes.
 
-    `status` 0 takes the code from the body (an ERROR event in a watch).
+    `status` 0 takes the code from the body (an ERROR event in a watch). `to_json_patch`: a JSON patch was sent.
     """
     try:
         decoded = _decode_status(body)
@@ -138,9 +159,20 @@ def api_error(body: bytes, *, path: str, status: int = 0, retry_after_seconds: f
     if decoded.kind != "Status":
         decoded = _Status(message=body[:MESSAGE_LENGTH_MAX].decode(errors="replace"))
     code = status or decoded.code or 500
-    return _class_for(code, decoded.reason)(
-        decoded.message, status=code, reason=decoded.reason, path=path, retry_after_seconds=retry_after_seconds
+    kind = (
+        Conflict
+        if code == 422 and _is_failed_fence(decoded, to_json_patch=to_json_patch)
+        else _class_for(code, decoded.reason)
     )
+    return kind(decoded.message, status=code, reason=decoded.reason, path=path, retry_after_seconds=retry_after_seconds)
+
+
+def _is_failed_fence(status: _Status, *, to_json_patch: bool) -> bool:
+    """Tell a precondition that did not hold from an object that is not valid."""
+    details = status.details or _Details()
+    if any(cause.field == "metadata.uid" for cause in details.causes or ()):
+        return True
+    return to_json_patch and not details.kind and not details.causes
 
 
 def _class_for(status: int, reason: str) -> type[ApiError]:

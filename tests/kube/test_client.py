@@ -5,9 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from atoll.kube import errors, paths
 from atoll.kube.client import ApiClient
+from atoll.kube.patches import JSON_PATCH, MERGE_PATCH
 from tests.fakes.api_server import FakeApiServer, answering, cut_connection, hang
 from tests.kube.conftest import kubeconfig
 
@@ -43,15 +45,49 @@ async def test_every_refusal_has_its_class(
     assert (caught.value.status, caught.value.reason, caught.value.path) == (status, reason, paths.pods("team"))
 
 
+def refusal(causes: list[dict[str, str]], kind: str = "Pod") -> dict[str, object]:
+    """Return the Status of a 422 as the API server words it."""
+    details = {"kind": kind, "causes": causes} if kind else {}
+    return {"kind": "Status", "code": 422, "reason": "Invalid", "message": "no", "details": details}
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "expected"),
+    [
+        pytest.param(MERGE_PATCH, refusal([{"field": "metadata.uid"}]), errors.Conflict, id="merge patch, another uid"),
+        pytest.param(MERGE_PATCH, refusal([{"field": "spec.x"}]), errors.Invalid, id="merge patch, bad field"),
+        pytest.param(MERGE_PATCH, refusal([], ""), errors.Invalid, id="merge patch, no details"),
+        pytest.param(JSON_PATCH, refusal([], ""), errors.Conflict, id="json patch, test failed"),
+        pytest.param(JSON_PATCH, refusal([{"field": "spec.x"}]), errors.Invalid, id="json patch, bad result"),
+    ],
+)
+async def test_precondition_that_failed_is_a_conflict_also_when_it_comes_as_422(
+    server: FakeApiServer,
+    client: ApiClient,
+    content_type: str,
+    body: dict[str, object],
+    expected: type[errors.ApiError],
+) -> None:
+    """The API server words some failed preconditions as invalid objects; callers see one class for all of them."""
+
+    async def refuse(_request: web.Request) -> web.StreamResponse:
+        return web.json_response(body, status=422)
+
+    server.fail(refuse)
+
+    with pytest.raises(errors.ApiError) as caught:
+        await client.patch(POD, {}, content_type=content_type)
+
+    assert type(caught.value) is expected
+
+
 async def test_body_that_is_not_a_status_is_cut(server: FakeApiServer, client: ApiClient) -> None:
     """A proxy's error page ends up shortened and on one line, not whole in our logs."""
 
-    async def page(_request: object) -> object:
-        from aiohttp import web
-
+    async def page(_request: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="<html>\n" + "x" * 10_000)
 
-    server.fail(page)  # type: ignore[arg-type]
+    server.fail(page)
 
     with pytest.raises(errors.ServerError) as caught:
         await client.create(POD, {})
