@@ -45,7 +45,9 @@ def make_reading(*devices: DeviceReading, cells: str = "NV2", nvswitch: bool = F
     """A machine whose devices are all joined by the same cell."""
     count = len(devices)
     rows = tuple(tuple("X" if row == column else cells for column in range(count)) for row in range(count))
-    return MachineReading(devices, LinksReading(links=rows, nvswitch=nvswitch, nvlink_generation=2), expected_count=count)
+    return MachineReading(
+        devices, LinksReading(links=rows, nvswitch=nvswitch, nvlink_generation=2), expected_count=count
+    )
 
 
 def make_device(index: int, uuid: str | None = None, *, slot: int | None = None, **facts: object) -> DeviceReading:

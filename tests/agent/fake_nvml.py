@@ -116,7 +116,12 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPciInfo": lambda nvml, handle: _pci(nvml.gpus[handle].bus_id),
     "nvmlDeviceGetMinorNumber": lambda nvml, handle: nvml.minors[handle],
     "nvmlDeviceGetMigMode": lambda nvml, handle: [nvml.gpus[handle].mig, nvml.gpus[handle].mig],
-    "nvmlDeviceGetMemoryAffinity": lambda nvml, handle, words, scope: [nvml.gpus[handle].numa_mask or 1 << nvml.gpus[handle].numa, 0, 0, 0],
+    "nvmlDeviceGetMemoryAffinity": lambda nvml, handle, words, scope: [
+        nvml.gpus[handle].numa_mask or 1 << nvml.gpus[handle].numa,
+        0,
+        0,
+        0,
+    ],
     "nvmlDeviceGetArchitecture": lambda nvml, handle: nvml.gpus[handle].architecture,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda nvml, handle: 3,
     "nvmlDeviceGetComputeRunningProcesses": lambda nvml, handle: [

@@ -61,14 +61,18 @@ def test_what_is_written(
         assert patch["status"][key] == expected
 
 
-@given(st.integers(0, 16), st.integers(0, 16), st.sampled_from([None, "0", "4", "16"]), st.sampled_from([None, "0", "4"]))
+@given(
+    st.integers(0, 16), st.integers(0, 16), st.sampled_from([None, "0", "4", "16"]), st.sampled_from([None, "0", "4"])
+)
 def test_running_pods_always_fit(offered: int, used: int, capacity: str | None, allocatable: str | None) -> None:
     """After the patch the node offers at least what is used, the same in both places, never 0; and then it is quiet."""
     before = node(capacity, allocatable)
     patch = capacity_patch(before, offered={GPU: offered}, used={GPU: used})
     changes = patch["status"] if patch else {"capacity": {}, "allocatable": {}}
 
-    counts = [{GPU: getattr(before.status, key).get(GPU), **changes[key]}.get(GPU) for key in ("capacity", "allocatable")]
+    counts = [
+        {GPU: getattr(before.status, key).get(GPU), **changes[key]}.get(GPU) for key in ("capacity", "allocatable")
+    ]
 
     assert counts[0] == counts[1]
     assert counts[0] == (str(max(offered, used)) if max(offered, used) else None)

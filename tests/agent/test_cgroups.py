@@ -10,6 +10,7 @@ RUNNING = "11111111-2222-3333-4444-555555555555"
 IDLE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 STATIC = "0123456789abcdef0123456789abcdef"
 
+
 def _slice(uid: str) -> str:
     return f"pod{uid.replace('-', '_')}.slice"
 
@@ -39,21 +40,28 @@ LAYOUTS = {
                 "cri-containerd-0a1b.scope",
             ),
             IDLE: (f"kubepods.slice/kubepods-{_slice(IDLE)}", ""),
-            STATIC: (f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-{_slice(STATIC)}", "crio-0a1c.scope"),
+            STATIC: (
+                f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-{_slice(STATIC)}",
+                "crio-0a1c.scope",
+            ),
         },
     ),
     "systemd below a root": (
         "/nodes/n-1",
         {
             RUNNING: (
-                "nodes.slice/nodes-n_1.slice/nodes-n_1-kubepods.slice/nodes-n_1-kubepods-burstable.slice/"
-                f"nodes-n_1-kubepods-burstable-{_slice(RUNNING)}",
+                (
+                    "nodes.slice/nodes-n_1.slice/nodes-n_1-kubepods.slice/nodes-n_1-kubepods-burstable.slice/"
+                    f"nodes-n_1-kubepods-burstable-{_slice(RUNNING)}"
+                ),
                 "cri-containerd-0a1b.scope",
             ),
             IDLE: (f"nodes.slice/nodes-n_1.slice/nodes-n_1-kubepods.slice/nodes-n_1-kubepods-{_slice(IDLE)}", ""),
             STATIC: (
-                "nodes.slice/nodes-n_1.slice/nodes-n_1-kubepods.slice/nodes-n_1-kubepods-besteffort.slice/"
-                f"nodes-n_1-kubepods-besteffort-{_slice(STATIC)}",
+                (
+                    "nodes.slice/nodes-n_1.slice/nodes-n_1-kubepods.slice/nodes-n_1-kubepods-besteffort.slice/"
+                    f"nodes-n_1-kubepods-besteffort-{_slice(STATIC)}"
+                ),
                 "crio-0a1c.scope",
             ),
         },
@@ -126,7 +134,9 @@ def test_controllers_without_pods_do_not_disturb(tmp_path: Path) -> None:
     "break_it",
     [
         pytest.param(lambda mount: mount.rename(mount.parent / "away"), id="nothing is mounted"),
-        pytest.param(lambda mount: (mount / "cpu" / "kubepods").rename(mount / "cpu" / "other"), id="another cgroup root"),
+        pytest.param(
+            lambda mount: (mount / "cpu" / "kubepods").rename(mount / "cpu" / "other"), id="another cgroup root"
+        ),
         pytest.param(
             lambda mount: [
                 (mount / "cpu" / "kubepods" / f"pod{IDLE}" / "cgroup.procs").unlink(),

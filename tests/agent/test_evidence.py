@@ -37,37 +37,41 @@ def states(sighting: PodSighting) -> dict[str, tuple[bool, bool]]:
     ("case", "want"),
     [
         pytest.param(
-            dict(cgroups=cgroups("g"), kubelet=kubelet("g"), last_empty=frozenset()), {"g": (True, True)}, id="runs"
+            {"cgroups": cgroups("g"), "kubelet": kubelet("g"), "last_empty": frozenset()},
+            {"g": (True, True)},
+            id="runs",
         ),
         pytest.param(
-            dict(cgroups=cgroups("g"), kubelet=kubelet(), last_empty=frozenset()),
+            {"cgroups": cgroups("g"), "kubelet": kubelet(), "last_empty": frozenset()},
             {"g": (True, False)},
             id="force-deleted: the kubelet forgot it, its processes run on",
         ),
         pytest.param(
-            dict(cgroups=cgroups(empty=("g",)), kubelet=kubelet("g"), last_empty=frozenset({"g"})),
+            {"cgroups": cgroups(empty=("g",)), "kubelet": kubelet("g"), "last_empty": frozenset({"g"})},
             {"g": (True, True)},
             id="cgroup made, sandbox not started yet",
         ),
         pytest.param(
-            dict(cgroups=cgroups(empty=("g",)), kubelet=kubelet(), last_empty=frozenset()),
+            {"cgroups": cgroups(empty=("g",)), "kubelet": kubelet(), "last_empty": frozenset()},
             {"g": (True, False)},
             id="empty for the first time: perhaps about to start",
         ),
         pytest.param(
-            dict(cgroups=cgroups(empty=("g",)), kubelet=kubelet(), last_empty=frozenset({"g"})),
+            {"cgroups": cgroups(empty=("g",)), "kubelet": kubelet(), "last_empty": frozenset({"g"})},
             {},
             id="empty twice and unknown to the kubelet: a leftover folder",
         ),
         pytest.param(
-            dict(cgroups=cgroups(empty=("g",)), kubelet=None, last_empty=frozenset({"g"})),
+            {"cgroups": cgroups(empty=("g",)), "kubelet": None, "last_empty": frozenset({"g"})},
             {"g": (True, False)},
             id="empty twice, but the kubelet cannot be asked: it may wake up",
         ),
         pytest.param(
-            dict(cgroups=cgroups(), kubelet=kubelet("g"), last_empty=frozenset()), {"g": (False, True)}, id="not started"
+            {"cgroups": cgroups(), "kubelet": kubelet("g"), "last_empty": frozenset()},
+            {"g": (False, True)},
+            id="not started",
         ),
-        pytest.param(dict(cgroups=cgroups(), kubelet=kubelet(), last_empty=frozenset()), {}, id="gone"),
+        pytest.param({"cgroups": cgroups(), "kubelet": kubelet(), "last_empty": frozenset()}, {}, id="gone"),
     ],
 )
 def test_live_means_processes_or_a_possible_start(case: dict, want: dict[str, tuple[bool, bool]]) -> None:
@@ -164,8 +168,12 @@ def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
         pytest.param((), (GPU_POD,), cgroups(), ("g",), {"g"}, id="deleted and listed"),
         pytest.param((), (GPU_POD,), cgroups(), (), set(), id="deleted and gone"),
         pytest.param((GPU_POD,), (), cgroups("g"), ("g",), set(), id="there and running"),
-        pytest.param((make_pod("g", gpus=1, phase="Failed"),), (), cgroups("g"), ("g",), {"g"}, id="set Failed by hand, live"),
-        pytest.param((make_pod("g", gpus=1, phase="Failed"),), (), cgroups(), ("g",), set(), id="set Failed by hand, ended"),
+        pytest.param(
+            (make_pod("g", gpus=1, phase="Failed"),), (), cgroups("g"), ("g",), {"g"}, id="set Failed by hand, live"
+        ),
+        pytest.param(
+            (make_pod("g", gpus=1, phase="Failed"),), (), cgroups(), ("g",), set(), id="set Failed by hand, ended"
+        ),
         pytest.param(
             (make_pod("g", gpus=1, phase="Succeeded", state="terminated"),),
             (),
@@ -177,7 +185,9 @@ def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
         pytest.param((), (), cgroups("stranger"), (), set(), id="a stranger is no reason to hurry"),
     ],
 )
-def test_leavers_make_the_agent_hurry(pods: tuple, gone: tuple, read: CgroupReading, listed: tuple, want: set[str]) -> None:
+def test_leavers_make_the_agent_hurry(
+    pods: tuple, gone: tuple, read: CgroupReading, listed: tuple, want: set[str]
+) -> None:
     """A GPU pod that should be gone and is still seen is watched closely; nothing else is."""
     sighting = sight(roster(*pods, gone=gone), cgroups=read, kubelet=kubelet(*listed), gpu_users={})
 
@@ -245,7 +255,9 @@ def test_only_a_whole_pod_list_counts(body: bytes, want: KubeletReading | None) 
             id="address and port",
         ),
         pytest.param(
-            b'{"status":{"addresses":[{"type":"InternalIP","address":"fd00::7"}]}}', "https://[fd00::7]:10250", id="IPv6"
+            b'{"status":{"addresses":[{"type":"InternalIP","address":"fd00::7"}]}}',
+            "https://[fd00::7]:10250",
+            id="IPv6",
         ),
         pytest.param(b'{"status":{}}', "", id="no address yet"),
         pytest.param(b"[]", "", id="nonsense"),

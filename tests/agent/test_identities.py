@@ -72,7 +72,9 @@ def test_ids_end_somewhere() -> None:
 def histories(draw: st.DrawFn) -> list[tuple[str, object]]:
     """Steps in a node's life: which devices are seen, which ids are held, and losses of the record."""
     step = st.one_of(
-        st.tuples(st.just("see"), st.permutations(UUIDS).flatmap(lambda order: st.integers(0, 8).map(lambda n: order[:n]))),
+        st.tuples(
+            st.just("see"), st.permutations(UUIDS).flatmap(lambda order: st.integers(0, 8).map(lambda n: order[:n]))
+        ),
         st.tuples(st.just("hold"), st.integers(0, 7)),
         st.tuples(st.just("release"), st.integers(0, 7)),
         st.tuples(st.just("drop"), st.integers(0, 7)),

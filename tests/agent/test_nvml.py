@@ -131,7 +131,9 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("call", FIELDS)
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND]
+)
 def test_one_bad_call_costs_one_field(call: str, code: int) -> None:
     """A call that a card or a driver does not support makes that field unknown, and nothing else."""
     whole = NvmlBackend(FakeNvml(machine(2))).read().devices[0]

@@ -18,7 +18,9 @@ PATH = paths.gpunodestatuses("n1")
 HEARTBEAT = paths.leases(names.HEARTBEAT_NAMESPACE, "n1")
 JSON = st.recursive(
     st.integers(0, 3) | st.text("ab", max_size=2) | st.booleans(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 OBJECTS = st.dictionaries(st.text("abc", min_size=1, max_size=2), JSON, max_size=4)

@@ -173,7 +173,9 @@ def test_slots_that_move_replace_nobody() -> None:
     assert sorted(health(report)) == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["product_name", "memory_bytes", "compute_capability", "numa_node", "pci_bus_id", "minor"])
+@pytest.mark.parametrize(
+    "name", ["product_name", "memory_bytes", "compute_capability", "numa_node", "pci_bus_id", "minor"]
+)
 def test_a_field_that_was_not_read_keeps_its_value(name: str) -> None:
     """One bad call does not take a fact away that the card cannot change."""
     before = report_of(make_reading(make_device(0, "a")))
@@ -272,7 +274,10 @@ def test_any_product_name_makes_a_valid_model(product_name: str, vendor: str) ->
     assert slug == "" or (slug.startswith(f"{vendor}-") and slug[-1].isalnum() and slug.isascii())
 
 
-@given(st.lists(st.sampled_from("abcd"), unique=True, max_size=4), st.lists(st.sampled_from("abcd"), unique=True, max_size=4))
+@given(
+    st.lists(st.sampled_from("abcd"), unique=True, max_size=4),
+    st.lists(st.sampled_from("abcd"), unique=True, max_size=4),
+)
 def test_rows_are_square_whatever_the_sources(wanted: list[str], known: list[str]) -> None:
     """Sources may lack devices or be cut; the result always has one row and one cell per device."""
     rows = tuple(("NV1",) * (len(known) - 1) for _ in known)

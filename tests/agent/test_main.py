@@ -1,0 +1,39 @@
+"""The command line: settings that cannot be are refused in words, and --once prints the report of this machine."""
+
+import json
+
+import pytest
+
+from agent.__main__ import STATUS_SETTINGS, main
+from atoll.api.node_status import GpuNodeStatusReport
+
+SIMULATED = ["--node", "n1", "--backend", "simulated", "--profile", "dgx1-v100"]
+
+
+def test_once_prints_a_valid_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """No cluster is needed, and nothing but the report goes to standard output."""
+    assert main([*SIMULATED, "--once"]) == 0
+
+    report = GpuNodeStatusReport.model_validate(json.loads(capsys.readouterr().out))
+    assert (report.device_count, report.healthy_count) == (8, 8)
+    assert not report.evidence.live_read
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        pytest.param(["--node", "n1", "--backend", "simulated"], "needs a profile", id="simulated without a profile"),
+        pytest.param(["--node", "n1", "--profile", "dgx1-v100"], "needs a profile", id="profile without simulated"),
+        pytest.param([*SIMULATED[:-1], "dgx-9"], "no profile named 'dgx-9'", id="unknown profile"),
+        pytest.param([*SIMULATED, "--simulated-order", "0,0"], "every position", id="impossible order"),
+        pytest.param([*SIMULATED, "--poll-seconds", "0"], "poll_seconds", id="no interval"),
+        pytest.param([*SIMULATED, "--kubelet-url", "10.0.0.1"], "kubelet_url", id="an address is no url"),
+        pytest.param([*SIMULATED, "--log-level", "loud"], "loud", id="unknown log level"),
+        pytest.param(["--node", ""], "node", id="no node"),
+    ],
+)
+def test_impossible_settings_end_the_start(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The process ends with its own status and one sentence that names the setting."""
+    assert main(argv) == STATUS_SETTINGS
+
+    assert says in capsys.readouterr().err

@@ -1,0 +1,325 @@
+"""The agent as a whole against a fake API server: what is published when, and that evidence never claims too much."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.evidence import KubeletReading
+from agent.looks import Looker
+from agent.node_agent import NodeAgent, Rhythm
+from agent.simulated import SimulatedBackend, play
+from atoll.api import names
+from atoll.cluster.leases import lease_name
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.service.clock import SystemClock
+from tests.fakes.api_server import FakeApiServer
+from tests.fakes.clock import until
+from topology.profiles import profile
+
+REPORT = paths.gpunodestatuses("n1")
+NODE = paths.nodes("n1")
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+@dataclass
+class FakeKubelet:
+    """Lists what the test says; None answers nothing. `before` runs in the middle of each look."""
+
+    listed: set[str] | None = field(default_factory=set)
+    before: Callable[[], None] | None = None
+    reads: int = 0
+
+    async def read(self) -> KubeletReading | None:
+        self.reads += 1
+        if self.before is not None:
+            action, self.before = self.before, None
+            action()
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+        return None if self.listed is None else KubeletReading(frozenset(self.listed), frozenset())
+
+
+@dataclass
+class World:
+    """A node with its fake API server, cgroups and kubelet, and the agents that a test starts on it."""
+
+    server: FakeApiServer
+    client: ApiClient
+    folder: Path
+    kubelet: FakeKubelet = field(default_factory=FakeKubelet)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self.server.objects.get(REPORT, {}).get("status", {})
+
+    @property
+    def sequence(self) -> int:
+        return self.report.get("evidence", {}).get("sequence", 0)
+
+    @property
+    def position(self) -> int:
+        return int(self.report["evidence"]["podResourceVersion"])
+
+    def pods(self) -> dict[str, bool]:
+        return {pod["uid"]: pod["live"] for pod in self.report.get("pods", [])}
+
+    def capacity(self) -> str | None:
+        return self.server.objects[NODE]["status"]["capacity"].get(names.GPU_RESOURCE)
+
+    def bind(self, name: str = "a", *, gpus: int = 1, phase: str = "Running") -> str:
+        """Bind a GPU pod and start it: a process in its cgroup, an entry in the kubelet's list."""
+        path = paths.pods("default", name)
+        resources = {"requests": {names.GPU_RESOURCE: str(gpus)}}
+        spec = {"nodeName": "n1", "containers": [{"name": "main", "resources": resources}]}
+        self.server.put(path, {"metadata": {"uid": UID}, "spec": spec, "status": {"phase": phase}})
+        self.processes("4711\n")
+        if self.kubelet.listed is not None:
+            self.kubelet.listed.add(UID)
+        return path
+
+    def processes(self, text: str) -> None:
+        folder = self.folder / "cgroup/cpu/kubepods" / f"pod{UID}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup.procs").write_text(text)
+
+    def end(self) -> None:
+        """The container ended and the kubelet removed the cgroup."""
+        folder = self.folder / "cgroup/cpu/kubepods" / f"pod{UID}"
+        (folder / "cgroup.procs").unlink()
+        folder.rmdir()
+
+    def state(self, **state: object) -> None:
+        path = self.folder / "state.json"
+        path.with_suffix(".new").write_text(json.dumps(state))
+        path.with_suffix(".new").replace(path)
+
+    @asynccontextmanager
+    async def agent(self, *, poll_seconds: float = 30.0, order: str = "") -> AsyncIterator[NodeAgent]:
+        machine = play(profile("dgx1-v100"), seed="n1", order=order)
+        agent = NodeAgent(
+            "n1",
+            client=self.client,
+            looker=Looker(
+                SimulatedBackend(machine, state_path=self.folder / "state.json"),
+                cgroup_mount=self.folder / "cgroup",
+                timeout_seconds=5.0,
+            ),
+            kubelet=self.kubelet,
+            rhythm=Rhythm(poll_seconds, 0.01, heartbeat_seconds=60.0, start_jitter_seconds=0.0),
+            agent_version="1",
+            clock=SystemClock(),
+            rng=random.Random(1),
+        )
+        work = (
+            agent.follow_pods(),
+            agent.follow_node(),
+            agent.follow_report(),
+            agent.keep_looking(),
+            agent.keep_heartbeat(),
+            agent.keep_capacity(),
+        )
+        tasks = [asyncio.ensure_future(one) for one in work]
+        try:
+            yield agent
+            assert not any(task.done() for task in tasks), "a task of the agent ended"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def world(server: FakeApiServer, client: ApiClient, tmp_path: Path) -> World:
+    for folder in ("cgroup/cpu", "cgroup/cpu/kubepods"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "cgroup.procs").write_text("")
+    server.put(
+        NODE, {"metadata": {"uid": "node-uid"}, "status": {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}}}
+    )
+    return World(server, client, tmp_path)
+
+
+async def test_a_start_publishes_twice_and_then_only_news(world: World) -> None:
+    """Two complete readings, a heartbeat and the capacity; a quiet machine causes no further write."""
+    async with world.agent(poll_seconds=0.01) as agent:
+        await until(lambda: world.sequence == 2 and world.capacity() == "8")
+        looks = agent.looks_count
+        await until(lambda: agent.looks_count >= looks + 10)
+
+        assert agent.publications_count == 2
+        assert world.sequence == 2
+        assert world.server.count("PATCH " + NODE) == 1
+        assert world.report["nodeUid"] == "node-uid"
+        assert paths.leases(names.HEARTBEAT_NAMESPACE, "n1") in world.server.objects
+
+
+async def test_a_deletion_is_followed_by_two_readings_past_it(world: World) -> None:
+    """Although nothing else changed: both lie past the deletion, and neither shows the pod."""
+    path = world.bind()
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+        assert world.pods() == {UID: True}
+        assert world.kubelet.listed is not None
+        world.kubelet.listed.clear()
+        world.end()
+
+        deleted_at = int(world.server.remove(path)["metadata"]["resourceVersion"])
+        await until(lambda: world.sequence == 4)
+
+        assert world.position >= deleted_at
+        assert world.pods() == {}
+
+
+async def test_a_pod_that_runs_on_after_its_deletion_stays_in_the_report(world: World) -> None:
+    """Force-deleted, the kubelet forgot it, the container runs: live until its cgroup is gone, told within a moment."""
+    path = world.bind()
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+        assert world.kubelet.listed is not None
+        world.kubelet.listed.clear()
+        world.server.remove(path)
+        await until(lambda: world.sequence == 4)
+        assert world.pods() == {UID: True}
+
+        world.end()
+        await until(lambda: world.pods() == {})
+
+        assert world.sequence == 5
+
+
+async def test_a_deletion_during_a_look_is_not_paid_by_it(world: World) -> None:
+    """A look that began before a deletion carries the older position; two more follow that begin after it."""
+    path = world.bind()
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+        deleted: list[int] = []
+        world.kubelet.before = lambda: deleted.append(int(world.server.remove(path)["metadata"]["resourceVersion"]))
+        world.server.put(REPORT, _asking(world, "look now"))
+        await until(lambda: deleted)
+        positions = set()
+
+        def collect() -> bool:
+            positions.add((world.sequence, world.position))
+            return world.sequence >= 5
+
+        await until(collect)
+
+        past = {sequence for sequence, position in positions if position >= deleted[0]}
+        before = {sequence for sequence, position in positions if position < deleted[0]}
+        assert 5 in past
+        assert before
+        assert max(before) < min(past)
+
+
+async def test_a_pod_set_failed_by_hand_is_watched(world: World) -> None:
+    """A third party wrote the phase while the container runs: two readings past that, live until it really ended."""
+    world.bind()
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+
+        world.bind(phase="Failed")
+        changed_at = world.server.version
+        await until(lambda: world.sequence == 4 and world.position >= changed_at)
+        assert world.pods() == {UID: True}
+
+        world.end()
+        await until(lambda: world.pods() == {UID: False})
+
+
+async def test_evidence_on_request_lies_past_the_request(world: World) -> None:
+    """Whoever lost sight of a deletion asks, and gets two readings from beyond the moment of asking."""
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+        world.server.sends_events = False
+        for _ in range(5):
+            world.server.put("/api/v1/namespaces/other/pods/elsewhere", {"spec": {"nodeName": "n2"}})
+        world.server.sends_events = True
+
+        asked_at = int(world.server.put(REPORT, _asking(world, "1"))["metadata"]["resourceVersion"])
+        await until(lambda: world.sequence == 4)
+
+        assert world.position >= asked_at - 1
+
+
+async def test_without_the_kubelet_nothing_is_owed_and_nothing_claimed(world: World) -> None:
+    """The kubelet does not answer: one report that says so, no proof; when it answers again both readings follow."""
+    world.kubelet.listed = None
+    async with world.agent(poll_seconds=0.05) as agent:
+        await until(lambda: agent.looks_count >= 5)
+        assert world.report["evidence"]["kubeletRead"] is False
+        assert world.sequence == 1
+
+        world.kubelet.listed = set()
+        await until(lambda: world.sequence == 3)
+
+        assert world.report["evidence"]["kubeletRead"] is True
+
+
+async def test_ids_survive_a_restart_and_a_renumbering(world: World) -> None:
+    """The next process, after a reboot that reversed the NVML order, reports the same ids and the new indices."""
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+        before = {device["uuid"]: (device["id"], device["index"]) for device in world.report["devices"]}
+    world.state(bootId="second")
+
+    async with world.agent(order="reversed"):
+        await until(lambda: world.report["bootId"] == "second")
+        after = {device["uuid"]: (device["id"], device["index"]) for device in world.report["devices"]}
+
+    assert {uuid: device_id for uuid, (device_id, _) in after.items()} == {
+        uuid: device_id for uuid, (device_id, _) in before.items()
+    }
+    assert [index for _, (_, index) in sorted(after.items(), key=lambda item: item[1])] == list(range(7, -1, -1))
+
+
+async def test_a_replaced_card_waits_for_the_lease_of_its_id(world: World) -> None:
+    """While a Lease of the old card's id exists the new card gets another id, from one request per candidate."""
+    async with world.agent(poll_seconds=0.01):
+        await until(lambda: world.sequence == 2)
+        lease = paths.leases(names.SYSTEM_NAMESPACE, lease_name("n1", 3))
+        world.server.put(lease, {"metadata": {"annotations": {names.LEASE_DEVICE_UUID: "GPU-old"}}, "spec": {}})
+
+        world.state(devices={"3": {"uuid": "GPU-new"}})
+        await until(lambda: any(device["uuid"] == "GPU-new" for device in world.report["devices"]))
+
+    assert {device["uuid"]: device["id"] for device in world.report["devices"]}["GPU-new"] == 8
+    assert len(world.report["devices"]) == 8
+
+
+async def test_a_deleted_report_is_written_again(world: World) -> None:
+    """Somebody deleted the object: the agent notices by its watch and publishes at once."""
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+
+        world.server.remove(REPORT)
+        await until(lambda: world.sequence == 3)
+
+    assert len(world.report["devices"]) == 8
+
+
+async def test_capacity_is_asserted_again(world: World) -> None:
+    """The kubelet zeroed the resource, or the Node lost it: it comes back at once, in both places."""
+    world.bind(gpus=5)
+    async with world.agent():
+        await until(lambda: world.capacity() == "8")
+        for count in ("0", None):
+            counts = {"cpu": "8"} if count is None else {"cpu": "8", names.GPU_RESOURCE: count}
+            world.server.put(
+                NODE, {"metadata": {"uid": "node-uid"}, "status": {"capacity": counts, "allocatable": counts}}
+            )
+            await until(lambda: world.capacity() == "8")
+            assert world.server.objects[NODE]["status"]["allocatable"][names.GPU_RESOURCE] == "8"
+
+
+def _asking(world: World, value: str) -> dict[str, Any]:
+    """The stored report with the annotation that asks for evidence."""
+    current = world.server.objects[REPORT]
+    return {**current, "metadata": {**current["metadata"], "annotations": {names.EVIDENCE_WANTED: value}}}
