@@ -275,6 +275,14 @@ def test_pods_made_by_controllers_are_shaped(site: Site) -> None:
     wait_for(lambda: schedulers() == [names.SCHEDULER_NAME] * 2, "the pods of the ReplicaSet")
 
 
+def test_a_namespace_outside_of_the_webhook_is_no_way_around_it(site: Site) -> None:
+    """kube-system is never sent to the webhook, so the policy refuses there what nobody shaped."""
+    refused = site.create(pod("sneaky", None, asking("main", "1")), "-n", "kube-system")
+
+    assert refused.returncode != 0
+    assert "did not see the pod" in refused.stderr
+
+
 def test_an_applied_configuration_is_trusted_again(site: Site) -> None:
     """`kubectl replace` drops the caBundle; the authority puts it back within its next round."""
     site.cluster.kubectl("replace", "-f", str(DEPLOY / "webhook.yaml"), check=True)
