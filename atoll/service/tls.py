@@ -85,7 +85,8 @@ class _Follower:
 
 def _load(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # a resumed session would skip the check against a client CA that was withdrawn
     context.load_cert_chain(files.certificate, files.key)
     if files.client_ca is not None:
         context.load_verify_locations(files.client_ca)

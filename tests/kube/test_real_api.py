@@ -1,0 +1,163 @@
+"""The same promises against a real API server: what the fake one assumes is what Kubernetes does."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from atoll.kube import errors, patches, paths
+from atoll.kube.cache import Change
+from atoll.kube.client import ApiClient
+from atoll.kube.election import LeaderElector
+from atoll.kube.events import EventRecorder, ObjectReference
+from atoll.kube.microtime import format_microtime
+from atoll.kube.reflector import Reflector
+from atoll.service.clock import SystemClock
+from devcluster import Cluster
+from tests.fakes.clock import until
+from tests.kube.test_reflector import Pod as Thing
+from tests.kube.test_reflector import decode_pod as decode
+
+pytestmark = pytest.mark.e2e
+
+MAPS = paths.configmaps("default")
+
+
+@pytest.fixture(scope="module")
+def kubeconfig() -> Iterator[Path]:
+    """A control plane without nodes."""
+    with Cluster.start(f"kube-{uuid4().hex[:6]}", nodes=[], scheduler=False) as cluster:
+        yield cluster.kubeconfig
+
+
+@pytest.fixture
+async def real(kubeconfig: Path) -> AsyncIterator[ApiClient]:
+    async with await ApiClient.connect(kubeconfig, requests_per_second=500, burst=500) as client:
+        yield client
+
+
+async def create(client: ApiClient, name: str) -> Thing:
+    return decode(await client.create(MAPS, {"metadata": {"name": name, "labels": {"test": "yes"}}}))
+
+
+@pytest.mark.parametrize("by_pages", [False, True], ids=["streaming list", "paged list"])
+async def test_reflector_holds_what_the_server_holds(real: ApiClient, by_pages: bool) -> None:
+    """After a hundred random writes the copy equals a fresh list, object by object, with nothing synthetic."""
+    rng = random.Random(7)
+    changes: list[Change[Thing]] = []
+    prefix = uuid4().hex[:8]
+    await create(real, f"{prefix}-before")
+    reflector = Reflector(real, MAPS, decode, on_event=changes.append, clock=SystemClock(), label_selector="test=yes")
+    reflector._refuses_streaming = by_pages
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(reflector.synced.wait(), 20)
+    for step in range(100):
+        name = f"{prefix}-{rng.randrange(10)}"
+        try:
+            if rng.random() < 0.4:
+                await real.delete(f"{MAPS}/{name}")
+            else:
+                await real.patch(f"{MAPS}/{name}", {"data": {"step": str(step)}})
+        except errors.NotFound:
+            await create(real, name)
+    listing = await real.list(MAPS, decode, params={"labelSelector": "test=yes"}, page_size=3)
+    last = await create(real, f"{prefix}-last")
+
+    assert await reflector.wait_for_resource_version(last.metadata.resource_version, 10)
+    held = {uid: thing.metadata.resource_version for uid, thing in reflector.by_uid.items()}
+    assert held == {thing.metadata.uid: thing.metadata.resource_version for thing in (*listing.items, last)}
+    assert reflector.listings_count == 1
+    assert not any(change.synthetic for change in changes)
+    task.cancel()
+
+
+async def test_every_fence_that_does_not_hold_is_a_conflict(real: ApiClient) -> None:
+    """Wrong uid or old resourceVersion, by merge patch, JSON patch or deletion: one class, and nothing changed."""
+    thing = await create(real, f"fence-{uuid4().hex[:8]}")
+    path = f"{MAPS}/{thing.metadata.name}"
+    add = [patches.add_op("/data", {"a": "b"})]
+    wrong = {"uid": "another"}, {"resource_version": "1"}
+
+    for fence in wrong:
+        with pytest.raises(errors.Conflict):
+            await real.patch(path, patches.merge_patch(**fence, data={"a": "b"}))
+        with pytest.raises(errors.Conflict):
+            await real.patch(path, patches.json_patch(add, **fence), content_type=patches.JSON_PATCH)
+        with pytest.raises(errors.Conflict):
+            await real.delete(path, patches.delete_options(**fence))
+
+    assert decode(await real.get(path)).metadata == thing.metadata
+    with pytest.raises(errors.AlreadyExists):
+        await create(real, thing.metadata.name)
+    with pytest.raises(errors.Invalid):
+        await create(real, "Not A Name")
+    right = {"uid": thing.metadata.uid, "resource_version": thing.metadata.resource_version}
+    await real.delete(path, patches.delete_options(**right))
+
+
+async def test_lease_times_at_zero_microseconds_are_accepted(real: ApiClient) -> None:
+    """The format with six digits is what the API server wants; it refuses the one Python prints by itself."""
+    moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+    def lease(renew_time: str) -> dict[str, object]:
+        return {"metadata": {"name": f"t-{uuid4().hex[:8]}"}, "spec": {"renewTime": renew_time}}
+
+    await real.create(paths.leases("default"), lease(format_microtime(moment)))
+    with pytest.raises(errors.ApiError):
+        await real.create(paths.leases("default"), lease(moment.isoformat()))
+
+
+async def test_leadership_passes_on(real: ApiClient) -> None:
+    """Two contenders lead one after the other, the second as soon as the first has given the Lease back."""
+    terms: list[int] = []
+    name = f"leader-{uuid4().hex[:8]}"
+    working = 0
+
+    async def work(term: int) -> None:
+        nonlocal working
+        working += 1
+        assert working == 1
+        terms.append(term)
+        await asyncio.sleep(0)
+        working -= 1
+
+    electors = [LeaderElector(real, "default", name, identity, clock=SystemClock()) for identity in ("a", "b")]
+    await asyncio.wait_for(asyncio.gather(*(elector.lead(work) for elector in electors)), 60)
+
+    assert terms == [1, 2]
+
+
+async def test_events_are_accepted_with_their_series(real: ApiClient) -> None:
+    """The API server takes new events and counts, for namespaced and cluster-scoped objects."""
+    thing = await create(real, f"event-{uuid4().hex[:8]}")
+    recorder = EventRecorder(real, "gpu.scheduling/test", "host", SystemClock())
+    subject = ObjectReference("v1", "ConfigMap", thing.metadata.name, "default", thing.metadata.uid)
+    node = ObjectReference("v1", "Node", thing.metadata.name)
+    for regarding in (subject, node, subject):
+        recorder.record(regarding, reason="Tested", note=thing.metadata.name, action="Testing")
+    await recorder.flush()
+
+    found = msgspec.json.decode(await real.get(paths.events("default")))["items"]
+    ours = {event["regarding"]["kind"]: event for event in found if event["note"] == thing.metadata.name}
+    assert recorder.dropped_count == 0
+    assert ours["ConfigMap"]["series"]["count"] == 2
+    assert "series" not in ours["Node"]
+
+
+async def test_broken_watch_is_resumed_on_the_real_server(real: ApiClient) -> None:
+    """When our own session drops every connection, the next watch goes on and nothing is lost."""
+    changes: list[Change[Thing]] = []
+    reflector = Reflector(real, MAPS, decode, on_event=changes.append, clock=SystemClock(), silence_seconds=0.3)
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(reflector.synced.wait(), 20)
+    await until(lambda: reflector.last_error)
+    thing = await create(real, f"after-{uuid4().hex[:8]}")
+    await until(lambda: thing.metadata.uid in reflector.by_uid)
+
+    assert reflector.listings_count == 1
+    task.cancel()

@@ -1,0 +1,95 @@
+"""Promises of the HTTP plumbing: honest health, bounded bodies, metrics, and a clean end."""
+
+import asyncio
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from atoll.service.http import add_health, application, listening, serve
+from atoll.service.metrics import Metrics
+
+
+async def fetch(port: int, path: str, data: bytes | None = None) -> tuple[int, str]:
+    url = f"http://127.0.0.1:{port}{path}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request("POST" if data else "GET", url, data=data) as response,
+    ):
+        return response.status, await response.text()
+
+
+async def test_readiness_tells_every_reason() -> None:
+    """Who asks why a process is not ready gets all reasons at once, and 200 as soon as there are none."""
+    reasons: dict[str, str | None] = {"pods": "not listed yet", "leases": None, "nodes": "heard 90 s ago"}
+    app = application()
+    add_health(app, ready={name: (lambda name=name: reasons[name]) for name in reasons})
+    async with listening(app, "127.0.0.1", 0) as port:
+        assert await fetch(port, "/livez") == (200, "ok\n")
+        assert await fetch(port, "/readyz") == (503, "[-] pods: not listed yet\n[-] nodes: heard 90 s ago\n")
+        reasons.clear()
+        reasons.update(pods=None, leases=None, nodes=None)
+
+        assert await fetch(port, "/readyz") == (200, "ok\n")
+
+
+async def test_metrics_are_served_where_asked_for() -> None:
+    """Prometheus finds our names; without metrics there is no such page."""
+    metrics = Metrics("tester")
+    metrics.counter("binds", "Binds").inc(3)
+    app, bare = application(), application()
+    add_health(app, metrics=metrics)
+    add_health(bare)
+    async with listening(app, "127.0.0.1", 0) as port, listening(bare, "127.0.0.1", 0) as bare_port:
+        status, page = await fetch(port, "/metrics")
+        assert (status, (await fetch(bare_port, "/metrics"))[0]) == (200, 404)
+
+    assert "atoll_tester_binds_total 3.0" in page
+
+
+async def test_body_beyond_the_bound_is_refused() -> None:
+    """A client cannot make the server hold more than agreed."""
+
+    async def read(request: web.Request) -> web.Response:
+        return web.Response(text=str(len(await request.read())))
+
+    app = application(body_bytes_max=1000)
+    app.router.add_post("/", read)
+    async with listening(app, "127.0.0.1", 0) as port:
+        assert await fetch(port, "/", b"x" * 1000) == (200, "1000")
+        assert (await fetch(port, "/", b"x" * 1001))[0] == 413
+
+
+async def test_serve_ends_cleanly_when_cancelled() -> None:
+    """After cancellation the port is free again."""
+    ports: asyncio.Queue[int] = asyncio.Queue()
+    task = asyncio.create_task(serve(application(), "127.0.0.1", 0, on_listening=ports.put_nowait))
+    port = await ports.get()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    async with listening(application(), "127.0.0.1", port) as again:
+        assert again == port
+
+
+async def test_taken_port_is_an_error() -> None:
+    """Two servers on one port are a fault at start, not a mystery later."""
+    async with listening(application(), "127.0.0.1", 0) as port:
+        with pytest.raises(OSError, match="address already in use"):
+            async with listening(application(), "127.0.0.1", port):
+                pass
+
+
+def test_metric_names_are_checked() -> None:
+    """Names follow one form, and none is used twice."""
+    metrics = Metrics("tester")
+    metrics.gauge_of("age_seconds", "Age", lambda: 4.5)
+    metrics.histogram("call_seconds", "Calls", labels=["verb"]).labels("bind").observe(0.003)
+
+    page = metrics.page().decode()
+    assert "atoll_tester_age_seconds 4.5" in page
+    assert 'atoll_tester_call_seconds_bucket{le="0.005",verb="bind"} 1.0' in page
+    with pytest.raises(ValueError, match="lower-case"):
+        metrics.counter("Bad-Name", "x")
+    with pytest.raises(ValueError, match="Duplicated"):
+        metrics.gauge("age_seconds", "Age")
