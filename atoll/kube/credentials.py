@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,13 +33,11 @@ class _Configuration(Protocol):
     verify_ssl: bool
     api_key: dict[str, str]
 
-    async def get_api_key_with_prefix(self, identifier: str) -> str | None: ...
-
 
 class _Loader(Protocol):
     """The part of `KubeConfigLoader` that is used: reading the same kubeconfig once more."""
 
-    async def load_and_set(self, client_configuration: object) -> None: ...
+    def load_and_set(self, client_configuration: object) -> Awaitable[None]: ...
 
 
 log = structlog.get_logger(__name__)
@@ -50,9 +49,12 @@ RELOAD_SECONDS = 60.0
 class Credentials:
     """One server and one identity. `host` has no trailing slash; `ssl_context` is None for plain HTTP."""
 
-    def __init__(self, configuration: _Configuration, loader: _Loader | None = None) -> None:
+    def __init__(
+        self, configuration: _Configuration, *, read_source: Callable[[], Awaitable[object]], rotates: bool
+    ) -> None:
         self._configuration = configuration
-        self._loader = loader
+        self._read_source = read_source
+        self._rotates = rotates
         self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
         self._certificate = configuration.cert_file
         self.host: str = configuration.host.rstrip("/")
@@ -66,40 +68,52 @@ class Credentials:
 
         Raises ConfigurationError that names the source and what is wrong with it.
         """
-        config: Any = import_module("kubernetes.aio.config")
-        configuration: _Configuration = import_module("kubernetes.aio.client").Configuration()
         source = _source(kubeconfig)
         try:
-            if source is None:
-                config.load_incluster_config(client_configuration=configuration)
-                return cls(configuration)
-            loader = await config.load_kube_config(
-                config_file=source, context=context, client_configuration=configuration, persist_config=False
-            )
-            _check_plugin(loader, configuration)
-            return cls(configuration, loader)
+            return await (cls._from_pod() if source is None else cls._from_file(source, context))
         except ConfigurationError:
             raise
         except Exception as error:
             where = source or "the pod's service account"
             raise ConfigurationError(f"cannot connect with {where}: {truncate(str(error)) or repr(error)}") from error
 
+    @classmethod
+    async def _from_pod(cls) -> Credentials:
+        config, configuration = _import_library()
+
+        async def read_source() -> None:
+            config.load_incluster_config(client_configuration=configuration, try_refresh_token=False)
+
+        await read_source()
+        return cls(configuration, read_source=read_source, rotates=True)
+
+    @classmethod
+    async def _from_file(cls, source: str, context: str | None) -> Credentials:
+        config, configuration = _import_library()
+        loader: _Loader = await config.load_kube_config(
+            config_file=source, context=context, client_configuration=configuration, persist_config=False
+        )
+        user = _user(loader)
+        _check_plugin(user, configuration)
+        plugin_expires = "exec" in user and hasattr(loader, "exec_plugin_expiry")
+        return cls(
+            configuration,
+            read_source=lambda: loader.load_and_set(configuration),
+            rotates="tokenFile" in user or "auth-provider" in user or plugin_expires,
+        )
+
     async def headers(self) -> dict[str, str]:
         """Return the headers that authenticate one request; empty where the TLS certificate does."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._reload_at:
-            self._reload_at = now + RELOAD_SECONDS
-            if _rotates(self._loader):
-                await self.reload()
-        token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        if self._rotates and asyncio.get_running_loop().time() >= self._reload_at:
+            await self.reload()
+        token = self._configuration.api_key.get("BearerToken")
         return {"Authorization": token.strip()} if token else {}
 
     async def reload(self) -> None:
         """Read the source again, also after a 401. A source that cannot be read now leaves the old credentials."""
-        if self._loader is None:
-            return
+        self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
         try:
-            await self._loader.load_and_set(self._configuration)
+            await self._read_source()
             self._reload_certificate()
         except Exception as error:  # noqa: BLE001 - plugins, files and identity providers fail in any way they like
             log.warning("Kept old credentials", err=truncate(str(error)))
@@ -127,20 +141,20 @@ def _source(kubeconfig: Path | None) -> str | None:
     return str(home)
 
 
-def _user(loader: _Loader | None) -> dict[str, Any]:
+def _import_library() -> tuple[Any, _Configuration]:
+    """Import the heavy library now, and return its config module and an empty configuration."""
+    configuration: _Configuration = import_module("kubernetes.aio.client").Configuration()
+    return import_module("kubernetes.aio.config"), configuration
+
+
+def _user(loader: _Loader) -> dict[str, Any]:
     user = getattr(loader, "_user", None)
     return dict(user.value) if user is not None else {}
 
 
-def _rotates(loader: _Loader | None) -> bool:
-    """Tell whether the kubeconfig's user can change by itself: a token file, a plugin with an expiry, OIDC."""
-    user = _user(loader)
-    return "tokenFile" in user or "auth-provider" in user or ("exec" in user and hasattr(loader, "exec_plugin_expiry"))
-
-
-def _check_plugin(loader: _Loader, configuration: _Configuration) -> None:
+def _check_plugin(user: Mapping[str, Any], configuration: _Configuration) -> None:
     """Raise when an exec plugin failed: the library only logs that, and every request would be a puzzling 401."""
-    plugin = _user(loader).get("exec")
+    plugin = user.get("exec")
     if plugin and not configuration.api_key and not configuration.cert_file:
         command = truncate(str(plugin.get("command")))
         raise ConfigurationError(

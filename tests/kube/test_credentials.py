@@ -1,14 +1,18 @@
 """Promises of the credentials: one clear sentence when there is no way in, and rotation without a restart."""
 
 import json
+import ssl
 import sys
 from pathlib import Path
 
 import pytest
+from kubernetes.aio.config import incluster_config
 
+from atoll.kube import credentials as module
 from atoll.kube.credentials import Credentials
 from atoll.kube.errors import ConfigurationError
 from tests.kube.conftest import kubeconfig
+from tests.service.certificates import Authority
 
 URL = "http://127.0.0.1:1"
 
@@ -81,6 +85,38 @@ async def test_pod_without_its_mounts_says_so(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(ConfigurationError, match="service account"):
         await Credentials.load()
+
+
+async def test_pod_reads_its_mounts_and_their_rotation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Inside a pod the mounted account is used, and a token that kubelet replaced is read again."""
+    token, authority = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("t1")
+    Authority("cluster").write_certificate(authority)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+
+    credentials = await Credentials.load()
+    first = await credentials.headers()
+    token.write_text("t2\n")
+    await credentials.reload()
+
+    assert credentials.host == "https://[::1]:443"
+    assert credentials.ssl_context is not None
+    assert credentials.ssl_context.verify_mode is ssl.CERT_REQUIRED
+    assert [first["Authorization"], (await credentials.headers())["Authorization"]] == ["bearer t1", "bearer t2"]
+
+
+async def test_rotating_source_is_read_again_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a projected token expires the new one is in use, without waiting for a refusal."""
+    token = tmp_path / "token"
+    token.write_text("t1")
+    monkeypatch.setattr(module, "RELOAD_SECONDS", 0.0)
+    credentials = await Credentials.load(kubeconfig(tmp_path, URL, {"tokenFile": str(token)}))
+    token.write_text("t2")
+
+    assert await credentials.headers() == {"Authorization": "Bearer t2"}
 
 
 async def test_plugin_gives_the_token(tmp_path: Path) -> None:
