@@ -76,7 +76,7 @@ class Departures:
     def departed(self, uid: str, gone: Gone, leases: Sequence[LeaseRecord]) -> Departure:
         """Return the departure of a deleted pod on the node of its `leases`, with every report folded in."""
         known = self._open.get((uid, leases[0].node))
-        if known is not None and known.is_deleted:
+        if known is not None and known.is_deleted and known.deletion_seen == gone.is_seen:
             return known
         return self._begin(uid, gone.pod, leases, version=gone.version, is_deleted=True, deletion_seen=gone.is_seen)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from atoll.api import names
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.leases import Holder, Reservation, lease_body, lease_name
 from devcluster import Cluster

@@ -136,7 +136,7 @@ def test_lease_edited_by_hand_is_read_by_its_name(stage: Stage, node: str) -> No
 
 
 def test_release_wakes_exactly_the_pod_that_fits(stage: Stage, node: str) -> None:
-    """Cause and effect: the woken pod carries the version of the very Lease deletion that made room; others sleep on."""
+    """The woken pod carries the version of the very Lease deletion that made room for it; the others sleep on."""
     where = {"nodeSelector": {"kubernetes.io/hostname": node}}
     stage.do("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": where["nodeSelector"]}}, kind=MERGE)
     for device_id in range(8):
