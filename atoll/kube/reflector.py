@@ -24,7 +24,7 @@ import structlog
 from atoll.kube.cache import Cache, Change, Key, T, is_older
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock, within
-from atoll.kube.errors import ApiError, Gone, Invalid, KubeError, MalformedAnswer, Unanswered, api_error, truncate
+from atoll.kube.errors import ApiError, Gone, KubeError, MalformedAnswer, Unanswered, api_error, truncate
 from atoll.kube.limits import Backoff
 from atoll.kube.watch_events import (
     INITIAL_EVENTS_END,
@@ -71,7 +71,6 @@ class Reflector(Generic[T]):
         self._cache: Cache[T] = Cache()
         self._heard_at = -math.inf
         self._must_list = True
-        self._refuses_streaming = False
         self._page_next = False
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
         self.synced = asyncio.Event()
@@ -136,23 +135,17 @@ class Reflector(Generic[T]):
         """List if needed, then watch until the stream ends."""
         if not self._must_list:
             await self._watch({"resourceVersion": self.resource_version})
-        elif self._refuses_streaming or self._page_next:
+        elif self._page_next:
             await self._list_paged()
             await self._watch({"resourceVersion": self.resource_version})
         else:
             await self._list_streaming()
 
     async def _list_streaming(self) -> None:
-        """List and watch in one stream; what ends it early makes the next attempt go by pages."""
+        """List and watch in one stream; when it is refused or ends too early, the next attempt goes by pages."""
         self._page_next = True
         self._cache.begin_listing()
-        try:
-            await self._watch({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"})
-        except Invalid:
-            self._refuses_streaming = True
-            raise
-        if self._must_list:
-            raise MalformedAnswer(f"stream ended before the list did: {self._path}")
+        await self._watch({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"})
 
     async def _list_paged(self) -> None:
         self._cache.begin_listing()

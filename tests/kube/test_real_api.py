@@ -53,7 +53,7 @@ async def test_reflector_holds_what_the_server_holds(real: ApiClient, by_pages: 
     prefix = uuid4().hex[:8]
     await create(real, f"{prefix}-before")
     reflector = Reflector(real, MAPS, decode, on_event=changes.append, clock=SystemClock(), label_selector="test=yes")
-    reflector._refuses_streaming = by_pages
+    reflector._page_next = by_pages
     task = asyncio.create_task(reflector.run())
     await asyncio.wait_for(reflector.synced.wait(), 20)
     for step in range(100):

@@ -289,14 +289,19 @@ async def test_events_out_of_order_end_in_the_newest_state(
             ("DELETED", "b", 205),
             ("ADDED", "b", 204),
             ("ADDED", "c", 206),
+            ("ADDED", "d", 201),
         ]:
             stream.send(event_type, state(uid, version))
-        await until(lambda: "c" in watched.reflector.by_uid)
+        stream.send("BOOKMARK", {"metadata": {"resourceVersion": "150"}})
+        await until(lambda: "d" in watched.reflector.by_uid)
 
         assert {uid: held.metadata.resource_version for uid, held in watched.reflector.by_uid.items()} == {
             "a": "203",
             "c": "206",
+            "d": "201",
         }
+        stream.close()
+        assert (await watched.next_stream()).query["resourceVersion"] == "206"
 
 
 async def test_object_that_cannot_be_decoded_does_not_stop_the_rest(
