@@ -125,8 +125,6 @@ class LeaderElector:
         while True:
             try:
                 held = await within(self._clock, self._deadline / 2, self._try_acquire())
-            except asyncio.CancelledError:
-                raise
             except Exception as error:  # noqa: BLE001 - whatever failed, we do not lead
                 log.info("Could not campaign", lease=self._path, err=truncate(str(error)))
                 held = None

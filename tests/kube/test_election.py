@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -24,6 +25,7 @@ class LeaseApi:
         self.lease: dict | None = None
         self.version = 0
         self.fault = "none"
+        self.delay: Callable[[], Awaitable[None]] | None = None
         self.writes: list[dict] = []
 
     @property
@@ -59,6 +61,8 @@ class LeaseApi:
         self.version += 1
         self.lease = merge(lease, {"metadata": {"resourceVersion": str(self.version)}})
         self.writes.append(lease["spec"])
+        if self.delay is not None:
+            await self.delay()
         if self.fault == "lose answers":
             raise errors.Unanswered("cut", path=path, sent=True)
         return msgspec.json.encode(self.lease)
@@ -223,6 +227,35 @@ async def test_is_leader_turns_false_at_the_deadline_by_itself(api: LeaseApi, cl
     await first.stop()
 
 
+async def test_slow_answers_do_not_lengthen_the_leadership(api: LeaseApi, clock: ManualClock) -> None:
+    """Others count from when the server stored the renewal: a late answer must not make us count from later."""
+    api.delay = lambda: clock.sleep(4)
+    first = Contender(api, clock, "first")
+    await clock.advance(4.5)
+    assert first.elector.is_leader
+    api.fault = "hang"
+    await clock.advance(5.4)
+    assert first.elector.is_leader
+    await clock.advance(0.2)
+    assert not first.elector.is_leader
+    await first.stop()
+
+
+async def test_slow_renewals_do_not_lengthen_the_leadership(api: LeaseApi, clock: ManualClock) -> None:
+    """The same for a renewal: sent at 2 s, answered at 6 s, good until 12 s and not until 16 s."""
+    first = Contender(api, clock, "first")
+    await clock.advance(1)
+    api.delay = lambda: clock.sleep(4)
+    await clock.advance(5.5)
+    assert len(api.writes) == 2
+    api.fault = "hang"
+    await clock.advance(5.4)
+    assert first.elector.is_leader
+    await clock.advance(0.2)
+    assert not first.elector.is_leader
+    await first.stop()
+
+
 async def test_work_that_will_not_end_ends_the_process(api: LeaseApi, clock: ManualClock) -> None:
     """Work that ignores its cancellation may not run beside a successor: the last resort is the process itself."""
     first = Contender(api, clock, "first", stubborn=True)
@@ -370,6 +403,7 @@ async def _play(script: list[tuple[int, str, int]]) -> None:
             await contenders[index].stop()
         links[index].fault = "none" if fault == "stop" else fault
         if contenders[index].task.done():
+            await contenders[index].stop()
             contenders[index] = Contender(links[index], clock, f"c{index}-{step}", workers=workers)
         for _ in range(seconds * 2):
             await clock.advance(0.5)
