@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from topology.asks import Ask, Interconnect
-from topology.fragmentation import PRIOR, Demand, relative_qualities
+from topology.demand import PRIOR, Demand
+from topology.fragmentation import relative_qualities
 from topology.islands import Island, island_of
 from topology.large import choose_large
 from topology.model import Machine, check_free, positions_of

@@ -19,23 +19,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from topology.demand import PRIOR, Demand
 from topology.model import Machine
 from topology.quality import Bools, Floats, Ints, qualities, sizes_of
 
 SETS_MAX: Final = 512
 FULL: Final = 1e-9
 """Relative slack below which two ring bandwidths count as equal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """How often pods ask for each size: (count, share) pairs, ascending, shares summing to one."""
-
-    shares: tuple[tuple[int, float], ...]
-
-
-PRIOR: Final = Demand(shares=((1, 0.35), (2, 0.25), (3, 0.05), (4, 0.20), (5, 0.02), (6, 0.03), (8, 0.10)))
-"""Sizes of a mixed training and inference cluster, used until a cluster's own asks have been counted."""
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from topology.asks import Ask, Interconnect
-from topology.fragmentation import Demand
+from topology.demand import Demand
 from topology.model import Machine
 from topology.policies import POLICIES, QUALITY_FIRST
 

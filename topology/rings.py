@@ -20,11 +20,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-CANDIDATES_MAX: Final = 3_000
+CANDIDATES_MAX: Final = 2_000
+"""Candidate rings that are looked at; beyond, the packing is a lower bound."""
+SEARCHED_MAX: Final = 1_000
+DEPTH_MAX: Final = 8
+"""A better packing than the greedy one is searched for among so many candidates and up to so many rings; above, the
+greedy packing is relatively close and a search hopeless."""
 WORK_MAX: Final = 400_000
-"""Limits of one search: candidate rings, and tests of one ring against the links left. Known machines need a tenth."""
+STEP_WORK: Final = 50
+"""Bound of one search, in tests of one ring against the links left; a step counts as STEP_WORK of them."""
 FIELD_BITS: Final = 8
 """Width of one arc's counter in a packed integer; its top bit guards against borrowing."""
+FIELD: Final = (1 << FIELD_BITS) - 1
 
 Capacity = tuple[tuple[int, ...], ...]
 """Links per pair, symmetric, zero diagonal."""
@@ -147,16 +154,20 @@ def _upper_bound(capacity: Capacity, *, relay: bool) -> int:
 
 
 def _candidates(capacity: Capacity, *, relay: bool) -> Iterator[tuple[Arc, ...]]:
-    """Every ring that fits alone, as the arcs it takes; cycles without relay appear once, not once per direction."""
+    """Every ring that fits alone, as the sorted arcs it takes, once per set of arcs.
+
+    Without relay an arc and its reverse are one link, written upwards, so a cycle appears once, not once per direction.
+    """
     size = len(capacity)
+    seen: set[tuple[Arc, ...]] = set()
     for tail in _orders(capacity, relay=relay):
-        if not relay and tail[0] > tail[-1]:
-            continue
         ring = (0, *tail)
         steps = [_ways(capacity, ring[index], ring[(index + 1) % size], relay=relay) for index in range(size)]
         for ways in itertools.product(*steps):
-            arcs = tuple(arc for way in ways for arc in way)
-            if all(arcs.count(arc) <= capacity[arc[0]][arc[1]] for arc in set(arcs)):
+            links = itertools.chain.from_iterable(ways)
+            arcs = tuple(sorted(links if relay else ((min(arc), max(arc)) for arc in links)))
+            if arcs not in seen and all(arcs.count(arc) <= capacity[arc[0]][arc[1]] for arc in arcs):
+                seen.add(arcs)
                 yield arcs
 
 
@@ -200,19 +211,20 @@ class _Counters:
         }
         self._guards = sum(1 << (shift + FIELD_BITS - 1) for shift in self._shift.values())
         self.full = sum(capacity[row][column] << self._shift[row, column] for row, column in self._arcs(size))
-        self.leaving = [
-            [self._shift[arc] for arc in self._arcs(size) if arc[0] == member or (not relay and arc[1] == member)]
+        ends = (0, 1) if relay else (None,)
+        self.stars = [
+            [self._shift[arc] for arc in self._arcs(size) if member in (arc if end is None else arc[end : end + 1])]
             for member in range(size)
+            for end in ends
         ]
-        self.leaving_per_ring = 1 if relay else 2
+        self.star_links_per_ring = 1 if relay else 2
 
     def _arcs(self, size: int) -> list[Arc]:
         return [(row, column) for row in range(size) for column in range(size) if self._relay or row < column]
 
     def take(self, arcs: tuple[Arc, ...]) -> int:
-        """The arcs as one integer to subtract; without relay an arc and its reverse are one link."""
-        ordered = arcs if self._relay else tuple((min(arc), max(arc)) for arc in arcs)
-        return sum(1 << self._shift[arc] for arc in ordered)
+        """The arcs as one integer to subtract."""
+        return sum(1 << self._shift[arc] for arc in arcs)
 
     def fits(self, left: int, taken: int) -> bool:
         """Whether every counter stays at zero or above."""
@@ -231,7 +243,8 @@ def _densest(
     shortest = min(len(arcs) for arcs in candidates) if complete else len(capacity)
     target = min(bound // ways, links // shortest)
     found = _greedy(counters, takes)
-    search = _Search(counters)
+    searchable = len(candidates) <= SEARCHED_MAX and target <= DEPTH_MAX
+    search = _Search(counters, work=WORK_MAX if searchable else 0)
     for count in range(target, found, -1):
         if search.packs(counters.full, takes, count):
             found = count
@@ -241,20 +254,28 @@ def _densest(
 
 
 def _greedy(counters: _Counters, takes: list[int]) -> int:
-    left, count = counters.full, 0
+    """The better of two plain orders: each ring as often as it fits, or all rings in turns."""
+    exhausting, exhausted = counters.full, 0
+    turning, turned, before = counters.full, 0, -1
     for taken in takes:
-        while counters.fits(left, taken):
-            left -= taken
-            count += 1
-    return count
+        while counters.fits(exhausting, taken):
+            exhausting -= taken
+            exhausted += 1
+    while turned > before:
+        before = turned
+        for taken in takes:
+            if counters.fits(turning, taken):
+                turning -= taken
+                turned += 1
+    return max(exhausted, turned)
 
 
 class _Search:
     """Depth-first packing: the member with the fewest spare links decides what to branch on."""
 
-    def __init__(self, counters: _Counters) -> None:
+    def __init__(self, counters: _Counters, *, work: int) -> None:
         self._counters = counters
-        self.work_left = WORK_MAX
+        self.work_left = work
 
     def packs(self, left: int, takes: list[int], count: int) -> bool:
         """Whether `count` of the rings, each as often as it fits, can be taken from what is left; False at the limit.
@@ -264,29 +285,25 @@ class _Search:
         if count == 0:
             return True
         while self.work_left > 0:
-            self.work_left -= len(takes) + 1
+            self.work_left -= len(takes) + STEP_WORK
             pivot = self._pivot(left, count)
             if pivot is None:
                 return False
             takes = [taken for taken in takes if self._counters.fits(left, taken)]
-            using = [taken for taken in takes if _counter(taken, pivot)]
+            using = [taken for taken in takes if taken >> pivot & FIELD]
             if any(self.packs(left - taken, takes, count - 1) for taken in using):
                 return True
-            left -= _counter(left, pivot) << pivot
+            left &= ~(FIELD << pivot)
         return False
 
     def _pivot(self, left: int, count: int) -> int | None:
-        """A link that leaves the tightest member; None when some member has too few links for so many rings."""
+        """A link of the tightest star; None when some member has too few links, in or out, for so many rings."""
         tightest, pivot = None, None
-        for shifts in self._counters.leaving:
-            links = sum(_counter(left, shift) for shift in shifts)
-            spare = links - count * self._counters.leaving_per_ring
+        for shifts in self._counters.stars:
+            links = sum(left >> shift & FIELD for shift in shifts)
+            spare = links - count * self._counters.star_links_per_ring
             if spare < 0:
                 return None
             if tightest is None or spare < tightest:
-                tightest, pivot = spare, next(shift for shift in shifts if _counter(left, shift))
+                tightest, pivot = spare, next(shift for shift in shifts if left >> shift & FIELD)
         return pivot
-
-
-def _counter(packed: int, shift: int) -> int:
-    return packed >> shift & ((1 << FIELD_BITS) - 1)

@@ -10,6 +10,7 @@ Total order of sets: rank, then positions, lexicographically. Costs are rounded 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -18,7 +19,8 @@ import numpy as np
 
 from topology.asks import Ask, Interconnect, Policy
 from topology.closeness import closeness, crowding, pair_sums
-from topology.fragmentation import PRIOR, Demand, losses, losses_exact, relative_qualities
+from topology.demand import PRIOR, Demand
+from topology.fragmentation import losses, losses_exact, relative_qualities
 from topology.islands import islands
 from topology.links import direct_links
 from topology.model import Machine, mask_of
@@ -27,8 +29,8 @@ from topology.quality import Bools, Floats, Ints, qualities, sizes_of
 
 EAGER_DEVICES_MAX: Final = 8
 DECIMALS: Final = 6
-UNKNOWN: Final = -2
 NONE: Final = -1
+CELLS_AT_ONCE: Final = 1 << 18
 BANDWIDTH_SLACK: Final = 1e-9
 
 
@@ -51,38 +53,50 @@ class Table:
         self.sets = admitted_sets(machine, ask)
         self.exact = self.sets.exact and (not weights.loss or losses_exact(machine, demand))
         self.costs = np.full(1 << machine.count, np.nan)
-        self._chosen = np.full(1 << machine.count, UNKNOWN, dtype=np.int32)
+        self._chosen = np.full(1 << machine.count, NONE, dtype=np.int32)
         self._potential = _potential(machine, weights, demand=demand)
         self._own = weights.pack * sizes_of(machine.count) - self._potential
         if machine.count <= EAGER_DEVICES_MAX:
-            self.fill(np.arange(1 << machine.count))
-
-    def fill(self, free_masks: Ints) -> None:
-        """Compute the cells of these masks that are not known yet."""
-        for free in free_masks[self._chosen[free_masks] == UNKNOWN]:
-            self._fill_one(int(free))
+            self._fill(np.arange(1 << machine.count))
 
     def chosen(self, free: int) -> int | None:
         """Mask of the best set inside `free`; None when no admitted set fits."""
-        self.fill(np.array([free]))
+        self.cost(free)
         index = int(self._chosen[free])
         return None if index == NONE else int(self.sets.masks[index])
 
     def cost(self, free: int) -> float:
         """Cost of that set; inf when there is none."""
-        self.fill(np.array([free]))
-        return float(self.costs[free])
+        cost = float(self.costs[free])
+        return cost if not math.isnan(cost) else float(self.costs_of(np.array([free]))[0])
 
-    def _fill_one(self, free: int) -> None:
-        fitting = np.flatnonzero(self.sets.masks & ~free == 0)
-        if not len(fitting):
-            self._chosen[free], self.costs[free] = NONE, np.inf
+    def costs_of(self, free_masks: Ints) -> Floats:
+        """Costs of many free masks at once; cells that were not known yet are computed and kept."""
+        costs = self.costs[free_masks]
+        unknown = np.unique(free_masks[np.isnan(costs)])
+        if len(unknown):
+            self._fill(unknown)
+            costs = self.costs[free_masks]
+        return costs
+
+    def _fill(self, free_masks: Ints) -> None:
+        """Compute the cells of these masks, some rows of (mask, set) at a time."""
+        self.costs[free_masks] = np.inf
+        if not len(self.sets.masks):
             return
-        rest = self._potential[free ^ self.sets.masks[fitting]]
-        best = int(np.argmin(np.round(self.sets.rank[fitting] + rest, DECIMALS)))
-        index = fitting[best]
-        self._chosen[free] = index
-        self.costs[free] = np.round(self.sets.cost[index] + rest[best] + self._own[free], DECIMALS)
+        rows = max(1, CELLS_AT_ONCE // len(self.sets.masks))
+        for start in range(0, len(free_masks), rows):
+            self._fill_rows(free_masks[start : start + rows])
+
+    def _fill_rows(self, free_masks: Ints) -> None:
+        fits = self.sets.masks & ~free_masks[:, None] == 0
+        rest = self._potential[free_masks[:, None] & ~self.sets.masks]
+        ranks = np.where(fits, np.round(self.sets.rank + rest, DECIMALS), np.inf)
+        best = np.argmin(ranks, axis=1)
+        some = np.flatnonzero(np.take_along_axis(fits, best[:, None], axis=1))
+        served, chosen = free_masks[some], best[some]
+        self._chosen[served] = chosen
+        self.costs[served] = np.round(self.sets.cost[chosen] + rest[some, chosen] + self._own[served], DECIMALS)
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from topology import reference
 from topology.asks import Ask, Interconnect, Policy
 from topology.choice import Choice, Refusal, choose
-from topology.fragmentation import PRIOR, losses
+from topology.demand import PRIOR
+from topology.fragmentation import losses
 from topology.islands import islands
 from topology.model import Machine, machine, mask_of, positions_of
 from topology.profiles import profile, profile_names
