@@ -35,19 +35,20 @@ class Image:
     links: Mapping[str, str] = field(default_factory=dict)
 
 
-def ensure_images(cache: Path, *, pause: Path, busybox: Path) -> list[Path]:
+def ensure_images(cache: Path, *, pause: Path, busybox: Path, flock: Path) -> list[Path]:
     """The archives of the two images that every node has, written where they are missing."""
     return [
         _ensure(cache, Image(reference=PAUSE, files={"pause": pause}, command=["/pause"])),
-        _ensure(cache, busybox_image(busybox)),
+        _ensure(cache, busybox_image(busybox, flock)),
     ]
 
 
-def busybox_image(busybox: Path) -> Image:
-    """A shell and the usual small commands."""
+def busybox_image(busybox: Path, flock: Path) -> Image:
+    """A shell and the usual small commands, and `flock -n FD`, which Debian's static busybox lacks."""
     applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    links = {f"bin/{applet}": "busybox" for applet in applets if applet != "busybox"}
-    return Image(reference=BUSYBOX, files={"bin/busybox": busybox}, links=links, command=["/bin/sh"])
+    links = {f"bin/{applet}": "busybox" for applet in applets if applet not in {"busybox", "flock"}}
+    files = {"bin/busybox": busybox, "bin/flock": flock}
+    return Image(reference=BUSYBOX, files=files, links=links, command=["/bin/sh"])
 
 
 def archive(image: Image) -> bytes:

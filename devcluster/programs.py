@@ -56,7 +56,7 @@ def programs_for(kubernetes: str, *, real_nodes: bool, kwok: bool, modules: Path
     if kubernetes not in folders:
         raise BuildError(f"no module for Kubernetes {kubernetes!r}; there are: {', '.join(sorted(folders))}")
     rows = [Program("etcd", "etcd", _ETCD), *_kubernetes(CONTROL_PLANE, kubernetes, folders[kubernetes])]
-    rows.append(Program("pause", "tools", "./pause"))
+    rows += [Program(name, "tools", f"./{name}") for name in ("pause", "flock")]
     if real_nodes:
         rows += _kubernetes(("kubelet",), kubernetes, folders[kubernetes])
         rows += _containerd(modules)

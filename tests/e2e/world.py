@@ -23,12 +23,11 @@ PAUSE_SECONDS = 0.1
 CONTENTION = "contention"
 
 HOLD = f"""
-fd=10
-for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES" | tr , ' '); do
-  eval "exec $fd>/locks/$uuid"
-  if ! flock -n "$fd"; then echo "$uuid wanted by $HOSTNAME" >> /locks/{CONTENTION}; echo "CONTENTION $uuid"; exit 77; fi
-  fd=$((fd+1))
-done
+hold() {{ (
+  flock -n 9 || echo "$1 wanted by $HOSTNAME" >> /locks/{CONTENTION}
+  exec sleep 1000000
+) 9>"/locks/$1" & }}
+for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES" | tr , ' '); do hold "$uuid"; done
 echo "CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER=$CUDA_DEVICE_ORDER"
 """
 STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
