@@ -102,7 +102,9 @@ def _found(machine: Machine, positions: tuple[int, ...], *, free: int, ask: Ask,
     cost = weights.alpha * (1 - relative) + weights.pack * free.bit_count()
     cost += weights.apart * (several and len({island_of(machine)[position] for position in positions}) > 1)
     cost += weights.unlinked * (several and not rating.linked)
-    cost += weights.near * sum(closeness(machine)[member][other] for member in positions for other in rest)
+    near = closeness(machine)
+    cost += weights.near * sum(near[member][other] for member in positions for other in rest)
+    cost -= weights.near * sum(near[one][other] for one in positions for other in positions if one < other)
     if ask.policy is Policy.SPREAD:
         pairs = [(first, second) for first in positions for second in positions if first < second]
         cost += weights.crowd * sum(crowding(machine)[first][second] for first, second in pairs) / max(len(pairs), 1)

@@ -7,7 +7,7 @@ A set's cost on a machine, comparable across machines (the least cost wins, then
          + unlinked if its ring needs PCIe     an NVLink ring beats any PCIe ring
          + crowd x crowding of its pairs       only for spreading
          + loss[free - set] - loss[free]       fragmentation it causes, in expected GPUs
-         + near x closeness cut                PCIe and NUMA groups torn apart, and used neighbours when spreading
+         + near x (closeness cut - inside)     close groups torn apart, less those taken; used neighbours when spreading
          + pack x |free|                       fuller machines first (emptier ones when spreading)
 
 Within one machine `ranks_quality` makes links decide before everything else; across machines alpha weighs them against
@@ -26,8 +26,8 @@ PACK: Final = 0.3
 APART: Final = 100.0
 UNLINKED: Final = 20.0
 CROWD: Final = 10.0
-NEAR: Final = 0.002
-"""Closeness sums over pairs stay below 64 on 16 devices: this keeps the tie-break below one share of a lost GPU."""
+NEAR: Final = 0.0005
+"""Closeness sums over the pairs of eight devices stay below 28: the tie-break stays below the loss of a rare size."""
 QUALITY_FIRST: Final = 1000.0
 
 

@@ -152,6 +152,7 @@ def cost(machine: Machine, free: Set, members: Set, ask: Ask, demand: Demand) ->
         total -= weights.near * (_sum(_crowd, machine, free) - _sum(_crowd, machine, rest))
     else:
         total += weights.near * sum(_near(machine, member, other) for member in members for other in rest)
+        total -= weights.near * _sum(_near, machine, members)
     if weights.loss:
         total += weights.loss * (loss(machine, rest, demand) - loss(machine, free, demand))
     return total

@@ -165,7 +165,7 @@ def _own_costs(machine: Machine, masks: Ints, *, weights: Weights, spread: bool)
         pairs = np.maximum(sizes_of(machine.count)[masks] * (sizes_of(machine.count)[masks] - 1) / 2, 1)
         cost = cost + weights.crowd * pair_sums(crowding(machine))[masks] / pairs
     else:
-        cost = cost - weights.near * pair_sums(closeness(machine))[masks]
+        cost = cost - 2 * weights.near * pair_sums(closeness(machine))[masks]
     rank = cost + QUALITY_FIRST * (lost + 10 * apart) if weights.ranks_quality else cost
     return cost, rank
 

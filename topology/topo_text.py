@@ -1,0 +1,168 @@
+"""Reading a saved `nvidia-smi topo -m` or `-mp`: text in, link cells, NUMA nodes and NIC relations out.
+
+The tool prints for eyes, not for programs: columns run together once they are wide, headers carry terminal codes, NIC
+rows and columns have several spellings, trailing columns come and go, and a legend follows. So the text is read by
+known words, never by width: a line that begins with a GPU's label is a row, its first cells are its relations to all
+GPUs and NICs in the header's order, and what follows are CPU affinity, NUMA affinity and the GPU's own NUMA id. What
+is not understood counts as the worst relation (topology.links); only text without any GPU row is a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from topology.errors import TopologyTextError
+from topology.links import SELF, WORST, clean_cell, direct_links
+from topology.model import DEVICES_MAX, Machine, asymmetric_pairs, machine
+
+TEXT_MAX: Final = 1 << 20
+"""Characters that are read; a matrix of 64 GPUs and 64 NICs has some fifty thousand."""
+LINKS_PER_GPU_MAX: Final = 18
+"""No GPU has more links of its own; cells that add up to more count links into a switch."""
+
+_TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ROW: Final = re.compile(r"\s*GPU(\d+)(?!\d)(.*)")
+_COLUMN: Final = re.compile(r"(GPU|NIC|mlx\d+_|bnxt_re|efa_|rdmap|ib)(\d+)")
+_CELL: Final = re.compile(r"\s*(X(?!G)|NV\d{1,2}|XGMI\d{1,2}|PIX|PXB|PSB|PHB|NODE|SYS|SOC|C2C)")
+_WORD: Final = re.compile(r"\s*(\S+)")
+_NUMBER: Final = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One network adapter: its column name and its relation to every GPU, in positions."""
+
+    name: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyText:
+    """What the text says, GPUs in the order of their rows. asymmetric: pairs whose two ends disagree."""
+
+    labels: tuple[str, ...]
+    links: tuple[tuple[str, ...], ...]
+    numa: tuple[int | None, ...]
+    nics: tuple[Nic, ...]
+    asymmetric: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    label: str
+    cells: tuple[str, ...]
+    trailer: tuple[str, ...]
+
+
+def read_topology(text: str) -> TopologyText:
+    """Read the matrix. Raises TopologyTextError when there is no GPU row, or more GPUs than a machine can have."""
+    lines = _TERMINAL_CODE.sub("", text[:TEXT_MAX]).splitlines()
+    columns = _columns(lines)
+    rows = [row for line in lines if (row := _row(line, columns)) is not None]
+    if not rows:
+        raise TopologyTextError("no row begins with a GPU", excerpt=text[:40])
+    if len(rows) > DEVICES_MAX:
+        raise TopologyTextError(f"more than {DEVICES_MAX} GPUs", excerpt=rows[-1].label)
+    labels = tuple(row.label for row in rows)
+    links = tuple(tuple(_cell(row, columns, label, index) for index, label in enumerate(labels)) for row in rows)
+    nics = [(index, name) for index, name in enumerate(columns) if not name.startswith("GPU")]
+    return TopologyText(
+        labels=labels,
+        links=links,
+        numa=_numa(rows, has_column=_has_numa_column(lines)),
+        nics=tuple(Nic(name, tuple(_cell(row, columns, name, index) for row in rows)) for index, name in nics),
+        asymmetric=asymmetric_pairs(links),
+    )
+
+
+def machine_of(
+    matrix: TopologyText,
+    *,
+    pcie: TopologyText | None = None,
+    nvlink_generation: int | None = None,
+    nvswitch: bool | None = None,
+    link_gbps: float | None = None,
+    pcie_generation: int | None = None,
+    inter_socket_gbps: float | None = None,
+) -> Machine:
+    """The machine that a matrix shows. pcie: what `-mp` printed, of the same GPUs; nvswitch: None = judge by the cells.
+
+    The text tells no generation: without it bandwidths are relative (topology.rates.rates_known).
+    """
+    same_gpus = pcie is not None and pcie.labels == matrix.labels
+    return machine(
+        matrix.links,
+        pcie=pcie.links if pcie is not None and same_gpus else None,
+        numa=matrix.numa,
+        nvlink_generation=nvlink_generation,
+        nvswitch=looks_switched(matrix.links) if nvswitch is None else nvswitch,
+        link_gbps=link_gbps,
+        pcie_generation=pcie_generation,
+        inter_socket_gbps=inter_socket_gbps,
+    )
+
+
+def looks_switched(links: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether the cells must count links into a switch: some GPU would otherwise have more links than any GPU has."""
+    return any(sum(direct_links(clean_cell(cell)) for cell in row) > LINKS_PER_GPU_MAX for row in links)
+
+
+def _columns(lines: list[str]) -> list[str]:
+    """Column names of the header, also where they run together; empty when no line looks like one."""
+    for line in lines:
+        names = [match.group(0) for match in _COLUMN.finditer(line)]
+        if len(names) > 1 and names[0].startswith("GPU") and not _CELL.match(line.strip()[len(names[0]) :]):
+            return names
+    return []
+
+
+def _row(line: str, columns: list[str]) -> _Row | None:
+    match = _ROW.match(line)
+    if match is None or _ROW.match(match.group(2)):
+        return None
+    cells, trailer = _cells(match.group(2), expected=len(columns))
+    return _Row(label=f"GPU{match.group(1)}", cells=cells, trailer=trailer) if SELF in cells else None
+
+
+def _cells(text: str, *, expected: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Cells, as many as the header promises or as there are known words, and the words after them."""
+    cells: list[str] = []
+    at = 0
+    while not expected or len(cells) < expected:
+        match = _CELL.match(text, at)
+        if match is None and expected and not _is_trailer(text[at:]):
+            match = _WORD.match(text, at)
+        if match is None:
+            break
+        cells.append(match.group(1) if match.group(1) == SELF else clean_cell(match.group(1)))
+        at = match.end()
+    return tuple(cells), tuple(text[at:].split())
+
+
+def _is_trailer(text: str) -> bool:
+    """Whether a CPU list follows: fewer cells than columns were printed."""
+    return re.match(r"\s*\d", text) is not None
+
+
+def _cell(row: _Row, columns: list[str], name: str, index: int) -> str:
+    position = columns.index(name) if name in columns else index
+    return row.cells[position] if position < len(row.cells) else WORST
+
+
+def _has_numa_column(lines: list[str]) -> bool:
+    return any("NUMA Affinity" in line for line in lines)
+
+
+def _numa(rows: list[_Row], *, has_column: bool) -> tuple[int | None, ...]:
+    """NUMA node per GPU: the second trailing word. A range such as 0-1 is unknown. Without the column, equal CPU
+    lists stand for one node, if there are several lists."""
+    if has_column:
+        words = [row.trailer[1] if len(row.trailer) > 1 else "" for row in rows]
+        return tuple(int(word) if _NUMBER.fullmatch(word) else None for word in words)
+    lists = [row.trailer[0] if row.trailer else "" for row in rows]
+    known = sorted({cpus for cpus in lists if cpus}, key=lists.index)
+    if len(known) < 2:
+        return (None,) * len(rows)
+    return tuple(known.index(cpus) if cpus else None for cpus in lists)
