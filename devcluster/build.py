@@ -2,8 +2,8 @@
 
 In: a Kubernetes version and what the cluster needs. Out: the path of each program. Every program is built under a name
 of its own and renamed when it is whole, so an interrupted build goes on where it stopped; the folder is keyed by all
-that decides the result (module files, Go version, flags), so a change never meets a stale binary. A file lock keeps two
-starters from building the same thing twice.
+that decides the result (module files, Go version, flags), so a change never meets a stale binary. A lock on the
+module's folder keeps two starters from building the same thing twice.
 
 `python -m devcluster.build` fills the cache on its own.
 """
@@ -64,9 +64,7 @@ def ensure_binaries(
     wanted = [row for row in programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok) if row.name not in found]
     toolchain = find_toolchain(cache, report=report)
     targets = {row: cache / "bin" / folder_name(row, go_version=toolchain.version) / row.name for row in wanted}
-    if not all(target.exists() for target in targets.values()):
-        with _build_lock(cache, report=report):
-            _build_missing(targets, toolchain=toolchain, report=report)
+    _build_missing(targets, toolchain=toolchain, report=report)
     return Binaries(paths={**found, **{row.name: target for row, target in targets.items()}})
 
 
@@ -100,11 +98,15 @@ def assets_from_environment(environment: Mapping[str, str], *, kubernetes: str, 
 def _build_missing(targets: Mapping[Program, Path], *, toolchain: Toolchain, report: Report) -> None:
     missing = {row: target for row, target in targets.items() if not target.exists()}
     for number, (row, target) in enumerate(missing.items(), start=1):
-        started = time.monotonic()
-        report(f"[{number}/{len(missing)}] building {row.name} ({row.package})")
-        build_program(row, target, toolchain=toolchain)
-        size = target.stat().st_size / 1e6
-        report(f"[{number}/{len(missing)}] {row.name}: {size:.0f} MB in {time.monotonic() - started:.0f} s")
+        place = f"[{number}/{len(missing)}]"
+        with _module_lock(target.parent, report=report):
+            if target.exists():
+                continue
+            started = time.monotonic()
+            report(f"{place} building {row.name} ({row.package})")
+            build_program(row, target, toolchain=toolchain)
+            size = target.stat().st_size / 1e6
+            report(f"{place} {row.name}: {size:.0f} MB in {time.monotonic() - started:.0f} s")
 
 
 def build_program(row: Program, target: Path, *, toolchain: Toolchain) -> None:
@@ -134,15 +136,19 @@ def build_program(row: Program, target: Path, *, toolchain: Toolchain) -> None:
 
 
 @contextmanager
-def _build_lock(cache: Path, *, report: Report) -> Iterator[None]:
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "build.lock").open("w") as lock:
+def _module_lock(folder: Path, *, report: Report) -> Iterator[None]:
+    """Hold the folder of a module: builds of the same module wait for each other, others do not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("another build is running: waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            report(f"another build of {folder.name} is running: waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def main(arguments: list[str]) -> int:

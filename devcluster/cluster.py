@@ -246,17 +246,20 @@ class Cluster:
 
     # ---- scheduler ----
 
-    def start_scheduler(self, config: Path | None = None, kubeconfig: str | Path | None = None) -> None:
+    def start_scheduler(
+        self, config: Path | None = None, kubeconfig: str | Path | None = None, *, flags: Sequence[str] = ()
+    ) -> None:
         """Start the stock kube-scheduler, in place of the one that runs, and wait until it is healthy.
 
-        Without a configuration it is a plain one; without a kubeconfig it is system:kube-scheduler.
+        Without a configuration it is a plain one; without a kubeconfig it is system:kube-scheduler. flags are added to
+        its command line.
         """
         self.stop_scheduler()
         identity = Path(kubeconfig) if kubeconfig else self.layout.kubeconfig(_SCHEDULER)
         file = self.layout.folder / "scheduler.yaml"
         text = config.read_text() if config else None
         file.write_text(control_plane.scheduler_configuration(text, kubeconfig=identity))
-        command = control_plane.scheduler_command(self._binaries, self.layout, config=file)
+        command = control_plane.scheduler_command(self._binaries, self.layout, config=file, flags=flags)
         self._spawn_part(_SCHEDULER, command)
         healthz = [sys.executable, "-c", _HEALTHZ, f"https://127.0.0.1:{control_plane.SCHEDULER_PORT}/healthz"]
         self._wait(lambda: self.run(*healthz).returncode == 0, what=_SCHEDULER, process=_SCHEDULER)

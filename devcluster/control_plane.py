@@ -7,6 +7,7 @@ own network namespace only; the API server on the bridge, which nodes reach, the
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def controller_manager_command(
     ]
 
 
-def scheduler_command(binaries: Binaries, layout: Layout, *, config: Path) -> list[str]:
+def scheduler_command(binaries: Binaries, layout: Layout, *, config: Path, flags: Sequence[str] = ()) -> list[str]:
     """The stock scheduler with a configuration file; who it is stands in that file."""
     kubeconfig = layout.kubeconfig("kube-scheduler")
     return [
@@ -174,6 +175,7 @@ def scheduler_command(binaries: Binaries, layout: Layout, *, config: Path) -> li
         *_own_server(SCHEDULER_PORT, kubeconfig=kubeconfig, certificates=layout.pki),
         f"--config={config}",
         "--v=2",
+        *flags,
     ]
 
 

@@ -73,7 +73,7 @@ def test_a_cluster_without_nodes_needs_no_node_programs() -> None:
     """A control plane alone is quick to build."""
     names = {row.name for row in programs.programs_for("1.37.2", real_nodes=False, kwok=False)}
 
-    assert names == {"etcd", "pause", *programs.CONTROL_PLANE}
+    assert names == {"etcd", "pause", "flock", *programs.CONTROL_PLANE}
 
 
 def test_the_stamped_version_is_the_pinned_one() -> None:
