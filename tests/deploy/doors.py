@@ -45,7 +45,7 @@ ANNOTATION_DOORS = [
         "pods/status: other GPUs", "held/status", ALLOCATION | {"gpu.scheduling/uuids": "b"}, policy="atoll-annotations"
     ),
     annotate("pods: an allocation removed", "held", {"gpu.scheduling/allocated": None}, policy="atoll-annotations"),
-    annotate("pods: a variable added", "held", {"devices.gpu.scheduling/side": "GPU-b"}, policy="atoll-annotations"),
+    annotate("pods: a variable added", "waiting", {"devices.gpu.scheduling/main": "GPU-b"}, policy="atoll-annotations"),
     annotate("pods: another claim's uid", "waiting", {"gpu.scheduling/claim-uid": "other"}, policy="atoll-annotations"),
     annotate("pods: a wake-up by hand", "waiting", {"gpu.scheduling/woken": "1"}, policy="atoll-annotations"),
     annotate("pods: another claim", "waiting", {"gpu.scheduling/claim": "eight"}, policy="atoll-annotations"),
@@ -287,22 +287,30 @@ AGENT_DOORS = [
         "an agent counts its node's cpus",
         "node-a",
         {"status": {"capacity": {"cpu": "999"}}},
-        policy="atoll-node-agents",
+        policy="atoll-node-resources",
     ),
     node_status(
         "an agent takes a resource of its node away",
         "node-a",
         {"status": {"allocatable": {"cpu": None}}},
-        policy="atoll-node-agents",
+        policy="atoll-node-resources",
     ),
     node_status(
-        "an agent labels its node", "node-a", {"metadata": {"labels": {"zone": "x"}}}, policy="atoll-node-agents"
+        "an agent labels its node", "node-a", {"metadata": {"labels": {"zone": "x"}}}, policy="atoll-node-resources"
     ),
     node_status(
         "an agent moves its node's address",
         "node-a",
         {"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.9"}]}},
-        policy="atoll-node-agents",
+        policy="atoll-node-resources",
+    ),
+    Request(
+        title="the controllers cordon a GPU",
+        path=f"{REPORTS}/node-a",
+        body={"spec": {"cordons": [{"uuid": "GPU-aaaa"}]}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-cordons",
     ),
 ]
 
@@ -310,6 +318,7 @@ UNCLAIMED_DOORS = [
     create(
         "an unclaimed pod with all GPUs",
         pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all")),
+        namespace="default",
         policy="atoll-unclaimed-pods",
     ),
 ]

@@ -129,6 +129,14 @@ def test_every_rule_shuts_a_door(guarded: Api) -> None:
             assert any(all(word in refusal for word in words) for refusal in refusals), rule["message"]
 
 
+def test_the_api_server_finds_no_mistake_of_type(guarded: Api) -> None:
+    """Each expression fits the published types of what it matches; the controller manager checks that."""
+    for name in sorted(POLICIES):
+        path = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{name}"
+        wait_for(lambda path=path: "typeChecking" in guarded.send("GET", path).message, f"{name} is checked")
+        assert "expressionWarnings" not in guarded.send("GET", path).message, name
+
+
 def test_a_pod_with_very_many_annotations_is_no_obstacle(guarded: Api) -> None:
     """The largest set of annotations that the API server takes does not run the policies out of their budget."""
     annotations = {f"a{number}": "" for number in range(25_000)}
