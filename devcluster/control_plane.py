@@ -162,6 +162,7 @@ def controller_manager_command(
         "--use-service-account-credentials=true",
         "--leader-elect=false",
         f"--node-monitor-grace-period={node_grace_seconds}s",
+        f"--flex-volume-plugin-dir={layout.folder / 'volume-plugins'}",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
     ]

@@ -175,6 +175,7 @@ class NodeFiles:
             "cgroupRoot": cgroup_root(self.cluster, name),
             "resolvConf": str(self.folder / "resolv.conf"),
             "staticPodPath": str(self.folder / "manifests"),
+            "volumePluginDir": str(self.folder / "volume-plugins"),
             "tlsCertFile": str(pki / f"kubelet-server-{name}.crt"),
             "tlsPrivateKeyFile": str(pki / f"kubelet-server-{name}.key"),
             "authentication": {

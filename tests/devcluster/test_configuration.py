@@ -90,6 +90,14 @@ def test_kubelet_asks_the_api_server_who_may_read_it(files: NodeFiles) -> None:
     assert config["authentication"]["anonymous"]["enabled"] is False
 
 
+def test_kubelet_makes_no_folder_outside_of_its_own(files: NodeFiles) -> None:
+    """Where it may choose, kubelet writes below the node's folder; the defaults would leave folders on the machine."""
+    config = yaml.safe_load((files.folder / "kubelet.yaml").read_text())
+
+    for setting in ("staticPodPath", "volumePluginDir", "resolvConf"):
+        assert Path(config[setting]).is_relative_to(files.folder), setting
+
+
 def test_containerd_keeps_to_the_nodes_folder_and_pulls_nothing(files: NodeFiles) -> None:
     """The configuration is valid TOML and names no path that another node or the host uses."""
     config = tomllib.loads((files.folder / "containerd.toml").read_text())
