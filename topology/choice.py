@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from topology.tables import (
     table,
 )
 
+ANSWERS_MAX: Final = 1 << 14
+"""Answers kept: node after node in the same state asks the same."""
+
 
 class Reason(StrEnum):
     """Why a machine cannot serve an ask: constant phrases that aggregate in messages."""
@@ -39,6 +43,7 @@ class Reason(StrEnum):
     NO_NVLINK_ISLAND = "no NVLink island of the requested size"
     NO_PCIE_SET = "no set joined by PCIe alone"
     NO_BANDWIDTH = "no set reaches the asked bandwidth"
+    REQUIRED = "required GPUs are not free or too many"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +67,38 @@ class Refusal:
     reason: Reason
 
 
-def choose(machine: Machine, free: int, ask: Ask, *, demand: Demand = PRIOR) -> Choice | Refusal:
+def choose(machine: Machine, free: int, ask: Ask, *, required: int = 0, demand: Demand = PRIOR) -> Choice | Refusal:
     """The best set of `ask.count` free positions; `free` is a bit mask over positions.
 
-    Raises PositionError when the mask names positions that the machine does not have.
+    required: positions that the set must contain. Raises PositionError when a mask names positions that the machine
+    does not have.
     """
-    check_free(machine, free)
+    check_free(machine, free | required)
+    return _choose(machine, free, ask, required=required, demand=demand)
+
+
+@lru_cache(maxsize=ANSWERS_MAX)
+def _choose(machine: Machine, free: int, ask: Ask, *, required: int, demand: Demand) -> Choice | Refusal:
     if free.bit_count() < ask.count:
         return Refusal(Reason.TOO_FEW_FREE if ask.count <= machine.count else Reason.TOO_FEW_GPUS)
+    if required & ~free or required.bit_count() > ask.count:
+        return Refusal(Reason.REQUIRED)
     if machine.count > TABLE_DEVICES_MAX:
-        found = choose_large(machine, free, ask)
-        if found is None:
-            return Refusal(_condition_reason(ask))
-        return _described(
-            machine,
-            found.positions,
-            cost=found.cost,
-            ring_gbps=found.ring_gbps,
-            relative=found.relative_quality,
-            bounded=True,
-        )
+        return _choose_large(machine, free, ask, required=required)
     answers = table(machine, ask, demand)
-    chosen = answers.chosen(free)
-    if chosen is None:
-        return Refusal(_refused_by(machine, free, ask))
+    if required:
+        found = answers.best_with(free, required)
+    else:
+        chosen = answers.chosen(free)
+        found = None if chosen is None else (chosen, answers.cost(free))
+    if found is None:
+        return Refusal(_refused_by(machine, free, ask, required=required))
     return _described(
         machine,
-        positions_of(chosen),
-        cost=answers.cost(free),
-        ring_gbps=float(qualities(machine).ring_gbps[chosen]),
-        relative=float(relative_qualities(machine)[chosen]),
+        positions_of(found[0]),
+        cost=found[1],
+        ring_gbps=float(qualities(machine).ring_gbps[found[0]]),
+        relative=float(relative_qualities(machine)[found[0]]),
         bounded=not answers.exact,
     )
 
@@ -111,6 +118,20 @@ def island_names(machine: Machine, positions: tuple[int, ...]) -> tuple[str, ...
     return tuple(dict.fromkeys(by_position[position].name for position in positions))
 
 
+def _choose_large(machine: Machine, free: int, ask: Ask, *, required: int) -> Choice | Refusal:
+    found = choose_large(machine, free, ask, required=required)
+    if found is None:
+        return Refusal(_condition_reason(ask))
+    return _described(
+        machine,
+        found.positions,
+        cost=found.cost,
+        ring_gbps=found.ring_gbps,
+        relative=found.relative_quality,
+        bounded=True,
+    )
+
+
 def _described(
     machine: Machine, positions: tuple[int, ...], *, cost: float, ring_gbps: float, relative: float, bounded: bool
 ) -> Choice:
@@ -124,10 +145,10 @@ def _described(
     )
 
 
-def _refused_by(machine: Machine, free: int, ask: Ask) -> Reason:
+def _refused_by(machine: Machine, free: int, ask: Ask, *, required: int) -> Reason:
     """The condition that the last remaining sets fail: joined by NVLink or PCIe, then one island, then bandwidth."""
     masks = subsets(machine.count, ask.count)
-    masks = masks[masks & ~free == 0]
+    masks = masks[(masks & ~free == 0) & (masks & required == required)]
     joined = meets_interconnect(machine, masks, interconnect=ask.interconnect)
     if not np.any(joined):
         return _condition_reason(ask)

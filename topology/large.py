@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from topology.asks import Ask, Interconnect, Policy
-from topology.closeness import closeness, crowding
+from topology.closeness import Pairs, closeness, crowding
 from topology.islands import island_of
 from topology.links import direct_links
 from topology.model import Machine, positions_of
@@ -35,10 +35,14 @@ class Found:
     relative_quality: float
 
 
-def choose_large(machine: Machine, free: int, ask: Ask) -> Found | None:
-    """Best set by (cost, positions) among the greedy sets of all starts; None when none meets the conditions."""
+def choose_large(machine: Machine, free: int, ask: Ask, *, required: int = 0) -> Found | None:
+    """Best set by (cost, positions) among the greedy sets of all starts; None when none meets the conditions.
+
+    Sets grow from the required positions where there are any.
+    """
     best_gbps = _best_gbps(machine, ask.count)
-    grown = {_grow(machine, start, free=free, ask=ask) for start in positions_of(free)}
+    starts = [positions_of(required)] if required else [(start,) for start in positions_of(free)]
+    grown = {_grow(machine, start, free=free, ask=ask) for start in starts}
     found = [_found(machine, positions, free=free, ask=ask, best_gbps=best_gbps) for positions in grown if positions]
     meeting = [one for one in found if ask.count < 2 or one.ring_gbps >= ask.min_bandwidth_gbps * (1 - SLACK)]
     return min(meeting, key=lambda one: (one.cost, one.positions), default=None)
@@ -50,42 +54,60 @@ def _best_gbps(machine: Machine, count: int) -> float:
     if count < 2:
         return 0.0
     ask = Ask(count=count)
-    grown = {_grow(machine, start, free=machine.full, ask=ask) for start in range(machine.count)}
+    grown = {_grow(machine, (start,), free=machine.full, ask=ask) for start in range(machine.count)}
     return max(rate(machine, positions).ring_gbps for positions in grown if positions)
 
 
-def _grow(machine: Machine, start: int, *, free: int, ask: Ask) -> tuple[int, ...]:
+def _grow(machine: Machine, start: tuple[int, ...], *, free: int, ask: Ask) -> tuple[int, ...]:
     """The set from one start, sorted; empty when the conditions leave too few devices."""
-    members = [start]
+    pulls, may_join = _pulls(machine, ask.policy), _may_join(machine, ask)
+    members = list(start)
+    if not all(may_join[first][second] for first in start for second in start):
+        return ()
+    others = [other for other in positions_of(free) if all(may_join[member][other] for member in start)]
+    others = [other for other in others if other not in start]
     while len(members) < ask.count:
-        others = [
-            other
-            for other in positions_of(free)
-            if other not in members and _may_join(machine, members, other, ask=ask)
-        ]
         if not others:
             return ()
-        members.append(max(others, key=lambda other: (_pull(machine, members, other, ask=ask), -other)))
+        best = max(others, key=lambda other: (*_pull(pulls, members, other), -other))
+        members.append(best)
+        others = [other for other in others if other != best and may_join[best][other]]
     return tuple(sorted(members))
 
 
-def _may_join(machine: Machine, members: list[int], other: int, *, ask: Ask) -> bool:
-    if POLICIES[ask.policy].one_island and island_of(machine)[members[0]] != island_of(machine)[other]:
-        return False
-    if ask.interconnect is Interconnect.ANY:
-        return True
-    wanted = ask.interconnect is Interconnect.NVLINK
-    return all(bool(direct_links(machine.links[member][other])) == wanted for member in members)
+def _pull(pulls: tuple[Pairs, Pairs], members: list[int], other: int) -> tuple[float, float]:
+    """How well a device fits a growing set: by its best step to a member, then by closeness to all."""
+    step, near = pulls
+    return max(step[member][other] for member in members), sum(near[member][other] for member in members)
 
 
-def _pull(machine: Machine, members: list[int], other: int, *, ask: Ask) -> tuple[float, float]:
-    """How well a device fits a growing set: weakest step and sum of closeness, or least crowding when spreading."""
-    if ask.policy is Policy.SPREAD:
-        return -sum(crowding(machine)[member][other] for member in members), 0.0
-    near = sum(closeness(machine)[member][other] for member in members)
-    if ask.policy is Policy.PACKED:
-        return near, 0.0
-    return max(_step(machine, member, other) for member in members), near
+@lru_cache(maxsize=64)
+def _may_join(machine: Machine, ask: Ask) -> tuple[tuple[bool, ...], ...]:
+    """Whether a pair may lie in one set."""
+    island = island_of(machine)
+
+    def together(first: int, second: int) -> bool:
+        if POLICIES[ask.policy].one_island and island[first] != island[second]:
+            return False
+        if first == second:
+            return True
+        linked = bool(direct_links(machine.links[first][second]))
+        return ask.interconnect is Interconnect.ANY or linked == (ask.interconnect is Interconnect.NVLINK)
+
+    return tuple(tuple(together(first, second) for second in range(machine.count)) for first in range(machine.count))
+
+
+@lru_cache(maxsize=64)
+def _pulls(machine: Machine, policy: Policy) -> tuple[Pairs, Pairs]:
+    """Pair weights that a set grows by: GB/s of a step and closeness; closeness alone; or the absence of crowding."""
+    devices = range(machine.count)
+    none: Pairs = tuple((0.0,) * machine.count for _ in devices)
+    if policy is Policy.SPREAD:
+        return none, tuple(tuple(-weight for weight in row) for row in crowding(machine))
+    if policy is Policy.PACKED:
+        return none, closeness(machine)
+    steps = tuple(tuple(_step(machine, first, second) for second in devices) for first in devices)
+    return steps, closeness(machine)
 
 
 def _step(machine: Machine, first: int, second: int) -> float:

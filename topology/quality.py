@@ -132,6 +132,7 @@ def _hamiltonian(adjacent: tuple[int, ...]) -> Bools:
     return closed
 
 
+@lru_cache(maxsize=256)
 def _step_gbps(machine: Machine) -> Matrix:
     """GB/s of one step between two members: one pair uses all its links, else the PCIe path."""
     paths, links, each = pcie_paths_gbps(machine), link_counts(machine), link_gbps(machine)
@@ -205,7 +206,8 @@ def _rate_alone(machine: Machine, members: tuple[int, ...]) -> Rating:
     if len(members) < 2:
         return Rating(0.0, linked=False, exact=True)
     inside = _inside(link_counts(machine), members)
-    steps = tuple(tuple(_step_gbps(machine)[row][column] for column in members) for row in members)
+    whole = _step_gbps(machine)
+    steps = tuple(tuple(whole[row][column] for column in members) for row in members)
     if machine.nvswitch:
         packing = Packing(min(cell for row, cells in enumerate(inside) for cell in cells[:row]), exact=True)
     elif len(members) <= RINGS_DEVICES_MAX:

@@ -79,6 +79,16 @@ class Table:
             costs = self.costs[free_masks]
         return costs
 
+    def best_with(self, free: int, required: int) -> tuple[int, float] | None:
+        """Mask and cost of the best set inside `free` that contains `required`; computed anew, not kept."""
+        fitting = np.flatnonzero((self.sets.masks & ~free == 0) & (self.sets.masks & required == required))
+        if not len(fitting):
+            return None
+        rest = self._potential[free & ~self.sets.masks[fitting]]
+        best = int(np.argmin(np.round(self.sets.rank[fitting] + rest, DECIMALS)))
+        cost = np.round(self.sets.cost[fitting[best]] + rest[best] + self._own[free], DECIMALS)
+        return int(self.sets.masks[fitting[best]]), float(cost)
+
     def _fill(self, free_masks: Ints) -> None:
         """Compute the cells of these masks, some rows of (mask, set) at a time."""
         self.costs[free_masks] = np.inf

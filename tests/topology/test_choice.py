@@ -207,6 +207,41 @@ def test_large_machine_is_answered_within_bounds() -> None:
     assert len({position // 7 for position in answer.positions}) == 1
 
 
+@pytest.mark.parametrize(
+    ("required", "count", "positions"),
+    [(0b10000, 1, (4,)), (0b10000, 2, (4, 7)), (0b10000, 4, (4, 5, 6, 7)), (0b1, 2, (0, 3)), (0b100001, 2, (0, 5))],
+    ids=["itself", "its-double-linked-partner", "its-quad", "first-partner", "both-given"],
+)
+def test_required_gpus_are_in_the_set(required: int, count: int, positions: tuple[int, ...]) -> None:
+    """The set contains what is required, and is the best of those that do."""
+    answer = choose(profile("dgx1-v100").machine, 0xFF, Ask(count), required=required)
+
+    assert isinstance(answer, Choice)
+    assert answer.positions == positions
+
+
+@pytest.mark.parametrize(
+    ("free", "required", "count"), [(0xFE, 0b1, 2), (0xFF, 0b111, 2)], ids=["not-free", "more-than-the-set"]
+)
+def test_required_gpus_that_cannot_be_given_are_refused(free: int, required: int, count: int) -> None:
+    """A requirement that contradicts the ask is a refusal of its own."""
+    answer = choose(profile("dgx1-v100").machine, free, Ask(count), required=required)
+
+    assert answer == Refusal(Reason.REQUIRED)
+
+
+def test_required_gpus_on_a_large_machine() -> None:
+    """Beyond tables the search grows from what is required."""
+    cells = [
+        ["X" if row == column else "PIX" if row // 4 == column // 4 else "SYS" for column in range(20)]
+        for row in range(20)
+    ]
+    answer = choose(machine(cells, pcie_generation=4), (1 << 20) - 1, Ask(3), required=0b1000000)
+
+    assert isinstance(answer, Choice)
+    assert answer.positions == (4, 5, 6)
+
+
 @pytest.mark.parametrize("free", [-1, 1 << 8], ids=["negative", "beyond-the-machine"])
 def test_foreign_free_mask_is_a_fault(free: int) -> None:
     """A mask that names positions which do not exist is the caller's mistake."""
