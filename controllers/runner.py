@@ -67,6 +67,17 @@ class Process:
         for loop in self.loops:
             loop.observe(kind, change)
 
+    def context(self, events: EventRecorder) -> Context:
+        """Return the surroundings of a term's reconcilers; their writes end with the leadership."""
+        return Context(
+            api=GuardedApi(self.client, lambda: self.elector.is_leader),
+            mirror=self.mirror,
+            clock=self.clock,
+            events=events,
+            metrics=self.metrics,
+            new_token=lambda: secrets.token_hex(8),
+        )
+
 
 async def serve_controllers(settings: ControllersSettings) -> None:
     """Run until cancelled. Raises LeadershipLost in an ExceptionGroup: the process is meant to be started again."""
@@ -123,7 +134,7 @@ async def _lead(process: Process) -> None:
     authority = AuthorityReconciler(
         process.client, clock, extra_names=settings.webhook_names, may_write=lambda: process.elector.is_leader
     )
-    process.loops = build_loops(process, events)
+    process.loops = build_loops(process.context(events), process.departures, settings)
     log.info("Reconciling", loops=[loop.name for loop in process.loops])
     try:
         await supervise(
@@ -139,7 +150,7 @@ async def _lead(process: Process) -> None:
 async def _lead_once(process: Process) -> None:
     await process.mirror.synced()
     events = EventRecorder(process.client, COMPONENT, process.identity, process.clock)
-    for loop in build_loops(process, events):
+    for loop in build_loops(process.context(events), process.departures, process.settings):
         await loop.run_once()
     await events.flush()
 
@@ -151,17 +162,9 @@ async def _resync(process: Process) -> None:
         await process.clock.sleep(process.settings.resync_seconds)
 
 
-def build_loops(process: Process, events: EventRecorder) -> tuple[Loop[Any], ...]:
+def build_loops(context: Context, departures: Departures, settings: ControllersSettings) -> tuple[Loop[Any], ...]:
     """Return the reconcilers of one term, each in its loop, in the order in which they hear of a change."""
-    settings, clock, metrics = process.settings, process.clock, process.metrics
-    context = Context(
-        api=GuardedApi(process.client, lambda: process.elector.is_leader),
-        mirror=process.mirror,
-        clock=clock,
-        events=events,
-        metrics=metrics,
-        new_token=lambda: secrets.token_hex(8),
-    )
+    clock, metrics = context.clock, context.metrics
     asking = EvidenceReconciler(context)
     evidence = Loop(asking, clock, metrics)
 
@@ -169,7 +172,7 @@ def build_loops(process: Process, events: EventRecorder) -> tuple[Loop[Any], ...
         if asking.want(node, version):
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
-    release = Loop(ReleaseReconciler(context, process.departures, ask), clock, metrics)
+    release = Loop(ReleaseReconciler(context, departures, ask), clock, metrics)
     wake = WakeReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
     return (
         release,

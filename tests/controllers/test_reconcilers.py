@@ -1,0 +1,255 @@
+"""The reconcilers when the API server fails: every write lost once, before or after it was carried out."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.api import names
+from atoll.cluster.leases import Holder
+from tests.builders import claim_json, lease_json, make_allocation, pod_json
+from tests.controllers.troupe import CLAIMS, LEASES, PODS, REPORTS, Server, Troupe, strip_version, troupe
+
+HOLDER = Holder("team", "p", "uid-of-p")
+REJECTED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+PAST = {names.LEASE_DEADLINE: "2020-01-01T00:00:00.000000Z"}
+FUTURE = {names.LEASE_DEADLINE: "2099-01-01T00:00:00.000000Z"}
+
+each_fault = pytest.mark.parametrize(
+    ("fails_at", "is_after"), [(n, after) for n in range(7) for after in (False, True)]
+)
+
+
+def put_pod(server: Server, name: str = "p", **options: Any) -> None:
+    """Put a pod on the server; `status` adds to its status."""
+    status = options.pop("status", {})
+    body = strip_version(pod_json(name, **options))
+    server.put(f"{PODS}/{name}", {**body, "status": {**body["status"], **status}})
+
+
+def put_leases(server: Server, *device_ids: int, holder: Holder = HOLDER, **annotations: str) -> None:
+    """Put Leases of n1 on the server."""
+    for device_id in device_ids:
+        body = strip_version(lease_json("n1", device_id, holder=holder, annotations=annotations))
+        server.put(f"{LEASES}/gpu-n1-{device_id}", body)
+
+
+def put_bound(server: Server, name: str = "p", *device_ids: int, **options: Any) -> None:
+    """Put a bound pod on the server."""
+    put_pod(server, name, node="n1", allocation=make_allocation("n1", *device_ids), **options)
+
+
+ENDED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]}
+
+
+@each_fault
+async def test_release_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
+    """Three Leases of an ended pod go, whichever write is lost; the Lease of somebody else is never touched."""
+
+    def furnish(server: Server) -> None:
+        put_bound(server, "p", 0, 1, 2, status=ENDED)
+        put_leases(server, 0, 1, 2)
+        put_bound(server, "other", 3)
+        put_leases(server, 3, holder=Holder("team", "other", "uid-of-other"))
+
+    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
+        await stage.settled(lambda: stage.held() == {"gpu-n1-3"})
+        assert all("gpu-n1-3" not in path for _, path in stage.api.writes)
+
+
+@each_fault
+async def test_take_over_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
+    """No Lease of an expired reservation goes before the pod's version moved after the last fence on that Lease."""
+
+    def furnish(server: Server) -> None:
+        put_pod(server)
+        put_leases(server, 0, 1, **PAST)
+
+    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
+        await stage.settled(lambda: not stage.held())
+        writes = stage.api.writes
+        for device_id in (0, 1):
+            path = f"{LEASES}/gpu-n1-{device_id}"
+            gone = max(i for i, write in enumerate(writes) if write == ("DELETE", path))
+            fence = max(i for i, write in enumerate(writes[:gone]) if write == ("PATCH", path))
+            moved = [i for i, write in enumerate(writes) if write == ("PATCH", f"{PODS}/p")]
+            assert any(fence < i < gone for i in moved)
+
+
+@each_fault
+async def test_repair_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
+    """Both missing Leases of a bound pod come back once, under the pod's own identity."""
+
+    def furnish(server: Server) -> None:
+        put_bound(server, "p", 4, 5, phase="Running")
+
+    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
+        await stage.settled(lambda: stage.held() == {"gpu-n1-4", "gpu-n1-5"})
+        for device_id in (4, 5):
+            lease = stage.lease(device_id)
+            assert lease is not None
+            assert lease["spec"]["holderIdentity"] == str(HOLDER)
+
+
+@each_fault
+async def test_wake_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
+    """The pod that fits is woken, the one that does not is not."""
+
+    def furnish(server: Server) -> None:
+        put_pod(server, "small", gpus=1, status={"conditions": [REJECTED]})
+        put_pod(server, "large", gpus=8, status={"conditions": [REJECTED]})
+        put_bound(server, "p", 0, phase="Running")
+        put_leases(server, 0)
+
+    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
+        await stage.settled(lambda: names.WOKEN in stage.server.objects[f"{PODS}/small"]["metadata"]["annotations"])
+        assert names.WOKEN not in stage.server.objects[f"{PODS}/large"]["metadata"]["annotations"]
+
+
+async def test_reservation_that_is_not_over_is_left_alone(tmp_path: Path) -> None:
+    """A bind may be under way: neither the Lease nor the pod is touched, however often everything is looked at."""
+
+    def furnish(server: Server) -> None:
+        put_pod(server, status={"conditions": [REJECTED]})
+        put_leases(server, 0, **FUTURE)
+        put_bound(server, "done", 1, status=ENDED)
+        put_leases(server, 1, holder=Holder("team", "done", "uid-of-done"))
+
+    async with troupe(tmp_path, furnish) as stage:
+        for _ in range(3):
+            for loop in stage.loops:
+                loop.resync()
+            await asyncio.sleep(0)
+        await stage.settled(lambda: not stage.lease(1))
+        assert stage.lease(0)
+        assert ("PATCH", f"{PODS}/p") not in stage.api.writes
+
+
+async def test_reservation_whose_pod_got_bound_is_kept(tmp_path: Path) -> None:
+    """The cache still shows the pod unbound; the answer to the pod's own write shows the truth, and that counts."""
+
+    def furnish(server: Server) -> None:
+        put_pod(server)
+        put_leases(server, 0, 1, **PAST)
+
+    async with troupe(tmp_path, furnish_bound_behind_our_back(furnish)) as stage:
+        await stage.settled(lambda: stage.held() == {"gpu-n1-0"})
+        await stage.settled(lambda: names.LEASE_FENCED not in (stage.lease(0) or {})["metadata"]["annotations"])
+
+
+def furnish_bound_behind_our_back(furnish: Any) -> Any:
+    """Return a furnishing whose pod is bound to device 0 at the moment when somebody patches it."""
+
+    def furnished(server: Server) -> None:
+        furnish(server)
+        original = server._store
+
+        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+            pod = server.objects[f"{PODS}/p"]
+            if method == "PATCH" and path == f"{PODS}/p" and "nodeName" not in pod["spec"]:
+                bound = pod_json("p", node="n1", allocation=make_allocation("n1", 0))
+                pod["spec"] = bound["spec"]
+                pod["metadata"]["annotations"] = bound["metadata"]["annotations"]
+            return original(method, path, query, body)
+
+        server._store = store  # type: ignore[method-assign]
+
+    return furnished
+
+
+async def test_unknown_holder_needs_two_reports_from_beyond_the_look_up(tmp_path: Path) -> None:
+    """Nobody knows the pod: it is looked up, the agent is asked once, and one report is not enough."""
+
+    def furnish(server: Server) -> None:
+        put_leases(server, 0)
+
+    async with troupe(tmp_path, furnish) as stage:
+        await stage.settled(lambda: wanted(stage))
+        asked = wanted(stage)
+        stage.report(1)
+        await stage.settled(lambda: sequence(stage) == 1)
+        assert stage.lease(0), "one report freed the GPU of a pod that the agent never saw"
+        stage.report(2)
+        await stage.settled(lambda: not stage.held())
+        assert wanted(stage) == asked, "asked again although the answer was on its way"
+
+
+def wanted(stage: Troupe) -> str:
+    """Return what the agent of n1 is asked for."""
+    metadata = stage.server.objects[f"{REPORTS}/n1"]["metadata"]
+    return str(metadata.get("annotations", {}).get(names.EVIDENCE_WANTED, ""))
+
+
+def sequence(stage: Troupe) -> int:
+    """Return the sequence of the report that the mirror holds."""
+    status = stage.mirror.reports["n1"].status
+    return status.evidence.sequence if status is not None else 0
+
+
+async def test_namesake_of_a_deleted_pod_inherits_nothing(tmp_path: Path) -> None:
+    """A pod of the same name is another pod: the Lease of the old uid is not its, and needs its own proof."""
+
+    def furnish(server: Server) -> None:
+        put_pod(server, "p", uid="uid-of-the-successor")
+        put_leases(server, 0)
+
+    async with troupe(tmp_path, furnish) as stage:
+        await stage.settled(lambda: wanted(stage))
+        stage.report(1)
+        stage.report(2)
+        await stage.settled(lambda: not stage.held())
+        assert ("PATCH", f"{PODS}/p") not in stage.api.writes
+
+
+async def test_two_bound_pods_on_one_gpu_are_told_and_nothing_is_released(tmp_path: Path) -> None:
+    """Double use is an administrator's decision; taking a Lease away would only hide it."""
+
+    def furnish(server: Server) -> None:
+        put_bound(server, "p", 0, phase="Running")
+        put_bound(server, "q", 0, phase="Running")
+        put_leases(server, 0)
+
+    async with troupe(tmp_path, furnish) as stage:
+        await stage.settled(lambda: (names.REASON_DOUBLE_USE, "q") in stage.notes.recorded)
+        assert stage.held() == {"gpu-n1-0"}
+        assert not [write for write in stage.api.writes if write[0] == "DELETE"]
+
+
+async def test_nothing_is_written_after_leadership_is_lost(tmp_path: Path) -> None:
+    """A term ends between two writes: whatever is queued stays unwritten."""
+
+    async with troupe(tmp_path) as stage:
+        stage.is_leading[0] = False
+        put_bound(stage.server, "p", 0, 1, status=ENDED)
+        put_leases(stage.server, 0, 1)
+        await stage.settled(lambda: len(stage.mirror.ledger.leases) == 2)
+        for loop in stage.loops:
+            loop.resync()
+            await loop.run_once()
+        assert stage.api.writes == []
+        assert stage.held() == {"gpu-n1-0", "gpu-n1-1"}
+        stage.is_leading[0] = True
+        await stage.settled(lambda: not stage.held())
+
+
+async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
+    """The status follows the pods, and looking again writes nothing."""
+
+    def furnish(server: Server) -> None:
+        server.put(f"{CLAIMS}/c", strip_version(claim_json("c")))
+        put_pod(server, annotations={names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"})
+
+    def phase(stage: Troupe) -> str:
+        return str(stage.server.objects[f"{CLAIMS}/c"].get("status", {}).get("phase", ""))
+
+    async with troupe(tmp_path, furnish) as stage:
+        await stage.settled(lambda: phase(stage) == "Waiting")
+        keys = {names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"}
+        put_leases(stage.server, 0)
+        put_bound(stage.server, "p", 0, annotations=keys, phase="Running")
+        await stage.settled(lambda: phase(stage) == "Allocated")
+        written = [write for write in stage.api.writes if "gpuclaims" in write[1]]
+        for loop in stage.loops:
+            await loop.run_once()
+        assert [write for write in stage.api.writes if "gpuclaims" in write[1]] == written
