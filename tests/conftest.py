@@ -1,0 +1,29 @@
+"""Fixtures that several folders share."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[Path]:
+    """Administrator's kubeconfig of a real control plane without nodes, with Atoll's CRDs and namespaces.
+
+    `ATOLL_E2E_KUBECONFIG` names a cluster of the user's own instead, which the tests may fill and change. Tests share
+    it: they name their objects so that they do not meet, and remove them. Under xdist every worker has one of its own.
+    """
+    if given := os.environ.get("ATOLL_E2E_KUBECONFIG"):
+        yield Path(given)
+        return
+    from devcluster import Cluster
+
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    with Cluster.start(f"plane-{worker}-{os.getpid()}", nodes=[], scheduler=False) as cluster:
+        for manifest in ("namespaces.yaml", "crds"):
+            cluster.kubectl("apply", "-f", str(REPOSITORY / "deploy" / manifest), check=True)
+        cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", check=True)
+        yield Path(cluster.kubeconfig)

@@ -1,0 +1,222 @@
+"""An HTTP proxy before a real API server that spoils chosen requests.
+
+In: an administrator's kubeconfig. Out: a plain HTTP address to give to the code under test, and rules that say which
+request is cut, answered by somebody else, held, or robbed of its answer. Watches pass through it untouched, so that the
+code under test sees the real order of events.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from atoll.kube.credentials import Credentials
+
+Forward = Callable[[], Awaitable[web.Response]]
+Fault = Callable[[web.Request, Forward], Awaitable[web.StreamResponse]]
+
+PASSED_HEADERS = ("Accept", "Content-Type")
+LIMIT_BYTES = 64 * 1024 * 1024
+
+
+@dataclass
+class Rule:
+    """Spoils a request: the `nth` that matches from now on, and the `times` - 1 after it."""
+
+    pattern: re.Pattern[str]
+    fault: Fault
+    nth: int
+    times: int
+    seen: int = 0
+
+    def applies(self, described: str) -> bool:
+        """Count a request, and tell whether it is to be spoiled."""
+        if not self.pattern.search(described):
+            return False
+        self.seen += 1
+        return self.nth <= self.seen < self.nth + self.times
+
+
+class FaultProxy:
+    """Forwards everything, except what `spoil` was told. `requests` lists all calls but watches, as they arrived."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self._rules: list[Rule] = []
+        self.requests: list[str] = []
+        self.url = ""
+
+    def spoil(self, pattern: str, fault: Fault, *, nth: int = 1, times: int = 1) -> None:
+        """Apply `fault` to the requests whose `METHOD /path` the regular expression finds; the first rule wins."""
+        self._rules.append(Rule(re.compile(pattern), fault, nth, times))
+
+    def heal(self) -> None:
+        """Spoil nothing any more."""
+        self._rules.clear()
+
+    def count(self, pattern: str) -> int:
+        """Return how many requests the regular expression finds."""
+        return sum(1 for described in self.requests if re.search(pattern, described))
+
+    def client_kubeconfig(self, folder: Path) -> Path:
+        """Write a kubeconfig that leads through this proxy."""
+        path = folder / "through-the-proxy"
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "proxy",
+            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}],
+            "clusters": [{"name": "proxy", "cluster": {"server": self.url}}],
+            "users": [{"name": "proxy", "user": {}}],
+        }
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["FaultProxy"]:
+        """Listen inside the block."""
+        credentials = await Credentials.load(self._kubeconfig)
+        connector = aiohttp.TCPConnector(ssl=credentials.ssl_context or True, limit=0)
+        timeout = aiohttp.ClientTimeout(total=None)
+        plain = {"Accept-Encoding": "identity"}
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=plain) as session:
+            app = web.Application(client_max_size=LIMIT_BYTES)
+
+            async def handle(request: web.Request) -> web.StreamResponse:
+                return await self._handle(request, session, credentials.host)
+
+            app.router.add_route("*", "/{path:.*}", handle)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            try:
+                yield self
+            finally:
+                await runner.cleanup()
+
+    async def _handle(self, request: web.Request, session: aiohttp.ClientSession, host: str) -> web.StreamResponse:
+        url = host + request.raw_path
+        if request.query.get("watch"):
+            return await _stream(request, session, url)
+        body = await request.read()
+        headers = {name: request.headers[name] for name in PASSED_HEADERS if name in request.headers}
+
+        async def forward() -> web.Response:
+            async with session.request(request.method, url, data=body, headers=headers) as answer:
+                content = await answer.read()
+                kept = {name: answer.headers[name] for name in ("Content-Type",) if name in answer.headers}
+                return web.Response(status=answer.status, body=content, headers=kept)
+
+        described = f"{request.method} {request.path}"
+        self.requests.append(described)
+        for rule in list(self._rules):
+            if rule.applies(described):
+                return await rule.fault(request, forward)
+        return await forward()
+
+
+async def _stream(request: web.Request, session: aiohttp.ClientSession, url: str) -> web.StreamResponse:
+    async with session.get(url, headers={"Accept": "application/json"}) as answer:
+        response = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        with suppress(ConnectionError, aiohttp.ClientError):
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+        return response
+
+
+async def cut_before(request: web.Request, forward: Forward) -> web.StreamResponse:
+    """Fault: the connection breaks before the API server hears of the request."""
+    return _cut(request)
+
+
+async def drop_answer(request: web.Request, forward: Forward) -> web.StreamResponse:
+    """Fault: the API server acts, and its answer is lost."""
+    await forward()
+    return _cut(request)
+
+
+def answering(status: int, reason: str = "") -> Fault:
+    """Return a fault: somebody between answers, and the API server hears nothing."""
+
+    async def answer(request: web.Request, forward: Forward) -> web.StreamResponse:
+        body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason}
+        return web.json_response({**body, "message": f"fault {status}"}, status=status)
+
+    return answer
+
+
+def answering_after(status: int) -> Fault:
+    """Return a fault: the API server acts, and somebody between replaces its answer by a failure."""
+    answer = answering(status)
+
+    async def act_then_answer(request: web.Request, forward: Forward) -> web.StreamResponse:
+        await forward()
+        return await answer(request, forward)
+
+    return act_then_answer
+
+
+def garbled(request: web.Request, forward: Forward) -> Awaitable[web.StreamResponse]:
+    """Fault: the API server acts, and the answer is no JSON."""
+
+    async def act_then_garble() -> web.StreamResponse:
+        answer = await forward()
+        return web.Response(status=answer.status, text="<html>a proxy's page</html>")
+
+    return act_then_garble()
+
+
+class Held:
+    """A fault that holds requests: `reached` is set when one arrived, and they go on when `release` is called.
+
+    What the client does meanwhile, such as to give up, does not end the request: it will reach the API server.
+    """
+
+    def __init__(self, *, after: bool = False) -> None:
+        """Hold before the API server hears of the request, or with `after` the answer."""
+        self._after = after
+        self._released = asyncio.Event()
+        self._tasks: set[asyncio.Task[web.Response]] = set()
+        self.reached = asyncio.Event()
+
+    async def __call__(self, request: web.Request, forward: Forward) -> web.StreamResponse:
+        """Hold one request."""
+        task = asyncio.create_task(self._pass_on(forward))
+        self._tasks.add(task)
+        return await asyncio.shield(task)
+
+    async def release(self) -> list[int]:
+        """Let all held requests go on; return the API server's status for each."""
+        self._released.set()
+        return [answer.status for answer in await asyncio.gather(*self._tasks)]
+
+    async def _pass_on(self, forward: Forward) -> web.Response:
+        answer = await forward() if self._after else None
+        self.reached.set()
+        await self._released.wait()
+        return answer or await forward()
+
+
+def doing(work: Callable[[], Awaitable[object]]) -> Fault:
+    """Return a fault: something else happens first, then the request goes on."""
+
+    async def act_first(request: web.Request, forward: Forward) -> web.StreamResponse:
+        await work()
+        return await forward()
+
+    return act_first
+
+
+def _cut(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
