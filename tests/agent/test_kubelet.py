@@ -28,7 +28,7 @@ async def refuse(_request: web.Request) -> web.StreamResponse:
 
 
 async def redirect(_request: web.Request) -> web.StreamResponse:
-    raise web.HTTPFound("http://127.0.0.1:1/steal-the-token")
+    raise web.HTTPFound("/elsewhere")
 
 
 async def cut(request: web.Request) -> web.StreamResponse:
@@ -44,6 +44,7 @@ async def asked(handler: Handler, times: int = 1) -> list[KubeletReading | None]
     """Read from a kubelet that answers with `handler`."""
     app = application()
     app.router.add_get("/pods", handler)
+    app.router.add_get("/elsewhere", answer_pods)
     async with listening(app, "127.0.0.1", 0) as port:
         kubelet = Kubelet(lambda: f"http://127.0.0.1:{port}", headers=bearer, context=tls_context(None))
         try:

@@ -195,6 +195,27 @@ async def test_a_pod_that_runs_on_after_its_deletion_stays_in_the_report(world: 
         assert world.sequence == 5
 
 
+async def test_a_pod_that_ended_by_its_own_object_owes_nothing(world: World) -> None:
+    """Terminal and every container terminated is proof enough; its deletion costs no report of its own."""
+    path = world.bind()
+    async with world.agent(poll_seconds=0.01) as agent:
+        await until(lambda: world.sequence == 2)
+        statuses = [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]
+        ended = {"phase": "Succeeded", "containerStatuses": statuses}
+        world.server.put(path, {**world.server.objects[path], "status": ended})
+        world.kubelet.listed = set()
+        world.end()
+        await until(lambda: world.pods() == {})
+        published = agent.publications_count
+
+        deleted = world.server.remove(path)["metadata"]["resourceVersion"]
+        await until(lambda: agent.pods.resource_version == deleted)
+        looks = agent.looks_count
+        await until(lambda: agent.looks_count >= looks + 5)
+
+        assert agent.publications_count == published
+
+
 async def test_a_deletion_during_a_look_is_not_paid_by_it(world: World) -> None:
     """A look that began before a deletion carries the older position; two more follow that begin after it."""
     path = world.bind()

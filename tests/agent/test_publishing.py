@@ -96,6 +96,7 @@ async def test_a_successor_of_the_object_gets_a_whole_report(server: FakeApiServ
     await writer.publish(report(boot_id="b2"))
 
     stored = server.objects[PATH]
+    assert all("uid" in body["metadata"] for body in server.bodies if body and "status" in body)
     assert stored["spec"] == {"cordons": [{"uuid": "GPU-a"}]}
     assert stored["status"]["devices"][0]["uuid"] == "GPU-a"
     assert stored["status"]["bootId"] == "b2"
