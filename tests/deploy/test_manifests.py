@@ -1,5 +1,6 @@
 """The shipped manifests: valid, complete, least privileged, and spelled as the code spells."""
 
+import importlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from atoll.api import names
+from atoll.service import settings
 from tests.deploy.api_server import DEPLOY, REPOSITORY, manifests
 
 ROLE_KINDS = {"Role", "ClusterRole"}
@@ -176,14 +178,14 @@ def test_scheduler_configuration_keeps_its_promises(file: str) -> None:
 
     configuration = load(file)[0]
     (extender,) = configuration["extenders"]
-    settings = ExtenderSettings()
+    defaults = ExtenderSettings()
     profiles = [profile["schedulerName"] for profile in configuration["profiles"]]
     assert names.SCHEDULER_NAME in profiles
     assert extender["weight"] * 10 * 10 > 1200
     assert extender["nodeCacheCapable"]
     assert not extender["ignorable"]
-    assert extender["urlPrefix"] == f"http://{settings.host}:{settings.port}"
-    assert float(extender["httpTimeout"].removesuffix("s")) > settings.answer_seconds
+    assert extender["urlPrefix"] == f"http://{defaults.host}:{defaults.port}"
+    assert float(extender["httpTimeout"].removesuffix("s")) > defaults.answer_seconds
     assert extender["managedResources"] == [{"name": names.GPU_RESOURCE, "ignoredByScheduler": False}]
     assert [extender[f"{verb}Verb"] for verb in ("filter", "prioritize", "bind", "preempt")] == [
         "filter",
@@ -215,3 +217,41 @@ def test_image_installs_what_was_tested() -> None:
     assert "\nUSER 65532:65532\n" in dockerfile
     for folder in re.findall(r"^COPY (\w+) ", dockerfile, re.MULTILINE):
         assert Path(REPOSITORY, folder).is_dir(), folder
+
+
+PARTS = {
+    "extender": "extender.settings:ExtenderSettings",
+    "webhook": "webhook.settings:WebhookSettings",
+    "agent": "agent.settings:AgentSettings",
+    "controllers": "controllers.settings:ControllersSettings",
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), POD_OWNERS, ids=lambda value: value)
+def test_parts_understand_their_arguments(kind: str, name: str) -> None:
+    """Each container of ours is started with settings that its part accepts, probed where it answers."""
+    for container in POD_OWNERS[(kind, name)]["containers"]:
+        if not container["image"].startswith("atoll:"):
+            continue
+        part, *flags = container["args"]
+        module, _, model = PARTS[part].partition(":")
+        variables = {
+            entry["name"]: entry.get("value", "node-a")
+            for entry in container.get("env", ())
+            if entry["name"].startswith("ATOLL_")
+        }
+        values = settings.load(
+            getattr(importlib.import_module(module), model), flags, f"ATOLL_{part.upper()}", environment=variables
+        )
+        for port in container.get("ports", ()):
+            setting = "health_port" if port["name"] == "health" else "port"
+            assert port["containerPort"] == getattr(values, setting)
+        assert "health" not in {port["name"] for port in container.get("ports", ())} or values.health_host == "0.0.0.0"
+
+
+def test_every_policy_is_in_the_documentation() -> None:
+    """docs/security.md names each policy, or its file."""
+    text = (REPOSITORY / "docs/security.md").read_text(encoding="utf-8")
+    for path in sorted((DEPLOY / "policies").rglob("*.yaml")):
+        for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            assert manifest["metadata"]["name"] in text or path.name in text
