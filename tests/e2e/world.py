@@ -6,29 +6,32 @@ lives. Two containers that hold one GPU at a time therefore leave a file behind,
 
 from __future__ import annotations
 
-import json
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll.api import names
 from atoll.cluster.allocations import Allocation, parse_allocation
 from devcluster import Cluster
+from devcluster.errors import ApiError
 from devcluster.installation import Installation
 
 WAIT_SECONDS = 90.0
 PAUSE_SECONDS = 0.1
 CONTENTION = "contention"
 
+TELL = 'echo "CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER=$CUDA_DEVICE_ORDER"'
 HOLD = f"""
 hold() {{ (
   flock -n 9 || echo "$1 wanted by $HOSTNAME" >> /locks/{CONTENTION}
   exec sleep 1000000
 ) 9>"/locks/$1" & }}
 for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES" | tr , ' '); do hold "$uuid"; done
-echo "CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER=$CUDA_DEVICE_ORDER"
+{TELL}
 """
 STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
 
@@ -66,7 +69,7 @@ class World:
     def leave(self) -> None:
         """Delete every pod gracefully, wait until no Lease is left, and check that no GPU was held twice."""
         for pod in self.pods():
-            self.delete(pod["metadata"]["name"])
+            self.cluster.kubectl("delete", "pod", "-n", self.namespace, "--wait=false", pod["metadata"]["name"])
         self.wait(lambda: not self.pods(), "every pod of the test to be gone")
         self.wait(lambda: not self.leases(), "every GPU Lease of the test to be released")
         self.check_no_contention()
@@ -92,15 +95,20 @@ class World:
         body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": name}, "spec": spec}
         self.cluster.api.request("POST", f"/apis/gpu.scheduling/v1/namespaces/{self.namespace}/gpuclaims", body)
 
-    def pod_body(self, name: str, claim: str | None, *, script: str = HOLD + STAY, **spec: Any) -> dict[str, Any]:
-        """Return a pod with one container `main` that runs `script`; keywords go to its spec."""
-        container = {
-            "name": "main",
+    def container(self, name: str, *, script: str = HOLD + STAY, gpus: int | None = None) -> dict[str, Any]:
+        """Return a container that runs `script`; with `gpus` it asks for them itself."""
+        limits = {} if gpus is None else {names.GPU_RESOURCE: str(gpus)}
+        return {
+            "name": name,
             "image": "localhost/busybox:1",
             "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", script],
+            "resources": {"limits": limits},
             "volumeMounts": [{"name": "locks", "mountPath": "/locks"}],
         }
+
+    def pod_body(self, name: str, claim: str | None, *, script: str = HOLD + STAY, **spec: Any) -> dict[str, Any]:
+        """Return a pod with one container `main` that runs `script`; keywords go to its spec."""
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -108,7 +116,7 @@ class World:
             "spec": {
                 "dnsPolicy": "Default",
                 "terminationGracePeriodSeconds": 5,
-                "containers": [container],
+                "containers": [self.container("main", script=script)],
                 "volumes": [{"name": "locks", "hostPath": {"path": str(self.locks)}}],
                 **spec,
             },
@@ -128,12 +136,40 @@ class World:
         options = {"kind": "DeleteOptions", "apiVersion": "v1", **({"gracePeriodSeconds": 0} if force else {})}
         self.cluster.api.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{name}", options)
 
+    def kubectl(self, *arguments: str, text: str = "", user: str = "") -> subprocess.CompletedProcess[str]:
+        """Run kubectl in the namespace, as the administrator or as the named user, with `text` as its input."""
+        identity = (f"--as={user}", "--as-group=system:authenticated") if user else ()
+        return self.cluster.kubectl("-n", self.namespace, *identity, *arguments, input=text)
+
+    def restart_container(self, name: str, container: str = "main") -> None:
+        """End the container's first process once, and wait until kubelet has started it again."""
+        inside = ("exec", name, "-c", container, "--")
+        before = self._starts(name, container)
+        self.wait(lambda: self.kubectl(*inside, "true").returncode == 0, "kubelet to know its containers again")
+        self.kubectl(*inside, "kill", "-TERM", "1")
+        self.wait(lambda: self._starts(name, container) > before, f"container {container} of {name} to start again")
+
     # Questions
+
+    def _starts(self, name: str, container: str) -> int:
+        """Return how often a container was started again; -1 while it is not running."""
+        statuses = self.get(name)["status"].get("containerStatuses", [])
+        return next((s["restartCount"] for s in statuses if s["name"] == container and "running" in s["state"]), -1)
 
     def maybe(self, path: str) -> Any:
         """Return the object at `path`, None when there is none."""
-        done = self.cluster.kubectl("get", "--raw", path)
-        return json.loads(done.stdout) if done.returncode == 0 else None
+        try:
+            return self.cluster.api.get(path)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return None
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the events about the pod of that name."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+        items: list[dict[str, Any]] = self.cluster.api.get(path)["items"]
+        return [item for item in items if item["regarding"].get("name") == name]
 
     def pods(self) -> list[dict[str, Any]]:
         """Return every pod of the namespace."""
