@@ -292,7 +292,7 @@ class Cluster:
         self._fleet.runner(self._binaries).stop(self._fleet.find(name))
 
     def restart_kubelet(self, name: str) -> None:
-        """Restart a node's kubelet and wait until it answers; containers keep running meanwhile."""
+        """Restart a node's kubelet and wait until it knows its pods again; containers keep running meanwhile."""
         self._fleet.runner(self._binaries).restart_kubelet(self._fleet.find(name))
 
     def wait_node_ready(self, name: str, *, timeout_seconds: float = 120.0) -> None:

@@ -42,6 +42,11 @@ mount --bind {kubelet} /var/lib/kubelet
 mount -t tmpfs tmpfs /var/log
 mount -t tmpfs tmpfs /run
 mkdir -p /run/containerd /run/netns
+# kubelet would change settings of the kernel, which belong to the whole machine and would stay.
+for settings in kernel vm; do
+    mount --bind /proc/sys/$settings /proc/sys/$settings
+    mount -o remount,bind,ro /proc/sys/$settings
+done
 ip link set lo up
 touch {ready}
 exec {pause}
@@ -190,7 +195,8 @@ class NodeFiles:
 _KUBELET: dict[str, Any] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
-    "authorization": {"mode": "Webhook"},
+    # Rights that are granted or taken must show within the patience of a test.
+    "authorization": {"mode": "Webhook", "webhook": {"cacheAuthorizedTTL": "10s", "cacheUnauthorizedTTL": "1s"}},
     "cgroupDriver": "cgroupfs",
     "cgroupsPerQOS": True,
     "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",

@@ -81,7 +81,7 @@ class NodeRunner:
         self._wait(f"node {name}", f"kubelet@{name}", ready, timeout_seconds=timeout_seconds)
 
     def restart_kubelet(self, record: NodeRecord) -> None:
-        """End kubelet and start it again; containers keep running meanwhile. Returns when it answers."""
+        """End kubelet and start it again; containers keep running meanwhile. Returns when it knows its pods again."""
         name = f"kubelet@{record.name}"
         with suppress(ControlError):
             self._control.signal(name, "CONT")
@@ -91,6 +91,7 @@ class NodeRunner:
             self._control.wait(name, timeout_seconds=_STOP_SECONDS)
         self.start_kubelet(record)
         self.wait_answering(record.name)
+        self._wait(name, name, lambda: self._knows_its_pods(record.name), timeout_seconds=60)
 
     def stop(self, record: NodeRecord) -> None:
         """Pull the plug: every process of the node ends at once, its Node object stays."""
@@ -101,6 +102,13 @@ class NodeRunner:
             if self._control.wait(process, timeout_seconds=_STOP_SECONDS) is None:
                 raise ControlError(f"{process} did not end within {_STOP_SECONDS:.0f} s after its node was killed")
         cgroups.remove(cgroup_root(self._cluster, record.name))
+
+    def _knows_its_pods(self, node: str) -> bool:
+        """Whether kubelet lists every pod that the API server placed there; only of those it serves logs and exec."""
+        placed = self._api.get(f"/api/v1/pods?fieldSelector=spec.nodeName={node}")
+        listed = self._api.get(f"/api/v1/nodes/{node}/proxy/pods")
+        uids = [{pod["metadata"]["uid"] for pod in answer["items"] or []} for answer in (placed, listed)]
+        return uids[0] <= uids[1]
 
     def _furnish(self, files: NodeFiles) -> None:
         name = f"node@{files.record.name}"

@@ -224,6 +224,14 @@ def test_a_spawned_process_sees_its_node(cluster: Cluster) -> None:
     assert uid in lines[2]
 
 
+def test_a_node_cannot_change_the_machines_kernel(cluster: Cluster) -> None:
+    """kubelet sets memory and panic behaviour of its machine; here the machine is somebody's own."""
+    for setting in ("vm/overcommit_memory", "kernel/panic"):
+        value = Path("/proc/sys", setting).read_text().strip()
+        result = cluster.run("sh", "-c", f"echo {value} > /proc/sys/{setting}", node="dgx1")
+        assert result.returncode != 0, setting
+
+
 def test_a_node_can_lose_its_power_and_come_back(cluster: Cluster) -> None:
     """A stopped node leaves no process; started again it takes pods under its old name and address."""
     added = cluster.add_node(NodeSpec("spare"))
@@ -278,6 +286,13 @@ def test_fake_nodes_take_pods(cluster: Cluster) -> None:
         eventually(gone, "the end of the fake pod")
 
 
+HARD_CODED = (
+    *("/etc/cni", "/etc/kubernetes", "/opt/cni", "/opt/containerd", "/run/containerd", "/run/netns"),
+    *("/usr/libexec/kubernetes", "/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/pods"),
+)
+"""Folders that kubelet, containerd and CNI plugins make on a machine unless they are kept from it."""
+PRESENT = frozenset(folder for folder in HARD_CODED if Path(folder).exists())
+
 OWNER = """
 import sys, time
 from devcluster import Cluster, NodeSpec
@@ -309,6 +324,7 @@ def remains(name: str, *, nodes: list[str]) -> list[str]:
         found += [
             str(hierarchy / f"atoll-{name}-{node}") for node in nodes if (hierarchy / f"atoll-{name}-{node}").exists()
         ]
+    found += [folder for folder in HARD_CODED if Path(folder).exists() and folder not in PRESENT]
     found += [path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(("atoll", "node", "pods"))]
     return found
 

@@ -85,7 +85,7 @@ def test_kubelet_asks_the_api_server_who_may_read_it(files: NodeFiles) -> None:
     """An agent's token may read pods from the kubelet, a stranger may not."""
     config = yaml.safe_load((files.folder / "kubelet.yaml").read_text())
 
-    assert config["authorization"] == {"mode": "Webhook"}
+    assert config["authorization"]["mode"] == "Webhook"
     assert config["authentication"]["webhook"]["enabled"] is True
     assert config["authentication"]["anonymous"]["enabled"] is False
 
