@@ -187,7 +187,10 @@ class ApiClient:
     async def delete(
         self, path: str, options: Body | None = None, *, timeout_seconds: float = 10.0, retry: bool = False
     ) -> bytes:
-        """DELETE with the preconditions of `patches.delete_options`."""
+        """DELETE with the preconditions of `patches.delete_options`.
+
+        The HTTP library repeats a DELETE whose kept-alive connection broke, so NotFound may echo our own deletion.
+        """
         return await self.request("DELETE", path, body=options, timeout_seconds=timeout_seconds, retry=retry)
 
     async def list(

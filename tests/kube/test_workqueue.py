@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -136,6 +137,29 @@ async def test_worker_survives_faults_and_comes_back_when_told(queue: WorkQueue[
     worker.cancel()
     await asyncio.gather(worker, return_exceptions=True)
     assert clock.sleepers == 0
+
+
+async def test_success_starts_the_back_off_anew(queue: WorkQueue[str], clock: ManualClock) -> None:
+    """A key that failed often but recovered is tried again soon when it fails once more."""
+    outcomes = [True, True, True, False, True, False]
+    started: list[float] = []
+
+    async def handle(_key: str) -> None:
+        started.append(clock.monotonic_seconds())
+        if outcomes[len(started) - 1]:
+            raise RuntimeError("trouble")
+
+    worker = asyncio.create_task(queue.work(handle))
+    queue.add("a")
+    await clock.advance(10)
+    queue.add("a")
+    await clock.advance(10)
+
+    waits = [round(after - before, 3) for before, after in pairwise(started)]
+    assert waits[:3] == [0.1, 0.2, 0.4]
+    assert waits[-1] == 0.1
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
 
 
 ACTIONS = st.lists(
