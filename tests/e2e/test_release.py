@@ -1,0 +1,144 @@
+"""GPUs change hands only on proof, whatever happens to pod, kubelet, agent or Node.
+
+Every test fills the four GPUs of one machine, lets the holder leave in its own way, and has a successor wait for
+exactly those GPUs. The successor must get them in the end, and never while the former container still holds its locks.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from atoll.api import names
+from tests.e2e.world import World
+
+pytestmark = pytest.mark.e2e
+
+NODE = "grace"
+WHOLE_MACHINE = {"count": 4, "models": ["nvidia-gb200"]}
+
+
+@pytest.fixture
+def holder(world: World) -> str:
+    """Uid of the pod `holder`, which runs on the whole machine; `successor` waits for the same GPUs."""
+    world.claim("whole", **WHOLE_MACHINE)
+    world.pod("holder", "whole")
+    uid: str = world.wait_running("holder")["metadata"]["uid"]
+    world.seen("holder")
+    world.pod("successor", "whole")
+    world.wait_rejected("successor")
+    return uid
+
+
+@pytest.fixture
+def paused(world: World) -> Iterator[list[str]]:
+    """Processes that the test has stopped with SIGSTOP; they go on when it ends."""
+    processes: list[str] = []
+    yield processes
+    for process in processes:
+        world.cluster.signal(process, "CONT")
+
+
+def is_in_doubt(world: World, uid: str) -> bool:
+    """Tell whether the controllers marked every Lease of the pod as in doubt."""
+    leases = world.leases(uid)
+    return len(leases) == 4 and all(names.LEASE_IN_DOUBT in lease["metadata"]["annotations"] for lease in leases)
+
+
+def assert_nobody_got_them(world: World, uid: str) -> None:
+    """All four Leases are the former pod's, and the successor has no node."""
+    assert len(world.leases(uid)) == 4
+    assert "nodeName" not in world.get("successor")["spec"]
+
+
+def assert_successor_takes_over(world: World, uid: str) -> None:
+    """The successor runs on the same GPUs, and no Lease of the former pod is left."""
+    world.wait_running("successor")
+    world.seen("successor")
+    world.check_no_contention()
+
+    assert world.leases(uid) == []
+
+
+def test_a_pod_that_completes_gives_its_gpus_back_while_it_still_exists(world: World) -> None:
+    """A Succeeded pod holds nothing, though nobody has deleted it."""
+    world.claim("whole", **WHOLE_MACHINE)
+    world.pod("short", "whole", script="echo done", restartPolicy="Never")
+    uid = world.wait_phase("short", "Succeeded")["metadata"]["uid"]
+    world.pod("successor", "whole")
+
+    assert_successor_takes_over(world, uid)
+    assert world.get("short")["status"]["phase"] == "Succeeded"
+
+
+def test_a_graceful_deletion_hands_over_without_overlap(world: World, holder: str) -> None:
+    """The successor starts after the former container has ended."""
+    world.delete("holder")
+
+    assert_successor_takes_over(world, holder)
+
+
+def test_a_forced_deletion_on_a_healthy_node_hands_over_without_overlap(world: World, holder: str) -> None:
+    """The pod is gone from the API at once, its container lives on for a moment, and the successor waits for that."""
+    world.delete("holder", force=True)
+
+    assert_successor_takes_over(world, holder)
+
+
+def test_a_paused_kubelet_keeps_the_gpus_in_doubt(world: World, holder: str, paused: list[str]) -> None:
+    """With nobody to stop the container, its GPUs go to nobody until kubelet is back and has stopped it."""
+    paused.append(f"kubelet@{NODE}")
+    world.cluster.signal(f"kubelet@{NODE}", "STOP")
+    world.delete("holder", force=True)
+    world.wait(lambda: is_in_doubt(world, holder), "the GPUs to be in doubt")
+
+    assert_nobody_got_them(world, holder)
+    world.cluster.signal(f"kubelet@{NODE}", "CONT")
+    assert_successor_takes_over(world, holder)
+
+
+def test_a_silent_agent_keeps_the_gpus_in_doubt(world: World, holder: str, paused: list[str]) -> None:
+    """Without evidence nothing is freed; when the agent speaks again the successor gets the GPUs."""
+    paused.append(f"agent@{NODE}")
+    world.cluster.signal(f"agent@{NODE}", "STOP")
+    world.delete("holder", force=True)
+    world.wait(lambda: is_in_doubt(world, holder), "the GPUs to be in doubt")
+
+    assert_nobody_got_them(world, holder)
+    world.cluster.signal(f"agent@{NODE}", "CONT")
+    assert_successor_takes_over(world, holder)
+
+
+def test_a_node_deleted_under_a_running_pod_frees_nothing(world: World, holder: str) -> None:
+    """The Node comes back with the same container running, and its Leases were never gone."""
+    before = {lease["metadata"]["uid"] for lease in world.leases(holder)}
+    started = world.get("holder")["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+    world.cluster.kubectl("delete", "node", NODE, check=True)
+    world.cluster.restart_kubelet(NODE)
+    world.cluster.wait_node_ready(NODE)
+    world.installation.restart(f"agent@{NODE}")
+
+    assert {lease["metadata"]["uid"] for lease in world.leases(holder)} == before
+    assert "nodeName" not in world.get("successor")["spec"]
+    status = world.get("holder")["status"]
+    assert status["containerStatuses"][0]["state"]["running"]["startedAt"] == started
+    world.delete("holder")
+    assert_successor_takes_over(world, holder)
+
+
+def test_a_pod_set_failed_by_hand_keeps_its_gpus_while_its_container_runs(
+    world: World, holder: str, paused: list[str]
+) -> None:
+    """A phase that anybody with the right may write is no proof, and kubelet, once it is asked, takes it back."""
+    paused.append(f"kubelet@{NODE}")
+    world.cluster.signal(f"kubelet@{NODE}", "STOP")
+    path = f"/api/v1/namespaces/{world.namespace}/pods/holder/status"
+    failed = {"status": {"phase": "Failed"}}
+    world.cluster.api.request("PATCH", path, failed, content_type="application/merge-patch+json")
+    world.wait(lambda: is_in_doubt(world, holder), "the GPUs to be in doubt")
+
+    assert_nobody_got_them(world, holder)
+    world.cluster.signal(f"kubelet@{NODE}", "CONT")
+    world.wait(lambda: world.get("holder")["status"]["phase"] != "Failed", "kubelet to correct the phase")
+    assert_nobody_got_them(world, holder)
+    world.delete("holder")
+    assert_successor_takes_over(world, holder)
