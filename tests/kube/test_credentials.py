@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import subprocess
 import sys
 from pathlib import Path
 
@@ -147,3 +148,14 @@ async def test_source_that_breaks_later_leaves_the_old_credentials(tmp_path: Pat
     await credentials.reload()
 
     assert await credentials.headers() == {"Authorization": "Bearer t1"}
+
+
+def test_heavy_library_is_imported_only_on_connect() -> None:
+    """Importing this package costs an agent nothing of the Kubernetes library."""
+    root = Path(__file__).parents[2]
+    modules = [f"atoll.kube.{path.stem}" for path in sorted((root / "atoll" / "kube").glob("[a-z]*.py"))]
+    program = f"import sys, {', '.join(modules)}; sys.exit('kubernetes' in sys.modules)"
+
+    result = subprocess.run([sys.executable, "-c", program], cwd=root, check=False, capture_output=True, text=True)
+
+    assert result.returncode == 0, result.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -441,13 +442,14 @@ async def test_fault_of_the_consumer_ends_the_run(server: FakeApiServer, client:
 
 
 async def test_many_restarts_leave_nothing_behind(server: FakeApiServer, client: ApiClient, clock: ManualClock) -> None:
-    """Hundreds of watch cycles add no tasks and no waiting alarms."""
+    """Hundreds of watch cycles add no tasks, no threads and no waiting alarms."""
     async with watching(server, client, clock) as watched:
         (await watched.next_stream()).close()
-        tasks = len(asyncio.all_tasks())
+        tasks, threads = len(asyncio.all_tasks()), threading.active_count()
         for _ in range(200):
             (await watched.next_stream()).close()
         await until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
 
         assert clock.sleepers <= 1
+        assert threading.active_count() == threads
         assert all(change.kind is ChangeKind.ADDED for change in watched.changes)
