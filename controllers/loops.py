@@ -90,6 +90,7 @@ class Loop(Generic[KEY]):
                 log.warning("Could not reconcile", loop=self.name, key=str(key), err=truncate(str(error)))
 
     async def _handle(self, key: KEY) -> float | None:
+        """Reconcile one key, then let others run: most keys of a resync need no waiting at all."""
         try:
             return await self._reconciler.reconcile(key)
         except NotLeading:
@@ -97,3 +98,5 @@ class Loop(Generic[KEY]):
         except Exception:
             self._metrics.reconcile_failures.labels(self.name).inc()
             raise
+        finally:
+            await asyncio.sleep(0)

@@ -40,8 +40,11 @@ log = structlog.get_logger(__name__)
 ALL = "waiting pods"
 BLIND_SECONDS = 5.0
 CONFLICT_SECONDS = 0.5
+CUT_SECONDS = 0.1
 NOMINATION_SECONDS = 15.0
 """A nomination that led to no bind by then is withdrawn: it keeps its node from others."""
+SETTLE_SECONDS = 1.0
+"""A pod that was set aside this moment may have been refused for binds whose Leases are not seen yet."""
 TELL_SECONDS = 60.0
 TOLD_PER_SECOND = 1.0
 
@@ -59,6 +62,8 @@ class WakeReconciler:
         self._told = TokenBucket(rate=TOLD_PER_SECOND, burst=20, now=now)
         self._told_at: dict[str, float] = {}
         self._last_wakes: dict[str, LastWake] = {}
+        self._set_aside: dict[str, tuple[float, int]] = {}
+        self._skipped: set[str] = set()
         self._waiting = {uid for uid, pod in context.mirror.ledger.pods.items() if pods.is_waiting(pod)}
 
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
@@ -73,27 +78,38 @@ class WakeReconciler:
 
     async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
         """Wake what fits; return when some pod may be woken again. Raises KubeError."""
+        now = self._context.clock.monotonic_seconds()
+        unsettled_seconds = self._settle(now)
         waiting = self._requests()
         if not waiting:
-            return None
+            return unsettled_seconds
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        now = self._context.clock.monotonic_seconds()
         rooms = self._changes.rooms()
         plan = plan_wakeups(self._question(waiting, rooms, now))
+        self._skipped = self._skipped.union(plan.without_room) if plan.is_cut else set()
         for uid in plan.without_room:
             self._last_wakes.pop(uid, None)
-        again_seconds = await self._carry_out(plan)
+        again_seconds = [await self._carry_out(plan), unsettled_seconds]
         await asyncio.gather(*(self._withdraw(pod) for pod, _ in waiting if self._is_overdue(pod, now)))
         self._tell(waiting, rooms, plan, now)
-        return again_seconds
+        return min((seconds for seconds in again_seconds if seconds is not None), default=None)
+
+    def _settle(self, now: float) -> float | None:
+        """Forget which pods were just set aside, once something made room or some time has passed; return the rest."""
+        self._set_aside = {
+            uid: (at, generation)
+            for uid, (at, generation) in self._set_aside.items()
+            if generation == self._changes.generation and now - at < SETTLE_SECONDS
+        }
+        return min((at + SETTLE_SECONDS - now for at, _ in self._set_aside.values()), default=None)
 
     def _requests(self) -> list[tuple[Pod, Request]]:
         mirror = self._context.mirror
         found: list[tuple[Pod, Request]] = []
         for uid in self._waiting:
             pod = mirror.ledger.pods.get(uid)
-            if pod is None or not is_rejected(pod):
+            if pod is None or not is_rejected(pod) or uid in self._set_aside:
                 continue
             request = request_of(pod, mirror.claim(pod.metadata.namespace, pods.claim_name(pod)))
             if isinstance(request, Request):
@@ -109,6 +125,7 @@ class WakeReconciler:
             lease_holders={pod.metadata.uid for pod, _ in waiting if ledger.leases_of(pod.metadata.uid)},
             generation=self._changes.generation,
             now_seconds=now,
+            skipped=self._skipped,
         )
 
     async def _carry_out(self, plan: WakePlan) -> float | None:
@@ -121,7 +138,7 @@ class WakeReconciler:
         landed = await asyncio.gather(*(self._wake(wake) for wake in sent))
         if len(sent) < len(plan.wakes) or not all(landed):
             return CONFLICT_SECONDS
-        return plan.again_seconds
+        return CUT_SECONDS if plan.is_cut else plan.again_seconds
 
     async def _wake(self, wake: WakePod) -> bool:
         """Write one wake-up on the pod as it was judged; False when it has changed since."""
@@ -195,4 +212,7 @@ class WakeReconciler:
             return False
         self._waiting.add(uid)
         was_rejected = isinstance(change.old, Pod) and is_rejected(change.old)
-        return is_rejected(pod) and not was_rejected
+        if not is_rejected(pod) or was_rejected:
+            return False
+        self._set_aside[uid] = (self._context.clock.monotonic_seconds(), self._changes.generation)
+        return True

@@ -6,7 +6,7 @@ then age, each with the place that the simulation gave it: a place is given once
 
 A woken pod may be refused all the same (no cpu left, an affinity that is not read here). It keeps its place for
 `PATIENCE_SECONDS`; then others may have it, and the pod is tried again ever more rarely, as long as it seems to fit.
-The search is bounded: a plan that stopped early says so by `again_seconds`.
+The search is bounded: a plan that was cut says so, and the next one goes on behind the pods that had no room.
 """
 
 import re
@@ -94,16 +94,21 @@ class WakePod:
 
 @dataclass(frozen=True, slots=True)
 class WakePlan:
-    """What to do now, which pods seem not to fit at all, and when to ask again although nothing changed."""
+    """What to do now, which pods seem not to fit at all, and when to ask again although nothing changed.
+
+    `is_cut`: some pods were not looked at; ask again at once, with those without room to be skipped.
+    """
 
     wakes: tuple[WakePod, ...] = ()
     without_room: tuple[str, ...] = ()
     again_seconds: float | None = None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Everything that the decision depends on. `lease_holders`: uids of pods that hold any Lease."""
+    """Everything that the decision depends on. `lease_holders`: uids of pods that hold any Lease; `skipped`: uids that
+    an earlier plan, which was cut, found without room."""
 
     waiting: Sequence[tuple[Pod, Request]]
     rooms: Sequence[Room]
@@ -111,6 +116,7 @@ class Question:
     lease_holders: Collection[str]
     generation: int
     now_seconds: float
+    skipped: Collection[str] = ()
 
 
 @dataclass(slots=True)
@@ -121,10 +127,22 @@ class _Search:
     left: list[int]
     selections: int = 0
     hopeless: set[tuple[object, ...]] = field(default_factory=set)
+    by_label: dict[tuple[str, str], set[int]] | None = None
 
     @property
     def is_exhausted(self) -> bool:
         return self.selections >= SELECTIONS_MAX
+
+    def selected(self, selector: Mapping[str, str]) -> Iterable[int]:
+        """Return the positions of the rooms whose Node has all these labels."""
+        if not selector:
+            return range(len(self.rooms))
+        if self.by_label is None:
+            self.by_label = {}
+            for position, room in enumerate(self.rooms):
+                for label in room.node.metadata.labels.items():
+                    self.by_label.setdefault(label, set()).add(position)
+        return set.intersection(*(self.by_label.get(label, set()) for label in selector.items()))
 
 
 def plan_wakeups(question: Question) -> WakePlan:
@@ -133,12 +151,13 @@ def plan_wakeups(question: Question) -> WakePlan:
     wakes: list[WakePod] = []
     without_room: list[str] = []
     again: list[float] = []
+    is_cut = False
     for pod, request in sorted(question.waiting, key=_rank):
         uid = pod.metadata.uid
-        if uid in question.lease_holders or not is_rejected(pod):
+        if uid in question.lease_holders or uid in question.skipped or not is_rejected(pod):
             continue
         if len(wakes) >= WAKES_MAX or search.is_exhausted:
-            again.append(1.0)
+            is_cut = True
             break
         last = question.last_wakes.get(uid)
         rest_seconds = _rest_seconds(last, question)
@@ -147,11 +166,14 @@ def plan_wakeups(question: Question) -> WakePlan:
             if not _keeps_its_place(last, question):
                 continue
         place = _place(search, pod, request)
+        if place is None and search.is_exhausted and (wakes or without_room):
+            is_cut = True
+            break
         if place is None:
             without_room.append(uid)
         elif rest_seconds <= 0:
             wakes.append(_wake(pod, place, search, question, last))
-    return WakePlan(tuple(wakes), tuple(without_room), min(again, default=None))
+    return WakePlan(tuple(wakes), tuple(without_room), min(again, default=None), is_cut)
 
 
 def is_rejected(pod: Pod) -> bool:
@@ -234,27 +256,26 @@ def _place(search: _Search, pod: Pod, request: Request) -> tuple[int, Candidate]
     if key in search.hopeless:
         return None
     found: list[tuple[int, Candidate]] = []
-    for position in _by_fullness(search.left, request.ask.count):
+    for position in _by_fullness(search.left, search.selected(pod.spec.node_selector), request.ask.count):
         room = search.rooms[position]
         if len(found) >= CANDIDATES_MAX or search.is_exhausted:
             break
+        search.selections += 1
         if not admits(room.node, pod):
             continue
-        search.selections += 1
         answer = select(room.devices, search.left[position], request)
         if not isinstance(answer, Rejection):
             found.append((position, answer))
     if not found:
-        if not search.is_exhausted:
-            search.hopeless.add(key)
+        search.hopeless.add(key)
         return None
     position, candidate = min(found, key=lambda entry: entry[1].order)
     search.left[position] &= ~sum(1 << i for i in candidate.choice.positions)
     return position, candidate
 
 
-def _by_fullness(left: Iterable[int], count: int) -> list[int]:
-    enough = ((mask.bit_count(), position) for position, mask in enumerate(left) if mask.bit_count() >= count)
+def _by_fullness(left: Sequence[int], positions: Iterable[int], count: int) -> list[int]:
+    enough = ((left[position].bit_count(), position) for position in positions if left[position].bit_count() >= count)
     return [position for _, position in sorted(enough)]
 
 

@@ -16,6 +16,7 @@ from atoll.cluster.wakeups import (
     NOMINATION_NODES_MIN,
     NOT_ADMITTED,
     PATIENCE_SECONDS,
+    SELECTIONS_MAX,
     WAKES_MAX,
     LastWake,
     Question,
@@ -195,7 +196,23 @@ def test_plan_is_bounded() -> None:
     rooms = [room(name) for name in DEVICES] * 50
     found = plan([waiting(f"p{i}") for i in range(1000)], rooms)
     assert len(found.wakes) == WAKES_MAX
-    assert found.again_seconds is not None
+    assert found.is_cut
+
+
+def test_cut_plans_reach_everybody() -> None:
+    """However many kinds of pods have no room, plan after plan the last in the line is looked at, and woken."""
+    taints = [{"key": "gpu", "effect": "NoSchedule"}]
+    rooms = [Room(node(f"node-{i}", taints=taints), DEVICES["n1"], 0xFF) for i in range(SELECTIONS_MAX // 4)]
+    pods = [waiting(f"h{i:02}", priority=9, tolerations=[{"key": f"t{i}"}]) for i in range(10)]
+    pods.append(waiting("last", tolerations=[{"key": "gpu", "operator": "Exists"}]))
+    assert plan(pods, rooms).is_cut
+    skipped: set[str] = set()
+    for _ in range(10):
+        found = plan(pods, rooms, skipped=skipped)
+        if "last" in woken(found):
+            return
+        skipped |= set(found.without_room)
+    pytest.fail("the last pod was never looked at")
 
 
 NOMINATIONS: list[tuple[str, Pod, int, bool]] = [
