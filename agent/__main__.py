@@ -103,7 +103,7 @@ async def report_once(values: AgentSettings, backend: Backend) -> str:
     report = build_report(
         look.machine,
         ids=step.ids,
-        sighting=PodSighting((), live_read=False, kubelet_read=False, empty=frozenset(), leavers=frozenset()),
+        sighting=PodSighting((), live_read=False, kubelet_read=False),
         previous=None,
         circumstances=Circumstances(
             agent_version=_own_version(),

@@ -59,6 +59,10 @@ class Roster:
         with_gpus = self.with_gpus | uids if is_gpu_pod(pod) else self.with_gpus
         return replace(self, with_gpus=with_gpus, plain=(self.plain | uids) - with_gpus)
 
+    def having_told(self, uids: Iterable[str]) -> "Roster":
+        """Take over the pods that the report of a former process names: it had a reason to."""
+        return replace(self, with_gpus=self.with_gpus | (frozenset(uids) - self.plain))
+
     def with_pods(self, pods: Iterable[Pod], *, position: str) -> "Roster":
         """The roster after the watch moved on; what a pod once was, it stays."""
         listed = [(pod, _uids(pod)) for pod in pods]
@@ -81,24 +85,21 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class PodSighting:
-    """The evidence of one look. empty: cgroups found without a process. leavers: GPU pods that should be gone and are
+    """The evidence of one look. seen: every pod that is live, listed, or uses a GPU, plain ones included. empty: pods
+    with an empty cgroup that the kubelet does not list. leavers: GPU pods that should be gone and are
     not: out of the API but live or listed, or of a terminal phase but live."""
 
     pods: tuple[PodEvidence, ...]
     live_read: bool
     kubelet_read: bool
-    empty: frozenset[str]
-    leavers: frozenset[str]
+    seen: frozenset[str] = frozenset()
+    empty: frozenset[str] = frozenset()
+    leavers: frozenset[str] = frozenset()
 
     @property
     def is_complete(self) -> bool:
         """Tell whether absence from this look means anything."""
         return self.live_read and self.kubelet_read
-
-    @property
-    def seen(self) -> frozenset[str]:
-        """Pods that are live or listed."""
-        return frozenset(pod.uid for pod in self.pods)
 
 
 def sight(
@@ -116,7 +117,8 @@ def sight(
     last_live = frozenset(pod.uid for pod in last if pod.live)
     live = _live(cgroups, kubelet, last_empty) if cgroups and live_read else last_live
     listed = kubelet.listed if kubelet else frozenset(pod.uid for pod in last if pod.kubelet)
-    told = ((live | listed) - roster.plain) | gpu_users.keys()
+    users = frozenset(gpu_users)
+    told = ((live | listed) - roster.plain) | users
     order = sorted(told, key=lambda uid: (uid not in roster.with_gpus, uid))
     uuids_max = min(UUIDS_MAX, UUIDS_TOTAL_MAX // max(1, min(len(order), PODS_MAX)))
     pods = tuple(
@@ -130,8 +132,9 @@ def sight(
         pods=pods,
         live_read=live_read and fits,
         kubelet_read=kubelet is not None and fits,
-        empty=cgroups.empty if cgroups else last_empty,
-        leavers=(frozenset(told - roster.present) | (roster.unproven & live)) & roster.with_gpus,
+        seen=live | listed | users,
+        empty=cgroups.empty - kubelet.listed if cgroups and kubelet else frozenset(),
+        leavers=((told - roster.present) | (roster.unproven & live)) & roster.with_gpus,
     )
 
 
@@ -146,7 +149,7 @@ def gpu_users(pids_by_uuid: Mapping[str, Iterable[int]], pod_by_pid: Mapping[int
 
 
 def _live(cgroups: CgroupReading, kubelet: KubeletReading | None, last_empty: frozenset[str]) -> frozenset[str]:
-    abandoned = (cgroups.empty & last_empty) - kubelet.listed if kubelet else frozenset()
+    abandoned = (cgroups.empty - kubelet.listed) & last_empty if kubelet else frozenset()
     return cgroups.populated | (cgroups.empty - abandoned)
 
 

@@ -162,8 +162,10 @@ class NodeAgent:
         """Take one look, and publish it if it is new or owed. Raises KubeError."""
         cadence = self._cadence
         position = await self._position()
-        self._roster = self._roster.with_pods(self.pods.by_uid.values(), position=position)
-        roster = self._roster
+        roster = self._roster.with_pods(self.pods.by_uid.values(), position=position)
+        if not self.has_published and self._writer.stored_report is not None:
+            roster = roster.having_told(pod.uid for pod in self._writer.stored_report.pods)
+        self._roster = roster
         look, kubelet = await asyncio.gather(self._looker.look(), self._kubelet.read())
         self.looks_count += 1
         previous = self._writer.stored_report
@@ -185,7 +187,7 @@ class NodeAgent:
         """Renew the heartbeat Lease while looks succeed; an agent that cannot look or publish falls silent."""
         await self._published.wait()
         rhythm = self._rhythm
-        silent_after_seconds = 3 * rhythm.poll_seconds + 2 * rhythm.heartbeat_seconds
+        silent_after_seconds = max(3 * rhythm.poll_seconds, rhythm.heartbeat_seconds)
         backoff = Backoff(self._rng, base_seconds=1.0, max_seconds=rhythm.heartbeat_seconds)
         while True:
             seconds = rhythm.heartbeat_seconds * (0.9 + 0.2 * self._rng.random())
@@ -331,8 +333,7 @@ class NodeAgent:
                 self._writer.stored = None
                 self._wake.set()
             return
-        if stored is None or not is_older(new.metadata.resource_version, stored.metadata.resource_version):
-            self._writer.stored = new
+        self._writer.take(new)
         asked = new.metadata.annotations.get(names.EVIDENCE_WANTED)
         before = change.old.metadata.annotations.get(names.EVIDENCE_WANTED) if change.old is not None else None
         if asked is not None and asked != before and self.has_published:

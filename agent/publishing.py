@@ -13,6 +13,7 @@ import structlog
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
 from atoll.kube import patches, paths
+from atoll.kube.cache import is_older
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound
@@ -63,6 +64,12 @@ class StatusWriter:
         """The report as it is stored."""
         return self.stored.status if self.stored is not None else None
 
+    def take(self, seen: GpuNodeStatus) -> None:
+        """Note the object as an answer or the watch shows it; an older state than the one known changes nothing."""
+        version, known = seen.metadata.resource_version, self.stored
+        if known is None or not is_older(version, known.metadata.resource_version):
+            self.stored = seen
+
     async def publish(self, report: GpuNodeStatusReport) -> None:
         """Write the report under the next sequence number; makes the object where there is none. Raises KubeError."""
         for _ in range(ATTEMPTS_MAX):
@@ -79,8 +86,8 @@ class StatusWriter:
                 self.stored = None
                 continue
             self._sequence = numbered.evidence.sequence
-            self.stored = GpuNodeStatus.model_validate_json(answer)
-            if self.stored.status == numbered:
+            self.take(GpuNodeStatus.model_validate_json(answer))
+            if self.stored_report == numbered:
                 return
         log.warning("Stored report differs from the one written", node=self._node)
 

@@ -89,7 +89,11 @@ class SimulatedBackend:
         """Look once. Raises ReadingFailed for a state file that makes no sense."""
         state = read_state(self._state_path)
         order = state.order if state.order is not None else self._machine.order
-        if sorted(order) != list(range(self._machine.profile.machine.count)):
+        count = self._machine.profile.machine.count
+        if not all(0 <= position < count for position in state.devices):
+            problem = f"devices must be positions 0 to {count - 1}, not {list(state.devices)}"
+            raise ReadingFailed(str(self._state_path), problem)
+        if sorted(order) != list(range(count)):
             raise ReadingFailed(str(self._state_path), f"order must name every position once: {order}")
         return reading_of(self._machine, order=order, states=state.devices)
 

@@ -3,12 +3,16 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 from aiohttp import web
 
 from atoll.kube.client import ApiClient
 from tests.fakes.api_server import FakeApiServer, merge, status
+
+hypothesis.settings.register_profile("unhurried", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture

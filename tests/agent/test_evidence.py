@@ -194,6 +194,40 @@ def test_leavers_make_the_agent_hurry(
     assert sighting.leavers == want
 
 
+def test_a_plain_pod_that_runs_on_does_not_become_a_stranger() -> None:
+    """What it was is remembered as long as anything is seen of it."""
+    known = roster(gone=(PLAIN_POD,))
+    for _ in range(3):
+        sighting = sight(known, cgroups=cgroups("p"), kubelet=kubelet(), gpu_users={})
+        assert sighting.pods == ()
+        known = known.forget_gone(sighting.seen)
+
+
+def test_an_empty_cgroup_counts_anew_when_the_kubelet_was_silent() -> None:
+    """Two readings in a row must both have the kubelet's word; one without it begins the count again."""
+    known = roster(gone=(GPU_POD,))
+    first = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), gpu_users={})
+    silent = sight(known, cgroups=cgroups(empty=("g",)), kubelet=None, gpu_users={}, last_empty=first.empty)
+    third = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), gpu_users={}, last_empty=silent.empty)
+    fourth = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), gpu_users={}, last_empty=third.empty)
+
+    assert [states(one).get("g", (False, False))[0] for one in (first, silent, third, fourth)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_restarted_agent_watches_what_the_last_report_named() -> None:
+    """Pods of the last report that the API no longer has are leavers from the first look on."""
+    sighting = sight(
+        roster(PLAIN_POD).having_told(["g", "p"]), cgroups=cgroups("g", "p"), kubelet=kubelet(), gpu_users={}
+    )
+
+    assert sighting.leavers == {"g"}
+
+
 def test_memory_of_pods_is_bounded() -> None:
     """A pod that neither the API nor a complete reading shows is forgotten; one that is still seen is not."""
     known = roster(gone=(GPU_POD, PLAIN_POD, make_pod("q")))

@@ -1,13 +1,26 @@
 """The command line: settings that cannot be are refused in words, and --once prints the report of this machine."""
 
 import json
+import logging
+from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from agent.__main__ import STATUS_SETTINGS, main
 from atoll.api.node_status import GpuNodeStatusReport
 
 SIMULATED = ["--node", "n1", "--backend", "simulated", "--profile", "dgx1-v100"]
+
+
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """The command line sets up the process's logs; the next test gets them as they were."""
+    handlers, level = logging.root.handlers, logging.root.level
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+    logging.root.handlers, logging.root.level = handlers, level
 
 
 def test_once_prints_a_valid_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,11 +129,12 @@ class World:
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
             yield agent
-            assert not any(task.done() for task in tasks), "a task of the agent ended"
         finally:
+            ended = [task for task in tasks if task.done()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            assert not ended, f"a task of the agent ended: {ended}"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from atoll.api.node_status import GpuNodeStatusReport, PodEvidence
 from tests.agent.builders import LATER, NOW, make_device, make_reading
 from topology.profiles import profile, profile_names
 
-SIGHTING = PodSighting((), live_read=True, kubelet_read=True, empty=frozenset(), leavers=frozenset())
+SIGHTING = PodSighting((), live_read=True, kubelet_read=True)
 CIRCUMSTANCES = Circumstances(agent_version="1", boot_id="b1", node_uid="u1", position="7", now=NOW)
 OBJECT_BYTES_MAX = 1_000_000
 
@@ -226,7 +226,7 @@ def test_evidence_and_fabric_are_passed_on() -> None:
     report = build_report(
         reading,
         ids={"a": 0},
-        sighting=PodSighting(pods, live_read=False, kubelet_read=True, empty=frozenset(), leavers=frozenset()),
+        sighting=PodSighting(pods, live_read=False, kubelet_read=True),
         previous=None,
         circumstances=CIRCUMSTANCES,
     )

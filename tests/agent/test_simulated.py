@@ -106,7 +106,14 @@ def test_the_state_file_is_read_at_every_look(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", '{"bootid": "x"}', '{"order": [0, 1]}', '{"devices": {"a": {}}}', '{"devices": {"0": {"lots": true}}}'],
+    [
+        "{",
+        '{"bootid": "x"}',
+        '{"order": [0, 1]}',
+        '{"devices": {"a": {}}}',
+        '{"devices": {"8": {"lost": true}}}',
+        '{"devices": {"0": {"lots": true}}}',
+    ],
 )
 def test_a_broken_state_file_fails_the_reading(text: str, tmp_path: Path) -> None:
     """Nonsense is an unreadable machine with a reason, never a healthy one."""
