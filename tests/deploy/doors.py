@@ -321,6 +321,12 @@ UNCLAIMED_DOORS = [
         namespace="default",
         policy="atoll-unclaimed-pods",
     ),
+    create(
+        "an unclaimed pod under NVIDIA's own class",
+        pod("new", runtimeClassName="nvidia"),
+        namespace="default",
+        policy="atoll-unclaimed-pods",
+    ),
 ]
 
 DOORS = [

@@ -64,6 +64,13 @@ def furnished(api: Api, remove_policies: Callable[[], None]) -> Api:
         status = {"status": {"capacity": resources, "allocatable": resources}}
         api.send("PATCH", f"/api/v1/nodes/{node}/status", status, content_type=MERGE)
         api.send("POST", REPORTS, report(node))
+    nvidia = {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": "nvidia"},
+        "handler": "nvidia",
+    }
+    api.send("POST", "/apis/node.k8s.io/v1/runtimeclasses", nvidia)
     api.send("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "doors"}})
     for namespace in ("doors", "kube-system", "atoll-system"):
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}

@@ -73,6 +73,19 @@ def test_roles_have_no_wildcards() -> None:
         assert "nonResourceURLs" not in rule, role
 
 
+def test_no_rule_stands_twice() -> None:
+    """Each verb on each resource is granted by one rule of a role: without the rule the right is gone."""
+    granted = [
+        (role, group, resource, verb, name)
+        for role, rule in rules()
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", ("",))
+    ]
+    assert len(granted) == len(set(granted))
+
+
 def test_every_rule_says_why() -> None:
     """A comment stands right above each rule, or above the rule that it continues."""
     for path in sorted((DEPLOY / "rbac").glob("*.yaml")):

@@ -57,6 +57,7 @@ ALLOWED = [
     ("controllers", "patch pods", "default"),
     ("controllers", "patch pods/status", "default"),
     ("controllers", f"patch {CLAIMS}/status", "default"),
+    ("controllers", f"patch {REPORTS}", ""),
     ("controllers", "create events.events.k8s.io", "default"),
     ("controllers", "create secrets", SYSTEM),
     ("controllers", "patch secrets:atoll-authority", SYSTEM),
