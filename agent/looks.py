@@ -79,7 +79,7 @@ class Looker:
 
     async def _read_within_time(self) -> MachineReading:
         """Read, or wait on for the reading that hangs from before."""
-        reading = self._hanging or asyncio.ensure_future(asyncio.to_thread(self._backend.read))
+        reading = self._hanging or asyncio.ensure_future(asyncio.to_thread(self._read))
         try:
             self._hanging = reading
             answer = await asyncio.wait_for(asyncio.shield(reading), self._timeout_seconds)
@@ -90,6 +90,14 @@ class Looker:
             raise
         self._hanging = None
         return answer
+
+    def _read(self) -> MachineReading:
+        try:
+            return self._backend.read()
+        except ReadingFailed:
+            raise
+        except Exception as error:
+            raise ReadingFailed("machine", f"{type(error).__name__}: {error}") from error
 
     async def _boot(self) -> str:
         """The boot id; the last one known while it cannot be read."""

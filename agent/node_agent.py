@@ -336,7 +336,7 @@ class NodeAgent:
         self._writer.take(new)
         asked = new.metadata.annotations.get(names.EVIDENCE_WANTED)
         before = change.old.metadata.annotations.get(names.EVIDENCE_WANTED) if change.old is not None else None
-        if asked is not None and asked != before and self.has_published:
+        if asked is not None and asked != before:
             self._wants_fresh_version = True
             self._owe()
 

@@ -64,6 +64,13 @@ async def test_a_machine_that_was_never_read_is_told_at_once(tmp_path: Path) -> 
     assert "no driver" in look.machine.problem
 
 
+async def test_whatever_the_bindings_raise_is_an_unreadable_machine(tmp_path: Path) -> None:
+    """A sick driver makes its bindings fail in ways that nobody foresaw; the agent lives on and says so."""
+    look = await looker(ScriptedBackend(UnicodeDecodeError("utf-8", b"x", 0, 1, "odd name")), tmp_path).look()
+
+    assert "odd name" in look.machine.problem
+
+
 async def test_a_hanging_driver_holds_one_thread_and_not_the_agent(tmp_path: Path) -> None:
     """Looks go on with the machine unknown; no second reading is started; when it answers, the answer counts."""
     gate = threading.Event()

@@ -271,6 +271,19 @@ async def test_evidence_on_request_lies_past_the_request(world: World) -> None:
         assert world.position >= asked_at - 1
 
 
+async def test_a_request_made_before_the_start_is_answered(world: World) -> None:
+    """A request that came while no agent ran is answered by the first two readings, from beyond the request."""
+    asked = {"metadata": {"annotations": {names.EVIDENCE_WANTED: "1"}}}
+    world.server.put(REPORT, asked)
+    asked_at = world.server.version
+
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+
+        assert world.server.count("GET /api/v1/pods?fieldSelector") == 1
+        assert world.position >= asked_at
+
+
 async def test_without_the_kubelet_nothing_is_owed_and_nothing_claimed(world: World) -> None:
     """The kubelet does not answer: one report that says so, no proof; when it answers again both readings follow."""
     world.kubelet.listed = None
