@@ -37,13 +37,17 @@ def create(root: str) -> None:
                 (hierarchy / "cgroup.subtree_control").write_text(wanted)
 
 
-def remove(root: str) -> None:
-    """Remove the folder and those below it from every hierarchy; killed processes may keep them busy for a moment."""
+def remove(root: str) -> bool:
+    """Remove the folder and those below it from every hierarchy; whether all are gone.
+
+    Killed processes keep them busy for a moment, which is waited for.
+    """
     deadline = time.monotonic() + _BUSY_SECONDS_MAX
-    for hierarchy in hierarchies(Path("/proc/mounts").read_text()):
-        top = hierarchy / root.lstrip("/")
+    tops = [hierarchy / root.lstrip("/") for hierarchy in hierarchies(Path("/proc/mounts").read_text())]
+    for top in tops:
         for folder, _, _ in os.walk(top, topdown=False):
             _remove_one(Path(folder), deadline=deadline)
+    return not any(top.exists() for top in tops)
 
 
 def process_count(root: str) -> int:

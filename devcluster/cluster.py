@@ -34,7 +34,7 @@ from devcluster.state import ClusterRecord
 from devcluster.waiting import wait_until
 
 _SCHEDULER = "kube-scheduler"
-_HEALTHZ = "import ssl, sys, urllib.request as u; u.urlopen(sys.argv[1], context=ssl._create_unverified_context())"
+_READYZ = "import ssl, sys, urllib.request as u; u.urlopen(sys.argv[1], context=ssl._create_unverified_context())"
 _TOKEN_SECONDS = 7 * 24 * 3600
 _STOP_SECONDS = 60.0
 _PROCESS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
@@ -261,8 +261,8 @@ class Cluster:
         file.write_text(control_plane.scheduler_configuration(text, kubeconfig=identity))
         command = control_plane.scheduler_command(self._binaries, self.layout, config=file, flags=flags)
         self._spawn_part(_SCHEDULER, command)
-        healthz = [sys.executable, "-c", _HEALTHZ, f"https://127.0.0.1:{control_plane.SCHEDULER_PORT}/healthz"]
-        self._wait(lambda: self.run(*healthz).returncode == 0, what=_SCHEDULER, process=_SCHEDULER)
+        readyz = [sys.executable, "-c", _READYZ, f"https://127.0.0.1:{control_plane.SCHEDULER_PORT}/readyz"]
+        self._wait(lambda: self.run(*readyz).returncode == 0, what=_SCHEDULER, process=_SCHEDULER)
 
     def stop_scheduler(self) -> None:
         """End kube-scheduler; harmless where none runs."""
@@ -358,7 +358,7 @@ class Cluster:
     def _spawn_part(self, name: str, command: Sequence[str]) -> None:
         self.control.spawn(name, command, log=self.logs(name), cwd=self.layout.folder)
 
-    def _wait(self, question: Callable[[], object], *, what: str, process: str, timeout_seconds: float = 120.0) -> None:
+    def _wait(self, question: Callable[[], object], *, what: str, process: str, timeout_seconds: float = 180.0) -> None:
         wait_until(
             question,
             what=what,

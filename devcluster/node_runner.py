@@ -27,6 +27,7 @@ from devcluster.waiting import wait_until
 
 _TAINT_PREFIX = "node.kubernetes.io/"
 _STOP_SECONDS = 20.0
+_CTR_SECONDS = 180.0
 
 
 class NodeRunner:
@@ -143,7 +144,7 @@ class NodeRunner:
 
     def _ctr(self, node: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self._binaries["ctr"]), "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", *arguments]
-        return self._control.run(command, node=node)
+        return self._control.run(command, node=node, timeout_seconds=_CTR_SECONDS)
 
     def _files(self, record: NodeRecord) -> NodeFiles:
         return NodeFiles(layout=self._layout, record=record, cluster=self._cluster)

@@ -144,12 +144,13 @@ def sweep() -> list[str]:
 
 
 def remove_cluster_folder(folder: Path) -> None:
-    """Remove a dead cluster's cgroups, then its folder: in this order, since the folder names the cgroups."""
+    """Remove a dead cluster's cgroups, then its folder, which names the cgroups: a later sweep tries again."""
+    nodes: tuple[NodeRecord, ...] = ()
     with contextlib.suppress(ClusterStateError):
-        record = read_record(folder)
-        for node in record.nodes:
-            cgroups.remove(cgroup_root(record.name, node.name))
-    shutil.rmtree(folder, ignore_errors=True)
+        nodes = read_record(folder).nodes
+    busy = [node for node in nodes if not cgroups.remove(cgroup_root(folder.name, node.name))]
+    if not busy:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folders() -> list[Path]:
