@@ -78,8 +78,17 @@ class Installation:
         self.apply_manifests()
         for name in self.parts:
             self.start(name, wait=False)
-        self.cluster.start_scheduler(DEPLOY / "scheduler" / "config.yaml", self._kubeconfig(self.parts["extender"]))
+        self.start_scheduler()
         self.wait_ready(self.parts)
+
+    def start_scheduler(self) -> None:
+        """Start kube-scheduler with the shipped configuration and flags, as the account it shares with the extender."""
+        documents = yaml.safe_load_all((DEPLOY / "scheduler" / "deployment.yaml").read_text())
+        pods = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Deployment"]
+        command = next(c["command"] for c in pods[0]["containers"] if c["name"] == "kube-scheduler")
+        flags = [word for word in command[1:] if not word.startswith("--config=")]
+        config = DEPLOY / "scheduler" / "config.yaml"
+        self.cluster.start_scheduler(config, self._kubeconfig(self.parts["extender"]), flags=flags)
 
     def apply_manifests(self) -> None:
         """Apply deploy/ in order; resources of new kinds wait until the API server knows the kind."""
