@@ -84,7 +84,7 @@ class Cluster:
         folder, lock = state.claim_folder(name)
         launched = None
         try:
-            launched = launch(folder, lock=lock, persistent=persistent)
+            launched = launch(folder, lock=lock)
             record = ClusterRecord(
                 name=name,
                 kubernetes=kubernetes,
@@ -99,7 +99,7 @@ class Cluster:
             if scheduler:
                 cluster.start_scheduler(scheduler_config, scheduler_kubeconfig)
             if persistent:
-                launched.detach()
+                launched.detach(cluster.control)
         except BaseException:
             _abandon(folder, launched)
             raise
@@ -171,7 +171,8 @@ class Cluster:
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         token = self.api.request("POST", path, request)["status"]["token"]
-        file = "-".join(filter(None, ["account", namespace, name, node, audience and re.sub(r"\W", "_", audience)]))
+        # No name of Kubernetes holds an underscore, so that no two accounts share a file.
+        file = "_".join(filter(None, ["account", namespace, name, node, audience and re.sub(r"\W", "_", audience)]))
         return write_kubeconfig(
             self.layout.kubeconfig(file),
             server=self.server_url_inside,

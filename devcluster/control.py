@@ -79,6 +79,10 @@ class Control:
         processes: dict[str, dict[str, Any]] = self._request("status")["processes"]
         return {name: ProcessStatus(**fields) for name, fields in processes.items()}
 
+    def disown(self) -> None:
+        """Tell the supervisor to live on when its owner dies."""
+        self._request("disown")
+
     def stop(self) -> None:
         """Tell the supervisor to end everything; returns before it has."""
         self._request("stop")

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -50,8 +50,10 @@ class Launched:
     port: int
     owner: int | None
 
-    def detach(self) -> None:
+    def detach(self, control: Control) -> None:
         """Let the cluster outlive this process: nobody waits for it, and Python shall not warn that nobody does."""
+        control.disown()
+        self.release()
         self.process.returncode = 0
 
     def release(self) -> None:
@@ -72,29 +74,36 @@ def check_machine(*, real_nodes: bool) -> None:
         raise RealNodesUnavailableError("you are not root")
 
 
-def launch(folder: Path, *, lock: IO[str], persistent: bool) -> Launched:
-    """Start the supervisor and the cluster's bridge. Raises StartError with its log where that fails."""
+def launch(folder: Path, *, lock: IO[str]) -> Launched:
+    """Start the supervisor and the cluster's bridge; they end with this process until they are detached.
+
+    Raises StartError with the supervisor's log where that fails.
+    """
     (folder / "logs").mkdir()
-    reading, owner = (None, None) if persistent else os.pipe()
+    log = folder / "logs" / "supervisor.log"
+    reading, owner = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener, lock:
         port = int(listener.getsockname()[1])
-        arguments = [str(folder), f"--listener={listener.fileno()}", f"--server={BRIDGE_ADDRESS}:{SERVER_PORT}"]
-        inherited = [listener.fileno(), lock.fileno()]
-        if reading is not None:
-            arguments.append(f"--owner={reading}")
-            inherited.append(reading)
-        process = _start(arguments, inherited=inherited, log=folder / "logs" / "supervisor.log")
-    if reading is not None:
-        os.close(reading)
+        inherited = {"listener": listener.fileno(), "lock": lock.fileno(), "owner": reading}
+        process = _start(folder, inherited=inherited, log=log)
+    os.close(reading)
     launched = Launched(process=process, port=port, owner=owner)
-    _make_bridge(Control(folder), launched, log=folder / "logs" / "supervisor.log")
+    try:
+        _make_bridge(Control(folder), launched, log=log)
+    except BaseException:
+        process.kill()
+        launched.release()
+        raise
     return launched
 
 
-def _start(arguments: Sequence[str], *, inherited: Sequence[int], log: Path) -> subprocess.Popen[bytes]:
+def _start(folder: Path, *, inherited: Mapping[str, int], log: Path) -> subprocess.Popen[bytes]:
     # Without root the kernel grants namespaces only together with one of users; that is enough for a control plane.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    command = ["unshare", *user, *NAMESPACE_FLAGS, "--", sys.executable, "-m", "devcluster.supervisor", *arguments]
+    supervisor = [sys.executable, "-m", "devcluster.supervisor", str(folder)]
+    descriptors = [f"--{name}={descriptor}" for name, descriptor in inherited.items()]
+    server = f"--server={BRIDGE_ADDRESS}:{SERVER_PORT}"
+    command = ["unshare", *user, *NAMESPACE_FLAGS, "--", *supervisor, *descriptors, server]
     paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -103,7 +112,7 @@ def _start(arguments: Sequence[str], *, inherited: Sequence[int], log: Path) -> 
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=inherited,
+            pass_fds=tuple(inherited.values()),
             start_new_session=True,
         )
 

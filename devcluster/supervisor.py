@@ -1,8 +1,9 @@
 """The first process inside the namespaces of a cluster: owns every other process there.
 
-In: JSON lines on a Unix socket in the cluster's folder (spawn, signal, wait, forget, status, stop). Out: one JSON line
-for each. It decides nothing about Kubernetes and restarts nothing. It ends, and everything with it, when it is told to,
-or when its owner's end of a pipe closes, whatever killed the owner; then it also removes the folder and the cgroups.
+In: JSON lines on a Unix socket in the cluster's folder (spawn, signal, wait, forget, status, disown, stop). Out: one
+JSON line for each. It decides nothing about Kubernetes and restarts nothing. It ends, and everything with it, when it is
+told to, or when its owner's end of a pipe closes, whatever killed the owner, unless the owner let go of it; then it also
+removes the folder and the cgroups.
 
 Being process 1 of its own process namespace it reaps orphans, and the kernel kills all the others when it dies.
 """
@@ -30,9 +31,10 @@ _LINE_BYTES_MAX = 1 << 20
 class Supervisor:
     """Answers requests until it is told to stop."""
 
-    def __init__(self) -> None:
-        """No process yet."""
+    def __init__(self, owner: int) -> None:
+        """No process yet; owner is the pipe whose end means that the owner has died."""
         self._table = ProcessTable()
+        self._owner = owner
         self.stopping = asyncio.Event()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,6 +76,8 @@ class Supervisor:
                 self._table.forget(fields["name"])
             case "status":
                 return {"processes": self._table.status()}
+            case "disown":
+                asyncio.get_running_loop().remove_reader(self._owner)
             case "stop":
                 self.stopping.set()
             case _:
@@ -87,15 +91,14 @@ class Supervisor:
         return process.exit_code
 
 
-async def supervise(folder: Path, *, listener: socket.socket, owner: int | None, server: tuple[str, int]) -> None:
+async def supervise(folder: Path, *, listener: socket.socket, owner: int, server: tuple[str, int]) -> None:
     """Serve until told to stop or orphaned."""
-    supervisor = Supervisor()
+    supervisor = Supervisor(owner)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, supervisor.reap)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stopping.set)
-    if owner is not None:
-        loop.add_reader(owner, supervisor.stopping.set)
+    loop.add_reader(owner, supervisor.stopping.set)
     control = await asyncio.start_unix_server(
         supervisor.connected, path=str(socket_path(folder)), limit=_LINE_BYTES_MAX
     )
@@ -121,7 +124,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="supervise the processes of one development cluster")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--listener", type=int, required=True, help="descriptor of a listening socket of the host")
-    parser.add_argument("--owner", type=int, help="descriptor of a pipe whose other end the owner holds open")
+    parser.add_argument("--lock", type=int, required=True, help="descriptor of the locked file, held while this lives")
+    parser.add_argument("--owner", type=int, required=True, help="descriptor of a pipe that the owner holds open")
     parser.add_argument("--server", required=True, help="address:port inside that the listener leads to")
     options = parser.parse_args()
     host, _, port = options.server.rpartition(":")

@@ -49,7 +49,7 @@ def supervised(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """A supervisor that this test owns."""
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path_factory.mktemp("s")))
     folder, lock = state.claim_folder("one")
-    launched = launch(folder, lock=lock, persistent=False)
+    launched = launch(folder, lock=lock)
     record = ClusterRecord(name="one", kubernetes="", port=launched.port, persistent=False, binaries={})
     state.write_record(folder, record)
     yield Supervised(folder=folder, launched=launched, control=Control(folder))
@@ -190,6 +190,19 @@ def test_nothing_outlives_an_owner_that_lets_go(supervised: Supervised) -> None:
 
     supervised.launched.process.wait(timeout=WAIT_SECONDS)
     assert host_processes(mark) == []
+    assert not supervised.folder.exists()
+
+
+def test_a_disowned_supervisor_lives_on_until_it_is_stopped(supervised: Supervised) -> None:
+    """`dev up` lets go of a cluster once it is whole; killed before that, it leaves no half cluster."""
+    supervised.control.disown()
+
+    supervised.launched.release()
+
+    supervised.spawn("still", "true")
+    assert supervised.control.wait("still", timeout_seconds=WAIT_SECONDS) == 0
+    supervised.control.stop()
+    supervised.launched.process.wait(timeout=WAIT_SECONDS)
     assert not supervised.folder.exists()
 
 
