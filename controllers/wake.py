@@ -64,6 +64,7 @@ class WakeReconciler:
         self._last_wakes: dict[str, LastWake] = {}
         self._set_aside: dict[str, tuple[float, int]] = {}
         self._skipped: set[str] = set()
+        self._nominated_at: dict[str, float] = {}
         self._waiting = {uid for uid, pod in context.mirror.ledger.pods.items() if pods.is_waiting(pod)}
 
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
@@ -79,21 +80,20 @@ class WakeReconciler:
     async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
         """Wake what fits; return when some pod may be woken again. Raises KubeError."""
         now = self._context.clock.monotonic_seconds()
-        unsettled_seconds = self._settle(now)
-        waiting = self._requests()
-        if not waiting:
-            return unsettled_seconds
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
+        waits = [self._settle(now), await self._withdraw_overdue(now)]
+        waiting = self._requests()
+        if not waiting:
+            return _first(waits)
         rooms = self._changes.rooms()
         plan = plan_wakeups(self._question(waiting, rooms, now))
         self._skipped = self._skipped.union(plan.without_room) if plan.is_cut else set()
         for uid in plan.without_room:
             self._last_wakes.pop(uid, None)
-        again_seconds = [await self._carry_out(plan), unsettled_seconds]
-        await asyncio.gather(*(self._withdraw(pod) for pod, _ in waiting if self._is_overdue(pod, now)))
+        waits.append(await self._carry_out(plan))
         self._tell(waiting, rooms, plan, now)
-        return min((seconds for seconds in again_seconds if seconds is not None), default=None)
+        return _first(waits)
 
     def _settle(self, now: float) -> float | None:
         """Forget which pods were just set aside, once something made room or some time has passed; return the rest."""
@@ -158,6 +158,8 @@ class WakeReconciler:
         except (NotFound, Conflict):
             return False
         self._last_wakes[wake.uid] = wake.wake
+        if wake.nominate:
+            self._nominated_at[wake.uid] = wake.wake.at_seconds
         self._context.metrics.pods_woken.inc()
         log.info("Woke a pod", pod=f"{metadata.namespace}/{metadata.name}", node=wake.node, woken=wake.woken)
         self._context.events.record(
@@ -168,9 +170,15 @@ class WakeReconciler:
         )
         return True
 
-    def _is_overdue(self, pod: Pod, now: float) -> bool:
-        last = self._last_wakes.get(pod.metadata.uid)
-        return is_nominated_by_us(pod) and (last is None or now - last.at_seconds > NOMINATION_SECONDS)
+    async def _withdraw_overdue(self, now: float) -> float | None:
+        """Withdraw nominations that led to no bind in time, or of which this process knows no time; return the rest."""
+        ledger = self._context.mirror.ledger
+        nominated = [pod for uid in self._waiting if (pod := ledger.pods.get(uid)) and is_nominated_by_us(pod)]
+        ends = {
+            pod.metadata.uid: self._nominated_at.get(pod.metadata.uid, 0.0) + NOMINATION_SECONDS for pod in nominated
+        }
+        await asyncio.gather(*(self._withdraw(pod) for pod in nominated if ends[pod.metadata.uid] <= now))
+        return min((end - now for end in ends.values() if end > now), default=None)
 
     async def _withdraw(self, pod: Pod) -> None:
         metadata = pod.metadata
@@ -209,6 +217,7 @@ class WakeReconciler:
             self._waiting.discard(uid)
             self._last_wakes.pop(uid, None)
             self._told_at.pop(uid, None)
+            self._nominated_at.pop(uid, None)
             return False
         self._waiting.add(uid)
         was_rejected = isinstance(change.old, Pod) and is_rejected(change.old)
@@ -216,3 +225,7 @@ class WakeReconciler:
             return False
         self._set_aside[uid] = (self._context.clock.monotonic_seconds(), self._changes.generation)
         return True
+
+
+def _first(waits: Iterable[float | None]) -> float | None:
+    return min((seconds for seconds in waits if seconds is not None), default=None)

@@ -288,12 +288,11 @@ def _wake(
     before = parse_woken(pod)
     is_repeated = max(last.generation if last else 0, before.generation) >= question.generation
     nominate = may_nominate(pod, len(search.rooms))
+    nominated = candidate.node if nominate else before.nominated_node if is_nominated_by_us(pod) else ""
     return WakePod(
         pod=pod,
         generation=question.generation,
-        woken=str(
-            Woken(question.generation, before.number + 1 if is_repeated else 1, candidate.node if nominate else "")
-        ),
+        woken=str(Woken(question.generation, before.number + 1 if is_repeated else 1, nominated)),
         wake=LastWake(count, question.generation, question.now_seconds),
         node=candidate.node,
         uuids=tuple(devices[i].uuid for i in candidate.choice.positions),

@@ -250,6 +250,14 @@ def test_annotation_is_read_as_written(text: str, value: Woken) -> None:
     assert not value.generation or str(value) == text
 
 
+def test_nomination_is_remembered_while_it_stands() -> None:
+    """A later wake-up must not hide that the nomination is ours, or nobody would ever withdraw it."""
+    annotations = {names.WOKEN: "400@n1"}
+    stands = waiting("a", status={"nominatedNodeName": "n1"}, annotations=annotations)
+    assert plan([stands], [room()]).wakes[0].woken == "500@n1"
+    assert plan([waiting("a", annotations=annotations)], [room()]).wakes[0].woken == "500"
+
+
 def test_preemption_is_not_ours() -> None:
     """Only a nomination that a wake-up wrote is ever withdrawn."""
     nominated = {"nominatedNodeName": "n1"}

@@ -54,12 +54,20 @@ class Stage:
         stage.start_controllers()
         return stage
 
-    def start_controllers(self) -> None:
+    def start_controllers(self, *more: str, name: str = "controllers") -> None:
         kubeconfig = self.cluster.service_account_kubeconfig("atoll-system", "atoll-controllers")
         arguments = ("--health-port", "0", "--resync-seconds", "5", "--claim-status-seconds", "1")
         seconds = ("--lease-duration-seconds", "3", "--renew-deadline-seconds", "2", "--retry-seconds", "0.5")
-        command = [sys.executable, "-m", "controllers", "--kubeconfig", str(kubeconfig), *arguments, *seconds]
-        self.cluster.spawn("controllers", command)
+        command = [sys.executable, "-m", "controllers", "--kubeconfig", str(kubeconfig), *arguments, *seconds, *more]
+        terms = self._terms()
+        self.cluster.spawn(name, command)
+        if name == "controllers":
+            self.until(lambda: self._terms() > terms, "the controllers lead")
+
+    def _terms(self) -> int:
+        """Return how often the controllers have begun to reconcile."""
+        log = self.cluster.logs("controllers")
+        return log.read_text().count('"Reconciling"') if log.exists() else 0
 
     def kill_controllers(self) -> None:
         self.cluster.signal("controllers", "KILL")

@@ -253,3 +253,24 @@ async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
         for loop in stage.loops:
             await loop.run_once()
         assert [write for write in stage.api.writes if "gpuclaims" in write[1]] == written
+
+
+async def test_nomination_that_led_to_no_bind_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nodes are sampled the wake-up names one, once; a node kept for a pod that never came is given back."""
+    monkeypatch.setattr("atoll.cluster.wakeups.NOMINATION_NODES_MIN", 1)
+    monkeypatch.setattr("controllers.wake.NOMINATION_SECONDS", 5.0)
+
+    def furnish(server: Server) -> None:
+        put_pod(server, status={"conditions": [REJECTED]})
+
+    def nominated(stage: Troupe) -> str:
+        return str(stage.server.objects[f"{PODS}/p"]["status"].get("nominatedNodeName", ""))
+
+    async with troupe(tmp_path, furnish) as stage:
+        await stage.settled(lambda: nominated(stage) == "n1")
+        woken = stage.server.objects[f"{PODS}/p"]["metadata"]["annotations"][names.WOKEN]
+        assert woken.endswith("@n1")
+        assert ("PATCH", f"{PODS}/p/status") in stage.api.writes
+        await stage.settled(lambda: not nominated(stage))
+        await stage.settled(lambda: stage.api.writes[-1] == ("PATCH", f"{PODS}/p"))
+        assert not nominated(stage), "named again after it was withdrawn"

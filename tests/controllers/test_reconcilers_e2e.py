@@ -173,3 +173,16 @@ def test_claim_tells_who_has_what(stage: Stage, node: str) -> None:
     assert status()["allocations"] == [
         {"pod": "claimed", "uid": pod["metadata"]["uid"], "node": node, "ids": [1], "uuids": [f"GPU-{node}-0001"]}
     ]
+
+
+def test_one_round_by_hand(stage: Stage, node: str) -> None:
+    """`--once` leads when nobody else does, looks at everything once, and ends in order."""
+    stage.kill_controllers()
+    stage.run_pod("lonely", node, 0)
+    stage.end("lonely", node)
+    try:
+        stage.start_controllers("--once", name="once")
+        assert stage.cluster.wait_exit("once") == 0
+        assert not stage.lease(node, 0)
+    finally:
+        stage.start_controllers()
