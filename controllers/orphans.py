@@ -35,7 +35,8 @@ log = structlog.get_logger(__name__)
 SKEW_SECONDS = 5.0
 """Deadlines are written by another machine's clock. A wrong one costs a bind its retry, nothing else."""
 BLIND_SECONDS = 15.0
-MISSING_MIN_SECONDS = 1.0
+WAIT_SECONDS_MIN = 1.0
+WAIT_SECONDS_MAX = 3600.0
 
 
 class OrphanReconciler:
@@ -88,8 +89,11 @@ class OrphanReconciler:
         return standing(record, pod, format_microtime(past))
 
     def _wait_seconds(self, record: LeaseRecord) -> float:
-        left = (parse_microtime(record.deadline) - self._context.clock.now()).total_seconds()
-        return max(MISSING_MIN_SECONDS, left + SKEW_SECONDS + 0.1)
+        try:
+            left = (parse_microtime(record.deadline) - self._context.clock.now()).total_seconds()
+        except (ValueError, OverflowError):
+            return WAIT_SECONDS_MAX
+        return min(WAIT_SECONDS_MAX, max(WAIT_SECONDS_MIN, left + SKEW_SECONDS))
 
     async def _take_back(self, records: Sequence[LeaseRecord]) -> None:
         mark = {names.LEASE_FENCED: self._context.new_token()}

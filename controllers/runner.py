@@ -1,7 +1,7 @@
 """The process: a mirror that always watches, and reconcilers that run only while this process leads.
 
-In: settings. Out: nothing; runs until cancelled, until leadership is lost, or, with `once`, until everything was looked
-at. A standby keeps its mirror and its memory of departures warm, so that a take-over costs no list.
+In: settings. Out: nothing; runs until cancelled or, with `once`, until everything was looked at. A standby keeps its
+mirror and its memory of departures warm, so that a take-over costs no list; so does a leader that lost its Lease.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from atoll.api import names
 from atoll.kube.cache import Change
 from atoll.kube.client import ApiClient
 from atoll.kube.election import LeaderElector
+from atoll.kube.errors import LeadershipLost
 from atoll.kube.events import EventRecorder
 from atoll.kube.mirror import ClusterMirror, Kind
 from atoll.service.clock import SystemClock
@@ -80,7 +81,7 @@ class Process:
 
 
 async def serve_controllers(settings: ControllersSettings) -> None:
-    """Run until cancelled. Raises LeadershipLost in an ExceptionGroup: the process is meant to be started again."""
+    """Run until cancelled. Raises an ExceptionGroup when any part of the process ends by a fault."""
     clock = SystemClock()
     metrics = Metrics("controllers")
     client = await ApiClient.connect(
@@ -100,7 +101,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
         await supervise(
             mirror=mirror.run(),
             http=serve(app, settings.health_host, settings.health_port),
-            lead=process.elector.lead(lambda _term: _lead(process)),
+            lead=_lead_term_by_term(process),
         )
 
 
@@ -123,6 +124,15 @@ def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClien
     )
     mirror.on_change(process.observe)
     return process
+
+
+async def _lead_term_by_term(process: Process) -> None:
+    """Lead, and be a standby again when leadership was lost: by then every reconciler of the term has ended."""
+    while True:
+        try:
+            await process.elector.lead(lambda _term: _lead(process))
+        except LeadershipLost as error:
+            log.warning("Lost leadership", err=str(error))
 
 
 async def _lead(process: Process) -> None:

@@ -59,12 +59,12 @@ class Stage:
         arguments = ("--health-port", "0", "--resync-seconds", "5", "--claim-status-seconds", "1")
         seconds = ("--lease-duration-seconds", "3", "--renew-deadline-seconds", "2", "--retry-seconds", "0.5")
         command = [sys.executable, "-m", "controllers", "--kubeconfig", str(kubeconfig), *arguments, *seconds, *more]
-        terms = self._terms()
+        terms = self.terms()
         self.cluster.spawn(name, command)
         if name == "controllers":
-            self.until(lambda: self._terms() > terms, "the controllers lead")
+            self.until(lambda: self.terms() > terms, "the controllers lead")
 
-    def _terms(self) -> int:
+    def terms(self) -> int:
         """Return how often the controllers have begun to reconcile."""
         log = self.cluster.logs("controllers")
         return log.read_text().count('"Reconciling"') if log.exists() else 0

@@ -186,3 +186,18 @@ def test_one_round_by_hand(stage: Stage, node: str) -> None:
         assert not stage.lease(node, 0)
     finally:
         stage.start_controllers()
+
+
+def test_loser_of_leadership_stops_and_may_lead_again(stage: Stage, node: str) -> None:
+    """Somebody else takes the leader's Lease and dies: the process gave up its term, and begins another one later."""
+    terms = stage.terms()
+    path = f"{LEASES}/{names.CONTROLLERS_LEADER_LEASE}"
+    usurped = {"spec": {"holderIdentity": "usurper", "leaseTransitions": 99}}
+    stage.do("PATCH", path, usurped, identity="controllers", kind=MERGE)
+    stage.until(lambda: stage.terms() > terms, "the controllers lead again")
+    leader = stage.get(path)
+    assert leader is not None
+    assert leader["spec"]["leaseTransitions"] == 100
+    stage.run_pod("after", node, 0)
+    stage.end("after", node)
+    stage.until(lambda: not stage.lease(node, 0), "the new term does its work")
