@@ -1,0 +1,197 @@
+"""What there is to see, as rows.
+
+In: pods, Leases and reports as listed, and what containers printed. Out: frozen rows to draw and to judge. Pure. What was
+promised is read from the pod's annotations, what a container saw from its own output, told as device ids by the agent's
+report, so that a row compares two sources.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll.api import names
+from atoll.api.node_status import Device, GpuNodeStatus
+from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.consistency import Printed
+from atoll.cluster.leases import LeaseRecord, parse_lease
+from atoll.cluster.objects import Lease, Pod
+
+UNKNOWN_DEVICE = "?"
+_VARIABLE = re.compile(r"\b(CUDA|NVIDIA)(?:_VISIBLE_DEVICES)?=(\S*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster as three lists showed it, one after another."""
+
+    pods: tuple[Pod, ...]
+    leases: tuple[Lease, ...]
+    reports: tuple[GpuNodeStatus, ...]
+
+    @property
+    def records(self) -> tuple[LeaseRecord, ...]:
+        """Return what the GPU Leases say. Raises MalformedValue for one that nobody can read."""
+        kinds = ((lease, lease.metadata.labels.get(names.LEASE_KIND_LABEL)) for lease in self.leases)
+        return tuple(parse_lease(lease) for lease, kind in kinds if kind == names.LEASE_KIND_GPU)
+
+    def pod(self, name: str) -> Pod | None:
+        """Return the pod of that name."""
+        return next((pod for pod in self.pods if pod.metadata.name == name), None)
+
+    def held_by(self, uid: str) -> tuple[LeaseRecord, ...]:
+        """Return the Leases of one pod."""
+        return tuple(lease for lease in self.records if lease.holder.uid == uid)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRow:
+    """One node: its product, its islands with their device ids, and the driver's index of each id in their order."""
+
+    node: str
+    product: str
+    islands: tuple[tuple[str, tuple[int, ...]], ...]
+    indices: tuple[int, ...]
+
+
+class Progress(StrEnum):
+    """How far a container is; the last two are verdicts."""
+
+    WAITING = "waits"
+    STARTING = "starts"
+    KEPT = "kept"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class PodRow:
+    """One container that was promised GPUs, or one pod that has none yet. `saw` is None until the container printed."""
+
+    pod: str
+    claim: str
+    node: str
+    promised: tuple[str, ...]
+    islands: tuple[str, ...]
+    saw: tuple[str, ...] | None
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGpus:
+    """GPUs of one node that nobody holds."""
+
+    node: str
+    model: str
+    ids: tuple[int, ...]
+
+
+def parse_printed(log: str, *, pod_uid: str, container: str) -> Printed | None:
+    """Read the values a container printed last, as `CUDA_VISIBLE_DEVICES=...` and the like; None before it has."""
+    values = dict(_VARIABLE.findall(log))
+    if "CUDA" not in values:
+        return None
+    nvidia = values.get("NVIDIA")
+    return Printed(pod_uid, container, _entries(values["CUDA"]), None if nvidia is None else _entries(nvidia))
+
+
+def machine_rows(reports: Iterable[GpuNodeStatus]) -> tuple[MachineRow, ...]:
+    """Return one row per reported machine, by node name."""
+    return tuple(
+        _machine_row(report.metadata.name, report.status.devices)
+        for report in sorted(reports, key=lambda report: report.metadata.name)
+        if report.status is not None
+    )
+
+
+def _machine_row(node: str, devices: Sequence[Device]) -> MachineRow:
+    islands: dict[str, list[int]] = {}
+    ordered = sorted(devices, key=lambda device: device.id)
+    for device in ordered:
+        islands.setdefault(device.island, []).append(device.id)
+    products = dict.fromkeys(f"{device.product_name or device.model}" for device in ordered)
+    return MachineRow(
+        node=node,
+        product=f"{len(ordered)} x {', '.join(products)}",
+        islands=tuple((name, tuple(ids)) for name, ids in islands.items()),
+        indices=tuple(device.index for device in ordered),
+    )
+
+
+def pod_rows(
+    pods: Iterable[Pod], reports: Iterable[GpuNodeStatus], printed: Mapping[tuple[str, str], Printed]
+) -> tuple[PodRow, ...]:
+    """Return the rows of the pods in their order; a pod without GPUs yet has one row. Raises MalformedValue."""
+    devices = {report.metadata.name: report.status.devices for report in reports if report.status is not None}
+    rows: list[PodRow] = []
+    for pod in pods:
+        allocation = bound_allocation(pod)
+        if allocation is None:
+            rows.append(PodRow(pod.metadata.name, _claim(pod), "", (), (), None, Progress.WAITING))
+        else:
+            present = devices.get(allocation.node, ())
+            for container in given_containers(pod):
+                value = printed.get((pod.metadata.uid, container))
+                rows.append(_container_row(pod, container, allocation, present, value))
+    return tuple(rows)
+
+
+def given_containers(pod: Pod) -> tuple[str, ...]:
+    """Return the containers of a bound pod that were promised GPUs."""
+    prefix = names.CONTAINER_UUIDS_PREFIX
+    entries = sorted(pod.metadata.annotations.items())
+    return tuple(key.removeprefix(prefix) for key, value in entries if key.startswith(prefix) and value)
+
+
+def _container_row(
+    pod: Pod, container: str, allocation: Allocation, devices: Sequence[Device], printed: Printed | None
+) -> PodRow:
+    ids = dict(zip(allocation.uuids, allocation.device_ids, strict=True))
+    uuids = _entries(pod.metadata.annotations[names.CONTAINER_UUIDS_PREFIX + container])
+    promised = tuple(str(ids.get(uuid, UNKNOWN_DEVICE)) for uuid in uuids)
+    saw = None if printed is None else device_ids(printed.cuda or (), devices)
+    progress = Progress.STARTING if saw is None else Progress.KEPT if saw == promised else Progress.BROKEN
+    is_alone = len(given_containers(pod)) == 1
+    return PodRow(
+        pod=pod.metadata.name if is_alone else f"{pod.metadata.name}/{container}",
+        claim=_claim(pod),
+        node=allocation.node,
+        promised=promised,
+        islands=tuple(dict.fromkeys(device.island for device in devices if device.uuid in uuids)),
+        saw=saw,
+        progress=progress,
+    )
+
+
+def device_ids(entries: Iterable[str], devices: Sequence[Device]) -> tuple[str, ...]:
+    """Tell entries of CUDA_VISIBLE_DEVICES, uuids or indices, as device ids; `?` for one that the machine lacks."""
+    by_uuid = {device.uuid: str(device.id) for device in devices}
+    by_index = {str(device.index): str(device.id) for device in devices}
+    return tuple(by_uuid.get(entry) or by_index.get(entry) or UNKNOWN_DEVICE for entry in entries)
+
+
+def free_gpus(snapshot: Snapshot) -> tuple[FreeGpus, ...]:
+    """Return the GPUs without a Lease per node, the node with the fewest first, nodes without any left out."""
+    held = {lease.device_uuid for lease in snapshot.records}
+    rooms = []
+    for report in snapshot.reports:
+        devices = [d for d in (report.status.devices if report.status else ()) if d.uuid not in held]
+        if devices:
+            ids = tuple(sorted(device.id for device in devices))
+            rooms.append(FreeGpus(report.metadata.name, devices[0].model, ids))
+    return tuple(sorted(rooms, key=lambda room: (len(room.ids), room.node)))
+
+
+def waiting_reason(pod: Pod) -> str:
+    """Return what kube-scheduler says of a pod that it set aside; empty while it has not."""
+    conditions = (c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False")
+    return next((condition.message for condition in conditions), "")
+
+
+def _claim(pod: Pod) -> str:
+    return pod.metadata.annotations.get(names.CLAIM, "(resource only)")
+
+
+def _entries(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
