@@ -76,6 +76,10 @@ class Installation:
     def install(self) -> None:
         """Apply the manifests and start every part; returns when all are ready. Raises DevclusterError."""
         self.apply_manifests()
+        self.start_parts()
+
+    def start_parts(self) -> None:
+        """Start every part and kube-scheduler; returns when all are ready. Raises StartError."""
         for name in self.parts:
             self.start(name, wait=False)
         self.start_scheduler()
