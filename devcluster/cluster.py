@@ -55,7 +55,7 @@ class Cluster:
         administrator = KeyPair(certificate=pki / "admin.crt", key=pki / "admin.key")
         self._binaries = Binaries(paths={name: Path(path) for name, path in record.binaries.items()})
         self.api = Api(record.port, authority=self._authority.pair, client=administrator)
-        self._fleet = Fleet(record, self.layout, control=self.control, api=self.api)
+        self._fleet = Fleet(record.name, self.layout, control=self.control, api=self.api)
 
     # ---- life ----
 

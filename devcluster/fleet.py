@@ -22,7 +22,7 @@ from devcluster.images import ensure_images
 from devcluster.node import NODES_MAX, NodeSpec
 from devcluster.node_runner import NodeRunner
 from devcluster.paths import cache_root
-from devcluster.state import ClusterRecord, NodeRecord
+from devcluster.state import NodeRecord
 from devcluster.system_programs import find_system_programs
 
 _SIDE_BY_SIDE_MAX = 8
@@ -31,17 +31,17 @@ _SIDE_BY_SIDE_MAX = 8
 class Fleet:
     """The nodes of one cluster."""
 
-    def __init__(self, record: ClusterRecord, layout: Layout, *, control: Control, api: Api) -> None:
+    def __init__(self, cluster: str, layout: Layout, *, control: Control, api: Api) -> None:
         """Work through the cluster's supervisor and API server."""
-        self._record = record
+        self._cluster = cluster
         self._layout = layout
         self._control = control
         self._api = api
 
     @property
     def records(self) -> tuple[NodeRecord, ...]:
-        """The nodes in the order they were added, stopped ones included."""
-        return self._record.nodes
+        """The nodes in the order they were added, by whomever, stopped ones included."""
+        return state.read_record(self._layout.folder).nodes
 
     def find(self, name: str) -> NodeRecord:
         """One node. Raises ClusterStateError naming those there are."""
@@ -49,11 +49,11 @@ class Fleet:
             if record.name == name:
                 return record
         names = ", ".join(record.name for record in self.records) or "none"
-        raise ClusterStateError(f"no node {name!r} in cluster {self._record.name!r}; there are: {names}")
+        raise ClusterStateError(f"no node {name!r} in cluster {self._cluster!r}; there are: {names}")
 
     def runner(self, binaries: Binaries) -> NodeRunner:
         """The steps of single nodes, with these programs."""
-        return NodeRunner(self._record.name, self._layout, control=self._control, api=self._api, binaries=binaries)
+        return NodeRunner(self._cluster, self._layout, control=self._control, api=self._api, binaries=binaries)
 
     def prepare(
         self, specs: Sequence[NodeSpec], *, binaries: Binaries, authority: CertificateAuthority, report: Report
@@ -91,13 +91,13 @@ class Fleet:
             state.check_name(spec.name, what="node")
             holder = running.get(f"node@{spec.name}")
             if holder and holder.running:
-                raise ClusterStateError(f"node {spec.name!r} runs already in cluster {self._record.name!r}")
+                raise ClusterStateError(f"node {spec.name!r} runs already in cluster {self._cluster!r}")
             number = nodes[spec.name].number if spec.name in nodes else len(nodes)
             if number >= NODES_MAX:
                 raise ClusterStateError(f"a cluster has at most {NODES_MAX} real nodes; use fake ones for more")
             nodes[spec.name] = spec.numbered(number)
         if len({spec.name for spec in specs}) < len(specs):
             raise ClusterStateError(f"two nodes share a name: {', '.join(spec.name for spec in specs)}")
-        self._record = replace(self._record, nodes=tuple(nodes.values()))
-        state.write_record(self._layout.folder, self._record)
+        record = replace(state.read_record(self._layout.folder), nodes=tuple(nodes.values()))
+        state.write_record(self._layout.folder, record)
         return [nodes[spec.name] for spec in specs]
