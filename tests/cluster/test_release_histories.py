@@ -212,6 +212,10 @@ class History:
     def act(self, what: str) -> None:
         self.log.append(what)
         getattr(self, what)()
+        self.check()
+
+    def check(self) -> None:
+        """Ask the oracle: nothing runs after a release, and nothing runs where one is decided."""
         if self.released_by is not None:
             assert not self.machine.runs, self.story("runs after its GPUs were released")
             return
