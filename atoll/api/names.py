@@ -123,7 +123,6 @@ that begin after that, and publishes them: for whoever lost sight of a deletion 
 # Rejections that kube-scheduler shows per node: short constant phrases, because it counts equal texts.
 REJECT_NO_REPORT: Final = "no GPU report from this node"
 REJECT_STALE_REPORT: Final = "GPU report is stale"
-REJECT_TOO_FEW: Final = "too few free GPUs that match the claim"
 REJECT_NEVER_FITS: Final = "node has too few GPUs that match the claim"
 REJECT_NO_MODEL: Final = "no GPU of a claimed model"
 REJECT_NO_MEMORY: Final = "no GPU with the claimed memory"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -47,6 +48,16 @@ class Seen:
     order: str
 
 
+@contextmanager
+def unless_missing() -> Iterator[None]:
+    """End the block quietly when the API server says that there is no such object."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+
+
 class World:
     """One namespace of a cluster with Atoll."""
 
@@ -68,8 +79,8 @@ class World:
 
     def leave(self) -> None:
         """Delete every pod gracefully, wait until no Lease is left, and check that no GPU was held twice."""
-        for pod in self.pods():
-            self.cluster.kubectl("delete", "pod", "-n", self.namespace, "--wait=false", pod["metadata"]["name"])
+        for pod in sorted(self.pods(), key=lambda pod: "nodeName" in pod["spec"]):  # or waiting ones would still start
+            self.delete(pod["metadata"]["name"])
         self.wait(lambda: not self.pods(), "every pod of the test to be gone")
         self.wait(lambda: not self.leases(), "every GPU Lease of the test to be released")
         self.check_no_contention()
@@ -132,9 +143,10 @@ class World:
         return self.create(self.pod_body(name, claim, **options))
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """Delete a pod; with `force` without waiting for kubelet."""
+        """Delete a pod, with `force` without waiting for kubelet; one that has gone meanwhile is fine."""
         options = {"kind": "DeleteOptions", "apiVersion": "v1", **({"gracePeriodSeconds": 0} if force else {})}
-        self.cluster.api.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{name}", options)
+        with unless_missing():
+            self.cluster.api.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{name}", options)
 
     def kubectl(self, *arguments: str, text: str = "", user: str = "") -> subprocess.CompletedProcess[str]:
         """Run kubectl in the namespace, as the administrator or as the named user, with `text` as its input."""
@@ -158,12 +170,9 @@ class World:
 
     def maybe(self, path: str) -> Any:
         """Return the object at `path`, None when there is none."""
-        try:
+        with unless_missing():
             return self.cluster.api.get(path)
-        except ApiError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                raise
-            return None
+        return None
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the events about the pod of that name."""
