@@ -87,12 +87,9 @@ class Installation:
 
     def start_scheduler(self) -> None:
         """Start kube-scheduler with the shipped configuration and flags, as the account it shares with the extender."""
-        documents = yaml.safe_load_all((DEPLOY / "scheduler" / "deployment.yaml").read_text())
-        pods = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Deployment"]
-        command = next(c["command"] for c in pods[0]["containers"] if c["name"] == "kube-scheduler")
-        flags = [word for word in command[1:] if not word.startswith("--config=")]
         config = DEPLOY / "scheduler" / "config.yaml"
-        self.cluster.start_scheduler(config, self._kubeconfig(self.parts["extender"]), flags=flags)
+        account = self._kubeconfig(self.parts["extender"])
+        self.cluster.start_scheduler(config, account, flags=shipped_scheduler_flags())
 
     def apply_manifests(self) -> None:
         """Apply deploy/ in order; resources of new kinds wait until the API server knows the kind."""
@@ -173,6 +170,14 @@ class Installation:
         done = self.cluster.kubectl(*arguments, input=text)
         if done.returncode != 0:
             raise DevclusterError(f"kubectl {' '.join(arguments)} failed:\n{done.stderr.strip()}")
+
+
+def shipped_scheduler_flags() -> list[str]:
+    """Return the flags of kube-scheduler in deploy/, except where its configuration file lies."""
+    documents = yaml.safe_load_all((DEPLOY / "scheduler" / "deployment.yaml").read_text())
+    pods = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Deployment"]
+    command = next(c["command"] for c in pods[0]["containers"] if c["name"] == "kube-scheduler")
+    return [word for word in command[1:] if not word.startswith("--config=")]
 
 
 def _files(paths: Iterable[str]) -> list[str]:
