@@ -4,6 +4,7 @@ Until the ledger is complete and fresh every verb answers 503, which kube-schedu
 come here.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -41,15 +42,27 @@ class Parts:
     expectation_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The last answer of filter: it holds for prioritize too, as long as the ledger has not changed."""
+
+    uid: str
+    revision: int
+    best: Candidate | None
+
+
 class Handlers:
     """The four verbs."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._judged = Judged("", 0, None)
         self._seconds = parts.metrics.histogram(
             "call_seconds", "Time to answer a call of kube-scheduler", labels=["verb"]
         )
-        self._rejected = parts.metrics.counter("rejections_total", "Nodes that filter refused", labels=["reason"])
+        self._rejected = parts.metrics.counter(
+            "rejections_total", "Nodes refused to pods that fit nowhere", labels=["reason"]
+        )
         self._binds = parts.metrics.counter("binds_total", "Bind calls", labels=["outcome"])
 
     def routes(self) -> dict[str, Verb]:
@@ -61,14 +74,15 @@ class Handlers:
         call = wire.read_filter(body)
         verdicts = self._judge(call)
         self._expect(call.pod, verdicts.best if len(verdicts.feasible) == 1 else None)
-        for reason in verdicts.rejected.values():
-            self._rejected.labels(reason).inc()
-        return wire.filter_reply(verdicts.feasible, {}, verdicts.rejected)
+        self._judged = Judged(call.pod.metadata.uid, self._parts.mirror.ledger.revision, verdicts.best)
+        for reason, count in Counter(verdicts.rejected.values()).items():
+            self._rejected.labels(reason).inc(count)
+        return wire.filter_reply(verdicts.feasible, verdicts.rejected)
 
     async def prioritize(self, body: bytes) -> bytes:
-        """Name the one best node."""
+        """Name the one best node. It is asked moments after filter for the names that filter left."""
         call = wire.read_filter(body)
-        best = self._judge(call).best
+        best = self._judged_before(call) or self._judge(call).best
         self._expect(call.pod, best)
         return wire.prioritize_reply(best.node if best else None, BEST_SCORE)
 
@@ -103,6 +117,12 @@ class Handlers:
             return web.Response(body=reply, content_type="application/json")
 
         return handle
+
+    def _judged_before(self, call: wire.FilterCall) -> Candidate | None:
+        """Return filter's best node if nothing changed and it is among the names; fewer names make no other better."""
+        last = self._judged
+        is_same = (last.uid, last.revision) == (call.pod.metadata.uid, self._parts.mirror.ledger.revision)
+        return last.best if is_same and last.best and last.best.node in (call.node_names or ()) else None
 
     def _judge(self, call: wire.FilterCall) -> NodeVerdicts:
         uid = call.pod.metadata.uid

@@ -31,7 +31,7 @@ DOUBT_SECONDS_MAX = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The refusal of a Binding, None when it landed; and whether an unanswered copy of it may have landed, or may yet."""
+    """The refusal of a Binding, None when it landed; whether an unanswered copy of it may have landed, or may yet."""
 
     refusal: ApiError | None
     may_have_landed: bool

@@ -2,28 +2,28 @@
 
 In: a pod, node names, the ledger and the claim. Out: feasible nodes, reasons of the others, the best node. Nothing
 outside memory changes, because kube-scheduler and autoscalers also call these verbs for what-ifs.
+
+Thousands of names are looked up in one sweep and judged by the few cells that they are in.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
 
 from atoll.api import names
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.requests import Rejection, Request
-from atoll.cluster.selection import Candidate, select
+from atoll.cluster.selection import Answers, Candidate
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdicts:
-    """Answer of filter. Every name that was asked for stands in exactly one of the two."""
+    """Answer of filter: the names that fit, in the order of the question, and the first of them in the order (model
+    preference, cost, node name). `rejected` has the reason of every name where none fits; else nobody would read it."""
 
-    feasible: Mapping[str, Candidate]
-    rejected: Mapping[str, str]
-
-    @property
-    def best(self) -> Candidate | None:
-        """The candidate that prioritize names: first in the order (model preference, cost, node name)."""
-        return min(self.feasible.values(), key=lambda candidate: candidate.order, default=None)
+    feasible: Sequence[str] = ()
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    best: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +36,51 @@ class Question:
     failed_nodes: frozenset[str] = frozenset()
 
 
-def judge_nodes(node_names: Iterable[str], question: Question, ledger: Ledger) -> NodeVerdicts:
-    """Say for every node whether it can give the pod its GPUs now, and which it would give.
+def judge_nodes(node_names: Sequence[str], question: Question, ledger: Ledger) -> NodeVerdicts:
+    """Say for every node whether it can give the pod its GPUs now, and which would give the best set.
 
     A pod that still holds Leases of an earlier attempt goes back to their node, or waits until they are taken back.
     A node where the pod's bind failed moments ago is left out while any other node fits.
     """
-    feasible: dict[str, Candidate] = {}
-    rejected: dict[str, str] = {}
-    held_nodes = {record.node for record in ledger.leases_of(question.uid)}
-    for name in node_names:
-        if held_nodes and name not in held_nodes:
-            rejected[name] = names.REJECT_HOLDS_ELSEWHERE
-            continue
-        answer = judge_node(name, question, ledger)
-        if isinstance(answer, Rejection):
-            rejected[name] = answer.reason
-        else:
-            feasible[name] = answer
-    spared = {name for name in feasible if name in question.failed_nodes}
-    if spared and len(spared) < len(feasible):
-        for name in spared:
-            del feasible[name]
-            rejected[name] = names.REJECT_RECENT_BIND_FAILURE
-    return NodeVerdicts(feasible, rejected)
+    request = question.request
+    if isinstance(request, Rejection):
+        return NodeVerdicts(rejected=dict.fromkeys(node_names, request.reason))
+    held = {record.node for record in ledger.leases_of(question.uid)}
+    if held:
+        verdicts = _judge([name for name in node_names if name in held], request, question, ledger)
+        return verdicts if verdicts.best else _with_holder_elsewhere(node_names, verdicts)
+    if question.failed_nodes:
+        others = [name for name in node_names if name not in question.failed_nodes]
+        verdicts = _judge(others, request, question, ledger)
+        if verdicts.best:
+            return verdicts
+    return _judge(node_names, request, question, ledger)
 
 
-def judge_node(name: str, question: Question, ledger: Ledger) -> Candidate | Rejection:
-    """Say whether one node can give the pod its GPUs now."""
-    if isinstance(question.request, Rejection):
-        return question.request
-    devices = ledger.nodes.get(name)
-    if devices is None:
-        return Rejection(names.REJECT_NO_REPORT)
-    if ledger.is_stale(name, question.now_seconds):
-        return Rejection(names.REJECT_STALE_REPORT)
-    free = ledger.free(name, now_seconds=question.now_seconds, asking_uid=question.uid)
-    return select(devices, free, question.request)
+def _with_holder_elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts) -> NodeVerdicts:
+    elsewhere = dict.fromkeys(node_names, names.REJECT_HOLDS_ELSEWHERE)
+    return NodeVerdicts(rejected={**elsewhere, **verdicts.rejected})
+
+
+def _judge(node_names: Sequence[str], request: Request, question: Question, ledger: Ledger) -> NodeVerdicts:
+    cell_of_node = ledger.cells(now_seconds=question.now_seconds, asking_uid=question.uid)
+    cells = list(map(cell_of_node.get, node_names))
+    distinct = {cell for cell in set(cells) if cell}
+    answers = Answers.of(request)
+    answers.learn(distinct)
+    equals = answers.best(distinct)
+    if not equals:
+        return NodeVerdicts(
+            rejected={
+                name: answers.reasons[cell] if cell is not None else _unseen(name, ledger)
+                for name, cell in zip(node_names, cells, strict=True)
+            }
+        )
+    feasible = list(compress(node_names, map(answers.offers.__contains__, cells)))
+    name = min(compress(node_names, map(equals.__contains__, cells)))
+    return NodeVerdicts(feasible=feasible, best=answers.offers[cell_of_node[name]].at(name))
+
+
+def _unseen(name: str, ledger: Ledger) -> str:
+    """Return why a node has no cell."""
+    return names.REJECT_STALE_REPORT if name in ledger.nodes else names.REJECT_NO_REPORT

@@ -4,7 +4,7 @@ Separate, because these spellings live nowhere else: the Go types carry no json 
 the Pod inside is ordinary v1 JSON. Only HTTP 200 counts as an answer; reasons travel in `Error`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -89,13 +89,13 @@ def _read(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
         raise MalformedCall(f"cannot read the call: {error}") from error
 
 
-def filter_reply(feasible: Iterable[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]) -> bytes:
-    """Return the reply of filter: names that fit and reasons of the others."""
+def filter_reply(feasible: Sequence[str], unresolvable: Mapping[str, str]) -> bytes:
+    """Return the reply of filter: names that fit, and the reasons of nodes that preemption cannot help either."""
     return orjson.dumps(
         {
-            "NodeNames": list(feasible),
-            "FailedNodes": dict(failed),
-            "FailedAndUnresolvableNodes": dict(unresolvable),
+            "NodeNames": feasible,
+            "FailedNodes": {},
+            "FailedAndUnresolvableNodes": unresolvable,
             "Error": "",
         }
     )

@@ -11,9 +11,12 @@ A device is free only when nothing holds it: no Lease (its existence is the rese
 that has not ended (the pod's annotation outranks the Lease), no bind of ours in flight. A pod that is terminal or gone
 holds through its Lease alone, which nobody deletes without proof. Holds are kept by device id *and* by uuid, so neither
 a renumbered nor a replaced card is sold twice. Every verb is idempotent.
+
+Questions about all nodes are answered from `cells`, of which a change of one node renews one.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -23,7 +26,7 @@ from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
-from atoll.cluster.machines import NodeDevices, node_devices
+from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices
 from atoll.cluster.objects import Lease, Pod
 
 K = TypeVar("K")
@@ -66,11 +69,19 @@ class Ledger:
         self._allocations: dict[str, Allocation] = {}
         self._assumed: dict[str, Allocation] = {}
         self._expected: dict[str, Expectation] = {}
+        self._expected_on: dict[str, dict[str, Expectation]] = {}
+        self._expires_seconds = math.inf
         self._heard: dict[str, tuple[float, float]] = {}
+        self._silent_seconds = math.inf
         self._lease_names: dict[str, set[str]] = {}
         self._by_id: dict[tuple[str, int], set[Hold]] = {}
         self._by_uuid: dict[tuple[str, str], set[Hold]] = {}
         self._free: dict[str, int] = {}
+        self._cells: dict[str, Cell] = {}
+        self._stale: set[str] = set()
+        self._changed: set[str] = set()
+        self.revision = 0
+        """Grows with every change that may change an answer."""
 
     # Reports and heartbeats
 
@@ -82,16 +93,19 @@ class Ledger:
             self.drop_report(name)
             return
         self.nodes[name] = devices
-        self._free.pop(name, None)
+        self._note_change(name)
 
     def drop_report(self, node: str) -> None:
         """Forget a node's report. Holds stay: a node that comes back finds them."""
         self.nodes.pop(node, None)
-        self._free.pop(node, None)
+        self._note_change(node)
 
     def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
         """Note that the node's agent was heard at `now_seconds` (our own monotonic clock)."""
         self._heard[node] = (now_seconds, silence_seconds_max)
+        self._silent_seconds = min(self._silent_seconds, now_seconds + silence_seconds_max)
+        if node in self._stale:
+            self._note_change(node)
 
     def is_stale(self, node: str, now_seconds: float) -> bool:
         """Tell whether the agent was silent for too long, or was never heard: nothing new may be placed there."""
@@ -108,7 +122,7 @@ class Ledger:
             record = parse_lease(lease)
         except MalformedValue as error:
             self.unreadable_leases[name] = str(error)
-            self._free.clear()
+            self._note_change(*self.nodes)
             return
         self.leases[name] = record
         self._lease_names.setdefault(record.holder.uid, set()).add(name)
@@ -117,7 +131,7 @@ class Ledger:
     def drop_lease(self, name: str) -> None:
         """Forget a Lease that no longer exists."""
         if self.unreadable_leases.pop(name, None):
-            self._free.clear()
+            self._note_change(*self.nodes)
         record = self.leases.pop(name, None)
         if record is not None:
             held = self._lease_names[record.holder.uid]
@@ -188,11 +202,21 @@ class Ledger:
 
     def expect(self, uid: str, expectation: Expectation) -> None:
         """Count devices as spoken for until the pod's bind arrives or `until_seconds` passes."""
+        self.unexpect(uid)
         self._expected[uid] = expectation
+        self._expected_on.setdefault(expectation.node, {})[uid] = expectation
+        self._expires_seconds = min(self._expires_seconds, expectation.until_seconds)
+        self._note_expected(expectation.node)
 
     def unexpect(self, uid: str) -> None:
         """Drop the expectation of a pod."""
-        self._expected.pop(uid, None)
+        expectation = self._expected.pop(uid, None)
+        if expectation is not None:
+            self._note_expected(expectation.node)
+            others = self._expected_on[expectation.node]
+            del others[uid]
+            if not others:
+                del self._expected_on[expectation.node]
 
     # Questions
 
@@ -210,7 +234,24 @@ class Ledger:
             self._free[node] = mask
         if asking_uid in self._lease_names or asking_uid in self._assumed:
             mask |= self._own_mask(devices, asking_uid)
-        return mask & ~self._expected_mask(devices, now_seconds, asking_uid) if self._expected else mask
+        self._drop_expired(now_seconds)
+        for uid, expectation in self._expected_on.get(node, {}).items():
+            if uid != asking_uid:
+                mask &= ~devices.mask_of(expectation.device_ids)
+        return mask
+
+    def cells(self, *, now_seconds: float, asking_uid: str = "") -> Mapping[str, Cell]:
+        """Return the cell of every node with a fresh report: what `free` says of its usable devices, for all nodes."""
+        self._drop_expired(now_seconds)
+        if now_seconds > self._silent_seconds:
+            self._find_silent(now_seconds)
+        changed, self._changed = self._changed, set()
+        for node in changed:
+            self._renew_cell(node, now_seconds)
+        own = [node for node in self._own_nodes(asking_uid) if node in self._cells]
+        if not own:
+            return self._cells
+        return {**self._cells, **{node: self._cell(node, now_seconds, asking_uid) for node in own}}
 
     def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
         """Return why a device is not free, in a fixed order; empty for a free one."""
@@ -232,15 +273,38 @@ class Ledger:
                 mask |= 1 << position
         return mask
 
-    def _expected_mask(self, devices: NodeDevices, now_seconds: float, asking_uid: str) -> int:
-        over = [uid for uid, expectation in self._expected.items() if expectation.until_seconds <= now_seconds]
-        for uid in over:
-            del self._expected[uid]
-        mask = 0
-        for uid, expectation in self._expected.items():
-            if expectation.node == devices.node and uid != asking_uid:
-                mask |= devices.mask_of(expectation.device_ids)
-        return mask
+    def _own_nodes(self, uid: str) -> set[str]:
+        """Return the nodes on which something is held for the pod that does not bind the pod itself."""
+        nodes = {self.leases[name].node for name in self._lease_names.get(uid, ())}
+        nodes |= {holder.node for holder in (self._assumed.get(uid), self._expected.get(uid)) if holder is not None}
+        return nodes
+
+    def _cell(self, node: str, now_seconds: float, asking_uid: str = "") -> Cell:
+        devices = self.nodes[node]
+        return cell_of(devices.shape, self.free(node, now_seconds=now_seconds, asking_uid=asking_uid) & devices.usable)
+
+    def _renew_cell(self, node: str, now_seconds: float) -> None:
+        self._cells.pop(node, None)
+        self._stale.discard(node)
+        if node not in self.nodes:
+            return
+        if self.is_stale(node, now_seconds):
+            self._stale.add(node)
+        else:
+            self._cells[node] = self._cell(node, now_seconds)
+
+    def _find_silent(self, now_seconds: float) -> None:
+        """Mark nodes that have become stale, and note when the next one may."""
+        self._changed.update(node for node in self._cells if self.is_stale(node, now_seconds))
+        ends = (at + silence for at, silence in self._heard.values() if at + silence >= now_seconds)
+        self._silent_seconds = min(ends, default=math.inf)
+
+    def _drop_expired(self, now_seconds: float) -> None:
+        if now_seconds < self._expires_seconds:
+            return
+        for uid in [uid for uid, expected in self._expected.items() if expected.until_seconds <= now_seconds]:
+            self.unexpect(uid)
+        self._expires_seconds = min((expected.until_seconds for expected in self._expected.values()), default=math.inf)
 
     def _is_free(self, node: str, device: Device) -> bool:
         return not self._holds(node, device.id, device.uuid) and not self._is_blocked(node, device.id)
@@ -257,14 +321,24 @@ class Ledger:
             self._by_id.setdefault((node, device_id), set()).add(hold)
         for uuid in uuids:
             self._by_uuid.setdefault((node, uuid), set()).add(hold)
-        self._free.pop(node, None)
+        self._note_change(node)
 
     def _unhold(self, node: str, ids: tuple[int, ...], uuids: tuple[str, ...], hold: Hold) -> None:
         for device_id in ids:
             _discard(self._by_id, (node, device_id), hold)
         for uuid in uuids:
             _discard(self._by_uuid, (node, uuid), hold)
-        self._free.pop(node, None)
+        self._note_change(node)
+
+    def _note_expected(self, node: str) -> None:
+        self.revision += 1
+        self._changed.add(node)
+
+    def _note_change(self, *nodes: str) -> None:
+        self.revision += 1
+        self._changed.update(nodes)
+        for node in nodes:
+            self._free.pop(node, None)
 
 
 def _discard(index: dict[K, set[Hold]], key: K, hold: Hold) -> None:

@@ -2,9 +2,13 @@
 
 In: a GpuNodeStatus. Out: a frozen NodeDevices. Bit i of a mask is position i of `devices`, never a device id.
 Separate, so that ids, uuids and positions are translated on one page.
+
+Nodes with equal geometry and equal cards share one Shape, and those of one shape with the same free devices one Cell:
+thousands of nodes are a few hundred cells, and whatever does not depend on a node's name is answered once per cell.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport, HealthState, Links
 from topology.errors import TopologyError
@@ -16,6 +20,37 @@ _REPORTED_SHARE_MIN = 0.9
 """ECC in GDDR takes a sixteenth of the memory and drivers keep some more, so a 48 GB card may report 44.99 GiB."""
 
 
+SHAPES_MAX = 1024
+CELLS_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a claim may require of one device. `memory_bytes` is the nominal size."""
+
+    model: str
+    vendor: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+    mig_profile: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """What nodes of one kind have in common: geometry, and the card at each position."""
+
+    machine: Machine
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """What all nodes of one shape have in common that can give out the same positions now."""
+
+    shape: Shape
+    free: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeDevices:
     """The devices of one node, in the order of the report; `usable` leaves out sick, cordoned and MIG parent ones."""
@@ -23,12 +58,16 @@ class NodeDevices:
     node: str
     node_uid: str
     boot_id: str
-    generation: str
-    machine: Machine
+    shape: Shape
     devices: tuple[Device, ...]
     usable: int
     position_by_id: dict[int, int]
     position_by_uuid: dict[str, int]
+
+    @property
+    def machine(self) -> Machine:
+        """Geometry over the positions."""
+        return self.shape.machine
 
     @property
     def all(self) -> int:
@@ -40,6 +79,18 @@ class NodeDevices:
         positions = {self.position_by_id[device_id] for device_id in ids if device_id in self.position_by_id}
         positions |= {self.position_by_uuid[uuid] for uuid in uuids if uuid in self.position_by_uuid}
         return sum(1 << position for position in positions)
+
+
+@lru_cache(maxsize=SHAPES_MAX)
+def shape_of(geometry: Machine, cards: tuple[Card, ...]) -> Shape:
+    """Return the one Shape of these facts."""
+    return Shape(geometry, cards)
+
+
+@lru_cache(maxsize=CELLS_MAX)
+def cell_of(shape: Shape, free: int) -> Cell:
+    """Return the one Cell of a shape and a mask of usable free positions."""
+    return Cell(shape, free)
 
 
 def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
@@ -64,12 +115,30 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
         node=status.metadata.name,
         node_uid=report.node_uid,
         boot_id=report.boot_id,
-        generation=status.metadata.resource_version,
-        machine=geometry,
+        shape=shape_of(geometry, tuple(_card(device) for device in devices)),
         devices=devices,
         usable=usable,
         position_by_id=position_by_id,
         position_by_uuid=position_by_uuid,
+    )
+
+
+def _card(device: Device) -> Card:
+    return Card(
+        model=device.model,
+        vendor=device.vendor,
+        memory_bytes=nominal_memory_bytes(device),
+        compute_capability=parse_capability(device.compute_capability),
+        mig_profile=device.mig.profile if device.mig is not None else "",
+    )
+
+
+def parse_capability(text: str) -> tuple[int, int]:
+    """Return (major, minor) of a compute capability such as 8.0; (0, 0) for text that is none."""
+    major, _, minor = text.partition(".")
+    return (
+        int(major) if major.isascii() and major.isdigit() else 0,
+        int(minor) if minor.isascii() and minor.isdigit() else 0,
     )
 
 

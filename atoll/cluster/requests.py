@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from atoll.api import names
 from atoll.api.claims import COUNT_MAX, DeviceClaim, GpuClaim, VisibleDevices
 from atoll.cluster import pods
+from atoll.cluster.machines import parse_capability
 from atoll.cluster.objects import Pod
 from atoll.cluster.quantities import parse_bytes
 from topology.asks import Ask, Interconnect, Policy
@@ -85,13 +86,4 @@ def _request(
         claim=claim,
         visible_devices=visible_devices,
         container_counts=counts,
-    )
-
-
-def parse_capability(text: str) -> tuple[int, int]:
-    """Return (major, minor) of a compute capability such as 8.0; (0, 0) for text that is none."""
-    major, _, minor = text.partition(".")
-    return (
-        int(major) if major.isascii() and major.isdigit() else 0,
-        int(minor) if minor.isascii() and minor.isdigit() else 0,
     )

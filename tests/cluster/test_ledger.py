@@ -226,6 +226,11 @@ class Oracle:
     pods: dict[str, Pod] = field(default_factory=dict)
     assumed: dict[str, Allocation] = field(default_factory=dict)
     expected: dict[str, Expectation] = field(default_factory=dict)
+    heard: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def is_fresh(self, node: str, now: float) -> bool:
+        """Tell whether the node has a report that its agent still vouches for."""
+        return node in self.reports and node in self.heard and now - self.heard[node][0] <= self.heard[node][1]
 
     def free(self, node: str, uid: str, now: float) -> set[int]:
         """Return the ids that may be given to the pod with this uid."""
@@ -278,6 +283,7 @@ def report_of(node: str, changes: dict[int, str]) -> GpuNodeStatus:
 steps = st.one_of(
     st.tuples(st.just("report"), nodes, card_changes),
     st.tuples(st.just("drop report"), nodes),
+    st.tuples(st.just("heartbeat"), nodes, st.sampled_from([-5.0, 0.0]), st.sampled_from([3.0, 9.0, 100.0])),
     st.tuples(st.just("lease"), nodes, ids, uids, st.sampled_from(["", "other card", "nonsense"])),
     st.tuples(st.just("drop lease"), nodes, ids),
     st.tuples(st.just("pod"), uids, nodes, id_sets, st.sampled_from(["Pending", "Running", "Failed"])),
@@ -297,6 +303,9 @@ def play(step: tuple[Any, ...], ledger: Ledger, oracle: Oracle) -> None:
             report = report_of(node, changes)
             ledger.put_report(report)
             oracle.reports[node] = report
+        case ("heartbeat", node, at, silence):
+            ledger.put_heartbeat(node, at, silence)
+            oracle.heard[node] = (at, silence)
         case ("drop report", node):
             ledger.drop_report(node)
             oracle.reports.pop(node, None)
@@ -366,11 +375,16 @@ def test_free_devices_equal_those_of_an_oracle(history: list[tuple[Any, ...]], a
 
 
 def check(ledger: Ledger, oracle: Oracle, *, now: float) -> None:
-    """Compare both for every node and everybody who may ask."""
-    for node in NODES:
-        for uid in ("", *UIDS):
+    """Compare both for every node and everybody who may ask, node by node and in one sweep."""
+    for uid in ("", *UIDS):
+        cells = ledger.cells(now_seconds=now, asking_uid=uid)
+        for node in NODES:
             found = free(ledger, node, now=now, uid=uid) if node in ledger.nodes else set()
             assert found == oracle.free(node, uid, now), (node, uid, now)
+            assert (node in cells) == oracle.is_fresh(node, now), (node, now)
+            if node in cells:
+                devices = ledger.nodes[node].devices
+                assert {devices[i].id for i in range(4) if cells[node].free >> i & 1} == found, (node, uid, now)
 
 
 @given(st.lists(steps, max_size=30))

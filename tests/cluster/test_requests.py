@@ -7,7 +7,8 @@ import pytest
 from atoll.api import names
 from atoll.api.claims import GpuClaim, VisibleDevices
 from atoll.cluster import pods
-from atoll.cluster.requests import Rejection, Request, parse_capability, request_of
+from atoll.cluster.machines import parse_capability
+from atoll.cluster.requests import Rejection, Request, request_of
 from tests.builders import make_claim, make_pod
 from topology.asks import Interconnect, Policy
 

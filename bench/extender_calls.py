@@ -1,0 +1,215 @@
+"""How long filter and prioritize take, against an aiohttp handler that parses the same body and returns all names.
+
+    python -m bench.extender_calls [--nodes 100 1000 5000] [--rounds 200]
+
+Extender and baseline run in one process of their own on one event loop; calls alternate between them, so that both see
+the same machine. Node names come in one order with a rotating start, as kube-scheduler walks its list. What is compared
+is what kube-scheduler waits for: filter and then prioritize of one pod, against two calls of the baseline with the same
+bodies. `least` is the fastest call: on a busy machine it tells more than the others.
+"""
+
+import argparse
+import asyncio
+import http.client
+import multiprocessing
+import random
+import statistics
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+import orjson
+from aiohttp import web
+
+from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.allocations import Allocation
+from atoll.cluster.ledger import Ledger
+from atoll.kube.mirror import ClusterMirror
+from atoll.service.clock import SystemClock
+from atoll.service.http import listening
+from atoll.service.metrics import Metrics
+from atoll.service.runtime import freeze_garbage
+from extender import wire
+from extender.app import BODY_BYTES_MAX, Parts, build_app
+from extender.binder import Binder
+from topology.profiles import Profile, profile
+
+PROFILES = ("dgx-h100", "dgx1-v100", "l40s-8", "dgx-a100")
+SEED = 7
+WARM_ROUNDS = 20
+UIDS = 8
+"""Pods that are filtered and not bound yet at any time; each keeps an expectation."""
+
+
+class StillMirror:
+    """A ledger that nothing changes, in the place of a mirror."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def unready_reason(self) -> str:
+        """Always ready."""
+        return ""
+
+    def claim(self, _namespace: str, _name: str) -> None:
+        """No claims: pods ask by the bare resource."""
+
+
+class NoBinder:
+    """Nothing is bound here."""
+
+    def failed_nodes(self, _uid: str) -> frozenset[str]:
+        """No bind failed."""
+        return frozenset()
+
+
+def node_name(number: int) -> str:
+    """Return a name as clouds give them."""
+    return f"gke-train-h100-pool-{number * 2654435761 % 2**32:08x}"
+
+
+def fill(nodes: int) -> Ledger:
+    """Return a ledger of machines with 8 GPUs, of four shapes, half of them in use, in random patterns."""
+    rng = random.Random(SEED)
+    ledger = Ledger()
+    for number in range(nodes):
+        name = node_name(number)
+        known = profile(PROFILES[number % len(PROFILES)])
+        ledger.put_report(_report(name, known))
+        ledger.put_heartbeat(name, time.monotonic(), 86_400.0)
+        load = rng.choice((0.0, 0.5, 0.5, 1.0))
+        used = tuple(device for device in range(8) if rng.random() < load)
+        if used:
+            ledger.assume(f"uid-{name}", Allocation(name, used, tuple(f"GPU-{name}-{i}" for i in used)))
+    return ledger
+
+
+def _report(name: str, known: Profile) -> GpuNodeStatus:
+    devices = [
+        {
+            "id": i,
+            "uuid": f"GPU-{name}-{i}",
+            "model": known.model,
+            "memoryBytes": known.memory_bytes,
+            "computeCapability": known.compute_capability,
+            "numaNode": known.machine.numa[i],
+            "index": i,
+        }
+        for i in range(8)
+    ]
+    links = {"nvlink": known.machine.links, "nvswitch": known.machine.nvswitch, "linkGBps": known.machine.link_gbps}
+    return GpuNodeStatus.model_validate({"metadata": {"name": name}, "status": {"devices": devices, "links": links}})
+
+
+def body(node_names: list[str], uid: str, gpus: int) -> bytes:
+    """Return the arguments of filter as kube-scheduler sends them."""
+    quantities = {names.GPU_RESOURCE: str(gpus), "cpu": "4", "memory": "32Gi"}
+    container = {
+        "name": "main",
+        "image": "registry/train:1",
+        "resources": {"limits": quantities, "requests": quantities},
+    }
+    pod = {
+        "metadata": {
+            "name": uid,
+            "namespace": "team",
+            "uid": uid,
+            "labels": {"app": "train"},
+            "creationTimestamp": None,
+        },
+        "spec": {"containers": [container], "schedulerName": names.SCHEDULER_NAME, "priority": 0},
+        "status": {"phase": "Pending", "qosClass": "Guaranteed"},
+    }
+    return orjson.dumps({"Pod": pod, "Nodes": None, "NodeNames": node_names})
+
+
+async def _baseline(request: web.Request) -> web.Response:
+    call = wire.read_filter(await request.read())
+    reply = {"NodeNames": call.node_names, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""}
+    return web.Response(body=orjson.dumps(reply), content_type="application/json")
+
+
+def serve(nodes: int, ready: Connection) -> None:
+    """Serve extender and baseline until the other end closes."""
+    asyncio.run(_serve(nodes, ready))
+
+
+async def _serve(nodes: int, ready: Connection) -> None:
+    mirror, binder = cast("ClusterMirror", StillMirror(fill(nodes))), cast("Binder", NoBinder())
+    app = build_app(Parts(mirror, binder, SystemClock(), Metrics("extender"), expectation_seconds=10.0))
+    baseline = web.Application(client_max_size=BODY_BYTES_MAX)
+    baseline.router.add_post("/filter", _baseline)
+    freeze_garbage()
+    async with listening(app, "127.0.0.1", 0) as ours, listening(baseline, "127.0.0.1", 0) as theirs:
+        ready.send((ours, theirs))
+        await asyncio.to_thread(ready.poll, None)
+
+
+class Caller:
+    """One keep-alive connection, as kube-scheduler has."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    def call(self, verb: str, content: bytes) -> tuple[float, Any]:
+        """Return the milliseconds until the whole answer was there, and the answer."""
+        started = time.perf_counter()
+        self._connection.request("POST", f"/{verb}", content, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse().read()
+        return 1000 * (time.perf_counter() - started), orjson.loads(answer)
+
+
+def measure(nodes: int, rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of every call by what was called."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(nodes, there))
+    process.start()
+    there.close()
+    try:
+        ours, theirs = (Caller(port) for port in here.recv())
+        rng = random.Random(SEED)
+        node_names = [node_name(number) for number in range(nodes)]
+        samples: dict[str, list[float]] = {"filter": [], "prioritize": [], "both": [], "baseline": []}
+        for number in range(WARM_ROUNDS + rounds):
+            start = rng.randrange(nodes)
+            node_names = node_names[start:] + node_names[:start]
+            first = body(node_names, f"pod-{number % UIDS}", rng.choice((1, 2, 4, 8)))
+            filtering, answer = ours.call("filter", first)
+            second = orjson.dumps({**orjson.loads(first), "NodeNames": answer["NodeNames"]})
+            prioritizing, best = ours.call("prioritize", second)
+            assert best[0]["Host"] in answer["NodeNames"]
+            plain = theirs.call("filter", first)[0] + theirs.call("filter", second)[0]
+            if number >= WARM_ROUNDS:
+                for name, value in zip(
+                    samples, (filtering, prioritizing, filtering + prioritizing, plain), strict=True
+                ):
+                    samples[name].append(value)
+        return samples
+    finally:
+        here.close()
+        process.join(10)
+        process.kill()
+
+
+def main() -> int:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000, 5000])
+    parser.add_argument("--rounds", type=int, default=200)
+    arguments = parser.parse_args()
+    for nodes in arguments.nodes:
+        samples = measure(nodes, arguments.rounds)
+        print(f"{nodes} nodes x 8 GPUs, {arguments.rounds} pods, seed {SEED}")
+        for name, values in samples.items():
+            p50, p99 = statistics.median(values), statistics.quantiles(values, n=100)[98]
+            print(f"  {name:<12} p50 {p50:7.2f} ms   p99 {p99:7.2f} ms   least {min(values):6.2f} ms")
+        ratio = statistics.median(samples["both"]) / statistics.median(samples["baseline"])
+        least = min(samples["both"]) / min(samples["baseline"])
+        print(f"  both against two calls of the baseline: {ratio:.2f} by p50, {least:.2f} by least (target 1.5)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
