@@ -19,7 +19,7 @@ from atoll.api import names
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.release import version_number
-from atoll.cluster.repairs import Standing, standing
+from atoll.cluster.repairs import Standing, names_device, standing
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, NotFound
@@ -62,8 +62,13 @@ class OrphanReconciler:
         return ()
 
     def all_keys(self) -> Iterable[str]:
-        """Return every holder."""
-        return {record.holder.uid for record in self._context.mirror.ledger.leases.values()}
+        """Return every holder of a Lease that its own allocation does not name."""
+        ledger = self._context.mirror.ledger
+        return {
+            record.holder.uid
+            for record in ledger.leases.values()
+            if (allocation := ledger.allocation_of(record.holder.uid)) is None or not names_device(allocation, record)
+        }
 
     async def reconcile(self, uid: str) -> float | None:
         """Look at all Leases of a pod. Raises KubeError."""

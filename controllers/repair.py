@@ -12,8 +12,9 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.allocations import Allocation
 from atoll.cluster.errors import MalformedValue
-from atoll.cluster.leases import Holder, LeaseRecord, Reservation, lease_body, parse_lease
+from atoll.cluster.leases import Holder, LeaseRecord, Reservation, lease_body, lease_name, parse_lease
 from atoll.cluster.objects import Pod
 from atoll.cluster.repairs import LackingLease, required_leases
 from atoll.kube import paths
@@ -55,9 +56,10 @@ class RepairReconciler:
         return ()
 
     def all_keys(self) -> Iterable[str]:
-        """Return every bound pod that holds devices."""
+        """Return every bound pod that lacks a Lease of its own for one of its devices."""
         ledger = self._context.mirror.ledger
-        return tuple(uid for uid in ledger.pods if ledger.allocation_of(uid) is not None)
+        allocations = ((uid, ledger.allocation_of(uid)) for uid in ledger.pods)
+        return tuple(uid for uid, held in allocations if held is not None and not self._holds_all(uid, held))
 
     async def reconcile(self, uid: str) -> float | None:
         """Write what is missing. Raises KubeError."""
@@ -74,6 +76,11 @@ class RepairReconciler:
         for lease in (*lost, *(c for c in contested if c in live)):
             await self._tell_double_use(pod, lease)
         return None
+
+    def _holds_all(self, uid: str, allocation: Allocation) -> bool:
+        leases = self._context.mirror.ledger.leases
+        records = (leases.get(lease_name(allocation.node, device_id)) for device_id in allocation.device_ids)
+        return all(record is not None and record.holder.uid == uid for record in records)
 
     def _compare(self, pod: Pod) -> tuple[list[LackingLease], list[LackingLease]]:
         """Return the Leases of the pod that are missing, and those that another holder has."""
