@@ -131,7 +131,6 @@ REJECT_CLAIM_MISSING: Final = "GpuClaim of the pod is missing"
 REJECT_CLAIM_REPLACED: Final = "GpuClaim was deleted and created anew after the pod"
 REJECT_GANG: Final = "gang of the pod is not admitted"
 REJECT_COUNT_MISMATCH: Final = "GPU requests of the containers differ from the claim"
-REJECT_RECENT_BIND_FAILURE: Final = "binding to this node failed moments ago"
 REJECT_HOLDS_ELSEWHERE: Final = "pod still holds GPUs of another node"
 REJECT_MIG: Final = "no MIG instance of the claimed profile"
 
