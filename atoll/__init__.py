@@ -1,1 +1,1 @@
-"""What the parts of Atoll share: api (models and names), cluster (pure decisions), kube (API server), service (processes)."""
+"""What the parts share: api (models, names), cluster (pure decisions), kube (API server), service (processes)."""

@@ -3,9 +3,9 @@
 from importlib.metadata import version
 
 import typer
-from devcluster.commands import app as dev
 
 from atollctl import audit
+from devcluster.commands import app as dev
 
 app = typer.Typer(name="atoll", help="The right GPUs for every pod.", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
