@@ -3,7 +3,9 @@
 For each size k that pods ask for, a free set can serve `k x (most disjoint k-sets of full quality)` of its GPUs at
 their best; the rest is lost to that size. The measure is the expected loss over the sizes, in GPUs:
 
-    loss[free] = sum over k of share(k) x (|free| - k x fits_k[free])
+    loss[free] = sum over k of weight(k) x (|free| - k x fits_k[free])
+
+where weight(k) is the share of k, times WHOLE for an ask of the whole machine.
 
 Being a capacity it has no plateaus, unlike counting whether one more pod fits (Weng et al., ATC'23). In: a Machine
 and the shares of sizes. Out: one array over free masks. Bounded: a size with more than SETS_MAX full-quality sets
@@ -24,6 +26,8 @@ from topology.model import Machine
 from topology.quality import Bools, Floats, Ints, qualities, sizes_of
 
 SETS_MAX: Final = 512
+WHOLE: Final = 3.0
+"""An ask for a whole machine finds no second-best place, so it counts more than its share."""
 FULL: Final = 1e-9
 """Relative slack below which two ring bandwidths count as equal."""
 
@@ -48,7 +52,8 @@ def losses(machine: Machine, demand: Demand = PRIOR) -> Floats:
     loss = np.zeros(1 << machine.count)
     for count, share in demand.shares:
         if count <= machine.count:
-            loss += share * (sizes - count * fits(machine, count).most)
+            weight = share * (WHOLE if count == machine.count else 1)
+            loss += weight * (sizes - count * fits(machine, count).most)
     loss.flags.writeable = False
     return loss
 

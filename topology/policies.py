@@ -21,7 +21,7 @@ from typing import Final
 
 from topology.asks import Policy
 
-ALPHA: Final = 6.0
+ALPHA: Final = 8.0
 PACK: Final = 0.3
 APART: Final = 100.0
 UNLINKED: Final = 20.0

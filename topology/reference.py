@@ -120,7 +120,8 @@ def islands(machine: Machine) -> list[set[int]]:
 def loss(machine: Machine, free: Set, demand: Demand) -> float:
     """Expected GPUs of a free set that asks of the usual sizes cannot use at full quality."""
     served = ((count, share) for count, share in demand.shares if count <= machine.count)
-    return sum(share * (len(free) - count * _disjoint(free, _full_sets(machine, count))) for count, share in served)
+    weights = ((count, share * (3 if count == machine.count else 1)) for count, share in served)
+    return sum(weight * (len(free) - count * _disjoint(free, _full_sets(machine, count))) for count, weight in weights)
 
 
 def admits(machine: Machine, members: Set, ask: Ask) -> bool:
