@@ -1,13 +1,11 @@
 """Many pods that want more GPUs than there are: nobody shares, nothing lies idle, and who waits knows why."""
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from atoll.api import names
-from atollctl.audit import find_twice
 from tests.e2e.world import World
 from topology.choice import Reason
 
@@ -21,12 +19,6 @@ def gpu_count(world: World) -> int:
     """Return how many GPUs all agents report."""
     reports = world.cluster.api.get("/apis/gpu.scheduling/v1/gpunodestatuses")["items"]
     return sum(len(report["status"]["devices"]) for report in reports)
-
-
-def assert_audit_is_clean(world: World) -> None:
-    """The product's own audit of the whole cluster finds nothing."""
-    findings = asyncio.run(find_twice(world.cluster.kubeconfig))
-    assert not findings, "\n".join(map(str, findings))
 
 
 def bound(world: World) -> list[dict[str, Any]]:
@@ -69,14 +61,14 @@ def test_fifty_pods_share_nothing_and_leave_no_gpu_idle(world: World) -> None:
         assert f"4 Insufficient {names.GPU_RESOURCE}" in world.wait_rejected(name)
     told = world.wait(lambda: told_reasons(world), "a waiting pod to be told what is missing")
     assert set(told) <= {Reason.TOO_FEW_FREE, names.REJECT_NEVER_FITS}
-    assert_audit_is_clean(world)
+    world.check_audit()
 
     leaving = {len(gpus_of([pod])): pod["metadata"]["name"] for pod in bound(world)}.values()
     for name in leaving:  # one of each size that runs
         world.delete(name)
     world.wait(lambda: not set(leaving) & {pod["metadata"]["name"] for pod in world.pods()}, "them to be gone")
     wait_full(world)
-    assert_audit_is_clean(world)
+    world.check_audit()
 
 
 def told_reasons(world: World) -> list[str]:
@@ -119,7 +111,7 @@ def test_freed_gpus_wake_exactly_the_pods_that_fit(world: World) -> None:
     for name in running:
         assert names.REASON_POD_WOKEN in {event["reason"] for event in world.events(name)}
     assert len(waiting_names(world)) == 2
-    assert_audit_is_clean(world)
+    world.check_audit()
 
 
 def running_names(world: World) -> set[str]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from atoll.api import names
 from atoll.cluster.allocations import Allocation, parse_allocation
+from atollctl.audit import find_twice
 from devcluster import Cluster
 from devcluster.errors import ApiError
 from devcluster.installation import Installation
@@ -78,18 +79,24 @@ class World:
         return world
 
     def leave(self) -> None:
-        """Delete every pod gracefully, wait until no Lease is left, and check that no GPU was held twice."""
+        """Delete every pod gracefully, wait until no Lease is left, and check that Atoll kept its promises."""
         for pod in sorted(self.pods(), key=lambda pod: "nodeName" in pod["spec"]):  # or waiting ones would still start
             self.delete(pod["metadata"]["name"])
         self.wait(lambda: not self.pods(), "every pod of the test to be gone")
         self.wait(lambda: not self.leases(), "every GPU Lease of the test to be released")
         self.check_no_contention()
+        self.check_audit()
         self.cluster.api.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
 
     def check_no_contention(self) -> None:
         """Fail when two containers ever held one GPU at a time."""
         contention = self.locks / CONTENTION
         assert not contention.exists(), f"two containers held one GPU: {contention.read_text()}"
+
+    def check_audit(self) -> None:
+        """Fail when the product's own audit finds anything, anywhere in the cluster."""
+        findings = asyncio.run(find_twice(self.cluster.kubeconfig))
+        assert not findings, "\n".join(map(str, findings))
 
     @property
     def locks(self) -> Path:
