@@ -1,16 +1,19 @@
 """What there is to see, as rows.
 
-In: pods, Leases and reports as listed, and what containers printed. Out: frozen rows to draw and to judge. Pure. What was
-promised is read from the pod's annotations, what a container saw from its own output, told as device ids by the agent's
-report, so that a row compares two sources.
+In: pods, Leases and reports as listed, and what containers printed. Out: frozen rows to draw and to judge. Pure. What
+was promised is read from the pod's annotations, what a container saw from its own output, told as device ids by the
+agent's report, so that a row compares two sources.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus
@@ -18,6 +21,7 @@ from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.consistency import Printed
 from atoll.cluster.leases import LeaseRecord, parse_lease
 from atoll.cluster.objects import Lease, Pod
+from atoll.cluster.release import Proof
 
 UNKNOWN_DEVICE = "?"
 _VARIABLE = re.compile(r"\b(CUDA|NVIDIA)(?:_VISIBLE_DEVICES)?=(\S*)")
@@ -131,30 +135,43 @@ def pod_rows(
             rows.append(PodRow(pod.metadata.name, _claim(pod), "", (), (), None, Progress.WAITING))
         else:
             present = devices.get(allocation.node, ())
-            for container in given_containers(pod):
+            told = told_containers(pod)
+            for container in told:
                 value = printed.get((pod.metadata.uid, container))
-                rows.append(_container_row(pod, container, allocation, present, value))
+                if told[container] or value is not None:
+                    rows.append(_container_row(pod, container, allocation, present, value))
     return tuple(rows)
 
 
-def given_containers(pod: Pod) -> tuple[str, ...]:
-    """Return the containers of a bound pod that were promised GPUs."""
+def told_containers(pod: Pod) -> dict[str, tuple[str, ...]]:
+    """Return the containers of a bound pod with the uuids that each was promised, none for some."""
     prefix = names.CONTAINER_UUIDS_PREFIX
     entries = sorted(pod.metadata.annotations.items())
-    return tuple(key.removeprefix(prefix) for key, value in entries if key.startswith(prefix) and value)
+    return {key.removeprefix(prefix): _entries(value) for key, value in entries if key.startswith(prefix)}
+
+
+def is_printed(pod: Pod, printed: Mapping[tuple[str, str], Printed]) -> bool:
+    """Tell whether the pod was promised GPUs and every container of it that gets some has printed what it sees."""
+    promised = [container for container, uuids in told_containers(pod).items() if uuids]
+    return bool(promised) and all((pod.metadata.uid, container) in printed for container in promised)
+
+
+def is_of_job(pod: Pod) -> bool:
+    """Tell whether the pod works for a Job, and will end by itself."""
+    return any(owner.kind == "Job" for owner in pod.metadata.owner_references)
 
 
 def _container_row(
     pod: Pod, container: str, allocation: Allocation, devices: Sequence[Device], printed: Printed | None
 ) -> PodRow:
     ids = dict(zip(allocation.uuids, allocation.device_ids, strict=True))
-    uuids = _entries(pod.metadata.annotations[names.CONTAINER_UUIDS_PREFIX + container])
+    told = told_containers(pod)
+    uuids = told[container]
     promised = tuple(str(ids.get(uuid, UNKNOWN_DEVICE)) for uuid in uuids)
     saw = None if printed is None else device_ids(printed.cuda or (), devices)
     progress = Progress.STARTING if saw is None else Progress.KEPT if saw == promised else Progress.BROKEN
-    is_alone = len(given_containers(pod)) == 1
     return PodRow(
-        pod=pod.metadata.name if is_alone else f"{pod.metadata.name}/{container}",
+        pod=pod.metadata.name if len(told) == 1 else f"{pod.metadata.name}/{container}",
         claim=_claim(pod),
         node=allocation.node,
         promised=promised,
@@ -195,3 +212,53 @@ def _claim(pod: Pod) -> str:
 
 def _entries(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """When the controllers let a pod's GPUs go, and on which proof."""
+
+    time: str
+    proof: str
+
+    @property
+    def words(self) -> str:
+        """Return the proof in words."""
+        return PROOFS.get(self.proof, self.proof)
+
+
+PROOFS: Mapping[str, str] = {
+    Proof.UNBOUND: "it was never bound",
+    Proof.ELSEWHERE: "it was bound elsewhere",
+    Proof.ENDED: "kubelet wrote that every container of it has ended",
+    Proof.VANISHED: "the agent saw its sandbox, and no longer does",
+    Proof.UNLISTED: "neither kubelet nor its machine has it, twice in a row",
+    Proof.REBOOTED: "its machine was started again",
+}
+
+
+def find_release(lines: Iterable[str], pod_uid: str) -> Release | None:
+    """Find in the controllers' log when the first GPU of a pod was released; lines that are no JSON are skipped."""
+    for line in lines:
+        if pod_uid not in line or not line.startswith("{"):
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry.get("event") == "Released GPUs":
+            return Release(str(entry.get("timestamp", "")), str(entry.get("proof", "")))
+    return None
+
+
+def seconds_between(first: str, second: str) -> float:
+    """Return the seconds between two UTC times as the API server and our logs write them. Raises ValueError."""
+    return (datetime.fromisoformat(second) - datetime.fromisoformat(first)).total_seconds()
+
+
+def pod_count(document: Mapping[str, Any]) -> int:
+    """Return how many pods a manifest makes at once: a Pod, a Job by its parallelism, a workload by its replicas."""
+    spec = document.get("spec") or {}
+    if document.get("kind") == "Pod":
+        return 1
+    return int(spec.get("parallelism", spec.get("replicas", 1))) if "template" in spec else 0

@@ -1,7 +1,7 @@
 """Looks at the cluster and acts on it as a user with kubectl would, through the API server alone.
 
-In: a running cluster and the namespace of the play. Out: snapshots, what containers printed, and answers that were waited
-for. Whatever does not come in time is an ExpectationFailed that names the log to read.
+In: a running cluster and the namespace of the play. Out: snapshots, what containers printed, and answers that were
+waited for. Whatever does not come in time is an ExpectationFailed that names the log to read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import msgspec
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster import pods
 from atoll.cluster.consistency import Printed
 from atoll.cluster.objects import Lease, Pod
 from devcluster.cluster import Cluster
 from devcluster.demo.errors import ExpectationFailed
-from devcluster.demo.facts import Snapshot, given_containers, parse_printed
+from devcluster.demo.facts import Snapshot, is_printed, parse_printed, told_containers
 from devcluster.errors import ApiError, StartError
 from devcluster.images import BUSYBOX
 from devcluster.waiting import wait_until
@@ -50,6 +49,7 @@ class Observer:
         """Look at the cluster; nothing is asked yet."""
         self.cluster = cluster
         self.printed: dict[tuple[str, str], Printed] = {}
+        self.used: set[str] = set()
 
     # Acts
 
@@ -116,17 +116,18 @@ class Observer:
         found = [item for item in items if item["regarding"].get("name") == pod and item["reason"] == reason]
         return sorted(found, key=lambda item: item.get("eventTime") or "")
 
-    def read_prints(self, pods_seen: Iterable[Pod], *, again: bool = False) -> None:
+    def read_prints(self, pods: Iterable[Pod], *, again: bool = False) -> None:
         """Read through the API server what containers with GPUs printed; with `again` also those read before."""
-        for pod in pods_seen:
+        for pod in pods:
             if pod.status.phase == "Pending" or not pod.spec.node_name:
                 continue
-            for container in given_containers(pod):
+            for container in told_containers(pod):
                 key = (pod.metadata.uid, container)
                 if again or key not in self.printed:
                     value = self._read_print(pod, container)
                     if value is not None:
                         self.printed[key] = value
+                        self.used.update(told_containers(pod)[container])
 
     def _read_print(self, pod: Pod, container: str) -> Printed | None:
         query = f"container={container}&limitBytes={_LOG_BYTES_MAX}"
@@ -161,14 +162,9 @@ class Observer:
             if pod is None:
                 raise ExpectationFailed(f"pod {name} vanished", process="kube-apiserver")
             self.read_prints([pod])
-            return pod if self.has_printed(pod) else None
+            return pod if is_printed(pod, self.printed) else None
 
         return self.wait(question, f"pod {name} to run and print its GPUs", process=self._suspect(name))
-
-    def has_printed(self, pod: Pod) -> bool:
-        """Tell whether every container that was promised GPUs has printed what it sees."""
-        containers = given_containers(pod) if pod.spec.node_name else ()
-        return bool(containers) and all((pod.metadata.uid, name) in self.printed for name in containers)
 
     def wait_gone(self, name: str, uid: str) -> None:
         """Wait until the pod is gone and holds nothing."""
@@ -181,11 +177,6 @@ class Observer:
     def _suspect(self, name: str) -> str:
         pod = self.pod(name)
         return f"kubelet@{pod.spec.node_name}" if pod is not None and pod.spec.node_name else "extender"
-
-
-def live(pods_seen: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Return the pods that hold GPUs: bound, and not ended."""
-    return tuple(pod for pod in pods_seen if pod.spec.node_name and not pods.is_terminal(pod) and given_containers(pod))
 
 
 def pod_body(name: str, *, claim: str | None, locks: Path) -> dict[str, Any]:

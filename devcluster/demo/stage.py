@@ -84,8 +84,15 @@ class Stage:
     @contextmanager
     def pods(self) -> Iterator[Callable[[Sequence[PodRow]], None]]:
         """Open a table of pods; the value draws it anew."""
-        with Live(console=self._console, auto_refresh=False) as live:
-            yield lambda rows: live.update(_indented(self._pod_table(rows)), refresh=True)
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            drawn: list[RenderableType] = [""]
+
+            def draw(rows: Sequence[PodRow]) -> None:
+                drawn[0] = _indented(self._pod_table(rows))
+                live.update(drawn[0], refresh=True)
+
+            yield draw
+        self._console.print(drawn[0])
 
     def _pod_table(self, rows: Sequence[PodRow]) -> Table:
         table = _table("pod", "claim", "node", "GPUs", "islands", "its container printed", "")
@@ -102,7 +109,7 @@ class Stage:
         return table
 
     def _print(self, markup: str) -> None:
-        self._console.print(Padding.indent(markup, _INDENT))
+        self._console.print(_indented(markup))
 
 
 def _table(*headers: str) -> Table:
@@ -113,4 +120,4 @@ def _table(*headers: str) -> Table:
 
 
 def _indented(renderable: RenderableType) -> Padding:
-    return Padding.indent(renderable, _INDENT)
+    return Padding(renderable, (0, 0, 0, _INDENT), expand=False)

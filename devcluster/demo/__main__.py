@@ -1,0 +1,143 @@
+"""The command: `python -m devcluster.demo [--keep] [--name NAME]`.
+
+In: a command line. Out: the play on the terminal, and an exit status: 0 only if every promise held, 1 where one did not
+or something did not come up, 130 when interrupted. What was started is gone afterwards, unless it was to be kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from atoll.cluster.errors import MalformedValue
+from devcluster.build import ensure_binaries
+from devcluster.cluster import Cluster
+from devcluster.demo.errors import ExpectationFailed
+from devcluster.demo.observer import NAMESPACE, Observer
+from devcluster.demo.scenes import SCENES, Play, Scene, summarize
+from devcluster.demo.stage import Stage
+from devcluster.errors import DevclusterError
+from devcluster.installation import Installation, Part
+from devcluster.launch import check_machine
+from devcluster.node import NodeSpec
+from devcluster.programs import DEFAULT_KUBERNETES
+
+NODES = (
+    NodeSpec("volta", profile="dgx1-v100"),
+    NodeSpec("hopper", profile="dgx-h100"),
+    NodeSpec("lovelace", profile="l40s-8"),
+    NodeSpec("grace", profile="gb200-tray"),
+)
+AGENT_OPTIONS = ("--poll-seconds", "5", "--simulated-order", "shuffled")
+"""Drivers number GPUs anew at every boot; a demo on machines where index and id agree would prove less."""
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse the command line and perform; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m devcluster.demo", description="Atoll at work, on this machine.")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster running and say how to reach it")
+    parser.add_argument("--name", default="demo", help="name of the cluster (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    return perform(options.name, keep=options.keep)
+
+
+def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) -> int:
+    """Start a cluster, play the scenes on it, and return the exit status."""
+    stage = Stage()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
+    try:
+        check_machine(real_nodes=True)
+        stage.scene("A real Kubernetes on this machine")
+        with stage.step(f"programs of Kubernetes {DEFAULT_KUBERNETES}") as report:
+            kubectl = ensure_binaries(report=report)["kubectl"]
+        summary = _start_and_play(stage, name, keep=keep, scenes=scenes)
+    except (DevclusterError, OSError) as error:
+        stage.broken(str(error))
+        return 1
+    except KeyboardInterrupt:
+        stage.say("interrupted; nothing is left running")
+        return INTERRUPTED
+    stage.kept(summary)
+    if keep:
+        for line in how_to_go_on(name, kubectl=kubectl, kubeconfig=Cluster.attach(name).kubeconfig):
+            stage.say(line)
+    return 0
+
+
+def _start_and_play(stage: Stage, name: str, *, keep: bool, scenes: Sequence[Scene]) -> str:
+    """Return the summary. The cluster ends, unless it was to be kept and at most an expectation failed."""
+    is_left = False
+    with stage.step(f"control plane and four nodes: {', '.join(node.name for node in NODES)}") as report:
+        cluster = Cluster.start(name, nodes=NODES, scheduler=False, persistent=keep, report=report)
+    try:
+        summary = _play(stage, cluster, scenes)
+        is_left = keep
+    except ExpectationFailed as error:
+        is_left = keep
+        logs = cluster.layout.logs if keep else _save_logs(cluster)
+        raise ExpectationFailed(f"{error}; read {logs / error.process}.log", process=error.process) from error
+    finally:
+        if not is_left:
+            with stage.step("everything is removed"):
+                cluster.stop()
+    return summary
+
+
+def _play(stage: Stage, cluster: Cluster, scenes: Sequence[Scene]) -> str:
+    installation = Installation(cluster, options={"agent": AGENT_OPTIONS})
+    with stage.step("deploy/: resource kinds, roles, policies"):
+        installation.apply_manifests()
+    with stage.step("Atoll's parts, each a process under its own ServiceAccount"):
+        installation.start_parts()
+    for account, parts in parts_by_account(installation.parts.values()).items():
+        stage.quote(f"{account}: {', '.join(parts)}")
+    play = Play(stage, Observer(cluster), installation)
+    try:
+        for scene in scenes:
+            scene(play)
+        return summarize(play)
+    except MalformedValue as error:
+        raise ExpectationFailed(str(error), process="extender") from error
+
+
+def parts_by_account(parts: Iterable[Part]) -> dict[str, list[str]]:
+    """Group the parts by the account they run as."""
+    accounts: dict[str, list[str]] = {}
+    for part in parts:
+        accounts.setdefault(part.account, []).append(part.name)
+    accounts["atoll-scheduler"].append("kube-scheduler")
+    return accounts
+
+
+def how_to_go_on(name: str, *, kubectl: Path, kubeconfig: Path) -> tuple[str, ...]:
+    """Return what to type on a cluster that was kept."""
+    atoll = Path(sys.executable).with_name("atoll")
+    return (
+        "The cluster runs on. Try:",
+        f"  export KUBECONFIG={kubeconfig} PATH={kubectl.parent}:$PATH",
+        "  kubectl get gns                                   # the machines",
+        f"  kubectl get gclaim,pods -n {NAMESPACE} -o wide            # who asked for what, and where it runs",
+        f"  kubectl describe pod -n {NAMESPACE} third                 # annotations and events: which GPUs, and why",
+        f"  kubectl logs -n {NAMESPACE} third                         # what its container sees",
+        "  kubectl get leases -n atoll-system -l gpu.scheduling/lease=gpu",
+        f"  {atoll} audit",
+        f"  {atoll} dev logs controllers --name {name} -f",
+        f"End it with: {atoll} dev down {name}",
+    )
+
+
+def _save_logs(cluster: Cluster) -> Path:
+    """Copy the logs out of a cluster that is about to end; return the folder."""
+    folder = Path(tempfile.mkdtemp(prefix=f"atoll-{cluster.name}-logs-"))
+    shutil.copytree(cluster.layout.logs, folder, dirs_exist_ok=True)
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,288 @@
+"""The play: each scene does one thing to the cluster, shows it, and expects something of it.
+
+In: a cluster with Atoll on it. Out: what one sees, or ExpectationFailed at the first thing that is not as promised.
+Scenes build on each other in the order of SCENES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from atoll.api import names
+from atoll.cluster.consistency import Finding, audit
+from atoll.cluster.objects import Pod
+from atoll.cluster.pods import is_terminal
+from devcluster.demo import facts
+from devcluster.demo.errors import ExpectationFailed
+from devcluster.demo.facts import PodRow, Progress
+from devcluster.demo.observer import CONTENTION, Observer
+from devcluster.demo.stage import Stage
+from devcluster.installation import Installation
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ONE = "one"
+WHOLE = "the-rest"
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What every scene works with."""
+
+    stage: Stage
+    observer: Observer
+    installation: Installation
+
+    def expect(self, holds: object, text: str, *, process: str) -> None:
+        """Show that something holds. Raises ExpectationFailed where it does not."""
+        if not holds:
+            raise ExpectationFailed(f"not so: {text}", process=process)
+        self.stage.kept(text)
+
+    def show_pods(self, pods: Sequence[Pod]) -> tuple[PodRow, ...]:
+        """Draw the pods once and expect that each container saw what was promised."""
+        rows = facts.pod_rows(pods, self.observer.snapshot().reports, self.observer.printed)
+        with self.stage.pods() as draw:
+            draw(rows)
+        _expect_kept(rows)
+        return rows
+
+
+Scene = Callable[[Play], None]
+
+
+def show_machines(play: Play) -> None:
+    """Four machines as their agents report them."""
+    play.stage.scene("The machines, as each node's agent reports them")
+    play.stage.machines(facts.machine_rows(play.observer.snapshot().reports))
+
+
+def run_examples(play: Play) -> None:
+    """Everything in examples/ gets its GPUs, and every container prints exactly those."""
+    play.stage.scene("examples/: who gets which GPUs, and what does its container see?")
+    files = sorted(EXAMPLES.glob("*.yaml"))
+    documents = [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
+    wanted = sum(map(facts.pod_count, documents))
+    reports = play.observer.snapshot().reports
+    play.observer.enter()
+    play.observer.apply(files)
+    with play.stage.pods() as draw:
+
+        def question() -> tuple[PodRow, ...] | None:
+            pods = play.observer.pods()
+            play.observer.read_prints(pods)
+            rows = facts.pod_rows(pods, reports, play.observer.printed)
+            draw(rows)
+            done = all(facts.is_printed(pod, play.observer.printed) for pod in pods)
+            return rows if done and len(pods) >= wanted else None
+
+        rows = play.observer.wait(question, f"{wanted} pods of examples/ to print their GPUs", process="extender")
+    _expect_kept(rows)
+    _await_jobs(play)
+
+
+def _await_jobs(play: Play) -> None:
+    """Wait until pods that end by themselves have, and hold nothing."""
+    observer = play.observer
+
+    def question() -> bool:
+        snapshot = observer.snapshot()
+        workers = [pod for pod in snapshot.pods if facts.is_of_job(pod)]
+        return all(pod.status.phase == "Succeeded" and not snapshot.held_by(pod.metadata.uid) for pod in workers)
+
+    observer.wait(question, "the Job's pods to end and give their GPUs back", process="controllers")
+    play.stage.kept("the Job's pods have ended: their GPUs are free again")
+
+
+def contend(play: Play) -> None:
+    """A pod waits for GPUs that another one holds, says why, and follows as soon as they are proven to be free."""
+    stage, observer = play.stage, play.observer
+    stage.scene("Two pods want the same GPUs")
+    room = next((room for room in facts.free_gpus(observer.snapshot()) if len(room.ids) > 1), None)
+    if room is None:
+        raise ExpectationFailed("examples/ left no node with two free GPUs for this scene", process="extender")
+    observer.create_claim(WHOLE, count=len(room.ids), models=(room.model,))
+    uid = observer.create_pod("first", claim=WHOLE)
+    first = observer.wait_printed("first")
+    observer.create_pod("second", claim=WHOLE)
+    stage.say(f"first holds the last {len(room.ids)} GPUs of {room.node}; second asks for the same and waits:")
+    stage.quote(f"kube-scheduler: {_wait_refused(play, 'second')}")
+    told = observer.wait(
+        lambda: observer.events("second", names.REASON_WAITING), "Atoll to say why second waits", process="controllers"
+    )
+    stage.quote(f"Atoll: {told[-1]['note']}")
+    with stage.step("first is deleted, second takes over"):
+        observer.delete_pod("first")
+        second = observer.wait_printed("second")
+    _tell_hand_over(play, uid, second)
+    play.expect(
+        _uuids(first) == _uuids(second) and not observer.snapshot().held_by(uid),
+        "second has exactly the GPUs of first, and of first nothing is left",
+        process="controllers",
+    )
+    play.show_pods([second])
+
+
+def _tell_hand_over(play: Play, former_uid: str, follower: Pod) -> None:
+    """Say when the proof came, when the follower was bound, and who woke it."""
+    observer, name = play.observer, follower.metadata.name
+    log = observer.cluster.logs("controllers")
+    release = facts.find_release(log.read_text(errors="replace").splitlines(), former_uid)
+    bound = observer.wait(lambda: observer.events(name, "Scheduled"), f"the event of {name}", process="kube-scheduler")
+    if release is None:
+        raise ExpectationFailed(f"no word of how the GPUs of {former_uid} became free", process="controllers")
+    seconds = facts.seconds_between(release.time, bound[-1]["eventTime"])
+    play.stage.kept(f"proof that the former pod is done: {release.words}")
+    play.stage.kept(f"{seconds:.2f} s later {name} was bound (kube-scheduler's back-off included)")
+    woken = follower.metadata.annotations.get(names.WOKEN)
+    if woken:
+        play.stage.kept(f"Atoll woke it: annotation {names.WOKEN}={woken}, event {names.REASON_POD_WOKEN}")
+    else:
+        play.stage.say("kube-scheduler had tried it again by itself before Atoll could wake it")
+
+
+def delete_midway(play: Play) -> None:
+    """Pods that are deleted while they are being created or bound leave nothing behind."""
+    observer = play.observer
+    play.stage.scene("Pods are deleted while they are on their way")
+    observer.create_claim(ONE, count=1)
+    uids = {name: observer.create_pod(name, claim=ONE) for name in ("brief-a", "brief-b", "brief-c")}
+    with play.stage.step("one deleted at once, one when it is bound, one bound and by force, as with --grace-period=0"):
+        observer.delete_pod("brief-a")
+        for name, force in (("brief-b", False), ("brief-c", True)):
+            _wait_bound(play, name)
+            observer.delete_pod(name, force=force)
+        for name, uid in uids.items():
+            observer.wait_gone(name, uid)
+    play.stage.kept("no pod, no Lease and no lock of them is left")
+
+
+def kill_extender(play: Play) -> None:
+    """Without the extender GPU pods wait, plain pods run; with it back the GPU pods follow."""
+    stage, observer = play.stage, play.observer
+    stage.scene("The extender is killed (SIGKILL) while pods are created")
+    play.installation.kill("extender")
+    observer.create_pod("patient", claim=ONE)
+    observer.create_pod("plain", claim=None)
+    with stage.step("plain, a pod without GPUs, starts as usual"):
+        observer.wait(lambda: _phase(observer.pod("plain")) == "Running", "plain to run", process="kube-scheduler")
+    stage.quote(f"patient, who wants a GPU, waits: {_wait_refused(play, 'patient')}")
+    with stage.step("the extender is started again, patient gets its GPU"):
+        play.installation.start("extender")
+        patient = observer.wait_printed("patient")
+    play.show_pods([patient])
+
+
+def kill_controllers(play: Play) -> None:
+    """Without controllers and agent nothing is freed and nothing forgotten; with them back everything goes on."""
+    stage, observer, installation = play.stage, play.observer, play.installation
+    second = observer.pod("second")
+    if second is None:
+        raise ExpectationFailed("pod second is gone, and nobody deleted it", process="kube-apiserver")
+    uid, parts = second.metadata.uid, ("controllers", f"agent@{second.spec.node_name}")
+    stage.scene(f"{' and '.join(parts)} are killed while a pod ends and another waits for its GPUs")
+    for part in parts:
+        installation.kill(part)
+    observer.create_pod("third", claim=WHOLE)
+    observer.create_pod("newcomer", claim=ONE)
+    with stage.step("newcomer gets its GPU all the same: binding needs neither of them"):
+        newcomer = observer.wait_printed("newcomer")
+    with stage.step("second is deleted and gone"):
+        observer.delete_pod("second")
+        observer.wait(lambda: observer.pod("second") is None, "second to be gone", process="kube-apiserver")
+    play.expect(
+        len(observer.snapshot().held_by(uid)) == len(_uuids(second)) and not _is_bound(observer.pod("third")),
+        "its GPUs still go to nobody: who could prove that it has ended is away",
+        process="extender",
+    )
+    with stage.step("both are started again: proof, release, wake-up, and third takes over"):
+        for part in parts:
+            installation.start(part, wait=False)
+        installation.wait_ready(parts)
+        third = observer.wait_printed("third")
+    _tell_hand_over(play, uid, third)
+    play.show_pods([newcomer, third])
+
+
+def check(play: Play) -> None:
+    """Everything at once: Leases against pods, pods against what their containers printed, locks against locks."""
+    stage, observer = play.stage, play.observer
+    stage.scene("Does every promise hold?")
+    pods = observer.pods()
+    observer.read_prints([pod for pod in pods if not is_terminal(pod)], again=True)
+    findings = _findings_twice(play)
+    for finding in findings:
+        stage.broken(str(finding))
+    if findings:
+        raise ExpectationFailed(f"{len(findings)} broken promises", process="controllers")
+    snapshot = observer.snapshot()
+    contention = observer.cluster.shared_dir / CONTENTION
+    locks = len(list(observer.cluster.shared_dir.glob("GPU-*")))
+    stage.kept(f"every one of {len(snapshot.records)} Leases has a live holder, every held GPU has its Lease")
+    stage.kept(f"every one of {len(observer.printed)} containers saw exactly the GPUs that its pod was given")
+    play.expect(not contention.exists(), f"{locks} GPUs were locked, none by two containers", process="controllers")
+
+
+def summarize(play: Play) -> str:
+    """Return the last line of a play in which everything held."""
+    observer = play.observer
+    reports = observer.snapshot().reports
+    total = sum(report.status.device_count for report in reports if report.status is not None)
+    pods = len({uid for uid, _ in observer.printed})
+    return f"{pods} pods had GPUs, {len(observer.used)} of {total} GPUs were used, every promise held: {play.stage.seconds:.0f} s"
+
+
+SCENES: tuple[Scene, ...] = (
+    show_machines,
+    run_examples,
+    contend,
+    delete_midway,
+    kill_extender,
+    kill_controllers,
+    check,
+)
+
+
+def _findings_twice(play: Play) -> tuple[Finding, ...]:
+    """Return what two audits in a row both find: lists that are taken one after another may disagree for a moment."""
+    both: set[Finding] | None = None
+    for _ in range(2):
+        snapshot = play.observer.snapshot()
+        found = set(audit(snapshot.pods, snapshot.leases, snapshot.reports, play.observer.printed.values()))
+        both = found if both is None else both & found
+    return tuple(sorted(both or ()))
+
+
+def _expect_kept(rows: Iterable[PodRow]) -> None:
+    for row in rows:
+        if row.progress is not Progress.KEPT:
+            promised, saw = ",".join(row.promised) or "nothing", ",".join(row.saw or ()) or "nothing"
+            what = f"pod {row.pod} on {row.node or 'no node'} was promised GPUs {promised}; its container saw {saw}"
+            raise ExpectationFailed(what, process="webhook")
+
+
+def _wait_bound(play: Play, name: str) -> None:
+    play.observer.wait(lambda: _is_bound(play.observer.pod(name)), f"pod {name} to be bound", process="extender")
+
+
+def _wait_refused(play: Play, name: str) -> str:
+    def question() -> str | None:
+        pod = play.observer.pod(name)
+        return facts.waiting_reason(pod) if pod is not None else None
+
+    return play.observer.wait(question, f"pod {name} to be refused", process="kube-scheduler")
+
+
+def _uuids(pod: Pod) -> frozenset[str]:
+    return frozenset(pod.metadata.annotations.get(names.UUIDS, "").split(","))
+
+
+def _is_bound(pod: Pod | None) -> bool:
+    return pod is not None and bool(pod.spec.node_name)
+
+
+def _phase(pod: Pod | None) -> str:
+    return pod.status.phase if pod is not None else ""
