@@ -119,7 +119,7 @@ class Binder:
         try:
             plan = await self._reserve(pod, request, attempt)
         except BaseException:
-            await take_back(self._client, attempt)
+            await take_back(self._client, self._clock, attempt)
             self._mirror.ledger.forget(call.pod_uid)
             raise
         await self._post(pod, plan, attempt)
@@ -130,13 +130,13 @@ class Binder:
         try:
             standing = await post_binding(self._client, self._clock, pod, plan, attempt)
         except BindRefused:
-            await take_back(self._client, attempt)
+            await take_back(self._client, self._clock, attempt)
             raise
         else:
             until = self._clock.monotonic_seconds() + self._settings.answer_seconds
             if ledger.assumed(pod.metadata.uid) is not None:
                 ledger.expect(pod.metadata.uid, Expectation(standing.node, standing.device_ids, until))
-            await take_back(self._client, attempt, keep=standing)
+            await take_back(self._client, self._clock, attempt, keep=standing)
         finally:
             ledger.forget(pod.metadata.uid)
 
@@ -184,7 +184,7 @@ class Binder:
             ledger.assume(uid, plan.allocation)
             newly_lost = await reserve(self._client, attempt, plan.allocation)
             if not newly_lost:
-                await take_back(self._client, attempt, keep=plan.allocation)
+                await take_back(self._client, self._clock, attempt, keep=plan.allocation)
                 return plan
             lost |= newly_lost
         raise BindRefused(f"node {node}: every matching GPU was taken by other pods meanwhile")

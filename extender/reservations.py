@@ -7,7 +7,9 @@ also those whose creation was never answered: the attempt's token on the Lease t
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import structlog
@@ -21,12 +23,14 @@ from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, MalformedAnswer, NotFound
 from atoll.kube.patches import delete_options
+from atoll.service.clock import Clock
 from extender.reading import decode_answer, read_live
 
 log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 5.0
 CREATE_TRIES_MAX = 4
+DELETE_PAUSES_SECONDS = (0.2, 0.5, 1.0)
 
 
 @dataclass(slots=True)
@@ -124,7 +128,7 @@ async def still_held(client: ApiClient, attempt: Attempt) -> bool:
     )
 
 
-async def take_back(client: ApiClient, attempt: Attempt, *, keep: Allocation | None = None) -> None:
+async def take_back(client: ApiClient, clock: Clock, attempt: Attempt, *, keep: Allocation | None = None) -> None:
     """Delete what this attempt created and `keep` does not need; what cannot be deleted now is left to the sweep."""
     kept = {lease_name(keep.node, device_id) for device_id in keep.device_ids} if keep is not None else set()
     surplus, unsure = attempt.created - kept, attempt.unanswered - kept
@@ -132,25 +136,37 @@ async def take_back(client: ApiClient, attempt: Attempt, *, keep: Allocation | N
     attempt.unanswered -= unsure
     records = [attempt.leases.pop(name) for name in sorted(surplus)]
     await asyncio.gather(
-        *(_delete(client, record) for record in records),
-        *(_delete_if_own(client, name, attempt.reservation.attempt) for name in sorted(unsure)),
+        *(_persist(clock, record.lease_name, partial(_delete, client, record)) for record in records),
+        *(
+            _persist(clock, name, partial(_delete_if_own, client, name, attempt.reservation.attempt))
+            for name in sorted(unsure)
+        ),
     )
+
+
+async def _persist(clock: Clock, name: str, delete: Callable[[], Awaitable[None]]) -> None:
+    """Try a deletion a few times; it is fenced by uid and version, so that repeating one is harmless."""
+    for pause_seconds in DELETE_PAUSES_SECONDS:
+        try:
+            await delete()
+        except KubeError as error:
+            log.info("Could not take back a Lease yet", lease=name, err=str(error))
+            await clock.sleep(pause_seconds)
+        else:
+            return
+    log.warning("Left a Lease to the sweep", lease=name)
 
 
 async def _delete_if_own(client: ApiClient, name: str, token: str) -> None:
     """Delete a Lease whose creation was never answered, if it was this attempt that created it."""
-    try:
-        lease = await _read(client, name)
-    except KubeError as error:
-        log.warning("Left a Lease to the sweep", lease=name, err=str(error))
-        return
+    lease = await _read(client, name)
     record = _record(lease) if lease is not None else None
     if record is not None and record.attempt == token:
         await _delete(client, record)
 
 
 async def _delete(client: ApiClient, record: LeaseRecord) -> None:
-    try:
+    with contextlib.suppress(NotFound, Conflict):
         await client.request(
             "DELETE",
             paths.leases(names.SYSTEM_NAMESPACE, record.lease_name),
@@ -158,10 +174,6 @@ async def _delete(client: ApiClient, record: LeaseRecord) -> None:
             timeout_seconds=WRITE_SECONDS,
             retry=True,
         )
-    except (NotFound, Conflict):
-        return
-    except KubeError as error:
-        log.warning("Left a Lease to the sweep", lease=record.lease_name, err=str(error))
 
 
 async def _read(client: ApiClient, name: str) -> Lease | None:
