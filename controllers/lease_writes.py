@@ -11,18 +11,25 @@ from atoll.api import names
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Lease, decode_lease
 from atoll.kube import paths
-from atoll.kube.errors import NotFound
+from atoll.kube.errors import Conflict, NotFound
 from atoll.kube.patches import delete_options, merge_patch
 from controllers.api import Api
 
 
 async def delete_lease(api: Api, record: LeaseRecord) -> None:
-    """Delete this very version of the Lease; one that is gone already is fine. Raises Conflict when it changed."""
+    """Delete this very version of the Lease; one that is gone already, or has a successor, is fine.
+
+    Raises Conflict when it is still the same Lease and has changed.
+    """
     options = delete_options(uid=record.lease_uid, resource_version=record.resource_version)
     try:
         await api.delete(_path(record.lease_name), options)
     except NotFound:
         return
+    except Conflict:
+        live = await read_lease(api, record.lease_name)
+        if live is not None and live.metadata.uid == record.lease_uid:
+            raise
 
 
 async def annotate_lease(api: Api, record: LeaseRecord, annotations: Mapping[str, str | None]) -> LeaseRecord | None:

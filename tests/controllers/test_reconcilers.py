@@ -243,12 +243,16 @@ async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
     def phase(stage: Troupe) -> str:
         return str(stage.server.objects[f"{CLAIMS}/c"].get("status", {}).get("phase", ""))
 
+    def seen_phase(stage: Troupe) -> str:
+        status = stage.mirror.claims.store["team", "c"].status
+        return status.phase if status is not None else ""
+
     async with troupe(tmp_path, furnish) as stage:
         await stage.settled(lambda: phase(stage) == "Waiting")
         keys = {names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"}
         put_leases(stage.server, 0)
         put_bound(stage.server, "p", 0, annotations=keys, phase="Running")
-        await stage.settled(lambda: phase(stage) == "Allocated")
+        await stage.settled(lambda: phase(stage) == "Allocated" and seen_phase(stage) == "Allocated")
         written = [write for write in stage.api.writes if "gpuclaims" in write[1]]
         for loop in stage.loops:
             await loop.run_once()
@@ -274,3 +278,30 @@ async def test_nomination_that_led_to_no_bind_is_withdrawn(tmp_path: Path, monke
         await stage.settled(lambda: not nominated(stage))
         await stage.settled(lambda: stage.api.writes[-1] == ("PATCH", f"{PODS}/p"))
         assert not nominated(stage), "named again after it was withdrawn"
+
+
+async def test_successor_of_a_released_lease_is_left_alone(tmp_path: Path) -> None:
+    """The Lease went and another pod has a new one under the name before we saw either: there is nothing to release."""
+
+    def furnish(server: Server) -> None:
+        put_bound(server, "p", 0, status=ENDED)
+        put_leases(server, 0)
+        stale = server.objects[f"{LEASES}/gpu-n1-0"]
+        original = server._store
+
+        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+            if method == "DELETE" and server.objects.get(path) is stale:
+                successor = strip_version(lease_json("n1", 0, holder=Holder("team", "q", "uid-of-q")))
+                successor["metadata"]["uid"] = "uid-of-the-successor"
+                server.put(f"{PODS}/q", strip_version(pod_json("q", node="n1", allocation=make_allocation("n1", 0))))
+                server.put(path, successor)
+            return original(method, path, query, body)
+
+        server._store = store  # type: ignore[method-assign]
+
+    async with troupe(tmp_path, furnish) as stage:
+        await stage.settled(lambda: (stage.lease(0) or {})["metadata"]["uid"] == "uid-of-the-successor")
+        await stage.settled(lambda: not stage.mirror.ledger.leases_of("uid-of-p"))
+        for loop in stage.loops:
+            await loop.run_once()
+        assert stage.held() == {"gpu-n1-0"}
