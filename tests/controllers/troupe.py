@@ -1,6 +1,6 @@
 """The reconcilers of one term over a real client, a real mirror and an API server in memory, with faults on demand.
 
-Time runs ten times as fast as the machine's, so that back-offs cost nothing; no test depends on how fast.
+Time runs five times as fast as the machine's, so that back-offs cost nothing; no test depends on how fast.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.fakes.api_server import FakeApiServer, Object
 from tests.fakes.clock import until
 from tests.kube.conftest import kubeconfig, no_wait
 
-SPEED = 10.0
+SPEED = 5.0
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/atoll-system/leases"
 HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/atoll-nodes/leases"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
@@ -41,7 +41,7 @@ PODS = "/api/v1/namespaces/team/pods"
 
 
 class HurriedClock:
-    """The machine's time, ten times as fast."""
+    """The machine's time, five times as fast."""
 
     def monotonic_seconds(self) -> float:
         return asyncio.get_running_loop().time() * SPEED
@@ -152,7 +152,7 @@ class Troupe:
                 return
             for loop in self.loops:
                 loop.resync()
-        await until(condition, timeout_seconds=3.0)
+        await until(condition, timeout_seconds=15.0)
 
 
 def strip_version(body: Object) -> Object:
