@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -30,7 +31,7 @@ PODS = {"job": 3}
 @pytest.fixture(scope="module")
 def applied(installation: Installation) -> Iterator[World]:
     """A namespace in which one `kubectl apply` has created every example."""
-    world = World.enter(installation, "examples")
+    world = World.enter(installation, f"examples-{uuid4().hex[:8]}")
     done = world.kubectl("apply", "-f", str(EXAMPLES[0].parent))
     assert done.returncode == 0, done.stderr
     yield world

@@ -6,6 +6,7 @@ lives. Two containers that hold one GPU at a time therefore leave a file behind,
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import time
 from collections.abc import Callable, Iterator
