@@ -1,8 +1,9 @@
 """The words of a link matrix: what one cell says about two GPUs.
 
 In: cells as `nvidia-smi topo` or an agent writes them. Out: their meaning (direct links, closeness over PCIe) and the
-weaker of two. Separate because every other module reasons in these words and only this one knows how they are spelled.
-An unknown, missing or broken cell means the worst that can be true: "SYS".
+weaker of two. Separate because every other module reasons in these words and only this one knows how they are
+spelled. An unknown, missing or broken cell means the worst that usually is true: "SYS". Only a pair that is known to
+have no peer access ("NS") stands below.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from typing import Final
 
 SELF: Final = "X"
 WORST: Final = "SYS"
+NO_PEER: Final = "NS"
 LINKS_MAX: Final = 64
 """More links than any GPU has; a larger number is a misread cell."""
 
-PCIE_CLOSENESS: Final[dict[str, int]] = {"SYS": 0, "NODE": 1, "PHB": 2, "PXB": 3, "PIX": 4, "PSB": 5}
-"""PCIe relations from far to near: across sockets, host bridges of one NUMA node, one host bridge, several switches,
-one switch, one board."""
+PCIE_CLOSENESS: Final[dict[str, int]] = {"NS": -1, "SYS": 0, "NODE": 1, "PHB": 2, "PXB": 3, "PIX": 4, "PSB": 5}
+"""PCIe relations from far to near: no peer traffic at all (copies through host memory), across sockets, host bridges
+of one NUMA node, one host bridge, several switches, one switch, one board."""
 
-_ALIASES: Final[dict[str, str]] = {"SOC": "SYS", "C2C": "NODE"}
+_ALIASES: Final[dict[str, str]] = {
+    "SOC": "SYS",
+    "C2C": "NODE",
+    **dict.fromkeys(("CNS", "GNS", "TNS", "DR"), "NS"),
+}
 _DIRECT: Final = re.compile(r"(NV|XGMI)([1-9][0-9]?)")
 
 

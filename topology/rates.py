@@ -20,6 +20,8 @@ NVLINK_RATES: Final[tuple[tuple[float, float], ...]] = ((14.0625, 12.0), (20.0, 
 XGMI_RATES: Final[tuple[tuple[float, float], ...]] = ((46.0, 24.0), (50.0, 36.0), (64.0, 48.0))
 PCIE_GBPS_BY_GENERATION: Final[dict[int, float]] = {3: 12.0, 4: 24.0, 5: 48.0}
 HOST_BRIDGE_COST: Final = 1.2
+NO_PEER_COST: Final = 2.0
+"""Without peer access everything is copied into host memory and out again."""
 RATE_TOLERANCE: Final = 0.1
 UNKNOWN_LINK_GBPS: Final = 12.0
 UNKNOWN_PCIE_GBPS: Final = 12.0
@@ -87,7 +89,8 @@ def _path_gbps(machine: Machine, first: int, second: int) -> float:
     over_bridge = below_bridge / HOST_BRIDGE_COST
     if cell in {"PHB", "NODE"}:
         return over_bridge
-    return min(over_bridge, machine.inter_socket_gbps or UNKNOWN_SOCKET_GBPS)
+    across = min(over_bridge, machine.inter_socket_gbps or UNKNOWN_SOCKET_GBPS)
+    return across / NO_PEER_COST if cell == "NS" else across
 
 
 def _nearest(told: float, rates: tuple[tuple[float, float], ...]) -> float:

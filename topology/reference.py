@@ -17,7 +17,7 @@ from topology.demand import Demand
 from topology.model import Machine
 from topology.policies import POLICIES, QUALITY_FIRST
 
-CLOSE = ("SYS", "NODE", "PHB", "PXB", "PIX", "PSB")
+CLOSE = ("NS", "SYS", "NODE", "PHB", "PXB", "PIX", "PSB")
 Set = tuple[int, ...]
 Arcs = tuple[tuple[int, int], ...]
 
@@ -62,7 +62,8 @@ def path_rate(machine: Machine, first: int, second: int) -> float:
         return slot
     if near in ("PHB", "NODE"):
         return slot / 1.2
-    return min(slot / 1.2, machine.inter_socket_gbps or 6.0)
+    across = min(slot / 1.2, machine.inter_socket_gbps or 6.0)
+    return across / 2 if near == "NS" else across
 
 
 @cache
@@ -102,7 +103,7 @@ def islands(machine: Machine) -> list[set[int]]:
         if linked[first] or linked[second]:
             return first != second and links_between(machine, first, second) > 0
         if machine.numa[first] is None or machine.numa[second] is None:
-            return machine.numa[first] == machine.numa[second] and machine.links[first][second] != "SYS"
+            return machine.numa[first] == machine.numa[second] and machine.links[first][second] not in ("SYS", "NS")
         return machine.numa[first] == machine.numa[second]
 
     parts = [{device} for device in range(count)]
@@ -254,7 +255,7 @@ def _near(machine: Machine, first: int, second: int) -> float:
     devices = range(machine.count)
     most = max(links_between(machine, one, other) for one in devices for other in devices if one != other)
     links = links_between(machine, first, second) / most if most else 0.0
-    path = (CLOSE.index(relation(machine, first, second)) + _same_numa(machine, first, second)) / 6
+    path = (CLOSE.index(relation(machine, first, second)) - 1 + _same_numa(machine, first, second)) / 6
     return (links + path) / 2
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from topology.errors import TopologyTextError
-from topology.links import SELF, WORST, clean_cell, direct_links
+from topology.links import NO_PEER, SELF, WORST, clean_cell, direct_links
 from topology.model import DEVICES_MAX, Machine, asymmetric_pairs, machine
 
 TEXT_MAX: Final = 1 << 20
@@ -25,7 +25,7 @@ LINKS_PER_GPU_MAX: Final = 18
 _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ROW: Final = re.compile(r"\s*GPU(\d+)(?!\d)(.*)")
 _COLUMN: Final = re.compile(r"(GPU|NIC|mlx\d+_|bnxt_re|efa_|rdmap|ib)(\d+)")
-_CELL: Final = re.compile(r"\s*(X(?!G)|NV\d{1,2}|XGMI\d{1,2}|PIX|PXB|PSB|PHB|NODE|SYS|SOC|C2C)")
+_CELL: Final = re.compile(r"\s*(X(?!G)|NV\d{1,2}|XGMI\d{1,2}|PIX|PXB|PSB|PHB|NODE|SYS|SOC|C2C|OK|[CGT]?NS|DR)")
 _WORD: Final = re.compile(r"\s*(\S+)")
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -81,20 +81,21 @@ def machine_of(
     matrix: TopologyText,
     *,
     pcie: TopologyText | None = None,
+    peers: TopologyText | None = None,
     nvlink_generation: int | None = None,
     nvswitch: bool | None = None,
     link_gbps: float | None = None,
     pcie_generation: int | None = None,
     inter_socket_gbps: float | None = None,
 ) -> Machine:
-    """The machine that a matrix shows. pcie: what `-mp` printed, of the same GPUs; nvswitch: None = judge by the cells.
+    """The machine that a matrix shows. pcie: what `-mp` printed, peers: what `-p2p r` printed, both of the same GPUs;
+    nvswitch: None = judge by the cells.
 
     The text tells no generation: without it bandwidths are relative (topology.rates.rates_known).
     """
-    same_gpus = pcie is not None and pcie.labels == matrix.labels
     return machine(
-        matrix.links,
-        pcie=pcie.links if pcie is not None and same_gpus else None,
+        _without_peers(matrix, peers),
+        pcie=_without_peers(pcie, peers) if pcie is not None and pcie.labels == matrix.labels else None,
         numa=matrix.numa,
         nvlink_generation=nvlink_generation,
         nvswitch=looks_switched(matrix.links) if nvswitch is None else nvswitch,
@@ -107,6 +108,17 @@ def machine_of(
 def looks_switched(links: tuple[tuple[str, ...], ...]) -> bool:
     """Whether the cells must count links into a switch: some GPU would otherwise have more links than any GPU has."""
     return any(sum(direct_links(clean_cell(cell)) for cell in row) > LINKS_PER_GPU_MAX for row in links)
+
+
+def _without_peers(matrix: TopologyText, peers: TopologyText | None) -> tuple[tuple[str, ...], ...]:
+    """Cells, with the pairs that may not talk marked as such, whatever joins them."""
+    if peers is None or peers.labels != matrix.labels:
+        return matrix.links
+    devices = range(len(matrix.links))
+    return tuple(
+        tuple(NO_PEER if peers.links[row][column] == NO_PEER else matrix.links[row][column] for column in devices)
+        for row in devices
+    )
 
 
 def _columns(lines: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from topology.model import Machine, machine, mask_of, positions_of
 from topology.profiles import profile, profile_names
 from topology.quality import qualities
 
-CELLS = ("NV1", "NV2", "PIX", "PHB", "NODE", "SYS")
+CELLS = ("NV1", "NV2", "PIX", "PHB", "NODE", "SYS", "NS")
 SMALL = tuple(name for name in profile_names() if profile(name).machine.count <= 6)
 EIGHTS = tuple(name for name in profile_names() if 6 < profile(name).machine.count <= 8)
 

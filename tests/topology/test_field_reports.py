@@ -1,0 +1,137 @@
+"""Situations from the field about reading links and choosing by them, each as it would meet us."""
+
+from __future__ import annotations
+
+import pytest
+
+from topology.asks import Ask, Interconnect, Policy
+from topology.choice import Choice, Reason, Refusal, choose
+from topology.islands import islands
+from topology.model import Machine, asymmetric_pairs, machine, mask_of
+from topology.quality import qualities
+
+HALVES = [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def box(count: int, near: dict[tuple[int, int], str], *, rest: str = "SYS", **facts: object) -> Machine:
+    """A machine with the given cells, and `rest` everywhere else."""
+    cells = [["X" if row == column else rest for column in range(count)] for row in range(count)]
+    for (first, second), cell in near.items():
+        cells[first][second] = cells[second][first] = cell
+    return machine(cells, **facts)  # type: ignore[arg-type]
+
+
+def positions(subject: Machine, free: tuple[int, ...], ask: Ask) -> tuple[int, ...]:
+    """Chosen positions."""
+    answer = choose(subject, mask_of(free), ask)
+    assert isinstance(answer, Choice), answer
+    return answer.positions
+
+
+CROSS_PAIRS = box(8, {(0, 2): "NV12", (1, 3): "NV12", (4, 5): "NV12", (6, 7): "NV12"}, numa=HALVES, nvlink_generation=4)
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "wanted"),
+    [
+        pytest.param(tuple(range(8)), 2, {(0, 2), (1, 3), (4, 5), (6, 7)}, id="empty-machine-gives-a-pair"),
+        pytest.param((0, 1, 3), 2, {(1, 3)}, id="the-one-whole-pair"),
+        pytest.param((0, 1, 4, 6), 2, {(0, 1), (4, 6)}, id="no-pair-left-then-one-numa-node"),
+        pytest.param((0, 1, 3), 1, {(0,)}, id="single-leaves-the-pair-whole"),
+    ],
+)
+def test_bridges_that_ignore_the_numbering_are_seen(
+    free: tuple[int, ...], count: int, wanted: set[tuple[int, ...]]
+) -> None:
+    """Pairs bridged as (0,2), (1,3), ... are found by their cells, not by their numbers."""
+    assert positions(CROSS_PAIRS, free, Ask(count)) in wanted
+
+
+def test_switch_counts_links_into_the_switch() -> None:
+    """Eight GPUs behind a switch are one island; a GPU with fewer links weakens only the sets that hold it."""
+    near = {(5, other): "NV12" for other in range(8) if other != 5}
+    subject = box(8, near, rest="NV18", numa=HALVES, nvlink_generation=4, nvswitch=True)
+    ring = qualities(subject).ring_gbps
+
+    assert [island.name for island in islands(subject)] == ["nvlink-group-0"]
+    assert ring[mask_of((0, 1, 2))] == pytest.approx(18 * 20.6)
+    assert ring[mask_of((0, 1, 5))] == pytest.approx(12 * 20.6)
+
+
+def test_ends_that_disagree_never_score_above_the_weaker() -> None:
+    """NV4 one way, SYS the other: told as asymmetric, and worth no more than SYS both ways."""
+    told = [["X", "NV4"], ["SYS", "X"]]
+    honest = machine([["X", "SYS"], ["SYS", "X"]], nvlink_generation=3)
+    subject = machine(told, nvlink_generation=3)
+
+    assert asymmetric_pairs(told) == ((0, 1),)
+    assert qualities(subject).ring_gbps[3] == qualities(honest).ring_gbps[3]
+
+
+BRIDGED = box(4, {(0, 1): "NV12", (2, 3): "NV12"}, numa=[0, 0, 0, 0], nvlink_generation=3)
+
+
+def test_active_links_are_no_common_island() -> None:
+    """Four bridged cards are two pairs: one island of four is refused, four contiguous ones come at low quality."""
+    answer = choose(BRIDGED, 0b1111, Ask(4))
+
+    assert [island.positions for island in islands(BRIDGED)] == [(0, 1), (2, 3)]
+    assert choose(BRIDGED, 0b1111, Ask(4, Policy.ISLAND)) == Refusal(Reason.NO_ISLAND)
+    assert isinstance(answer, Choice)
+    assert answer.islands == ("nvlink-group-0", "nvlink-group-1")
+    assert answer.ring_gbps < qualities(BRIDGED).ring_gbps[0b11] / 10
+
+
+SIX = box(
+    6,
+    {(0, 1): "PIX", (0, 2): "NODE", (1, 2): "NODE", (3, 4): "PIX", (3, 5): "NODE", (4, 5): "NODE"},
+    numa=[0, 0, 0, 1, 1, 1],
+    pcie_generation=3,
+    inter_socket_gbps=6.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "wanted"),
+    [
+        pytest.param(tuple(range(6)), 3, {(0, 1, 2), (3, 4, 5)}, id="three-stay-in-a-socket"),
+        pytest.param(tuple(range(6)), 2, {(0, 1), (3, 4)}, id="two-share-a-switch"),
+        pytest.param(tuple(range(6)), 5, {(0, 1, 2, 3, 4), (0, 1, 3, 4, 5)}, id="five-keep-both-switch-pairs"),
+        pytest.param((0, 1, 2, 3, 4), 4, {(0, 1, 3, 4)}, id="four-of-five-keep-both-switch-pairs"),
+    ],
+)
+def test_three_gpus_per_socket(free: tuple[int, ...], count: int, wanted: set[tuple[int, ...]]) -> None:
+    """Six GPUs, a switch pair and one more per socket: where bandwidth ties, switch pairs stay together."""
+    assert positions(SIX, free, Ask(count)) in wanted
+
+
+def test_cards_that_cannot_talk_are_kept_apart() -> None:
+    """Two cards without peer access: six of eight never hold both, all eight are still given."""
+    subject = box(8, {(2, 5): "NS"}, rest="NODE", numa=[0] * 8, pcie_generation=4)
+
+    assert not {2, 5} <= set(positions(subject, tuple(range(8)), Ask(6)))
+    assert not {2, 5} <= set(positions(subject, (0, 2, 5), Ask(2)))
+    assert positions(subject, tuple(range(8)), Ask(8)) == tuple(range(8))
+
+
+def test_pairs_alone_may_still_use_pcie() -> None:
+    """Two cards that only PCIe joins are refused to an ask for NVLink and given to any other."""
+    ask = Ask(2, interconnect=Interconnect.NVLINK)
+
+    assert choose(BRIDGED, 0b0101, ask) == Refusal(Reason.NO_NVLINK_ISLAND)
+    assert positions(BRIDGED, (0, 2), Ask(2)) == (0, 2)
+    assert positions(BRIDGED, (0, 2, 3), ask) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fuller_wins", "single"), [(Policy.PACKED, True, 0), (Policy.SPREAD, False, 4)], ids=["packed", "spread"]
+)
+def test_pack_and_spread_are_not_swapped(policy: Policy, *, fuller_wins: bool, single: int) -> None:
+    """The used machine and the used half win under packed and lose under spread."""
+    subject = box(8, {}, rest="SYS", numa=HALVES, pcie_generation=4)
+    fuller, emptier = choose(subject, 0b11110001, Ask(1, policy)), choose(subject, 0xFF, Ask(1, policy))
+
+    assert isinstance(fuller, Choice)
+    assert isinstance(emptier, Choice)
+    assert (fuller.cost < emptier.cost) == fuller_wins
+    assert fuller.positions == (single,)
