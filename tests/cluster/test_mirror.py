@@ -1,0 +1,202 @@
+"""Promises of the mirror: what the API server shows is in the ledger, by uid, and old news count as old."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from atoll.api import names
+from atoll.cluster.leases import Holder
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.kube.microtime import format_microtime
+from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror, Kind
+from tests.builders import claim_json, lease_json, make_allocation, pod_json, report_json
+from tests.fakes.api_server import FakeApiServer
+from tests.fakes.clock import ManualClock
+
+POD = paths.pods("team", "p")
+REPORT = paths.gpunodestatuses("n1")
+
+
+class Watched:
+    """A mirror of a fake API server, and what its listeners were told."""
+
+    def __init__(self, server: FakeApiServer, client: ApiClient) -> None:
+        self.server = server
+        self.clock = ManualClock()
+        self.mirror = ClusterMirror(client, self.clock)
+        self.told: list[tuple[Kind, str]] = []
+        self._changed = asyncio.Event()
+        self.mirror.on_change(self._note)
+
+    def _note(self, kind: Kind, change: Any) -> None:
+        self.told.append((kind, str(change.kind)))
+        self._changed.set()
+
+    async def until(self, question: Callable[[], bool]) -> None:
+        """Wait until changes make the answer true."""
+        async with asyncio.timeout(20):
+            while not question():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def free(self) -> int:
+        """Return how many devices of n1 are free."""
+        return self.mirror.ledger.free("n1", now_seconds=self.clock.monotonic_seconds()).bit_count()
+
+    def heartbeat(self, *, age_seconds: float, node: str = "n1", **spec: Any) -> None:
+        """Write a node's heartbeat that was renewed so long ago."""
+        renewed = format_microtime(self.clock.now() - timedelta(seconds=age_seconds))
+        body = {"metadata": {"uid": node}, "spec": {"leaseDurationSeconds": 180, "renewTime": renewed, **spec}}
+        self.server.put(paths.leases(names.HEARTBEAT_NAMESPACE, node), body)
+
+    def is_stale(self, node: str = "n1") -> bool:
+        return self.mirror.ledger.is_stale(node, self.clock.monotonic_seconds())
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    async with FakeApiServer().running() as server:
+        server.put(REPORT, report_json("n1", "t4-4"))
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [{"name": "test", "cluster": {"server": server.url}}],
+            "users": [{"name": "test", "user": {}}],
+        }
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+        async with await ApiClient.connect(tmp_path / "kubeconfig", requests_per_second=1000, burst=1000) as client:
+            yield Watched(server, client)
+
+
+async def running(watched: Watched) -> asyncio.Task[None]:
+    """Start the mirror and wait until every collection was listed."""
+    task = asyncio.create_task(watched.mirror.run())
+    async with asyncio.timeout(20):
+        await watched.mirror.synced()
+    return task
+
+
+@pytest.fixture
+async def mirror(watched: Watched) -> AsyncIterator[Watched]:
+    """A mirror that runs."""
+    task = await running(watched)
+    yield watched
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_nothing_may_be_decided_before_every_list_is_complete(watched: Watched) -> None:
+    """Readiness names the collection that is missing, and comes when all are there."""
+    assert "list of pod objects is not complete" in watched.mirror.unready_reason()
+
+    task = await running(watched)
+    assert watched.mirror.is_ready()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_blind_mirror_is_not_ready(mirror: Watched) -> None:
+    """A watch that says nothing for too long cannot be decided on."""
+    await mirror.clock.advance(BLIND_SECONDS_MAX + 1)
+
+    assert "silent" in mirror.mirror.unready_reason()
+
+
+async def test_objects_reach_the_ledger_and_leave_it(mirror: Watched) -> None:
+    """Pods, Leases and reports come and go; listeners hear of each after the ledger has it."""
+    mirror.server.put(POD, pod_json(uid="u1", node="n1", allocation=make_allocation("n1", 0, 1)))
+    mirror.server.put(paths.leases(names.SYSTEM_NAMESPACE, "gpu-n1-2"), lease_json("n1", 2))
+    await mirror.until(lambda: mirror.free() == 1)
+
+    mirror.server.remove(POD)
+    mirror.server.remove(paths.leases(names.SYSTEM_NAMESPACE, "gpu-n1-2"))
+    await mirror.until(lambda: mirror.free() == 4)
+    mirror.server.remove(REPORT)
+    await mirror.until(lambda: "n1" not in mirror.mirror.ledger.nodes)
+
+    assert {(Kind.POD, "ADDED"), (Kind.POD, "DELETED"), (Kind.LEASE, "DELETED"), (Kind.REPORT, "DELETED")} <= {
+        *mirror.told
+    }
+
+
+async def test_successor_under_the_name_replaces_the_predecessor(mirror: Watched) -> None:
+    """One event with another uid is a deletion and an addition: the old pod's GPUs are free, the new one has none."""
+    mirror.server.put(POD, pod_json(uid="u1", node="n1", allocation=make_allocation("n1", 0, 1)))
+    await mirror.until(lambda: mirror.free() == 2)
+
+    mirror.server.put(POD, pod_json(uid="u2"))
+    await mirror.until(lambda: mirror.free() == 4)
+    assert set(mirror.mirror.ledger.pods) == {"u2"}
+
+
+async def test_pod_that_loses_its_annotations_is_followed_to_the_end(mirror: Watched) -> None:
+    """A pod that was a GPU pod is not forgotten in its old state when nothing of it says so any more."""
+    mirror.server.put(POD, pod_json(uid="u1", gpus=None, node="n1", allocation=make_allocation("n1", 0)))
+    await mirror.until(lambda: mirror.free() == 3)
+
+    mirror.server.put(POD, pod_json(uid="u1", gpus=None, node="n1"))
+    await mirror.until(lambda: mirror.free() == 4)
+
+
+async def test_other_leases_of_the_namespace_are_none_of_our_business(mirror: Watched) -> None:
+    """Leader elections live there too; a Lease with a GPU's name counts even if its label is gone."""
+    mirror.server.put(paths.leases(names.SYSTEM_NAMESPACE, "atoll-controllers"), {"spec": {"holderIdentity": "x"}})
+    unlabelled = lease_json("n1", 3, holder=Holder("team", "p", "u1"))
+    del unlabelled["metadata"]["labels"]
+    mirror.server.put(paths.leases(names.SYSTEM_NAMESPACE, "gpu-n1-3"), unlabelled)
+
+    await mirror.until(lambda: mirror.free() == 3)
+    assert mirror.mirror.ledger.unreadable_leases == {}
+
+
+async def test_claims_are_found_by_namespace_and_name(mirror: Watched) -> None:
+    """A claim of the same name in another namespace is another one."""
+    mirror.server.put(paths.gpuclaims("team", "c"), claim_json("c"))
+
+    await mirror.until(lambda: mirror.mirror.claim("team", "c") is not None)
+    assert mirror.mirror.claim("other", "c") is None
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "spec", "stale"),
+    [
+        (10.0, {}, False),
+        (179.0, {}, False),
+        (181.0, {}, True),
+        (-3600.0, {}, False),
+        (100.0, {"leaseDurationSeconds": 60}, True),
+        (10.0, {"renewTime": None}, True),
+        (10.0, {"renewTime": "yesterday"}, True),
+    ],
+    ids=["fresh", "just fresh", "stale", "a clock that is ahead", "a shorter promise", "never renewed", "no time"],
+)
+async def test_heartbeat_that_was_old_at_the_start_is_old(
+    watched: Watched, age_seconds: float, spec: dict[str, Any], stale: bool
+) -> None:
+    """A restart does not make a dead agent look alive: what was not seen happening is as old as it says."""
+    watched.heartbeat(age_seconds=age_seconds, **spec)
+
+    task = await running(watched)
+    assert watched.is_stale() is stale
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_renewal_that_we_see_counts_from_now(mirror: Watched) -> None:
+    """The clock of a node may be wrong; a renewal that happens before our eyes is fresh all the same."""
+    mirror.heartbeat(age_seconds=3600)
+    await mirror.until(lambda: (Kind.HEARTBEAT, "ADDED") in mirror.told)
+    assert mirror.is_stale()
+
+    mirror.heartbeat(age_seconds=3590)
+    await mirror.until(lambda: not mirror.is_stale())
+    await mirror.clock.advance(181)
+    assert mirror.is_stale()

@@ -1,0 +1,196 @@
+"""Promises of the extender over HTTP: not ready is 503, nonsense is 400, and every decision is 200."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, cast
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from atoll.api.claims import GpuClaim
+from atoll.cluster.ledger import Ledger
+from atoll.kube.mirror import ClusterMirror
+from atoll.service.metrics import Metrics
+from extender.app import BODY_BYTES_MAX, Parts, build_app
+from extender.binder import Binder
+from extender.wire import BindCall
+from tests.builders import make_allocation, make_pod, make_report, pod_json
+from tests.fakes.clock import ManualClock
+
+
+@dataclass
+class FakeMirror:
+    """A ledger that the test fills."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    reason: str = ""
+    claims: dict[tuple[str, str], GpuClaim] = field(default_factory=dict)
+
+    def unready_reason(self) -> str:
+        return self.reason
+
+    def claim(self, namespace: str, name: str) -> GpuClaim | None:
+        return self.claims.get((namespace, name))
+
+
+@dataclass
+class FakeBinder:
+    """Answers as the test says."""
+
+    answer: str = ""
+    calls: list[BindCall] = field(default_factory=list)
+    failed: frozenset[str] = frozenset()
+
+    async def bind(self, call: BindCall) -> str:
+        self.calls.append(call)
+        return self.answer
+
+    def failed_nodes(self, _uid: str) -> frozenset[str]:
+        return self.failed
+
+
+@dataclass
+class Extender:
+    """The extender under test, and what it stands on."""
+
+    http: TestClient[Any, Any]
+    mirror: FakeMirror
+    binder: FakeBinder
+    clock: ManualClock
+
+    async def call(self, verb: str, body: object) -> Any:
+        """Post a call that must be answered."""
+        answer = await self.http.post(f"/{verb}", json=body)
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+@pytest.fixture
+async def extender() -> AsyncIterator[Extender]:
+    mirror, binder, clock = FakeMirror(), FakeBinder(), ManualClock()
+    for node in ("n1", "n2"):
+        mirror.ledger.put_report(make_report(node, "t4-4"))
+        mirror.ledger.put_heartbeat(node, clock.monotonic_seconds(), 180.0)
+    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0)
+    async with TestClient(TestServer(build_app(parts))) as http:
+        yield Extender(http, mirror, binder, clock)
+
+
+def arguments(name: str = "p", gpus: int = 1, nodes: list[str] | None = None) -> dict[str, object]:
+    """Return the arguments of filter and prioritize."""
+    return {"Pod": pod_json(name, gpus=gpus), "Nodes": None, "NodeNames": ["n1", "n2"] if nodes is None else nodes}
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize", "bind", "preempt"])
+async def test_nothing_is_decided_before_the_ledger_is_complete(extender: Extender, verb: str) -> None:
+    """Every verb answers 503 with the reason until the mirror is complete and fresh, and readiness says the same."""
+    extender.mirror.reason = "list of pod objects is not complete yet: listing"
+
+    answer = await extender.http.post(f"/{verb}", json=arguments())
+
+    assert (answer.status, extender.binder.calls) == (503, [])
+    assert "list of pod objects" in await answer.text()
+    assert (await extender.http.get("/readyz")).status == 503
+    assert (await extender.http.get("/livez")).status == 200
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize", "bind", "preempt"])
+@pytest.mark.parametrize("body", [b"", b"{", b'{"Pod":null}', b"\x00" * 100], ids=["empty", "cut", "null", "zeros"])
+async def test_nonsense_is_answered_with_400(extender: Extender, verb: str, body: bytes) -> None:
+    """A body that cannot be read is told so, and nothing happens."""
+    answer = await extender.http.post(f"/{verb}", data=body)
+
+    assert (answer.status, extender.binder.calls) == (400, [])
+
+
+async def test_body_that_is_too_large_is_answered_with_413(extender: Extender) -> None:
+    """The memory that one call can take is bounded."""
+    answer = await extender.http.post("/filter", data=BytesIO(b" " * (BODY_BYTES_MAX + 1)))
+
+    assert answer.status == 413
+
+
+async def test_unknown_path_and_method(extender: Extender) -> None:
+    """Only POST on the four verbs decides anything."""
+    assert (await extender.http.post("/else", json={})).status == 404
+    assert (await extender.http.get("/filter")).status == 405
+
+
+async def test_filter_then_prioritize_then_bind(extender: Extender) -> None:
+    """The way of one pod: names that fit, the one best node, an empty error."""
+    extender.mirror.ledger.put_pod(make_pod("x", uid="x", node="n2", allocation=make_allocation("n2", 0, 1)))
+
+    filtered = await extender.call("filter", arguments(gpus=2))
+    assert filtered["NodeNames"] == ["n1", "n2"]
+    assert await extender.call("prioritize", arguments(gpus=2)) == [{"Host": "n2", "Score": 10}]
+    bind = {"PodName": "p", "PodNamespace": "team", "PodUID": "uid-of-p", "Node": "n2"}
+    assert await extender.call("bind", bind) == {"Error": ""}
+    assert extender.binder.calls == [BindCall("p", "team", "uid-of-p", "n2")]
+
+
+async def test_failed_bind_says_why(extender: Extender) -> None:
+    """The reason travels in Error under HTTP 200: kube-scheduler throws every other body away."""
+    extender.binder.answer = "node n1: too few free GPUs"
+
+    bind = {"PodName": "p", "PodNamespace": "team", "PodUID": "u", "Node": "n1"}
+    assert await extender.call("bind", bind) == {"Error": "node n1: too few free GPUs"}
+
+
+async def test_pod_that_fits_nowhere_has_a_reason_per_node(extender: Extender) -> None:
+    """Refusals are unresolvable for kube-scheduler's preemption, which knows no islands."""
+    answer = await extender.call("filter", arguments(gpus=5))
+
+    assert answer["NodeNames"] == []
+    assert set(answer["FailedAndUnresolvableNodes"]) == {"n1", "n2"}
+    assert answer["FailedNodes"] == {}
+    page = await (await extender.http.get("/metrics")).text()
+    assert 'atoll_extender_rejections_total{reason="node has too few GPUs that match the claim"} 2.0' in page
+
+
+async def test_pods_between_filter_and_bind_do_not_meet(extender: Extender) -> None:
+    """Four pods of four GPUs on two machines: each is expected on a machine of its own, the third fits nowhere."""
+    for name, expected in (("a", "n1"), ("b", "n2")):
+        filtered = await extender.call("filter", arguments(name, gpus=4))
+        if len(filtered["NodeNames"]) > 1:
+            best = await extender.call("prioritize", {**arguments(name, gpus=4), "NodeNames": filtered["NodeNames"]})
+            assert best == [{"Host": expected, "Score": 10}]
+        else:
+            assert filtered["NodeNames"] == [expected]
+
+    assert (await extender.call("filter", arguments("c", gpus=4)))["NodeNames"] == []
+    await extender.clock.advance(10.0)
+    assert (await extender.call("filter", arguments("c", gpus=4)))["NodeNames"] == ["n1", "n2"]
+
+
+async def test_filter_anew_drops_the_expectation(extender: Extender) -> None:
+    """A pod that is filtered again may go elsewhere: what it was expected to take is free for others."""
+    await extender.call("filter", arguments("a", gpus=4, nodes=["n1"]))
+    assert (await extender.call("filter", arguments("b", gpus=4)))["NodeNames"] == ["n2"]
+    await extender.call("filter", arguments("b", gpus=4, nodes=[]))
+
+    await extender.call("filter", arguments("a", gpus=4))
+    assert (await extender.call("filter", arguments("b", gpus=4)))["NodeNames"] == ["n1", "n2"]
+
+
+async def test_prioritize_answers_for_the_state_of_its_own_moment(extender: Extender) -> None:
+    """What filter found is used only while nothing changed: GPUs that went meanwhile are not named."""
+    await extender.call("filter", arguments("a", gpus=4))
+    extender.mirror.ledger.put_pod(make_pod("x", uid="x", node="n1", allocation=make_allocation("n1", 0)))
+
+    assert await extender.call("prioritize", arguments("a", gpus=4)) == [{"Host": "n2", "Score": 10}]
+
+
+async def test_prioritize_answers_for_its_own_names(extender: Extender) -> None:
+    """Another extender may have left fewer names than filter; only those are answered for."""
+    await extender.call("filter", arguments("a"))
+
+    assert await extender.call("prioritize", arguments("a", nodes=["n2"])) == [{"Host": "n2", "Score": 10}]
+    assert await extender.call("prioritize", arguments("a", nodes=[])) == []
+
+
+async def test_preempt_without_candidates_is_an_empty_map(extender: Extender) -> None:
+    """Nothing possible is an answer, not an error."""
+    body = {"Pod": pod_json(gpus=4), "NodeNameToVictims": None, "NodeNameToMetaVictims": None}
+
+    assert await extender.call("preempt", body) == {"NodeNameToMetaVictims": {}}
