@@ -33,8 +33,8 @@ NODES = (
     NodeSpec("lovelace", profile="l40s-8"),
     NodeSpec("grace", profile="gb200-tray"),
 )
-AGENT_OPTIONS = ("--poll-seconds", "5", "--simulated-order", "shuffled")
-"""Drivers number GPUs anew at every boot; a demo on machines where index and id agree would prove less."""
+AGENT_OPTIONS = ("--poll-seconds", "5", "--simulated-order", "reversed")
+"""Drivers number GPUs anew at every boot; on machines where index and id agree, taking one for the other would pass."""
 INTERRUPTED = 130
 
 
@@ -44,13 +44,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="leave the cluster running and say how to reach it")
     parser.add_argument("--name", default="demo", help="name of the cluster (default: %(default)s)")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     return perform(options.name, keep=options.keep)
 
 
 def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) -> int:
     """Start a cluster, play the scenes on it, and return the exit status."""
     stage = Stage()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     try:
         check_machine(real_nodes=True)
         stage.scene("A real Kubernetes on this machine")
@@ -66,7 +66,7 @@ def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) 
     stage.kept(summary)
     if keep:
         for line in how_to_go_on(name, kubectl=kubectl, kubeconfig=Cluster.attach(name).kubeconfig):
-            stage.say(line)
+            stage.verbatim(line)
     return 0
 
 
@@ -120,7 +120,8 @@ def how_to_go_on(name: str, *, kubectl: Path, kubeconfig: Path) -> tuple[str, ..
     atoll = Path(sys.executable).with_name("atoll")
     return (
         "The cluster runs on. Try:",
-        f"  export KUBECONFIG={kubeconfig} PATH={kubectl.parent}:$PATH",
+        f"  export KUBECONFIG={kubeconfig}",
+        f"  export PATH={kubectl.parent}:$PATH            # a kubectl of its version",
         "  kubectl get gns                                   # the machines",
         f"  kubectl get gclaim,pods -n {NAMESPACE} -o wide            # who asked for what, and where it runs",
         f"  kubectl describe pod -n {NAMESPACE} third                 # annotations and events: which GPUs, and why",

@@ -201,9 +201,9 @@ def free_gpus(snapshot: Snapshot) -> tuple[FreeGpus, ...]:
 
 
 def waiting_reason(pod: Pod) -> str:
-    """Return what kube-scheduler says of a pod that it set aside; empty while it has not."""
+    """Return what kube-scheduler says of a pod that it set aside, without its words on preemption; else nothing."""
     conditions = (c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False")
-    return next((condition.message for condition in conditions), "")
+    return next((condition.message.partition(" preemption:")[0] for condition in conditions), "")
 
 
 def _claim(pod: Pod) -> str:

@@ -157,54 +157,62 @@ def delete_midway(play: Play) -> None:
             observer.delete_pod(name, force=force)
         for name, uid in uids.items():
             observer.wait_gone(name, uid)
-    play.stage.kept("no pod, no Lease and no lock of them is left")
+    play.stage.kept("no pod and no Lease of them is left")
 
 
-def kill_extender(play: Play) -> None:
-    """Without the extender GPU pods wait, plain pods run; with it back the GPU pods follow."""
-    stage, observer = play.stage, play.observer
-    stage.scene("The extender is killed (SIGKILL) while pods are created")
-    play.installation.kill("extender")
-    observer.create_pod("patient", claim=ONE)
-    observer.create_pod("plain", claim=None)
-    with stage.step("plain, a pod without GPUs, starts as usual"):
-        observer.wait(lambda: _phase(observer.pod("plain")) == "Running", "plain to run", process="kube-scheduler")
-    stage.quote(f"patient, who wants a GPU, waits: {_wait_refused(play, 'patient')}")
-    with stage.step("the extender is started again, patient gets its GPU"):
-        play.installation.start("extender")
-        patient = observer.wait_printed("patient")
-    play.show_pods([patient])
-
-
-def kill_controllers(play: Play) -> None:
-    """Without controllers and agent nothing is freed and nothing forgotten; with them back everything goes on."""
-    stage, observer, installation = play.stage, play.observer, play.installation
-    second = observer.pod("second")
+def kill_parts(play: Play) -> None:
+    """Whichever part is killed, nobody gets a GPU that another may still use, and with it back everything goes on."""
+    play.stage.scene("Parts are killed (SIGKILL) and started again while pods come and go")
+    second = play.observer.pod("second")
     if second is None:
         raise ExpectationFailed("pod second is gone, and nobody deleted it", process="kube-apiserver")
-    uid, parts = second.metadata.uid, ("controllers", f"agent@{second.spec.node_name}")
-    stage.scene(f"{' and '.join(parts)} are killed while a pod ends and another waits for its GPUs")
+    parts = ("controllers", f"agent@{second.spec.node_name}")
+    newcomer = _go_on_without(play, parts, second)
     for part in parts:
-        installation.kill(part)
+        play.installation.start(part, wait=False)
+    patient = _go_on_without_extender(play)
+    with play.stage.step(f"{' and '.join(parts)} are back: proof, release, wake-up, and third takes over"):
+        play.installation.wait_ready(parts)
+        third = play.observer.wait_printed("third")
+    _tell_hand_over(play, second.metadata.uid, third)
+    play.show_pods([newcomer, patient, third])
+
+
+def _go_on_without(play: Play, parts: Sequence[str], second: Pod) -> Pod:
+    """Kill the parts, end a pod while another waits for its GPUs; return a pod that was bound meanwhile."""
+    stage, observer = play.stage, play.observer
+    for part in parts:
+        play.installation.kill(part)
+    stage.say(f"{' and '.join(parts)} are killed; second is to end, third waits for its GPUs, newcomer wants another:")
     observer.create_pod("third", claim=WHOLE)
     observer.create_pod("newcomer", claim=ONE)
-    with stage.step("newcomer gets its GPU all the same: binding needs neither of them"):
+    with stage.step("newcomer gets its GPU all the same, since binding needs neither of them"):
         newcomer = observer.wait_printed("newcomer")
     with stage.step("second is deleted and gone"):
         observer.delete_pod("second")
         observer.wait(lambda: observer.pod("second") is None, "second to be gone", process="kube-apiserver")
+    held = observer.snapshot().held_by(second.metadata.uid)
     play.expect(
-        len(observer.snapshot().held_by(uid)) == len(_uuids(second)) and not _is_bound(observer.pod("third")),
-        "its GPUs still go to nobody: who could prove that it has ended is away",
+        len(held) == len(_uuids(second)) and not _is_bound(observer.pod("third")),
+        "its GPUs go to nobody: those who could prove that it has ended are away",
         process="extender",
     )
-    with stage.step("both are started again: proof, release, wake-up, and third takes over"):
-        for part in parts:
-            installation.start(part, wait=False)
-        installation.wait_ready(parts)
-        third = observer.wait_printed("third")
-    _tell_hand_over(play, uid, third)
-    play.show_pods([newcomer, third])
+    return newcomer
+
+
+def _go_on_without_extender(play: Play) -> Pod:
+    """Kill the extender and start it again; return a pod that was created in between."""
+    stage, observer = play.stage, play.observer
+    play.installation.kill("extender")
+    stage.say("the extender is killed; patient wants a GPU, plain wants none:")
+    observer.create_pod("patient", claim=ONE)
+    observer.create_pod("plain", claim=None)
+    with stage.step("plain starts as usual"):
+        observer.wait(lambda: _phase(observer.pod("plain")) == "Running", "plain to run", process="kube-scheduler")
+    stage.quote(f"patient waits, kube-scheduler: {_wait_refused(play, 'patient')}")
+    with stage.step("the extender is started again, patient gets its GPU"):
+        play.installation.start("extender")
+        return observer.wait_printed("patient")
 
 
 def check(play: Play) -> None:
@@ -232,7 +240,8 @@ def summarize(play: Play) -> str:
     reports = observer.snapshot().reports
     total = sum(report.status.device_count for report in reports if report.status is not None)
     pods = len({uid for uid, _ in observer.printed})
-    return f"{pods} pods had GPUs, {len(observer.used)} of {total} GPUs were used, every promise held: {play.stage.seconds:.0f} s"
+    used = f"{len(observer.used)} of {total} GPUs"
+    return f"every promise held: {pods} pods, {used}, {play.stage.seconds:.0f} s"
 
 
 SCENES: tuple[Scene, ...] = (
@@ -240,8 +249,7 @@ SCENES: tuple[Scene, ...] = (
     run_examples,
     contend,
     delete_midway,
-    kill_extender,
-    kill_controllers,
+    kill_parts,
     check,
 )
 

@@ -51,6 +51,10 @@ class Stage:
         """Say one sentence."""
         self._print(escape(text))
 
+    def verbatim(self, line: str) -> None:
+        """Print a line to copy: it is never broken."""
+        self._console.print(f"{' ' * _INDENT}{line}", markup=False, soft_wrap=True)
+
     def quote(self, text: str) -> None:
         """Repeat what a part of the cluster said."""
         self._print(f"[dim]{self._dash} {escape(text)}[/dim]")
@@ -95,7 +99,7 @@ class Stage:
         self._console.print(drawn[0])
 
     def _pod_table(self, rows: Sequence[PodRow]) -> Table:
-        table = _table("pod", "claim", "node", "GPUs", "islands", "its container printed", "")
+        table = _table("pod", "claim", "node", "GPUs", "islands", "CUDA_VISIBLE_DEVICES, as ids", "")
         marks = {
             Progress.WAITING: "[yellow]waits[/yellow]",
             Progress.STARTING: "[dim]starts[/dim]",
