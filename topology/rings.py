@@ -54,7 +54,7 @@ def pack_rings(capacity: Capacity, *, relay: bool) -> Packing:
     return _pack(_sorted_form(capacity), relay=relay)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def _pack(capacity: Capacity, *, relay: bool) -> Packing:
     size = len(capacity)
     if size < 2:

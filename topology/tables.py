@@ -54,8 +54,8 @@ class Table:
         self.exact = self.sets.exact and (not weights.loss or losses_exact(machine, demand))
         self.costs = np.full(1 << machine.count, np.nan)
         self._chosen = np.full(1 << machine.count, NONE, dtype=np.int32)
-        self._potential = _potential(machine, weights, demand=demand)
-        self._own = weights.pack * sizes_of(machine.count) - self._potential
+        self._potential = _potential(machine, ask.policy, demand)
+        self._pack = weights.pack
         if machine.count <= EAGER_DEVICES_MAX:
             self._fill(np.arange(1 << machine.count))
 
@@ -86,8 +86,14 @@ class Table:
             return None
         rest = self._potential[free & ~self.sets.masks[fitting]]
         best = int(np.argmin(np.round(self.sets.rank[fitting] + rest, DECIMALS)))
-        cost = np.round(self.sets.cost[fitting[best]] + rest[best] + self._own[free], DECIMALS)
+        cost = np.round(self.sets.cost[fitting[best]] + rest[best] + self._own(free), DECIMALS)
         return int(self.sets.masks[fitting[best]]), float(cost)
+
+    def _own(self, free: int | Ints) -> Floats:
+        """The part of the cost that is the same for every set of a free mask."""
+        sizes = np.bitwise_count(np.asarray(free, dtype=np.uint64)).astype(np.int64)
+        own: Floats = self._pack * sizes - self._potential[free]
+        return own
 
     def _fill(self, free_masks: Ints) -> None:
         """Compute the cells of these masks, some rows of (mask, set) at a time."""
@@ -106,12 +112,24 @@ class Table:
         some = np.flatnonzero(np.take_along_axis(fits, best[:, None], axis=1))
         served, chosen = free_masks[some], best[some]
         self._chosen[served] = chosen
-        self.costs[served] = np.round(self.sets.cost[chosen] + rest[some, chosen] + self._own[served], DECIMALS)
+        self.costs[served] = np.round(self.sets.cost[chosen] + rest[some, chosen] + self._own(served), DECIMALS)
 
 
-@lru_cache(maxsize=4096)
 def table(machine: Machine, ask: Ask, demand: Demand = PRIOR) -> Table:
     """The table of one ask on machines of this geometry; built on first use."""
+    kept = _small_table if machine.count <= EAGER_DEVICES_MAX else _large_table
+    return kept(machine, ask, demand)
+
+
+@lru_cache(maxsize=2048)
+def _small_table(machine: Machine, ask: Ask, demand: Demand) -> Table:
+    """Three kilobytes each."""
+    return Table(machine, ask, demand)
+
+
+@lru_cache(maxsize=64)
+def _large_table(machine: Machine, ask: Ask, demand: Demand) -> Table:
+    """Up to a megabyte each."""
     return Table(machine, ask, demand)
 
 
@@ -180,8 +198,10 @@ def _own_costs(machine: Machine, masks: Ints, *, weights: Weights, spread: bool)
     return cost, rank
 
 
-def _potential(machine: Machine, weights: Weights, *, demand: Demand) -> Floats:
+@lru_cache(maxsize=256)
+def _potential(machine: Machine, policy: Policy, demand: Demand) -> Floats:
     """What a free set is worth keeping, per mask: the cost of leaving `rest` is potential[rest] - potential[free]."""
+    weights = POLICIES[policy]
     if weights.crowd:
         return weights.near * pair_sums(crowding(machine))
     return weights.loss * losses(machine, demand) - weights.near * pair_sums(closeness(machine))
