@@ -225,12 +225,13 @@ def _round_trip_alone(steps: Matrix) -> tuple[float, bool]:
         return float(round_trips(steps)[-1]), True
     joined, slowest = {0}, float("inf")
     while len(joined) < len(steps):
-        step, member = max(
-            (max(steps[inside][outside] for inside in joined), -outside)
+        reach = {
+            outside: max(steps[inside][outside] for inside in joined)
             for outside in range(len(steps))
             if outside not in joined
-        )
-        slowest = min(slowest, step)
-        joined.add(-member)
+        }
+        nearest = max(reach, key=lambda outside: (reach[outside], -outside))
+        slowest = min(slowest, reach[nearest])
+        joined.add(nearest)
     alike = len({step for row, cells in enumerate(steps) for step in cells[:row]}) == 1
     return slowest, alike
