@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster
 KEEP ?= 0
+OLDEST := 1.35.4
 
 
 .PHONY: help setup tools binaries demo test test-unit test-e2e test-long lint fmt verify lock bench clean
@@ -33,8 +34,11 @@ test-unit: $(READY) ## Tests that need no cluster, on all cores
 test-e2e: $(READY) tools binaries ## Tests on the real control plane and real nodes (root on Linux)
 	$(BIN)/pytest -m "e2e and not long" -q
 
-test-long: $(READY) tools binaries ## Soaks, many seeds, the older Kubernetes version
+test-long: $(READY) tools binaries ## Soaks, many seeds, and bind, release and doors on the oldest Kubernetes
 	$(BIN)/pytest -m "long" -q
+	$(BIN)/python -m devcluster.build $(OLDEST)
+	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \
+		tests/controllers tests/e2e/test_one_pod.py tests/e2e/test_release.py tests/e2e/test_scheduler_facts.py
 
 lint: $(READY) ## Style, types and import contracts
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

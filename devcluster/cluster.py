@@ -65,7 +65,7 @@ class Cluster:
         name: str,
         *,
         nodes: Sequence[NodeSpec] = (),
-        kubernetes: str = DEFAULT_KUBERNETES,
+        kubernetes: str | None = None,
         scheduler: bool = True,
         scheduler_config: Path | None = None,
         scheduler_kubeconfig: str | Path | None = None,
@@ -75,8 +75,10 @@ class Cluster:
         """Start a cluster and wait until its nodes are Ready.
 
         It ends with this process, however that ends, unless it is persistent. scheduler=False leaves kube-scheduler for
-        a later start_scheduler. Raises DevclusterError: what cannot run here, be built, or come up.
+        a later start_scheduler. Without a version of Kubernetes the one in ATOLL_KUBERNETES is taken, else the
+        default. Raises DevclusterError: what cannot run here, be built, or come up.
         """
+        kubernetes = kubernetes or os.environ.get("ATOLL_KUBERNETES") or DEFAULT_KUBERNETES
         check_machine(real_nodes=bool(nodes))
         state.check_name(name, what="cluster")
         state.sweep()

@@ -131,8 +131,7 @@ def site() -> Iterator[Site]:
     """One cluster for the whole module."""
     from devcluster import Cluster
 
-    kubernetes = {"kubernetes": version} if (version := os.environ.get("ATOLL_KUBERNETES")) else {}
-    with Cluster.start(f"webhook-{os.getpid()}", nodes=[], scheduler=False, **kubernetes) as cluster:
+    with Cluster.start(f"webhook-{os.getpid()}", nodes=[], scheduler=False) as cluster:
         made = Site(cluster)
         made.install()
         made.wait_until_served()
