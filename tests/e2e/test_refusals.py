@@ -141,7 +141,7 @@ def test_a_dry_run_takes_nothing(world: World) -> None:
 
 
 def test_claim_and_pod_stand_in_one_file(world: World) -> None:
-    """Claim first: one `kubectl apply`. Pod first: the refusal says what is missing, and the same command works then."""
+    """Claim first: one `kubectl apply` does. Pod first: the refusal says so; the same command then works."""
     claim, pod = json.dumps(claim_body("one")), json.dumps(world.pod_body("first", "one"))
     late_claim, late_pod = json.dumps(claim_body("late")), json.dumps(world.pod_body("second", "late"))
 
