@@ -22,6 +22,12 @@ Set = tuple[int, ...]
 Arcs = tuple[tuple[int, int], ...]
 
 
+def forget() -> None:
+    """Drop all answers that are kept between calls."""
+    for kept in (ring_gbps, link_rings, loss, relative_quality, _one_island, _full_sets, _near):
+        kept.cache_clear()
+
+
 def links_between(machine: Machine, first: int, second: int) -> int:
     """Direct links that a cell counts."""
     digits = machine.links[first][second].removeprefix("NV").removeprefix("XGMI")

@@ -91,6 +91,31 @@ def test_quality_of_known_machines_agrees_with_brute_force(name: str) -> None:
             assert pytest.approx(oracle) == qualities(subject).ring_gbps[mask_of(members)], members
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", EIGHTS)
+def test_tables_agree_with_brute_force_on_every_free_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every free mask, count and policy of every known machine of eight: set and cost are the brute-force optimum.
+
+    Ring bandwidths, which the tests above compare, come from the table here: by brute force they would take days.
+    """
+    subject = profile(name).machine
+    table = qualities(subject)
+
+    def ring_gbps(_: Machine, members: tuple[int, ...]) -> float:
+        return float(table.ring_gbps[mask_of(members)]) if len(members) > 1 else 0.0
+
+    def link_rings(_: Machine, members: tuple[int, ...]) -> float:
+        return float("inf") if table.linked[mask_of(members)] else 0.0
+
+    reference.forget()
+    monkeypatch.setattr(reference, "ring_gbps", ring_gbps)
+    monkeypatch.setattr(reference, "link_rings", link_rings)
+    for free, policy, count in itertools.product(range(subject.full + 1), Policy, range(1, subject.count + 1)):
+        assert_same(subject, free, Ask(count, policy))
+    monkeypatch.undo()
+    reference.forget()
+
+
 @settings(deadline=None, max_examples=100)
 @given(subject=machines(devices_max=6))
 def test_islands_and_losses_agree_with_brute_force(subject: Machine) -> None:
