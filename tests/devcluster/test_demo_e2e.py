@@ -1,0 +1,101 @@
+"""The demo as a newcomer runs it: to its end, with a promise broken, and interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from devcluster import state
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="real nodes need root on Linux"),
+]
+
+ROOT = Path(__file__).parents[2]
+
+BREAK_A_PROMISE = """
+import sys
+from devcluster.demo.__main__ import perform
+from devcluster.demo.scenes import check, run_examples
+
+def take_a_lease_away(play):
+    play.installation.kill("controllers")  # they would write it again
+    uid = play.observer.pod("pair").metadata.uid
+    lease = play.observer.snapshot().held_by(uid)[0].lease_name
+    user = "system:serviceaccount:atoll-system:atoll-controllers"  # not even an administrator may
+    play.observer.cluster.kubectl("delete", "lease", "-n", "atoll-system", lease, f"--as={user}", check=True)
+
+sys.exit(perform(sys.argv[1], scenes=(run_examples, take_a_lease_away, check)))
+"""
+
+
+@pytest.fixture
+def name() -> str:
+    """A cluster name that no other run uses."""
+    return f"demo-{uuid4().hex[:6]}"
+
+
+def test_the_demo_shows_that_every_promise_holds(name: str) -> None:
+    """It ends with status 0 and one line that says so, and leaves nothing behind."""
+    done = subprocess.run(
+        [sys.executable, "-m", "devcluster.demo", "--name", name], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(
+        r"  \S+ every promise held: \d+ pods, \d+ of 28 GPUs, \d+ s", done.stdout.rstrip().splitlines()[-1]
+    )
+    for part in (
+        "volta",
+        "numa-0 {0 1 2 3}",
+        "per-container/trainer",
+        "Atoll woke it",
+        "third",
+        "Lease of them is left",
+    ):
+        assert part in done.stdout
+    assert not state.cluster_folder(name).exists()
+
+
+def test_a_broken_promise_fails_the_demo(name: str, tmp_path: Path) -> None:
+    """A GPU in use whose Lease is gone is found, told with the log to read, and the status is not 0."""
+    done = subprocess.run(
+        [sys.executable, "-c", BREAK_A_PROMISE, name],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "a bound pod's GPU has no Lease: pod demo/pair" in said
+    assert "every promise held" not in said
+    log = re.search(r"read (\S+\.log)", said)
+    assert log is not None
+    assert Path(log.group(1)).is_relative_to(tmp_path)
+    assert Path(log.group(1)).exists()
+    assert not state.cluster_folder(name).exists()
+
+
+def test_interrupting_the_demo_leaves_nothing_behind(name: str) -> None:
+    """Ctrl-C ends the cluster and says so."""
+    command = [sys.executable, "-m", "devcluster.demo", "--name", name]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        seen = next((line for line in process.stdout if "control plane" in line), "")
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert seen, "the demo ended before its cluster was up"
+    assert process.returncode == 130
+    assert "nothing is left running" in rest
+    assert not state.cluster_folder(name).exists()
