@@ -60,7 +60,7 @@ def read_topology(text: str) -> TopologyText:
     """Read the matrix. Raises TopologyTextError when there is no GPU row, or more GPUs than a machine can have."""
     lines = _TERMINAL_CODE.sub("", text[:TEXT_MAX]).splitlines()
     columns = _columns(lines)
-    rows = [row for line in lines if (row := _row(line, columns)) is not None]
+    rows = _first_of_each([row for line in lines if (row := _row(line, columns)) is not None])
     if not rows:
         raise TopologyTextError("no row begins with a GPU", excerpt=text[:40])
     if len(rows) > DEVICES_MAX:
@@ -136,6 +136,14 @@ def _row(line: str, columns: list[str]) -> _Row | None:
         return None
     cells, trailer = _cells(match.group(2), expected=len(columns))
     return _Row(label=f"GPU{match.group(1)}", cells=cells, trailer=trailer) if SELF in cells else None
+
+
+def _first_of_each(rows: list[_Row]) -> list[_Row]:
+    """Rows up to where labels repeat: a file may hold several matrices, and the first is read."""
+    by_label: dict[str, _Row] = {}
+    for row in rows:
+        by_label.setdefault(row.label, row)
+    return list(by_label.values())
 
 
 def _cells(text: str, *, expected: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
