@@ -77,7 +77,7 @@ def fill(nodes: int) -> Ledger:
     for number in range(nodes):
         name = node_name(number)
         known = profile(PROFILES[number % len(PROFILES)])
-        ledger.put_report(_report(name, known))
+        ledger.put_report(report(name, known))
         ledger.put_heartbeat(name, time.monotonic(), 86_400.0)
         load = rng.choice((0.0, 0.5, 0.5, 1.0))
         used = tuple(device for device in range(8) if rng.random() < load)
@@ -86,7 +86,8 @@ def fill(nodes: int) -> Ledger:
     return ledger
 
 
-def _report(name: str, known: Profile) -> GpuNodeStatus:
+def report(name: str, known: Profile) -> GpuNodeStatus:
+    """Return the report of a machine of a known shape."""
     devices = [
         {
             "id": i,

@@ -8,7 +8,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import orjson
 from aiohttp import web
 
 from atoll.kube import paths

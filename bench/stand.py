@@ -1,0 +1,227 @@
+"""A control plane, fake nodes, and either Atoll or the no-op extender behind one and the same kube-scheduler.
+
+In: how many nodes. Out: pods created, bound and deleted on demand, and what each process used for it. Everything in
+deploy/ is applied unchanged, policies and webhook included; only what agents would write (GpuNodeStatus and heartbeat)
+is written here, once.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from atoll.api import names
+from atoll.kube import paths
+from atoll.kube.microtime import format_microtime
+from atoll.kube.patches import MERGE_PATCH, delete_options
+from atoll.service.clock import SystemClock
+from bench.extender_calls import PROFILES, report
+from bench.figures import cpu_seconds
+from bench.journal import Journal
+from devcluster import Cluster
+from devcluster.api import Request
+from devcluster.errors import ApiError
+from devcluster.installation import EXTENDER_PORT, Installation, Part
+from topology.profiles import profile
+
+NAMESPACE = "bench"
+GPUS = 8
+UPSTREAM_PORT = EXTENDER_PORT + 1
+DAY_SECONDS = 24 * 3600
+WAIT_SECONDS = 90.0
+GRACE_SECONDS = 1
+CLAIMS = {1: "one-gpu", GPUS: "whole-machine"}
+CONTENDERS = {
+    "atoll": ("controllers", "extender"),
+    "timed": ("controllers", "extender", "proxy"),
+    "noop": ("noop",),
+}
+"""Which processes run beside the control plane and the webhook, by who answers kube-scheduler."""
+WATCHED = ("kube-scheduler", "kube-apiserver", "etcd", "extender", "noop", "controllers", "webhook")
+
+
+class Stand:
+    """One cluster; `use` says who answers kube-scheduler."""
+
+    def __init__(self, cluster: Cluster, journal: Journal) -> None:
+        self.cluster = cluster
+        self.journal = journal
+        self.installation = Installation(cluster)
+        self.calls_log = cluster.shared_dir / "calls"
+        self._created = 0
+        self._contender = ""
+        parts = self.installation.parts
+        self._direct = parts["extender"]
+        self._upstream = replace(self._direct, arguments=("--port", str(UPSTREAM_PORT)), health_port=UPSTREAM_PORT)
+        parts["noop"] = Part("noop", "bench.noop_extender", self._direct.account, (), EXTENDER_PORT)
+        parts["proxy"] = Part("proxy", "bench.timing_proxy", self._direct.account, (), EXTENDER_PORT)
+
+    def set_up(self, nodes: int) -> None:
+        """Install Atoll beside fake nodes; every part runs afterwards."""
+        self.cluster.start_kwok()
+        self.cluster.create_fake_nodes(nodes, labels={}, allocatable={names.GPU_RESOURCE: str(GPUS)})
+        self.installation.apply_manifests()
+        self._write_reports()
+        self.installation.start("webhook", wait=False)
+        self.use("atoll")
+        self.installation.start_scheduler()
+        self.installation.wait_ready(["webhook"])
+        for count, claim in CLAIMS.items():
+            spec = {"devices": {"count": count}}
+            body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": claim}, "spec": spec}
+            self.cluster.api.request("POST", paths.gpuclaims(NAMESPACE), body)
+
+    def use(self, contender: str) -> None:
+        """Let `atoll` answer, or the same `timed` by a proxy that notes every call, or `noop`.
+
+        With `noop` no process of Atoll that watches pods runs.
+        """
+        wanted = CONTENDERS[contender]
+        if contender == self._contender:
+            return
+        self._end(*(name for name in ("proxy", "noop", "extender", "controllers") if name not in wanted))
+        if "extender" in wanted:
+            self._end("extender")
+            self.installation.parts["extender"] = self._upstream if contender == "timed" else self._direct
+        for name in wanted:
+            if not self._runs(name):
+                self._start(name)
+        self.installation.wait_ready(wanted)
+        self._contender = contender
+
+    @property
+    def has_leases(self) -> bool:
+        """Tell whether pods hold Leases."""
+        return self._contender != "noop"
+
+    def create(self, count: int, *, gpus: int = 1) -> list[str]:
+        """Create pods and return their names."""
+        first, self._created = self._created, self._created + count
+        created = [f"pod-{number}" for number in range(first, self._created)]
+        self.cluster.api.request_all(
+            Request("POST", paths.pods(NAMESPACE), _pod(name, CLAIMS[gpus])) for name in created
+        )
+        return created
+
+    def wait_bound(self, pods: Sequence[str]) -> None:
+        """Raises TooSlow."""
+        bound = self.journal.bound_at
+        self.journal.wait(lambda: all(pod in bound for pod in pods), f"the binding of {len(pods)} pods", WAIT_SECONDS)
+
+    def delete(self, pods: Sequence[str]) -> None:
+        """Ask for the graceful end of pods."""
+        options = delete_options(grace_period_seconds=GRACE_SECONDS)
+        self.cluster.api.request_all(Request("DELETE", paths.pods(NAMESPACE, pod), options) for pod in pods)
+
+    def clear(self) -> None:
+        """Delete all pods; return when they and their Leases are gone. Raises TooSlow."""
+        options = delete_options(grace_period_seconds=GRACE_SECONDS)
+        self.cluster.api.request("DELETE", paths.pods(NAMESPACE), options)
+        journal = self.journal
+        journal.wait(lambda: not journal.present and not journal.leases, "an empty cluster", WAIT_SECONDS)
+
+    @contextmanager
+    def paused(self, *processes: str) -> Iterator[None]:
+        """Stop processes inside the block; they go on where they were."""
+        for name in processes:
+            self.cluster.signal(name, "STOP")
+        try:
+            yield
+        finally:
+            for name in processes:
+                self.cluster.signal(name, "CONT")
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return what each running process has used so far."""
+        running = {name: status.pid for name, status in self._processes().items() if name in WATCHED}
+        stats = self.cluster.run("cat", *(f"/proc/{pid}/stat" for pid in running.values())).stdout.splitlines()
+        ticks = os.sysconf("SC_CLK_TCK")
+        return {name: cpu_seconds(stat, ticks_per_second=ticks) for name, stat in zip(running, stats, strict=True)}
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the resident memory of each running process."""
+        return {name: status.rss_bytes for name, status in self._processes().items()}
+
+    def _processes(self) -> dict[str, Any]:
+        return {name: status for name, status in self.cluster.processes().items() if status.running}
+
+    def _runs(self, name: str) -> bool:
+        return name in self._processes()
+
+    def _start(self, name: str) -> None:
+        if name != "proxy":
+            self.installation.start(name, wait=False)
+            return
+        upstream = f"http://127.0.0.1:{UPSTREAM_PORT}"
+        command = ["-m", "bench.timing_proxy", "--upstream", upstream, "--log", str(self.calls_log)]
+        self.cluster.spawn(name, [sys.executable, *command])
+
+    def _end(self, *processes: str) -> None:
+        for name in processes:
+            if self._runs(name):
+                self.cluster.signal(name, "TERM")
+                self.cluster.wait_exit(name)
+
+    def _write_reports(self) -> None:
+        nodes = [
+            (number, node["metadata"]["name"], node["metadata"]["uid"])
+            for number, node in enumerate(self.cluster.api.get(paths.nodes())["items"])
+        ]
+        now = format_microtime(SystemClock().now())
+        reports = {
+            name: report(name, profile(PROFILES[number % len(PROFILES)])).model_dump(
+                mode="json", by_alias=True, exclude_defaults=True
+            )
+            for number, name, _ in nodes
+        }
+        api = self.cluster.api
+        kind = {"apiVersion": names.API_VERSION, "kind": "GpuNodeStatus"}
+        api.request_all(
+            Request("POST", paths.gpunodestatuses(), {**kind, "metadata": {"name": name}}) for name in reports
+        )
+        api.request_all(
+            Request(
+                "PATCH",
+                paths.gpunodestatuses(name, "status"),
+                {"status": {**reports[name]["status"], "nodeUid": uid}},
+                MERGE_PATCH,
+            )
+            for _, name, uid in nodes
+        )
+        api.request_all(
+            Request("POST", paths.leases(names.HEARTBEAT_NAMESPACE), _heartbeat(name, now)) for name in reports
+        )
+
+
+def make_namespace(cluster: Cluster) -> None:
+    """Make the namespace of the benchmark's pods, with its account."""
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    cluster.api.request("POST", paths.namespaces(), body)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    try:
+        cluster.api.request("POST", paths.core("serviceaccounts", namespace=NAMESPACE), account)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+
+
+def _pod(name: str, claim: str) -> dict[str, Any]:
+    container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": {names.CLAIM: claim}},
+        "spec": {"containers": [container]},
+    }
+
+
+def _heartbeat(node: str, now: str) -> dict[str, Any]:
+    spec = {"holderIdentity": node, "leaseDurationSeconds": DAY_SECONDS, "acquireTime": now, "renewTime": now}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": node, "namespace": names.HEARTBEAT_NAMESPACE},
+        "spec": spec,
+    }
