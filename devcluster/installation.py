@@ -111,6 +111,11 @@ class Installation:
         if wait:
             self.wait_ready([name])
 
+    def stop(self, name: str) -> None:
+        """End a part with SIGTERM, as Kubernetes does first: it finishes what it holds and gives leadership back."""
+        self.cluster.signal(name, "TERM")
+        self.cluster.wait_exit(name)
+
     def kill(self, name: str) -> None:
         """End a part with SIGKILL, as the kernel would when memory runs out."""
         self.cluster.signal(name, "KILL")

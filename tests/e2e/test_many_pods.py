@@ -93,8 +93,7 @@ def test_freed_gpus_wake_exactly_the_pods_that_fit(world: World) -> None:
         world.pod(name, claim)
         world.wait_rejected(name)
 
-    world.cluster.signal("controllers", "TERM")
-    world.cluster.wait_exit("controllers")
+    world.installation.stop("controllers")
     try:
         world.delete("hopper")
         for name in candidates:  # kube-scheduler's own retry: it sees room, the extender sees Leases

@@ -28,14 +28,14 @@ spec:
 
 @pytest.fixture
 def without_atoll(world: World) -> Iterator[World]:
-    """The world with a GPU pod `train` running and every part of Atoll killed; afterwards all parts run again."""
+    """The world with a GPU pod `train` running and every part of Atoll stopped; afterwards all parts run again."""
     world.claim("pair", 2)
     world.pod("train", "pair")
     world.wait_running("train")
     world.seen("train")
     parts = world.installation.parts
     for name in parts:
-        world.installation.kill(name)
+        world.installation.stop(name)
     yield world
     for name in parts:
         world.installation.start(name, wait=False)
