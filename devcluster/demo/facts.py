@@ -71,7 +71,10 @@ class Progress(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """One container that was promised GPUs, or one pod that has none yet. `saw` is None until the container printed."""
+    """One container that was promised GPUs, or one pod that has none yet.
+
+    `promised` and `saw` are device ids, `saw` None until the container printed; `indices` is its output in numbers.
+    """
 
     pod: str
     claim: str
@@ -80,6 +83,7 @@ class PodRow:
     islands: tuple[str, ...]
     saw: tuple[str, ...] | None
     progress: Progress
+    indices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,8 @@ def _container_row(
     told = told_containers(pod)
     uuids = told[container]
     promised = tuple(str(ids.get(uuid, UNKNOWN_DEVICE)) for uuid in uuids)
-    saw = None if printed is None else device_ids(printed.cuda or (), devices)
+    cuda = (printed.cuda or ()) if printed is not None else ()
+    saw = None if printed is None else device_ids(cuda, devices)
     progress = Progress.STARTING if saw is None else Progress.KEPT if saw == promised else Progress.BROKEN
     return PodRow(
         pod=pod.metadata.name if len(told) == 1 else f"{pod.metadata.name}/{container}",
@@ -178,6 +183,7 @@ def _container_row(
         islands=tuple(dict.fromkeys(device.island for device in devices if device.uuid in uuids)),
         saw=saw,
         progress=progress,
+        indices=tuple(entry for entry in cuda if entry.isdigit()),
     )
 
 

@@ -231,7 +231,11 @@ def check(play: Play) -> None:
     locks = len(list(observer.cluster.shared_dir.glob("GPU-*")))
     stage.kept(f"every one of {len(snapshot.records)} Leases has a live holder, every held GPU has its Lease")
     stage.kept(f"every one of {len(observer.printed)} containers saw exactly the GPUs that its pod was given")
-    play.expect(not contention.exists(), f"{locks} GPUs were locked, none by two containers", process="controllers")
+    play.expect(
+        not contention.exists(),
+        f"{locks} GPUs were locked by the pods of this play, none by two at a time",
+        process="controllers",
+    )
 
 
 def summarize(play: Play) -> str:

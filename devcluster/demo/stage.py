@@ -108,6 +108,8 @@ class Stage:
         }
         for row in rows:
             saw = "" if row.saw is None else ",".join(row.saw) or "none"
+            if row.indices:
+                saw += f" (index {','.join(row.indices)})"
             cells = (row.pod, row.claim, row.node, ",".join(row.promised), ", ".join(row.islands), saw)
             table.add_row(*map(escape, cells), marks[row.progress])
         return table

@@ -121,8 +121,10 @@ def test_a_row_compares_promise_and_sight(
 ) -> None:
     """Only exactly the promised GPUs earn the mark."""
     printed = {} if cuda is None else {("uid-train", "main"): Printed("uid-train", "main", cuda)}
-    rows = facts.pod_rows([pod(given={"main": "1,2"})], [report()], printed)
-    assert rows == (PodRow("train", "pair", NODE, ("1", "2"), ("numa-0", "numa-1"), saw, progress),)
+    (row,) = facts.pod_rows([pod(given={"main": "1,2"})], [report()], printed)
+    assert (row.pod, row.claim, row.node, row.promised) == ("train", "pair", NODE, ("1", "2"))
+    assert row.islands == ("numa-0", "numa-1")
+    assert (row.saw, row.progress) == (saw, progress)
 
 
 def test_containers_with_parts_have_rows_of_their_own() -> None:
@@ -232,13 +234,15 @@ def test_without_a_terminal_everything_is_plain_lines(encoding: str, mark: str) 
         pass
     with stage.pods() as draw:
         draw([PodRow("train", "pair", NODE, ("0",), ("numa-0",), None, Progress.STARTING)])
-        draw([PodRow("train", "pair", NODE, ("0",), ("numa-0",), ("0",), Progress.KEPT)])
+        draw([PodRow("train", "pair", NODE, ("0",), ("numa-0",), ("0",), Progress.KEPT, indices=("3",))])
     stage.verbatim("export KUBECONFIG=/" + "x" * 300)
     lines = [line.rstrip() for line in buffer.getvalue().decode(encoding).splitlines()]
 
     assert "\x1b" not in "".join(lines)
     assert lines[0].startswith(f"  {mark} a step [of two] ")
-    assert [line.split() for line in lines if "train" in line] == [["train", "pair", NODE, "0", "numa-0", "0", mark]]
+    row = next(line.split() for line in lines if "train" in line)
+    assert row == ["train", "pair", NODE, "0", "numa-0", "0", "(index", "3)", mark]
+    assert sum("train" in line for line in lines) == 1
     assert lines[-1] == "  export KUBECONFIG=/" + "x" * 300
 
 
