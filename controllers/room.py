@@ -60,8 +60,11 @@ class RoomChanges:
         return bool(after & ~before)
 
     def _node_opened(self, change: Change[Any]) -> bool:
-        if change.kind is not ChangeKind.MODIFIED:
-            return change.kind is ChangeKind.ADDED
+        if change.kind is ChangeKind.ADDED:
+            self._devices_came(change)  # none, where the report is still that of another Node of this name
+            return True
+        if change.kind is ChangeKind.DELETED:
+            return False
         old, new = change.old, change.object
         return not isinstance(old, Node) or (old.spec, old.metadata.labels) != (new.spec, new.metadata.labels)
 

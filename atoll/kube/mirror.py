@@ -63,7 +63,7 @@ class ClusterMirror:
             return Reflector(client, path, decode, on_event=on_event, clock=clock)
 
         self.pods: Reflector[Pod] = watch(paths.pods(), decode_pod, self._take_pod, Kind.POD)
-        self.nodes: Reflector[Node] = watch(paths.nodes(), decode_node, _ignore, Kind.NODE)
+        self.nodes: Reflector[Node] = watch(paths.nodes(), decode_node, self._take_node, Kind.NODE)
         self.leases: Reflector[Lease] = watch(
             paths.leases(names.SYSTEM_NAMESPACE), decode_lease, self._take_lease, Kind.LEASE
         )
@@ -154,14 +154,28 @@ class ClusterMirror:
         except (ValueError, OverflowError):
             return math.inf
 
+    def _take_node(self, change: Change[Node]) -> None:
+        if change.kind is ChangeKind.ADDED and self._is_of_another_node(change.object.metadata.name):
+            self.ledger.drop_report(change.object.metadata.name)
+
     def _take_report(self, change: Change[GpuNodeStatus]) -> None:
         name = change.object.metadata.name
         if change.kind is ChangeKind.DELETED:
             self.reports.pop(name, None)
             self.ledger.drop_report(name)
+            return
+        self.reports[name] = change.object
+        if self._is_of_another_node(name):
+            self.ledger.drop_report(name)
         else:
-            self.reports[name] = change.object
             self.ledger.put_report(change.object)
+
+    def _is_of_another_node(self, name: str) -> bool:
+        """Tell whether the report was written under a Node of this name that has been replaced since."""
+        node, report = self.nodes.store.get(("", name)), self.reports.get(name)
+        if node is None or report is None or report.status is None or not report.status.node_uid:
+            return False
+        return report.status.node_uid != node.metadata.uid
 
 
 def _ignore(_change: Change[Any]) -> None:

@@ -157,6 +157,20 @@ async def test_other_leases_of_the_namespace_are_none_of_our_business(mirror: Wa
     assert mirror.mirror.ledger.unreadable_leases == {}
 
 
+async def test_report_of_a_replaced_node_offers_nothing(mirror: Watched) -> None:
+    """A machine registered anew under a name has none of its predecessor's GPUs, until its own agent reports."""
+    mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1"}})
+    await mirror.until(lambda: (Kind.NODE, "ADDED") in mirror.told)
+    assert mirror.free() == 4
+
+    mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "another"}})
+    await mirror.until(lambda: "n1" not in mirror.mirror.ledger.nodes)
+    mirror.server.put(REPORT, report_json("n1", "l40s-8", node_uid="uid-of-n1"))
+    mirror.server.put(REPORT, report_json("n1", "l40s-8", node_uid="another"))
+    await mirror.until(lambda: mirror.free() == 8)
+    assert mirror.mirror.reports["n1"].status is not None
+
+
 async def test_claims_are_found_by_namespace_and_name(mirror: Watched) -> None:
     """A claim of the same name in another namespace is another one."""
     mirror.server.put(paths.gpuclaims("team", "c"), claim_json("c"))

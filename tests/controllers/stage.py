@@ -111,7 +111,8 @@ class Stage:
     ) -> None:
         """Publish one complete reading that has seen every change of pods so far."""
         position = self.do("GET", "/api/v1/pods?limit=1")["metadata"]["resourceVersion"]
-        status = report_json(node, profile)["status"]
+        registered = self.get(f"/api/v1/nodes/{node}")
+        status = report_json(node, profile, node_uid=registered["metadata"]["uid"] if registered else None)["status"]
         status["pods"] = [{"uid": uid, "live": uid in live, "kubelet": uid in listed} for uid in {*live, *listed}]
         status["evidence"] = {
             "sequence": next(self.sequences),

@@ -173,7 +173,7 @@ async def troupe(
     clock = HurriedClock()
     async with Server().running() as server:
         server.put(f"{REPORTS}/n1", strip_version(report_json("n1")))
-        server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1"}})
+        server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1", "uid": "uid-of-n1"}})
         beat = {"holderIdentity": "n1", "leaseDurationSeconds": 36_000, "renewTime": format_microtime(clock.now())}
         server.put(f"{HEARTBEATS}/n1", {"metadata": {"name": "n1"}, "spec": beat})
         furnish(server)
