@@ -176,6 +176,14 @@ class Stage:
         for lease in held:
             await self.api.delete(paths.leases(names.SYSTEM_NAMESPACE, lease.metadata.name))
 
+    async def sweep(self, pods: list[Pod]) -> None:
+        """Delete the Leases that no annotation of these pods names, as controllers do when no bind is under way."""
+        allocations = [await self.allocation(pod) for pod in pods]
+        used = {uuid for allocation in allocations if allocation is not None for uuid in allocation.uuids}
+        for uuid, lease in (await self.leases()).items():
+            if uuid not in used:
+                await self.api.delete(paths.leases(names.SYSTEM_NAMESPACE, lease.metadata.name))
+
     async def check_no_double_use(self) -> int:
         """Assert that no uuid stands in two live pods; return how many devices are in use."""
         listing = await self.api.list(paths.pods(NAMESPACE), decode_pod)

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from atoll.api.claims import GpuClaim
 from atoll.cluster.ledger import Ledger
-from atoll.kube.mirror import ClusterMirror
+from atoll.kube.mirror import ClusterMirror, Listener
 from atoll.service.metrics import Metrics
 from extender.app import BODY_BYTES_MAX, Parts, build_app
 from extender.binder import Binder
@@ -26,6 +26,10 @@ class FakeMirror:
     ledger: Ledger = field(default_factory=Ledger)
     reason: str = ""
     claims: dict[tuple[str, str], GpuClaim] = field(default_factory=dict)
+    listeners: list[Listener] = field(default_factory=list)
+
+    def on_change(self, listener: Listener) -> None:
+        self.listeners.append(listener)
 
     def unready_reason(self) -> str:
         return self.reason
