@@ -3,10 +3,12 @@
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from atoll.api import names
+from devcluster.installation import Installation
 from tests.e2e.world import HOLD, STAY, World
 
 pytestmark = pytest.mark.e2e
@@ -25,6 +27,16 @@ def claim_body(name: str, *, spec: Body | None = None, **devices: Any) -> Body:
     }
 
 
+@pytest.fixture(scope="module")
+def counter(installation: Installation) -> Iterator[World]:
+    """One namespace for all requests that must leave nothing behind, with a claim `one` and a gang's claim `member`."""
+    world = World.enter(installation, f"counter-{uuid4().hex[:8]}")
+    world.claim("one", 1)
+    world.kubectl("create", "-f", "-", text=json.dumps(claim_body("member", spec={"gangRef": "train"})))
+    yield world
+    world.leave()
+
+
 @pytest.mark.parametrize(
     ("claim", "answer"),
     [
@@ -36,9 +48,9 @@ def claim_body(name: str, *, spec: Body | None = None, **devices: Any) -> Body:
         pytest.param(claim_body("c", cuont=1), 'unknown field "spec.devices.cuont"', id="misspelled-field"),
     ],
 )
-def test_a_claim_that_makes_no_sense_is_never_stored(world: World, claim: Body, answer: str) -> None:
+def test_a_claim_that_makes_no_sense_is_never_stored(counter: World, claim: Body, answer: str) -> None:
     """The API server itself refuses it, and says which value and why."""
-    done = world.kubectl("create", "-f", "-", text=json.dumps(claim))
+    done = counter.kubectl("create", "-f", "-", text=json.dumps(claim))
 
     assert done.returncode != 0
     assert answer in done.stderr
@@ -98,16 +110,13 @@ def with_asking_init_container(world: World) -> Body:
         ),
     ],
 )
-def test_a_pod_that_cannot_be_served_is_refused_at_once(world: World, make_pod: MakePod, answer: str) -> None:
+def test_a_pod_that_cannot_be_served_is_refused_at_once(counter: World, make_pod: MakePod, answer: str) -> None:
     """The user is told what to change, and no trace of the pod is left."""
-    world.claim("one", 1)
-    world.kubectl("create", "-f", "-", text=json.dumps(claim_body("member", spec={"gangRef": "train"})))
-
-    done = world.kubectl("create", "-f", "-", text=json.dumps(make_pod(world)))
+    done = counter.kubectl("create", "-f", "-", text=json.dumps(make_pod(counter)))
 
     assert done.returncode != 0
     assert answer in done.stderr
-    assert world.pods() == []
+    assert counter.pods() == []
 
 
 def test_forged_annotations_are_taken_off_with_a_warning(world: World) -> None:

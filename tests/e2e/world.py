@@ -24,7 +24,7 @@ from devcluster.errors import ApiError
 from devcluster.installation import Installation
 
 WAIT_SECONDS = 90.0
-PAUSE_SECONDS = 0.1
+PAUSE_SECONDS = 0.2
 CONTENTION = "contention"
 
 TELL = 'echo "CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER=$CUDA_DEVICE_ORDER"'

@@ -1,0 +1,22 @@
+"""The instruments of the other tests, shown to notice what they are there for."""
+
+import pytest
+
+from tests.e2e.world import CONTENTION, World
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_locks_tell_of_a_gpu_that_two_containers_hold(world: World) -> None:
+    """Two containers on two nodes that believe in the same uuid leave the file that fails every other test."""
+    contention = world.locks / CONTENTION
+    for node in ("volta", "hopper"):
+        body = world.pod_body(f"believer-{node}", None, nodeName=node)
+        body["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-of-both"}]
+        world.create(body)
+
+    world.wait(contention.exists, "the locks to notice")
+    text = contention.read_text()
+    contention.unlink()  # by then the file has done its work, and other tests would fail of it
+
+    assert text.startswith("GPU-of-both wanted by believer-")
