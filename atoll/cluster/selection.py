@@ -7,7 +7,7 @@ Everything but the name is decided per cell, see atoll.cluster.machines, and kep
 
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
@@ -17,8 +17,8 @@ from atoll.cluster.machines import Card, Cell, NodeDevices, Shape, cell_of
 from atoll.cluster.requests import Rejection, Request
 from topology.choice import Choice, Refusal, choose, would_ever_fit
 
-REQUESTS_MAX = 512
-ANSWERS_MAX = 16_384
+REQUESTS_MAX = 64
+ANSWERS_MAX = 8192
 MASKS_MAX = 8192
 
 
@@ -73,10 +73,9 @@ class Answers:
         self.reasons: dict[Cell, str] = {}
 
     @staticmethod
-    @lru_cache(maxsize=REQUESTS_MAX)
     def of(request: Request) -> "Answers":
-        """Return the answers to a request; they are kept between calls."""
-        return Answers(request)
+        """Return the answers to a request; they are kept, and shared by all claims that ask for the same."""
+        return _kept_answers(replace(request, claim="", visible_devices=None, container_counts=()))
 
     def learn(self, cells: set[Cell]) -> None:
         """Have an answer for each of these cells."""
@@ -97,6 +96,11 @@ class Answers:
         offered = (row for row in self._ranked if row[2] in cells)
         _, equals = next(groupby(offered, key=itemgetter(0)), (None, ()))
         return {cell for _, _, cell in equals}
+
+
+@lru_cache(maxsize=REQUESTS_MAX)
+def _kept_answers(request: Request) -> Answers:
+    return Answers(request)
 
 
 def offer(cell: Cell, request: Request) -> Offer | Rejection:

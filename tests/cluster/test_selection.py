@@ -1,5 +1,6 @@
 """Promises of selection: which devices of a machine may serve a claim, and which of them it gets."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.cluster.machines import NodeDevices, nominal_memory_bytes
 from atoll.cluster.requests import Rejection, Request, request_of
-from atoll.cluster.selection import Candidate, matches_model, select
+from atoll.cluster.selection import Answers, Candidate, matches_model, select
 from tests.builders import make_claim, make_devices, make_pod
 from topology.choice import Reason
 
@@ -202,6 +203,12 @@ def test_full_machine_and_wrong_shape_say_different_things() -> None:
     assert chosen(devices, ask(2), free=0b1) == Reason.TOO_FEW_FREE
     assert chosen(devices, ask(2, interconnect="nvlink")) == Reason.NO_NVLINK_ISLAND
     assert chosen(devices, ask(5, policy="island")) == Reason.NO_ISLAND
+
+
+def test_claims_that_ask_for_the_same_share_their_answers() -> None:
+    """Ten thousand claims of one kind cost no more memory than one; a claim that asks for more has its own."""
+    assert Answers.of(ask(2)) is Answers.of(replace(ask(2), claim="another", container_counts=(("a", 2),)))
+    assert Answers.of(ask(2)) is not Answers.of(ask(2, memory="80Gi"))
 
 
 def test_equal_nodes_are_ordered_by_name() -> None:
