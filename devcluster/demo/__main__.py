@@ -21,7 +21,7 @@ from devcluster.demo.errors import ExpectationFailed
 from devcluster.demo.observer import NAMESPACE, Observer
 from devcluster.demo.scenes import SCENES, Play, Scene, summarize
 from devcluster.demo.stage import Stage
-from devcluster.errors import DevclusterError
+from devcluster.errors import ApiError, DevclusterError
 from devcluster.installation import Installation, Part
 from devcluster.launch import check_machine
 from devcluster.node import NodeSpec
@@ -35,6 +35,7 @@ NODES = (
 )
 AGENT_OPTIONS = ("--poll-seconds", "5", "--simulated-order", "reversed")
 """Drivers number GPUs anew at every boot; on machines where index and id agree, taking one for the other would pass."""
+ATOLL = Path(sys.executable).with_name("atoll")
 INTERRUPTED = 130
 
 
@@ -81,7 +82,8 @@ def _start_and_play(stage: Stage, name: str, *, keep: bool, scenes: Sequence[Sce
     except ExpectationFailed as error:
         is_left = keep
         logs = cluster.layout.logs if keep else _save_logs(cluster)
-        raise ExpectationFailed(f"{error}; read {logs / error.process}.log", process=error.process) from error
+        end = f"; end the cluster with {ATOLL} dev down {name}" if keep else ""
+        raise ExpectationFailed(f"{error}; read {logs / error.process}.log{end}", process=error.process) from error
     finally:
         if not is_left:
             with stage.step("everything is removed"):
@@ -102,8 +104,8 @@ def _play(stage: Stage, cluster: Cluster, scenes: Sequence[Scene]) -> str:
         for scene in scenes:
             scene(play)
         return summarize(play)
-    except MalformedValue as error:
-        raise ExpectationFailed(str(error), process="extender") from error
+    except (ApiError, MalformedValue) as error:
+        raise ExpectationFailed(str(error), process="kube-apiserver") from error
 
 
 def parts_by_account(parts: Iterable[Part]) -> dict[str, list[str]]:
@@ -117,19 +119,18 @@ def parts_by_account(parts: Iterable[Part]) -> dict[str, list[str]]:
 
 def how_to_go_on(name: str, *, kubectl: Path, kubeconfig: Path) -> tuple[str, ...]:
     """Return what to type on a cluster that was kept."""
-    atoll = Path(sys.executable).with_name("atoll")
     return (
         "The cluster runs on. Try:",
         f"  export KUBECONFIG={kubeconfig}",
-        f"  export PATH={kubectl.parent}:$PATH            # a kubectl of its version",
-        "  kubectl get gns                                   # the machines",
-        f"  kubectl get gclaim,pods -n {NAMESPACE} -o wide            # who asked for what, and where it runs",
-        f"  kubectl describe pod -n {NAMESPACE} third                 # annotations and events: which GPUs, and why",
-        f"  kubectl logs -n {NAMESPACE} third                         # what its container sees",
+        f"  export PATH={kubectl.parent}:$PATH",
+        "  kubectl get gns                            # the machines",
+        f"  kubectl get gclaim,pods -n {NAMESPACE} -o wide     # who asked for what, and where it runs",
+        f"  kubectl describe pod -n {NAMESPACE} third          # annotations and events: which GPUs, and why",
+        f"  kubectl logs -n {NAMESPACE} third                  # what its container sees",
         "  kubectl get leases -n atoll-system -l gpu.scheduling/lease=gpu",
-        f"  {atoll} audit",
-        f"  {atoll} dev logs controllers --name {name} -f",
-        f"End it with: {atoll} dev down {name}",
+        f"  {ATOLL} audit",
+        f"  {ATOLL} dev logs controllers --name {name} -f",
+        f"End it with: {ATOLL} dev down {name}",
     )
 
 

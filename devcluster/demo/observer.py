@@ -16,6 +16,7 @@ from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.consistency import Printed
 from atoll.cluster.objects import Lease, Pod
+from atoll.cluster.pods import is_terminal
 from devcluster.cluster import Cluster
 from devcluster.demo.errors import ExpectationFailed
 from devcluster.demo.facts import Snapshot, is_printed, parse_printed, told_containers
@@ -116,18 +117,31 @@ class Observer:
         found = [item for item in items if item["regarding"].get("name") == pod and item["reason"] == reason]
         return sorted(found, key=lambda item: item.get("eventTime") or "")
 
-    def read_prints(self, pods: Iterable[Pod], *, again: bool = False) -> None:
-        """Read through the API server what containers with GPUs printed; with `again` also those read before."""
+    def read_prints(self, pods: Iterable[Pod]) -> None:
+        """Read through the API server what containers printed that were not read before."""
         for pod in pods:
             if pod.status.phase == "Pending" or not pod.spec.node_name:
                 continue
             for container in told_containers(pod):
                 key = (pod.metadata.uid, container)
-                if again or key not in self.printed:
+                if key not in self.printed:
                     value = self._read_print(pod, container)
                     if value is not None:
                         self.printed[key] = value
                         self.used.update(told_containers(pod)[container])
+
+    def read_prints_again(self) -> None:
+        """Forget what the pods that hold GPUs have printed, and read all of it anew."""
+        live = [pod for pod in self.pods() if pod.spec.node_name and not is_terminal(pod) and told_containers(pod)]
+        for pod in live:
+            for container in told_containers(pod):
+                self.printed.pop((pod.metadata.uid, container), None)
+
+        def question() -> bool:
+            self.read_prints(live)
+            return all(is_printed(pod, self.printed) for pod in live)
+
+        self.wait(question, "the logs of every pod that holds GPUs", process="kube-apiserver")
 
     def _read_print(self, pod: Pod, container: str) -> Printed | None:
         query = f"container={container}&limitBytes={_LOG_BYTES_MAX}"

@@ -15,7 +15,6 @@ import yaml
 from atoll.api import names
 from atoll.cluster.consistency import Finding, audit
 from atoll.cluster.objects import Pod
-from atoll.cluster.pods import is_terminal
 from devcluster.demo import facts
 from devcluster.demo.errors import ExpectationFailed
 from devcluster.demo.facts import PodRow, Progress
@@ -107,6 +106,7 @@ def contend(play: Play) -> None:
     observer.create_claim(WHOLE, count=len(room.ids), models=(room.model,))
     uid = observer.create_pod("first", claim=WHOLE)
     first = observer.wait_printed("first")
+    play.show_pods([first])
     observer.create_pod("second", claim=WHOLE)
     stage.say(f"first holds the last {len(room.ids)} GPUs of {room.node}; second asks for the same and waits:")
     stage.quote(f"kube-scheduler: {_wait_refused(play, 'second')}")
@@ -219,8 +219,7 @@ def check(play: Play) -> None:
     """Everything at once: Leases against pods, pods against what their containers printed, locks against locks."""
     stage, observer = play.stage, play.observer
     stage.scene("Does every promise hold?")
-    pods = observer.pods()
-    observer.read_prints([pod for pod in pods if not is_terminal(pod)], again=True)
+    observer.read_prints_again()
     findings = _findings_twice(play)
     for finding in findings:
         stage.broken(str(finding))
