@@ -32,7 +32,7 @@ STATIC_POD_UID = "kubernetes.io/config.hash"
 
 @dataclass(frozen=True, slots=True)
 class KubeletReading:
-    """The kubelet's pod list: every pod it knows, and those that it says have a running container."""
+    """The kubelet's pod list: every pod that it may run, and those that it says have a running container."""
 
     listed: frozenset[str]
     running: frozenset[str]

@@ -4,6 +4,10 @@ In: the node's address and the headers that authenticate us. Out: a KubeletReadi
 give a whole answer: then nothing is known. Only `GET /pods` is used, which RBAC can grant alone (`nodes/pods`, where
 the kubelet authorizes that finely; else `nodes/proxy`).
 
+A pod of a terminal phase stays in that list until somebody deletes its object, though the kubelet is done with it: it
+counts as listed only while the phase may be somebody else's word. The kubelet marks its own: a pod that it refused has
+its message and no condition, every other one a reason on its Ready condition.
+
 The kubelet's serving certificate is self-signed unless the cluster signs it, and the connection goes from the node to
 the node's own address without leaving it, so it is verified only where a CA file is set.
 """
@@ -18,9 +22,13 @@ import msgspec
 import structlog
 
 from agent.evidence import KubeletReading
+from atoll.cluster.pods import TERMINAL_PHASES
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 TIMEOUT_SECONDS = 5.0
+REJECTION = "Pod was rejected: "
+ENDED_BY_KUBELET = ("PodFailed", "PodCompleted")
+"""Reasons of the Ready condition that only the kubelet writes, once it has decided to run nothing of the pod again."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +63,15 @@ class _ContainerStatus(msgspec.Struct):
     state: _State = msgspec.field(default_factory=_State)
 
 
+class _Condition(msgspec.Struct):
+    type: str = ""
+    reason: str = ""
+
+
 class _Status(msgspec.Struct, rename="camel"):
+    phase: str = ""
+    message: str = ""
+    conditions: list[_Condition] | None = None
     container_statuses: list[_ContainerStatus] | None = None
 
 
@@ -102,7 +118,15 @@ def parse_pod_list(body: bytes) -> KubeletReading | None:
         for pod in items
         if any(one.state.running is not None for one in pod.status.container_statuses or ())
     )
-    return KubeletReading(frozenset(pod.metadata.uid for pod in items), frozenset(running))
+    return KubeletReading(frozenset(pod.metadata.uid for pod in items if not _is_over(pod.status)), frozenset(running))
+
+
+def _is_over(status: _Status) -> bool:
+    """Tell whether the kubelet itself ended or refused the pod; a phase alone may be a third party's."""
+    if status.phase not in TERMINAL_PHASES:
+        return False
+    is_ended = any(one.type == "Ready" and one.reason in ENDED_BY_KUBELET for one in status.conditions or ())
+    return is_ended or (status.message.startswith(REJECTION) and not status.conditions)
 
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:

@@ -1,13 +1,15 @@
 """The kubelet over real HTTP: only a whole answer with our token counts, whatever else it may say."""
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from agent.evidence import KubeletReading
-from agent.kubelet import Kubelet, tls_context
+from agent.kubelet import Kubelet, parse_pod_list, tls_context
 from atoll.service.http import application, listening
 
 PODS = '{"kind":"PodList","items":[{"metadata":{"uid":"a"}}]}'
@@ -78,3 +80,33 @@ def test_verification_is_on_where_a_ca_is_given(tmp_path: Path) -> None:
     assert tls_context(None).verify_mode.name == "CERT_NONE"
     with pytest.raises(OSError, match="No such file"):
         tls_context(tmp_path / "missing.pem")
+
+
+def condition(kind: str, reason: str) -> dict[str, str]:
+    return {"type": kind, "status": "False", "reason": reason}
+
+
+REJECTED = {"phase": "Failed", "reason": "NodeAffinity", "message": "Pod was rejected: Predicate NodeAffinity failed"}
+
+
+@pytest.mark.parametrize(
+    ("status", "is_listed"),
+    [
+        pytest.param({"phase": "Running", "conditions": [condition("Ready", "ContainersNotReady")]}, True, id="runs"),
+        pytest.param({"phase": "Failed", "conditions": [condition("Ready", "PodFailed")]}, False, id="init failed"),
+        pytest.param({"phase": "Succeeded", "conditions": [condition("Ready", "PodCompleted")]}, False, id="completed"),
+        pytest.param(REJECTED, False, id="refused by the kubelet before it started"),
+        pytest.param({"phase": "Failed", "conditions": [condition("PodScheduled", "")]}, True, id="phase set by hand"),
+        pytest.param({**REJECTED, "conditions": [condition("PodScheduled", "")]}, True, id="rejection set by hand"),
+        pytest.param({"phase": "Running", "conditions": [condition("Ready", "PodFailed")]}, True, id="not ended yet"),
+        pytest.param({"phase": "Failed"}, True, id="phase and nothing else"),
+    ],
+)
+def test_a_pod_counts_until_the_kubelet_itself_has_ended_it(status: dict[str, Any], is_listed: bool) -> None:
+    """A Job's failed pod keeps its object for days and must not keep its GPUs; a third party's word ends nothing."""
+    body = json.dumps({"kind": "PodList", "items": [{"metadata": {"uid": "a"}, "status": status}]})
+
+    reading = parse_pod_list(body.encode())
+
+    assert reading is not None
+    assert ("a" in reading.listed) is is_listed

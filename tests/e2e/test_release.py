@@ -70,6 +70,35 @@ def test_a_pod_that_completes_gives_its_gpus_back_while_it_still_exists(world: W
     assert world.get("short")["status"]["phase"] == "Succeeded"
 
 
+def test_a_pod_whose_init_container_failed_gives_its_gpus_back_while_it_still_exists(world: World) -> None:
+    """Its own container never ran and waits for ever by its status; a Job keeps such a pod for days."""
+    world.claim("whole", **WHOLE_MACHINE)
+    setup = world.container("setup", script="exit 1")
+    uid = world.pod("broken", "whole", restartPolicy="Never", initContainers=[setup])["metadata"]["uid"]
+    world.wait_phase("broken", "Failed")
+    world.pod("successor", "whole")
+
+    assert_successor_takes_over(world, uid)
+    assert "waiting" in world.get("broken")["status"]["containerStatuses"][0]["state"]
+
+
+def test_a_pod_that_kubelet_refuses_gives_its_gpus_back_while_it_still_exists(world: World, paused: list[str]) -> None:
+    """Bound and then refused, because the node changed meanwhile: it never starts, whatever becomes of its object."""
+    world.claim("whole", **WHOLE_MACHINE)
+    world.cluster.kubectl("label", "node", NODE, "test/room=yes", check=True)
+    paused.append(f"kubelet@{NODE}")
+    world.cluster.signal(f"kubelet@{NODE}", "STOP")
+    uid = world.pod("refused", "whole", nodeSelector={"test/room": "yes"})["metadata"]["uid"]
+    world.wait(lambda: "nodeName" in world.get("refused")["spec"], "the pod to be bound")
+    world.cluster.kubectl("label", "node", NODE, "test/room-", check=True)
+    world.cluster.signal(f"kubelet@{NODE}", "CONT")
+    world.wait_phase("refused", "Failed")
+    world.pod("successor", "whole")
+
+    assert_successor_takes_over(world, uid)
+    assert world.get("refused")["status"]["reason"] == "NodeAffinity"
+
+
 def test_a_graceful_deletion_hands_over_without_overlap(world: World, holder: str) -> None:
     """The successor starts after the former container has ended."""
     world.delete("holder")
