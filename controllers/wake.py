@@ -28,7 +28,7 @@ from atoll.cluster.wakeups import (
 )
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, NotFound
+from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.limits import TokenBucket
 from atoll.kube.mirror import Kind
 from atoll.kube.patches import merge_patch
@@ -141,7 +141,11 @@ class WakeReconciler:
         return CUT_SECONDS if plan.is_cut else plan.again_seconds
 
     async def _wake(self, wake: WakePod) -> bool:
-        """Write one wake-up on the pod as it was judged; False when it has changed since."""
+        """Write one wake-up on the pod as it was judged; False when it has changed since.
+
+        A pod that takes no write (its annotations are full, an admission policy of its namespace) must not keep others
+        waiting: it counts as woken, and is tried again ever more rarely.
+        """
         metadata = wake.pod.metadata
         if self._context.mirror.ledger.leases_of(wake.uid):
             return False
@@ -157,6 +161,10 @@ class WakeReconciler:
             await self._context.api.patch(path, body)
         except (NotFound, Conflict):
             return False
+        except (Forbidden, Invalid) as error:
+            self._last_wakes[wake.uid] = wake.wake
+            log.warning("A pod refuses its wake-up", pod=f"{metadata.namespace}/{metadata.name}", err=str(error))
+            return True
         self._last_wakes[wake.uid] = wake.wake
         if wake.nominate:
             self._nominated_at[wake.uid] = wake.wake.at_seconds
@@ -187,7 +195,7 @@ class WakeReconciler:
         )
         try:
             await self._context.api.patch(paths.pods(metadata.namespace, metadata.name, "status"), body)
-        except (NotFound, Conflict):
+        except (NotFound, Conflict, Forbidden, Invalid):
             return
         log.info("Withdrew a nomination", pod=f"{metadata.namespace}/{metadata.name}")
 

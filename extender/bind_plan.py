@@ -10,7 +10,13 @@ from atoll.api import names
 from atoll.api.claims import VisibleDevices
 from atoll.api.node_status import Device
 from atoll.cluster import pods
-from atoll.cluster.allocations import Allocation, ContainerDevices, allocation_annotations
+from atoll.cluster.allocations import (
+    ANNOTATIONS_BYTES_MAX,
+    Allocation,
+    ContainerDevices,
+    allocation_annotations,
+    annotations_bytes,
+)
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
@@ -42,7 +48,10 @@ def plan_bind(
         ContainerDevices(container, _cuda_value(part, mode, isolates=isolates), ",".join(d.uuid for d in part))
         for container, part in _parts(pod, devices, positions, request)
     )
-    return Plan(allocation, allocation_annotations(allocation, containers))
+    annotations = allocation_annotations(allocation, containers)
+    if annotations_bytes({**pod.metadata.annotations, **annotations}) > ANNOTATIONS_BYTES_MAX:
+        return Rejection(names.REJECT_ANNOTATIONS)
+    return Plan(allocation, annotations)
 
 
 def _parts(

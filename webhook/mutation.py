@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from atoll.api import names
 from atoll.api.claims import Vendor
+from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX, annotations_bytes
 from atoll.kube.patches import add_op, pointer, remove_op
 from webhook.counts import count_gpus
 from webhook.demand import ClaimLookup, Defaults, Demand, concerns_atoll, resolve_demand
@@ -22,6 +23,8 @@ from webhook.variables import inject_variables, refuse_variables
 
 CONTAINERS_MAX: Final = 256
 """Containers and init containers of a pod that asks for GPUs: far above real pods, it bounds the patch."""
+OTHER_ANNOTATIONS_BYTES_MAX: Final = ANNOTATIONS_BYTES_MAX // 2
+"""What a pod that asks for GPUs may bring along, so that bind finds room for the allocation."""
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 NODES_GROUP: Final = "system:nodes"
 FOREIGN_RESOURCE_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
@@ -143,6 +146,17 @@ def _refuse_size(pod: Pod, _demand: Demand) -> Denial | None:
     return None
 
 
+def _refuse_annotations(pod: Pod, _demand: Demand) -> Denial | None:
+    size_bytes = annotations_bytes(pod.annotations)
+    if size_bytes <= OTHER_ANNOTATIONS_BYTES_MAX:
+        return None
+    return Denial(
+        f"the pod's annotations have {size_bytes} bytes, and those of a pod with GPUs may have "
+        f"{OTHER_ANNOTATIONS_BYTES_MAX}: the rest is for its GPUs; move large values to a ConfigMap",
+        400,
+    )
+
+
 def _refuse_foreign_resources(pod: Pod, _demand: Demand) -> Denial | None:
     for placed in placed_containers(pod):
         for name in sorted(placed.container.resource_names()):
@@ -188,6 +202,7 @@ def _refuse_variables(pod: Pod, demand: Demand) -> Denial | None:
 Rule = Callable[[Pod, Demand], Denial | None]
 RULES: Final[tuple[Rule, ...]] = (
     _refuse_size,
+    _refuse_annotations,
     _refuse_scheduler,
     _refuse_node_name,
     _refuse_foreign_resources,

@@ -85,7 +85,6 @@ WEBHOOK_SECRET: Final = "atoll-webhook-tls"  # noqa: S105 - the name of a Secret
 AUTHORITY_SECRET: Final = "atoll-authority"  # noqa: S105 - the name of a Secret
 
 # Event reasons, PascalCase. docs/reference.md carries the same table; a test compares them.
-REASON_GPUS_ALLOCATED: Final = "GpusAllocated"
 REASON_GPUS_RELEASED: Final = "GpusReleased"
 REASON_GPUS_IN_DOUBT: Final = "GpusInDoubt"
 REASON_LEASE_RECREATED: Final = "GpuLeaseRecreated"
@@ -95,7 +94,6 @@ REASON_ORPHAN_LEASE: Final = "OrphanGpuLease"
 REASON_WAITING: Final = "WaitingForGpus"
 REASON_UNREADABLE_LEASE: Final = "UnreadableGpuLease"
 EVENT_REASONS: Final = {
-    REASON_GPUS_ALLOCATED: "the pod was bound to its node with exactly these GPUs",
     REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
     REASON_GPUS_IN_DOUBT: "the pod is gone, but nothing proves yet that its containers are; nobody gets its GPUs",
     REASON_LEASE_RECREATED: "a bound pod had no Lease for one of its GPUs; the Lease was written again",
@@ -131,6 +129,7 @@ REJECT_CLAIM_MISSING: Final = "GpuClaim of the pod is missing"
 REJECT_CLAIM_REPLACED: Final = "GpuClaim was deleted and created anew after the pod"
 REJECT_GANG: Final = "gang of the pod is not admitted"
 REJECT_COUNT_MISMATCH: Final = "GPU requests of the containers differ from the claim"
+REJECT_ANNOTATIONS: Final = "annotations of the pod leave no room for those of its GPUs"
 REJECT_HOLDS_ELSEWHERE: Final = "pod still holds GPUs of another node"
 REJECT_MIG: Final = "no MIG instance of the claimed profile"
 

@@ -12,6 +12,9 @@ from atoll.cluster.objects import Pod
 
 DEVICES_MAX = 64
 ID_DIGITS_MAX = 5
+ANNOTATIONS_BYTES_MAX = 262_144
+"""Keys and values of all annotations of one object together. The API server does not check this at a Binding, but at
+every write after it: of a pod that was bound past it kubelet can never again write the status, not even its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,11 @@ def allocation_annotations(allocation: Allocation, containers: tuple[ContainerDe
         annotations[names.CONTAINER_DEVICES_PREFIX + devices.container] = devices.cuda
         annotations[names.CONTAINER_UUIDS_PREFIX + devices.container] = devices.nvidia
     return annotations
+
+
+def annotations_bytes(annotations: Mapping[str, str]) -> int:
+    """Return what annotations count against `ANNOTATIONS_BYTES_MAX`."""
+    return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
 
 
 def bound_allocation(pod: Pod) -> Allocation | None:

@@ -10,6 +10,7 @@ from atoll.api import names
 from atoll.cluster.leases import Holder
 from tests.builders import claim_json, lease_json, make_allocation, pod_json
 from tests.controllers.troupe import CLAIMS, LEASES, PODS, REPORTS, Server, Troupe, strip_version, troupe
+from tests.fakes.api_server import status
 
 HOLDER = Holder("team", "p", "uid-of-p")
 REJECTED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -105,6 +106,33 @@ async def test_wake_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is
     async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
         await stage.settled(lambda: names.WOKEN in stage.server.objects[f"{PODS}/small"]["metadata"]["annotations"])
         assert names.WOKEN not in stage.server.objects[f"{PODS}/large"]["metadata"]["annotations"]
+
+
+async def test_a_pod_that_takes_no_write_keeps_no_other_from_being_woken(tmp_path: Path) -> None:
+    """Full annotations or a policy of its namespace: the pod is passed over, also in the next plan, and others wake."""
+
+    def furnish(server: Server) -> None:
+        put_pod(server, "full", gpus=1, status={"conditions": [REJECTED]})
+        put_pod(server, "good", gpus=1, status={"conditions": [REJECTED]})
+        put_bound(server, "p", 0, phase="Running")
+        put_leases(server, 0)
+        original = server._store
+
+        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+            if method == "PATCH" and path == f"{PODS}/full":
+                return status(422, "Invalid", "metadata.annotations: Too long: may not be more than 262144 bytes")
+            return original(method, path, query, body)
+
+        server._store = store  # type: ignore[method-assign]
+
+    async with troupe(tmp_path, furnish) as stage:
+        await stage.settled(lambda: names.WOKEN in stage.server.objects[f"{PODS}/good"]["metadata"]["annotations"])
+        for loop in stage.loops:
+            await loop.run_once()
+        tries = stage.api.writes.count(("PATCH", f"{PODS}/full"))
+        for loop in stage.loops:
+            await loop.run_once()
+        assert stage.api.writes.count(("PATCH", f"{PODS}/full")) == tries > 0
 
 
 async def test_reservation_that_is_not_over_is_left_alone(tmp_path: Path) -> None:

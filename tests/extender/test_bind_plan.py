@@ -6,6 +6,7 @@ import pytest
 
 from atoll.api import names
 from atoll.api.claims import VisibleDevices
+from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX, annotations_bytes
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request, request_of
@@ -49,6 +50,19 @@ def test_every_container_sees_the_whole_set() -> None:
     assert {seen(answer, container) for container in ("a", "b", "setup", "proxy")} == {(uuids, uuids)}
     assert answer.annotations[names.ALLOCATED] == "n1:2,3"
     assert answer.annotations[names.UUIDS] == uuids
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_pod_that_would_be_bound_past_the_limit_of_annotations_is_refused(spare: int) -> None:
+    """The API server would let it be bound, and then refuse every status of kubelet's: its end would never be seen."""
+    devices = make_devices("n1", "t4-4")
+    added = annotations_bytes(plan(make_pod(gpus=1), devices).annotations)
+    filler = {"x": "y" * (ANNOTATIONS_BYTES_MAX - added - len("x") - spare)}
+    pod = make_pod(gpus=1, annotations=filler)
+
+    answer = plan_bind(pod, devices, devices.all, _request(pod, {}), VisibleDevices.UUID)
+
+    assert isinstance(answer, Plan) is (spare >= 0)
 
 
 def test_containers_that_asked_for_their_own_see_parts() -> None:

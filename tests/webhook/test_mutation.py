@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from atoll.api import names
 from atoll.api.claims import GpuClaim, VisibleDevices
+from atoll.cluster.allocations import annotations_bytes
 from webhook.demand import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable, Defaults
-from webhook.mutation import CONTAINERS_MAX, mutate
+from webhook.mutation import CONTAINERS_MAX, OTHER_ANNOTATIONS_BYTES_MAX, mutate
 from webhook.pods import decode_pod
 from webhook.review import Denial, Mutation, User
 
@@ -114,6 +115,18 @@ def test_a_claimed_pod_gets_count_scheduler_uid_and_variables() -> None:
     )
 
     assert admit(pod) == want
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_annotations_that_leave_no_room_for_the_allocation_are_refused(spare: int) -> None:
+    """Bound past the API server's limit, a pod would never again take a status of kubelet's, nor its own end."""
+    used = annotations_bytes({names.CLAIM: "two", "x": ""})
+    pod = make_pod(annotations={"x": "y" * (OTHER_ANNOTATIONS_BYTES_MAX - used - spare)})
+
+    if spare >= 0:
+        admit(pod)
+    else:
+        assert "move large values to a ConfigMap" in refused(pod).message
 
 
 def test_a_pod_without_a_claim_gets_what_its_containers_ask_for() -> None:
