@@ -16,8 +16,8 @@ from atoll.kube.patches import delete_options, merge_patch
 from controllers.api import Api
 
 
-async def delete_lease(api: Api, record: LeaseRecord) -> None:
-    """Delete this very version of the Lease; one that is gone already, or has a successor, is fine.
+async def delete_lease(api: Api, record: LeaseRecord) -> bool:
+    """Delete this very version of the Lease; False when it was gone already, or has a successor.
 
     Raises Conflict when it is still the same Lease and has changed.
     """
@@ -25,11 +25,13 @@ async def delete_lease(api: Api, record: LeaseRecord) -> None:
     try:
         await api.delete(_path(record.lease_name), options)
     except NotFound:
-        return
+        return False
     except Conflict:
         live = await read_lease(api, record.lease_name)
         if live is not None and live.metadata.uid == record.lease_uid:
             raise
+        return False
+    return True
 
 
 async def annotate_lease(api: Api, record: LeaseRecord, annotations: Mapping[str, str | None]) -> LeaseRecord | None:

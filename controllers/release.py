@@ -122,10 +122,11 @@ class ReleaseReconciler:
             *(delete_lease(self._context.api, record) for record in records), return_exceptions=True
         )
         faults = [result for result in results if isinstance(result, BaseException)]
-        freed = len(records) - len(faults)
-        self._context.metrics.leases_released.labels(proof.value).inc(freed)
+        freed = sum(result is True for result in results)
         holder = records[0].holder
-        log.info("Released GPUs", pod=str(holder), node=records[0].node, count=freed, proof=proof.value)
+        if freed:
+            self._context.metrics.leases_released.labels(proof.value).inc(freed)
+            log.info("Released GPUs", pod=str(holder), node=records[0].node, count=freed, proof=proof.value)
         if faults:
             raise faults[0]
         if holder.uid in self._doubted:

@@ -18,13 +18,18 @@ NODES = (
     NodeSpec("lovelace", profile="l40s-8"),
     NodeSpec("grace", profile="gb200-tray"),
 )
+OPTIONS = {
+    "agent": ("--poll-seconds", "5", "--simulated-order", "shuffled"),
+    "controllers": ("--lease-duration-seconds", "4", "--renew-deadline-seconds", "3", "--retry-seconds", "0.5"),
+}
+"""NVML order differs from device ids, and a killed leader is succeeded in seconds."""
 
 
 @pytest.fixture(scope="session")
 def installation() -> Iterator[Installation]:
     """A running cluster with Atoll installed from deploy/, every part under its own identity."""
     with Cluster.start(f"e2e-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
-        installed = Installation(cluster, options={"agent": ("--poll-seconds", "5", "--simulated-order", "shuffled")})
+        installed = Installation(cluster, options=OPTIONS)
         installed.install()
         yield installed
 
