@@ -1,0 +1,162 @@
+"""What `atoll choose` answers, and why, in words.
+
+In: a Source, the GPU numbers that are free, an Ask. Out: a frozen Answer, or an InputError for a question that makes
+no sense. Pure: the choice itself is topology.choice's, the one that the scheduler's extender takes; only the words
+are made here.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from atollctl.drawing import HEADING, REMARK, Line
+from atollctl.topo_source import InputError, Source
+from topology.asks import Ask, Interconnect, Policy
+from topology.choice import Choice, Refusal, choose, would_ever_fit
+from topology.errors import AskError
+from topology.model import DEVICES_MAX, mask_of
+from topology.quality import rate
+
+NUMBERS_LENGTH_MAX: Final = 1024
+GOALS: Final[dict[Policy, str]] = {
+    Policy.CONTIGUOUS: "the best-connected set that is free",
+    Policy.ISLAND: "the best-connected set that is free inside one island",
+    Policy.PACKED: "links do not count; what stays free is worth the most",
+    Policy.SPREAD: "the set that is spread widest over islands and NUMA nodes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """devices: GPU numbers, none when refused; ring_gbps: None where the generation is unknown; relative_quality: 0
+    to 1 against the best set of that size on the empty machine, None when refused; best: that set, for people."""
+
+    devices: tuple[int, ...]
+    ring_gbps: float | None
+    relative_quality: float | None
+    bounded: bool
+    why: str
+    ring: str = ""
+    best: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that programs read."""
+        return {
+            "devices": list(self.devices),
+            "ringGBps": self.ring_gbps,
+            "relativeQuality": self.relative_quality,
+            "bounded": self.bounded,
+            "why": self.why,
+        }
+
+
+def answer(source: Source, ask: Ask, *, free: tuple[int, ...], required: tuple[int, ...] = ()) -> Answer:
+    """Choose and explain. free, required: GPU numbers. Raises InputError."""
+    if missing := [number for number in required if number not in free]:
+        raise InputError(f"GPU {missing[0]} is required and not free; add it to --free")
+    if len(required) > ask.count:
+        raise InputError(f"{len(required)} GPUs are required and only {ask.count} asked for; raise --count")
+    if ask.min_bandwidth_gbps and not source.rates_known:
+        raise InputError("GB/s cannot be judged while the generation of the links is unknown; name the GPUs by --model")
+    positions = {number: position for position, number in enumerate(source.ids)}
+    if strange := [number for number in free if number not in positions]:
+        raise InputError(f"the machine has no GPU {strange[0]}; it has {_list(source.ids)}")
+    mask = mask_of([positions[number] for number in free])
+    chosen = choose(source.machine, mask, ask, required=mask_of([positions[number] for number in required]))
+    if isinstance(chosen, Refusal):
+        return Answer((), None, None, bounded=False, why=_refused(source, ask, chosen, free=free, required=required))
+    return _described(source, ask, chosen, required=required)
+
+
+def gpu_numbers(text: str, *, option: str) -> tuple[int, ...]:
+    """GPU numbers from `0,1,3`. Raises InputError."""
+    if len(text) > NUMBERS_LENGTH_MAX:
+        raise InputError(f"{option} is longer than {NUMBERS_LENGTH_MAX} characters")
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    if odd := [word for word in words if not (word.isascii() and word.isdigit())]:
+        raise InputError(f"{option} needs GPU numbers with commas between them, such as 0,1,3, got {odd[0]!r}")
+    numbers = tuple(int(word) for word in words)
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+        raise InputError(f"{option} names GPU {twice[0]} twice")
+    return numbers
+
+
+def ask_of(count: int, *, policy: Policy, interconnect: Interconnect, min_bandwidth_gbps: float) -> Ask:
+    """The ask that the options describe. Raises InputError."""
+    if not 1 <= count <= DEVICES_MAX:
+        raise InputError(f"--count must be 1 to {DEVICES_MAX}, got {count}")
+    try:
+        return Ask(count, policy=policy, interconnect=interconnect, min_bandwidth_gbps=min_bandwidth_gbps)
+    except AskError as error:
+        raise InputError(f"--min-bandwidth must be a number of GB/s, zero or more, got {min_bandwidth_gbps}") from error
+
+
+def answer_lines(found: Answer) -> tuple[Line, ...]:
+    """The answer for people."""
+    if not found.devices:
+        return (((f"No set fits: {found.why}", REMARK),),)
+    rows = [("GPUs", ", ".join(map(str, found.devices)))]
+    if found.ring:
+        rows += [("Ring", found.ring), ("Quality", f"{found.relative_quality:.0%} of the best set of that size")]
+        rows.append(("Best", f"{found.best}, when all are free"))
+    rows.append(("Why", found.why))
+    return tuple(((f"{name:<9}", HEADING), (text, "")) for name, text in rows)
+
+
+def _described(source: Source, ask: Ask, chosen: Choice, *, required: tuple[int, ...]) -> Answer:
+    best = choose(source.machine, source.machine.full, Ask(ask.count))
+    assert isinstance(best, Choice)
+    several = ask.count > 1
+    return Answer(
+        devices=source.ids_of(chosen.positions),
+        ring_gbps=chosen.ring_gbps if source.rates_known else None,
+        relative_quality=chosen.relative_quality,
+        bounded=chosen.bounded,
+        why=_reasons(source, ask, chosen, best, required=required),
+        ring=source.bandwidth(chosen.ring_gbps) if several else "",
+        best=_set_text(source, best) if several else "",
+    )
+
+
+def _reasons(source: Source, ask: Ask, chosen: Choice, best: Choice, *, required: tuple[int, ...]) -> str:
+    goal = GOALS[ask.policy]
+    if ask.count == 1 and ask.policy is not Policy.SPREAD:
+        goal = "one GPU needs no links, so the one whose loss harms later pods least"
+    parts = [goal + (f" and holds {_gpus(required)}" if required else "")]
+    inside = "inside" if len(chosen.islands) == 1 else "across"
+    parts.append(f"it lies {inside} {_list(chosen.islands)}")
+    if ask.count > 1:
+        linked = rate(source.machine, chosen.positions).linked
+        parts.append("its ring runs over NVLink or xGMI alone" if linked else "its ring needs PCIe")
+        if chosen.relative_quality >= 1:
+            parts.append("no set of that size is better even on the empty machine")
+        else:
+            parts.append(f"on the empty machine the best would be {_set_text(source, best)}")
+    if chosen.bounded:
+        parts.append("a limit of the search was hit, so a better set may exist")
+    if not source.rates_known:
+        parts.append("the generation of the links is unknown, so bandwidths are only relative")
+    return "; ".join(parts)
+
+
+def _refused(source: Source, ask: Ask, refusal: Refusal, *, free: tuple[int, ...], required: tuple[int, ...]) -> str:
+    asked = f"{ask.count} GPUs" if ask.count > 1 else "1 GPU"
+    holding = f" with {_gpus(required)}" if required else ""
+    facts = f"{refusal.reason}: asked for {asked}{holding}, {len(free)} of {source.machine.count} free"
+    if would_ever_fit(source.machine, ask) is not None:
+        return f"{facts}; it would not fit the empty machine either"
+    best = choose(source.machine, source.machine.full, ask)
+    assert isinstance(best, Choice)
+    return f"{facts}; the empty machine would give {_set_text(source, best)}"
+
+
+def _set_text(source: Source, chosen: Choice) -> str:
+    ring = f" with a ring of {source.bandwidth(chosen.ring_gbps)}" if len(chosen.positions) > 1 else ""
+    return f"{_gpus(source.ids_of(chosen.positions))}{ring}"
+
+
+def _gpus(numbers: tuple[int, ...]) -> str:
+    return f"GPU{'s' if len(numbers) > 1 else ''} {_list(numbers)}"
+
+
+def _list(items: tuple[int, ...] | tuple[str, ...]) -> str:
+    return ", ".join(str(item) for item in items)

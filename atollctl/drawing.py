@@ -1,0 +1,166 @@
+"""A machine for people, as styled lines of text and as JSON.
+
+In: a Source. Out: frozen lines, each a row of (text, style) spans, or plain data. Pure; `print_lines` alone writes,
+and only what the lines say. Separate from the picture (drawing_svg), which has another geometry.
+"""
+
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from atollctl.topo_source import Source, best_pair_gbps, ranges
+from topology.groups import cliques, numa_groups
+from topology.islands import Island, island_of, islands
+from topology.links import PCIE_CLOSENESS, SELF, direct_links
+from topology.quality import rate
+
+Span = tuple[str, str]
+Line = tuple[Span, ...]
+
+CLIQUES_SHOWN_MAX: Final = 12
+STRONG, WEAK, FAR, NEAR, HEADING, REMARK = "bold green", "green", "dim", "cyan", "bold", "yellow"
+BLANK: Final[Line] = ()
+
+
+def machine_lines(source: Source) -> tuple[Line, ...]:
+    """Title, link matrix in the order of islands, islands, fully linked groups and remarks."""
+    blocks = (_title(source), _matrix(source), _islands(source), _groups(source), _remarks(source))
+    lines: list[Line] = []
+    for block in blocks:
+        lines += [*([BLANK] if lines and block else []), *block]
+    return tuple(lines)
+
+
+def machine_json(source: Source) -> dict[str, Any]:
+    """The same facts for programs. Bandwidths in GB/s are null where the generation is unknown."""
+    machine = source.machine
+    by_position = island_of(machine)
+    return {
+        "name": source.name,
+        "cards": source.cards,
+        "nvswitch": machine.nvswitch,
+        "ratesKnown": source.rates_known,
+        "gpus": [
+            {
+                "id": number,
+                "numaNode": machine.numa[position],
+                "island": by_position[position].name,
+                "usable": position not in source.unusable,
+            }
+            for position, number in enumerate(source.ids)
+        ],
+        "links": [list(row) for row in machine.links],
+        "islands": [_island_json(source, island) for island in islands(machine)],
+        "fullyLinked": [list(source.ids_of(group)) for group in cliques(machine)[:CLIQUES_SHOWN_MAX]],
+        "remarks": list(source.remarks),
+    }
+
+
+def print_lines(lines: tuple[Line, ...]) -> None:
+    """Write to standard output: styled on a terminal that wants it, else plain. Lines are never cut or padded."""
+    console = Console(highlight=False, emoji=False, markup=False)
+    for line in lines:
+        console.print(Text.assemble(*line), soft_wrap=True)
+
+
+def joined_by(source: Source, island: Island) -> str:
+    """What joins an island, in words."""
+    machine = source.machine
+    if len(island.positions) == 1:
+        return "a GPU on its own"
+    if island.kind == "pcie":
+        return "PCIe"
+    cells = {machine.links[first][second] for first in island.positions for second in island.positions}
+    counts = sorted({direct_links(cell) for cell in cells} - {0})
+    kind = "xGMI" if any(cell.startswith("XGMI") for cell in cells) else "NVLink"
+    count = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    many = "link" if counts == [1] else "links"
+    return f"NVSwitch, {count} {many} per GPU" if machine.nvswitch else f"{kind}, {count} {many} per joined pair"
+
+
+def ring_text(source: Source, island: Island) -> str:
+    """Ring bandwidth of a whole island; empty for a GPU on its own."""
+    if len(island.positions) == 1:
+        return ""
+    rating = rate(source.machine, island.positions)
+    return f"ring {'' if rating.exact else 'at least '}{source.bandwidth(rating.ring_gbps)}"
+
+
+def _title(source: Source) -> list[Line]:
+    count = source.machine.count
+    cards = f" of {source.cards}" if source.cards else ""
+    return [((f"{source.name}: {count} GPU{'s' if count > 1 else ''}{cards}", HEADING),)]
+
+
+def _matrix(source: Source) -> list[Line]:
+    order = [position for island in islands(source.machine) for position in island.positions]
+    cells = source.machine.links
+    width = max(4, *(len(cell) for row in cells for cell in row), len(str(max(source.ids)))) + 2
+    label = len(f"GPU {max(source.ids)}")
+    head = " " * label + "".join(f"{source.ids[position]:>{width}}" for position in order)
+    lines: list[Line] = [((f"{head}  NUMA  Island", HEADING),)]
+    names = island_of(source.machine)
+    for row in order:
+        spans = [(f"{f'GPU {source.ids[row]}':<{label}}", HEADING)]
+        spans += [_cell(cells[row][column], width) for column in order]
+        numa = source.machine.numa[row]
+        spans.append((f"  {'?' if numa is None else numa:>4}  {names[row].name}", ""))
+        if row in source.unusable:
+            spans.append(("  not given out", REMARK))
+        lines.append(tuple(spans))
+    return lines
+
+
+def _cell(cell: str, width: int) -> Span:
+    if cell == SELF:
+        return f"{'-':>{width}}", FAR
+    links = direct_links(cell)
+    if links:
+        return f"{cell:>{width}}", STRONG if links > 1 else WEAK
+    return f"{cell:>{width}}", NEAR if PCIE_CLOSENESS[cell] > PCIE_CLOSENESS["NODE"] else FAR
+
+
+def _islands(source: Source) -> list[Line]:
+    rows = [
+        (island.name, f"GPUs {ranges(source.ids_of(island.positions))}", joined_by(source, island))
+        for island in islands(source.machine)
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines: list[Line] = [(("Islands", HEADING),)]
+    for island, row in zip(islands(source.machine), rows, strict=True):
+        texts = [f"{text:<{width}}" for text, width in zip(row, widths, strict=True)]
+        lines.append(((f"  {'  '.join([*texts, ring_text(source, island)])}".rstrip(), ""),))
+    return lines
+
+
+def _groups(source: Source) -> list[Line]:
+    """Fully linked groups, where they tell more than the islands."""
+    lines: list[Line] = []
+    whole = {island.positions for island in islands(source.machine)}
+    groups = [group for group in cliques(source.machine) if group not in whole]
+    if groups:
+        lines.append((("Fully linked groups", HEADING),))
+        texts = ["  ".join(f"({ranges(source.ids_of(group))})" for group in groups[:CLIQUES_SHOWN_MAX])]
+        texts += [f"and {len(groups) - CLIQUES_SHOWN_MAX} more"] if len(groups) > CLIQUES_SHOWN_MAX else []
+        lines += [((f"  {text}", ""),) for text in texts]
+    return lines
+
+
+def _remarks(source: Source) -> list[Line]:
+    return [((remark, REMARK),) for remark in source.remarks]
+
+
+def _island_json(source: Source, island: Island) -> dict[str, Any]:
+    several = len(island.positions) > 1
+    rating = rate(source.machine, island.positions) if several else None
+    unit = best_pair_gbps(source.machine)
+    return {
+        "name": island.name,
+        "kind": island.kind,
+        "gpus": list(source.ids_of(island.positions)),
+        "numaNodes": [node for node, group in numa_groups(source.machine) if set(group) & set(island.positions)],
+        "ringGBps": rating.ring_gbps if rating is not None and source.rates_known else None,
+        "relativeRing": rating.ring_gbps / unit if rating is not None and unit else None,
+        "bounded": rating is not None and not rating.exact,
+    }

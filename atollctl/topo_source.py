@@ -1,0 +1,200 @@
+"""The machine that `atoll topo` and `atoll choose` speak about, from whatever names it.
+
+In: a saved matrix, a known machine's name or a node's report. Out: a frozen Source with geometry, GPU ids and remarks,
+or an InputError whose message is the one sentence that the user sees. Separate, so that both commands understand and
+refuse the same things.
+Pure.
+"""
+
+import itertools
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.machines import node_devices
+from topology.errors import TopologyError
+from topology.model import DEVICES_MAX, Machine, positions_of
+from topology.profiles import Profile, profile, profile_names
+from topology.quality import rate
+from topology.rates import rates_known
+from topology.topo_text import TopologyText, machine_of, read_topology
+
+LINE_LENGTH_MAX: Final = 4096
+"""A row of 64 GPUs and 64 adapters with its CPU lists has some two thousand characters."""
+ID_DIGITS_MAX: Final = 5
+TITLE_LENGTH_MAX: Final = 72
+TEXT_SHOWN_MAX: Final = 2048
+HOW_TO_SAVE: Final = "save the output of `nvidia-smi topo -m` unchanged"
+RELATIVE: Final = "The generation of the links is not known, so bandwidths are relative; --model tells it."
+SLOW_SOCKETS: Final = (
+    "Traffic between sockets counts as the slowest known, because a saved matrix does not tell its speed."
+)
+
+
+class InputError(Exception):
+    """What the user gave cannot be used; the message says what, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One machine. ids: the GPU number of each position; cards: product or model name, empty where unknown; unusable:
+    positions that are sick, cordoned or cut into MIG instances; remarks: sentences that any answer has to carry."""
+
+    name: str
+    machine: Machine
+    ids: tuple[int, ...]
+    cards: str = ""
+    unusable: tuple[int, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def rates_known(self) -> bool:
+        """Whether bandwidths are GB/s."""
+        return rates_known(self.machine)
+
+    def ids_of(self, positions: tuple[int, ...]) -> tuple[int, ...]:
+        """GPU numbers of positions."""
+        return tuple(self.ids[position] for position in positions)
+
+    def bandwidth(self, gbps: float) -> str:
+        """A ring bandwidth in words: GB/s where the rates are known, else as a multiple of the best pair's."""
+        if self.rates_known:
+            return f"{round(gbps, 1):g} GB/s"
+        unit = best_pair_gbps(self.machine)
+        return f"{gbps / unit:.2g} x the best pair" if unit else "unknown"
+
+
+@lru_cache(maxsize=16)
+def best_pair_gbps(machine: Machine) -> float:
+    """Ring bandwidth of the best pair, which is the unit of relative bandwidths; 0 where there is no pair."""
+    pairs = itertools.combinations(range(machine.count), 2)
+    return max((rate(machine, pair).ring_gbps for pair in pairs), default=0.0)
+
+
+def source_of_text(text: str, *, name: str, model: str = "") -> Source:
+    """The machine that a saved matrix shows. Raises InputError."""
+    if any(len(line) > LINE_LENGTH_MAX for line in text.splitlines()):
+        raise InputError(f"{printable(name)} has a line of more than {LINE_LENGTH_MAX} characters; {HOW_TO_SAVE}")
+    known = known_model(model) if model else None
+    try:
+        matrix = read_topology(text)
+        geometry = _geometry(matrix, known)
+    except TopologyError as error:
+        raise InputError(f"{printable(name)}: {printable(str(error))}") from error
+    ids = _ids(matrix)
+    remarks = [_disagreement(ids[first], ids[second]) for first, second in matrix.asymmetric]
+    if not rates_known(geometry):
+        remarks.append(RELATIVE)
+    elif geometry.inter_socket_gbps is None and len(set(geometry.numa)) > 1:
+        remarks.append(SLOW_SOCKETS)
+    return Source(
+        name=printable(name),
+        machine=geometry,
+        ids=ids,
+        cards=known.product_name if known is not None else "",
+        remarks=tuple(remarks),
+    )
+
+
+def source_of_profile(name: str) -> Source:
+    """A known machine. Raises InputError."""
+    try:
+        known = profile(name)
+    except TopologyError as error:
+        raise InputError(printable(str(error))) from error
+    return Source(
+        name=known.name, machine=known.machine, ids=tuple(range(known.machine.count)), cards=known.product_name
+    )
+
+
+def source_of_report(status: GpuNodeStatus) -> Source:
+    """The machine that a node's agent reports. Raises InputError when there is nothing that can be drawn."""
+    name = printable(status.metadata.name)
+    devices = node_devices(status)
+    if devices is None or not devices.devices:
+        raise InputError(
+            f"the report of node {name} shows no GPUs that can be drawn (1 to {DEVICES_MAX} with ids of their own); "
+            f"see `kubectl describe gpunodestatus {name}`"
+        )
+    cards = dict.fromkeys(device.product_name or device.model for device in devices.devices)
+    source = Source(
+        name=name,
+        machine=devices.machine,
+        ids=tuple(device.id for device in devices.devices),
+        cards=printable(", ".join(cards)),
+        unusable=positions_of(devices.all & ~devices.usable),
+    )
+    remarks = () if source.rates_known else ("The agent could not read the generation: bandwidths are relative.",)
+    return replace(source, remarks=remarks)
+
+
+def known_model(text: str) -> Profile:
+    """A known machine with GPUs of that model: product name, slug or a part such as `H100`.
+
+    Raises InputError when none is known, or when several are that differ in link or PCIe generation.
+    """
+    slug = "-".join(re.findall(r"[a-z0-9]+", text.lower()))
+    found = [known for known in map(profile, profile_names()) if slug and f"-{slug}-" in f"-{known.model}-"]
+    if not found:
+        models = sorted({profile(name).model for name in profile_names()})
+        raise InputError(f"no GPU model {printable(text)!r} is known; use one of {', '.join(models)}")
+    if len({_generation(known) for known in found}) > 1:
+        models = sorted({known.model for known in found})
+        raise InputError(f"the model {printable(text)!r} is ambiguous; use one of {', '.join(models)}")
+    return found[0]
+
+
+def printable(text: str) -> str:
+    """The text on one line, without anything that a terminal or XML would act upon; long text is cut."""
+    return "".join(character if character.isprintable() else "?" for character in text[:TEXT_SHOWN_MAX])
+
+
+def shortened(text: str) -> str:
+    """Text that fits into a title."""
+    return text if len(text) <= TITLE_LENGTH_MAX else f"{text[: TITLE_LENGTH_MAX - 1]}…"
+
+
+def ranges(ids: tuple[int, ...]) -> str:
+    """Numbers for people, such as `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(ids):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(texts)
+
+
+def _geometry(matrix: TopologyText, known: Profile | None) -> Machine:
+    """The model tells generations and the vendor; the rest is this machine's own and stays unknown."""
+    facts = known.machine if known is not None else None
+    geometry = machine_of(
+        matrix,
+        nvlink_generation=facts.nvlink_generation if facts else None,
+        link_gbps=facts.link_gbps if facts else None,
+        pcie_generation=facts.pcie_generation if facts else None,
+    )
+    is_amd = any(cell.startswith("XGMI") for row in geometry.links for cell in row)
+    return replace(geometry, vendor=facts.vendor if facts else "amd" if is_amd else geometry.vendor)
+
+
+def _ids(matrix: TopologyText) -> tuple[int, ...]:
+    digits = [label.removeprefix("GPU") for label in matrix.labels]
+    if too_long := next((text for text in digits if len(text) > ID_DIGITS_MAX), None):
+        raise InputError(f"GPU{printable(too_long)[:12]}... is no number of a GPU; {HOW_TO_SAVE}")
+    ids = tuple(int(text) for text in digits)
+    if len(set(ids)) < len(ids):
+        raise InputError(f"two GPUs have the same number; {HOW_TO_SAVE}")
+    return ids
+
+
+def _disagreement(first: int, second: int) -> str:
+    return f"GPUs {first} and {second} disagree about their link; the weaker side counts."
+
+
+def _generation(known: Profile) -> tuple[int | None, float | None, int | None, str]:
+    facts = known.machine
+    return facts.nvlink_generation, facts.link_gbps, facts.pcie_generation, facts.vendor
