@@ -49,6 +49,9 @@ class StillMirror:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
+    def on_change(self, _listener: object) -> None:
+        """Nothing changes."""
+
     def unready_reason(self) -> str:
         """Always ready."""
         return ""

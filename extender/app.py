@@ -21,6 +21,7 @@ from atoll.service.http import add_health, application
 from atoll.service.metrics import Metrics
 from extender import wire
 from extender.binder import Binder
+from extender.endings import Endings
 from extender.verdicts import NodeVerdicts, Question, judge_nodes
 from extender.victims import keep_helpful
 
@@ -57,6 +58,8 @@ class Handlers:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._judged = Judged("", 0, None)
+        self._endings = Endings(parts.mirror.ledger, parts.clock)
+        parts.mirror.on_change(self._endings.observe)
         self._seconds = parts.metrics.histogram(
             "call_seconds", "Time to answer a call of kube-scheduler", labels=["verb"]
         )
@@ -73,6 +76,8 @@ class Handlers:
         """Say which nodes can give the pod its GPUs now, and why the others cannot."""
         call = wire.read_filter(body)
         verdicts = self._judge(call)
+        while not verdicts.feasible and await self._endings.made_room(call.node_names or (), self._request(call.pod)):
+            verdicts = self._judge(call)
         self._expect(call.pod, verdicts.best if len(verdicts.feasible) == 1 else None)
         self._judged = Judged(call.pod.metadata.uid, self._parts.mirror.ledger.revision, verdicts.best)
         for reason, count in Counter(verdicts.rejected.values()).items():

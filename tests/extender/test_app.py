@@ -1,5 +1,6 @@
 """Promises of the extender over HTTP: not ready is 503, nonsense is 400, and every decision is 200."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -14,9 +15,10 @@ from atoll.kube.mirror import ClusterMirror, Listener
 from atoll.service.metrics import Metrics
 from extender.app import BODY_BYTES_MAX, Parts, build_app
 from extender.binder import Binder
+from extender.endings import HOLD_SECONDS
 from extender.wire import BindCall
 from tests.builders import make_allocation, make_pod, make_report, pod_json
-from tests.fakes.clock import ManualClock
+from tests.fakes.clock import ManualClock, until
 
 
 @dataclass
@@ -64,8 +66,12 @@ class Extender:
     clock: ManualClock
 
     async def call(self, verb: str, body: object) -> Any:
-        """Post a call that must be answered."""
-        answer = await self.http.post(f"/{verb}", json=body)
+        """Post a call that must be answered; time passes where the extender waits for it."""
+        asked = asyncio.ensure_future(self.http.post(f"/{verb}", json=body))
+        await until(lambda: asked.done() or self.clock.sleepers)
+        if not asked.done():
+            await self.clock.advance(HOLD_SECONDS)
+        answer = await asked
         assert answer.status == 200, await answer.text()
         return await answer.json()
 
