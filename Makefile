@@ -49,8 +49,9 @@ fmt: $(READY) ## Format the code
 verify: $(READY) ## Fail when generated files are stale
 	$(BIN)/python -m atoll.api.crds --check
 
-bench: $(READY) ## Speed, as ratios measured in one run
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: $(READY) tools binaries ## Speed, as ratios measured in one run
+	@for bench in extender_calls "placement speed" "placement churn --seeds 2" whole_path; do \
+		echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done
 
 lock: ## Write requirements.lock anew from pyproject.toml
 	$(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv
