@@ -55,7 +55,7 @@ def answer(source: Source, ask: Ask, *, free: tuple[int, ...], required: tuple[i
         raise InputError(f"GPU {missing[0]} is required and not free; add it to --free")
     if len(required) > ask.count:
         raise InputError(f"{len(required)} GPUs are required and only {ask.count} asked for; raise --count")
-    if ask.min_bandwidth_gbps and not source.rates_known:
+    if ask.count > 1 and ask.min_bandwidth_gbps and not source.rates_known:
         raise InputError("GB/s cannot be judged while the generation of the links is unknown; name the GPUs by --model")
     positions = {number: position for position, number in enumerate(source.ids)}
     if strange := [number for number in free if number not in positions]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from atollctl.topo_source import Source, best_pair_gbps, ranges
+from atollctl.topo_source import Source, best_pair_gbps, gpus_text, ranges
 from topology.groups import cliques, numa_groups
 from topology.islands import Island, island_of, islands
 from topology.links import PCIE_CLOSENESS, SELF, direct_links
@@ -64,6 +64,12 @@ def print_lines(lines: tuple[Line, ...]) -> None:
         console.print(Text.assemble(*line), soft_wrap=True)
 
 
+def title(source: Source) -> str:
+    """Name, number of GPUs and their product, where it is known."""
+    count = source.machine.count
+    return f"{source.name}: {count} GPU{'s' if count > 1 else ''}{f', {source.cards}' if source.cards else ''}"
+
+
 def joined_by(source: Source, island: Island) -> str:
     """What joins an island, in words."""
     machine = source.machine
@@ -88,9 +94,7 @@ def ring_text(source: Source, island: Island) -> str:
 
 
 def _title(source: Source) -> list[Line]:
-    count = source.machine.count
-    cards = f" of {source.cards}" if source.cards else ""
-    return [((f"{source.name}: {count} GPU{'s' if count > 1 else ''}{cards}", HEADING),)]
+    return [((title(source), HEADING),)]
 
 
 def _matrix(source: Source) -> list[Line]:
@@ -123,7 +127,7 @@ def _cell(cell: str, width: int) -> Span:
 
 def _islands(source: Source) -> list[Line]:
     rows = [
-        (island.name, f"GPUs {ranges(source.ids_of(island.positions))}", joined_by(source, island))
+        (island.name, gpus_text(source.ids_of(island.positions)), joined_by(source, island))
         for island in islands(source.machine)
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape
 
-from atollctl.drawing import joined_by, ring_text
-from atollctl.topo_source import Source, ranges, shortened
+from atollctl.drawing import joined_by, ring_text, title
+from atollctl.topo_source import Source, gpus_text, shortened
 from topology.islands import Island, islands
 from topology.links import PCIE_CLOSENESS, direct_links
 from topology.rates import pcie_cell
@@ -54,14 +54,13 @@ def machine_svg(source: Source) -> str:
     """Draw the machine."""
     layout = _layout(source)
     legend = [_legend(source, island) for island in islands(source.machine)]
-    title = f"{source.name}: {source.machine.count} GPUs{f' of {source.cards}' if source.cards else ''}"
     body = itertools.chain(_shades(source, layout), _links(source, layout), _gpus(source, layout))
     return TEMPLATE.format(
         width=layout.width,
         height=layout.height,
-        title=escape(title),
+        title=escape(title(source)),
         description=escape(". ".join([*legend, *(remark.rstrip(".") for remark in source.remarks)]) + "."),
-        heading=escape(shortened(title)),
+        heading=escape(shortened(title(source))),
         body="\n".join(itertools.chain(body, _legend_rows(source, layout, legend))),
     )
 
@@ -140,7 +139,7 @@ def _gpus(source: Source, layout: _Layout) -> Iterator[str]:
 
 
 def _legend(source: Source, island: Island) -> str:
-    parts = (f"GPUs {ranges(source.ids_of(island.positions))}", joined_by(source, island), ring_text(source, island))
+    parts = (gpus_text(source.ids_of(island.positions)), joined_by(source, island), ring_text(source, island))
     return f"{island.name}: {', '.join(part for part in parts if part)}"
 
 

@@ -27,7 +27,8 @@ ID_DIGITS_MAX: Final = 5
 TITLE_LENGTH_MAX: Final = 72
 TEXT_SHOWN_MAX: Final = 2048
 HOW_TO_SAVE: Final = "save the output of `nvidia-smi topo -m` unchanged"
-RELATIVE: Final = "The generation of the links is not known, so bandwidths are relative; --model tells it."
+RELATIVE: Final = "The generation of the links is unknown, so bandwidths are relative; --model tells it."
+RELATIVE_STILL: Final = "The model is not known to have such links, so bandwidths are relative."
 SLOW_SOCKETS: Final = (
     "Traffic between sockets counts as the slowest known, because a saved matrix does not tell its speed."
 )
@@ -86,8 +87,8 @@ def source_of_text(text: str, *, name: str, model: str = "") -> Source:
     ids = _ids(matrix)
     remarks = [_disagreement(ids[first], ids[second]) for first, second in matrix.asymmetric]
     if not rates_known(geometry):
-        remarks.append(RELATIVE)
-    elif geometry.inter_socket_gbps is None and len(set(geometry.numa)) > 1:
+        remarks.append(RELATIVE if known is None else RELATIVE_STILL)
+    elif any("SYS" in row for row in geometry.links):
         remarks.append(SLOW_SOCKETS)
     return Source(
         name=printable(name),
@@ -154,6 +155,11 @@ def printable(text: str) -> str:
 def shortened(text: str) -> str:
     """Text that fits into a title."""
     return text if len(text) <= TITLE_LENGTH_MAX else f"{text[: TITLE_LENGTH_MAX - 1]}…"
+
+
+def gpus_text(ids: tuple[int, ...]) -> str:
+    """GPU numbers with the word before them."""
+    return f"GPU{'s' if len(ids) > 1 else ''} {ranges(ids)}"
 
 
 def ranges(ids: tuple[int, ...]) -> str:
