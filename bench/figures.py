@@ -74,5 +74,5 @@ def per_pod(before: Mapping[str, float], after: Mapping[str, float], pods: int) 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows in aligned columns."""
-    what, value = (max(len(getattr(row, column)) for row in rows) for column in ("what", "value"))
+    what, value = (max((len(getattr(row, column)) for row in rows), default=0) for column in ("what", "value"))
     return "\n".join(f"{row.what:<{what}}  {row.value:<{value}}  {row.how}".rstrip() for row in rows)

@@ -122,8 +122,8 @@ def free(stand: Stand, freed: list[str], waiters: list[str], into: Requeue) -> l
     return lucky
 
 
-def measure(stand: Stand, arguments: argparse.Namespace) -> list[Row]:
-    """Run every part and return the table. Raises TooSlow."""
+def measure(stand: Stand, arguments: argparse.Namespace, rows: list[Row]) -> None:
+    """Run every part, adding to the table. Raises TooSlow."""
     rng = random.Random(SEED)
     bursts = {name: Burst() for name in CONTENDERS}
     requeues: dict[str, dict[int, Requeue]] = {}
@@ -133,7 +133,7 @@ def measure(stand: Stand, arguments: argparse.Namespace) -> list[Row]:
             burst(stand, WARM_PODS, None)
             burst(stand, arguments.pods, bursts[name])
             _say(f"round {number + 1}, {name}: {bursts[name].rates[-1]:.0f} pods/s")
-    rows = _burst_rows(bursts, arguments)
+    rows += _burst_rows(bursts, arguments)
     for name in CONTENDERS if arguments.rounds % 2 == 0 else reversed(CONTENDERS):
         stand.use(name)
         singles = fill(stand, arguments.nodes)
@@ -146,7 +146,7 @@ def measure(stand: Stand, arguments: argparse.Namespace) -> list[Row]:
     rows += _call_rows(stand, "pods one by one")
     burst(stand, arguments.pods, None)
     rows += _call_rows(stand, f"burst of {arguments.pods} pods")
-    return rows + _memory_rows(stand)
+    rows += _memory_rows(stand)
 
 
 def _burst_rows(bursts: dict[str, Burst], arguments: argparse.Namespace) -> list[Row]:
@@ -234,6 +234,8 @@ def main() -> int:
     has_room = arguments.nodes > SINGLE_NODES and 2 <= arguments.pods <= arguments.nodes * GPUS
     if not has_room or arguments.rounds < 1:
         parser.error(f"needs more than {SINGLE_NODES} nodes, from 2 to 8 x nodes pods, and a round")
+    rows: list[Row] = []
+    status = 0
     started = time.monotonic()
     try:
         with Cluster.start(arguments.name, scheduler=False) as cluster:
@@ -242,15 +244,15 @@ def main() -> int:
                 stand = Stand(cluster, journal)
                 stand.set_up(arguments.nodes)
                 _say(f"{arguments.nodes} nodes after {time.monotonic() - started:.0f} s")
-                rows = measure(stand, arguments)
+                measure(stand, arguments, rows)
         if arguments.start:
             rows += start_times(f"{arguments.name}-start")
-    except (TooSlow, DevclusterError) as failure:
-        print(f"FAILED: {failure}", file=sys.stderr)
-        return 1
+    except (TooSlow, DevclusterError, OSError) as failure:
+        _say(f"FAILED: {failure}")
+        status = 1
     print(f"{arguments.nodes} nodes x {GPUS} GPUs, seed {SEED}, {time.monotonic() - started:.0f} s in all")
     print(table(rows))
-    return 0
+    return status
 
 
 if __name__ == "__main__":
