@@ -108,7 +108,7 @@ def _described(source: Source, ask: Ask, chosen: Choice, *, required: tuple[int,
     several = ask.count > 1
     return Answer(
         devices=source.ids_of(chosen.positions),
-        ring_gbps=chosen.ring_gbps if source.rates_known else None,
+        ring_gbps=round(chosen.ring_gbps, 3) if source.rates_known else None,
         relative_quality=chosen.relative_quality,
         bounded=chosen.bounded,
         why=_reasons(source, ask, chosen, best, required=required),

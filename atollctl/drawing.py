@@ -4,6 +4,7 @@ In: a Source. Out: frozen lines, each a row of (text, style) spans, or plain dat
 and only what the lines say. Separate from the picture (drawing_svg), which has another geometry.
 """
 
+import os
 from typing import Any, Final
 
 from rich.console import Console
@@ -59,7 +60,7 @@ def machine_json(source: Source) -> dict[str, Any]:
 
 def print_lines(lines: tuple[Line, ...]) -> None:
     """Write to standard output: styled on a terminal that wants it, else plain. Lines are never cut or padded."""
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Console(highlight=False, emoji=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
     for line in lines:
         console.print(Text.assemble(*line), soft_wrap=True)
 
@@ -164,7 +165,7 @@ def _island_json(source: Source, island: Island) -> dict[str, Any]:
         "kind": island.kind,
         "gpus": list(source.ids_of(island.positions)),
         "numaNodes": [node for node, group in numa_groups(source.machine) if set(group) & set(island.positions)],
-        "ringGBps": rating.ring_gbps if rating is not None and source.rates_known else None,
+        "ringGBps": round(rating.ring_gbps, 3) if rating is not None and source.rates_known else None,
         "relativeRing": rating.ring_gbps / unit if rating is not None and unit else None,
         "bounded": rating is not None and not rating.exact,
     }

@@ -57,6 +57,7 @@ class Qualities:
     exact: Bools
 
 
+@lru_cache(maxsize=256)
 def link_counts(machine: Machine) -> tuple[tuple[int, ...], ...]:
     """Direct links per pair."""
     return tuple(tuple(direct_links(cell) for cell in row) for row in machine.links)

@@ -294,6 +294,22 @@ def test_numbers_are_written_as_ranges(ids: tuple[int, ...], text: str) -> None:
     assert ranges(ids) == text
 
 
+@pytest.mark.parametrize(
+    ("environment", "styled"),
+    [
+        pytest.param({"FORCE_COLOR": "1"}, True, id="a-terminal"),
+        pytest.param({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, id="a-terminal-without-colour"),
+        pytest.param({}, False, id="a-pipe"),
+    ],
+)
+def test_styles_are_only_for_terminals_that_want_them(environment: dict[str, str], *, styled: bool) -> None:
+    """Scripts and people who set NO_COLOR read plain text."""
+    unset = dict.fromkeys(("FORCE_COLOR", "NO_COLOR"))
+    result = RUNNER.invoke(app, ["topo", "--profile", "l4-8"], env={**unset, "TERM": "xterm-256color", **environment})
+
+    assert ("\x1b[" in result.stdout) == styled
+
+
 def test_json_for_programs() -> None:
     """Every fact of the drawing, with bandwidths in GB/s."""
     result = RUNNER.invoke(app, ["topo", "--profile", "a100-pcie4-bridged", "-o", "json"])
