@@ -22,13 +22,11 @@ import msgspec
 import structlog
 
 from agent.evidence import KubeletReading
-from atoll.cluster.pods import TERMINAL_PHASES
+from atoll.cluster.pods import ENDED_BY_KUBELET, TERMINAL_PHASES
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 TIMEOUT_SECONDS = 5.0
 REJECTION = "Pod was rejected: "
-ENDED_BY_KUBELET = ("PodFailed", "PodCompleted")
-"""Reasons of the Ready condition that only the kubelet writes, once it has decided to run nothing of the pod again."""
 
 log = structlog.get_logger(__name__)
 

@@ -39,6 +39,12 @@ conditions:
 - {type: {{ . | Quote }}, status: "True", lastTransitionTime: "{{ Now }}"}
 {{ end }}
 """
+_DONE = """
+conditions:
+{{ range (list "Ready" "ContainersReady") }}
+- {type: {{ . | Quote }}, status: "False", reason: PodCompleted, lastTransitionTime: "{{ Now }}"}
+{{ end }}
+"""
 
 
 def node_requests(count: int, *, prefix: str, labels: Labels, allocatable: Mapping[str, str]) -> Iterator[Request]:
@@ -88,7 +94,7 @@ def stages() -> str:
     deleted = _selector(".metadata.deletionTimestamp", "Exists")
     alive = _selector(".metadata.deletionTimestamp", "DoesNotExist")
     running = f"phase: Running\n{_READY}{_CONTAINERS.replace('STATE', _RUNNING)}"
-    ended = f"phase: Succeeded\n{_CONTAINERS.replace('STATE', _TERMINATED)}"
+    ended = f"phase: Succeeded\n{_DONE}{_CONTAINERS.replace('STATE', _TERMINATED)}"
     rows = [
         _stage("pod-starts", [alive, _phase_in("Pending")], {"statusTemplate": running}),
         _stage("pod-ends", [deleted, _phase_in("Pending", "Running")], {"statusTemplate": ended}),

@@ -8,6 +8,8 @@ from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Container, ContainerStatus, Pod
 
 TERMINAL_PHASES = ("Succeeded", "Failed")
+ENDED_BY_KUBELET = ("PodFailed", "PodCompleted")
+"""Reasons of the Ready condition that only kubelet writes, once it has decided to run nothing of the pod again."""
 
 
 def holder_of(pod: Pod) -> Holder:

@@ -5,7 +5,7 @@ Doubt that says what is missing. Time is no argument here on purpose: waiting ne
 
     unbound    the watch showed the pod's deletion, and it had no node
     elsewhere  the pod was bound to another node, which never changes: it never could use this one
-    ended      the last object is terminal and kubelet listed every container as terminated
+    ended      the last object is terminal by kubelet's own word, and lists every container as terminated
     vanished   the agent saw the pod's sandbox or cgroup in this boot and no longer does, past the departure, and
                kubelet, where it can be asked, no longer lists it as one to run (it would start its sandbox again)
     unlisted   the agent never saw one, and kubelet's own pod list lacks the pod in two reports past the departure
@@ -121,12 +121,15 @@ def has_ended(pod: Pod) -> bool:
     """Tell whether the pod's own object proves that no container of it runs: terminal, every container terminated.
 
     Waiting or an empty list is no proof: kubelet writes `terminated` for each container when it ends a pod gracefully,
-    and only kubelet knows; a third party can set the phase alone.
+    and only kubelet knows; a third party can set the phase alone. It may do so between two starts of a container, of
+    which a kubelet that is cut off cannot tell: then the Ready condition is still that of a pod that goes on.
     """
     statuses = pods.container_statuses(pod)
     listed = {status.name for status in statuses}
+    goes_on = any(one.type == "Ready" and one.reason not in pods.ENDED_BY_KUBELET for one in pod.status.conditions)
     return (
         pods.is_terminal(pod)
+        and not goes_on
         and bool(statuses)
         and set(pods.all_container_names(pod)) <= listed
         and all(status.state.terminated is not None and status.state.running is None for status in statuses)

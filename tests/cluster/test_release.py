@@ -23,10 +23,11 @@ def with_states(phase: str, *states: dict[str, Any], **options: Any) -> Pod:
     return make_with_status(pod, statuses)
 
 
-def make_with_status(pod: Pod, statuses: list[dict[str, Any]]) -> Pod:
-    """Return the pod with container statuses, decoded as the API server sends them."""
+def make_with_status(pod: Pod, statuses: list[dict[str, Any]], *, ready_reason: str = "PodFailed") -> Pod:
+    """Return the pod with container statuses and a Ready condition, decoded as the API server sends them."""
     raw = msgspec.to_builtins(pod)
     raw["status"]["containerStatuses"] = statuses
+    raw["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": ready_reason}]
     return msgspec.convert(raw, Pod)
 
 
@@ -158,6 +159,15 @@ def test_verdict(facts: dict[str, Any], reports: list[GpuNodeStatusReport], verd
     ("pod", "ended"),
     [
         pytest.param(with_states("Succeeded", TERMINATED, TERMINATED), True, id="all terminated"),
+        pytest.param(
+            make_with_status(
+                make_pod(phase="Failed", containers=("a",)),
+                [{"name": "a", "state": TERMINATED}],
+                ready_reason="ContainersNotReady",
+            ),
+            False,
+            id="set Failed by a third party between two starts",
+        ),
         pytest.param(with_states("Failed", TERMINATED, RUNNING), False, id="one runs"),
         pytest.param(with_states("Failed", TERMINATED, WAITING), False, id="one waits for its next start"),
         pytest.param(with_states("Failed", {}), False, id="no state at all"),

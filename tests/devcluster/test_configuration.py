@@ -160,6 +160,7 @@ def test_fake_pods_end_before_they_go() -> None:
     stages = {stage["metadata"]["name"]: stage["spec"] for stage in yaml.safe_load_all(fake_nodes.stages())}
 
     assert "terminated" in stages["pod-ends"]["next"]["statusTemplate"]
+    assert "PodCompleted" in stages["pod-ends"]["next"]["statusTemplate"]
     assert stages["pod-goes"]["next"] == {"delete": True}
     phases = stages["pod-goes"]["selector"]["matchExpressions"][1]["values"]
     assert set(phases) == {"Succeeded", "Failed"}
