@@ -36,7 +36,7 @@ SETTLE_SECONDS = {1: 2.0, 100: 6.0}
 FREED = {1: 1, 100: 4}
 CYCLES = {1: 5, 100: 3}
 LONE_CALLS = 50
-SHAPES = ("dgx1-v100", "dgx-a100", "dgx-h100", "l40s-pcie")
+SHAPES = ("dgx1-v100", "dgx-a100", "dgx-h100", "l40s-8")
 
 
 @dataclass(slots=True)
