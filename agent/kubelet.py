@@ -6,7 +6,7 @@ the kubelet authorizes that finely; else `nodes/proxy`).
 
 A pod of a terminal phase stays in that list until somebody deletes its object, though the kubelet is done with it: it
 counts as listed only while the phase may be somebody else's word. The kubelet marks its own: a pod that it refused has
-its message and no condition, every other one a reason on its Ready condition.
+its message and no condition of a bound pod, every other one a reason on its Ready condition.
 
 The kubelet's serving certificate is self-signed unless the cluster signs it, and the connection goes from the node to
 the node's own address without leaving it, so it is verified only where a CA file is set.
@@ -123,8 +123,9 @@ def _is_over(status: _Status) -> bool:
     """Tell whether the kubelet itself ended or refused the pod; a phase alone may be a third party's."""
     if status.phase not in TERMINAL_PHASES:
         return False
-    is_ended = any(one.type == "Ready" and one.reason in ENDED_BY_KUBELET for one in status.conditions or ())
-    return is_ended or (status.message.startswith(REJECTION) and not status.conditions)
+    reasons = {one.type: one.reason for one in status.conditions or ()}
+    is_refused = status.message.startswith(REJECTION) and "PodScheduled" not in reasons
+    return is_refused or reasons.get("Ready") in ENDED_BY_KUBELET
 
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:

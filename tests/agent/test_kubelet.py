@@ -96,6 +96,7 @@ REJECTED = {"phase": "Failed", "reason": "NodeAffinity", "message": "Pod was rej
         pytest.param({"phase": "Failed", "conditions": [condition("Ready", "PodFailed")]}, False, id="init failed"),
         pytest.param({"phase": "Succeeded", "conditions": [condition("Ready", "PodCompleted")]}, False, id="completed"),
         pytest.param(REJECTED, False, id="refused by the kubelet before it started"),
+        pytest.param({**REJECTED, "conditions": [condition("DisruptionTarget", "")]}, False, id="refused when evicted"),
         pytest.param({"phase": "Failed", "conditions": [condition("PodScheduled", "")]}, True, id="phase set by hand"),
         pytest.param({**REJECTED, "conditions": [condition("PodScheduled", "")]}, True, id="rejection set by hand"),
         pytest.param({"phase": "Running", "conditions": [condition("Ready", "PodFailed")]}, True, id="not ended yet"),
