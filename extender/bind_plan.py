@@ -3,6 +3,7 @@
 Pure. In: a node's devices, the mask of free ones, a request, a pod. Out: a Plan or a Rejection, and request bodies.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +50,14 @@ def plan_bind(
         for container, part in _parts(pod, devices, positions, request)
     )
     annotations = allocation_annotations(allocation, containers)
-    if annotations_bytes({**pod.metadata.annotations, **annotations}) > ANNOTATIONS_BYTES_MAX:
+    if not fits_annotations(pod, annotations):
         return Rejection(names.REJECT_ANNOTATIONS)
     return Plan(allocation, annotations)
+
+
+def fits_annotations(pod: Pod, added: Mapping[str, str]) -> bool:
+    """Tell whether the pod may have these annotations too; a Binding alone would be let pass with too many."""
+    return annotations_bytes({**pod.metadata.annotations, **added}) <= ANNOTATIONS_BYTES_MAX
 
 
 def _parts(

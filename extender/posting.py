@@ -10,6 +10,7 @@ first and moves the pod's version second.
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from atoll.api import names
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.objects import Pod, decode_pod
@@ -17,7 +18,7 @@ from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests, Unanswered
 from atoll.service.clock import Clock
-from extender.bind_plan import Plan, binding_body
+from extender.bind_plan import Plan, binding_body, fits_annotations
 from extender.errors import BindInDoubt, BindRefused
 from extender.reading import read_live
 from extender.reservations import Attempt, still_held
@@ -56,6 +57,8 @@ async def post_binding(client: ApiClient, clock: Clock, pod: Pod, plan: Plan, at
             raise _refused_as_it_is(pod, sent, sent.refusal)
         if live.metadata.deletion_timestamp is not None:
             raise BindRefused(f"{describe(pod)} is being deleted")
+        if not fits_annotations(live, plan.annotations):
+            raise BindRefused(f"{describe(pod)}: {names.REJECT_ANNOTATIONS}")
         await _check_still_held(client, pod, attempt)
         version = live.metadata.resource_version
     raise BindRefused(f"{describe(pod)} changed faster than it could be bound; kube-scheduler tries again")

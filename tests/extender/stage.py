@@ -134,9 +134,10 @@ class Stage:
         """Return what the pod was given."""
         return bound_allocation(await self.pod(pod))
 
-    async def touch(self, pod: Pod) -> None:
-        """Change the pod, so that its resourceVersion moves."""
-        await self.api.patch(paths.pods(NAMESPACE, pod.metadata.name), {"metadata": {"labels": {"at": uuid4().hex}}})
+    async def touch(self, pod: Pod, filler: str = "") -> None:
+        """Change the pod, so that its resourceVersion moves; `filler` becomes the value of an annotation."""
+        changes = {"labels": {"at": uuid4().hex}, "annotations": {"filler": filler}}
+        await self.api.patch(paths.pods(NAMESPACE, pod.metadata.name), {"metadata": changes})
 
     async def delete(self, pod: Pod) -> None:
         """Remove the pod at once."""

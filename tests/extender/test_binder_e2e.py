@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.api import names
+from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX
 from atoll.cluster.objects import Pod
 from atoll.kube import paths
 from tests.builders import report_json
@@ -148,6 +149,18 @@ async def test_pod_edited_for_ever_is_given_up_cleanly(stage: Stage, node: str, 
 
     assert "changed faster" in await replica.bind(pod, node)
     assert await stage.leases() == {}
+
+
+async def test_pod_filled_up_between_read_and_bind(stage: Stage, node: str, replica: Replica) -> None:
+    """The API server would bind it past its own limit, and never again take a status of kubelet's for it."""
+    pod = await stage.add_pod(gpus=2)
+    await replica.knows(pod)
+    filler = "y" * (ANNOTATIONS_BYTES_MAX - 40)
+    replica.proxy.spoil(BINDING, doing(lambda: stage.touch(pod, filler)), times=1)
+
+    assert names.REJECT_ANNOTATIONS in await replica.bind(pod, node)
+    assert await stage.leases() == {}
+    assert (await stage.pod(pod)).spec.node_name == ""
 
 
 # Somebody else is there first
