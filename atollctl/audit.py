@@ -6,6 +6,7 @@ are taken one after another may disagree while pods come and go, so only what tw
 
 import asyncio
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -26,10 +27,17 @@ STATUS_FINDINGS = 1
 STATUS_UNREACHABLE = 2
 
 
+class Output(StrEnum):
+    """How findings are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 def audit_cluster(
     kubeconfig: Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table or json")] = "table",
+    output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
 ) -> None:
     """Check that no GPU is promised twice, none is leaked, and every allocation is what was promised."""
     try:
@@ -37,7 +45,7 @@ def audit_cluster(
     except KubeError as error:
         typer.echo(f"cannot audit: {error}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
-    if output == "json":
+    if output is Output.JSON:
         typer.echo(json.dumps([_as_dict(finding) for finding in findings], indent=2))
     else:
         _print(findings)

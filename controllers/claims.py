@@ -63,14 +63,14 @@ class ClaimReconciler:
         claim = mirror.claims.store.get(key)
         if claim is None:
             return None
-        users = (mirror.ledger.pods.get(uid) for uid in self._users.get(key, ()))
-        status = claim_status(claim, (pod for pod in users if pod is not None), self._context.now_text())
-        if status == claim.status:
-            return None
         now = self._context.clock.monotonic_seconds()
         wait_seconds = self._written_at.get(key, now - self._interval_seconds) + self._interval_seconds - now
         if wait_seconds > 0:
             return wait_seconds
+        users = (mirror.ledger.pods.get(uid) for uid in self._users.get(key, ()))
+        status = claim_status(claim, (pod for pod in users if pod is not None), self._context.now_text())
+        if status == claim.status:
+            return None
         self._written_at[key] = now
         body = merge_patch(uid=claim.metadata.uid, status=status.to_json())
         try:

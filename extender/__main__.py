@@ -26,16 +26,20 @@ log = structlog.get_logger(__name__)
 
 
 def main() -> int:
-    """Run until a signal; return the exit status."""
-    values = settings.load(ExtenderSettings, sys.argv[1:], "ATOLL_EXTENDER")
+    """Run until a signal; return the exit status, 2 for settings that cannot be used."""
+    try:
+        values = settings.load(ExtenderSettings, sys.argv[1:], "ATOLL_EXTENDER")
+        clock = SystemClock()
+        context = _tls(values, clock)
+    except (SettingsError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     logs.configure(values.log_level, "extender")
     settings.log_effective(values)
-    return run(lambda: _serve(values))
+    return run(lambda: _serve(values, clock, context))
 
 
-async def _serve(values: ExtenderSettings) -> None:
-    clock = SystemClock()
-    context = _tls(values, clock)
+async def _serve(values: ExtenderSettings, clock: SystemClock, context: ssl.SSLContext | None) -> None:
     async with await ApiClient.connect(
         values.kubeconfig,
         user_agent="atoll-extender",

@@ -32,9 +32,9 @@ class ExtenderSettings(Settings):
     """After this the controllers may take back the Leases of a pod that was never bound."""
     expectation_seconds: Annotated[float, Field(ge=1, le=60)] = 10.0
     """How long the GPUs that a pod will probably get are counted as spoken for while its bind has not arrived."""
-    requests_per_second: Annotated[float, Field(gt=0)] = 400.0
+    requests_per_second: Annotated[float, Field(gt=0)] = 1000.0
     """Requests to the API server per second; one bind takes one request per GPU and one more."""
-    burst: Annotated[int, Field(ge=1)] = 800
+    burst: Annotated[int, Field(ge=1)] = 2000
     """Requests that may go out at once."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""

@@ -41,6 +41,9 @@ Params = Mapping[str, str | int]
 Body = Mapping[str, object] | Sequence[Mapping[str, object]] | bytes
 
 CONNECT_SECONDS = 5.0
+CONNECTIONS_MAX = 48
+"""Watches keep six of them; a burst shares the others instead of paying for a handshake per request."""
+KEEPALIVE_SECONDS = 60.0
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 ATTEMPTS_MAX = 5
@@ -330,10 +333,12 @@ def _open_session(credentials: Credentials, user_agent: str) -> aiohttp.ClientSe
     trace.on_connection_reuseconn.append(note_connection)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            ssl=credentials.ssl_context if credentials.ssl_context is not None else True, limit=100
+            ssl=credentials.ssl_context if credentials.ssl_context is not None else True,
+            limit=CONNECTIONS_MAX,
+            keepalive_timeout=KEEPALIVE_SECONDS,
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        headers={"User-Agent": user_agent, "Accept": "application/json"},
+        headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
         trace_configs=[trace],
         cookie_jar=aiohttp.DummyCookieJar(),
         proxy=credentials.proxy,

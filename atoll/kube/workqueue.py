@@ -68,7 +68,8 @@ class WorkQueue(Generic[K]):
             self._due[key] = due
             self._sequence += 1
             heapq.heappush(self._heap, (due, self._sequence, key))
-            self._wake.set()
+            if self._heap[0][2] == key:
+                self._wake.set()
 
     def retry(self, key: K) -> None:
         """Work on `key` again after its own back-off, which doubles until `forget`."""
