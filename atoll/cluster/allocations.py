@@ -15,6 +15,8 @@ ID_DIGITS_MAX = 5
 ANNOTATIONS_BYTES_MAX = 262_144
 """Keys and values of all annotations of one object together. The API server does not check this at a Binding, but at
 every write after it: of a pod that was bound past it kubelet can never again write the status, not even its end."""
+OTHER_BYTES_MAX = ANNOTATIONS_BYTES_MAX * 3 // 4
+"""What a waiting pod may carry already; one that was filled up later would fail every bind and keep others waiting."""
 
 
 @dataclass(frozen=True, slots=True)

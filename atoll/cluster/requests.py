@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from atoll.api import names
 from atoll.api.claims import COUNT_MAX, DeviceClaim, GpuClaim, VisibleDevices
 from atoll.cluster import pods
+from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.machines import parse_capability
 from atoll.cluster.objects import Pod
 from atoll.cluster.quantities import parse_bytes
@@ -41,6 +42,8 @@ class Request:
 def request_of(pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
     """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was."""
     claim_name = pods.claim_name(pod)
+    if annotations_bytes(pod.metadata.annotations) > OTHER_BYTES_MAX:
+        return Rejection(names.REJECT_ANNOTATIONS)
     if names.GANG in pod.metadata.annotations:
         return Rejection(names.REJECT_GANG)
     if not claim_name:

@@ -7,6 +7,7 @@ import pytest
 from atoll.api import names
 from atoll.api.claims import GpuClaim, VisibleDevices
 from atoll.cluster import pods
+from atoll.cluster.allocations import OTHER_BYTES_MAX
 from atoll.cluster.machines import parse_capability
 from atoll.cluster.requests import Rejection, Request, request_of
 from tests.builders import make_claim, make_pod
@@ -36,6 +37,7 @@ SIDECAR = {"name": "proxy", "restartPolicy": "Always"}
             make_claim("g", count=2, spec={"gangRef": "g"}),
             names.REJECT_GANG,
         ),
+        ({"gpus": 1, "annotations": {"x": "y" * OTHER_BYTES_MAX}}, None, names.REJECT_ANNOTATIONS),
     ],
     ids=[
         "claim deleted while the pod waits",
@@ -51,6 +53,7 @@ SIDECAR = {"name": "proxy", "restartPolicy": "Always"}
         "gang by annotation, no claim",
         "gang by annotation",
         "gang by claim",
+        "filled up with annotations while it waits",
     ],
 )
 def test_contradictions_are_rejected(pod: dict[str, Any], claim: GpuClaim | None, reason: str) -> None:

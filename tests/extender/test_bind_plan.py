@@ -60,7 +60,7 @@ def test_a_pod_that_would_be_bound_past_the_limit_of_annotations_is_refused(spar
     filler = {"x": "y" * (ANNOTATIONS_BYTES_MAX - added - len("x") - spare)}
     pod = make_pod(gpus=1, annotations=filler)
 
-    answer = plan_bind(pod, devices, devices.all, _request(pod, {}), VisibleDevices.UUID)
+    answer = plan_bind(pod, devices, devices.all, _request(make_pod(gpus=1), {}), VisibleDevices.UUID)
 
     assert isinstance(answer, Plan) is (spare >= 0)
 
