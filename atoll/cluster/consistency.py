@@ -19,6 +19,7 @@ from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.objects import Lease, Pod
+from atoll.cluster.renumbering import stale_containers
 from atoll.cluster.repairs import Standing, standing
 
 NEVER = "9999-12-31T23:59:59.999999Z"
@@ -41,6 +42,7 @@ class Problem(StrEnum):
     WRONG_UUID = "id and uuid of the allocation are not the same GPU in the node's report"
     WRONG_LEASE_UUID = "Lease and allocation name different GPUs under one id"
     WRONG_CONTAINER_VALUE = "the containers' annotations do not add up to the pod's GPUs"
+    STALE_NUMBERS = "a container was told numbers that mean other GPUs since its machine was renumbered"
     WRONG_PRINTED_VALUE = "a container saw other GPUs than its annotation says"
     WRONG_HOLDER_NAME = "the Lease's holder has the uid of one pod and the name of another"
 
@@ -59,6 +61,7 @@ PROMISES: Mapping[Problem, int] = {
     Problem.WRONG_UUID: 4,
     Problem.WRONG_LEASE_UUID: 4,
     Problem.WRONG_CONTAINER_VALUE: 4,
+    Problem.STALE_NUMBERS: 4,
     Problem.WRONG_PRINTED_VALUE: 4,
     Problem.WRONG_HOLDER_NAME: 6,
 }
@@ -112,7 +115,7 @@ def audit(
     books.reports = {status.metadata.name: status.status for status in reports if status.status is not None}
     findings = [*_read_pods(books), *_read_leases(books, leases)]
     findings += [*_double_uses(books), *_lease_holders(books), *_missing_leases(books)]
-    findings += [*_reported_uuids(books), *_container_values(books), *_processes(books)]
+    findings += [*_reported_uuids(books), *_container_values(books), *_stale_numbers(books), *_processes(books)]
     findings += [finding for value in printed for finding in _printed_value(books, value)]
     return tuple(sorted(set(findings)))
 
@@ -224,6 +227,13 @@ def _container_values(books: _Books) -> Iterator[Finding]:
                 f"containers have {','.join(sorted(given)) or 'none'}, the pod {','.join(sorted(allocation.uuids))}"
             )
             yield _finding(Problem.WRONG_CONTAINER_VALUE, _name(pod), detail)
+
+
+def _stale_numbers(books: _Books) -> Iterator[Finding]:
+    for uid, allocation in books.allocations.items():
+        report = books.reports.get(allocation.node)
+        for stale in stale_containers(books.pods[uid], report.devices if report is not None else ()):
+            yield _finding(Problem.STALE_NUMBERS, _name(books.pods[uid]), f"on {allocation.node}: {stale}")
 
 
 def _processes(books: _Books) -> Iterator[Finding]:

@@ -118,6 +118,13 @@ BROKEN: list[tuple[str, list[Pod], list[Lease], list[GpuNodeStatus], set[Problem
         {Problem.WRONG_CONTAINER_VALUE},
     ),
     (
+        "the machine was renumbered",
+        [bound("a", 0, annotations={f"{names.CONTAINER_DEVICES_PREFIX}main": "0"})],
+        leases("a", 0),
+        [make_report(indices=[3, 1, 2, 0, 4, 5, 6, 7])],
+        {Problem.STALE_NUMBERS},
+    ),
+    (
         "same uid, another name",
         [bound("a", 0, uid="u")],
         [make_lease("n1", 0, holder=Holder("team", "b", "u"))],
