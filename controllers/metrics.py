@@ -22,6 +22,7 @@ class ControllerMetrics:
     leases_rewritten: Counter
     double_uses: Counter
     pods_woken: Counter
+    pods_evicted: Counter
     claim_writes: Counter
     reconcile_failures: Counter
 
@@ -37,6 +38,7 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
         leases_rewritten=metrics.counter("leases_rewritten", "Unreadable Leases that were written again"),
         double_uses=metrics.counter("double_uses", "GPUs that two holders name; nothing was released"),
         pods_woken=metrics.counter("pods_woken", "Waiting pods that were woken because they fit"),
+        pods_evicted=metrics.counter("pods_evicted", "Pods evicted because their machine was renumbered"),
         claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
         reconcile_failures=metrics.counter("reconcile_failures", "Reconciliations to be repeated", labels=("loop",)),
     )

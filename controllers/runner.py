@@ -34,6 +34,7 @@ from controllers.metrics import ControllerMetrics, controller_metrics
 from controllers.orphans import OrphanReconciler
 from controllers.relabel import RelabelReconciler
 from controllers.release import ReleaseReconciler
+from controllers.renumbering import RenumberingReconciler
 from controllers.repair import RepairReconciler
 from controllers.settings import ControllersSettings
 from controllers.wake import WakeReconciler
@@ -190,6 +191,7 @@ def build_loops(context: Context, departures: Departures, settings: ControllersS
         Loop(OrphanReconciler(context, release.add), clock, metrics),
         Loop(RepairReconciler(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
         Loop(RelabelReconciler(context), clock, metrics),
+        Loop(RenumberingReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
     )

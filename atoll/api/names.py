@@ -92,6 +92,7 @@ REASON_DOUBLE_USE: Final = "GpuDoubleUse"
 REASON_POD_WOKEN: Final = "GpusAvailable"
 REASON_ORPHAN_LEASE: Final = "OrphanGpuLease"
 REASON_WAITING: Final = "WaitingForGpus"
+REASON_GPUS_RENUMBERED: Final = "GpusRenumbered"
 REASON_UNREADABLE_LEASE: Final = "UnreadableGpuLease"
 EVENT_REASONS: Final = {
     REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
@@ -101,6 +102,7 @@ EVENT_REASONS: Final = {
     REASON_POD_WOKEN: "GPUs that fit the waiting pod became free; kube-scheduler was asked to try it again",
     REASON_ORPHAN_LEASE: "a Lease named a holder that never bound this GPU; it was deleted",
     REASON_UNREADABLE_LEASE: "a GPU Lease does not say what it should; nobody gets its GPU until it is readable again",
+    REASON_GPUS_RENUMBERED: "a reboot gave the numbers that the pod was told to other GPUs; the pod is evicted",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 

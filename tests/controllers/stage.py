@@ -107,12 +107,19 @@ class Stage:
         self.report(node, profile=profile)
 
     def report(
-        self, node: str, *, profile: str = "dgx1-v100", live: tuple[str, ...] = (), listed: tuple[str, ...] = ()
+        self,
+        node: str,
+        *,
+        profile: str = "dgx1-v100",
+        live: tuple[str, ...] = (),
+        listed: tuple[str, ...] = (),
+        indices: tuple[int, ...] | None = None,
     ) -> None:
         """Publish one complete reading that has seen every change of pods so far."""
         position = self.do("GET", "/api/v1/pods?limit=1")["metadata"]["resourceVersion"]
         registered = self.get(f"/api/v1/nodes/{node}")
-        status = report_json(node, profile, node_uid=registered["metadata"]["uid"] if registered else None)["status"]
+        node_uid = registered["metadata"]["uid"] if registered else None
+        status = report_json(node, profile, node_uid=node_uid, indices=indices)["status"]
         status["pods"] = [{"uid": uid, "live": uid in live, "kubelet": uid in listed} for uid in {*live, *listed}]
         status["evidence"] = {
             "sequence": next(self.sequences),
@@ -137,12 +144,12 @@ class Stage:
             body = lease_body(reservation, device_id, f"GPU-{node}-{device_id:04d}")
             self.do("POST", LEASES, body, identity="scheduler")
 
-    def bind(self, pod: Json, node: str, *device_ids: int) -> Any:
-        """Post the fenced Binding; return the API server's answer."""
+    def bind(self, pod: Json, node: str, *device_ids: int, cuda: str = "") -> Any:
+        """Post the fenced Binding, by uuid unless `cuda` says otherwise; return the API server's answer."""
         from atoll.cluster.allocations import ContainerDevices, allocation_annotations
 
         uuids = tuple(f"GPU-{node}-{device_id:04d}" for device_id in device_ids)
-        values = ContainerDevices("main", ",".join(uuids), ",".join(uuids))
+        values = ContainerDevices("main", cuda or ",".join(uuids), ",".join(uuids))
         metadata = {key: pod["metadata"][key] for key in ("name", "uid", "resourceVersion")}
         metadata["annotations"] = allocation_annotations(Allocation(node, device_ids, uuids), (values,))
         body = {"metadata": metadata, "target": {"kind": "Node", "name": node}}

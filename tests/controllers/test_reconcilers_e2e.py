@@ -175,6 +175,18 @@ def test_claim_tells_who_has_what(stage: Stage, node: str) -> None:
     ]
 
 
+def test_pod_with_numbers_of_an_earlier_boot_is_evicted(stage: Stage, node: str) -> None:
+    """A reboot renumbers the machine: the pod that was told a number is evicted, one that was told a uuid is not."""
+    for name, device_id, cuda in (("numbered", 0, "0"), ("named", 1, "")):
+        pod = stage.create_pod(name)
+        stage.reserve(pod, node, device_id)
+        assert stage.bind(pod, node, device_id, cuda=cuda).is_accepted
+    stage.report(node, indices=(7, 6, 5, 4, 3, 2, 1, 0))
+    stage.until(lambda: "deletionTimestamp" in stage.pod("numbered")["metadata"], "it is evicted")
+    stage.until(lambda: stage.events(names.REASON_GPUS_RENUMBERED, "numbered"), "the event tells why")
+    assert "deletionTimestamp" not in stage.pod("named")["metadata"]
+
+
 def test_one_round_by_hand(stage: Stage, node: str) -> None:
     """`--once` leads when nobody else does, looks at everything once, and ends in order."""
     stage.kill_controllers()

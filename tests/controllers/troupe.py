@@ -54,9 +54,11 @@ class HurriedClock:
 
 
 class Server(FakeApiServer):
-    """Also knows the status subresource, whose writes are kept in the object."""
+    """Also knows the status subresource, whose writes are kept in the object, and evictions, which act at once."""
 
     def _store(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
+        if method == "POST" and path.endswith("/eviction"):
+            return super()._store("DELETE", path.removesuffix("/eviction"), query, body["deleteOptions"])
         return super()._store(method, path.removesuffix("/status"), query, body)
 
 

@@ -104,6 +104,11 @@ def binding(name: str, annotations: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def eviction(name: str) -> dict[str, Any]:
+    """Return an Eviction of the pod."""
+    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "doors"}}
+
+
 def lease(name: str, holder: str = "default/p/uid") -> dict[str, Any]:
     """Return a Lease."""
     return {
