@@ -33,6 +33,12 @@ def instance(profile: str) -> dict[str, Any]:
 
 STALE: list[tuple[str, Pod, dict[str, Any], StaleContainer]] = [
     ("number went to another card", told("0", 0), {"indices": REVERSED}, StaleContainer("main", (0,), (7,))),
+    (
+        "number went to a sick card",
+        told("0", 0),
+        {"indices": REVERSED, "sick": [7]},
+        StaleContainer("main", (0,), (7,)),
+    ),
     ("one of two", told("0,7", 0, 7), {"indices": LAST_FIRST}, StaleContainer("main", (0, 7), (6, 7))),
     (
         "own card not counted any more, its number with a healthy one",

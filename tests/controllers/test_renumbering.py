@@ -1,4 +1,7 @@
-"""Pods with wrong numbers are evicted, whichever write is lost, and nobody else is."""
+"""Pods with wrong numbers are evicted, whichever write is lost, and nobody else is.
+
+What wakes the reconciler is under test too: where a test waits with `until`, no resync comes to its aid.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from atoll.cluster.allocations import ContainerDevices, allocation_annotations
 from tests.builders import make_allocation, pod_json, report_json
 from tests.controllers.troupe import PODS, REPORTS, Server, Troupe, strip_version, troupe
 from tests.fakes.api_server import answering
+from tests.fakes.clock import until
 
 RENUMBERED = [3, 2, 1, 0, 4, 5, 6, 7]
 EVICTION = ("POST", f"{PODS}/p/eviction")
@@ -46,7 +50,7 @@ async def test_eviction_survives_any_lost_write(tmp_path: Path, fails_at: int, *
 
     async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
         renumber(stage.server)
-        await stage.settled(lambda: names_of_pods(stage) == {"by-uuid", "walled", "right"})
+        await until(lambda: names_of_pods(stage) == {"by-uuid", "walled", "right"})
         assert (names.REASON_GPUS_RENUMBERED, "p") in stage.notes.recorded
         assert {path for _, path in stage.api.writes if path.endswith("/eviction")} == {EVICTION[1]}
 
@@ -55,7 +59,7 @@ async def test_pod_bound_by_a_report_from_before_the_reboot_is_evicted(tmp_path:
     """The bind lands after the report that makes it wrong: the change of the pod is looked at too."""
     async with troupe(tmp_path, renumber) as stage:
         put_told(stage.server, "p", 0, "0")
-        await stage.settled(lambda: not names_of_pods(stage))
+        await until(lambda: not names_of_pods(stage))
 
 
 async def test_disruption_budget_delays_the_eviction(tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ async def test_disruption_budget_delays_the_eviction(tmp_path: Path) -> None:
 
     async with troupe(tmp_path, furnish) as stage:
         renumber(stage.server)
-        await stage.settled(lambda: not names_of_pods(stage))
+        await until(lambda: not names_of_pods(stage))
         assert stage.api.writes.count(EVICTION) == 3
 
 
