@@ -1,10 +1,15 @@
 """Fixtures that several folders share."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A shell that runs the tests in the background has SIGINT ignored, and every process that a test starts would inherit
+# that and outlive the interrupt that the test sends it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parent.parent
 
