@@ -157,7 +157,7 @@ def test_a_node_deleted_under_a_running_pod_frees_nothing(world: World, holder: 
 def test_a_pod_set_failed_by_hand_keeps_its_gpus_while_its_container_runs(
     world: World, holder: str, paused: list[str]
 ) -> None:
-    """A phase that anybody with the right may write is no proof, and kubelet, once it is asked, takes it back."""
+    """A phase that anybody with the right may write is no proof. Kubelet, once it is back, corrects it or ends the pod."""
     paused.append(f"kubelet@{NODE}")
     world.cluster.signal(f"kubelet@{NODE}", "STOP")
     path = f"/api/v1/namespaces/{world.namespace}/pods/holder/status"
@@ -167,7 +167,16 @@ def test_a_pod_set_failed_by_hand_keeps_its_gpus_while_its_container_runs(
 
     assert_nobody_got_them(world, holder)
     world.cluster.signal(f"kubelet@{NODE}", "CONT")
-    world.wait(lambda: world.get("holder")["status"]["phase"] != "Failed", "kubelet to correct the phase")
-    assert_nobody_got_them(world, holder)
+    world.wait(lambda: is_corrected(world) or is_handed_over(world), "kubelet to correct the phase or to end the pod")
     world.delete("holder")
     assert_successor_takes_over(world, holder)
+
+
+def is_corrected(world: World) -> bool:
+    """Tell whether the holder is no longer said to have failed."""
+    return bool(world.get("holder")["status"]["phase"] != "Failed")
+
+
+def is_handed_over(world: World) -> bool:
+    """Tell whether the successor has a node."""
+    return "nodeName" in world.get("successor")["spec"]
