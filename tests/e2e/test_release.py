@@ -157,7 +157,7 @@ def test_a_node_deleted_under_a_running_pod_frees_nothing(world: World, holder: 
 def test_a_pod_set_failed_by_hand_keeps_its_gpus_while_its_container_runs(
     world: World, holder: str, paused: list[str]
 ) -> None:
-    """A phase that anybody with the right may write is no proof. Kubelet, once it is back, corrects it or ends the pod."""
+    """A phase that anybody may have written is no proof. Kubelet, once it is back, corrects it or ends the pod."""
     paused.append(f"kubelet@{NODE}")
     world.cluster.signal(f"kubelet@{NODE}", "STOP")
     path = f"/api/v1/namespaces/{world.namespace}/pods/holder/status"
