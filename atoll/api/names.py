@@ -75,7 +75,6 @@ LEASE_FENCED: Final = "gpu.scheduling/fenced"
 """Set before a reservation is taken back: no bind may rely on the Lease any more."""
 LEASE_IN_DOUBT: Final = "gpu.scheduling/in-doubt"
 
-EXTENDER_IDENTITY: Final = "atoll-extender"
 CONTROLLERS_LEADER_LEASE: Final = "atoll-controllers"
 WEBHOOK_SERVICE: Final = "atoll-webhook"
 WEBHOOK_CONFIGURATION: Final = "zz-atoll-webhook"
