@@ -136,6 +136,7 @@ class Handlers:
             request=self._request(call.pod),
             now_seconds=self._parts.clock.monotonic_seconds(),
             failed_nodes=self._parts.binder.failed_nodes(uid),
+            priority=call.pod.spec.priority,
         )
         return judge_nodes(call.node_names or (), question, self._parts.mirror.ledger)
 

@@ -177,7 +177,8 @@ class Binder:
         lost: frozenset[str] = frozenset()
         for _ in range(DEVICES_MAX):
             devices = self._devices(node)
-            free = ledger.free(node, now_seconds=self._clock.monotonic_seconds(), asking_uid=uid)
+            now = self._clock.monotonic_seconds()
+            free = ledger.free(node, now_seconds=now, asking_uid=uid, asking_priority=pod.spec.priority)
             plan = plan_bind(pod, devices, free & ~devices.mask_of((), lost), request, self._settings.default_mode)
             if isinstance(plan, Rejection):
                 raise BindRefused(f"node {node}: {plan.reason}")

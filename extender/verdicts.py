@@ -28,12 +28,16 @@ class NodeVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What filter is asked: a pod's uid, its request, the moment, and nodes on which its bind failed moments ago."""
+    """What filter is asked: a pod's uid, its request, the moment, and nodes on which its bind failed moments ago.
+
+    `priority` decides whose kept GPUs the pod may take; without one it ranks below all.
+    """
 
     uid: str
     request: Request | Rejection
     now_seconds: float
     failed_nodes: frozenset[str] = frozenset()
+    priority: int | None = None
 
 
 def judge_nodes(node_names: Sequence[str], question: Question, ledger: Ledger) -> NodeVerdicts:
@@ -63,7 +67,9 @@ def _with_holder_elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts) ->
 
 
 def _judge(node_names: Sequence[str], request: Request, question: Question, ledger: Ledger) -> NodeVerdicts:
-    cell_of_node = ledger.cells(now_seconds=question.now_seconds, asking_uid=question.uid)
+    cell_of_node = ledger.cells(
+        now_seconds=question.now_seconds, asking_uid=question.uid, asking_priority=question.priority
+    )
     cells = list(map(cell_of_node.get, node_names))
     distinct = {cell for cell in set(cells) if cell}
     answers = Answers.of(request)

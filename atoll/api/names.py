@@ -32,15 +32,23 @@ CLAIM_UID: Final = "gpu.scheduling/claim-uid"
 ALLOCATED: Final = "gpu.scheduling/allocated"
 UUIDS: Final = "gpu.scheduling/uuids"
 WOKEN: Final = "gpu.scheduling/woken"
+KEPT: Final = "gpu.scheduling/kept"
+"""On a waiting pod: NODE:ID,ID of the GPUs that are being freed for it by evictions; others leave them alone."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
-OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN)
+OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT)
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Kubelet's mark on the pod that shows a static pod; only kubelets may set it."""
 
 GANG_GATE: Final = "gpu.scheduling/gang-admission"
+GANG_MADE_FOR: Final = "gpu.scheduling/made-for"
+"""Annotation on a GpuGang that Atoll made from the pods' annotations: the uid of their owner, or `pods`."""
+GANG_SUSPENDED: Final = "gpu.scheduling/suspended"
+"""Annotation on a Job or another owner of members that Atoll suspended: the uid of the gang. Only such ones are resumed."""
+FABRIC_LEVEL: Final = "gpu.scheduling/fabric-clique"
+"""Level of a Topology whose domains are NVLink fabric cliques: clusterUUID and cliqueId, as the agents report them."""
 RUNTIME_CLASS: Final = "atoll-nvidia"
 """RuntimeClass whose NVIDIA handler accepts the visible-devices variable; only the webhook may set it."""
 
@@ -93,6 +101,16 @@ REASON_ORPHAN_LEASE: Final = "OrphanGpuLease"
 REASON_WAITING: Final = "WaitingForGpus"
 REASON_GPUS_RENUMBERED: Final = "GpusRenumbered"
 REASON_UNREADABLE_LEASE: Final = "UnreadableGpuLease"
+REASON_GPUS_FREEING: Final = "GpusBeingFreed"
+REASON_PREEMPTED: Final = "PreemptedForIsland"
+REASON_PREEMPTION_ENDED: Final = "PreemptionEnded"
+REASON_FOREIGN_USE: Final = "ForeignGpuUse"
+REASON_GANG_ADMITTED: Final = "GangAdmitted"
+REASON_GANG_WAITING: Final = "GangWaiting"
+REASON_GANG_EVICTED: Final = "GangEvicted"
+REASON_GANG_DEACTIVATED: Final = "GangDeactivated"
+REASON_GANG_RESUMED: Final = "GangResumed"
+REASON_GANG_UNDONE: Final = "GangAdmissionUndone"
 EVENT_REASONS: Final = {
     REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
     REASON_GPUS_IN_DOUBT: "the pod is gone, but nothing proves yet that its containers are; nobody gets its GPUs",
@@ -102,6 +120,16 @@ EVENT_REASONS: Final = {
     REASON_ORPHAN_LEASE: "a Lease named a holder that never bound this GPU; it was deleted",
     REASON_UNREADABLE_LEASE: "a GPU Lease does not say what it should; nobody gets its GPU until it is readable again",
     REASON_GPUS_RENUMBERED: "a reboot gave the numbers that the pod was told to other GPUs; the pod is evicted",
+    REASON_GANG_ADMITTED: "every member of the gang got its GPUs, and all of them may start",
+    REASON_GANG_WAITING: "the gang holds nothing and waits; the message says for what",
+    REASON_GANG_EVICTED: "the whole gang gives its GPUs back; the message says why, and whether it comes back",
+    REASON_GANG_DEACTIVATED: "the gang was put out of action; set spec.active to true to try it again",
+    REASON_GANG_RESUMED: "the pause after the eviction is over; the owner of the members was resumed",
+    REASON_GANG_UNDONE: "an admission could not be finished, so every reservation of it was taken back",
+    REASON_GPUS_FREEING: "pods of lower priority are evicted, so that the pod gets GPUs that its claim wants joined",
+    REASON_PREEMPTED: "the pod is evicted for one of higher priority whose claim wants GPUs that are joined",
+    REASON_PREEMPTION_ENDED: "the pod did not get the GPUs that were freed for it; the message says why",
+    REASON_FOREIGN_USE: "a GPU is used by somebody who does not hold it; nobody gets it meanwhile",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 
@@ -114,6 +142,48 @@ REASON_DEVICES_MISSING: Final = "DevicesMissing"
 REASON_LINKS_UNREAD: Final = "LinksUnread"
 REASON_LINKS_ASYMMETRIC: Final = "LinksAsymmetric"
 REASON_EVIDENCE_UNREAD: Final = "EvidenceUnread"
+
+# Conditions of a GpuGang, and their reasons.
+CONDITION_ACTIVE: Final = "Active"
+CONDITION_QUORUM: Final = "QuorumReached"
+CONDITION_ADMITTED: Final = "Admitted"
+CONDITION_PODS_READY: Final = "PodsReady"
+CONDITION_EVICTED: Final = "Evicted"
+GANG_CONDITIONS: Final = {
+    CONDITION_ACTIVE: (
+        "Active",
+        "Deactivated",
+        "RequeuingLimitExceeded",
+        "TopologyMissing",
+        "TopologyAmbiguous",
+        "LevelMissing",
+        "OutOfBounds",
+        "Invalid",
+        "UnderKueue",
+    ),
+    CONDITION_QUORUM: ("QuorumReached", "WaitForMembers", "ForeignGates"),
+    CONDITION_ADMITTED: (
+        "Admitted",
+        "Inactive",
+        "WaitForQuorum",
+        "WaitForRoom",
+        "NeverFits",
+        "WaitForRequeue",
+        "WaitForOtherGangs",
+        "WaitForRelease",
+        "AdmissionUndone",
+    ),
+    CONDITION_PODS_READY: ("WaitForStart", "Started", "WaitForRecovery", "Recovered"),
+    CONDITION_EVICTED: (
+        "NotEvicted",
+        "PodsReadyTimeout",
+        "SchedulerRefused",
+        "NodeLost",
+        "Deactivated",
+        "Preempted",
+        "MembersLost",
+    ),
+}
 
 EVIDENCE_WANTED: Final = "gpu.scheduling/evidence-wanted"
 """Annotation on a GpuNodeStatus. Whenever its value changes, the agent lists its pods anew, takes two complete readings

@@ -45,15 +45,23 @@ def parse_allocation(annotations: Mapping[str, str]) -> Allocation | None:
     allocated = annotations.get(names.ALLOCATED)
     if allocated is None:
         return None
-    node, separator, ids_text = allocated.rpartition(":")
-    ids = tuple(int(part) for part in ids_text.split(",") if _is_id(part))
-    if not separator or not node or not ids or len(ids) != ids_text.count(",") + 1 or len(set(ids)) != len(ids):
+    node, _, ids_text = allocated.rpartition(":")
+    ids = parse_ids(ids_text)
+    if not node or not ids:
         raise MalformedValue(f"annotation {names.ALLOCATED}", allocated, "NODE:ID,ID,... with every id once")
     uuids_text = annotations.get(names.UUIDS, "")
     uuids = tuple(uuids_text.split(","))
     if len(uuids) != len(ids) or not all(uuids) or len(set(uuids)) != len(uuids) or len(ids) > DEVICES_MAX:
         raise MalformedValue(f"annotation {names.UUIDS}", uuids_text, f"{len(ids)} different uuids, one per id")
     return Allocation(node, ids, uuids)
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """Read `ID,ID,...`, every id once and at most `DEVICES_MAX`; empty for any other text."""
+    parts = text.split(",")
+    is_list = len(parts) <= DEVICES_MAX and all(map(_is_id, parts))
+    ids = tuple(map(int, parts)) if is_list else ()
+    return ids if len(set(ids)) == len(ids) else ()
 
 
 def _is_id(text: str) -> bool:

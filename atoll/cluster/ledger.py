@@ -25,6 +25,7 @@ from atoll.api.node_status import Device, GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
+from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices
 from atoll.cluster.objects import Lease, Pod
@@ -71,6 +72,7 @@ class Ledger:
         self._expected: dict[str, Expectation] = {}
         self._expected_on: dict[str, dict[str, Expectation]] = {}
         self._expires_seconds = math.inf
+        self._keeping = Keeping()
         self._heard: dict[str, tuple[float, float]] = {}
         self._silent_seconds = math.inf
         self._lease_names: dict[str, set[str]] = {}
@@ -152,6 +154,7 @@ class Ledger:
         uid = pod.metadata.uid
         self._drop_pod_hold(uid)
         self.pods[uid] = pod
+        self.keep(uid, kept_for(pod))
         try:
             allocation = bound_allocation(pod)
         except MalformedValue as error:
@@ -170,6 +173,7 @@ class Ledger:
         self._drop_pod_hold(uid)
         self.forget(uid)
         self.unexpect(uid)
+        self.keep(uid, None)
 
     def _drop_pod_hold(self, uid: str) -> None:
         self.malformed_pods.pop(uid, None)
@@ -218,12 +222,24 @@ class Ledger:
             if not others:
                 del self._expected_on[expectation.node]
 
+    # Kept for waiting pods
+
+    def keep(self, uid: str, kept: Kept | None) -> None:
+        """Keep devices for a waiting pod, or nothing any more; see atoll.cluster.keeping."""
+        for node in self._keeping.put(uid, kept):
+            self._note_expected(node)
+
+    def kept(self, uid: str) -> Kept | None:
+        """Return what is kept for a waiting pod."""
+        return self._keeping.of(uid)
+
     # Questions
 
-    def free(self, node: str, *, now_seconds: float, asking_uid: str = "") -> int:
-        """Return the mask of devices that nothing holds, less what other pods are expected to take.
+    def free(self, node: str, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None) -> int:
+        """Return the mask of devices that nothing holds, less what is expected or kept for other pods.
 
-        What the asking pod itself holds by Leases or by its own bind counts as free for it.
+        What the asking pod itself holds by Leases or by its own bind counts as free for it. What is kept for pods of a
+        lower priority than the asking one's does too; without a priority it ranks below all.
         """
         devices = self.nodes.get(node)
         if devices is None:
@@ -238,9 +254,13 @@ class Ledger:
         for uid, expectation in self._expected_on.get(node, {}).items():
             if uid != asking_uid:
                 mask &= ~devices.mask_of(expectation.device_ids)
+        for device_ids in self._keeping.on(node, asking_uid=asking_uid, asking_priority=asking_priority):
+            mask &= ~devices.mask_of(device_ids)
         return mask
 
-    def cells(self, *, now_seconds: float, asking_uid: str = "") -> Mapping[str, Cell]:
+    def cells(
+        self, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None
+    ) -> Mapping[str, Cell]:
         """Return the cell of every node with a fresh report: what `free` says of its usable devices, for all nodes."""
         self._drop_expired(now_seconds)
         if now_seconds > self._silent_seconds:
@@ -248,10 +268,11 @@ class Ledger:
         changed, self._changed = self._changed, set()
         for node in changed:
             self._renew_cell(node, now_seconds)
-        own = [node for node in self._own_nodes(asking_uid) if node in self._cells]
+        special = self._own_nodes(asking_uid) | self._keeping.opens_for(asking_uid, asking_priority)
+        own = [node for node in special if node in self._cells]
         if not own:
             return self._cells
-        return {**self._cells, **{node: self._cell(node, now_seconds, asking_uid) for node in own}}
+        return {**self._cells, **{node: self._cell(node, now_seconds, asking_uid, asking_priority) for node in own}}
 
     def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
         """Return why a device is not free, in a fixed order; empty for a free one."""
@@ -279,9 +300,10 @@ class Ledger:
         nodes |= {holder.node for holder in (self._assumed.get(uid), self._expected.get(uid)) if holder is not None}
         return nodes
 
-    def _cell(self, node: str, now_seconds: float, asking_uid: str = "") -> Cell:
+    def _cell(self, node: str, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None) -> Cell:
         devices = self.nodes[node]
-        return cell_of(devices.shape, self.free(node, now_seconds=now_seconds, asking_uid=asking_uid) & devices.usable)
+        free = self.free(node, now_seconds=now_seconds, asking_uid=asking_uid, asking_priority=asking_priority)
+        return cell_of(devices.shape, free & devices.usable)
 
     def _renew_cell(self, node: str, now_seconds: float) -> None:
         self._cells.pop(node, None)
