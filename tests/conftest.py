@@ -12,6 +12,15 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parent.parent
+E2E_SECONDS = 900
+"""An end-to-end test's share may include the start of its cluster; the waits inside of it are bounded by themselves."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give end-to-end tests the time that a machine several times slower needs, where they name none themselves."""
+    for item in items:
+        if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(E2E_SECONDS))
 
 
 @pytest.fixture(scope="session")
