@@ -15,8 +15,8 @@ def test_the_locks_tell_of_a_gpu_that_two_containers_hold(world: World) -> None:
         body["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-of-both"}]
         world.create(body)
 
-    world.wait(contention.exists, "the locks to notice")
-    text = contention.read_text()
+    text = world.wait(lambda: contention.exists() and contention.read_text(), "the locks to notice")
     contention.unlink()  # by then the file has done its work, and other tests would fail of it
 
+    assert isinstance(text, str)
     assert text.startswith("GPU-of-both wanted by believer-")
