@@ -91,6 +91,7 @@ def test_a_pod_that_kubelet_refuses_gives_its_gpus_back_while_it_still_exists(wo
     uid = world.pod("refused", "whole", nodeSelector={"test/room": "yes"})["metadata"]["uid"]
     world.wait(lambda: "nodeName" in world.get("refused")["spec"], "the pod to be bound")
     world.cluster.kubectl("label", "node", NODE, "test/room-", check=True)
+    world.cluster.signal(f"kubelet@{NODE}", "KILL")  # a paused one that went on for a moment might start the pod
     world.cluster.restart_kubelet(NODE)
     world.wait_phase("refused", "Failed")
     world.pod("successor", "whole")
