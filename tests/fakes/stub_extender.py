@@ -1,7 +1,8 @@
 """An extender that only records who is asked and answers as a file tells it: for facts about kube-scheduler itself.
 
 Run as `python stub_extender.py FOLDER`: calls go to FOLDER/calls, one `verb pod` a line. While FOLDER/reject exists,
-filter refuses every node. A bind is answered, with an error, only once FOLDER/answer-binds exists.
+filter refuses every node. A bind is answered, with an error, only once FOLDER/answer-binds exists, which writes
+`answered pod`.
 """
 
 import asyncio
@@ -29,9 +30,11 @@ def application(folder: Path) -> web.Application:
         return web.json_response(reply | {"FailedAndUnresolvableNodes": dict.fromkeys(refused, "refused by the stub")})
 
     async def bind(request: web.Request) -> web.Response:
-        record("bind", (await request.json())["PodName"])
+        pod = (await request.json())["PodName"]
+        record("bind", pod)
         while not (folder / "answer-binds").exists():  # noqa: ASYNC110 - another process makes the file
             await asyncio.sleep(0.05)
+        record("answered", pod)
         return web.json_response({"Error": "refused by the stub"})
 
     async def prioritize(request: web.Request) -> web.Response:
