@@ -59,7 +59,8 @@ def test_pods_without_a_claim_start_as_usual(without_atoll: World) -> None:
     assert "failed calling webhook" in refused.stderr
     world.wait_running("plain")
     world.wait(lambda: ready_replicas(world) == 3, "the Deployment to be ready")
-    world.kubectl("wait", "--for=condition=complete", "--timeout=60s", "job/task")
+    completed = world.kubectl("wait", "--for=condition=complete", "--timeout=240s", "job/task")
+    assert completed.returncode == 0, completed.stderr
     assert world.seen("plain").nvidia == ()
     assert world.seen("train") == before
     world.kubectl("delete", "deployment", "web", "--cascade=foreground")  # or it would replace pods that leave
