@@ -30,7 +30,7 @@ from tests.builders import creatable, pod_json, report_json
 from tests.fakes.fault_proxy import FaultProxy
 
 NAMESPACE = "default"
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 120.0
 ANSWER_SECONDS = 6.0
 
 

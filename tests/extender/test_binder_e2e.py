@@ -113,6 +113,7 @@ async def test_repeat_is_answered_while_the_mirror_lags(stage: Stage, node: str,
     assert await replica.bind(pod, node) == ""
     first = await stage.check_holds_exactly(pod)
     await replica.until(lambda: replica.mirror.ledger.allocation_of(pod.metadata.uid) is not None, "the bound pod")
+    await replica.until(lambda: len(replica.mirror.ledger.leases_of(pod.metadata.uid)) == 2, "its Leases")
 
     for uuid in first.uuids:
         replica.mirror.ledger.drop_lease(_lease_name(replica, uuid, node))
@@ -335,6 +336,8 @@ async def test_another_pods_lease_is_never_deleted(stage: Stage, node: str, repl
     await asyncio.gather(replica.knows(winner), replica.knows(loser))
     assert await replica.bind(winner, node) == ""
     before = await stage.leases()
+    await replica.until(lambda: replica.mirror.ledger.allocation_of(winner.metadata.uid) is not None, "the bound pod")
+    await replica.until(lambda: len(replica.mirror.ledger.leases_of(winner.metadata.uid)) == 1, "its Lease")
 
     replica.mirror.ledger.put_pod(winner)
     for lease in before.values():
