@@ -17,7 +17,7 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 240.0
 
 
 NODE_EXTRA = f"Impersonate-Extra-{quote('authentication.kubernetes.io/node-name', safe='')}"

@@ -123,7 +123,7 @@ def title(row: tuple[str, str, str]) -> str:
 def test_part_may_do_its_work(api: Api, row: tuple[str, str, str]) -> None:
     """The role holds what the part does; so that a denial below is not just a missing role."""
     identity, action, namespace = row
-    assert api.allows(identity, attributes(action, namespace))
+    wait_for(lambda: api.allows(identity, attributes(action, namespace)), "the role that was just applied holds")
 
 
 @pytest.mark.parametrize("row", DENIED, ids=title)
@@ -168,7 +168,7 @@ ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 )
 def test_users_of_the_usual_roles_may_handle_claims(people: Api, user: str, action: str, *, may: bool) -> None:
     """Whoever may edit a namespace may claim GPUs in it, and gets no hand on what Atoll or Kubernetes writes."""
-    assert people.allows(user, attributes(action, "default")) == may
+    wait_for(lambda: people.allows(user, attributes(action, "default")) == may, "the aggregated roles hold")
 
 
 @pytest.mark.parametrize("action", [f"delete {LEASES}:gpu-a-0", f"create {LEASES}", "get secrets:atoll-authority"])

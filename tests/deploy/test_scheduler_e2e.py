@@ -11,6 +11,13 @@ from tests.deploy.requests import LEASES, pod
 
 pytestmark = pytest.mark.e2e
 
+NEEDED_AT_ONCE = (
+    {"verb": "list", "resource": "nodes"},
+    {"verb": "list", "resource": "pods"},
+    {"verb": "list", "group": "storage.k8s.io", "resource": "csinodes"},
+    {"verb": "create", "group": "coordination.k8s.io", "resource": "leases", "namespace": "atoll-system"},
+    {"verb": "get", "resource": "configmaps", "namespace": "kube-system", "name": "extension-apiserver-authentication"},
+)
 PLAIN = "/api/v1/namespaces/default/pods"
 
 
@@ -28,9 +35,11 @@ def test_kube_scheduler_leads_with_what_is_shipped_and_lacks_no_right(configurat
     with Cluster.start(name, nodes=[], scheduler=False) as cluster:
         for file in ("namespaces.yaml", "crds", "rbac", "policies"):
             cluster.kubectl("apply", "-f", str(DEPLOY / file), check=True)
+        api = Api(cluster.kubeconfig)
+        for attributes in NEEDED_AT_ONCE:
+            wait_for(lambda row=attributes: api.allows("scheduler", row), "the roles that were just applied hold")
         identity = cluster.service_account_kubeconfig("atoll-system", "atoll-scheduler")
         cluster.start_scheduler(DEPLOY / "scheduler" / configuration, identity, flags=shipped_flags())
-        api = Api(cluster.kubeconfig)
         lease = f"{LEASES}/atoll-system/leases/atoll-scheduler"
         wait_for(lambda: "holderIdentity" in api.send("GET", lease).message, "kube-scheduler leads")
         assert api.send("POST", PLAIN, pod("waits", schedulerName="gpu-scheduler")).status == 201
