@@ -26,6 +26,7 @@ from tests.kube.test_reflector import decode_pod as decode
 pytestmark = pytest.mark.e2e
 
 MAPS = paths.configmaps("default")
+WAIT_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ async def test_reflector_holds_what_the_server_holds(real: ApiClient, by_pages: 
     reflector = Reflector(real, MAPS, decode, on_event=changes.append, clock=SystemClock(), label_selector="test=yes")
     reflector._page_next = by_pages
     task = asyncio.create_task(reflector.run())
-    await asyncio.wait_for(reflector.synced.wait(), 20)
+    await asyncio.wait_for(reflector.synced.wait(), WAIT_SECONDS)
     for step in range(100):
         name = f"{prefix}-{rng.randrange(10)}"
         try:
@@ -68,7 +69,7 @@ async def test_reflector_holds_what_the_server_holds(real: ApiClient, by_pages: 
     listing = await real.list(MAPS, decode, params={"labelSelector": "test=yes"}, page_size=3)
     last = await create(real, f"{prefix}-last")
 
-    assert await reflector.wait_for_resource_version(last.metadata.resource_version, 10)
+    assert await reflector.wait_for_resource_version(last.metadata.resource_version, WAIT_SECONDS)
     held = {uid: thing.metadata.resource_version for uid, thing in reflector.by_uid.items()}
     assert held == {thing.metadata.uid: thing.metadata.resource_version for thing in (*listing.items, last)}
     assert reflector.listings_count == 1
@@ -127,7 +128,7 @@ async def test_leadership_passes_on(real: ApiClient) -> None:
         working -= 1
 
     electors = [LeaderElector(real, "default", name, identity, clock=SystemClock()) for identity in ("a", "b")]
-    await asyncio.wait_for(asyncio.gather(*(elector.lead(work) for elector in electors)), 60)
+    await asyncio.wait_for(asyncio.gather(*(elector.lead(work) for elector in electors)), WAIT_SECONDS)
 
     assert terms == [1, 2]
 
@@ -152,12 +153,12 @@ async def test_events_are_accepted_with_their_series(real: ApiClient) -> None:
 async def test_broken_watch_is_resumed_on_the_real_server(real: ApiClient) -> None:
     """When our own session drops every connection, the next watch goes on and nothing is lost."""
     changes: list[Change[Thing]] = []
-    reflector = Reflector(real, MAPS, decode, on_event=changes.append, clock=SystemClock(), silence_seconds=0.3)
+    reflector = Reflector(real, MAPS, decode, on_event=changes.append, clock=SystemClock(), silence_seconds=2.0)
     task = asyncio.create_task(reflector.run())
-    await asyncio.wait_for(reflector.synced.wait(), 20)
-    await until(lambda: reflector.last_error)
+    await asyncio.wait_for(reflector.synced.wait(), WAIT_SECONDS)
+    await until(lambda: reflector.last_error, timeout_seconds=WAIT_SECONDS)
     thing = await create(real, f"after-{uuid4().hex[:8]}")
-    await until(lambda: thing.metadata.uid in reflector.by_uid)
+    await until(lambda: thing.metadata.uid in reflector.by_uid, timeout_seconds=WAIT_SECONDS)
 
     assert reflector.listings_count == 1
     task.cancel()
