@@ -20,7 +20,7 @@ from devcluster.errors import ApiError
 
 Json: TypeAlias = Any
 
-_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 60.0
 _CONNECTIONS = 8
 
 

@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-_BUSY_SECONDS_MAX = 10.0
+_BUSY_SECONDS_MAX = 30.0
 _BUSY_PAUSE_SECONDS = 0.05
 
 

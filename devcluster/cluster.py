@@ -36,7 +36,7 @@ from devcluster.waiting import wait_until
 _SCHEDULER = "kube-scheduler"
 _READYZ = "import ssl, sys, urllib.request as u; u.urlopen(sys.argv[1], context=ssl._create_unverified_context())"
 _TOKEN_SECONDS = 7 * 24 * 3600
-_STOP_SECONDS = 60.0
+_STOP_SECONDS = 180.0
 _PROCESS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 
 
@@ -223,7 +223,7 @@ class Cluster:
         *argv: str | Path,
         node: str | None = None,
         input: str = "",  # noqa: A002 - the word subprocess uses
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside the cluster, or one of its nodes, to its end."""
         return self.control.run(argv, node=node, stdin=input, timeout_seconds=timeout_seconds)
@@ -232,7 +232,7 @@ class Cluster:
         """Send a supervised process a signal named like KILL, TERM, STOP or CONT."""
         self.control.signal(name, signal)
 
-    def wait_exit(self, name: str, *, timeout_seconds: float = 30.0) -> int:
+    def wait_exit(self, name: str, *, timeout_seconds: float = 120.0) -> int:
         """The exit code of a process (negative: the signal). Raises ControlError where it still runs after the time."""
         exit_code = self.control.wait(name, timeout_seconds=timeout_seconds)
         if exit_code is None:
@@ -298,7 +298,7 @@ class Cluster:
         """Restart a node's kubelet and wait until it knows its pods again; containers keep running meanwhile."""
         self._fleet.runner(self._binaries).restart_kubelet(self._fleet.find(name))
 
-    def wait_node_ready(self, name: str, *, timeout_seconds: float = 120.0) -> None:
+    def wait_node_ready(self, name: str, *, timeout_seconds: float = 240.0) -> None:
         """Wait until pods may be placed on a node."""
         record = self._fleet.find(name)
         self._fleet.runner(self._binaries).wait_ready(record.name, timeout_seconds=timeout_seconds)

@@ -94,7 +94,7 @@ class Control:
         node: str | None = None,
         stdin: str = "",
         env: Mapping[str, str] | None = None,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside to its end and give what it printed. Raises ControlError where it takes too long."""
         with tempfile.TemporaryDirectory(dir=self._folder, prefix="run-") as scratch:

@@ -25,7 +25,7 @@ ADDRESS = "10.255.0.1"
 WEBHOOK_PORT = 9443
 EXTENDER_PORT = 8888
 HEALTH_PORTS = {"webhook": 9444, "controllers": 9445, "agent": 9446, "extender": EXTENDER_PORT}
-READY_SECONDS = 60.0
+READY_SECONDS = 240.0
 
 _ENDPOINTS = f"""\
 apiVersion: discovery.k8s.io/v1
@@ -98,7 +98,7 @@ class Installation:
         kinds = [file for file in shipped if "/crds/" in file]
         namespaces = [file for file in shipped if file.endswith("/namespaces.yaml")]
         self._kubectl("apply", "--server-side", *_files(namespaces + kinds))
-        self._kubectl("wait", "--for=condition=Established", "--timeout=30s", *_files(kinds))
+        self._kubectl("wait", "--for=condition=Established", "--timeout=120s", *_files(kinds))
         rest = [file for file in shipped if file not in namespaces + kinds]
         self._kubectl("apply", "--server-side", *_files(rest))
         self._kubectl("apply", "--server-side", "-f", "-", text=_ENDPOINTS)

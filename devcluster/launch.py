@@ -127,7 +127,7 @@ def _make_bridge(control: Control, launched: Launched, *, log: Path) -> None:
             return False
         return True
 
-    wait_until(answers, what="the supervisor", timeout_seconds=30, log=log)
+    wait_until(answers, what="the supervisor", timeout_seconds=120, log=log)
     result = control.run(["/bin/sh", "-c", _BRIDGE_SCRIPT])
     if result.returncode != 0:
         raise StartError("the cluster's bridge", problem="cannot be made", log_tail=result.stderr)

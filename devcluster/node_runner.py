@@ -26,8 +26,8 @@ from devcluster.system_programs import SystemPrograms
 from devcluster.waiting import wait_until
 
 _TAINT_PREFIX = "node.kubernetes.io/"
-_STOP_SECONDS = 20.0
-_CTR_SECONDS = 180.0
+_STOP_SECONDS = 60.0
+_CTR_SECONDS = 300.0
 
 
 class NodeRunner:
@@ -68,9 +68,9 @@ class NodeRunner:
     def wait_answering(self, name: str) -> None:
         """Wait until a node's kubelet answers through the API server: its Node object alone may be old."""
         path, process = f"/api/v1/nodes/{name}/proxy/healthz", f"kubelet@{name}"
-        self._wait(process, process, lambda: self._api.get(path) == "ok", timeout_seconds=60)
+        self._wait(process, process, lambda: self._api.get(path) == "ok", timeout_seconds=180)
 
-    def wait_ready(self, name: str, *, timeout_seconds: float = 120.0) -> None:
+    def wait_ready(self, name: str, *, timeout_seconds: float = 240.0) -> None:
         """Wait until pods may be placed on the node. Raises StartError with the end of kubelet's log."""
 
         def ready() -> bool:
@@ -92,7 +92,7 @@ class NodeRunner:
             self._control.wait(name, timeout_seconds=_STOP_SECONDS)
         self.start_kubelet(record)
         self.wait_answering(record.name)
-        self._wait(name, name, lambda: self._knows_its_pods(record.name), timeout_seconds=60)
+        self._wait(name, name, lambda: self._knows_its_pods(record.name), timeout_seconds=180)
 
     def stop(self, record: NodeRecord) -> None:
         """Pull the plug: every process of the node ends at once, its Node object stays."""
@@ -116,7 +116,7 @@ class NodeRunner:
         files.ready.unlink(missing_ok=True)
         command = ["unshare", *NAMESPACE_FLAGS, "--", "/bin/sh", str(files.folder / "setup.sh")]
         pid = self._control.spawn(name, command, log=self._log(name), cwd=Path("/"))
-        self._wait(f"the namespaces of {name}", name, files.ready.exists, timeout_seconds=30)
+        self._wait(f"the namespaces of {name}", name, files.ready.exists, timeout_seconds=120)
         for step in network_commands(files.record, pid=pid):
             result = self._control.run(step)
             if result.returncode != 0:
@@ -135,7 +135,7 @@ class NodeRunner:
         def answers() -> bool:
             return self._ctr(node, "version").returncode == 0
 
-        self._wait(name, name, answers, timeout_seconds=60)
+        self._wait(name, name, answers, timeout_seconds=180)
 
     def _import(self, node: str, image: Path) -> None:
         result = self._ctr(node, "images", "import", str(image))

@@ -25,7 +25,7 @@ from devcluster.images import BUSYBOX
 from devcluster.waiting import wait_until
 
 NAMESPACE = "demo"
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = 240.0
 CONTENTION = "contention"
 _LOG_BYTES_MAX = 65536
 
