@@ -1,6 +1,6 @@
 """The CustomResourceDefinitions, generated from the pydantic models: structural schemas, CEL rules, printer columns.
 
-In: the models of `claims` and `node_status`. Out: dictionaries, and with `python -m atoll.api.crds` the files of
+In: the models of this package. Out: dictionaries, and with `python -m atoll.api.crds` the files of
 `deploy/crds`. Separate, because only this module knows how JSON Schema, as pydantic writes it, differs from the
 structural schemas that the API server takes. What it cannot translate it refuses; it never guesses.
 """
@@ -17,7 +17,9 @@ import yaml
 from atoll.api import names
 from atoll.api.base import Model
 from atoll.api.claims import GpuClaimSpec, GpuClaimStatus
+from atoll.api.gangs import GpuGangSpec, GpuGangStatus
 from atoll.api.node_status import GpuNodeStatusReport, GpuNodeStatusSpec
+from atoll.api.topologies import TopologySpec, TopologyStatus
 
 Schema = dict[str, Any]
 
@@ -25,7 +27,7 @@ DEFAULT_DIRECTORY: Final = Path("deploy/crds")
 _KEPT: Final = frozenset(
     {
         *("type", "format", "description", "enum", "required", "default"),
-        *("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties"),
+        *("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties", "maxProperties"),
         *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations"),
     }
 )
@@ -105,6 +107,44 @@ CUSTOM_RESOURCES: Final = (
             Column("Models", ".status.models"),
             Column("Fabric", ".status.fabric.clusterUUID", wide=True),
             Column("Agent", ".status.agentVersion", wide=True),
+            AGE,
+        ),
+    ),
+    CustomResource(
+        kind="GpuGang",
+        plural="gpugangs",
+        short_names=("ggang", "ggangs"),
+        namespaced=True,
+        description="Pods that start together and near each other, or wait without holding anything.",
+        spec=GpuGangSpec,
+        status=GpuGangStatus,
+        spec_required=True,
+        columns=(
+            Column("Phase", ".status.phase"),
+            Column("Members", ".status.members", "integer"),
+            Column("Needed", ".status.needed", "integer"),
+            Column("Ready", ".status.ready", "integer"),
+            Column("Admitted", ".status.conditions[?(@.type=='Admitted')].status"),
+            Column("Reason", ".status.conditions[?(@.type=='Admitted')].reason", wide=True),
+            Column("Topology", ".status.assignment.topology", wide=True),
+            Column("Evictions", ".status.requeueState.count", "integer", wide=True),
+            Column("Requeue at", ".status.requeueState.requeueAt", wide=True),
+            AGE,
+        ),
+    ),
+    CustomResource(
+        kind="Topology",
+        plural="topologies",
+        short_names=(),
+        namespaced=False,
+        description="How the machines stand to each other: levels of node labels, NVLink fabric cliques among them.",
+        spec=TopologySpec,
+        status=TopologyStatus,
+        spec_required=True,
+        columns=(
+            Column("Levels", ".spec.levels[*].nodeLabel"),
+            Column("Nodes", ".status.nodes", "integer"),
+            Column("Outside", ".status.outside", "integer", wide=True),
             AGE,
         ),
     ),

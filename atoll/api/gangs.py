@@ -1,0 +1,298 @@
+"""GpuGang: pods that start together and near each other, or wait without holding anything.
+
+Namespaced. `spec` belongs to users, `status` to the controllers. In: a manifest or the API server's JSON. Out: a
+frozen, validated model. Rules that concern several fields stand here as CEL, so that the API server enforces them, and
+in `check`, so that nobody acts on an object that came in before the rules did.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from atoll.api.base import Conditions, LabelText, Model, ObjectMeta, ShortText, list_map, rules
+from atoll.api.topologies import LEVELS_MAX, NodeLabel
+
+MEMBERS_MAX = 100_000
+POD_SETS_MAX = 16
+SLICE_LAYERS_MAX = 3
+DOMAINS_MAX = 200
+"""Domains of one pod set that a status lists; more of them are summarised at a wider level."""
+DURATION = "^([0-9]{1,5}h)?([0-9]{1,6}m)?([0-9]{1,8}s)?$"
+
+Duration = Annotated[str, Field(min_length=2, max_length=24, pattern=DURATION)]
+"""A whole number of hours, minutes and seconds such as 5m, 1h30m or 90s."""
+MemberCount = Annotated[int, Field(ge=1, le=MEMBERS_MAX)]
+PodSetName = Annotated[str, Field(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class TopologyMode(StrEnum):
+    """How near the members must be.
+
+    required: one domain of the level, or wait. preferred: the same, else level by level wider, else anywhere.
+    unconstrained: anywhere, packed into few domains. auto: one domain of the lowest level that fits, else wider.
+    """
+
+    REQUIRED = "required"
+    PREFERRED = "preferred"
+    UNCONSTRAINED = "unconstrained"
+    AUTO = "auto"
+
+
+class RequeueTimestamp(StrEnum):
+    """Whether an evicted gang waits behind those that came meanwhile (Eviction), or keeps its age (Creation)."""
+
+    EVICTION = "Eviction"
+    CREATION = "Creation"
+
+
+LEVEL_RULES = (
+    (
+        "(self.mode == 'required' || self.mode == 'preferred') == has(self.level)",
+        "level names the level for the modes required and preferred, and for these alone",
+    ),
+    (
+        "!has(self.slices) || self.slices.size() < 2 || [1, 2].all(i, i >= self.slices.size() || "
+        "self.slices[i - 1].size % self.slices[i].size == 0)",
+        "each slice size must be a multiple of the next smaller one, outermost slices first",
+    ),
+    (
+        "has(self.subGroupCount) == has(self.subGroupIndexLabel)",
+        "subGroupIndexLabel and subGroupCount belong together; set both or neither",
+    ),
+)
+
+
+class Slice(Model):
+    """Members are cut into slices of `size` consecutive ones; each slice lies in one domain of `level`."""
+
+    size: MemberCount
+    level: NodeLabel
+
+
+class TopologyRequest(Model):
+    """Where the members of a pod set, or all members together, may lie."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*LEVEL_RULES))
+
+    mode: TopologyMode = TopologyMode.UNCONSTRAINED
+    level: Annotated[NodeLabel | None, Field(description="a nodeLabel of the topology")] = None
+    slices: Annotated[
+        tuple[Slice, ...], Field(max_length=SLICE_LAYERS_MAX, description="outermost first; inner ones nest")
+    ] = ()
+    pod_index_label: Annotated[
+        NodeLabel | None, Field(description="label of the pods that carries their rank; known kinds need none")
+    ] = None
+    sub_group_index_label: Annotated[
+        NodeLabel | None, Field(description="label of the pods that carries the index of their sub-group")
+    ] = None
+    sub_group_count: MemberCount | None = None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse what contradicts itself; the same rules stand in LEVEL_RULES as CEL."""
+        if (self.mode in {TopologyMode.REQUIRED, TopologyMode.PREFERRED}) != (self.level is not None):
+            raise ValueError(LEVEL_RULES[0][1])
+        pairs = zip(self.slices, self.slices[1:], strict=False)
+        if any(outer.size % inner.size for outer, inner in pairs):
+            raise ValueError(LEVEL_RULES[1][1])
+        if (self.sub_group_count is None) != (self.sub_group_index_label is None):
+            raise ValueError(LEVEL_RULES[2][1])
+        return self
+
+
+POD_SET_RULES = (("!has(self.minCount) || self.minCount <= self.count", "minCount is at most count"),)
+
+
+class PodSet(Model):
+    """Members of one kind: leaders, workers."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*POD_SET_RULES))
+
+    name: PodSetName
+    count: MemberCount
+    min_count: Annotated[MemberCount | None, Field(description="fewest members that are of use; count when absent")] = (
+        None
+    )
+    topology: TopologyRequest | None = None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a minimum beyond the count."""
+        if self.min_count is not None and self.min_count > self.count:
+            raise ValueError(POD_SET_RULES[0][1])
+        return self
+
+
+class RequeuingStrategy(Model):
+    """When an evicted gang is tried again, and how often."""
+
+    timestamp: RequeueTimestamp | None = None
+    backoff_base_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    backoff_max_seconds: Annotated[int, Field(ge=1, le=604_800)] | None = None
+    backoff_limit_count: Annotated[
+        int | None, Field(ge=0, le=1000, description="evictions after which the next one deactivates the gang")
+    ] = None
+
+
+DURATION_RULES = (
+    (
+        "(!has(self.timeout) || duration(self.timeout) >= duration('1s')) && "
+        "(!has(self.recoveryTimeout) || duration(self.recoveryTimeout) >= duration('1s'))",
+        "a timeout is at least 1s",
+    ),
+)
+
+
+class WaitForPodsReady(Model):
+    """The gang's own choice inside the administrator's bounds; what is absent is the administrator's."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*DURATION_RULES))
+
+    enable: bool | None = None
+    timeout: Annotated[Duration | None, Field(description="from admission until the members are ready")] = None
+    recovery_timeout: Annotated[
+        Duration | None, Field(description="how long a gang that was ready may lack members")
+    ] = None
+    requeuing_strategy: RequeuingStrategy | None = None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse timeouts of no time."""
+        for text in (self.timeout, self.recovery_timeout):
+            if text is not None and duration_seconds(text) < 1:
+                raise ValueError(DURATION_RULES[0][1])
+        return self
+
+
+GANG_RULES = (
+    (
+        "!has(self.minMember) || self.minMember <= self.podSets.map(p, p.count).sum()",
+        "minMember is at most the sum of the counts",
+    ),
+    (
+        "self.podSets.map(p, p.count).sum() <= 100000",
+        "a gang has at most 100000 members",
+    ),
+)
+
+
+class GpuGangSpec(Model):
+    """Who belongs together, and how near."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*GANG_RULES))
+
+    active: Annotated[bool, Field(description="false gives everything back; true again forgets past evictions")] = True
+    min_member: Annotated[
+        MemberCount | None, Field(description="members without which none starts; all of them when absent")
+    ] = None
+    topology_name: Annotated[
+        LabelText | None, Field(description="a Topology; not needed where only one covers the nodes")
+    ] = None
+    topology: Annotated[TopologyRequest | None, Field(description="for all members together")] = None
+    pod_sets: Annotated[
+        tuple[PodSet, ...],
+        Field(min_length=1, max_length=POD_SETS_MAX, json_schema_extra=list_map("name")),
+    ]
+    wait_for_pods_ready: WaitForPodsReady | None = None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse what contradicts itself; the same rules stand in GANG_RULES as CEL."""
+        pod_set_names = [pod_set.name for pod_set in self.pod_sets]
+        if len(set(pod_set_names)) < len(pod_set_names):
+            msg = "podSets names one pod set twice; each may stand once"
+            raise ValueError(msg)
+        if self.min_member is not None and self.min_member > self.size:
+            raise ValueError(GANG_RULES[0][1])
+        if self.size > MEMBERS_MAX:
+            raise ValueError(GANG_RULES[1][1])
+        return self
+
+    @property
+    def size(self) -> int:
+        """Members that the gang may have."""
+        return sum(pod_set.count for pod_set in self.pod_sets)
+
+    @property
+    def quorum(self) -> int:
+        """Members without which none starts: minMember, and never fewer than the minCounts of the pod sets."""
+        least = sum(pod_set.min_count if pod_set.min_count is not None else 0 for pod_set in self.pod_sets)
+        return max(self.min_member if self.min_member is not None else self.size, least)
+
+
+class DomainShare(Model):
+    """How many members lie in one domain. `values` go from the widest of the listed levels down."""
+
+    values: Annotated[tuple[LabelText, ...], Field(max_length=LEVELS_MAX)]
+    count: Annotated[int, Field(ge=0)]
+
+
+class PodSetAssignment(Model):
+    """Where the members of one pod set lie."""
+
+    name: PodSetName
+    count: Annotated[int, Field(ge=0)]
+    levels: Annotated[
+        tuple[NodeLabel, ...],
+        Field(max_length=LEVELS_MAX, description="labels that `values` belong to; hostname alone where it is lowest"),
+    ] = ()
+    domain_count: Annotated[int, Field(ge=0, description="domains of the lowest level, listed or not")] = 0
+    domains: Annotated[
+        tuple[DomainShare, ...],
+        Field(max_length=DOMAINS_MAX, description="where there are too many, those of a wider level instead"),
+    ] = ()
+
+
+class GangAssignment(Model):
+    """The placement that the members were started with."""
+
+    topology: LabelText = ""
+    time: Annotated[str, Field(max_length=64, description="when the members were let go")] = ""
+    pod_sets: Annotated[
+        tuple[PodSetAssignment, ...], Field(max_length=POD_SETS_MAX, json_schema_extra=list_map("name"))
+    ] = ()
+
+
+class RequeueState(Model):
+    """What past evictions mean for the next admission."""
+
+    count: Annotated[int, Field(ge=0, description="evictions for pods that were not ready in time")] = 0
+    requeue_at: Annotated[str, Field(max_length=64)] | None = None
+
+
+class GpuGangStatus(Model):
+    """What became of the gang."""
+
+    phase: Annotated[str, Field(max_length=32)] = ""
+    members: Annotated[int, Field(ge=0)] = 0
+    ready: Annotated[int, Field(ge=0, description="members that are ready or have succeeded")] = 0
+    needed: Annotated[int, Field(ge=0)] = 0
+    admissions: Annotated[int, Field(ge=0, description="how often the gang was admitted")] = 0
+    was_ready: Annotated[bool, Field(description="ready at least once in this admission")] = False
+    assignment: GangAssignment | None = None
+    requeue_state: RequeueState | None = None
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    conditions: Conditions = ()
+
+
+class GpuGang(Model):
+    """A GpuGang as the API server stores it."""
+
+    api_version: ShortText = "gpu.scheduling/v1"
+    kind: ShortText = "GpuGang"
+    metadata: ObjectMeta
+    spec: GpuGangSpec
+    status: GpuGangStatus | None = None
+
+
+def duration_seconds(text: str) -> int:
+    """Return the seconds of a duration such as 1h30m; the text has passed `Duration`."""
+    total, number = 0, ""
+    for character in text:
+        if character.isdigit():
+            number += character
+        else:
+            total += int(number) * {"h": 3600, "m": 60, "s": 1}[character]
+            number = ""
+    return total

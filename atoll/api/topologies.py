@@ -1,0 +1,81 @@
+"""Topology: how the machines of a cluster stand to each other, by node labels, and NVLink fabric cliques.
+
+Cluster-scoped, written by administrators. In: a manifest or the API server's JSON. Out: a frozen, validated model. What
+the levels mean on real nodes is decided in `atoll.cluster.gangs`.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from atoll.api.base import Conditions, Model, ObjectMeta, ShortText, list_map
+
+LEVELS_MAX = 8
+LABEL_KEY = (
+    "^(([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)(\\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*/)?"
+    "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+)
+"""A qualified name: an optional DNS subdomain and a slash, then up to 63 characters."""
+
+NodeLabel = Annotated[str, Field(min_length=1, max_length=316, pattern=LABEL_KEY)]
+
+class TopologyLevel(Model):
+    """One level. Nodes with one value of the label, below one domain of the level above, are one domain."""
+
+    node_label: Annotated[
+        NodeLabel,
+        Field(
+            description="key of a node label; gpu.scheduling/fabric-clique means the NVLink fabric clique that the "
+            "nodes' agents report, without a label"
+        ),
+    ]
+
+
+class TopologySpec(Model):
+    """Which nodes the topology covers, and its levels from the widest to the narrowest."""
+
+    node_selector: Annotated[
+        dict[str, Annotated[str, Field(max_length=63)]],
+        Field(max_length=16, description="labels of the nodes that the topology covers; empty covers all"),
+    ] = {}
+    levels: Annotated[
+        tuple[TopologyLevel, ...],
+        Field(
+            min_length=1,
+            max_length=LEVELS_MAX,
+            description="widest first, for example block, rack, kubernetes.io/hostname",
+            json_schema_extra=list_map("nodeLabel"),
+        ),
+    ]
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a level that stands twice, as the API server does."""
+        labels = [level.node_label for level in self.levels]
+        if len(set(labels)) < len(labels):
+            msg = "levels names one node label twice; each may stand once"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The node labels, widest level first."""
+        return tuple(level.node_label for level in self.levels)
+
+
+class TopologyStatus(Model):
+    """What the levels came to on the nodes that there are."""
+
+    nodes: Annotated[int, Field(ge=0, description="nodes that the selector covers")] = 0
+    outside: Annotated[int, Field(ge=0, description="covered nodes that lack a level and are in no domain")] = 0
+    conditions: Conditions = ()
+
+
+class Topology(Model):
+    """A Topology as the API server stores it."""
+
+    api_version: ShortText = "gpu.scheduling/v1"
+    kind: ShortText = "Topology"
+    metadata: ObjectMeta
+    spec: TopologySpec
+    status: TopologyStatus | None = None
