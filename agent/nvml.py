@@ -36,6 +36,8 @@ _FABRIC_STATES: Final = {0: "notSupported", 1: "notStarted", 2: "inProgress", 3:
 _P2P_BROKEN: Final = frozenset({1, 3, 4})
 """nvmlGpuP2PStatus_t: chipset or host bridge cannot, or switched off. A model that never can (2) says nothing of a
 pair."""
+_P2P_READ: Final = 0
+"""nvmlGpuP2PCapsIndex_t; the constant of the bindings is a tuple by mistake, and passing it on breaks the call."""
 _REMOTES: Final = {0: Remote.GPU, 1: Remote.OTHER, 2: Remote.SWITCH}
 
 
@@ -233,7 +235,7 @@ class _Look:
         if second is None:
             return WORST
         level, _ = self._try(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
-        status, _ = self._try(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_READ)
+        status, _ = self._try(nvml.nvmlDeviceGetP2PStatus, first, second, _P2P_READ)
         return WORST if status in _P2P_BROKEN else _PCIE_CELLS.get(level, WORST)
 
     def _link_gbps(self, handles: Sequence[Handle]) -> float | None:
