@@ -79,7 +79,7 @@ def plain(value: Answer, depth: int = 0) -> Answer:
     if isinstance(value, list | tuple | Array):
         return [plain(one, depth + 1) for one in list(value)[:64]]
     if hasattr(value, "contents") and isinstance(getattr(value, "contents", None), Structure):
-        fields = value.contents._fields_
+        fields = getattr(value.contents, "_fields_", [])
         return "handle" if not fields or fields[0][0] == "handle" else plain(value.contents, depth + 1)
     if hasattr(value, "__dict__"):
         return {key: plain(one, depth + 1) for key, one in vars(value).items()}
