@@ -55,13 +55,15 @@ def ensure_binaries(
     *,
     real_nodes: bool = True,
     kwok: bool = False,
+    nvidia: bool = False,
     cache: Path | None = None,
     report: Report = report_to_stderr,
 ) -> Binaries:
     """Every program of such a cluster, built where it is missing. Raises BuildError: which program, and why."""
     cache = cache or cache_root()
     found = assets_from_environment(os.environ, kubernetes=kubernetes, report=report)
-    wanted = [row for row in programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok) if row.name not in found]
+    rows = programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok, nvidia=nvidia)
+    wanted = [row for row in rows if row.name not in found]
     toolchain = find_toolchain(cache, report=report)
     targets = {row: cache / "bin" / folder_name(row, go_version=toolchain.version) / row.name for row in wanted}
     _build_missing(targets, toolchain=toolchain, report=report)
@@ -70,7 +72,8 @@ def ensure_binaries(
 
 def folder_name(row: Program, *, go_version: str, modules: Path = MODULES) -> str:
     """The cache folder of a program: its module and a hash of the module's files, the Go version and the flags."""
-    digest = hashlib.sha256(f"{go_version} {' '.join(_BUILD_FLAGS)} {row.link_flags}".encode())
+    flags = f"{row.link_flags} with C" if row.needs_c else row.link_flags
+    digest = hashlib.sha256(f"{go_version} {' '.join(_BUILD_FLAGS)} {flags}".encode())
     for file in sorted(path for path in (modules / row.module).rglob("*") if path.is_file()):
         digest.update(f"\0{file.relative_to(modules)}\0".encode())
         digest.update(file.read_bytes())
@@ -123,7 +126,7 @@ def build_program(row: Program, target: Path, *, toolchain: Toolchain) -> None:
         str(unfinished),
         row.package,
     ]
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+    environment = {**os.environ, "CGO_ENABLED": str(int(row.needs_c)), "GOFLAGS": "", "GOWORK": "off"}
     try:
         result = subprocess.run(
             command, cwd=MODULES / row.module, env=environment, capture_output=True, text=True, check=False
@@ -157,7 +160,7 @@ def main(arguments: list[str]) -> int:
     versions = [argument for argument in arguments if argument != "kwok"] or [DEFAULT_KUBERNETES]
     try:
         for version in versions:
-            binaries = ensure_binaries(version, kwok=kwok)
+            binaries = ensure_binaries(version, kwok=kwok, nvidia=True)
             report_to_stderr(f"Kubernetes {version}: {len(binaries.paths)} programs ready in {cache_root() / 'bin'}")
     except BuildError as error:
         report_to_stderr(str(error))

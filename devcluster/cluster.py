@@ -82,7 +82,8 @@ class Cluster:
         check_machine(real_nodes=bool(nodes))
         state.check_name(name, what="cluster")
         state.sweep()
-        binaries = ensure_binaries(kubernetes, real_nodes=bool(nodes), report=report)
+        nvidia = any(node.nvidia for node in nodes)
+        binaries = ensure_binaries(kubernetes, real_nodes=bool(nodes), nvidia=nvidia, report=report)
         folder, lock = state.claim_folder(name)
         launched = None
         try:
@@ -276,16 +277,16 @@ class Cluster:
     @property
     def nodes(self) -> list[Node]:
         """The real nodes, in the order they were added."""
-        return [describe(self.name, record) for record in self._fleet.records]
+        return [describe(self.name, record, self.layout) for record in self._fleet.records]
 
     def node(self, name: str) -> Node:
         """One real node. Raises ClusterStateError where there is none of that name."""
-        return describe(self.name, self._fleet.find(name))
+        return describe(self.name, self._fleet.find(name), self.layout)
 
     def add_node(self, spec: NodeSpec) -> Node:
         """Start a node and wait until it is Ready; a stopped one of that name starts again with its disk."""
         check_machine(real_nodes=True)
-        binaries = ensure_binaries(self.kubernetes)
+        binaries = ensure_binaries(self.kubernetes, nvidia=bool(spec.nvidia))
         records = self._fleet.prepare([spec], binaries=binaries, authority=self._authority, report=report_to_stderr)
         self._fleet.start_kubelets(records, binaries=binaries)
         return self.node(spec.name)

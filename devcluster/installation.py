@@ -7,7 +7,7 @@ its own ServiceAccount, the agents' tokens bound to their Node, and the extender
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import yaml
 from atoll.api import names
 from devcluster.cluster import Cluster
 from devcluster.errors import DevclusterError
+from devcluster.machines import GpuMachine
 from devcluster.waiting import wait_until
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -62,15 +63,26 @@ class Part:
     arguments: tuple[str, ...]
     health_port: int
     node: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Installation:
     """Atoll installed on one cluster."""
 
-    def __init__(self, cluster: Cluster, *, options: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`options` adds command-line arguments per module: {"agent": ["--poll-seconds", "2"]}."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        options: Mapping[str, Sequence[str]] | None = None,
+        machines: Mapping[str, GpuMachine] | None = None,
+    ) -> None:
+        """`options` adds command-line arguments per module: {"agent": ["--poll-seconds", "2"]}.
+
+        The agents of nodes in `machines` read those by the real NVML bindings; the others play their node's profile.
+        """
         self.cluster = cluster
         self._options = options or {}
+        self._machines = machines or {}
         self.parts = {part.name: part for part in self._all_parts()}
 
     def install(self) -> None:
@@ -107,7 +119,8 @@ class Installation:
         """Start a part that does not run; with `wait` return when it is ready."""
         part = self.parts[name]
         command = [sys.executable, "-m", part.module, "--kubeconfig", str(self._kubeconfig(part)), *part.arguments]
-        self.cluster.spawn(part.name, [*command, *self._options.get(part.module, ())], node=part.node)
+        options = self._options.get(part.module, ())
+        self.cluster.spawn(part.name, [*command, *options], node=part.node, env=part.environment)
         if wait:
             self.wait_ready([name])
 
@@ -157,16 +170,18 @@ class Installation:
 
     def _agent(self, node: str, profile: str) -> Part:
         machine = self.cluster.node(node)
+        played = self._machines.get(node)
+        source = {"--backend": "nvml"} if played else {"--backend": "simulated", "--profile": profile}
         settings = {
             "--node": node,
-            "--backend": "simulated",
-            "--profile": profile,
+            **source,
             "--cgroup-root": machine.cgroup_root,
             "--start-jitter-seconds": "0.1",
             "--health-port": str(HEALTH_PORTS["agent"]),
         }
         arguments = tuple(word for setting in settings.items() for word in setting)
-        return Part(f"agent@{node}", "agent", "atoll-agent", arguments, HEALTH_PORTS["agent"], node)
+        environment = played.environment if played else {}
+        return Part(f"agent@{node}", "agent", "atoll-agent", arguments, HEALTH_PORTS["agent"], node, environment)
 
     def _kubeconfig(self, part: Part) -> Path:
         return self.cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, part.account, node=part.node)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import yaml
 
+from devcluster import nvidia
 from devcluster.build import Binaries
 from devcluster.certificates import CertificateAuthority, Subject
 from devcluster.control_plane import BRIDGE_ADDRESS, Layout, write_inside
 from devcluster.errors import StartError
 from devcluster.images import PAUSE
+from devcluster.nvidia import NvidiaRuntime
 from devcluster.state import NodeRecord, cgroup_root
 from devcluster.system_programs import SystemPrograms
 
@@ -47,6 +51,8 @@ for settings in kernel vm; do
     mount --bind /proc/sys/$settings /proc/sys/$settings
     mount -o remount,bind,ro /proc/sys/$settings
 done
+# A node that starts again has booted: kubelet and agent read another id then.
+mount --bind {boot_id} /proc/sys/kernel/random/boot_id
 ip link set lo up
 touch {ready}
 exec {pause}
@@ -57,7 +63,8 @@ exec {pause}
 class NodeSpec:
     """A node as the caller wants it: the profile is the caller's word for a machine shape, nothing here reads it.
 
-    cpu (cores) and memory_bytes bound what the node offers to pods; by default it offers all of this machine.
+    cpu (cores) and memory_bytes bound what the node offers to pods; by default it offers all of this machine. nvidia
+    adds NVIDIA's container runtime.
     """
 
     name: str
@@ -65,6 +72,7 @@ class NodeSpec:
     labels: dict[str, str] | None = None
     cpu: int | None = None
     memory_bytes: int | None = None
+    nvidia: NvidiaRuntime = NvidiaRuntime.NONE
 
     def numbered(self, number: int) -> NodeRecord:
         """The record of this node under a number of its own."""
@@ -75,6 +83,7 @@ class NodeSpec:
             labels=dict(self.labels or {}),
             cpu=self.cpu,
             memory_bytes=self.memory_bytes,
+            nvidia=self.nvidia,
         )
 
 
@@ -86,6 +95,7 @@ class Node:
     profile: str
     ip: str
     cgroup_root: str
+    gpu_folder: Path
     kubelet_port: int = KUBELET_PORT
 
 
@@ -99,13 +109,14 @@ def pod_network(number: int) -> str:
     return f"10.244.{number}.0/24"
 
 
-def describe(cluster: str, record: NodeRecord) -> Node:
+def describe(cluster: str, record: NodeRecord, layout: Layout) -> Node:
     """The caller's view of a node."""
     return Node(
         name=record.name,
         profile=record.profile,
         ip=address(record.number),
         cgroup_root=cgroup_root(cluster, record.name),
+        gpu_folder=layout.node(record.name) / "gpu",
     )
 
 
@@ -129,22 +140,41 @@ class NodeFiles:
 
     def write(self, binaries: Binaries, system: SystemPrograms, authority: CertificateAuthority) -> None:
         """Write configuration and identity of the node."""
-        for name in ("kubelet", "scratch", "containerd", "cni", "manifests"):
+        for name in ("kubelet", "scratch", "containerd", "cni", "manifests", "gpu"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         name, ip = self.record.name, address(self.record.number)
         client = authority.issue(f"kubelet-{name}", Subject(f"system:node:{name}", "system:nodes"))
         authority.issue(f"kubelet-server-{name}", Subject(f"system:node:{name}", None, (name,), (ip, "127.0.0.1")))
         write_inside(self.layout, authority, name=f"kubelet-{name}", client=client)
-        containerd = containerd_configuration(self.folder, runc=system.runc, plugins=binaries["bridge"].parent)
+        runtimes = self._write_runtimes(binaries, runc=system.runc)
+        plugins = binaries["bridge"].parent
         contents = {
             "setup.sh": self._setup_script(binaries),
             "resolv.conf": "options timeout:1\n",
-            "containerd.toml": containerd,
+            "containerd.toml": containerd_configuration(self.folder, runtimes=runtimes, plugins=plugins),
+            "boot-id": f"{uuid4()}\n",
             "cni/10-bridge.conflist": json.dumps(cni_configuration(self.folder, self.record), indent=1),
             "kubelet.yaml": yaml.safe_dump(self._kubelet_configuration()),
         }
         for file, content in contents.items():
             (self.folder / file).write_text(content)
+
+    def _write_runtimes(self, binaries: Binaries, *, runc: Path) -> dict[str, Path]:
+        """The program of each of containerd's handlers, the default one first."""
+        runtimes = {"runc": runc}
+        if self.record.nvidia:
+            for handler, accept in ((nvidia.HANDLER, True), (nvidia.STRICT_HANDLER, False)):
+                configuration, script = (self.folder / f"{handler}.{kind}" for kind in ("toml", "sh"))
+                hook, program = binaries["nvidia-cdi-hook"], binaries["nvidia-container-runtime"]
+                configuration.write_text(
+                    nvidia.runtime_configuration(self.folder / "gpu", runc=runc, hook=hook, accept_variable=accept)
+                )
+                script.write_text(nvidia.runtime_script(program, configuration=configuration))
+                script.chmod(0o755)
+                runtimes[handler] = script
+        if self.record.nvidia == NvidiaRuntime.DEFAULT:
+            runtimes = {nvidia.HANDLER: runtimes[nvidia.HANDLER], **runtimes}
+        return runtimes
 
     def containerd_command(self, binaries: Binaries) -> list[str]:
         """containerd with the node's configuration."""
@@ -169,6 +199,7 @@ class NodeFiles:
         return _SETUP.format(
             scratch=self.folder / "scratch",
             kubelet=self.folder / "kubelet",
+            boot_id=self.folder / "boot-id",
             ready=self.ready,
             pause=binaries["pause"],
         )
@@ -236,10 +267,12 @@ def reserved(record: NodeRecord, *, cpus: int, memory_bytes: int) -> dict[str, s
     return held
 
 
-def containerd_configuration(folder: Path, *, runc: Path, plugins: Path) -> str:
-    """containerd's TOML (version 3): everything below the node's folder or its private /run, images never pulled."""
+def containerd_configuration(folder: Path, *, runtimes: Mapping[str, Path], plugins: Path) -> str:
+    """containerd's TOML (version 3): everything below the node's folder or its private /run, images never pulled.
+
+    `runtimes` are the programs of the handlers, the default one first.
+    """
     images, runtime = "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"
-    runc_table = f"plugins.'{runtime}'.containerd.runtimes.runc"
     lines = [
         "version = 3",
         f"root = '{folder / 'containerd'}'",
@@ -259,12 +292,11 @@ def containerd_configuration(folder: Path, *, runc: Path, plugins: Path) -> str:
         f"[plugins.'{runtime}'.cni]",
         f"bin_dirs = ['{plugins}']",
         f"conf_dir = '{folder / 'cni'}'",
-        f"[{runc_table}]",
-        "runtime_type = 'io.containerd.runc.v2'",
-        f"[{runc_table}.options]",
-        f"BinaryName = '{runc}'",
-        "SystemdCgroup = false",
+        f"[plugins.'{runtime}'.containerd]",
+        f"default_runtime_name = '{next(iter(runtimes))}'",
     ]
+    for handler, program in runtimes.items():
+        lines += nvidia.handler_lines(f"plugins.'{runtime}'.containerd.runtimes.{handler}", program=program)
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster.errors import BuildError
+from devcluster.nvidia import PROGRAMS
 from devcluster.paths import MODULES
 
 DEFAULT_KUBERNETES = "1.37.2"
@@ -21,6 +22,9 @@ _CONTAINERD = "github.com/containerd/containerd/v2"
 _PLUGINS = "github.com/containernetworking/plugins"
 _KUBERNETES = "k8s.io/kubernetes"
 _KWOK = "sigs.k8s.io/kwok"
+_NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
+_NVIDIA_FLAGS = "-s -w -extldflags=-Wl,-z,lazy"
+"""It loads the driver's library when it needs it, not when it starts."""
 
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 CNI_PLUGINS = {"bridge": "main/bridge", "host-local": "ipam/host-local", "loopback": "main/loopback"}
@@ -28,12 +32,13 @@ CNI_PLUGINS = {"bridge": "main/bridge", "host-local": "ipam/host-local", "loopba
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program: its file name, the module folder that pins it, its Go package, and its link flags."""
+    """One program: file name, the module folder that pins it, its Go package, link flags, and whether it needs C."""
 
     name: str
     module: str
     package: str
     link_flags: str = "-s -w"
+    needs_c: bool = False
 
 
 def kubernetes_versions(modules: Path = MODULES) -> dict[str, str]:
@@ -50,7 +55,9 @@ def required_version(go_mod: Path, *, of: str) -> str:
     return found.group(1)
 
 
-def programs_for(kubernetes: str, *, real_nodes: bool, kwok: bool, modules: Path = MODULES) -> list[Program]:
+def programs_for(
+    kubernetes: str, *, real_nodes: bool, kwok: bool, nvidia: bool = False, modules: Path = MODULES
+) -> list[Program]:
     """The programs of a cluster, in the order to build them. Raises BuildError for a version without a module."""
     folders = kubernetes_versions(modules)
     if kubernetes not in folders:
@@ -61,6 +68,8 @@ def programs_for(kubernetes: str, *, real_nodes: bool, kwok: bool, modules: Path
         rows += _kubernetes(("kubelet",), kubernetes, folders[kubernetes])
         rows += _containerd(modules)
         rows += [Program(name, "cni", f"{_PLUGINS}/plugins/{path}") for name, path in CNI_PLUGINS.items()]
+    if nvidia:
+        rows += [Program(name, "nvidia", f"{_NVIDIA}/cmd/{name}", _NVIDIA_FLAGS, needs_c=True) for name in PROGRAMS]
     if kwok:
         rows.append(Program("kwok", "kwok", f"{_KWOK}/cmd/kwok"))
     return rows

@@ -37,6 +37,7 @@ class NodeRecord:
     labels: dict[str, str] = field(default_factory=dict)
     cpu: int | None = None
     memory_bytes: int | None = None
+    nvidia: str = ""
 
 
 @dataclass(frozen=True, slots=True)

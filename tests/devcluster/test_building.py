@@ -76,6 +76,15 @@ def test_a_cluster_without_nodes_needs_no_node_programs() -> None:
     assert names == {"etcd", "pause", "flock", *programs.CONTROL_PLANE}
 
 
+def test_nvidias_runtime_is_built_only_for_who_asks() -> None:
+    """The demo needs no C compiler and none of NVIDIA's programs."""
+    plain = programs.programs_for("1.37.2", real_nodes=True, kwok=False)
+    asked = programs.programs_for("1.37.2", real_nodes=True, kwok=False, nvidia=True)
+
+    assert not any(row.needs_c for row in plain)
+    assert {row.name for row in asked if row.needs_c} == {"nvidia-container-runtime", "nvidia-ctk", "nvidia-cdi-hook"}
+
+
 def test_the_stamped_version_is_the_pinned_one() -> None:
     """Clients must not see v0.0.0-master."""
     flags = programs.kubernetes_link_flags("1.37.2")
@@ -91,7 +100,7 @@ def test_programs_are_packages_that_their_module_pins(folder: str) -> None:
     rows = [
         row
         for version in programs.kubernetes_versions()
-        for row in programs.programs_for(version, real_nodes=True, kwok=True)
+        for row in programs.programs_for(version, real_nodes=True, kwok=True, nvidia=True)
     ]
 
     packages = {row.package for row in rows if row.module == folder}

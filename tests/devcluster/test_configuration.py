@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from devcluster.certificates import CertificateAuthority
 from devcluster.control_plane import Layout
 from devcluster.errors import StartError
 from devcluster.node import NodeFiles, NodeSpec
+from devcluster.nvidia import NvidiaRuntime
 from devcluster.system_programs import SystemPrograms
 
 PROGRAMS = (
     *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kwok"),
-    *("bridge", "pause", "kubelet", "containerd"),
+    *("bridge", "pause", "kubelet", "containerd", "nvidia-container-runtime", "nvidia-cdi-hook"),
 )
 BINARIES = Binaries(paths={name: Path("/cache") / name for name in PROGRAMS})
 SYSTEM = SystemPrograms(runc=Path("/cache/runc"), runc_libraries=None, busybox=Path("/cache/busybox"))
@@ -78,7 +80,7 @@ def test_a_nodes_pods_live_below_a_cgroup_of_its_own(files: NodeFiles) -> None:
     """Agents and sweeps find a node's pods by the cgroup that its kubelet uses."""
     config = yaml.safe_load((files.folder / "kubelet.yaml").read_text())
 
-    assert config["cgroupRoot"] == "/atoll-demo-dgx1" == node.describe("demo", files.record).cgroup_root
+    assert config["cgroupRoot"] == "/atoll-demo-dgx1" == node.describe("demo", files.record, files.layout).cgroup_root
 
 
 def test_kubelet_asks_the_api_server_who_may_read_it(files: NodeFiles) -> None:
@@ -107,6 +109,45 @@ def test_containerd_keeps_to_the_nodes_folder_and_pulls_nothing(files: NodeFiles
     assert config["plugins"]["io.containerd.cri.v1.images"]["pinned_images"]["sandbox"] == "localhost/pause:1"
     runc = config["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]["runtimes"]["runc"]
     assert runc["options"] == {"BinaryName": "/cache/runc", "SystemdCgroup": False}
+
+
+def test_runc_is_the_default_unless_the_node_is_to_be_careless(tmp_path: Path) -> None:
+    """NVIDIA's runtime is a handler beside runc; only where it is asked for it is everybody's."""
+    layout = Layout(tmp_path)
+    found = {}
+    for runtime in NvidiaRuntime:
+        written = NodeFiles(layout=layout, record=NodeSpec("dgx1", nvidia=runtime).numbered(3), cluster="demo")
+        written.write(BINARIES, SYSTEM, control_plane.authority(layout))
+        config = tomllib.loads((written.folder / "containerd.toml").read_text())
+        containerd = config["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]
+        found[runtime] = (containerd["default_runtime_name"], set(containerd["runtimes"]))
+
+    handlers = {"runc", "nvidia", "nvidia-strict"}
+    assert found == {
+        NvidiaRuntime.NONE: ("runc", {"runc"}),
+        NvidiaRuntime.HANDLER: ("runc", handlers),
+        NvidiaRuntime.DEFAULT: ("nvidia", handlers),
+    }
+
+
+def test_nvidias_runtime_has_a_configuration_per_handler(tmp_path: Path) -> None:
+    """Both run the same program and the real runc; they differ in whom they believe the variable."""
+    layout = Layout(tmp_path)
+    record = NodeSpec("dgx1", nvidia=NvidiaRuntime.HANDLER).numbered(3)
+    written = NodeFiles(layout=layout, record=record, cluster="demo")
+    written.write(BINARIES, SYSTEM, control_plane.authority(layout))
+
+    accepts = {}
+    for handler in ("nvidia", "nvidia-strict"):
+        config = tomllib.loads((written.folder / f"{handler}.toml").read_text())
+        accepts[handler] = config["accept-nvidia-visible-devices-envvar-when-unprivileged"]
+        assert config["nvidia-container-runtime"]["runtimes"] == ["/cache/runc"]
+        assert config["nvidia-container-runtime"]["modes"]["cdi"]["spec-dirs"] == [str(written.folder / "gpu")]
+        script = written.folder / f"{handler}.sh"
+        assert os.access(script, os.X_OK)
+        assert f"{handler}.toml" in script.read_text()
+
+    assert accepts == {"nvidia": True, "nvidia-strict": False}
 
 
 def test_kubelet_registers_the_nodes_labels_and_address(files: NodeFiles) -> None:

@@ -1,0 +1,51 @@
+"""GPUs of a node, played: what the driver's library tells of them, and what NVIDIA's runtime may hand out.
+
+In: a machine as the mock of libnvidia-ml describes it. Out: two files in the node's folder, which agent and runtime of
+that node read, and the environment of a program whose NVML bindings are to see the machine. Both files are written
+together, or a container could be given a GPU that the agent does not report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from devcluster import nvidia
+from devcluster.errors import BuildError
+from devcluster.mock_nvml import MachineFile, build
+from devcluster.mock_nvml.library import CompilerMissing, environment
+from devcluster.paths import cache_root
+from topology.profiles import profile
+
+DEVICE_LIST = "nvidia.json"
+
+
+class GpuMachine:
+    """The played GPUs of one node; change `file`, then `plug`."""
+
+    def __init__(self, folder: Path, profile_name: str, *, seed: str, order: Sequence[int] | None = None) -> None:
+        """Play the machine in a node's folder. `order[i]` is the position of the GPU with NVML index i."""
+        self._folder = folder
+        self.file = MachineFile(profile(profile_name), seed=seed, order=order)
+        try:
+            self._library = build(cache_root() / "mock-nvml")
+        except CompilerMissing as error:
+            raise BuildError(f"cannot build the mock of libnvidia-ml: {error}") from error
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program needs so that its NVML bindings see this machine."""
+        return environment(self._library, self._folder / "machine")
+
+    def plug(self) -> None:
+        """Let driver and runtime see the machine as it is now."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        devices = self._folder / DEVICE_LIST
+        unfinished = devices.with_name(f".{DEVICE_LIST}")
+        unfinished.write_text(nvidia.device_list(nvidia.cdi_devices(self.file.facts)))
+        unfinished.replace(devices)
+        self.file.write(self._folder / "machine")
+
+    def renumber(self, order: Sequence[int]) -> None:
+        """Give the same GPUs other NVML indices, as a boot may; takes effect when plugged."""
+        self.file = MachineFile(self.file.profile, seed=self.file.seed, order=order)
