@@ -64,7 +64,13 @@ class Fleet:
         records = self._enlist(specs)
         cache = cache_root()
         system = find_system_programs(cache, report=report)
-        images = ensure_images(cache, pause=binaries["pause"], busybox=system.busybox, flock=binaries["flock"])
+        images = ensure_images(
+            cache,
+            pause=binaries["pause"],
+            busybox=system.busybox,
+            flock=binaries["flock"],
+            cuda=any(record.nvidia for record in records),
+        )
         runner = self.runner(binaries)
         with ThreadPoolExecutor(max_workers=min(_SIDE_BY_SIDE_MAX, len(records))) as pool:
             steps = [

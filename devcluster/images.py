@@ -15,11 +15,13 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 BUSYBOX = "localhost/busybox:1"
+CUDA = "localhost/cuda:1"
+"""busybox with the variable that images for CUDA bring: all GPUs, please."""
 PAUSE = "localhost/pause:1"
 
 _MEDIA = "application/vnd.oci.image"
@@ -33,14 +35,15 @@ class Image:
     files: Mapping[str, Path]
     command: Sequence[str]
     links: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def ensure_images(cache: Path, *, pause: Path, busybox: Path, flock: Path) -> list[Path]:
-    """The archives of the two images that every node has, written where they are missing."""
-    return [
-        _ensure(cache, Image(reference=PAUSE, files={"pause": pause}, command=["/pause"])),
-        _ensure(cache, busybox_image(busybox, flock)),
-    ]
+def ensure_images(cache: Path, *, pause: Path, busybox: Path, flock: Path, cuda: bool = False) -> list[Path]:
+    """The archives of the images that every node has, written where they are missing."""
+    small = busybox_image(busybox, flock)
+    greedy = replace(small, reference=CUDA, environment={"NVIDIA_VISIBLE_DEVICES": "all"})
+    images = [Image(reference=PAUSE, files={"pause": pause}, command=["/pause"]), small, *([greedy] if cuda else [])]
+    return [_ensure(cache, image) for image in images]
 
 
 def busybox_image(busybox: Path, flock: Path) -> Image:
@@ -55,11 +58,12 @@ def archive(image: Image) -> bytes:
     """The OCI archive of an image, the same bytes every time."""
     plain = _layer(image)
     layer = gzip.compress(plain, mtime=0)
+    variables = ["PATH=/bin", *(f"{name}={value}" for name, value in image.environment.items())]
     config = _json(
         {
             "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
             "os": "linux",
-            "config": {"Cmd": list(image.command), "Env": ["PATH=/bin"], "WorkingDir": "/"},
+            "config": {"Cmd": list(image.command), "Env": variables, "WorkingDir": "/"},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(plain).hexdigest()}"]},
         }
     )
@@ -83,7 +87,8 @@ def archive(image: Image) -> bytes:
 
 
 def _ensure(cache: Path, image: Image) -> Path:
-    digest = hashlib.sha256(repr((image.reference, image.command, sorted(image.links.items()))).encode())
+    facts = (image.reference, image.command, sorted(image.links.items()), sorted(image.environment.items()))
+    digest = hashlib.sha256(repr(facts).encode())
     for name, program in sorted(image.files.items()):
         digest.update(name.encode() + program.read_bytes())
     folder = cache / "images"

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_the_same_image_gives_the_same_bytes(image: Image, tmp_path: Path) -> No
     os.utime(tmp_path / "tool", (1, 1))
 
     assert archive(image) == first
+
+
+def test_an_image_may_bring_variables(image: Image) -> None:
+    """As images for CUDA do; what a pod sets stands above them."""
+    files = members(archive(replace(image, environment={"NVIDIA_VISIBLE_DEVICES": "all"})))
+    entry = json.loads(files["index.json"])["manifests"][0]
+    manifest = json.loads(files[f"blobs/sha256/{entry['digest'].removeprefix('sha256:')}"])
+    config = json.loads(files[f"blobs/sha256/{manifest['config']['digest'].removeprefix('sha256:')}"])
+
+    assert config["config"]["Env"] == ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"]
 
 
 def test_digests_lead_from_the_index_to_the_program(image: Image) -> None:
