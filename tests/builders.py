@@ -43,6 +43,7 @@ def pod_json(
     phase: str = "Pending",
     version: str = "1",
     deleted: bool = False,
+    labels: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
     """Return a pod. `gpus`: a count for the first container, or a count per container; None for a pod without."""
@@ -60,6 +61,7 @@ def pod_json(
             "resourceVersion": version,
             "annotations": {**claim_keys, **allocated, **(annotations or {})},
             **({"deletionTimestamp": "2026-01-31T12:00:00Z"} if deleted else {}),
+            **({"labels": dict(labels)} if labels else {}),
         },
         "spec": {
             "schedulerName": names.SCHEDULER_NAME,

@@ -53,6 +53,10 @@ def leases(namespace: str = "", name: str = "") -> str:
     return group("coordination.k8s.io/v1", "leases", namespace=namespace, name=name)
 
 
+def poddisruptionbudgets(namespace: str = "", name: str = "") -> str:
+    return group("policy/v1", "poddisruptionbudgets", namespace=namespace, name=name)
+
+
 def events(namespace: str = "", name: str = "") -> str:
     return group("events.k8s.io/v1", "events", namespace=namespace, name=name)
 

@@ -1,0 +1,111 @@
+"""PodDisruptionBudgets: which pods they protect, and how many evictions they allow now.
+
+In: budgets as the API server stores them, pods. Out: the budgets of a pod, and a count of victims that would break one.
+The API server has the last word: an eviction that breaks a budget is refused with 429. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.cluster.objects import Metadata, Pod
+
+
+class Expression(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """One requirement of a label selector."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether the labels satisfy it. An operator that nobody knows matches: whoever is in doubt is spared."""
+        value = labels.get(self.key)
+        if self.operator == "In":
+            return value in self.values
+        if self.operator == "NotIn":
+            return value not in self.values
+        if self.operator == "Exists":
+            return value is not None
+        return self.operator != "DoesNotExist" or value is None
+
+
+class Selector(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A label selector; an empty one matches every pod of its namespace."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: tuple[Expression, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether the labels satisfy all requirements."""
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            expression.matches(labels) for expression in self.match_expressions
+        )
+
+
+class BudgetSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Whom a budget protects; without a selector nobody."""
+
+    selector: Selector | None = None
+
+
+class BudgetStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """What the disruption controller has worked out. `observed_generation` of an older spec allows nothing."""
+
+    disruptions_allowed: int = 0
+    observed_generation: int = 0
+
+
+class Budget(msgspec.Struct, frozen=True, gc=False):
+    """A policy/v1 PodDisruptionBudget."""
+
+    metadata: Metadata
+    spec: BudgetSpec = BudgetSpec()
+    status: BudgetStatus = BudgetStatus()
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def allowed(self) -> int:
+        """How many of its pods may be evicted now."""
+        is_current = self.status.observed_generation >= self.metadata.generation
+        return max(0, self.status.disruptions_allowed) if is_current else 0
+
+    def protects(self, pod: Pod) -> bool:
+        """Tell whether the budget covers the pod."""
+        selector = self.spec.selector
+        is_near = pod.metadata.namespace == self.metadata.namespace
+        return is_near and selector is not None and selector.matches(pod.metadata.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Every budget of the cluster at one moment."""
+
+    all: tuple[Budget, ...] = ()
+
+    def of(self, pod: Pod) -> tuple[str, ...]:
+        """Return the keys of the budgets that protect the pod, sorted."""
+        return tuple(sorted(budget.key for budget in self.all if budget.protects(pod)))
+
+    def allowed(self) -> dict[str, int]:
+        """Return how many evictions each allows now, by key."""
+        return {budget.key: budget.allowed for budget in self.all}
+
+
+def violations(victims: Iterable[tuple[str, ...]], allowed: Mapping[str, int]) -> int:
+    """Count the victims whose eviction breaks a budget. Each victim is given by the keys of its budgets, in order."""
+    left = dict(allowed)
+    broken = 0
+    for keys in victims:
+        broken += any(left.get(key, 0) <= 0 for key in keys)
+        for key in keys:
+            left[key] = left.get(key, 0) - 1
+    return broken
+
+
+decode_budget = msgspec.json.Decoder(Budget).decode

@@ -1,0 +1,157 @@
+"""Which pods of one node must go so that a pod gets its GPUs: the fewest, the least important, and none in vain.
+
+In: a node's devices, what is free, a request, the pods that hold GPUs there and may be evicted. Out: a VictimSet, or
+None where even all of them gone would not help. Used by the extender's preempt verb, which adds victims to those of
+kube-scheduler, and by the controllers, where the count would do and the islands do not. Pure.
+
+The answer is the first feasible set in this total order, so it is minimal: none of its victims can be spared.
+
+1. fewest victims whose eviction breaks a disruption budget
+2. fewest victims of the highest priority among the occupants, then of the next, and so on down
+3. the youngest: of the highest priority first, the older a pod the rather it is spared; then by uid
+
+With up to `EXACT_MAX` occupants all sets are weighed. With more (only machines with more GPUs than that have them) pods
+are spared one by one, the most important first, while the rest is enough: minimal too, but not always the fewest; the
+result says `bounded`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.cluster.budgets import violations
+from atoll.cluster.machines import NodeDevices
+from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.selection import Candidate, select
+from topology.asks import Interconnect, Policy
+from topology.choice import Reason
+
+EXACT_MAX = 8
+LINK_REASONS = frozenset(map(str, (Reason.NO_ISLAND, Reason.NO_NVLINK_ISLAND, Reason.NO_BANDWIDTH)))
+"""Refusals where the count would do and the links do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A pod that may be evicted: its GPUs as a bit mask, and what makes it more important than others.
+
+    `since` is its creation as RFC 3339 text, which sorts by time; empty counts as the oldest.
+    """
+
+    uid: str
+    mask: int
+    priority: int
+    since: str = ""
+    budgets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VictimSet:
+    """Who must go, the least important first, how many budgets' promises that breaks, and what the pod would get."""
+
+    victims: tuple[Occupant, ...]
+    violations: int
+    candidate: Candidate
+    bounded: bool = False
+
+    @property
+    def order(self) -> tuple[int, int, int, int, tuple[int, float, str]]:
+        """The total order over nodes, as kube-scheduler's: smaller is better.
+
+        Fewest broken budgets, lowest highest priority, lowest sum of priorities, fewest victims, best set of GPUs.
+        """
+        priorities = [victim.priority for victim in self.victims]
+        highest = max(priorities, default=-(2**31))
+        return (self.violations, highest, sum(priorities), len(priorities), self.candidate.order)
+
+
+def demands_links(request: Request) -> bool:
+    """Tell whether the claim refuses GPUs for how they are joined, so that pods may be evicted for an island."""
+    ask = request.ask
+    return ask.count > 1 and (
+        ask.policy is Policy.ISLAND or ask.interconnect is Interconnect.NVLINK or ask.min_bandwidth_gbps > 0
+    )
+
+
+def lacks_only_links(devices: NodeDevices, free: int, request: Request) -> bool:
+    """Tell whether a node refuses the request for its links alone: enough GPUs that match are free."""
+    answer = select(devices, free, request)
+    return isinstance(answer, Rejection) and answer.reason in LINK_REASONS
+
+
+def find_victims(
+    devices: NodeDevices,
+    free: int,
+    request: Request,
+    occupants: Iterable[Occupant],
+    *,
+    allowed: Mapping[str, int],
+) -> VictimSet | None:
+    """Return the first set of occupants whose GPUs, with the `free` ones, give the request what it wants.
+
+    `allowed`: evictions that each budget allows now. An empty set is an answer: nobody need go. The caller offers only
+    occupants of a lower priority; each is offered once.
+    """
+    ranked = tuple(sorted((o for o in occupants if o.mask), key=_importance))
+    everything = free | _mask(ranked)
+    if not _fits(devices, everything, request):
+        return None
+    is_exact = len(ranked) <= EXACT_MAX
+    sets = _in_order(ranked, allowed) if is_exact else (_spared(devices, free, request, ranked, allowed),)
+    for victims in sets:
+        candidate = _fits(devices, free | _mask(victims), request)
+        if candidate is not None:
+            return VictimSet(victims, _broken(victims, allowed), candidate, bounded=not is_exact)
+    return None
+
+
+def _importance(occupant: Occupant) -> tuple[int, tuple[int, ...], str]:
+    """Sort key: the least important first. Younger text sorts later, so its characters count backwards."""
+    return (occupant.priority, tuple(-ord(character) for character in occupant.since), occupant.uid)
+
+
+def _in_order(ranked: Sequence[Occupant], allowed: Mapping[str, int]) -> list[tuple[Occupant, ...]]:
+    """Return every set of occupants in the order of this module."""
+    levels = sorted({occupant.priority for occupant in ranked}, reverse=True)
+
+    def cost(chosen: tuple[int, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        members = [ranked[index] for index in chosen]
+        counts = tuple(sum(member.priority == level for member in members) for level in levels)
+        return (_broken(members, allowed), counts, tuple(reversed(chosen)))
+
+    size = len(ranked)
+    every = (tuple(index for index in range(size) if bits >> index & 1) for bits in range(1 << size))
+    return [tuple(ranked[index] for index in chosen) for chosen in sorted(every, key=cost)]
+
+
+def _spared(
+    devices: NodeDevices, free: int, request: Request, ranked: Sequence[Occupant], allowed: Mapping[str, int]
+) -> tuple[Occupant, ...]:
+    """Spare who can be spared: those whose budget allows nothing first, then the most important."""
+    victims = list(ranked)
+    by_importance = sorted(
+        range(len(ranked)),
+        key=lambda index: (all(allowed.get(key, 0) > 0 for key in ranked[index].budgets), -index),
+    )
+    for index in by_importance:
+        rest = [victim for victim in victims if victim is not ranked[index]]
+        if _fits(devices, free | _mask(rest), request):
+            victims = rest
+    return tuple(victims)
+
+
+def _broken(victims: Iterable[Occupant], allowed: Mapping[str, int]) -> int:
+    return violations((victim.budgets for victim in victims), allowed)
+
+
+def _mask(occupants: Iterable[Occupant]) -> int:
+    mask = 0
+    for occupant in occupants:
+        mask |= occupant.mask
+    return mask
+
+
+def _fits(devices: NodeDevices, free: int, request: Request) -> Candidate | None:
+    if (free & devices.usable).bit_count() < request.ask.count:
+        return None
+    answer = select(devices, free, request)
+    return answer if isinstance(answer, Candidate) else None
