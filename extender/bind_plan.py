@@ -22,6 +22,7 @@ from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
+from topology.demand import PRIOR, Demand
 from topology.split import split
 
 
@@ -34,10 +35,15 @@ class Plan:
 
 
 def plan_bind(
-    pod: Pod, devices: NodeDevices, free: int, request: Request, default_mode: VisibleDevices
+    pod: Pod,
+    devices: NodeDevices,
+    free: int,
+    request: Request,
+    default_mode: VisibleDevices,
+    demand: Demand = PRIOR,
 ) -> Plan | Rejection:
-    """Choose devices for `pod` among the `free` ones (bit mask over positions)."""
-    candidate = select(devices, free, request)
+    """Choose devices for `pod` among the `free` ones (bit mask over positions), by the demand that filter judged by."""
+    candidate = select(devices, free, request, demand)
     if isinstance(candidate, Rejection):
         return candidate
     positions = candidate.choice.positions

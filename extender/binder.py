@@ -179,7 +179,8 @@ class Binder:
             devices = self._devices(node)
             now = self._clock.monotonic_seconds()
             free = ledger.free(node, now_seconds=now, asking_uid=uid, asking_priority=pod.spec.priority)
-            plan = plan_bind(pod, devices, free & ~devices.mask_of((), lost), request, self._settings.default_mode)
+            left = free & ~devices.mask_of((), lost)
+            plan = plan_bind(pod, devices, left, request, self._settings.default_mode, ledger.demand)
             if isinstance(plan, Rejection):
                 raise BindRefused(f"node {node}: {plan.reason}")
             ledger.assume(uid, plan.allocation)

@@ -3,17 +3,20 @@
 In: a pod, node names, the ledger and the claim. Out: feasible nodes, reasons of the others, the best node. Nothing
 outside memory changes, because kube-scheduler and autoscalers also call these verbs for what-ifs.
 
-Thousands of names are looked up in one sweep and judged by the few cells that they are in.
+Thousands of names are looked up once and judged by one gather over arrays, see atoll.cluster.fleet. The keys come from
+the tables that bind takes its GPUs from, so prioritize and bind cannot disagree.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
+import numpy as np
+
 from atoll.api import names
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.requests import Rejection, Request
-from atoll.cluster.selection import Answers, Candidate
+from atoll.cluster.selection import Candidate, Offer, offer, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +70,36 @@ def _with_holder_elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts) ->
 
 
 def _judge(node_names: Sequence[str], request: Request, question: Question, ledger: Ledger) -> NodeVerdicts:
-    cell_of_node = ledger.cells(
-        now_seconds=question.now_seconds, asking_uid=question.uid, asking_priority=question.priority
-    )
-    cells = list(map(cell_of_node.get, node_names))
-    distinct = {cell for cell in set(cells) if cell}
-    answers = Answers.of(request)
-    answers.learn(distinct)
-    equals = answers.best(distinct)
-    if not equals:
-        return NodeVerdicts(
-            rejected={
-                name: answers.reasons[cell] if cell is not None else _unseen(name, ledger)
-                for name, cell in zip(node_names, cells, strict=True)
-            }
-        )
-    feasible = list(compress(node_names, map(answers.offers.__contains__, cells)))
-    name = min(compress(node_names, map(equals.__contains__, cells)))
-    return NodeVerdicts(feasible=feasible, best=answers.offers[cell_of_node[name]].at(name))
+    """Look the names up once; all else is arrays: the states of the nodes, and the keys of those states."""
+    own = ledger.own_cells(now_seconds=question.now_seconds, asking_uid=question.uid, asking_priority=question.priority)
+    fleet, demand = ledger.fleet, ledger.demand
+    rows = fleet.rows_of(node_names)
+    states = fleet.states_of(rows)
+    for name, cell in own.items():
+        states[rows == fleet.row_of(name)] = fleet.state_of(cell)
+    keys = fleet.keys(states, request, demand)
+    least = keys.min(initial=np.inf)
+    if least == np.inf:
+        return NodeVerdicts(rejected=_reasons(node_names, states.tolist(), request, ledger))
+    name = fleet.first_by_name(rows[keys == least])
+    answer = offer(own.get(name) or fleet.cell_of(name), plain(request), demand)
+    assert isinstance(answer, Offer)
+    feasible = list(compress(node_names, (keys < np.inf).tolist()))
+    return NodeVerdicts(feasible=feasible, best=answer.at(name))
+
+
+def _reasons(node_names: Sequence[str], states: list[int], request: Request, ledger: Ledger) -> dict[str, str]:
+    """Return why no node fits: one reason per state, and for nodes without a state why they have none."""
+    reasons: dict[int, str] = {}
+    for state in set(states) - {0}:
+        answer = offer(ledger.fleet.cell_at(state), plain(request), ledger.demand)
+        assert isinstance(answer, Rejection)
+        reasons[state] = answer.reason
+    return {
+        name: reasons[state] if state else _unseen(name, ledger) for name, state in zip(node_names, states, strict=True)
+    }
 
 
 def _unseen(name: str, ledger: Ledger) -> str:
-    """Return why a node has no cell."""
+    """Return why a node has no state."""
     return names.REJECT_STALE_REPORT if name in ledger.nodes else names.REJECT_NO_REPORT

@@ -24,6 +24,30 @@ class FilterCall(msgspec.Struct, frozen=True, rename="pascal"):
     node_names: tuple[str, ...] | None = None
 
 
+class _Metadata(msgspec.Struct, frozen=True):
+    uid: str
+
+
+class _PodIdentity(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+
+
+class PrioritizeCall(msgspec.Struct, frozen=True, rename="pascal"):
+    """What prioritize needs where filter has judged before: the pod's uid, and the names as they came."""
+
+    pod: _PodIdentity
+    node_names: msgspec.Raw
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        return self.pod.metadata.uid
+
+    def has_node(self, name: str) -> bool:
+        """Tell whether a node is among the names. Names of nodes hold nothing that JSON would escape."""
+        return f'"{name}"'.encode() in memoryview(self.node_names).tobytes()
+
+
 class BindCall(msgspec.Struct, frozen=True, rename={"pod_name": "PodName", "pod_namespace": "PodNamespace",
                                                     "pod_uid": "PodUID", "node": "Node"}):  # fmt: skip
     """Arguments of bind."""
@@ -47,16 +71,34 @@ class Victims(msgspec.Struct, frozen=True, rename={"pods": "Pods", "pdb_violatio
     pdb_violations: int = 0
 
 
+class WholeVictims(msgspec.Struct, frozen=True, rename={"pods": "Pods", "pdb_violations": "NumPDBViolations"}):
+    """Pods that would be evicted from one node, as a scheduler sends them that takes the extender for one without a
+    cache."""
+
+    pods: tuple[Pod, ...] | None = None
+    pdb_violations: int = 0
+
+
 class PreemptCall(msgspec.Struct, frozen=True, rename="pascal"):
-    """Arguments of preempt in the form that nodeCacheCapable brings."""
+    """Arguments of preempt: by uid where nodeCacheCapable is set, whole pods where it is not."""
 
     pod: Pod
+    node_name_to_victims: dict[str, WholeVictims] | None = None
     node_name_to_meta_victims: dict[str, Victims] | None = None
+
+    def candidates(self) -> dict[str, Victims]:
+        """Return the candidate nodes in whichever form they came."""
+        whole = {
+            node: Victims(tuple(Victim(pod.metadata.uid) for pod in victims.pods or ()), victims.pdb_violations)
+            for node, victims in (self.node_name_to_victims or {}).items()
+        }
+        return {**whole, **(self.node_name_to_meta_victims or {})}
 
 
 T = TypeVar("T")
 
 _filter_decoder = msgspec.json.Decoder(FilterCall)
+_prioritize_decoder = msgspec.json.Decoder(PrioritizeCall)
 _bind_decoder = msgspec.json.Decoder(BindCall)
 _preempt_decoder = msgspec.json.Decoder(PreemptCall)
 
@@ -67,6 +109,11 @@ def read_filter(body: bytes) -> FilterCall:
     if call.node_names is None:
         raise MalformedCall("NodeNames is null; set nodeCacheCapable: true for this extender")
     return call
+
+
+def read_prioritize(body: bytes) -> PrioritizeCall:
+    """Read the arguments of prioritize without decoding thousands of names. Raises MalformedCall."""
+    return _read(_prioritize_decoder, body)
 
 
 def read_bind(body: bytes) -> BindCall:

@@ -54,7 +54,7 @@ class Classes:
         costs[eager] = flat[self._offsets[class_of_node[eager]] + free_of_node[eager]]
         for index in np.flatnonzero(~self._eager):
             nodes = np.flatnonzero(class_of_node == index)
-            costs[nodes] = self._large_costs(self.machines[index], free_of_node[nodes], ask)
+            costs[nodes] = costs_of(self.machines[index], free_of_node[nodes], ask, self._demand)
         return costs
 
     def _flat_table(self, ask: Ask) -> Floats:
@@ -69,12 +69,16 @@ class Classes:
         self._flat[ask] = flat
         return flat
 
-    def _large_costs(self, machine: Machine, free: Indices, ask: Ask) -> Floats:
-        if machine.count <= TABLE_DEVICES_MAX:
-            return table(machine, ask, self._demand).costs_of(free.astype(np.int64))
-        answers = {mask: choose(machine, mask, ask, demand=self._demand) for mask in {int(mask) for mask in free}}
-        costs = {mask: answer.cost if isinstance(answer, Choice) else np.inf for mask, answer in answers.items()}
-        return np.array([costs[int(mask)] for mask in free])
+
+def costs_of(machine: Machine, free: Indices, ask: Ask, demand: Demand = PRIOR) -> Floats:
+    """Cost of the ask for many free masks of one machine, as `choose` tells it; inf where no set fits."""
+    if ask.count > machine.count:
+        return np.full(len(free), np.inf)
+    if machine.count <= TABLE_DEVICES_MAX:
+        return table(machine, ask, demand).costs_of(free.astype(np.int64))
+    answers = {mask: choose(machine, mask, ask, demand=demand) for mask in {int(mask) for mask in free}}
+    costs = {mask: answer.cost if isinstance(answer, Choice) else np.inf for mask, answer in answers.items()}
+    return np.array([costs[int(mask)] for mask in free])
 
 
 def best_node(costs: Floats) -> int | None:

@@ -25,10 +25,13 @@ from atoll.api.node_status import Device, GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
+from atoll.cluster.fleet import Fleet
 from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices
 from atoll.cluster.objects import Lease, Pod
+from topology.demand import Demand, Histogram
+from topology.model import DEVICES_MAX
 
 K = TypeVar("K")
 
@@ -80,6 +83,10 @@ class Ledger:
         self._by_uuid: dict[tuple[str, str], set[Hold]] = {}
         self._free: dict[str, int] = {}
         self._cells: dict[str, Cell] = {}
+        self.fleet = Fleet()
+        """The same cells as arrays; `own_cells` brings both up to date."""
+        self._sizes = Histogram()
+        self._demand: Demand | None = None
         self._stale: set[str] = set()
         self._changed: set[str] = set()
         self.revision = 0
@@ -153,6 +160,8 @@ class Ledger:
         """Take a GPU pod. It holds its devices while it is bound and not terminal."""
         uid = pod.metadata.uid
         self._drop_pod_hold(uid)
+        if uid not in self.pods:
+            self._note_size(pod)
         self.pods[uid] = pod
         self.keep(uid, kept_for(pod))
         try:
@@ -180,6 +189,19 @@ class Ledger:
         allocation = self._allocations.pop(uid, None)
         if allocation is not None:
             self._unhold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.POD, uid))
+
+    @property
+    def demand(self) -> Demand:
+        """The sizes that pods ask for, of the pods seen here so far: what fragmentation is weighed with."""
+        if self._demand is None:
+            self._demand = self._sizes.demand()
+        return self._demand
+
+    def _note_size(self, pod: Pod) -> None:
+        count = sum(count for _, count in pods.device_counts(pod))
+        if 0 < count <= DEVICES_MAX:
+            self._sizes = self._sizes.observed(count)
+            self._demand = None
 
     def allocation_of(self, uid: str) -> Allocation | None:
         """Return the GPUs that a bound pod may still use."""
@@ -233,6 +255,16 @@ class Ledger:
         """Return what is kept for a waiting pod."""
         return self._keeping.of(uid)
 
+    def kept_mask(self, node: str, asking_uid: str, asking_priority: int | None) -> int:
+        """Return the mask of the node's devices that are kept for others, so that the asking pod leaves them alone."""
+        devices = self.nodes.get(node)
+        if devices is None or not self._keeping:
+            return 0
+        mask = 0
+        for device_ids in self._keeping.on(node, asking_uid=asking_uid, asking_priority=asking_priority):
+            mask |= devices.mask_of(device_ids)
+        return mask
+
     # Questions
 
     def free(self, node: str, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None) -> int:
@@ -254,14 +286,19 @@ class Ledger:
         for uid, expectation in self._expected_on.get(node, {}).items():
             if uid != asking_uid:
                 mask &= ~devices.mask_of(expectation.device_ids)
-        for device_ids in self._keeping.on(node, asking_uid=asking_uid, asking_priority=asking_priority):
-            mask &= ~devices.mask_of(device_ids)
-        return mask
+        return mask & ~self.kept_mask(node, asking_uid, asking_priority)
 
     def cells(
         self, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None
     ) -> Mapping[str, Cell]:
         """Return the cell of every node with a fresh report: what `free` says of its usable devices, for all nodes."""
+        own = self.own_cells(now_seconds=now_seconds, asking_uid=asking_uid, asking_priority=asking_priority)
+        return {**self._cells, **own} if own else self._cells
+
+    def own_cells(
+        self, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None
+    ) -> dict[str, Cell]:
+        """Bring `fleet` up to date, and return the cells of the nodes that are another's for the asking pod."""
         self._drop_expired(now_seconds)
         if now_seconds > self._silent_seconds:
             self._find_silent(now_seconds)
@@ -270,9 +307,7 @@ class Ledger:
             self._renew_cell(node, now_seconds)
         special = self._own_nodes(asking_uid) | self._keeping.opens_for(asking_uid, asking_priority)
         own = [node for node in special if node in self._cells]
-        if not own:
-            return self._cells
-        return {**self._cells, **{node: self._cell(node, now_seconds, asking_uid, asking_priority) for node in own}}
+        return {node: self._cell(node, now_seconds, asking_uid, asking_priority) for node in own}
 
     def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
         """Return why a device is not free, in a fixed order; empty for a free one."""
@@ -309,11 +344,13 @@ class Ledger:
         self._cells.pop(node, None)
         self._stale.discard(node)
         if node not in self.nodes:
-            return
-        if self.is_stale(node, now_seconds):
+            self.fleet.forget(node)
+        elif self.is_stale(node, now_seconds):
             self._stale.add(node)
+            self.fleet.silence(node)
         else:
             self._cells[node] = self._cell(node, now_seconds)
+            self.fleet.put(node, self._cells[node])
 
     def _find_silent(self, now_seconds: float) -> None:
         """Mark nodes that have become stale, and note when the next one may."""

@@ -5,6 +5,7 @@ filter, bind, wake-up and explanations mean the same request.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from atoll.api import names
 from atoll.api.claims import COUNT_MAX, DeviceClaim, GpuClaim, VisibleDevices
@@ -39,23 +40,26 @@ class Request:
     container_counts: tuple[tuple[str, int], ...]
 
 
-def request_of(pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
-    """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was."""
+def request_of(pod: Pod, claim: GpuClaim | None, *, is_admitted: bool = False) -> Request | Rejection:
+    """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was.
+
+    A member of a gang is refused unless `is_admitted`: it gets the GPUs that its gang's admission took for it, or none.
+    """
     claim_name = pods.claim_name(pod)
     if annotations_bytes(pod.metadata.annotations) > OTHER_BYTES_MAX:
         return Rejection(names.REJECT_ANNOTATIONS)
-    if names.GANG in pod.metadata.annotations:
+    if names.GANG in pod.metadata.annotations and not is_admitted:
         return Rejection(names.REJECT_GANG)
     if not claim_name:
         total, counts = _counts(pod, names.GPU_RESOURCE)
         if not 0 < total <= COUNT_MAX:
             return Rejection(names.REJECT_COUNT_MISMATCH)
-        return _request(DeviceClaim(count=total), "", None, counts)
+        return _bare_request(total, counts)
     if claim is None:
         return Rejection(names.REJECT_CLAIM_MISSING)
     if pod.metadata.annotations.get(names.CLAIM_UID) != claim.metadata.uid:
         return Rejection(names.REJECT_CLAIM_REPLACED)
-    if claim.spec.gang_ref:
+    if claim.spec.gang_ref and pod.metadata.annotations.get(names.GANG) != claim.spec.gang_ref:
         return Rejection(names.REJECT_GANG)
     devices = claim.spec.devices
     total, counts = _counts(pod, names.mig_resource(devices.mig_profile) if devices.mig_profile else names.GPU_RESOURCE)
@@ -68,6 +72,12 @@ def _counts(pod: Pod, resource: str) -> tuple[int, tuple[tuple[str, int], ...]]:
     """Return the pod's total, and the counts of its containers where each sees its own part."""
     counts = pods.device_counts(pod, resource)
     return sum(count for _, count in counts), counts if pods.has_own_counts(pod, resource) else ()
+
+
+@lru_cache(maxsize=1024)
+def _bare_request(total: int, counts: tuple[tuple[str, int], ...]) -> Request:
+    """Return what a pod without a claim asks for: most pods of a cluster ask for one of a few counts."""
+    return _request(DeviceClaim(count=total), "", None, counts)
 
 
 def _request(

@@ -2,24 +2,33 @@
 
 In: a node's devices, the mask of its free ones, a request. Out: a Candidate or a Rejection. Filter, prioritize, bind
 and wake-up all ask here, so they cannot disagree. Ties between nodes are broken by (model preference, cost, node name).
-Everything but the name is decided per cell, see atoll.cluster.machines, and kept: filter asks the same of thousands.
+Everything but the name is decided per cell, see atoll.cluster.machines, and kept: `offer` for one cell, `keys_of` for
+many at once from the same tables.
 """
 
-from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from atoll.api import names
 from atoll.cluster.machines import Card, Cell, NodeDevices, Shape, cell_of
 from atoll.cluster.requests import Rejection, Request
-from topology.choice import Choice, Refusal, choose, would_ever_fit
+from topology.choice import Choice, Refusal, choose, island_names, would_ever_fit
+from topology.demand import PRIOR, Demand
+from topology.model import Machine
+from topology.parts import Part, part_of
+from topology.scores import costs_of
 
-REQUESTS_MAX = 64
-ANSWERS_MAX = 8192
-MASKS_MAX = 8192
+ANSWERS_MAX = 1 << 16
+GROUPS_MAX = 8192
+PREFERENCE: Final = 1e6
+"""What one rank of the claim's list of models weighs in a key: more than any cost."""
+VECTOR_DEVICES_MAX: Final = 62
+"""Masks of so many devices fit into the elements of an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,81 +57,87 @@ class Offer:
         return Candidate(node, self.order[0], self.choice)
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Devices that one request may take together. `mask`: those of the shape that match; `part`: all of their kind."""
+
+    preference: int
+    mask: int
+    part: Part
+
+
 def matches_model(model: str, wanted: str) -> bool:
     """Tell whether a model slug matches by dash-separated prefix: nvidia-h100 matches nvidia-h100-80gb-hbm3."""
     return model == wanted or model.startswith(wanted + "-")
 
 
-def select(devices: NodeDevices, free: int, request: Request) -> Candidate | Rejection:
-    """Choose GPUs among the `free` ones of a node (bit mask over positions)."""
-    cell = cell_of(devices.shape, free & devices.usable)
-    answers = Answers.of(request)
-    answers.learn({cell})
-    if cell in answers.reasons:
-        return Rejection(answers.reasons[cell])
-    return answers.offers[cell].at(devices.node)
+def select(devices: NodeDevices, free: int, request: Request, demand: Demand = PRIOR) -> Candidate | Rejection:
+    """Choose GPUs among the `free` ones of a node (bit mask over positions); demand: what fragmentation is weighed by.
+
+    Bind passes the demand that filter and prioritize judged by; whoever only asks whether a request fits needs none.
+    """
+    answer = offer(cell_of(devices.shape, free & devices.usable), plain(request), demand)
+    return answer if isinstance(answer, Rejection) else answer.at(devices.node)
 
 
-class Answers:
-    """What one request gets of every cell that was asked for: an offer, or the reason why there is none."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._ranked: list[tuple[tuple[int, float], int, Cell]] = []
-        self.offers: dict[Cell, Offer] = {}
-        self.reasons: dict[Cell, str] = {}
-
-    @staticmethod
-    def of(request: Request) -> "Answers":
-        """Return the answers to a request; they are kept, and shared by all claims that ask for the same."""
-        return _kept_answers(replace(request, claim="", visible_devices=None, container_counts=()))
-
-    def learn(self, cells: set[Cell]) -> None:
-        """Have an answer for each of these cells."""
-        if len(self.offers) + len(self.reasons) > ANSWERS_MAX:
-            self._ranked.clear()
-            self.offers.clear()
-            self.reasons.clear()
-        for cell in cells.difference(self.offers, self.reasons):
-            answer = offer(cell, self._request)
-            if isinstance(answer, Rejection):
-                self.reasons[cell] = answer.reason
-            else:
-                self.offers[cell] = answer
-                insort(self._ranked, (answer.order, len(self._ranked), cell))
-
-    def best(self, cells: set[Cell]) -> set[Cell]:
-        """Return those of these cells whose offers come first in the order; all of them were learnt before."""
-        offered = (row for row in self._ranked if row[2] in cells)
-        _, equals = next(groupby(offered, key=itemgetter(0)), (None, ()))
-        return {cell for _, _, cell in equals}
+@lru_cache(maxsize=1024)
+def plain(request: Request) -> Request:
+    """Return the request without what the choice of devices does not depend on."""
+    return replace(request, claim="", visible_devices=None, container_counts=())
 
 
-@lru_cache(maxsize=REQUESTS_MAX)
-def _kept_answers(request: Request) -> Answers:
-    return Answers(request)
-
-
-def offer(cell: Cell, request: Request) -> Offer | Rejection:
+@lru_cache(maxsize=ANSWERS_MAX)
+def offer(cell: Cell, request: Request, demand: Demand = PRIOR) -> Offer | Rejection:
     """Choose among the free positions of a cell.
 
     Models are tried in the order of the claim; without a preference every model of the node is tried, the most numerous
     first, then by name.
     """
-    masks = _model_masks(cell.shape, request)
-    if isinstance(masks, Rejection):
-        return masks
+    groups = _groups(cell.shape, request)
+    if isinstance(groups, Rejection):
+        return groups
     refusals: list[Refusal] = []
     best: Offer | None = None
-    for preference, mask in masks:
-        answer = choose(cell.shape.machine, cell.free & mask, request.ask)
+    for group in groups:
+        answer = choose(group.part.machine, group.part.inside(cell.free & group.mask), request.ask, demand=demand)
         if isinstance(answer, Refusal):
             refusals.append(answer)
             continue
-        candidate = Offer((preference, answer.cost), answer)
+        candidate = Offer((group.preference, answer.cost), _on_the_whole(answer, group.part, cell.shape.machine))
         if best is None or candidate.order < best.order:
             best = candidate
-    return best or _rejection(cell.shape, masks, request, refusals)
+    return best or _rejection(groups, request, refusals)
+
+
+def keys_of(
+    shape: Shape, free_masks: Sequence[int], request: Request, demand: Demand = PRIOR
+) -> npt.NDArray[np.float64]:
+    """Return the place in the order over cells, as one number, for many masks of free positions; infinity where none
+    fits. Equal to PREFERENCE x the offer's preference + its cost."""
+    groups = _groups(shape, request)
+    keys = np.full(len(free_masks), np.inf)
+    if isinstance(groups, Rejection):
+        return keys
+    if shape.machine.count > VECTOR_DEVICES_MAX:
+        return np.array([_key(offer(cell_of(shape, mask), request, demand)) for mask in free_masks])
+    free = np.array(free_masks, dtype=np.int64)
+    for group in groups:
+        inside = group.part.inside_all(free & group.mask)
+        costs = costs_of(group.part.machine, inside, request.ask, demand)
+        keys = np.minimum(keys, group.preference * PREFERENCE + costs)
+    return keys
+
+
+def _key(answer: Offer | Rejection) -> float:
+    return float("inf") if isinstance(answer, Rejection) else answer.order[0] * PREFERENCE + answer.order[1]
+
+
+def _on_the_whole(choice: Choice, part: Part, whole: Machine) -> Choice:
+    """Return a choice among the devices of one kind in the positions and islands of the whole machine."""
+    if part.is_whole:
+        return choice
+    positions = part.outside(choice.positions)
+    return replace(choice, positions=positions, islands=island_names(whole, positions))
 
 
 def _matching(shape: Shape, request: Request) -> int | Rejection:
@@ -145,31 +160,31 @@ def _is_wanted(card: Card, request: Request) -> bool:
     return not request.models or any(matches_model(card.model, wanted) for wanted in request.models)
 
 
-@lru_cache(maxsize=MASKS_MAX)
-def _model_masks(shape: Shape, request: Request) -> tuple[tuple[int, int], ...] | Rejection:
-    """Return (preference, mask) pairs, each of one model unless the claim allows mixing; what is free is no matter."""
+@lru_cache(maxsize=GROUPS_MAX)
+def _groups(shape: Shape, request: Request) -> tuple[Group, ...] | Rejection:
+    """Return the groups, each of one model unless the claim allows mixing; what is free is no matter."""
     matching = _matching(shape, request)
     if isinstance(matching, Rejection):
         return matching
+    kind = sum(1 << i for i, card in enumerate(shape.cards) if card.mig_profile == request.mig_profile)
+    part = part_of(shape.machine, kind)
     if request.mixed_models:
-        return ((0, matching),)
+        return (Group(0, matching, part),)
     by_model: dict[str, int] = {}
     for position, card in enumerate(shape.cards):
         if matching >> position & 1:
             by_model[card.model] = by_model.get(card.model, 0) | 1 << position
     ranked = [(_preference(model, request), model, mask) for model, mask in by_model.items()]
     ranked.sort(key=lambda row: (row[0], -row[2].bit_count(), row[1]))
-    return tuple((rank, mask) for rank, _, mask in ranked)
+    return tuple(Group(rank, mask, part) for rank, _, mask in ranked)
 
 
 def _preference(model: str, request: Request) -> int:
     return next((rank for rank, wanted in enumerate(request.models) if matches_model(model, wanted)), 0)
 
 
-def _rejection(
-    shape: Shape, masks: tuple[tuple[int, int], ...], request: Request, refusals: list[Refusal]
-) -> Rejection:
-    if max(mask.bit_count() for _, mask in masks) < request.ask.count:
+def _rejection(groups: tuple[Group, ...], request: Request, refusals: list[Refusal]) -> Rejection:
+    if max(group.mask.bit_count() for group in groups) < request.ask.count:
         return Rejection(names.REJECT_NEVER_FITS)
-    never = would_ever_fit(shape.machine, request.ask)
+    never = would_ever_fit(groups[0].part.machine, request.ask)
     return Rejection(str((never or refusals[0]).reason))

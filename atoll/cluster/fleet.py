@@ -1,0 +1,204 @@
+"""All nodes as arrays, so that thousands of them are judged by one gather.
+
+In: node by node, its shape and the mask of what it can give out. Out: for a request, one key per node: where its best
+set stands in the order over nodes, and infinity where none fits. Separate, because the ledger thinks in devices and
+holders, and only this page in numbers:
+
+    row      a node. Row 0 stands for every node that is not known
+    state    what a node is now, shape and free positions. State 0 fits nothing; a shape of up to eight devices owns a
+             block of states, one per mask, of a larger one each mask has its state once it occurs
+    key      of a state, per request: rank of the model x PREFERENCE + cost, as atoll.cluster.selection tells it
+
+An allocation renews one element of the array of states. The keys come from the very tables that bind chooses by.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.cluster.machines import Cell, Shape, cell_of
+from atoll.cluster.requests import Request
+from atoll.cluster.selection import keys_of, plain
+from topology.demand import Demand
+
+EAGER_DEVICES_MAX: Final = 8
+STATES_MAX: Final = 1 << 18
+"""States that are numbered before all numbers are given out anew: shapes of the past are forgotten then."""
+REQUESTS_MAX: Final = 64
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class _Rows(dict[str, int]):
+    """Row by node name; 0 for a name that is not known."""
+
+    def __missing__(self, _name: str) -> int:
+        return 0
+
+
+class Fleet:
+    """The arrays. The ledger keeps them; one event loop owns it."""
+
+    def __init__(self) -> None:
+        self._row_of: dict[str, int] = {}
+        self._index: _Rows | None = None
+        self._name_of: list[str] = [""]
+        self._cell_of: list[Cell | None] = [None]
+        self._spare: list[int] = []
+        self._states: Ints = np.zeros(64, dtype=np.int64)
+        self._ranks: Ints | None = None
+        self._forget_numbers()
+
+    def put(self, name: str, cell: Cell) -> None:
+        """Note what a node can give out now."""
+        if self._size >= STATES_MAX:
+            self._number_anew()
+        row = self._row_of.get(name) or self._add(name)
+        self._cell_of[row] = cell
+        self._states[row] = self.state_of(cell)
+
+    def silence(self, name: str) -> None:
+        """Note that a node can give out nothing, because nothing new is known of it."""
+        row = self._row_of.get(name, 0)
+        self._cell_of[row] = None
+        self._states[row] = 0
+
+    def forget(self, name: str) -> None:
+        """Forget a node that is gone."""
+        self.silence(name)
+        row = self._row_of.pop(name, 0)
+        if row:
+            self._index = None
+            self._spare.append(row)
+
+    def row_of(self, name: str) -> int:
+        """Return the row of a node; 0 where it is not known."""
+        return self._row_of.get(name, 0)
+
+    def rows_of(self, names: Sequence[str]) -> Ints:
+        """Return the rows of these nodes; 0 for one that is not known.
+
+        This is most of what judging thousands of nodes costs, and most of that is waiting for memory. So the names are
+        looked up in copies that lie in memory in the order in which they are asked for.
+        """
+        if self._index is None:
+            self._index = self._indexed(names) if self._row_of else _Rows()
+        return np.fromiter(map(self._index.__getitem__, names), dtype=np.int64, count=len(names))
+
+    def _indexed(self, names: Sequence[str]) -> _Rows:
+        known = {name: row for name in names if (row := self._row_of.get(name))} | self._row_of
+        copies = "\0".join(known).split("\0")
+        return _Rows(zip(copies, np.fromiter(known.values(), dtype=np.int64).tolist(), strict=True))
+
+    def states_of(self, rows: Ints) -> Ints:
+        """Return what the nodes of these rows are now."""
+        return self._states[rows]
+
+    def state_of(self, cell: Cell) -> int:
+        """Return the number of a state. Numbers hold until `put` gives them out anew."""
+        first = self._blocks.get(cell.shape)
+        if first is not None:
+            return first + cell.free
+        single = self._singles.get(cell)
+        return self._new_state(cell) if single is None else single
+
+    def cell_of(self, name: str) -> Cell:
+        """Return what a known node is now. Raises KeyError for another."""
+        cell = self._cell_of[self.row_of(name)]
+        if cell is None:
+            raise KeyError(name)
+        return cell
+
+    def cell_at(self, state: int) -> Cell:
+        """Return the shape and the free positions of a state other than 0."""
+        index = int(np.searchsorted(self._firsts, state, side="right")) - 1
+        shape, free = self._entries[index]
+        return cell_of(shape, state - self._firsts[index] if free is None else free)
+
+    def keys(self, states: Ints, request: Request, demand: Demand) -> Floats:
+        """Return the key of each state: one gather, once the keys of these states are known."""
+        known = self._known_keys(plain(request), demand)
+        keys = known[states]
+        if np.isnan(keys).any():
+            self._learn(known, np.unique(states[np.isnan(keys)]), plain(request), demand)
+            keys = known[states]
+        return keys
+
+    def first_by_name(self, rows: Ints) -> str:
+        """Return the name that comes first among these rows."""
+        if self._ranks is None:
+            order = sorted(range(len(self._name_of)), key=self._name_of.__getitem__)
+            self._ranks = np.empty(len(order), dtype=np.int64)
+            self._ranks[order] = np.arange(len(order))
+        return self._name_of[int(rows[np.argmin(self._ranks[rows])])]
+
+    def _add(self, name: str) -> int:
+        self._ranks = None
+        self._index = None
+        if self._spare:
+            row = self._spare.pop()
+            self._name_of[row] = name
+        else:
+            row = len(self._name_of)
+            self._name_of.append(name)
+            self._cell_of.append(None)
+            if row == len(self._states):
+                self._states = np.concatenate((self._states, np.zeros_like(self._states)))
+        self._row_of[name] = row
+        return row
+
+    def _forget_numbers(self) -> None:
+        self._size = 1
+        self._entries: list[tuple[Shape, int | None]] = []
+        self._firsts: list[int] = []
+        self._blocks: dict[Shape, int] = {}
+        self._singles: dict[Cell, int] = {}
+        self._keys: OrderedDict[tuple[Request, Demand], Floats] = OrderedDict()
+
+    def _number_anew(self) -> None:
+        self._forget_numbers()
+        for row, cell in enumerate(self._cell_of):
+            self._states[row] = self.state_of(cell) if cell is not None else 0
+
+    def _new_state(self, cell: Cell) -> int:
+        first, count = self._size, cell.shape.machine.count
+        self._firsts.append(first)
+        if count <= EAGER_DEVICES_MAX:
+            self._entries.append((cell.shape, None))
+            self._blocks[cell.shape] = first
+            self._size += 1 << count
+            return first + cell.free
+        self._entries.append((cell.shape, cell.free))
+        self._singles[cell] = first
+        self._size += 1
+        return first
+
+    def _known_keys(self, request: Request, demand: Demand) -> Floats:
+        """Return the array of keys of a request, long enough for every state; nan where nothing is known yet."""
+        name = (request, demand)
+        known = self._keys.get(name)
+        if known is None or len(known) < self._size:
+            longer = np.full(max(self._size, 2 * len(known) if known is not None else 0), np.nan)
+            longer[0] = np.inf
+            if known is not None:
+                longer[: len(known)] = known
+            known = self._keys[name] = longer
+        self._keys.move_to_end(name)
+        while len(self._keys) > REQUESTS_MAX:
+            self._keys.popitem(last=False)
+        return known
+
+    def _learn(self, known: Floats, states: Ints, request: Request, demand: Demand) -> None:
+        """Compute the keys of these states: whole blocks at once, others by what occurs."""
+        wanted: dict[Shape, dict[int, int]] = {}
+        for index in np.unique(np.searchsorted(self._firsts, states, side="right") - 1).tolist():
+            shape, free = self._entries[index]
+            first = self._firsts[index]
+            masks = range(1 << shape.machine.count) if free is None else (free,)
+            wanted.setdefault(shape, {}).update((first + offset, mask) for offset, mask in enumerate(masks))
+        for shape, masks_by_state in wanted.items():
+            known[list(masks_by_state)] = keys_of(shape, list(masks_by_state.values()), request, demand)

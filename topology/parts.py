@@ -1,0 +1,68 @@
+"""Some devices of a machine as a machine of their own.
+
+Whole GPUs, and the slices of GPUs that were divided (MIG instances of one profile, replicas of a GPU that several pods
+share), never serve one ask together: each kind is a class of devices with tables of its own. In: a Machine and the
+positions of one kind. Out: a Part, with masks translated both ways. Separate, so that the engine itself need not know
+why some devices are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from topology.errors import PositionError
+from topology.model import Machine, Rows, mask_of, positions_of
+from topology.quality import Ints
+
+PARTS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """positions: in the whole machine, ascending; the part's position i is positions[i]."""
+
+    machine: Machine
+    positions: tuple[int, ...]
+    is_whole: bool
+
+    def inside(self, mask: int) -> int:
+        """Mask over the part of a mask over the whole; what lies outside of the part is dropped."""
+        if self.is_whole:
+            return mask & self.machine.full
+        return sum((mask >> position & 1) << index for index, position in enumerate(self.positions))
+
+    def inside_all(self, masks: Ints) -> Ints:
+        """The same for many masks of a machine with fewer than 63 devices."""
+        if self.is_whole:
+            return masks & self.machine.full
+        inside = masks & 0
+        for index, position in enumerate(self.positions):
+            inside |= (masks >> position & 1) << index
+        return inside
+
+    def outside(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """Positions in the whole of positions in the part."""
+        return tuple(self.positions[position] for position in positions)
+
+
+@lru_cache(maxsize=PARTS_MAX)
+def part_of(machine: Machine, mask: int) -> Part:
+    """The devices of the mask as a machine. Raises PositionError when the mask is empty or names foreign positions."""
+    if not 0 < mask <= machine.full:
+        raise PositionError(f"a part needs some of positions 0 to {machine.count - 1}", value=mask)
+    positions = positions_of(mask)
+    if mask_of(positions) == machine.full:
+        return Part(machine, positions, is_whole=True)
+    small = replace(
+        machine,
+        links=_cut(machine.links, positions),
+        pcie=_cut(machine.pcie, positions) if machine.pcie is not None else None,
+        numa=tuple(machine.numa[position] for position in positions),
+    )
+    return Part(small, positions, is_whole=False)
+
+
+def _cut(rows: Rows, positions: tuple[int, ...]) -> Rows:
+    return tuple(tuple(rows[row][column] for column in positions) for row in positions)
