@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from topology.canonical import canonical
 from topology.links import direct_links
 from topology.model import Machine, mask_of, positions_of
 from topology.rates import link_gbps, pcie_paths_gbps
@@ -65,8 +66,27 @@ def link_counts(machine: Machine) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=256)
 def qualities(machine: Machine) -> Qualities:
-    """Ratings of every subset of a machine with at most TABLE_DEVICES_MAX devices."""
+    """Ratings of every subset of a machine with at most TABLE_DEVICES_MAX devices.
+
+    Computed once for all machines that differ only in how their GPUs are numbered.
+    """
     assert machine.count <= TABLE_DEVICES_MAX
+    form = canonical(machine)
+    shared = _qualities(form.machine)
+    if form.machine == machine:
+        return shared
+    there = form.there(np.arange(1 << machine.count, dtype=np.int64))
+    return _frozen(shared.ring_gbps[there], shared.linked[there], shared.exact[there])
+
+
+def _frozen(ring_gbps: Floats, linked: Bools, exact: Bools) -> Qualities:
+    for array in (ring_gbps, linked, exact):
+        array.flags.writeable = False
+    return Qualities(ring_gbps=ring_gbps, linked=linked, exact=exact)
+
+
+@lru_cache(maxsize=256)
+def _qualities(machine: Machine) -> Qualities:
     ring = round_trips(_step_gbps(machine))
     linked = np.zeros(len(ring), dtype=np.bool_)
     exact = np.ones(len(ring), dtype=np.bool_)
@@ -75,9 +95,7 @@ def qualities(machine: Machine) -> Qualities:
         linked[mask] = packing.count > 0 and value >= ring[mask]
         ring[mask] = max(value, ring[mask])
         exact[mask] = packing.exact
-    for array in (ring, linked, exact):
-        array.flags.writeable = False
-    return Qualities(ring_gbps=ring, linked=linked, exact=exact)
+    return _frozen(ring, linked, exact)
 
 
 @lru_cache(maxsize=65536)

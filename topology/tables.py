@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
 
 from topology.asks import Ask, Interconnect, Policy
+from topology.canonical import Canonical, canonical
 from topology.closeness import closeness, crowding, pair_sums
 from topology.demand import PRIOR, Demand
 from topology.fragmentation import losses, losses_exact, relative_qualities
 from topology.islands import islands
 from topology.links import direct_links
-from topology.model import Machine, mask_of
+from topology.model import Machine, mask_of, positions_of
 from topology.policies import POLICIES, QUALITY_FIRST, Weights
 from topology.quality import Bools, Floats, Ints, qualities, sizes_of
 
@@ -81,13 +83,19 @@ class Table:
 
     def best_with(self, free: int, required: int) -> tuple[int, float] | None:
         """Mask and cost of the best set inside `free` that contains `required`; computed anew, not kept."""
+        masks, cost = self.equals(free, required)
+        return (int(masks[0]), cost) if len(masks) else None
+
+    def equals(self, free: int, required: int = 0) -> tuple[Ints, float]:
+        """All sets of the least rank inside `free` that contain `required`, lexicographically, and their cost."""
         fitting = np.flatnonzero((self.sets.masks & ~free == 0) & (self.sets.masks & required == required))
         if not len(fitting):
-            return None
+            return self.sets.masks[:0], math.inf
         rest = self._potential[free & ~self.sets.masks[fitting]]
-        best = int(np.argmin(np.round(self.sets.rank[fitting] + rest, DECIMALS)))
-        cost = np.round(self.sets.cost[fitting[best]] + rest[best] + self._own(free), DECIMALS)
-        return int(self.sets.masks[fitting[best]]), float(cost)
+        ranks = np.round(self.sets.rank[fitting] + rest, DECIMALS)
+        least = np.flatnonzero(ranks == ranks.min())
+        cost = np.round(self.sets.cost[fitting[least[0]]] + rest[least[0]] + self._own(free), DECIMALS)
+        return self.sets.masks[fitting[least]], float(cost)
 
     def _own(self, free: int | Ints) -> Floats:
         """The part of the cost that is the same for every set of a free mask."""
@@ -115,22 +123,72 @@ class Table:
         self.costs[served] = np.round(self.sets.cost[chosen] + rest[some, chosen] + self._own(served), DECIMALS)
 
 
-def table(machine: Machine, ask: Ask, demand: Demand = PRIOR) -> Table:
-    """The table of one ask on machines of this geometry; built on first use."""
+class Relabelled:
+    """The table of an isomorphic machine, read through other numbers. Ties go by this machine's own positions, so that
+    sharing changes no answer."""
+
+    def __init__(self, shared: Table, form: Canonical) -> None:
+        self._shared = shared
+        self._form = form
+        self._chosen: dict[int, int | None] = {}
+        self.exact = shared.exact
+
+    @cached_property
+    def costs(self) -> Floats:
+        """Cost per free mask, for machines whose tables are filled at once."""
+        return self._shared.costs[self._form.there(np.arange(len(self._shared.costs), dtype=np.int64))]
+
+    def chosen(self, free: int) -> int | None:
+        """Mask of the best set inside `free`; None when no admitted set fits."""
+        if free not in self._chosen:
+            found = self.best_with(free, 0)
+            self._chosen[free] = found[0] if found is not None else None
+        return self._chosen[free]
+
+    def cost(self, free: int) -> float:
+        """Cost of that set; inf when there is none."""
+        return self._shared.cost(self._there(free))
+
+    def costs_of(self, free_masks: Ints) -> Floats:
+        """Costs of many free masks at once."""
+        return self._shared.costs_of(self._form.there(free_masks))
+
+    def best_with(self, free: int, required: int) -> tuple[int, float] | None:
+        """Mask and cost of the best set inside `free` that contains `required`."""
+        masks, cost = self._shared.equals(self._there(free), self._there(required))
+        here = self._form.here(masks).tolist()
+        return (min(here, key=positions_of), cost) if here else None
+
+    def _there(self, mask: int) -> int:
+        return int(self._form.there(np.array([mask]))[0])
+
+
+def table(machine: Machine, ask: Ask, demand: Demand = PRIOR) -> Table | Relabelled:
+    """The table of one ask on machines of this geometry, built on first use; isomorphic machines share one."""
     kept = _small_table if machine.count <= EAGER_DEVICES_MAX else _large_table
     return kept(machine, ask, demand)
 
 
 @lru_cache(maxsize=2048)
-def _small_table(machine: Machine, ask: Ask, demand: Demand) -> Table:
+def _small_table(machine: Machine, ask: Ask, demand: Demand) -> Table | Relabelled:
     """Three kilobytes each."""
-    return Table(machine, ask, demand)
+    return _built(machine, ask, demand, _small_table)
 
 
 @lru_cache(maxsize=64)
-def _large_table(machine: Machine, ask: Ask, demand: Demand) -> Table:
+def _large_table(machine: Machine, ask: Ask, demand: Demand) -> Table | Relabelled:
     """Up to a megabyte each."""
-    return Table(machine, ask, demand)
+    return _built(machine, ask, demand, _large_table)
+
+
+def _built(
+    machine: Machine, ask: Ask, demand: Demand, kept: Callable[[Machine, Ask, Demand], Table | Relabelled]
+) -> Table | Relabelled:
+    form = canonical(machine)
+    if form.machine == machine:
+        return Table(machine, ask, demand)
+    shared = kept(form.machine, ask, demand)
+    return Relabelled(shared, form) if isinstance(shared, Table) else Table(machine, ask, demand)
 
 
 @lru_cache(maxsize=1024)
