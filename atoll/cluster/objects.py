@@ -18,6 +18,7 @@ class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     name: str
     uid: str
     controller: bool = False
+    api_version: str = ""
 
 
 class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -42,12 +43,21 @@ class Resources(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     limits: dict[str, str | int | float] = {}
 
 
+class ContainerPort(msgspec.Struct, frozen=True, gc=False, rename={"host_port": "hostPort", "host_ip": "hostIP"}):
+    """A port that a container opens; only those on the host concern other pods."""
+
+    host_port: int = 0
+    host_ip: str = ""
+    protocol: str = "TCP"
+
+
 class Container(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """One container of a pod."""
 
     name: str
     resources: Resources = Resources()
     restart_policy: str | None = None
+    ports: tuple[ContainerPort, ...] = ()
 
 
 class Toleration(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -57,6 +67,87 @@ class Toleration(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+
+
+class Requirement(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """One condition on a label or a field."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+
+class NodeSelectorTerm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Conditions that all hold; without any it matches nothing."""
+
+    match_expressions: tuple[Requirement, ...] = ()
+    match_fields: tuple[Requirement, ...] = ()
+
+
+class NodeSelector(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Terms of which one must match."""
+
+    node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
+
+
+class PreferredNodeTerm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A term that adds its weight, 1 to 100, to the nodes that it matches."""
+
+    weight: int
+    preference: NodeSelectorTerm
+
+
+class NodeAffinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Which nodes a pod must and would like to run on."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: tuple[PreferredNodeTerm, ...] = ()
+
+
+class LabelSelector(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Conditions on labels that all hold; without any it matches everything."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: tuple[Requirement, ...] = ()
+
+
+class PodAffinityTerm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Pods to be near to or apart from, and the node label that says what near is."""
+
+    topology_key: str
+    label_selector: LabelSelector | None = None
+    namespaces: tuple[str, ...] = ()
+    namespace_selector: LabelSelector | None = None
+    match_label_keys: tuple[str, ...] = ()
+    mismatch_label_keys: tuple[str, ...] = ()
+
+
+class PodAffinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Terms that must all hold; the preferred ones are left to kube-scheduler."""
+
+    required_during_scheduling_ignored_during_execution: tuple[PodAffinityTerm, ...] = ()
+
+
+class Affinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Where a pod runs, by nodes and by other pods."""
+
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
+
+
+class ClaimVolume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A volume's PersistentVolumeClaim."""
+
+    claim_name: str
+
+
+class Volume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A volume of a pod. ephemeral: a claim named after pod and volume."""
+
+    name: str
+    persistent_volume_claim: ClaimVolume | None = None
+    ephemeral: dict[str, Any] | None = None
 
 
 class SchedulingGate(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -73,11 +164,16 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     priority: int = 0
     preemption_policy: str = "PreemptLowerPriority"
     runtime_class_name: str = ""
+    restart_policy: str = "Always"
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
+    affinity: Affinity | None = None
+    volumes: tuple[Volume, ...] = ()
+    overhead: dict[str, str | int | float] = {}
+    resources: Resources | None = None
 
 
 class ContainerState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -161,6 +257,38 @@ class Node(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
+
+
+class VolumeNodeAffinity(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Which nodes can reach a volume."""
+
+    required: NodeSelector | None = None
+
+
+class PersistentVolumeSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Where a volume lies."""
+
+    node_affinity: VolumeNodeAffinity | None = None
+
+
+class PersistentVolume(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A volume as the API server stores it."""
+
+    metadata: Metadata
+    spec: PersistentVolumeSpec = PersistentVolumeSpec()
+
+
+class PersistentVolumeClaimSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Which volume a claim is bound to; empty before."""
+
+    volume_name: str = ""
+
+
+class PersistentVolumeClaim(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A claim for a volume as the API server stores it."""
+
+    metadata: Metadata
+    spec: PersistentVolumeClaimSpec = PersistentVolumeClaimSpec()
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
