@@ -118,7 +118,7 @@ async def report_once(values: AgentSettings, backend: Backend) -> str:
 
 def _backend(values: AgentSettings) -> Backend:
     if values.backend is BackendName.NVML:
-        return NvmlBackend()
+        return NvmlBackend(step_seconds=values.step_seconds, boot_id_path=values.boot_id_file)
     uuids = tuple(part for part in values.simulated_uuids.split(",") if part)
     machine = play(
         profile(values.profile), seed=values.seed or values.node, order=values.simulated_order, given_uuids=uuids

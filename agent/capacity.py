@@ -7,9 +7,11 @@ In: the report, the Node, the pods of the node. Out: the patch of the Node's sta
 * never less than the running pods ask for, whatever the report says;
 * never 0: to withdraw, the key is deleted, because the kubelet fails running pods at 0 and ignores an absent resource;
 * capacity and allocatable are equal, because the kubelet computes the one from the other, and both are written at once;
-* GPUs in MIG mode and MIG instances are counted under their own resources, which other code may add to `offer`.
+* cards in MIG mode count as no GPU; their instances are counted by profile, each profile under its own resource. A
+  profile that nobody offers any more is withdrawn.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,7 +24,14 @@ from atoll.cluster.pods import container_count, device_counts, is_terminal
 def offer(report: GpuNodeStatusReport) -> dict[str, int]:
     """Resource to count, as the report has it."""
     whole = sum(device.mig is None or not (device.mig.enabled or device.mig.profile) for device in report.devices)
-    return {names.GPU_RESOURCE: whole}
+    profiles = Counter(device.mig.profile for device in report.devices if device.mig is not None and device.mig.profile)
+    return {names.GPU_RESOURCE: whole} | {names.mig_resource(one): count for one, count in sorted(profiles.items())}
+
+
+def with_withdrawn(offered: Mapping[str, int], node: Node) -> dict[str, int]:
+    """What is offered, with 0 for every MIG resource that the Node still shows and the machine has no more."""
+    shown = (*node.status.capacity, *node.status.allocatable)
+    return dict.fromkeys((name for name in shown if name.startswith(names.MIG_RESOURCE_PREFIX)), 0) | dict(offered)
 
 
 def in_use(pods: Iterable[Pod], resources: Iterable[str]) -> dict[str, int]:

@@ -11,19 +11,22 @@ agent.kubelet. The rules, each on the safe side:
 * The cgroup reading counts only if it is plausible: where pods are said to run, at least one must be seen. A wrong
   cgroup root or a foreign process namespace shows empty folders, and must not look like an empty machine.
 * What could not be read keeps its last known value and says so (`live_read`, `kubelet_read` False): never absent.
+* A GPU whose processes could not be read, or one of whose processes does not show its cgroup, is used by whoever used
+  it last, for all that is known.
 * A pod that never had to do with GPUs is left out, unless a process of it uses one.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agent.cgroups import CgroupReading
-from atoll.api.node_status import PODS_MAX, PodEvidence
+from atoll.api.node_status import DEVICES_MAX, PODS_MAX, HostUse, PodEvidence
 from atoll.cluster.objects import Pod
 from atoll.cluster.pods import container_statuses, is_gpu_pod, is_terminal
 from atoll.cluster.release import has_ended
 
 UUIDS_MAX = 64
+HOST_PIDS_MAX = 8
 UUIDS_TOTAL_MAX = 4096
 """In-use GPUs that a report names over all of its pods; with very many pods each names fewer."""
 STATIC_POD_UID = "kubernetes.io/config.hash"
@@ -84,6 +87,18 @@ class Roster:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuUse:
+    """Who uses the GPUs, as far as processes show it.
+
+    pods: pod uid to uuids. host: processes outside of pods by uuid. unread: uuids of which something stays unknown.
+    """
+
+    pods: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    host: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class PodSighting:
     """The evidence of one look. seen: every pod that is live, listed, or uses a GPU, plain ones included. empty: pods
     with an empty cgroup that the kubelet does not list. leavers: GPU pods that should be gone and are
@@ -95,6 +110,8 @@ class PodSighting:
     seen: frozenset[str] = frozenset()
     empty: frozenset[str] = frozenset()
     leavers: frozenset[str] = frozenset()
+    processes_read: bool = True
+    host_uses: tuple[HostUse, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -107,12 +124,14 @@ def sight(
     *,
     cgroups: CgroupReading | None,
     kubelet: KubeletReading | None,
-    gpu_users: Mapping[str, frozenset[str]],
+    use: GpuUse,
     last_pods: Iterable[PodEvidence] = (),
     last_empty: frozenset[str] = frozenset(),
+    last_host: Iterable[HostUse] = (),
 ) -> PodSighting:
-    """Judge one look. gpu_users: pod uid to uuids that its processes use. last_*: what the look before found."""
+    """Judge one look. last_*: what the look before found."""
     last = tuple(last_pods)
+    gpu_users = _users(use, last)
     live_read = cgroups is not None and _is_plausible(cgroups, expected=(kubelet or roster).running)
     last_live = frozenset(pod.uid for pod in last if pod.live)
     live = _live(cgroups, kubelet, last_empty) if cgroups and live_read else last_live
@@ -135,17 +154,49 @@ def sight(
         seen=live | listed | users,
         empty=cgroups.empty - kubelet.listed if cgroups and kubelet else frozenset(),
         leavers=((told - roster.present) | (roster.unproven & live)) & roster.with_gpus,
+        processes_read=not use.unread,
+        host_uses=_host_uses(use, tuple(last_host)),
     )
 
 
-def gpu_users(pids_by_uuid: Mapping[str, Iterable[int]], pod_by_pid: Mapping[int, str]) -> dict[str, frozenset[str]]:
-    """Pod uid to the uuids of the GPUs that its processes use."""
-    users: dict[str, set[str]] = {}
+def gpu_use(
+    pids_by_uuid: Mapping[str, Iterable[int]], owners: Mapping[int, str | None], *, unread: frozenset[str]
+) -> GpuUse:
+    """Who uses which GPU. owners: the pod uid of a process, None for one outside of pods; a process that is not in it
+    has ended. unread: GPUs whose processes could not be read."""
+    pods: dict[str, set[str]] = {}
+    host: dict[str, set[int]] = {}
     for uuid, pids in pids_by_uuid.items():
         for pid in pids:
-            if pid in pod_by_pid:
-                users.setdefault(pod_by_pid[pid], set()).add(uuid)
-    return {uid: frozenset(uuids) for uid, uuids in users.items()}
+            uid = owners.get(pid, "")
+            if uid is None:
+                host.setdefault(uuid, set()).add(pid)
+            elif uid:
+                pods.setdefault(uid, set()).add(uuid)
+    return GpuUse(
+        pods={uid: frozenset(uuids) for uid, uuids in pods.items()},
+        host={uuid: frozenset(pids) for uuid, pids in host.items()},
+        unread=unread,
+    )
+
+
+def _users(use: GpuUse, last: Iterable[PodEvidence]) -> dict[str, frozenset[str]]:
+    """Pods by the GPUs they use; on a GPU that could not be read, those that used it last."""
+    users = dict(use.pods)
+    for pod in last:
+        kept = use.unread.intersection(pod.uuids)
+        if kept:
+            users[pod.uid] = users.get(pod.uid, frozenset()) | kept
+    return users
+
+
+def _host_uses(use: GpuUse, last: Iterable[HostUse]) -> tuple[HostUse, ...]:
+    found = {
+        uuid: HostUse(uuid=uuid, count=len(pids), pids=tuple(sorted(pids))[:HOST_PIDS_MAX])
+        for uuid, pids in use.host.items()
+    }
+    found = {one.uuid: one for one in last if one.uuid in use.unread} | found
+    return tuple(found[uuid] for uuid in sorted(found))[:DEVICES_MAX]
 
 
 def _live(cgroups: CgroupReading, kubelet: KubeletReading | None, last_empty: frozenset[str]) -> frozenset[str]:

@@ -15,7 +15,7 @@ import structlog
 from agent.backends import Backend
 from agent.cgroups import CGROUP_MOUNT, CgroupReading, pod_uid_of, read_cgroups
 from agent.errors import ReadingFailed
-from agent.evidence import gpu_users
+from agent.evidence import GpuUse, gpu_use
 from agent.readings import MachineReading
 
 CGROUP_TEXT_BYTES_MAX = 65_536
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look gave. cgroups None: unknown. users: pod uid to uuids that its processes use."""
+    """What one look gave. cgroups None: unknown. use: whose processes use which GPU."""
 
     machine: MachineReading
     boot_id: str
     cgroups: CgroupReading | None
-    users: dict[str, frozenset[str]]
+    use: GpuUse
 
 
 class Looker:
@@ -62,8 +62,8 @@ class Looker:
         """Read everything once. What fails is marked in the Look, never raised."""
         machine = await self._machine()
         boot_id = await self._boot()
-        cgroups, pods = await asyncio.to_thread(self._pods, machine)
-        return Look(machine, boot_id, cgroups, gpu_users(machine.pids_by_uuid(), pods))
+        cgroups, use = await asyncio.to_thread(self._evidence, machine)
+        return Look(machine, boot_id, cgroups, use)
 
     async def _machine(self) -> MachineReading:
         try:
@@ -107,24 +107,28 @@ class Looker:
             log.warning("Boot id cannot be read", err=str(error))
         return self._boot_id
 
-    def _pods(self, machine: MachineReading) -> tuple[CgroupReading | None, dict[int, str]]:
+    def _evidence(self, machine: MachineReading) -> tuple[CgroupReading | None, GpuUse]:
         cgroups = read_cgroups(self._cgroup_root, mount=self._cgroup_mount)
-        pids = {pid for used_by in machine.pids_by_uuid().values() for pid in used_by}
-        return cgroups, pods_of(pids, read=self._read_process)
+        pids_by_uuid = machine.pids_by_uuid()
+        owners, hidden = owners_of({pid for pids in pids_by_uuid.values() for pid in pids}, read=self._read_process)
+        unread = machine.uuids_unread() | {uuid for uuid, pids in pids_by_uuid.items() if hidden.intersection(pids)}
+        return cgroups, gpu_use(pids_by_uuid, owners, unread=unread)
 
     def _read_process(self, pid: int) -> str:
         with (self._proc_mount / str(pid) / "cgroup").open(encoding="utf-8", errors="replace") as file:
             return file.read(CGROUP_TEXT_BYTES_MAX)
 
 
-def pods_of(pids: Iterable[int], *, read: Callable[[int], str]) -> dict[int, str]:
-    """Process id to the uid of its pod; processes that ended meanwhile, or belong to no pod, are left out."""
-    found: dict[int, str] = {}
+def owners_of(pids: Iterable[int], *, read: Callable[[int], str]) -> tuple[dict[int, str | None], frozenset[int]]:
+    """Process id to the uid of its pod, None for one outside of pods; and the processes that do not show what they
+    are. Those that ended meanwhile are in neither."""
+    found: dict[int, str | None] = {}
+    hidden = set()
     for pid in pids:
         try:
-            uid = pod_uid_of(read(pid))
-        except OSError:
+            found[pid] = pod_uid_of(read(pid))
+        except (FileNotFoundError, ProcessLookupError):
             continue
-        if uid is not None:
-            found[pid] = uid
-    return found
+        except OSError:
+            hidden.add(pid)
+    return found, frozenset(hidden)

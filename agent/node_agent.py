@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from agent.cadence import Cadence
-from agent.capacity import capacity_patch, in_use, offer
+from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
 from agent.evidence import PodSighting, Roster, sight
 from agent.identities import LookUp, assign
 from agent.kubelet import Kubelet, kubelet_url
@@ -173,9 +173,10 @@ class NodeAgent:
             roster,
             cgroups=look.cgroups,
             kubelet=kubelet,
-            gpu_users=look.users,
+            use=look.use,
             last_pods=previous.pods if previous else (),
             last_empty=self._sighting.empty if self._sighting else frozenset(),
+            last_host=previous.host_uses if previous else (),
         )
         report = await self._compose(look, sighting, previous, position=position)
         if says_something_new(report, previous) or cadence.must_publish(is_complete=sighting.is_complete):
@@ -222,7 +223,7 @@ class NodeAgent:
         report = self._writer.stored_report
         if node is None or report is None:
             return
-        offered = offer(report)
+        offered = with_withdrawn(offer(report), node)
         patch = capacity_patch(node, offered=offered, used=in_use(self.pods.by_uid.values(), offered))
         if patch is None:
             return

@@ -1,269 +1,337 @@
 """The real machine, read through NVIDIA's management library.
 
-In: nothing but the driver. Out: a MachineReading. The only module that imports pynvml, and only when it reads, because
-the bindings load the driver's library. Every call may fail by itself: it then costs one field of one device. Calls are
-not bounded in time here; a hung driver hangs the thread that the agent reads in.
+In: the answers of the driver's steps (agent.driver), asked one by one with a deadline each. Out: a MachineReading.
+A device whose step hangs, or takes the library down, loses what it had not told by then, and nobody else does; it is
+asked again ever more rarely while it stays silent, so that one dead card does not cost every look its deadline.
 """
 
-from collections.abc import Callable, Sequence
-from ctypes import pointer
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
-from agent.backends import kernel_boot_id
+from agent.backends import BOOT_ID_PATH, kernel_boot_id
+from agent.driver import STEPS, Facts, Library
+from agent.driver_client import DriverRefused, DriverSilent, DriverWorker, OwnDriver, Steps
 from agent.errors import ReadingFailed
 from agent.links import link_matrix, plain_bus_id
-from agent.readings import Cells, DeviceReading, FabricReading, LinksReading, MachineReading, NvLink, Remote
+from agent.readings import (
+    Cells,
+    DeviceReading,
+    FabricReading,
+    LinksReading,
+    MachineReading,
+    MigReading,
+    NvLink,
+    Remote,
+    Sign,
+)
+from agent.signs import event_signs, fabric_health, signs, unread_kinds
+from atoll.api.node_status import IncidentKind
 from topology.links import SELF, WORST
 
-Library = Any
-"""The module pynvml, or whatever stands in for it; untyped, like the library itself."""
-Handle = Any
-Answer = Any
-
-NVLINKS_MAX: Final = 64
-PROCESSES_MAX: Final = 1024
-NUMA_WORDS: Final = 4
-"""Words of 64 NUMA nodes each that are asked for."""
+STEP_SECONDS: Final = 3.0
+SKIPPED_LOOKS_MAX: Final = 16
+"""A silent device is asked at least every so many looks."""
 
 _PCIE_CELLS: Final = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t."""
 _NVLINK_GENERATIONS: Final = {4: 1, 5: 2, 6: 2, 7: 3, 9: 4, 10: 5}
 """By nvmlDeviceArchitecture_t (Pascal, Volta, Turing, Ampere, Hopper, Blackwell); the library's own NVLink version is
 an enumeration that does not follow the generations."""
+_ARCHITECTURES: Final = {
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
 _FABRIC_STATES: Final = {0: "notSupported", 1: "notStarted", 2: "inProgress", 3: "completed"}
 _P2P_BROKEN: Final = frozenset({1, 3, 4})
 """nvmlGpuP2PStatus_t: chipset or host bridge cannot, or switched off. A model that never can (2) says nothing of a
 pair."""
-_P2P_READ: Final = 0
-"""nvmlGpuP2PCapsIndex_t; the constant of the bindings is a tuple by mistake, and passing it on breaks the call."""
 _REMOTES: Final = {0: Remote.GPU, 1: Remote.OTHER, 2: Remote.SWITCH}
 
 
 class NvmlBackend:
-    """NVML of this machine. `library` stands in for the module pynvml in tests."""
+    """NVML of this machine. `library` stands in for the module pynvml in tests, and is asked in this process."""
 
-    def __init__(self, library: Library = None) -> None:
-        self._library = library
-        self._is_open = False
+    def __init__(
+        self, library: Library = None, *, step_seconds: float = STEP_SECONDS, boot_id_path: Path = BOOT_ID_PATH
+    ) -> None:
+        self.steps: Steps = OwnDriver(library) if library is not None else DriverWorker(step_seconds=step_seconds)
+        self._silent: dict[int, _Silence] = {}
+        self._known: dict[int, Facts] = {}
+        self._look = 0
+        self._boot_id_path = boot_id_path
 
     def read(self) -> MachineReading:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
-        nvml = self._open()
-        try:
-            count = int(nvml.nvmlDeviceGetCount())
-        except nvml.NVMLError as error:
-            self.close()
-            raise ReadingFailed("NVML", str(error)) from error
-        return _Look(nvml).machine(count)
+        self._look += 1
+        count = self._count()
+        facts = [self._device_facts(index) for index in range(count)]
+        self._compare(facts)
+        return machine_reading(facts, events=self._events(count))
 
     def boot_id(self) -> str:
         """Boot id of the kernel. Raises ReadingFailed."""
-        return kernel_boot_id()
+        return kernel_boot_id(self._boot_id_path)
 
     def close(self) -> None:
         """Let go of the driver; the next reading opens it again."""
-        if self._is_open:
-            self._is_open = False
-            try:
-                self._library.nvmlShutdown()
-            except self._library.NVMLError:
-                return
+        self.steps.close()
 
-    def _open(self) -> Library:
-        if self._library is None:
-            self._library = import_module("pynvml")
-        if not self._is_open:
-            try:
-                self._library.nvmlInit()
-            except self._library.NVMLError as error:
-                raise ReadingFailed("NVML", f"{error}; is the driver loaded, and its library visible here?") from error
-            self._is_open = True
-        return self._library
-
-
-class _Look:
-    """One walk over all devices. Remembers which device a call found lost."""
-
-    def __init__(self, nvml: Library) -> None:
-        self._nvml = nvml
-        self._faults: dict[int, str] = {}
-        self._lost: set[int] = set()
-
-    def machine(self, count: int) -> MachineReading:
-        """Read `count` devices, then what joins them; links among the readable ones only."""
-        handles = [self._ask(index, self._nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
-        devices = [self._device(index, handle) for index, handle in enumerate(handles)]
-        links = self._links(devices, handles)
-        return MachineReading(
-            devices=tuple(self._with_fault(device) for device in devices),
-            links=links,
-            fabric=next(
-                (found for index, handle in enumerate(handles) if (found := self._fabric(index, handle))), None
-            ),
-            expected_count=count,
-        )
-
-    def _ask(self, index: int, call: Callable[..., Any], *arguments: Handle) -> Answer:
-        """Call the library for one device; None when it refuses. A lost device is remembered as such."""
-        if index in self._lost:
-            return None
-        answer, error = self._try(call, *arguments)
-        code = getattr(error, "value", None)
-        if code in {self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_GPU_NOT_FOUND}:
-            self._lost.add(index)
-            self._faults[index] = str(error)
-        elif code == self._nvml.NVML_ERROR_RESET_REQUIRED or (error and call == self._nvml.nvmlDeviceGetHandleByIndex):
-            self._faults.setdefault(index, str(error))
-        return answer
-
-    def _try(self, call: Callable[..., Any], *arguments: Handle) -> tuple[Answer, Exception | None]:
-        """Answer and no error, or no answer and the error; neither for a device that has no handle."""
-        if arguments[0] is None:
-            return None, None
+    def _count(self) -> int:
         try:
-            return call(*arguments), None
-        except self._nvml.NVMLError as error:
-            return None, error
+            return int(self.steps.ask("open")["count"])
+        except (DriverSilent, DriverRefused) as error:
+            raise ReadingFailed("NVML", f"{error}; is the driver loaded, and its library visible here?") from error
 
-    def _device(self, index: int, handle: Handle) -> DeviceReading:
-        nvml = self._nvml
-        capability = self._ask(index, nvml.nvmlDeviceGetCudaComputeCapability, handle)
-        memory = self._ask(index, nvml.nvmlDeviceGetMemoryInfo, handle)
-        pci = self._ask(index, nvml.nvmlDeviceGetPciInfo, handle)
-        mig = self._ask(index, nvml.nvmlDeviceGetMigMode, handle)
-        return DeviceReading(
-            index=index,
-            uuid=_text(self._ask(index, nvml.nvmlDeviceGetUUID, handle)),
-            product_name=_text(self._ask(index, nvml.nvmlDeviceGetName, handle)),
-            memory_bytes=int(memory.total) if memory is not None else None,
-            compute_capability=f"{capability[0]}.{capability[1]}" if capability is not None else None,
-            numa_node=self._numa_node(index, handle),
-            pci_bus_id=plain_bus_id(_text(pci.busId) or "") if pci is not None else None,
-            minor=self._ask(index, nvml.nvmlDeviceGetMinorNumber, handle),
-            mig_enabled=bool(mig[0]) if mig is not None else None,
-            process_ids=self._process_ids(index, handle),
+    def _device_facts(self, index: int) -> Facts:
+        """Every step of one device, until one of them is its last; a sick one is who it was when it was well."""
+        facts = self._asked_facts(index)
+        if facts.get("uuid"):
+            self._known[index] = {key: facts.get(key) for key in ("uuid", "bus_id")}
+        elif facts.get("lost") or facts.get("silent"):
+            facts |= self._known.get(index, {})
+        return facts
+
+    def _asked_facts(self, index: int) -> Facts:
+        silence = self._silent.get(index)
+        if silence is not None and self._look < silence.ask_again_at:
+            return {"index": index, "silent": silence.message}
+        facts: Facts = {"index": index}
+        for step in STEPS:
+            answer = self._ask(step, index)
+            facts |= {key: value for key, value in answer.items() if value or key not in facts}
+            if facts.get("silent") or facts.get("lost"):
+                return facts
+        self._silent.pop(index, None)
+        return facts
+
+    def _ask(self, step: str, index: int, others: Sequence[int] = ()) -> Facts:
+        try:
+            self._reopened()
+            return self.steps.ask(step, index, others)
+        except (DriverSilent, DriverRefused) as error:
+            looks = min(SKIPPED_LOOKS_MAX, 2 * self._silent[index].looks if index in self._silent else 1)
+            self._silent[index] = _Silence(str(error), looks, self._look + looks)
+            return {"silent": str(error)}
+
+    def _reopened(self) -> None:
+        """Open the driver again after a worker was lost; a device is not to blame if that fails."""
+        if isinstance(self.steps, DriverWorker) and self.steps.pid is None:
+            self._count()
+
+    def _compare(self, facts: Sequence[Facts]) -> None:
+        """Ask each device for its relation to the others, as far as they answer."""
+        able = [one["index"] for one in facts if not (one.get("silent") or one.get("lost")) and one.get("uuid")]
+        for one in facts:
+            if one["index"] in able:
+                answer = self._ask("pairs", one["index"], [index for index in able if index != one["index"]])
+                one |= {key: value for key, value in answer.items() if value or key not in one}
+
+    def _events(self, count: int) -> list[list[Any]]:
+        try:
+            return list(self.steps.ask("events", count)["events"])
+        except (DriverSilent, DriverRefused):
+            return []
+
+
+class _Silence:
+    """A device that did not answer: what it was asked, and at which look it is asked again."""
+
+    def __init__(self, message: str, looks: int, ask_again_at: int) -> None:
+        self.message = message
+        self.looks = looks
+        self.ask_again_at = ask_again_at
+
+
+def machine_reading(facts: Sequence[Facts], *, events: Sequence[Sequence[Any]] = ()) -> MachineReading:
+    """A reading of all facts. Pure."""
+    devices = [_device(one, events) for one in facts]
+    links = _links(facts, devices)
+    return MachineReading(
+        devices=tuple(_with_dead_links(device, facts, links) for device in devices),
+        links=links,
+        fabric=_fabric(facts),
+        expected_count=len(facts),
+    )
+
+
+def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
+    capability, bus_id = facts.get("compute_capability"), facts.get("bus_id")
+    uuid, processes = facts.get("uuid"), facts.get("processes")
+    mig = facts.get("mig")
+    return DeviceReading(
+        index=facts["index"],
+        uuid=uuid,
+        product_name=facts.get("product_name"),
+        memory_bytes=facts.get("memory_bytes"),
+        compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
+        numa_node=_numa_node(facts.get("numa_mask")),
+        pci_bus_id=plain_bus_id(bus_id) if bus_id is not None else None,
+        minor=facts.get("minor"),
+        mig_enabled=bool(mig) if mig is not None else None,
+        process_ids=tuple(sorted({one[0] for one in processes})) if processes is not None else None,
+        fault=facts.get("lost") or facts.get("fault") or facts.get("silent") or "",
+        is_lost=bool(facts.get("lost")),
+        serial=facts.get("serial"),
+        architecture=_ARCHITECTURES.get(facts.get("architecture") or 0),
+        cpu_affinity=_ranges(facts.get("cpu_mask")),
+        ecc_enabled=_flag(facts.get("ecc")),
+        power_managed=_flag(facts.get("power_management")),
+        nvlinks=_link_summary(facts.get("links")),
+        instances=_instances(facts),
+        signs=signs(facts) + (event_signs(events, uuid) if uuid else ()),
+        signs_unread=unread_kinds(facts),
+    )
+
+
+def _instances(facts: Facts) -> tuple[MigReading, ...]:
+    """Instances that say who they are and what they are; processes are told by the numbers of the instances."""
+    processes = facts.get("processes")
+    found = []
+    for one in facts.get("instances") or ():
+        profile = (one["product_name"] or "").rpartition(" MIG ")[2].strip()
+        if not one["uuid"] or not profile or not profile[0].isdigit():
+            continue
+        number = [one["gpu_instance"], one["compute_instance"]]
+        pids = {process[0] for process in processes or () if process[1:] == number}
+        found.append(
+            MigReading(
+                uuid=one["uuid"],
+                profile=profile,
+                product_name=one["product_name"],
+                memory_bytes=one["memory_bytes"],
+                process_ids=tuple(sorted(pids)) if processes is not None else None,
+            )
         )
-
-    def _with_fault(self, device: DeviceReading) -> DeviceReading:
-        if device.index not in self._faults:
-            return device
-        return replace(device, fault=self._faults[device.index], is_lost=device.index in self._lost)
-
-    def _numa_node(self, index: int, handle: Handle) -> int | None:
-        """The one NUMA node whose memory is near; several (a VM that hides them) are as good as unknown."""
-        words = self._ask(
-            index, self._nvml.nvmlDeviceGetMemoryAffinity, handle, NUMA_WORDS, self._nvml.NVML_AFFINITY_SCOPE_NODE
-        )
-        if words is None:
-            return None
-        mask = sum(int(word) << (64 * position) for position, word in enumerate(words))
-        return mask.bit_length() - 1 if mask.bit_count() == 1 else None
-
-    def _process_ids(self, index: int, handle: Handle) -> tuple[int, ...] | None:
-        calls = (self._nvml.nvmlDeviceGetComputeRunningProcesses, self._nvml.nvmlDeviceGetGraphicsRunningProcesses)
-        answers = [answer for call in calls if (answer := self._ask(index, call, handle)) is not None]
-        if not answers:
-            return None
-        return tuple(sorted({int(process.pid) for answer in answers for process in answer[:PROCESSES_MAX]}))
-
-    def _links(self, devices: Sequence[DeviceReading], handles: Sequence[Handle]) -> LinksReading:
-        nvml = self._nvml
-        pcie = self._pcie_cells(handles)
-        nvlinks = [self._nvlinks(index, handle) for index, handle in enumerate(handles)]
-        matrix = link_matrix(nvlinks, bus_ids=[device.pci_bus_id for device in devices], pcie=pcie)
-        has_nvlink = any(cell.startswith("NV") for row in matrix.cells for cell in row)
-        architectures = [
-            self._ask(index, nvml.nvmlDeviceGetArchitecture, handle) for index, handle in enumerate(handles)
-        ]
-        pcie_generations = [
-            self._ask(index, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) for index, handle in enumerate(handles)
-        ]
-        nvlink_generations = [_NVLINK_GENERATIONS[one] for one in architectures if one in _NVLINK_GENERATIONS]
-        return LinksReading(
-            links=matrix.cells,
-            pcie=pcie,
-            nvlink_generation=min(nvlink_generations, default=None) if has_nvlink else None,
-            nvswitch=matrix.nvswitch,
-            link_gbps=self._link_gbps(handles) if has_nvlink else None,
-            pcie_generation=min((int(one) for one in pcie_generations if one), default=None),
-            unread=frozenset(index for index, links in enumerate(nvlinks) if links is None),
-        )
-
-    def _nvlinks(self, index: int, handle: Handle) -> tuple[NvLink, ...] | None:
-        """Active links of a device; None where the library gives another answer than yes, no, or no such link."""
-        nvml = self._nvml
-        ends = {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT}
-        found: list[NvLink] = []
-        if index in self._lost or handle is None:
-            return None
-        for link in range(NVLINKS_MAX):
-            state, error = self._try(nvml.nvmlDeviceGetNvLinkState, handle, link)
-            if error is not None:
-                if getattr(error, "value", None) in ends:
-                    break
-                self._note_if_lost(index, error)
-                return None
-            if state == nvml.NVML_FEATURE_ENABLED:
-                found.append(self._nvlink(index, handle, link))
-        return tuple(found)
-
-    def _note_if_lost(self, index: int, error: Exception) -> None:
-        if getattr(error, "value", None) == self._nvml.NVML_ERROR_GPU_IS_LOST:
-            self._lost.add(index)
-            self._faults[index] = str(error)
-
-    def _nvlink(self, index: int, handle: Handle, link: int) -> NvLink:
-        kind = self._ask(index, self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        pci = self._ask(index, self._nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-        bus_id = plain_bus_id(_text(pci.busId) or "") if pci is not None else None
-        if kind is None:
-            return NvLink(Remote.GPU if bus_id else Remote.UNKNOWN, bus_id)
-        return NvLink(_REMOTES.get(kind, Remote.UNKNOWN), bus_id)
-
-    def _pcie_cells(self, handles: Sequence[Handle]) -> Cells:
-        order = range(len(handles))
-        return tuple(
-            tuple(SELF if first == second else self._pcie_cell(handles[first], handles[second]) for second in order)
-            for first in order
-        )
-
-    def _pcie_cell(self, first: Handle, second: Handle) -> str:
-        """What lies between two devices. An error is neither's fault for certain, so nobody is blamed."""
-        nvml = self._nvml
-        if second is None:
-            return WORST
-        level, _ = self._try(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
-        status, _ = self._try(nvml.nvmlDeviceGetP2PStatus, first, second, _P2P_READ)
-        return WORST if status in _P2P_BROKEN else _PCIE_CELLS.get(level, WORST)
-
-    def _link_gbps(self, handles: Sequence[Handle]) -> float | None:
-        """The slowest rate that a device reports for its links, GB/s per direction."""
-        field = self._nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
-        rates = []
-        for index, handle in enumerate(handles):
-            values = self._ask(index, self._nvml.nvmlDeviceGetFieldValues, handle, [field])
-            if values is not None and values[0].nvmlReturn == self._nvml.NVML_SUCCESS and values[0].value.uiVal > 0:
-                rates.append(values[0].value.uiVal / 1000)
-        return min(rates, default=None)
-
-    def _fabric(self, index: int, handle: Handle) -> FabricReading | None:
-        info = self._nvml.c_nvmlGpuFabricInfo_v2_t()
-        if self._ask(index, self._nvml.nvmlDeviceGetGpuFabricInfoV, handle, pointer(info)) is None:
-            return None
-        state = _FABRIC_STATES.get(int(info.state), "unknown")
-        if state == "notSupported":
-            return None
-        return FabricReading(_uuid_text(bytes(info.clusterUuid)), str(int(info.cliqueId)), state)
+    return tuple(found)
 
 
-def _text(value: object) -> str | None:
-    if value is None:
+def _links(facts: Sequence[Facts], devices: Sequence[DeviceReading]) -> LinksReading:
+    pcie = _pcie(facts)
+    nvlinks = [_nvlinks(one.get("links")) for one in facts]
+    matrix = link_matrix(nvlinks, bus_ids=[device.pci_bus_id for device in devices], pcie=pcie)
+    has_nvlink = any(cell.startswith("NV") for row in matrix.cells for cell in row)
+    generations = [
+        _NVLINK_GENERATIONS[one["architecture"]] for one in facts if one.get("architecture") in _NVLINK_GENERATIONS
+    ]
+    rates = [one["link_mbps"] / 1000 for one in facts if one.get("link_mbps")]
+    return LinksReading(
+        links=matrix.cells,
+        pcie=pcie,
+        nvlink_generation=min(generations, default=None) if has_nvlink else None,
+        nvswitch=matrix.nvswitch,
+        link_gbps=min(rates, default=None) if has_nvlink else None,
+        pcie_generation=min((int(one["pcie_generation"]) for one in facts if one.get("pcie_generation")), default=None),
+        unread=frozenset(index for index, links in enumerate(nvlinks) if links is None),
+    )
+
+
+def _nvlinks(links: Sequence[Sequence[Any]] | None) -> tuple[NvLink, ...] | None:
+    """Active links of a device; None where they could not be read."""
+    if links is None:
         return None
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return tuple(_nvlink(kind, bus_id) for active, kind, bus_id in links if active)
 
 
-def _uuid_text(raw: bytes) -> str:
-    digits = raw.hex()
-    return "" if not any(raw) else "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+def _nvlink(kind: int | None, bus_id: str | None) -> NvLink:
+    plain = plain_bus_id(bus_id) if bus_id is not None else None
+    if kind is None:
+        return NvLink(Remote.GPU if plain else Remote.UNKNOWN, plain)
+    return NvLink(_REMOTES.get(kind, Remote.UNKNOWN), plain)
+
+
+def _link_summary(links: Sequence[Sequence[Any]] | None) -> tuple[str, ...] | None:
+    """Links by far end: `18 switch`, `2 00000000:07:00.0`, `1 down`."""
+    if links is None:
+        return None
+    ends = Counter(_far_end(*link) for link in links)
+    return tuple(f"{count} {end}" for end, count in sorted(ends.items()))
+
+
+def _far_end(active: bool, kind: int | None, bus_id: str | None) -> str:  # noqa: FBT001 - a link, unpacked
+    if not active:
+        return "down"
+    link = _nvlink(kind, bus_id)
+    return link.remote_pci_bus_id or str(link.remote) if link.remote is Remote.GPU else str(link.remote)
+
+
+def _with_dead_links(device: DeviceReading, facts: Sequence[Facts], links: LinksReading) -> DeviceReading:
+    """Note links that are down where another card's of the same kind are up. On bridged cards a link may lead nowhere
+    by design; on switch machines every card has all."""
+    own = facts[device.index].get("links")
+    if not links.nvswitch or own is None:
+        return device
+    up = [sum(bool(link[0]) for link in one["links"]) for one in facts if one.get("links")]
+    missing = max(up, default=0) - sum(bool(link[0]) for link in own)
+    if missing <= 0:
+        return device
+    sign = Sign(IncidentKind.NVLINK, count=missing, message=f"{missing} NVLinks are down")
+    return replace(device, signs=(*device.signs, sign))
+
+
+def _pcie(facts: Sequence[Facts]) -> Cells:
+    told = {
+        (one["index"], other): _pcie_cell(level, status)
+        for one in facts
+        for other, level, status in one.get("pairs") or ()
+    }
+    order = range(len(facts))
+    return tuple(
+        tuple(SELF if first == second else told.get((first, second), WORST) for second in order) for first in order
+    )
+
+
+def _pcie_cell(level: int | None, status: int | None) -> str:
+    return WORST if status in _P2P_BROKEN else _PCIE_CELLS.get(level if level is not None else -1, WORST)
+
+
+def _fabric(facts: Sequence[Facts]) -> FabricReading | None:
+    """The fabric as the card tells it that is furthest from being ready."""
+    told = [one["fabric"] for one in facts if one.get("fabric") and one["fabric"]["state"]]
+    if not told:
+        return None
+    worst: Mapping[str, Any] = min(told, key=lambda fabric: fabric["state"])
+    state = _FABRIC_STATES.get(worst["state"], "unknown")
+    health = next((text for fabric in told if (text := fabric_health(fabric["mask"]))), "")
+    return FabricReading(_uuid_text(worst["cluster"]), str(worst["clique"]), state, health)
+
+
+def _numa_node(mask: int | None) -> int | None:
+    """The one NUMA node whose memory is near; several (a VM that hides them) are as good as unknown."""
+    return mask.bit_length() - 1 if mask is not None and mask.bit_count() == 1 else None
+
+
+def _ranges(mask: int | None) -> str | None:
+    """CPUs of a bit set as ranges: 0-15,32-47."""
+    if mask is None:
+        return None
+    words = []
+    cpu = 0
+    while mask >> cpu:
+        if mask >> cpu & 1:
+            first = cpu
+            while mask >> cpu & 1:
+                cpu += 1
+            words.append(str(first) if first == cpu - 1 else f"{first}-{cpu - 1}")
+        cpu += 1
+    return ",".join(words)[:256].rpartition(",")[0] if len(",".join(words)) > 256 else ",".join(words)
+
+
+def _flag(value: int | None) -> bool | None:
+    return bool(value) if value is not None else None
+
+
+def _uuid_text(digits: str) -> str:
+    return (
+        "" if not digits.strip("0") else "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    )

@@ -4,9 +4,11 @@ In: nothing. Out: frozen values that every backend fills and the report is built
 read", never zero or absent: one bad call costs one field, one lost GPU never hides the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from atoll.api.node_status import IncidentKind
 
 Cells = tuple[tuple[str, ...], ...]
 """A square matrix of link cells ("NV12", "PIX", "SYS", "X" on the diagonal) in the order of the devices."""
@@ -30,10 +32,38 @@ class NvLink:
 
 
 @dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that is wrong with a device, or was told of it.
+
+    kind and code name it (atoll.api.node_status.IncidentKind); count: how often, where the device counts itself.
+    stands: it holds now, and is over when it is not told any more; else it happened, and nobody tells when it is over.
+    """
+
+    kind: IncidentKind
+    code: int = 0
+    count: int = 1
+    message: str = ""
+    stands: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MigReading:
+    """One MIG instance of a device. profile: such as 3g.40gb."""
+
+    uuid: str
+    profile: str
+    product_name: str | None = None
+    memory_bytes: int | None = None
+    process_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReading:
     """One device. `fault` is empty for a device that works, else what is wrong with it, in few words.
 
-    uuid None: something sits at this index, but it does not say who it is. process_ids: pids that use it.
+    uuid None: something sits at this index, but it does not say who it is. process_ids: pids that use it. nvlinks: its
+    links by far end, such as "18 switch". signs: what is worth remembering; signs_unread: kinds that nothing is known
+    of.
     """
 
     index: int
@@ -48,6 +78,15 @@ class DeviceReading:
     process_ids: tuple[int, ...] | None = None
     fault: str = ""
     is_lost: bool = False
+    serial: str | None = None
+    architecture: str | None = None
+    cpu_affinity: str | None = None
+    ecc_enabled: bool | None = None
+    power_managed: bool | None = None
+    nvlinks: tuple[str, ...] | None = None
+    instances: tuple[MigReading, ...] = ()
+    signs: tuple[Sign, ...] = ()
+    signs_unread: frozenset[IncidentKind] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +110,13 @@ class LinksReading:
 
 @dataclass(frozen=True, slots=True)
 class FabricReading:
-    """The NVLink fabric that the machine belongs to; state is one of notSupported, notStarted, inProgress,
-    completed."""
+    """The NVLink fabric that the machine belongs to; state is one of notSupported, notStarted, inProgress, completed.
+    health: what is degraded, in few words."""
 
     cluster_uuid: str
     clique_id: str
     state: str
+    health: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +132,17 @@ class MachineReading:
     problem: str = ""
 
     def pids_by_uuid(self) -> Mapping[str, tuple[int, ...]]:
-        """Processes of each device that says who it is; a device whose processes could not be read has none here."""
-        return {device.uuid: device.process_ids or () for device in self.devices if device.uuid is not None}
+        """Processes of each device and MIG instance that says who it is; one whose processes could not be read has none
+        here, and is named by `uuids_unread`."""
+        return {uuid: pids for uuid, pids in self._users() if pids is not None}
+
+    def uuids_unread(self) -> frozenset[str]:
+        """Devices and instances whose processes could not be read: those may be many or none."""
+        return frozenset(uuid for uuid, pids in self._users() if pids is None)
+
+    def _users(self) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+        for device in self.devices:
+            if device.uuid is not None:
+                yield device.uuid, device.process_ids
+            for instance in device.instances:
+                yield instance.uuid, instance.process_ids

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from agent.conditions import conditions
 from agent.evidence import PodSighting
+from agent.incidents import fold
+from agent.instances import instance_devices, is_instance, links_with_instances, uuids_with_instances
 from agent.links import rows_by_uuid
-from agent.readings import DeviceReading, LinksReading, MachineReading
+from agent.readings import DeviceReading, LinksReading, MachineReading, Sign
 from atoll.api.node_status import (
     DEVICES_MAX,
     Device,
@@ -22,6 +24,8 @@ from atoll.api.node_status import (
     GpuNodeStatusReport,
     Health,
     HealthState,
+    Incident,
+    IncidentKind,
     Links,
     Mig,
 )
@@ -72,7 +76,8 @@ def uuids_by_slot(reading: MachineReading) -> list[str]:
     """Uuids that the reading shows, in the order in which new ones get their ids: by PCI slot, then by index."""
     named = [device for device in reading.devices if device.uuid is not None]
     named.sort(key=lambda device: (device.pci_bus_id or "~", device.index))
-    return [device.uuid for device in named if device.uuid is not None]
+    instances = [instance.uuid for device in named for instance in device.instances]
+    return [device.uuid for device in named if device.uuid is not None] + instances
 
 
 def build_report(
@@ -85,7 +90,7 @@ def build_report(
 ) -> GpuNodeStatusReport:
     """Put the report together. ids: of every uuid that the reading shows."""
     record = on_record(previous, reading)
-    devices = _devices(reading, ids=ids, record=record, now=circumstances.now)
+    devices = _devices(reading, ids=ids, record=record, circumstances=circumstances)
     links = _links(reading, devices, previous)
     devices = _with_islands(devices, _geometry(devices, links))
     return GpuNodeStatusReport(
@@ -102,7 +107,9 @@ def build_report(
             pod_resource_version=circumstances.position,
             live_read=sighting.live_read,
             kubelet_read=sighting.kubelet_read,
+            processes_read=sighting.processes_read,
         ),
+        host_uses=sighting.host_uses,
         conditions=conditions(
             reading,
             devices=devices,
@@ -117,23 +124,27 @@ def build_report(
 
 
 def _devices(
-    reading: MachineReading, *, ids: Mapping[str, int], record: Mapping[str, Device], now: str
+    reading: MachineReading, *, ids: Mapping[str, int], record: Mapping[str, Device], circumstances: Circumstances
 ) -> tuple[Device, ...]:
+    now = circumstances.now
     seen = {device.uuid: device for device in reading.devices if device.uuid is not None}
     nameless = [device for device in reading.devices if device.uuid is None]
-    devices = [
-        _seen_device(device, device_id=ids[uuid], last=record.get(uuid), vendor=reading.vendor, now=now)
+    whole = [
+        _seen_device(device, device_id=ids[uuid], last=record.get(uuid), vendor=reading.vendor, told=circumstances)
         for uuid, device in seen.items()
     ]
-    devices += [
-        device.model_copy(update={"health": _health(device, *_absence(device, nameless), now=now)})
+    whole += [
+        _absent(device, nameless, told=circumstances)
         for uuid, device in record.items()
-        if uuid not in seen
+        if uuid not in seen and not is_instance(device)
     ]
+    devices = whole + instance_devices(reading, whole, ids=ids, record=record, now=now)
     return tuple(sorted(devices, key=lambda device: device.id)[:DEVICES_MAX])
 
 
-def _seen_device(reading: DeviceReading, *, device_id: int, last: Device | None, vendor: str, now: str) -> Device:
+def _seen_device(
+    reading: DeviceReading, *, device_id: int, last: Device | None, vendor: str, told: Circumstances
+) -> Device:
     """One device, its last known facts standing in for those that could not be read."""
     assert reading.uuid is not None
     facts: dict[str, object] = {
@@ -144,6 +155,12 @@ def _seen_device(reading: DeviceReading, *, device_id: int, last: Device | None,
         "numa_node": reading.numa_node,
         "pci_bus_id": reading.pci_bus_id,
         "minor": reading.minor,
+        "serial": reading.serial[:32] if reading.serial is not None else None,
+        "architecture": reading.architecture,
+        "cpu_affinity": reading.cpu_affinity,
+        "ecc_enabled": reading.ecc_enabled,
+        "power_managed": reading.power_managed,
+        "nvlinks": tuple(end[:40] for end in reading.nvlinks[:64]) if reading.nvlinks is not None else None,
         "mig": Mig(enabled=True) if reading.mig_enabled else None,
     }
     known = {name: value for name, value in facts.items() if value is not None}
@@ -151,16 +168,34 @@ def _seen_device(reading: DeviceReading, *, device_id: int, last: Device | None,
     if reading.mig_enabled is False:
         known["mig"] = None
     state = HealthState.UNHEALTHY if reading.fault else HealthState.HEALTHY
-    health = _health(last, state, reading.fault, now=now)
-    return base.model_copy(update={**known, "id": device_id, "index": reading.index, "health": health})
+    health = _health(last, state, reading.fault, now=told.now)
+    incidents = _incidents(last, reading.signs, unread=reading.signs_unread, told=told)
+    return base.model_copy(
+        update={**known, "id": device_id, "index": reading.index, "health": health, "incidents": incidents}
+    )
 
 
-def _absence(device: Device, nameless: Sequence[DeviceReading]) -> tuple[HealthState, str]:
-    """Why a device on record is not seen: the driver may still count something in its slot that cannot be asked."""
+def _absent(device: Device, nameless: Sequence[DeviceReading], *, told: Circumstances) -> Device:
+    """A device on record that does not say who it is: sick where the driver counts something in its slot that cannot be
+    asked, else unknown."""
+    found = _in_place_of(device, nameless)
+    state = HealthState.UNHEALTHY if found is not None else HealthState.UNKNOWN
+    reason = found.fault or REASON_NOT_SEEN if found is not None else REASON_NOT_SEEN
+    signs, unread = (found.signs, found.signs_unread) if found is not None else ((), frozenset(IncidentKind))
+    incidents = _incidents(device, signs, unread=unread, told=told)
+    return device.model_copy(update={"health": _health(device, state, reason, now=told.now), "incidents": incidents})
+
+
+def _incidents(
+    last: Device | None, signs: Sequence[Sign], *, unread: frozenset[IncidentKind], told: Circumstances
+) -> tuple[Incident, ...]:
+    return fold(last.incidents if last else (), signs, unread=unread, now=told.now, boot_id=told.boot_id)
+
+
+def _in_place_of(device: Device, nameless: Sequence[DeviceReading]) -> DeviceReading | None:
     in_slot = (one for one in nameless if one.pci_bus_id == device.pci_bus_id and one.pci_bus_id)
     at_index = (one for one in nameless if one.pci_bus_id is None and one.index == device.index)
-    found = next(in_slot, None) or next(at_index, None)
-    return (HealthState.UNHEALTHY, found.fault or REASON_NOT_SEEN) if found else (HealthState.UNKNOWN, REASON_NOT_SEEN)
+    return next(in_slot, None) or next(at_index, None)
 
 
 def _health(last: Device | None, state: HealthState, reason: str, *, now: str) -> Health:
@@ -175,9 +210,10 @@ def _links(reading: MachineReading, devices: Sequence[Device], previous: GpuNode
     """Rows in the order of the report; what this reading could not tell is as it was."""
     if not devices or len(devices) > LINKED_DEVICES_MAX:
         return Links()
-    now, last = reading.links, previous.links if previous else Links()
+    last = previous.links if previous else Links()
+    now = links_with_instances(reading)
     uuids = [device.uuid for device in devices]
-    order = [device.uuid for device in reading.devices]
+    order = uuids_with_instances(reading)
     trusted = [None if position in now.unread else uuid for position, uuid in enumerate(order)]
     last_order = [device.uuid for device in previous.devices] if previous else []
     nvlink = rows_by_uuid(uuids, (now.links, trusted), (last.nvlink or None, last_order), (now.links, order))
@@ -241,4 +277,9 @@ def _fabric(reading: MachineReading, previous: GpuNodeStatusReport | None) -> Fa
     found = reading.fabric
     if found is None:
         return previous.fabric if previous is not None and reading.problem else None
-    return Fabric(cluster_uuid=found.cluster_uuid[:64], clique_id=found.clique_id[:32], state=found.state[:32])
+    return Fabric(
+        cluster_uuid=found.cluster_uuid[:64],
+        clique_id=found.clique_id[:32],
+        state=found.state[:32],
+        health=found.health[:64],
+    )

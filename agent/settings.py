@@ -9,6 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from agent.backends import BOOT_ID_PATH
 from atoll.service import settings
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -34,6 +35,8 @@ class AgentSettings(settings.Settings):
     """How often it is read while a pod that is gone from the API is still seen on the machine."""
     read_timeout_seconds: Seconds = 20.0
     """How long one look at the machine may take before its devices count as unreadable."""
+    step_seconds: Seconds = 3.0
+    """How long the driver may take for one step of one device; one that takes longer is left out of that look."""
     heartbeat_seconds: Seconds = 60.0
     """How often the heartbeat Lease is renewed; silent for three periods means stale."""
     start_jitter_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
@@ -54,6 +57,8 @@ class AgentSettings(settings.Settings):
     """Where the machine's cgroup file systems are mounted."""
     proc_mount: Path = Path("/proc")
     """Where the machine's processes are listed."""
+    boot_id_file: Path = BOOT_ID_PATH
+    """Where the identity of the current boot is read; development clusters give each node its own."""
 
     profile: Annotated[str, Field(max_length=64)] = ""
     """Machine that the simulated backend plays, such as dgx1-v100."""

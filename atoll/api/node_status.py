@@ -36,6 +36,49 @@ class Health(Model):
     since: Annotated[str, Field(max_length=64)] | None = None
 
 
+class IncidentKind(StrEnum):
+    """What an incident tells of. xid: the driver told of an error, `code` is its number. The others hold or do not:
+    lost (the card does not answer), fault (the driver refuses it), silent (a call hung), ecc (uncorrectable errors since
+    the last reset), eccCorrected (a storm of corrected ones), rowRemap (0: pending, 1: failed), retiredPages (pending),
+    recovery (the driver asks for a recovery action, `code` is its number), throttle (slowed down by heat or power),
+    nvlink (links are down), fabric (the NVLink fabric is not ready), fabricHealth (it is degraded)."""
+
+    XID = "xid"
+    LOST = "lost"
+    FAULT = "fault"
+    SILENT = "silent"
+    ECC = "ecc"
+    ECC_CORRECTED = "eccCorrected"
+    ROW_REMAP = "rowRemap"
+    RETIRED_PAGES = "retiredPages"
+    RECOVERY = "recovery"
+    THROTTLE = "throttle"
+    NVLINK = "nvlink"
+    FABRIC = "fabric"
+    FABRIC_HEALTH = "fabricHealth"
+
+
+class Incident(Model):
+    """One thing that was wrong with a device, kept over restarts of the agent.
+
+    Open while `endedTime` is empty. The agent tells facts; what follows from them is decided in atoll.cluster.health.
+    """
+
+    kind: IncidentKind
+    code: Annotated[int, Field(ge=0, le=65535)] = 0
+    count: Annotated[int, Field(ge=1, description="how often it came, or what the device counts")] = 1
+    message: Annotated[str, Field(max_length=128)] = ""
+    first_time: Annotated[str, Field(max_length=64)] = ""
+    last_time: Annotated[str, Field(max_length=64)] = ""
+    quiet_since: Annotated[str, Field(max_length=64, description="not told any more since then, and soon over")] = ""
+    boot_id: Annotated[str, Field(max_length=64, description="boot in which it was last told")] = ""
+    ended_time: Annotated[str, Field(max_length=64)] = ""
+    ended_by: Annotated[str, Field(max_length=16, description="recovered, reset or reboot")] = ""
+
+
+INCIDENTS_MAX = 32
+
+
 class Mig(Model):
     """MIG facts of one device: its own mode, or the profile and parent of an instance."""
 
@@ -58,6 +101,16 @@ class Device(Model):
     pci_bus_id: Annotated[str, Field(max_length=32)] = ""
     index: Annotated[int, Field(ge=0, description="NVML index of the current boot")]
     minor: Annotated[int, Field(ge=0)] | None = None
+    serial: Annotated[str, Field(max_length=32)] = ""
+    architecture: Annotated[str, Field(max_length=16)] = ""
+    cpu_affinity: Annotated[str, Field(max_length=256, description="CPUs near the device, such as 0-15,32-47")] = ""
+    ecc_enabled: bool | None = None
+    power_managed: bool | None = None
+    nvlinks: Annotated[
+        tuple[Annotated[str, Field(max_length=40)], ...],
+        Field(max_length=64, description="links by far end, such as 18 switch"),
+    ] = ()
+    incidents: Annotated[tuple[Incident, ...], Field(max_length=INCIDENTS_MAX)] = ()
     vendor: Annotated[str, Field(max_length=16)] = "nvidia"
     health: Health = Health()
     mig: Mig | None = None
@@ -84,6 +137,7 @@ class Fabric(Model):
     cluster_uuid: Annotated[str, Field(alias="clusterUUID", max_length=64)] = ""
     clique_id: Annotated[str, Field(max_length=32)] = ""
     state: Annotated[str, Field(max_length=32)] = ""
+    health: Annotated[str, Field(max_length=64, description="what is degraded, if anything")] = ""
 
 
 class PodEvidence(Model):
@@ -106,6 +160,17 @@ class Evidence(Model):
     pod_resource_version: Annotated[str, Field(max_length=32)] = ""
     live_read: bool = False
     kubelet_read: bool = False
+    processes_read: Annotated[
+        bool, Field(description="processes of every GPU could be read; else their GPUs are as last read")
+    ] = True
+
+
+class HostUse(Model):
+    """Processes outside of any pod that use a GPU: nobody placed them, and they may use it as long as they run."""
+
+    uuid: Uuid
+    count: Annotated[int, Field(ge=1)] = 1
+    pids: Annotated[tuple[int, ...], Field(max_length=8)] = ()
 
 
 class GpuNodeStatusReport(Model):
@@ -119,6 +184,7 @@ class GpuNodeStatusReport(Model):
     links: Links = Links()
     fabric: Fabric | None = None
     pods: Annotated[tuple[PodEvidence, ...], Field(max_length=PODS_MAX, json_schema_extra=list_map("uid"))] = ()
+    host_uses: Annotated[tuple[HostUse, ...], Field(max_length=DEVICES_MAX, json_schema_extra=list_map("uuid"))] = ()
     evidence: Evidence = Evidence()
     conditions: Conditions = ()
     device_count: Annotated[int, Field(ge=0)] = 0
@@ -134,10 +200,20 @@ class Cordon(Model):
     by: Annotated[str, Field(max_length=256)] = ""
 
 
+class Release(Model):
+    """An administrator's word that a GPU is well again: its incidents up to `time` count no more."""
+
+    uuid: Uuid
+    time: Annotated[str, Field(max_length=64, pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{6})?Z$")]
+    reason: Annotated[str, Field(max_length=256)] = ""
+    by: Annotated[str, Field(max_length=256)] = ""
+
+
 class GpuNodeStatusSpec(Model):
     """What administrators want."""
 
     cordons: Annotated[tuple[Cordon, ...], Field(max_length=DEVICES_MAX, json_schema_extra=list_map("uuid"))] = ()
+    releases: Annotated[tuple[Release, ...], Field(max_length=DEVICES_MAX, json_schema_extra=list_map("uuid"))] = ()
 
 
 class GpuNodeStatus(Model):

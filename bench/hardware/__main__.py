@@ -146,7 +146,7 @@ def _evidence(report: dict[str, Any]) -> Iterator[Finding]:
             pid = seen["pid"]
             (proc / str(pid)).mkdir()
             (proc / str(pid) / "cgroup").write_text(f"0::/kubepods/besteffort/pod{POD_UID}/main\n")
-            users = asyncio.run(looker.look()).users
+            users = asyncio.run(looker.look()).use.pods
             yield Finding("process of a pod found on its GPU", users == {POD_UID: frozenset({uuid})}, str(users))
             xml = smi.ask("-q", "-x")
             theirs = smi.pids({"uuid": uuid}, xml)
@@ -154,7 +154,7 @@ def _evidence(report: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(
                 "pids as nvidia-smi has them", pid in ours and theirs in (set(), set(ours)), f"{ours} {theirs}"
             )
-        users = asyncio.run(looker.look()).users
+        users = asyncio.run(looker.look()).use.pods
         yield Finding("ended process not found any more", users == {}, str(users))
     backend.close()
 

@@ -102,11 +102,23 @@ def _fabric(nvml: FakeNvml, handle: int, pointer: Any) -> int:
 
 
 def _field(nvml: FakeNvml, handle: int, fields: list[int]) -> list[SimpleNamespace]:
-    assert fields == [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
-    return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=SimpleNamespace(uiVal=25781))]
+    known = {pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: 25781}
+    return [
+        SimpleNamespace(nvmlReturn=0 if one in known else 3, value=SimpleNamespace(uiVal=known.get(one, 0)))
+        for one in fields
+    ]
+
+
+def _refuse(*arguments: Any) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+_REFUSED = """GetSerial GetCpuAffinityWithinScope GetTotalEccErrors GetRetiredPagesPendingStatus GetEccMode
+GetPowerManagementMode GetRemappedRows GetCurrentClocksEventReasons GetMaxMigDeviceCount GetSupportedEventTypes"""
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
+    **{f"nvmlDevice{name}": _refuse for name in _REFUSED.split()},
     "nvmlDeviceGetCount": lambda nvml: len(nvml.gpus),
     "nvmlDeviceGetHandleByIndex": lambda nvml, index: index,
     "nvmlDeviceGetUUID": lambda nvml, handle: nvml.gpus[handle].uuid,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.capacity import capacity_patch, in_use, offer
+from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatusReport, Health, HealthState, Mig
 from atoll.cluster.objects import Metadata, Node, NodeStatus, Pod
@@ -96,9 +96,20 @@ def test_use_is_what_the_kubelet_would_count(pods: list[Pod], want: int) -> None
 
 
 def test_sick_devices_count_and_mig_parents_do_not() -> None:
-    """Health never moves the count; a GPU in MIG mode is offered by its instances, elsewhere."""
+    """Health never moves the count; a GPU in MIG mode counts by its instances alone, each profile by itself."""
     sick = device(1, health=Health(state=HealthState.UNHEALTHY, reason="XID 79"))
+    instances = [device(3 + i, mig=Mig(profile=one)) for i, one in enumerate(("1g.10gb", "1g.10gb", "1g.10gb+me"))]
 
-    assert offer(report(device(0), sick, device(2, mig=Mig(enabled=True)), device(3, mig=Mig(profile="1g.10gb")))) == {
-        GPU: 2
+    assert offer(report(device(0), sick, device(2, mig=Mig(enabled=True)), *instances)) == {
+        GPU: 2,
+        "gpu.scheduling/mig-1g.10gb": 2,
+        "gpu.scheduling/mig-1g.10gb.me": 1,
     }
+
+
+def test_a_profile_that_is_no_more_is_withdrawn() -> None:
+    """A card that was cut differently takes the old profile's resource off the Node, and leaves the rest alone."""
+    shown = {GPU: "8", "cpu": "4", "gpu.scheduling/mig-3g.40gb": "2"}
+    node = Node(Metadata(name="n1"), status=NodeStatus(capacity=shown, allocatable=shown))
+
+    assert with_withdrawn({GPU: 7}, node) == {GPU: 7, "gpu.scheduling/mig-3g.40gb": 0}

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.cgroups import CgroupReading
-from agent.evidence import STATIC_POD_UID, KubeletReading, PodSighting, Roster, gpu_users, sight
+from agent.evidence import STATIC_POD_UID, GpuUse, KubeletReading, PodSighting, Roster, gpu_use, sight
 from agent.kubelet import kubelet_url, parse_pod_list
 from atoll.api import names
 from atoll.api.node_status import PODS_MAX, PodEvidence
@@ -76,7 +76,7 @@ def states(sighting: PodSighting) -> dict[str, tuple[bool, bool]]:
 )
 def test_live_means_processes_or_a_possible_start(case: dict, want: dict[str, tuple[bool, bool]]) -> None:
     """A pod counts as live while a process runs in it or may still be started in it."""
-    sighting = sight(roster(gone=(GPU_POD,)), gpu_users={}, **case)
+    sighting = sight(roster(gone=(GPU_POD,)), use=GpuUse(), **case)
 
     assert states(sighting) == want
     assert sighting.live_read
@@ -98,7 +98,7 @@ def test_what_was_not_read_is_unknown(
         roster(gone=(GPU_POD,)),
         cgroups=read,
         kubelet=kubelet_read,
-        gpu_users={},
+        use=GpuUse(),
         last_pods=(PodEvidence(uid="g", live=True, kubelet=True),),
     )
 
@@ -117,7 +117,7 @@ def test_what_was_not_read_is_unknown(
 )
 def test_an_implausible_cgroup_reading_does_not_count(kubelet_read: KubeletReading | None, want: bool) -> None:
     """Where pods run and not one is seen, the agent looks in the wrong place: absence there proves nothing."""
-    sighting = sight(roster(PLAIN_POD), cgroups=cgroups(), kubelet=kubelet_read, gpu_users={})
+    sighting = sight(roster(PLAIN_POD), cgroups=cgroups(), kubelet=kubelet_read, use=GpuUse())
 
     assert sighting.live_read is want
 
@@ -125,7 +125,7 @@ def test_an_implausible_cgroup_reading_does_not_count(kubelet_read: KubeletReadi
 def test_plain_pods_are_left_out() -> None:
     """Pods that never had to do with GPUs do not make the report grow, not even after they are gone."""
     sighting = sight(
-        roster(GPU_POD, gone=(PLAIN_POD,)), cgroups=cgroups("g", "p"), kubelet=kubelet("g", "p"), gpu_users={}
+        roster(GPU_POD, gone=(PLAIN_POD,)), cgroups=cgroups("g", "p"), kubelet=kubelet("g", "p"), use=GpuUse()
     )
 
     assert states(sighting) == {"g": (True, True)}
@@ -133,16 +133,16 @@ def test_plain_pods_are_left_out() -> None:
 
 def test_a_plain_pod_that_uses_a_gpu_is_told() -> None:
     """A process on a GPU is evidence, whoever its pod is."""
-    users = gpu_users({"GPU-a": (1, 2), "GPU-b": (2, 3)}, {1: "p", 2: "p"})
+    users = gpu_use({"GPU-a": (1, 2), "GPU-b": (2, 3)}, {1: "p", 2: "p"}, unread=frozenset())
 
-    sighting = sight(roster(PLAIN_POD), cgroups=cgroups("p"), kubelet=kubelet("p"), gpu_users=users)
+    sighting = sight(roster(PLAIN_POD), cgroups=cgroups("p"), kubelet=kubelet("p"), use=users)
 
     assert [(pod.uid, pod.uuids) for pod in sighting.pods] == [("p", ("GPU-a", "GPU-b"))]
 
 
 def test_an_unknown_pod_is_told() -> None:
     """A pod that was bound and deleted while the agent was down is known to nobody, and may hold a GPU."""
-    sighting = sight(roster(), cgroups=cgroups("stranger"), kubelet=kubelet(), gpu_users={})
+    sighting = sight(roster(), cgroups=cgroups("stranger"), kubelet=kubelet(), use=GpuUse())
 
     assert states(sighting) == {"stranger": (True, False)}
 
@@ -155,7 +155,7 @@ def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
         roster(mirror),
         cgroups=cgroups("0123456789abcdef0123456789abcdef"),
         kubelet=kubelet("0123456789abcdef0123456789abcdef"),
-        gpu_users={},
+        use=GpuUse(),
     )
 
     assert sighting.pods == ()
@@ -189,7 +189,7 @@ def test_leavers_make_the_agent_hurry(
     pods: tuple, gone: tuple, read: CgroupReading, listed: tuple, want: set[str]
 ) -> None:
     """A GPU pod that should be gone and is still seen is watched closely; nothing else is."""
-    sighting = sight(roster(*pods, gone=gone), cgroups=read, kubelet=kubelet(*listed), gpu_users={})
+    sighting = sight(roster(*pods, gone=gone), cgroups=read, kubelet=kubelet(*listed), use=GpuUse())
 
     assert sighting.leavers == want
 
@@ -198,7 +198,7 @@ def test_a_plain_pod_that_runs_on_does_not_become_a_stranger() -> None:
     """What it was is remembered as long as anything is seen of it."""
     known = roster(gone=(PLAIN_POD,))
     for _ in range(3):
-        sighting = sight(known, cgroups=cgroups("p"), kubelet=kubelet(), gpu_users={})
+        sighting = sight(known, cgroups=cgroups("p"), kubelet=kubelet(), use=GpuUse())
         assert sighting.pods == ()
         known = known.forget_gone(sighting.seen)
 
@@ -206,10 +206,10 @@ def test_a_plain_pod_that_runs_on_does_not_become_a_stranger() -> None:
 def test_an_empty_cgroup_counts_anew_when_the_kubelet_was_silent() -> None:
     """Two readings in a row must both have the kubelet's word; one without it begins the count again."""
     known = roster(gone=(GPU_POD,))
-    first = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), gpu_users={})
-    silent = sight(known, cgroups=cgroups(empty=("g",)), kubelet=None, gpu_users={}, last_empty=first.empty)
-    third = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), gpu_users={}, last_empty=silent.empty)
-    fourth = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), gpu_users={}, last_empty=third.empty)
+    first = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse())
+    silent = sight(known, cgroups=cgroups(empty=("g",)), kubelet=None, use=GpuUse(), last_empty=first.empty)
+    third = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse(), last_empty=silent.empty)
+    fourth = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse(), last_empty=third.empty)
 
     assert [states(one).get("g", (False, False))[0] for one in (first, silent, third, fourth)] == [
         True,
@@ -222,7 +222,7 @@ def test_an_empty_cgroup_counts_anew_when_the_kubelet_was_silent() -> None:
 def test_a_restarted_agent_watches_what_the_last_report_named() -> None:
     """Pods of the last report that the API no longer has are leavers from the first look on."""
     sighting = sight(
-        roster(PLAIN_POD).having_told(["g", "p"]), cgroups=cgroups("g", "p"), kubelet=kubelet(), gpu_users={}
+        roster(PLAIN_POD).having_told(["g", "p"]), cgroups=cgroups("g", "p"), kubelet=kubelet(), use=GpuUse()
     )
 
     assert sighting.leavers == {"g"}
@@ -251,7 +251,7 @@ def test_a_flood_of_pods_says_that_it_is_cut() -> None:
     """More pods than a report holds: the report is cut, and then absence proves nothing."""
     uids = [f"u{number:05}" for number in range(PODS_MAX + 1)]
 
-    sighting = sight(roster(), cgroups=cgroups(*uids), kubelet=kubelet(*uids), gpu_users={})
+    sighting = sight(roster(), cgroups=cgroups(*uids), kubelet=kubelet(*uids), use=GpuUse())
 
     assert len(sighting.pods) == PODS_MAX
     assert not sighting.live_read

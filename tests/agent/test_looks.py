@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ReadingFailed
-from agent.looks import Looker, pods_of
+from agent.looks import Looker, owners_of
 from agent.readings import MachineReading
 from tests.agent.builders import make_device, make_reading
 
@@ -96,12 +96,12 @@ async def test_processes_are_matched_to_pods(tmp_path: Path) -> None:
 
     look = await looker(ScriptedBackend(reading), tmp_path).look()
 
-    assert look.users == {UID: frozenset({"a"})}
+    assert look.use.pods == {UID: frozenset({"a"})}
     assert look.cgroups is None
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError, PermissionError, ProcessLookupError])
-def test_a_process_that_cannot_be_read_is_left_out(error: type[OSError]) -> None:
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
+def test_a_process_that_ended_is_left_out(error: type[OSError]) -> None:
     """Processes end while they are looked at."""
 
     def read(pid: int) -> str:
@@ -109,7 +109,22 @@ def test_a_process_that_cannot_be_read_is_left_out(error: type[OSError]) -> None
             raise error
         return f"0::/kubepods/pod{UID}/c\n"
 
-    assert pods_of([1, 2], read=read) == {2: UID}
+    assert owners_of([1, 2], read=read) == ({2: UID}, frozenset())
+
+
+async def test_a_process_that_hides_leaves_its_gpu_unknown(tmp_path: Path) -> None:
+    """A process whose cgroup may not be read might be anybody's: its GPU is not told to be unused."""
+
+    def read(pid: int) -> str:
+        raise PermissionError
+
+    assert owners_of([7], read=read) == ({}, frozenset({7}))
+
+    (tmp_path / "proc" / "7" / "cgroup").mkdir(parents=True)
+    reading = make_reading(make_device(0, "a", process_ids=(7,)), make_device(1, "b", process_ids=()))
+    look = await looker(ScriptedBackend(reading), tmp_path).look()
+
+    assert look.use.unread == {"a"}
 
 
 async def test_a_cancelled_look_can_be_taken_again(tmp_path: Path) -> None:

@@ -1,0 +1,273 @@
+"""NVIDIA's management library, asked step by step. Runs in the worker process (agent.driver_worker) and in tests.
+
+In: the index of a device and the name of a step. Out: plain facts that JSON can carry: None for what the library
+refused, `lost` and `fault` in words where a refusal says that the device is sick. Separate from agent.nvml, which makes
+a reading of the facts, because everything here may hang or crash with the driver: no step depends on another one.
+Every call may fail by itself, and costs one fact.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import pointer
+from typing import Any, Final
+
+Library = Any
+"""The module pynvml, or whatever stands in for it; untyped, like the library itself."""
+Handle = Any
+Answer = Any
+Facts = dict[str, Any]
+
+NVLINKS_MAX: Final = 64
+PROCESSES_MAX: Final = 1024
+MASK_WORDS: Final = 16
+"""Words of 64 NUMA nodes or CPUs each that are asked for."""
+EVENTS_MAX: Final = 256
+MIG_DEVICES_MAX: Final = 64
+
+_P2P_READ: Final = 0
+"""nvmlGpuP2PCapsIndex_t; the constant of the bindings is a tuple by mistake, and passing it on breaks the call."""
+_FIELD_NVLINK_MBPS: Final = 90
+_FIELD_RECOVERY_ACTION: Final = 230
+_UNCORRECTED, _CORRECTED, _VOLATILE = 1, 0, 0
+_EVENTS: Final = 0x8 | 0x2
+"""XID errors and double-bit ECC errors."""
+
+
+class Driver:
+    """The library, open. Raises the library's own NVMLError from `open` and `count` only."""
+
+    def __init__(self, library: Library) -> None:
+        self._nvml = library
+        self._events: Handle = None
+        self._is_open = False
+        self._lost = ""
+        self._fault = ""
+
+    def open(self) -> Facts:
+        """Open the library where it is not, and count devices."""
+        if not self._is_open:
+            self._nvml.nvmlInit()
+            self._is_open = True
+        return {"count": int(self._nvml.nvmlDeviceGetCount())}
+
+    def close(self) -> None:
+        """Let go of the driver; the next `open` opens it again."""
+        if self._is_open:
+            self._is_open, self._events = False, None
+            try:
+                self._nvml.nvmlShutdown()
+            except self._nvml.NVMLError:
+                return
+
+    def step(self, name: str, index: int, others: Sequence[int] = ()) -> Facts:
+        """One step for one device. others: the devices that it is compared with, for `pairs`."""
+        self._lost = self._fault = ""
+        handle = self._handle(index)
+        facts = {} if handle is None else _STEPS[name](self, handle, others)
+        return facts | {"lost": self._lost, "fault": self._fault}
+
+    def events(self, count: int) -> list[list[Any]]:
+        """What happened since the last call, as [uuid, type, data]; the first call begins to listen."""
+        nvml = self._nvml
+        if self._events is None:
+            self._listen(count)
+            return []
+        found: list[list[Any]] = []
+        while len(found) < EVENTS_MAX:
+            event = self._plain(nvml.nvmlEventSetWait_v2, self._events, 0)
+            if event is None:
+                break
+            uuid = _text(self._plain(nvml.nvmlDeviceGetUUID, event.device))
+            found.append([uuid, int(event.eventType), int(event.eventData)])
+        return found
+
+    def _listen(self, count: int) -> None:
+        nvml = self._nvml
+        self._events = self._plain(nvml.nvmlEventSetCreate)
+        for index in range(count if self._events is not None else 0):
+            handle = self._plain(nvml.nvmlDeviceGetHandleByIndex, index)
+            supported = self._plain(nvml.nvmlDeviceGetSupportedEventTypes, handle) if handle is not None else None
+            if supported and supported & _EVENTS:
+                self._plain(nvml.nvmlDeviceRegisterEvents, handle, supported & _EVENTS, self._events)
+
+    def _handle(self, index: int) -> Handle:
+        return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
+
+    def _ask(self, call: Callable[..., Any], *arguments: Handle) -> Answer:
+        """Call the library for the device of this step; None when it refuses. What it says of the device is noted."""
+        if self._lost:
+            return None
+        answer, error = self._try(call, *arguments)
+        if error is None:
+            return answer
+        code = getattr(error, "value", None)
+        if code in {self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_GPU_NOT_FOUND}:
+            self._lost = str(error)
+        elif code == self._nvml.NVML_ERROR_RESET_REQUIRED or call == self._nvml.nvmlDeviceGetHandleByIndex:
+            self._fault = self._fault or str(error)
+        return None
+
+    def _plain(self, call: Callable[..., Any], *arguments: Handle) -> Answer:
+        """Call the library for nobody in particular; None when it refuses."""
+        return self._try(call, *arguments)[0]
+
+    def _try(self, call: Callable[..., Any], *arguments: Handle) -> tuple[Answer, Exception | None]:
+        try:
+            return call(*arguments), None
+        except self._nvml.NVMLError as error:
+            return None, error
+
+    def _identity(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        nvml = self._nvml
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        pci = self._ask(nvml.nvmlDeviceGetPciInfo, handle)
+        return {
+            "uuid": _text(self._ask(nvml.nvmlDeviceGetUUID, handle)),
+            "product_name": _text(self._ask(nvml.nvmlDeviceGetName, handle)),
+            "serial": _text(self._ask(nvml.nvmlDeviceGetSerial, handle)),
+            "memory_bytes": int(memory.total) if memory is not None else None,
+            "compute_capability": _list(self._ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)),
+            "bus_id": _text(pci.busId) if pci is not None else None,
+            "minor": self._ask(nvml.nvmlDeviceGetMinorNumber, handle),
+            "architecture": self._ask(nvml.nvmlDeviceGetArchitecture, handle),
+            "numa_mask": _mask(self._ask(nvml.nvmlDeviceGetMemoryAffinity, handle, MASK_WORDS, 0)),
+            "cpu_mask": _mask(self._ask(nvml.nvmlDeviceGetCpuAffinityWithinScope, handle, MASK_WORDS, 0)),
+            "pcie_generation": self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        }
+
+    def _health(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        nvml = self._nvml
+        fields = self._fields(handle, _FIELD_NVLINK_MBPS, _FIELD_RECOVERY_ACTION)
+        uncorrected = self._ask(nvml.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _VOLATILE)
+        retired = self._ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+        return {
+            "ecc": _first(self._ask(nvml.nvmlDeviceGetEccMode, handle)),
+            "power_management": self._ask(nvml.nvmlDeviceGetPowerManagementMode, handle),
+            "ecc_uncorrected": uncorrected,
+            "ecc_corrected": self._ask(nvml.nvmlDeviceGetTotalEccErrors, handle, _CORRECTED, _VOLATILE),
+            "remapped": _list(self._ask(nvml.nvmlDeviceGetRemappedRows, handle)),
+            "retired_pending": retired,
+            "throttle": self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
+            "link_mbps": fields.get(_FIELD_NVLINK_MBPS),
+            "recovery_action": fields.get(_FIELD_RECOVERY_ACTION),
+        }
+
+    def _fields(self, handle: Handle, *wanted: int) -> Mapping[int, int]:
+        values = self._ask(self._nvml.nvmlDeviceGetFieldValues, handle, list(wanted))
+        return {
+            number: int(value.value.uiVal)
+            for number, value in zip(wanted, values or (), strict=False)
+            if value.nvmlReturn == self._nvml.NVML_SUCCESS
+        }
+
+    def _processes(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        """Pids with the GPU and compute instance that they run in; None where the library tells neither list."""
+        nvml = self._nvml
+        calls = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses)
+        answers = [self._ask(call, handle) for call in calls]
+        if answers[0] is None:
+            return {"processes": None}
+        found = {
+            (int(process.pid), getattr(process, "gpuInstanceId", None), getattr(process, "computeInstanceId", None))
+            for answer in answers
+            for process in (answer or ())[:PROCESSES_MAX]
+        }
+        return {"processes": [list(one) for one in sorted(found, key=str)]}
+
+    def _links(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        """Every link as [active, kind of the far end, its bus id]; None where the library gives another answer than
+        yes, no, or no such link."""
+        nvml = self._nvml
+        ends = {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT}
+        found: list[list[Any]] = []
+        for link in range(NVLINKS_MAX):
+            state, error = self._try(nvml.nvmlDeviceGetNvLinkState, handle, link)
+            if error is not None:
+                code = getattr(error, "value", None)
+                if code in ends:
+                    break
+                self._lost = str(error) if code == nvml.NVML_ERROR_GPU_IS_LOST else ""
+                return {"links": None}
+            found.append(self._link(handle, link) if state == nvml.NVML_FEATURE_ENABLED else [False, None, None])
+        return {"links": found}
+
+    def _link(self, handle: Handle, link: int) -> list[Any]:
+        kind = self._ask(self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        pci = self._ask(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        return [True, kind, _text(pci.busId) if pci is not None else None]
+
+    def _fabric(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        info = self._nvml.c_nvmlGpuFabricInfo_v2_t()
+        if self._ask(self._nvml.nvmlDeviceGetGpuFabricInfoV, handle, pointer(info)) is None:
+            return {"fabric": None}
+        told = {"state": int(info.state), "status": int(info.status), "clique": int(info.cliqueId)}
+        return {"fabric": told | {"mask": int(info.healthMask), "cluster": bytes(info.clusterUuid).hex()}}
+
+    def _mig(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        nvml = self._nvml
+        mode = _first(self._ask(nvml.nvmlDeviceGetMigMode, handle))
+        if not mode:
+            return {"mig": mode, "instances": []}
+        count = self._ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+        found = []
+        for position in range(min(count, MIG_DEVICES_MAX)):
+            instance = self._ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, position)
+            if instance is not None:
+                found.append(self._instance(instance))
+        return {"mig": mode, "instances": found}
+
+    def _instance(self, handle: Handle) -> Facts:
+        nvml = self._nvml
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        return {
+            "uuid": _text(self._ask(nvml.nvmlDeviceGetUUID, handle)),
+            "product_name": _text(self._ask(nvml.nvmlDeviceGetName, handle)),
+            "memory_bytes": int(memory.total) if memory is not None else None,
+            "gpu_instance": self._ask(nvml.nvmlDeviceGetGpuInstanceId, handle),
+            "compute_instance": self._ask(nvml.nvmlDeviceGetComputeInstanceId, handle),
+        }
+
+    def _pairs(self, handle: Handle, others: Sequence[int]) -> Facts:
+        """[device, PCIe level, P2P status] for every other one. An error is neither's fault for certain, so nobody is
+        blamed."""
+        nvml = self._nvml
+        found = []
+        for other in others:
+            peer = self._plain(nvml.nvmlDeviceGetHandleByIndex, other)
+            if peer is not None:
+                level = self._plain(nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer)
+                found.append([other, level, self._plain(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_READ)])
+        return {"pairs": found}
+
+
+STEPS: Final = ("identity", "health", "mig", "processes", "links", "fabric")
+"""Steps of one device, in the order in which they are asked; `pairs` follows when all devices are known."""
+_STEPS: Final = {
+    "identity": Driver._identity,
+    "health": Driver._health,
+    "mig": Driver._mig,
+    "processes": Driver._processes,
+    "links": Driver._links,
+    "fabric": Driver._fabric,
+    "pairs": Driver._pairs,
+}
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _list(value: Answer) -> list[int] | None:
+    return [int(one) for one in value] if value is not None else None
+
+
+def _first(value: Answer) -> int | None:
+    return int(value[0]) if value is not None else None
+
+
+def _mask(words: Answer) -> int | None:
+    """Words of a bit set as one number."""
+    if words is None:
+        return None
+    return sum(int(word) << (64 * position) for position, word in enumerate(words))

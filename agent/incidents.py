@@ -1,0 +1,132 @@
+"""The memory of what was wrong with a device: signs come and go, incidents stay on record.
+
+In: the incidents of the last report, the signs of this look, the time and the boot. Out: the incidents of the next
+report. Pure. The record lives in the report itself, so a restart of the agent forgets nothing. The rules:
+
+* an XID stays open until the card was reset or the machine booted: no driver says that it is over;
+* whatever holds or does not is open while it holds, and for a while after: a minute the first time, twice as long each
+  time it comes back, at most an hour. So a card that comes and goes is not given out in between;
+* errors that only a reset clears (ECC counters, pending remaps, a recovery action) end with it, and their end is how a
+  reset is recognised: it ends the card's XIDs too;
+* what could not be read is as it was;
+* a report is written when something changes, so an XID that comes again and again counts at most once a minute.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from agent.readings import Sign
+from atoll.api.node_status import INCIDENTS_MAX, Incident, IncidentKind
+
+QUIET_SECONDS: Final = 60.0
+QUIET_DOUBLINGS_MAX: Final = 6
+XID_SECONDS_MIN: Final = 60.0
+COUNT_MAX: Final = 1 << 40
+
+RECOVERED, RESET, REBOOT = "recovered", "reset", "reboot"
+_COUNTED_BY_DEVICE: Final = frozenset({IncidentKind.ECC, IncidentKind.ECC_CORRECTED, IncidentKind.NVLINK})
+_CLEARED_BY_RESET: Final = frozenset(
+    {IncidentKind.ECC, IncidentKind.RECOVERY, IncidentKind.ROW_REMAP, IncidentKind.RETIRED_PAGES}
+)
+
+Key = tuple[IncidentKind, int]
+
+
+def fold(
+    last: Iterable[Incident], signs: Sequence[Sign], *, unread: frozenset[IncidentKind], now: str, boot_id: str
+) -> tuple[Incident, ...]:
+    """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read."""
+    before: dict[Key, Incident] = {(one.kind, one.code): one for one in last}
+    told: dict[Key, Sign] = {(sign.kind, sign.code): sign for sign in signs}
+    was_reset = any(_is_cleared(one, told, unread) for one in before.values())
+    after: dict[Key, Incident] = {}
+    for key, incident in before.items():
+        if key not in told:
+            after[key] = _untold(incident, unread=unread, now=now, boot_id=boot_id, was_reset=was_reset)
+    for key, sign in told.items():
+        after[key] = _told(before.get(key), sign, now=now, boot_id=boot_id)
+    return _bounded(after.values())
+
+
+def _is_cleared(incident: Incident, told: Iterable[Key], unread: frozenset[IncidentKind]) -> bool:
+    return (
+        not incident.ended_time
+        and incident.kind in _CLEARED_BY_RESET
+        and incident.kind not in unread
+        and (incident.kind, incident.code) not in set(told)
+    )
+
+
+def _untold(
+    incident: Incident, *, unread: frozenset[IncidentKind], now: str, boot_id: str, was_reset: bool
+) -> Incident:
+    """An incident that this look did not tell of."""
+    if incident.ended_time or incident.kind in unread:
+        return incident
+    if incident.boot_id and boot_id and incident.boot_id != boot_id:
+        return _ended(incident, REBOOT, now)
+    if incident.kind is IncidentKind.XID or incident.kind in _CLEARED_BY_RESET:
+        return _ended(incident, RESET, now) if was_reset else incident
+    if not incident.quiet_since:
+        return incident.model_copy(update={"quiet_since": now})
+    if _seconds(incident.quiet_since, now) >= quiet_seconds(incident.count):
+        return _ended(incident, RECOVERED, now)
+    return incident
+
+
+def _told(last: Incident | None, sign: Sign, *, now: str, boot_id: str) -> Incident:
+    """An incident that this look told of. One that nothing changed in stays as it is, so that nothing is written."""
+    if last is None:
+        return _opened(sign, sign.count, now=now, boot_id=boot_id)
+    counted = sign.kind in _COUNTED_BY_DEVICE
+    if last.ended_time:
+        count = sign.count if counted else last.count + sign.count
+        return _opened(sign, min(count, COUNT_MAX), now=now, boot_id=boot_id)
+    count = last.count
+    if counted:
+        count = sign.count
+    elif last.quiet_since or not sign.stands:
+        count += sign.count
+    is_same = count == last.count and sign.message[:128] == last.message and last.boot_id == boot_id
+    is_repeat = not sign.stands and last.boot_id == boot_id and _seconds(last.last_time, now) < XID_SECONDS_MIN
+    if (is_same and not last.quiet_since) or is_repeat:
+        return last
+    update = {"count": min(count, COUNT_MAX), "message": sign.message[:128], "last_time": now, "boot_id": boot_id}
+    return last.model_copy(update={**update, "quiet_since": ""})
+
+
+def quiet_seconds(count: int) -> float:
+    """How long an incident that came so often must be quiet before it is over."""
+    return QUIET_SECONDS * 2.0 ** min(max(count, 1) - 1, QUIET_DOUBLINGS_MAX)
+
+
+def _opened(sign: Sign, count: int, *, now: str, boot_id: str) -> Incident:
+    return Incident(
+        kind=sign.kind,
+        code=sign.code,
+        count=count,
+        message=sign.message[:128],
+        first_time=now,
+        last_time=now,
+        boot_id=boot_id,
+    )
+
+
+def _ended(incident: Incident, ended_by: str, now: str) -> Incident:
+    return incident.model_copy(update={"ended_time": now, "ended_by": ended_by, "quiet_since": ""})
+
+
+def _bounded(incidents: Iterable[Incident]) -> tuple[Incident, ...]:
+    """The newest that fit, those that ended first to go; in a fixed order."""
+    kept = sorted(incidents, key=lambda one: (not one.ended_time, one.last_time), reverse=True)[:INCIDENTS_MAX]
+    return tuple(sorted(kept, key=lambda one: (one.kind, one.code)))
+
+
+def _seconds(since: str, now: str) -> float:
+    """Time between two texts; one that is none is very long ago."""
+    try:
+        passed: timedelta = datetime.fromisoformat(now) - datetime.fromisoformat(since)
+    except (ValueError, TypeError):
+        return float("inf")
+    return passed.total_seconds()

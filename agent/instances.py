@@ -1,0 +1,113 @@
+"""MIG instances as devices of the report.
+
+In: a reading whose devices name their instances, and the devices as reported. Out: one Device per instance with
+profile, parent and memory, and link rows that name them too. Pure. An instance is as well as its parent. It has no
+NVLink: the driver allows no peer access between instances, so two of them are as near as their cards are over PCIe.
+
+An instance that is not told any more is gone (somebody took it down) if its card says so; as long as the card does not
+answer, it stays, unknown.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from agent.readings import Cells, LinksReading, MachineReading, MigReading
+from atoll.api.node_status import Device, Health, HealthState, Mig
+from topology.links import SELF, WORST
+
+SAME_CARD = "PIX"
+
+
+def is_instance(device: Device) -> bool:
+    """Tell whether a device of a report is a MIG instance."""
+    return device.mig is not None and bool(device.mig.profile)
+
+
+def instance_devices(
+    reading: MachineReading, whole: Sequence[Device], *, ids: Mapping[str, int], record: Mapping[str, Device], now: str
+) -> list[Device]:
+    """Instances of all devices, and those on record whose card tells nothing of them at present."""
+    parents = {device.uuid: device for device in whole}
+    told = {one.uuid for one in reading.devices if one.uuid is not None and one.mig_enabled is not None}
+    seen = [
+        (instance, parents[device.uuid])
+        for device in reading.devices
+        if device.uuid in parents
+        for instance in device.instances
+    ]
+    devices = [
+        _device(instance, parent, device_id=ids[instance.uuid], last=record.get(instance.uuid), now=now)
+        for instance, parent in seen
+    ]
+    shown = {device.uuid for device in devices}
+    for uuid, device in record.items():
+        parent_uuid = device.mig.parent_uuid if device.mig is not None else ""
+        if is_instance(device) and uuid not in shown and parent_uuid in parents and parent_uuid not in told:
+            health = parents[parent_uuid].health
+            state = HealthState.UNKNOWN if health.state is HealthState.HEALTHY else health.state
+            devices.append(_with_health(device, state, health.reason or "instances cannot be read", now=now))
+    return devices
+
+
+def uuids_with_instances(reading: MachineReading) -> list[str | None]:
+    """Uuids of the devices, then of their instances: the order of `links_with_instances`."""
+    order = [device.uuid for device in reading.devices]
+    return order + [instance.uuid for device in reading.devices for instance in device.instances]
+
+
+def links_with_instances(reading: MachineReading) -> LinksReading:
+    """The links of a reading with rows for instances after those of the devices."""
+    links = reading.links
+    cards = [*range(len(reading.devices))]
+    cards += [position for position, device in enumerate(reading.devices) for _ in device.instances]
+    if len(cards) == len(reading.devices) or links.links is None:
+        return links
+    return LinksReading(
+        links=_rows(links.links, links.pcie, cards, whole=len(reading.devices)),
+        pcie=_rows(links.pcie, links.pcie, cards, whole=len(reading.devices)) if links.pcie is not None else None,
+        nvlink_generation=links.nvlink_generation,
+        nvswitch=links.nvswitch,
+        link_gbps=links.link_gbps,
+        pcie_generation=links.pcie_generation,
+        inter_socket_gbps=links.inter_socket_gbps,
+        unread=links.unread,
+    )
+
+
+def _rows(rows: Cells, pcie: Cells | None, cards: Sequence[int], *, whole: int) -> Cells:
+    def cell(first: int, second: int) -> str:
+        if first == second:
+            return SELF
+        if first < whole and second < whole:
+            return rows[first][second]
+        if cards[first] == cards[second]:
+            return SAME_CARD
+        return pcie[cards[first]][cards[second]] if pcie is not None else WORST
+
+    order = range(len(cards))
+    return tuple(tuple(cell(first, second) for second in order) for first in order)
+
+
+def _device(instance: MigReading, parent: Device, *, device_id: int, last: Device | None, now: str) -> Device:
+    name, model, index = instance.product_name, parent.model, parent.index
+    base = last or Device(id=device_id, uuid=instance.uuid, model=model, index=index, vendor=parent.vendor)
+    device = base.model_copy(
+        update={
+            "id": device_id,
+            "index": parent.index,
+            "model": parent.model,
+            "product_name": name[:128] if name is not None else base.product_name,
+            "memory_bytes": instance.memory_bytes if instance.memory_bytes is not None else base.memory_bytes,
+            "compute_capability": parent.compute_capability,
+            "numa_node": parent.numa_node,
+            "pci_bus_id": parent.pci_bus_id,
+            "minor": parent.minor,
+            "mig": Mig(profile=instance.profile[:24], parent_uuid=parent.uuid),
+        }
+    )
+    return _with_health(device, parent.health.state, parent.health.reason, now=now)
+
+
+def _with_health(device: Device, state: HealthState, reason: str, *, now: str) -> Device:
+    if (device.health.state, device.health.reason) == (state, reason) and device.health.since:
+        return device
+    return device.model_copy(update={"health": Health(state=state, reason=reason, since=now)})
