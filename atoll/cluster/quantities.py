@@ -1,7 +1,10 @@
-"""Kubernetes quantities of memory as whole bytes, exact.
+"""Kubernetes quantities as whole units, exact.
 
-In: text such as 40Gi. Out: bytes. Separate, because a claim, a model and a report must agree to the byte.
+In: text such as 40Gi. Out: bytes of a device's memory; or for what pods request, thousandths of a CPU and whole units
+of anything else. Separate, because a claim, a model and a report must agree to the byte.
 """
+
+from decimal import ROUND_CEILING, Decimal, InvalidOperation, Overflow
 
 from atoll.cluster.errors import MalformedValue
 
@@ -18,3 +21,31 @@ def parse_bytes(quantity: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 18 or suffix not in _FACTORS:
         raise MalformedValue("quantity", quantity, "digits with a suffix such as Gi")
     return int(digits) * _FACTORS[suffix]
+
+
+_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+AMOUNT_MAX = 2**62
+
+
+def parse_amount(resource: str, quantity: str | float) -> int:
+    """Return a requested or allocatable quantity in the units that are counted: cpu in thousandths, all else whole.
+
+    Fractions are rounded up, as kube-scheduler does. Text that is no quantity and numbers below zero count as 0, so
+    that one odd object cannot stop all others; what is too large for any machine counts as AMOUNT_MAX.
+    """
+    text = str(quantity).strip()
+    scale = Decimal(1000 if resource == "cpu" else 1)
+    if text[-2:] in _BINARY:
+        text, scale = text[:-2], scale * _BINARY[text[-2:]]
+    elif text[-1:] in _EXPONENTS and text[-1:]:
+        text, scale = text[:-1], scale.scaleb(_EXPONENTS[text[-1:]])
+    try:
+        amount = Decimal(text) * scale
+    except InvalidOperation:
+        return 0
+    except Overflow:
+        return AMOUNT_MAX
+    if not amount.is_finite() or amount <= 0:
+        return 0
+    return AMOUNT_MAX if amount >= AMOUNT_MAX else int(amount.to_integral_value(ROUND_CEILING))

@@ -1,0 +1,234 @@
+"""Which nodes kube-scheduler would refuse a pod, before a gang is put there.
+
+In: a pod (a gang member's template), nodes, the pods on them, volumes. Out: a short constant reason per refused node, a
+preference per liked or disliked one, counted resources that a pod needs and a node has left. Separate from GPUs, which
+topology chooses, and from the search, which only sees hosts and numbers.
+
+It follows kube-scheduler's filters: NodeUnschedulable, TaintToleration, NodeAffinity (with the node selector),
+NodeResourcesFit, NodePorts, InterPodAffinity, VolumeBinding (bound volumes) and VolumeZone. Spreading constraints and
+preferred pod affinity are left to kube-scheduler; a node that is not Ready is refused even before it is tainted.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.cluster.labels import holds
+from atoll.cluster.objects import (
+    Container,
+    Node,
+    NodeSelectorTerm,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    Requirement,
+    Taint,
+    Toleration,
+)
+from atoll.cluster.pod_fit import NEIGHBOURS, Neighbours
+from atoll.cluster.quantities import parse_amount
+
+NOT_READY: Final = "not ready"
+CORDONED: Final = "cordoned"
+TAINTED: Final = "untolerated taint"
+SELECTOR: Final = "node selector"
+AFFINITY: Final = "node affinity"
+PORTS: Final = "host port in use"
+VOLUME: Final = "volume in another zone"
+REASONS: Final = (NOT_READY, CORDONED, TAINTED, SELECTOR, AFFINITY, PORTS, VOLUME, NEIGHBOURS)
+
+PODS: Final = "pods"
+_UNSCHEDULABLE: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+_ZONE_LABELS: Final = (
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+)
+_ZONE_SEPARATOR: Final = "__"
+_TERMINAL: Final = ("Succeeded", "Failed")
+_DISLIKED: Final = 1000
+"""One PreferNoSchedule taint outweighs every preferred affinity (100 at most each) that a pod sensibly has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volumes:
+    """Claims and volumes of the cluster: claims by namespace and name, volumes by name."""
+
+    claims: Mapping[tuple[str, str], PersistentVolumeClaim] = field(default_factory=dict)
+    volumes: Mapping[str, PersistentVolume] = field(default_factory=dict)
+
+
+def excluded_nodes(
+    pod: Pod,
+    nodes: Sequence[Node],
+    pods_by_node: Mapping[str, Sequence[Pod]],
+    *,
+    volumes: Volumes | None = None,
+    namespace_labels: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, str]:
+    """Return the nodes that would refuse `pod` whatever it needs of counted resources, each with the first reason."""
+    reachable = volume_requirements(pod, volumes or Volumes())
+    neighbours = Neighbours.of(pod, nodes, pods_by_node, namespace_labels or {})
+    refused: dict[str, str] = {}
+    for node in nodes:
+        reason = node_reason(pod, node)
+        if not reason and not all(matches_terms(terms, node) for terms in reachable):
+            reason = VOLUME
+        if not reason and ports_clash(pod, pods_by_node.get(node.metadata.name, ())):
+            reason = PORTS
+        if not reason and neighbours.refuse(node):
+            reason = NEIGHBOURS
+        if reason:
+            refused[node.metadata.name] = reason
+    return refused
+
+
+def node_reason(pod: Pod, node: Node) -> str:
+    """Return why the node alone refuses the pod; empty when it does not."""
+    ready = next((row.status for row in node.status.conditions if row.type == "Ready"), "True")
+    if ready != "True":
+        return NOT_READY
+    if node.spec.unschedulable and not tolerates(pod.spec.tolerations, _UNSCHEDULABLE):
+        return CORDONED
+    if any(taint.effect in ("NoSchedule", "NoExecute") for taint in untolerated(pod, node)):
+        return TAINTED
+    labels = node.metadata.labels
+    if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
+        return SELECTOR
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    if required is not None and not matches_terms(required.node_selector_terms, node):
+        return AFFINITY
+    return ""
+
+
+def preference(pod: Pod, node: Node) -> int:
+    """Return how much the pod likes the node: weights of preferred node affinity, less for soft taints."""
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
+    preferred = affinity.preferred_during_scheduling_ignored_during_execution if affinity is not None else ()
+    liked = sum(row.weight for row in preferred if matches_terms((row.preference,), node))
+    return liked - _DISLIKED * sum(taint.effect == "PreferNoSchedule" for taint in untolerated(pod, node))
+
+
+def untolerated(pod: Pod, node: Node) -> list[Taint]:
+    """Return the node's taints that the pod does not endure."""
+    return [taint for taint in node.spec.taints if not tolerates(pod.spec.tolerations, taint)]
+
+
+def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
+    """Tell whether one of the tolerations matches the taint; an empty key with Exists matches every taint."""
+    return any(
+        row.effect in ("", taint.effect)
+        and (row.key == taint.key or (not row.key and row.operator == "Exists"))
+        and (row.operator == "Exists" or (row.operator in ("", "Equal") and row.value == taint.value))
+        for row in tolerations
+    )
+
+
+def matches_terms(terms: Iterable[NodeSelectorTerm], node: Node) -> bool:
+    """Tell whether one of the terms matches; a term without conditions matches nothing."""
+    fields = {"metadata.name": node.metadata.name}
+    return any(
+        (term.match_expressions or term.match_fields)
+        and all(holds(row, node.metadata.labels) for row in term.match_expressions)
+        and all(holds(row, fields) for row in term.match_fields)
+        for term in terms
+    )
+
+
+def needs(pod: Pod) -> dict[str, int]:
+    """Return what one pod takes of counted resources, cpu in thousandths, and one of `pods`.
+
+    As kube-scheduler counts: the sum of the containers, sidecars with them, or what a single init container needs
+    beside the sidecars started before it, whichever is more; pod-level requests instead where they are given; and
+    overhead.
+    """
+    total: dict[str, int] = {}
+    for container in pod.spec.containers:
+        _add(total, _requests(container))
+    sidecars: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for container in pod.spec.init_containers:
+        own = _requests(container)
+        if container.restart_policy == "Always":
+            _add(sidecars, own)
+            own = {}
+        for resource in own.keys() | sidecars.keys():
+            peak[resource] = max(peak.get(resource, 0), own.get(resource, 0) + sidecars.get(resource, 0))
+    _add(total, sidecars)
+    for resource, amount in peak.items():
+        total[resource] = max(total.get(resource, 0), amount)
+    if pod.spec.resources is not None:
+        total.update(_amounts(pod.spec.resources.requests))
+    _add(total, _amounts(pod.spec.overhead))
+    total[PODS] = 1
+    return total
+
+
+def free(node: Node, pods: Iterable[Pod]) -> dict[str, int]:
+    """Return what is left on a node beside its pods; those that have ended do not count, those that are ending do."""
+    left = _amounts(node.status.allocatable)
+    for pod in pods:
+        if pod.status.phase not in _TERMINAL:
+            for resource, amount in needs(pod).items():
+                left[resource] = left.get(resource, 0) - amount
+    return left
+
+
+def host_ports(pod: Pod) -> tuple[tuple[str, str, int], ...]:
+    """Return (protocol, address, port) that the pod opens on its host."""
+    containers = (*pod.spec.containers, *(one for one in pod.spec.init_containers if one.restart_policy == "Always"))
+    return tuple(
+        (port.protocol or "TCP", port.host_ip or "0.0.0.0", port.host_port)  # noqa: S104 the wildcard of the API
+        for container in containers
+        for port in container.ports
+        if port.host_port > 0
+    )
+
+
+def ports_clash(pod: Pod, others: Iterable[Pod]) -> bool:
+    """Tell whether a host port of the pod is taken by one of the others, on its address or on all of them."""
+    wanted = host_ports(pod)
+    return bool(wanted) and any(
+        protocol == taken_protocol and port == taken_port and (address == taken or "0.0.0.0" in (address, taken))  # noqa: S104
+        for other in others
+        if other.status.phase not in _TERMINAL
+        for taken_protocol, taken, taken_port in host_ports(other)
+        for protocol, address, port in wanted
+    )
+
+
+def volume_requirements(pod: Pod, volumes: Volumes) -> tuple[tuple[NodeSelectorTerm, ...], ...]:
+    """Return, per bound volume of the pod, the terms of which a node must match one."""
+    found: list[tuple[NodeSelectorTerm, ...]] = []
+    for volume in pod.spec.volumes:
+        name = volume.persistent_volume_claim.claim_name if volume.persistent_volume_claim is not None else ""
+        if volume.ephemeral is not None:
+            name = f"{pod.metadata.name}-{volume.name}"
+        claim = volumes.claims.get((pod.metadata.namespace, name))
+        bound = volumes.volumes.get(claim.spec.volume_name) if claim is not None else None
+        if bound is None:
+            continue
+        if bound.spec.node_affinity is not None and bound.spec.node_affinity.required is not None:
+            found.append(bound.spec.node_affinity.required.node_selector_terms)
+        found += [
+            (NodeSelectorTerm(match_expressions=(Requirement(key, "In", tuple(zones.split(_ZONE_SEPARATOR))),)),)
+            for key in _ZONE_LABELS
+            if (zones := bound.metadata.labels.get(key))
+        ]
+    return tuple(found)
+
+
+def _requests(container: Container) -> dict[str, int]:
+    """Requests of a container; a limit stands in for a request that is not given."""
+    return _amounts({**container.resources.limits, **container.resources.requests})
+
+
+def _amounts(quantities: Mapping[str, str | int | float]) -> dict[str, int]:
+    return {resource: parse_amount(resource, quantity) for resource, quantity in quantities.items()}
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for resource, amount in more.items():
+        total[resource] = total.get(resource, 0) + amount

@@ -1,0 +1,119 @@
+"""Required affinity and anti-affinity between pods: those that run already, and those of one gang.
+
+In: a pod, nodes, the pods on them. Out: `Neighbours`, which tells for each node whether kube-scheduler's
+InterPodAffinity would refuse it. And what a gang's own templates say of one another: how many members a domain may
+take, and which pod sets may not share a host.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.cluster.labels import selects
+from atoll.cluster.objects import LabelSelector, Node, Pod, PodAffinityTerm, Requirement
+
+NEIGHBOURS: Final = "pod affinity"
+_TERMINAL: Final = ("Succeeded", "Failed")
+Domain = tuple[str, str]
+NamespaceLabels = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """forbidden: (label, value) of domains that the pod must keep out of. keys: labels that a node must have at all.
+    needed: domains of which a node must lie in all keys' one; None where the pod may be the first of its kind."""
+
+    forbidden: frozenset[Domain]
+    keys: tuple[str, ...]
+    needed: frozenset[Domain] | None
+
+    @classmethod
+    def of(
+        cls, pod: Pod, nodes: Sequence[Node], pods_by_node: Mapping[str, Sequence[Pod]], labels: NamespaceLabels
+    ) -> "Neighbours":
+        """Look at every running pod once."""
+        anti, pro = anti_terms(pod), affinity_terms(pod)
+        forbidden: set[Domain] = set()
+        needed: set[Domain] = set()
+        for node, other in _running(nodes, pods_by_node):
+            theirs = [term for term in anti_terms(other) if term_matches(term, of=other, other=pod, labels=labels)]
+            ours = [term for term in anti if term_matches(term, of=pod, other=other, labels=labels)]
+            forbidden.update(_domains((*theirs, *ours), node))
+            if pro and all(term_matches(term, of=pod, other=other, labels=labels) for term in pro):
+                needed.update(_domains(pro, node))
+        is_first = not needed and all(term_matches(term, of=pod, other=pod, labels=labels) for term in pro)
+        keys = tuple(term.topology_key for term in pro)
+        return cls(frozenset(forbidden), keys, None if is_first else frozenset(needed))
+
+    def refuse(self, node: Node) -> bool:
+        """Tell whether the node lies in a forbidden domain or outside of a needed one."""
+        labels = node.metadata.labels
+        if any(labels.get(key) == value for key, value in self.forbidden):
+            return True
+        return any(
+            key not in labels or (self.needed is not None and (key, labels[key]) not in self.needed)
+            for key in self.keys
+        )
+
+
+def anti_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
+    """Return the pod's required anti-affinity."""
+    anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
+    return anti.required_during_scheduling_ignored_during_execution if anti is not None else ()
+
+
+def affinity_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
+    """Return the pod's required affinity."""
+    pro = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
+    return pro.required_during_scheduling_ignored_during_execution if pro is not None else ()
+
+
+def own_limits(pod: Pod) -> tuple[str, ...]:
+    """Return the node labels of which each value may hold one member of the pod's own kind."""
+    terms = (term for term in anti_terms(pod) if term_matches(term, of=pod, other=pod, labels={}))
+    return tuple(dict.fromkeys(term.topology_key for term in terms))
+
+
+def are_apart(first: Pod, second: Pod) -> bool:
+    """Tell whether members like `first` and members like `second` keep out of each other's domains."""
+    return any(term_matches(term, of=first, other=second, labels={}) for term in anti_terms(first)) or any(
+        term_matches(term, of=second, other=first, labels={}) for term in anti_terms(second)
+    )
+
+
+def term_matches(term: PodAffinityTerm, *, of: Pod, other: Pod, labels: NamespaceLabels) -> bool:
+    """Tell whether a term of one pod means another pod. labels: of namespaces, for terms that choose by those."""
+    return _namespace_matches(term, of=of, other=other, labels=labels) and (
+        term.label_selector is not None and selects(_narrowed(term, of), other.metadata.labels)
+    )
+
+
+def _namespace_matches(term: PodAffinityTerm, *, of: Pod, other: Pod, labels: NamespaceLabels) -> bool:
+    namespace = other.metadata.namespace
+    if not term.namespaces and term.namespace_selector is None:
+        return namespace == of.metadata.namespace
+    by_labels = term.namespace_selector is not None and selects(term.namespace_selector, labels.get(namespace, {}))
+    return namespace in term.namespaces or by_labels
+
+
+def _narrowed(term: PodAffinityTerm, of: Pod) -> LabelSelector:
+    """The selector with the pod's own values of matchLabelKeys and mismatchLabelKeys."""
+    assert term.label_selector is not None
+    own = of.metadata.labels
+    more = [Requirement(key, "In", (own[key],)) for key in term.match_label_keys if key in own]
+    more += [Requirement(key, "NotIn", (own[key],)) for key in term.mismatch_label_keys if key in own]
+    return LabelSelector(term.label_selector.match_labels, (*term.label_selector.match_expressions, *more))
+
+
+def _running(nodes: Sequence[Node], pods_by_node: Mapping[str, Sequence[Pod]]) -> Iterator[tuple[Node, Pod]]:
+    for node in nodes:
+        for pod in pods_by_node.get(node.metadata.name, ()):
+            if pod.status.phase not in _TERMINAL:
+                yield node, pod
+
+
+def _domains(terms: Sequence[PodAffinityTerm], node: Node) -> Iterator[Domain]:
+    for term in terms:
+        value = node.metadata.labels.get(term.topology_key)
+        if value is not None:
+            yield term.topology_key, value

@@ -1,0 +1,259 @@
+"""Phase two: which domains, level by level downwards, until every member has a host.
+
+In: a Question: a tree, its Counts, how many slices are needed and how near. Out: `Found`, hosts with their counts, or
+None. The level is the lowest that the request allows where one domain holds everything. Then downwards: above the
+slices the children of all chosen domains compete, at and below them each domain fills its own.
+
+Total order of what is found: fewest domains at the requested level, then at each lower level; then least surplus of
+the domain that holds everything, hosts that are liked more, least free GPUs, least members that would have fitted,
+names. Bounded: at most CANDIDATES_MAX domains of a level are followed down, and above the requested level two sets of
+children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from topology.gangs.counts import Counts, Shape
+from topology.gangs.model import Mode
+from topology.gangs.selection import Offer, Pick, Picks, fewest
+from topology.gangs.tree import DomainTree
+from topology.quality import Bools, Ints
+
+CANDIDATES_MAX: Final = 8
+STEPS_MAX: Final = 200_000
+"""Siblings looked at in one search."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """Counts steps; bounded once a limit was hit."""
+
+    steps: int = 0
+    bounded: bool = False
+
+    def spend(self, steps: int) -> None:
+        """Count some steps."""
+        self.steps += steps
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether only the first candidate of each choice is followed from now on."""
+        return self.steps > STEPS_MAX
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """level: index of the requested one. need: slices. weights: per level, what is lost to others when a domain is
+    used: free GPUs. likings: per level, negative where hosts are preferred. apart: counts of a level hold for each of
+    its domains alone, because members are limited per domain."""
+
+    tree: DomainTree
+    counts: Counts
+    shape: Shape
+    need: int
+    mode: Mode
+    level: int
+    weights: tuple[Ints, ...]
+    likings: tuple[Ints, ...]
+    apart: bool = False
+    budget: Budget = field(default_factory=Budget)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCount:
+    """Members of one host, and whether the leader is there."""
+
+    host: int
+    members: int
+    leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """level: index of the level of which one domain holds all; -1 when several of the highest do. spread: domains
+    used at the requested level and at each lower one."""
+
+    level: int
+    hosts: tuple[HostCount, ...]
+    spread: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The total order: smaller is better."""
+        return (self.spread, self.order)
+
+
+def find(question: Question) -> Found | None:
+    """The best places for all slices (and the leader); None when they do not fit as near as is required."""
+    for level in _levels(question):
+        candidates = np.flatnonzero(_holds_all(question, level))
+        if len(candidates):
+            return _best_of(question, level, candidates)
+    if question.mode is Mode.REQUIRED:
+        return None
+    start = question.level if question.mode is Mode.UNCONSTRAINED else 0
+    everything = range(question.tree.size(start))
+    found = (
+        _landed(question, start, picks, level=-1, order=(picks.surplus,))
+        for picks in _choices(question, start, everything, question.need, leader=question.shape.leader)
+    )
+    return _least(found)
+
+
+def _levels(question: Question) -> Iterable[int]:
+    if question.mode in (Mode.REQUIRED, Mode.UNCONSTRAINED):
+        return (question.level,)
+    return range(question.level, -1, -1)
+
+
+def _holds_all(question: Question, level: int) -> Bools:
+    """Which domains of a level at or above the slices hold everything."""
+    counts = question.counts
+    if not question.shape.leader:
+        return counts.slices[level] >= question.need
+    enough: Bools = (counts.slices_led[level] >= question.need) & counts.led[level]
+    return enough
+
+
+def _best_of(question: Question, level: int, candidates: Ints) -> Found | None:
+    """Follow the most promising domains down, and the one that would be left with least."""
+    surplus = question.counts.slices[level][candidates] - question.need
+    likings, weights = question.likings[level][candidates], question.weights[level][candidates]
+    near = _needed(question, level, question.level)[candidates]
+    hosts = _needed(question, level, question.tree.hosts)[candidates]
+    members = question.counts.members[level][candidates]
+    ranked = np.lexsort((candidates, members, weights, likings, surplus, hosts, near))
+    followed = [int(position) for position in ranked[: 1 if question.budget.is_spent else CANDIDATES_MAX]]
+    tightest = int(np.lexsort((candidates, members, surplus))[0])
+    if tightest not in followed:
+        followed.append(tightest)
+        question.budget.bounded = True
+
+    def landed() -> Iterator[Found | None]:
+        for position in followed:
+            order = (surplus[position], likings[position], weights[position], members[position], candidates[position])
+            pick = Pick(int(candidates[position]), question.need, leader=question.shape.leader)
+            yield _landed(
+                question, level, Picks((pick,), int(surplus[position])), level=level, order=tuple(map(int, order))
+            )
+
+    return _least(landed())
+
+
+def _landed(question: Question, start: int, picks: Picks, *, level: int, order: tuple[int, ...]) -> Found | None:
+    if not picks.exact:
+        question.budget.bounded = True
+    hosts = down(question, start, picks.picks)
+    if hosts is None:
+        return None
+    return Found(level, hosts, spread_of(question, hosts), order)
+
+
+def _least(found: Iterable[Found | None]) -> Found | None:
+    return min((one for one in found if one is not None), key=lambda one: one.key, default=None)
+
+
+def down(question: Question, level: int, picks: Sequence[Pick]) -> tuple[HostCount, ...] | None:
+    """The best way down from these domains; above the requested level every set of children is followed."""
+    tree, shape = question.tree, question.shape
+    if level == tree.hosts:
+        size = shape.size if shape.level == level else 1
+        return tuple(HostCount(pick.domain, pick.units * size, pick.leader) for pick in picks)
+    if level + 1 > shape.level or question.apart:
+        return down(question, level + 1, _each(question, level, picks))
+    children = [child for pick in picks for child in tree.children(level, pick.domain)]
+    need, leader = sum(pick.units for pick in picks), any(pick.leader for pick in picks)
+    best: tuple[HostCount, ...] | None = None
+    for choice in _choices(question, level + 1, children, need, leader=leader):
+        hosts = down(question, level + 1, choice.picks)
+        if hosts is not None and (best is None or spread_of(question, hosts) < spread_of(question, best)):
+            best = hosts
+    return best
+
+
+def _each(question: Question, level: int, picks: Sequence[Pick]) -> tuple[Pick, ...]:
+    """Children for each domain by itself, in units of the groups that they take whole."""
+    shape = question.shape
+    at = shape.unit(level + 1)
+    chosen: list[Pick] = []
+    for pick in picks:
+        members = pick.units * (shape.size if level <= shape.level else 1)
+        offers = _offers(question, level + 1, question.tree.children(level, pick.domain), unit=at)
+        found = fewest(offers, members // at, leader=pick.leader)
+        assert found is not None, "counts promise that a domain holds what it was given"
+        scale = at if level + 1 > shape.level else 1
+        chosen += [Pick(child.domain, child.units * scale, child.leader) for child in found.picks]
+    return tuple(chosen)
+
+
+def _choices(question: Question, level: int, domains: Iterable[int], need: int, *, leader: bool) -> Iterator[Picks]:
+    """The set of least surplus, and above the requested level the greedy one too."""
+    unit = question.shape.size if level <= question.shape.level else 1
+    offers = _offers(question, level, domains, unit=unit)
+    first = fewest(offers, need, leader=leader)
+    if first is None:
+        return
+    yield first
+    if level < question.level and not question.budget.is_spent:
+        second = fewest(offers, need, leader=leader, greedy=True)
+        if second is not None and second.picks != first.picks:
+            yield second
+
+
+def _offers(question: Question, level: int, domains: Iterable[int], *, unit: int) -> list[Offer]:
+    """What siblings offer. Down to the slice level in slices, below in groups of `unit` members."""
+    counts = question.counts
+    index = np.fromiter(domains, dtype=np.int64)
+    question.budget.spend(len(index))
+    in_slices = level <= question.shape.level
+    units = counts.slices[level][index] if in_slices else counts.members[level][index] // unit
+    units_led = counts.slices_led[level][index] if in_slices else counts.members_led[level][index] // unit
+    useful = np.flatnonzero((units > 0) | (counts.led[level][index] if question.shape.leader else False))
+    index, units, units_led = index[useful], units[useful], units_led[useful]
+    rows = zip(
+        index.tolist(),
+        units.tolist(),
+        units_led.tolist(),
+        counts.led[level][index].tolist(),
+        question.likings[level][index].tolist(),
+        question.weights[level][index].tolist(),
+        counts.members[level][index].tolist(),
+        strict=True,
+    )
+    return [
+        Offer(domain, held, led_held, led, (liking, weight, members, domain))
+        for domain, held, led_held, led, liking, weight, members in rows
+    ]
+
+
+def spread_of(question: Question, hosts: Sequence[HostCount]) -> tuple[int, ...]:
+    """Domains used at the requested level and at each lower one."""
+    index = np.array([host.host for host in hosts], dtype=np.int64)
+    tree = question.tree
+    return tuple(len(np.unique(tree.above[level][index])) for level in range(question.level, tree.hosts + 1))
+
+
+def _needed(question: Question, level: int, target: int) -> Ints:
+    """Per domain of `level`, how many domains of a lower level it takes at least; the leader is left out."""
+    tree, shape = question.tree, question.shape
+    if target <= level:
+        return np.ones(tree.size(level), dtype=np.int64)
+    in_slices = target <= shape.level
+    offered = (question.counts.slices if in_slices else question.counts.members)[target]
+    need = question.need if in_slices else question.need * shape.size
+    above = np.arange(tree.size(target), dtype=np.int64)
+    for lower in range(target, level, -1):
+        above = tree.parents[lower - 1][above]
+    order = np.lexsort((-offered, above))
+    held = np.cumsum(offered[order])
+    starts = np.searchsorted(above[order], np.arange(tree.size(level)))
+    before = np.concatenate(([0], held))[starts]
+    open_before = held - offered[order] - before[above[order]] < need
+    needed: Ints = np.bincount(above[order], weights=open_before & (offered[order] > 0), minlength=tree.size(level))
+    return needed.astype(np.int64)

@@ -1,0 +1,115 @@
+"""One unit on the hosts as they are: counts up, choice down.
+
+In: a Unit, an Occupancy, which hosts may be looked at. Out: Found, or a Refusal. Separate from the search over several
+units, which only decides in which order and where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from topology.gangs.balanced import find_balanced
+from topology.gangs.counts import count_up
+from topology.gangs.descent import Budget, Found, Question, find
+from topology.gangs.model import PodSet, Refusal
+from topology.gangs.occupancy import Occupancy
+from topology.gangs.refusals import refusal
+from topology.gangs.requests import Unit
+from topology.gangs.snapshot import Snapshot
+from topology.gangs.tree import DomainTree
+from topology.quality import Bools, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an attempt does without. one_island: sets of contiguous members that span islands; spare: whether spare
+    hosts may be used; liking: hosts whose preference is below it, None for none."""
+
+    one_island: bool = False
+    spare: bool = True
+    liking: int | None = None
+
+
+def question_of(
+    unit: Unit, occupancy: Occupancy, rules: Rules, budget: Budget, allowed: Bools | None = None
+) -> Question:
+    """Count up what every domain could hold of a unit."""
+    tree = occupancy.snapshot.tree
+    capacity = _allowed(unit.pod_set, occupancy, rules, allowed, beside=None)
+    beside, led = capacity, np.zeros(len(capacity), dtype=np.bool_)
+    if unit.leader is not None:
+        led = _allowed(unit.leader, occupancy, rules, allowed, beside=None) > 0
+        beside = _allowed(unit.pod_set, occupancy, rules, allowed, beside=unit.leader)
+    room = occupancy.room(unit.pod_set)
+    counts = count_up(tree, capacity, beside=beside, led=led, shape=unit.shape, room=room)
+    disliked = -_liking(unit.pod_set, occupancy.snapshot)
+    return Question(
+        tree=tree,
+        counts=counts,
+        shape=unit.shape,
+        need=unit.need,
+        mode=unit.mode,
+        level=unit.level,
+        weights=_rolled(tree, occupancy.snapshot.gpus, np.add),
+        likings=_rolled(tree, disliked, np.minimum),
+        apart=any(level < tree.hosts for level in room),
+        budget=budget,
+    )
+
+
+def place_unit(
+    unit: Unit, occupancy: Occupancy, *, rules: Rules, budget: Budget, allowed: Bools | None = None
+) -> Found | Refusal:
+    """The best places of one unit; the occupancy is left as it is. allowed: hosts that may be used, None for all."""
+    question = question_of(unit, occupancy, rules, budget, allowed)
+    found = find_balanced(question) if unit.balanced else None
+    if found is None and question.tree.size(0):
+        found = find(question)
+    if found is not None:
+        return found
+    hosts = np.arange(len(occupancy.snapshot.hosts))
+    among = hosts if allowed is None else hosts[allowed]
+    return refusal(unit, occupancy, question.counts, question.counts.members[question.tree.hosts], among)
+
+
+def put(unit: Unit, found: Found, occupancy: Occupancy) -> None:
+    """Give every member its place."""
+    for place in found.hosts:
+        if place.members:
+            occupancy.put(unit.pod_set, place.host, place.members)
+        if place.leader and unit.leader is not None:
+            occupancy.put(unit.leader, place.host, 1)
+
+
+def _allowed(
+    pod_set: PodSet, occupancy: Occupancy, rules: Rules, allowed: Bools | None, *, beside: PodSet | None
+) -> Ints:
+    snapshot = occupancy.snapshot
+    capacity = occupancy.capacity(pod_set, beside=beside)
+    out = [snapshot.index[name] for name in pod_set.excluded if name in snapshot.index]
+    capacity[out] = 0
+    if allowed is not None:
+        capacity[~allowed] = 0
+    if not rules.spare:
+        capacity[snapshot.spare] = 0
+    if rules.liking is not None and pod_set.preferences:
+        capacity[_liking(pod_set, snapshot) < rules.liking] = 0
+    return capacity
+
+
+def _liking(pod_set: PodSet, snapshot: Snapshot) -> Ints:
+    liking = np.zeros(len(snapshot.hosts), dtype=np.int64)
+    for name, preference in pod_set.preferences.items():
+        if name in snapshot.index:
+            liking[snapshot.index[name]] = preference
+    return liking
+
+
+def _rolled(tree: DomainTree, values: Ints, combine: np.ufunc) -> tuple[Ints, ...]:
+    rows = [values]
+    for level in range(tree.hosts - 1, -1, -1):
+        starts = tree.starts[level]
+        rows.append(combine.reduceat(rows[-1], starts) if len(starts) else rows[-1][:0])
+    return tuple(reversed(rows))

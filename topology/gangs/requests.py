@@ -1,0 +1,129 @@
+"""A gang's requests resolved against a tree: which level is meant, how members come in groups, who leads whom.
+
+In: a Gang and a DomainTree. Out: frozen Units in the order of the pod sets, or the Refusal that no state of the hosts
+could change. Separate, so that search, repair and refusals mean the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.gangs.counts import Shape
+from topology.gangs.model import HOST, Cause, Gang, Mode, PodSet, Refusal, Slice, TopologyRequest
+from topology.gangs.tree import DomainTree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """What is placed as one: a pod set, with its leader if it has one. level: index of the requested level; need:
+    outermost slices."""
+
+    pod_set: PodSet
+    leader: PodSet | None
+    mode: Mode
+    level: int
+    shape: Shape
+    need: int
+    balanced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Where all units may lie to each other; level is an index."""
+
+    mode: Mode
+    level: int
+
+
+def units_of(gang: Gang, tree: DomainTree) -> tuple[Unit, ...] | Refusal:
+    """One unit per pod set or per pair of leader and workers."""
+    units: list[Unit] = []
+    for workers, leader in _paired(gang):
+        request = workers.request
+        alone = len(_paired(gang)) == 1
+        if alone and request.mode is Mode.UNCONSTRAINED and not request.slices:
+            request = gang.whole
+        unit = unit_of(workers, leader, request, tree)
+        if isinstance(unit, Refusal):
+            return unit
+        units.append(unit)
+    return tuple(units)
+
+
+def unit_of(workers: PodSet, leader: PodSet | None, request: TopologyRequest, tree: DomainTree) -> Unit | Refusal:
+    """Resolve one request."""
+    level = _level(request, tree)
+    if level is None:
+        return _no_level(workers.name, request.level, tree)
+    shape = _shape(workers, request.slices, tree, above=level, has_leader=leader is not None)
+    if isinstance(shape, Refusal):
+        return shape
+    mode = Mode.PREFERRED if request.mode is Mode.AUTO or _is_slices_only(request) else request.mode
+    return Unit(workers, leader, mode, level, shape, workers.count // shape.size, request.balanced)
+
+
+def whole_of(gang: Gang, tree: DomainTree) -> Whole | Refusal:
+    """Resolve the request for everything together; its slices have no meaning beside those of the pod sets."""
+    level = _level(gang.whole, tree)
+    if level is None:
+        return _no_level("", gang.whole.level, tree)
+    return Whole(gang.whole.mode, level)
+
+
+def _paired(gang: Gang) -> list[tuple[PodSet, PodSet | None]]:
+    """Workers with their leader, in the order of the first of each; a group of another form is placed one by one."""
+    groups: dict[str, list[PodSet]] = {}
+    for position, pod_set in enumerate(gang.pod_sets):
+        groups.setdefault(pod_set.group or f"\0{position}", []).append(pod_set)
+    pairs: list[tuple[PodSet, PodSet | None]] = []
+    for members in groups.values():
+        if len(members) == 2 and min(member.count for member in members) == 1:
+            first, second = members
+            pairs.append((second, first) if second.count > first.count else (first, second))
+        else:
+            pairs += [(member, None) for member in members]
+    return pairs
+
+
+def _is_slices_only(request: TopologyRequest) -> bool:
+    return request.mode is Mode.UNCONSTRAINED and bool(request.slices)
+
+
+def _level(request: TopologyRequest, tree: DomainTree) -> int | None:
+    if request.mode in (Mode.REQUIRED, Mode.PREFERRED):
+        return tree.level_of(request.level)
+    if not request.slices:
+        return tree.hosts
+    return tree.level_of(request.slices[0].level) if request.mode is Mode.AUTO else 0
+
+
+def _no_level(pod_set: str, level: str, tree: DomainTree) -> Refusal:
+    known = ", ".join((*tree.levels, HOST))
+    return Refusal(Cause.NO_LEVEL, pod_set, level, problem=f"the topology has no level {level!r}, only {known}")
+
+
+def _shape(
+    pod_set: PodSet, slices: tuple[Slice, ...], tree: DomainTree, *, above: int, has_leader: bool
+) -> Shape | Refusal:
+    """The groups as level indices; every level between two slices takes multiples of the inner one."""
+    size, outer = 1, tree.hosts
+    inner: dict[int, int] = {}
+    last_size, last_level = pod_set.count, above - 1
+    for position, part in enumerate(slices):
+        level = tree.level_of(part.level)
+        if level is None:
+            return _no_level(pod_set.name, part.level, tree)
+        if level <= last_level:
+            return _bad(pod_set, f"slices of {part.size} at {part.level} must lie below {tree.name_of(last_level)}")
+        if last_size % part.size:
+            return _bad(pod_set, f"slices of {part.size} at {part.level} do not divide {last_size} members")
+        if position == 0:
+            size, outer = part.size, level
+        else:
+            inner.update(dict.fromkeys(range(last_level + 1, level + 1), part.size))
+        last_size, last_level = part.size, level
+    return Shape(size, outer, tuple(sorted(inner.items())), has_leader)
+
+
+def _bad(pod_set: PodSet, problem: str) -> Refusal:
+    return Refusal(Cause.BAD_SLICES, pod_set.name, problem=problem)

@@ -1,0 +1,238 @@
+"""Gang search: the one entry. Places for all members of a gang, close together, or a Refusal.
+
+In: a Gang, a Snapshot. Out: a Placement with hosts and GPUs per rank, or a Refusal. Pure and deterministic.
+
+First the gang is placed by every means; that tells how near its members can lie. Then stricter attempts follow, which
+must lie as near: GPUs of one island for each contiguous member, no spare host, only hosts that are liked. The strictest
+that succeeds is the answer. An attempt places the units one after the other; when a later one finds no place, other
+orders and other domains for the earlier ones are tried, TRIES_MAX in all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from topology.asks import Policy
+from topology.gangs.descent import Budget, Found
+from topology.gangs.devices import has_one_island
+from topology.gangs.members import placement_of
+from topology.gangs.model import Cause, Gang, Mode, Placement, PodSet, Refusal
+from topology.gangs.occupancy import Occupancy
+from topology.gangs.placing import Rules, place_unit, put, question_of
+from topology.gangs.requests import Unit, Whole, units_of, whole_of
+from topology.gangs.snapshot import Snapshot
+from topology.quality import Bools, Ints
+
+TRIES_MAX: Final = 64
+ALTERNATIVES_MAX: Final = 3
+WHOLE_CANDIDATES_MAX: Final = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """Places of all units, in the order of the gang. level: of the domain that holds everything, -1 for none."""
+
+    founds: tuple[Found, ...]
+    level: int
+    occupancy: Occupancy
+
+    @property
+    def distance(self) -> tuple[int, ...]:
+        """How far apart the members lie; smaller is nearer, unit by unit."""
+        return (-self.level, *itertools.chain.from_iterable((found.spread[0], -found.level) for found in self.founds))
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One way to look at the hosts, and what it came to."""
+
+    units: tuple[Unit, ...]
+    whole: Whole
+    snapshot: Snapshot
+    rules: Rules
+    budget: Budget
+    tries: int = 0
+    refusal: Refusal | None = None
+
+    def may_try(self) -> bool:
+        """Count one try more; False when none is left."""
+        self.tries += 1
+        if self.tries > TRIES_MAX:
+            self.budget.bounded = True
+        return self.tries <= TRIES_MAX
+
+
+def place(gang: Gang, snapshot: Snapshot) -> Placement | Refusal:
+    """Places for all members; where pod sets have a least count, for as many as fit between that and the count."""
+    budget = Budget()
+    answer = _place(gang, snapshot, budget)
+    if isinstance(answer, Placement) or answer.cause is not Cause.NO_FIT:
+        return answer
+    steps = max(pod_set.count - _least(pod_set) for pod_set in gang.pod_sets)
+    low, high = 0, steps
+    best: Placement | Refusal = answer
+    while low < high:
+        middle = (low + high) // 2 if low else 0
+        fewer = _place(_reduced(gang, middle, of=steps), snapshot, budget)
+        if isinstance(fewer, Refusal):
+            high = middle
+        else:
+            best, low = fewer, middle + 1
+    return best
+
+
+def _least(pod_set: PodSet) -> int:
+    """The least count that whole slices allow."""
+    size = pod_set.request.slices[0].size if pod_set.request.slices else 1
+    least = pod_set.count if pod_set.min_count is None else pod_set.min_count
+    return min(-(-least // size) * size, pod_set.count)
+
+
+def _reduced(gang: Gang, step: int, *, of: int) -> Gang:
+    """The gang with every pod set at the same share of the way from its least count to its count."""
+
+    def reduced(pod_set: PodSet) -> PodSet:
+        size = pod_set.request.slices[0].size if pod_set.request.slices else 1
+        least = _least(pod_set)
+        return replace(pod_set, count=least + (pod_set.count - least) * step // of // size * size)
+
+    return replace(gang, pod_sets=tuple(reduced(pod_set) for pod_set in gang.pod_sets))
+
+
+def _place(gang: Gang, snapshot: Snapshot, budget: Budget) -> Placement | Refusal:
+    units, whole = units_of(gang, snapshot.tree), whole_of(gang, snapshot.tree)
+    if isinstance(units, Refusal):
+        return units
+    if isinstance(whole, Refusal):
+        return whole
+    if len(units) == 1 and (units[0].mode, units[0].level) == (whole.mode, whole.level):
+        whole = Whole(Mode.UNCONSTRAINED, snapshot.tree.hosts)
+    loosest = _solve(_Attempt(units, whole, snapshot, Rules(), budget))
+    if isinstance(loosest, Refusal):
+        return replace(loosest, bounded=budget.bounded)
+    best = loosest
+    for rules in _strict_rules(units, snapshot):
+        strict = _solve(_Attempt(units, whole, snapshot, rules, budget))
+        if isinstance(strict, Solution) and strict.distance <= loosest.distance:
+            best = strict
+            break
+    return placement_of(gang, units, best.founds, best.occupancy, budget)
+
+
+def _strict_rules(units: tuple[Unit, ...], snapshot: Snapshot) -> Iterator[Rules]:
+    """Stricter rules than the loosest, strictest first: islands are given up last, then spare hosts, then likings."""
+    pod_sets = [pod_set for unit in units for pod_set in (unit.pod_set, unit.leader) if pod_set is not None]
+    likings = sorted({0, *(value for one in pod_sets for value in one.preferences.values())}, reverse=True)
+    thresholds: list[int | None] = [value for value in (likings[0], 0) if value > likings[-1]]
+    choices = itertools.product(
+        [True, False] if _has_islands(pod_sets, snapshot) else [False],
+        [False, True] if snapshot.spare.any() else [True],
+        [*dict.fromkeys(thresholds), None],
+    )
+    for one_island, spare, liking in choices:
+        rules = Rules(one_island, spare, liking)
+        if rules != Rules():
+            yield rules
+
+
+def _has_islands(pod_sets: Iterable[PodSet], snapshot: Snapshot) -> bool:
+    """Whether some member could be given GPUs of several islands although one island could serve it."""
+    several = any(machine is not None and not has_one_island(machine) for machine, _, _ in snapshot.cells)
+    asks = (pod_set.ask for pod_set in pod_sets if pod_set.ask is not None)
+    return several and any(ask.policy is Policy.CONTIGUOUS and ask.count > 1 for ask in asks)
+
+
+def _solve(attempt: _Attempt) -> Solution | Refusal:
+    """The nearest domain for everything in which all units find their places."""
+    whole, tree = attempt.whole, attempt.snapshot.tree
+    if whole.mode is Mode.UNCONSTRAINED:
+        return _sequence(attempt, None, level=-1) or _refused(attempt)
+    levels = [whole.level] if whole.mode is Mode.REQUIRED else range(whole.level, -1, -1)
+    for level in levels:
+        for domain in _candidates(attempt, level):
+            solution = _sequence(attempt, tree.above[level] == domain, level=level)
+            if solution is not None:
+                return solution
+    if whole.mode is not Mode.REQUIRED:
+        return _sequence(attempt, None, level=-1) or _refused(attempt)
+    return replace(_refused(attempt), level=tree.name_of(whole.level))
+
+
+def _candidates(attempt: _Attempt, level: int) -> list[int]:
+    """Domains that could hold every unit by itself, tightest first; the roomiest alone when there is none, so that
+    the refusal can tell what it lacks."""
+    tree = attempt.snapshot.tree
+    fits = np.ones(tree.size(level), dtype=np.bool_)
+    room: Ints = np.zeros(tree.size(level), dtype=np.int64)
+    occupancy = Occupancy(attempt.snapshot, attempt.rules.one_island)
+    for unit in attempt.units:
+        counts = question_of(unit, occupancy, attempt.rules, attempt.budget).counts
+        fits &= counts.members_led[level] >= unit.need * unit.shape.size
+        if unit.leader is not None:
+            fits &= counts.led[level]
+        room += counts.members[level]
+    if not len(fits):
+        return []
+    if not fits.any():
+        return [int(np.argmax(room))]
+    ranked = [int(domain) for domain in np.argsort(room, kind="stable") if fits[domain]]
+    attempt.budget.bounded |= len(ranked) > WHOLE_CANDIDATES_MAX
+    return ranked[:WHOLE_CANDIDATES_MAX]
+
+
+def _refused(attempt: _Attempt) -> Refusal:
+    assert attempt.refusal is not None, "no unit was refused"
+    return attempt.refusal
+
+
+def _sequence(attempt: _Attempt, allowed: Bools | None, *, level: int) -> Solution | None:
+    """All units among the allowed hosts, in the order of the gang, else in others."""
+    for order in _orders(attempt.units):
+        founds: dict[int, Found] = {}
+        occupancy = _extended(attempt, order, Occupancy(attempt.snapshot, attempt.rules.one_island), allowed, founds)
+        if occupancy is not None:
+            return Solution(tuple(founds[position] for position in range(len(order))), level, occupancy)
+    return None
+
+
+def _orders(units: tuple[Unit, ...]) -> list[tuple[int, ...]]:
+    """As given; those that need many GPUs per member first; the other way round."""
+    given = tuple(range(len(units)))
+    sizes = [unit.pod_set.ask.count if unit.pod_set.ask is not None else 0 for unit in units]
+    hardest = tuple(sorted(given, key=lambda position: (-sizes[position], -units[position].shape.size, position)))
+    return list(dict.fromkeys((given, hardest, given[::-1])))
+
+
+def _extended(
+    attempt: _Attempt,
+    order: tuple[int, ...],
+    occupancy: Occupancy,
+    allowed: Bools | None,
+    founds: dict[int, Found],
+) -> Occupancy | None:
+    """Places for the units left in `order`; when the later ones fail, the first is tried in its next domain."""
+    if not order:
+        return occupancy
+    unit, usable = attempt.units[order[0]], allowed
+    for _ in range(ALTERNATIVES_MAX if len(order) > 1 else 1):
+        if not attempt.may_try():
+            return None
+        found = place_unit(unit, occupancy, rules=attempt.rules, budget=attempt.budget, allowed=usable)
+        if isinstance(found, Refusal):
+            attempt.refusal = attempt.refusal or found
+            return None
+        founds[order[0]] = found
+        taken = occupancy.copy()
+        put(unit, found, taken)
+        rest = _extended(attempt, order[1:], taken, allowed, founds)
+        if rest is not None or found.level < 0:
+            return rest
+        above = attempt.snapshot.tree.above[found.level]
+        elsewhere = above != above[found.hosts[0].host]
+        usable = elsewhere if usable is None else usable & elsewhere
+    return None
