@@ -24,20 +24,23 @@ import numpy as np
 import numpy.typing as npt
 
 from topology.canonical import canonical
-from topology.links import direct_links
+from topology.links import LINKS_MAX, direct_links
 from topology.model import Machine, mask_of, positions_of
 from topology.rates import link_gbps, pcie_paths_gbps
-from topology.rings import Packing, pack_rings
+from topology.rings import Packing, complete_rings, pack_rings
 
 TABLE_DEVICES_MAX: Final = 16
 """Up to this many devices every subset has a row; beyond, sets are rated one by one."""
 RINGS_DEVICES_MAX: Final = 8
-"""Up to this many members rings are packed exactly; beyond, a cycle of links counts once."""
+"""Up to this many members rings are packed exactly; beyond, bounds are compared."""
+EXACT_SETS_MAX: Final = 400
+"""On machines with more than RINGS_DEVICES_MAX devices: so many sets of one size are packed exactly, or none."""
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Matrix = tuple[tuple[float, ...], ...]
+Links = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Qualities:
 
 
 @lru_cache(maxsize=256)
-def link_counts(machine: Machine) -> tuple[tuple[int, ...], ...]:
+def link_counts(machine: Machine) -> Links:
     """Direct links per pair."""
     return tuple(tuple(direct_links(cell) for cell in row) for row in machine.links)
 
@@ -178,11 +181,11 @@ def _packings(machine: Machine) -> list[tuple[int, Packing]]:
     ]
 
 
-def _inside(links: tuple[tuple[int, ...], ...], members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _inside(links: Links, members: tuple[int, ...]) -> Links:
     return tuple(tuple(links[row][column] for column in members) for row in members)
 
 
-def _switch_packings(links: tuple[tuple[int, ...], ...]) -> list[tuple[int, Packing]]:
+def _switch_packings(links: Links) -> list[tuple[int, Packing]]:
     """Behind a switch every ring order is equal: the member with the fewest links into the switch decides."""
     count = len(links)
     fewest = np.full(1 << count, max(map(max, links)), dtype=np.int64)
@@ -195,29 +198,50 @@ def _switch_packings(links: tuple[tuple[int, ...], ...]) -> list[tuple[int, Pack
     return [(int(mask), Packing(int(fewest[mask]), exact=True)) for mask in masks[sizes_of(count) >= 2]]
 
 
-def _cycle_packings(links: tuple[tuple[int, ...], ...]) -> list[tuple[int, Packing]]:
-    """Machines with more devices: sets with a cycle of links. Packed up to RINGS_DEVICES_MAX members; above, one
-    cycle counts, which is exact only when no member has links for a second."""
+def _cycle_packings(links: Links) -> list[tuple[int, Packing]]:
+    """Machines with more devices: sets with a cycle of links, those of one size all by one means, so that they compare.
+
+    Sizes with at most EXACT_SETS_MAX sets up to RINGS_DEVICES_MAX members are packed exactly. Of others equal links
+    have their closed form, and for the rest a lower bound holds: the cycle whose poorest pair has the most links, run
+    over all of them. It is exact where some member has no links for more.
+    """
+    lower, upper, alike = _cycle_bounds(links)
+    sizes = sizes_of(len(links))
+    packings: list[tuple[int, Packing]] = []
+    for size in range(2, len(links) + 1):
+        masks = np.flatnonzero((sizes == size) & (lower > 0)).tolist()
+        if size <= RINGS_DEVICES_MAX and len(masks) <= EXACT_SETS_MAX:
+            packings += [(mask, pack_rings(_inside(links, positions_of(mask)), relay=False)) for mask in masks]
+            continue
+        for mask in masks:
+            known = Packing(complete_rings(size, links=int(alike[mask]), relay=False), exact=True)
+            bounded = Packing(int(lower[mask]), exact=bool(lower[mask] == upper[mask]))
+            packings.append((mask, known if alike[mask] else bounded))
+    return packings
+
+
+def _cycle_bounds(links: Links) -> tuple[Ints, Ints, Ints]:
+    """For every mask: one-way rings that surely fit, that may fit at most, and the links of a pair where all are
+    alike (else 0)."""
     count = len(links)
-    adjacent = tuple(mask_of([other for other in range(count) if links[row][other]]) for row in range(count))
-    with_cycle = [positions_of(int(mask)) for mask in np.flatnonzero(_hamiltonian(adjacent))]
-    return [
-        (
-            mask_of(members),
-            pack_rings(_inside(links, members), relay=False)
-            if len(members) <= RINGS_DEVICES_MAX
-            else _one_cycle(links, members),
-        )
-        for members in with_cycle
-    ]
-
-
-def _one_cycle(links: tuple[tuple[int, ...], ...], members: tuple[int, ...]) -> Packing:
-    inside = _inside(links, members)
-    alike = {cell for row, cells in enumerate(inside) for column, cell in enumerate(cells) if row != column}
-    if len(alike) == 1:
-        return pack_rings(inside, relay=False)
-    return Packing(count=2, exact=min(map(sum, inside)) < 4)
+    masks = np.arange(1 << count, dtype=np.int64)
+    lower = np.zeros(1 << count, dtype=np.int64)
+    for least in sorted({cell for row in links for cell in row} - {0}):
+        rows = range(count)
+        adjacent = tuple(mask_of([other for other in rows if links[row][other] >= least]) for row in rows)
+        lower[_hamiltonian(adjacent)] = 2 * least
+    fewest, most, upper = lower + LINKS_MAX * count, 0 * lower, lower + LINKS_MAX * count
+    for first in range(count):
+        degree = 0 * lower
+        for second in (other for other in range(count) if other != first):
+            cell = links[first][second]
+            degree += cell * (masks >> second & 1)
+            both = masks & (1 << first | 1 << second) == 1 << first | 1 << second
+            fewest[both] = np.minimum(fewest[both], cell)
+            most[both] = np.maximum(most[both], cell)
+        inside = masks >> first & 1 == 1
+        upper[inside] = np.minimum(upper[inside], 2 * (degree[inside] // 2))
+    return lower, upper, np.where(fewest == most, fewest, 0)
 
 
 def _rate_alone(machine: Machine, members: tuple[int, ...]) -> Rating:

@@ -63,7 +63,7 @@ def _pack(capacity: Capacity, *, relay: bool) -> Packing:
         return Packing(count=capacity[0][1], exact=True)
     uniform = _uniform_links(capacity)
     if uniform is not None:
-        return Packing(count=_complete_rings(size, links=uniform, relay=relay), exact=True)
+        return Packing(count=complete_rings(size, links=uniform, relay=relay), exact=True)
     bound = _upper_bound(capacity, relay=relay)
     if bound == 0:
         return Packing(count=0, exact=True)
@@ -125,7 +125,7 @@ def _uniform_links(capacity: Capacity) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def _complete_rings(size: int, *, links: int, relay: bool) -> int:
+def complete_rings(size: int, *, links: int, relay: bool) -> int:
     """Complete graph with equal links. Cycles: Walecki's decomposition. One-way rings: Tillson's theorem, which fails
     for four and six members with single links only."""
     if not relay:

@@ -128,7 +128,7 @@ class Relabelled:
     sharing changes no answer."""
 
     def __init__(self, shared: Table, form: Canonical) -> None:
-        self._shared = shared
+        self.shared = shared
         self._form = form
         self._chosen: dict[int, int | None] = {}
         self.exact = shared.exact
@@ -136,7 +136,7 @@ class Relabelled:
     @cached_property
     def costs(self) -> Floats:
         """Cost per free mask, for machines whose tables are filled at once."""
-        return self._shared.costs[self._form.there(np.arange(len(self._shared.costs), dtype=np.int64))]
+        return self.shared.costs[self._form.there(np.arange(len(self.shared.costs), dtype=np.int64))]
 
     def chosen(self, free: int) -> int | None:
         """Mask of the best set inside `free`; None when no admitted set fits."""
@@ -147,15 +147,15 @@ class Relabelled:
 
     def cost(self, free: int) -> float:
         """Cost of that set; inf when there is none."""
-        return self._shared.cost(self._there(free))
+        return self.shared.cost(self._there(free))
 
     def costs_of(self, free_masks: Ints) -> Floats:
         """Costs of many free masks at once."""
-        return self._shared.costs_of(self._form.there(free_masks))
+        return self.shared.costs_of(self._form.there(free_masks))
 
     def best_with(self, free: int, required: int) -> tuple[int, float] | None:
         """Mask and cost of the best set inside `free` that contains `required`."""
-        masks, cost = self._shared.equals(self._there(free), self._there(required))
+        masks, cost = self.shared.equals(self._there(free), self._there(required))
         here = self._form.here(masks).tolist()
         return (min(here, key=positions_of), cost) if here else None
 

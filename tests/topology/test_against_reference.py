@@ -8,40 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.topology.machines import random_machines
 from topology import reference
 from topology.asks import Ask, Interconnect, Policy
 from topology.choice import Choice, Refusal, choose
 from topology.demand import PRIOR
 from topology.fragmentation import losses
 from topology.islands import islands
-from topology.model import Machine, machine, mask_of, positions_of
+from topology.model import Machine, mask_of, positions_of
 from topology.profiles import profile, profile_names
 from topology.quality import qualities
 
-CELLS = ("NV1", "NV2", "PIX", "PHB", "NODE", "SYS", "NS")
 SMALL = tuple(name for name in profile_names() if profile(name).machine.count <= 6)
 EIGHTS = tuple(name for name in profile_names() if 6 < profile(name).machine.count <= 8)
-
-
-@st.composite
-def machines(draw: st.DrawFn, *, devices_max: int = 5) -> Machine:
-    """Random machines: any cells, any NUMA, NVIDIA or AMD."""
-    count = draw(st.integers(1, devices_max))
-    pairs = list(itertools.combinations(range(count), 2))
-    told = draw(st.lists(st.sampled_from(CELLS), min_size=len(pairs), max_size=len(pairs)))
-    cells = [["X"] * count for _ in range(count)]
-    for (first, second), cell in zip(pairs, told, strict=True):
-        cells[first][second] = cells[second][first] = cell
-    amd = draw(st.booleans())
-    return machine(
-        cells,
-        numa=draw(st.lists(st.sampled_from((None, 0, 1)), min_size=count, max_size=count)),
-        nvlink_generation=None if amd else draw(st.sampled_from((1, 2, 3, 4))),
-        link_gbps=50.0 if amd else None,
-        pcie_generation=draw(st.sampled_from((3, 4))),
-        inter_socket_gbps=draw(st.sampled_from((None, 10.0))),
-        vendor="amd" if amd else "nvidia",
-    )
 
 
 asks = st.builds(
@@ -66,7 +45,7 @@ def assert_same(subject: Machine, free: int, ask: Ask) -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(subject=machines(), ask=asks, data=st.data())
+@given(subject=random_machines(), ask=asks, data=st.data())
 def test_random_machines_agree_with_brute_force(subject: Machine, ask: Ask, data: st.DataObject) -> None:
     """On any machine, for any free set and ask, the table's cell is the brute-force optimum."""
     assert_same(subject, data.draw(st.integers(0, subject.full)), ask)
@@ -117,7 +96,7 @@ def test_tables_agree_with_brute_force_on_every_free_mask(name: str, monkeypatch
 
 
 @settings(deadline=None, max_examples=100)
-@given(subject=machines(devices_max=6))
+@given(subject=random_machines(devices_max=6))
 def test_islands_and_losses_agree_with_brute_force(subject: Machine) -> None:
     """Islands partition the machine as the definition says, and losses count disjoint full sets rightly."""
     assert sorted(map(sorted, reference.islands(subject))) == sorted(
@@ -129,7 +108,7 @@ def test_islands_and_losses_agree_with_brute_force(subject: Machine) -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(subject=machines(), ask=asks, data=st.data())
+@given(subject=random_machines(), ask=asks, data=st.data())
 def test_choice_is_inside_free_and_of_the_right_size(subject: Machine, ask: Ask, data: st.DataObject) -> None:
     """A choice never invents a device and never takes more or fewer than asked."""
     free = data.draw(st.integers(0, subject.full))
@@ -140,7 +119,7 @@ def test_choice_is_inside_free_and_of_the_right_size(subject: Machine, ask: Ask,
 
 
 @settings(deadline=None, max_examples=100)
-@given(subject=machines(), count=st.integers(1, 5), data=st.data())
+@given(subject=random_machines(), count=st.integers(1, 5), data=st.data())
 def test_more_free_gpus_never_give_a_worse_set(subject: Machine, count: int, data: st.DataObject) -> None:
     """Freeing GPUs never lowers the quality of a contiguous choice, nor makes it leave its island."""
     fewer = data.draw(st.integers(0, subject.full))
@@ -152,7 +131,7 @@ def test_more_free_gpus_never_give_a_worse_set(subject: Machine, count: int, dat
 
 
 @settings(deadline=None, max_examples=100)
-@given(subject=machines(), ask=asks, data=st.data())
+@given(subject=random_machines(), ask=asks, data=st.data())
 def test_relabelled_machine_gives_an_equally_good_choice(subject: Machine, ask: Ask, data: st.DataObject) -> None:
     """Numbering the GPUs differently changes neither cost nor bandwidth of the answer."""
     order = data.draw(st.permutations(range(subject.count)))
