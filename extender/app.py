@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from atoll.cluster import pods
+from atoll.cluster.budgets import Budgets
 from atoll.cluster.ledger import Expectation
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
+from atoll.kube.errors import KubeError
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from atoll.service.http import add_health, application
@@ -22,14 +24,20 @@ from atoll.service.metrics import Metrics
 from extender import wire
 from extender.binder import Binder
 from extender.endings import Endings
+from extender.nominations import Nominations
 from extender.verdicts import NodeVerdicts, Question, judge_nodes
-from extender.victims import keep_helpful
+from extender.victims import Preemptor, choose_victims
+from topology.demand import PRIOR, Demand
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 BEST_SCORE = 10
 """Highest documented score; times the configured weight it outweighs every scoring plugin together."""
 
 Verb = Callable[[bytes], Awaitable[bytes]]
+
+
+async def _no_budgets() -> Budgets:
+    return Budgets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class Parts:
     clock: Clock
     metrics: Metrics
     expectation_seconds: float
+    budgets: Callable[[], Awaitable[Budgets]] = _no_budgets
+    """Lists the disruption budgets; asked only when kube-scheduler wants to preempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,7 @@ class Judged:
 
     uid: str
     revision: int
+    demand: Demand
     best: Candidate | None
 
 
@@ -57,14 +68,18 @@ class Handlers:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._judged = Judged("", 0, None)
+        self._judged = Judged("", 0, PRIOR, None)
         self._endings = Endings(parts.mirror.ledger, parts.clock)
         parts.mirror.on_change(self._endings.observe)
+        parts.mirror.on_change(Nominations(parts.mirror.ledger, parts.clock, self._request).observe)
         self._seconds = parts.metrics.histogram(
             "call_seconds", "Time to answer a call of kube-scheduler", labels=["verb"]
         )
         self._rejected = parts.metrics.counter(
             "rejections_total", "Nodes refused to pods that fit nowhere", labels=["reason"]
+        )
+        self._preempts = parts.metrics.counter(
+            "preemptions_total", "Preempt calls, by whether any candidate node can help", labels=["outcome"]
         )
         self._binds = parts.metrics.counter("binds_total", "Bind calls", labels=["outcome"])
 
@@ -78,17 +93,18 @@ class Handlers:
         verdicts = self._judge(call)
         while not verdicts.feasible and await self._endings.made_room(call.node_names or (), self._request(call.pod)):
             verdicts = self._judge(call)
-        self._expect(call.pod, verdicts.best if len(verdicts.feasible) == 1 else None)
-        self._judged = Judged(call.pod.metadata.uid, self._parts.mirror.ledger.revision, verdicts.best)
+        uid, ledger = call.pod.metadata.uid, self._parts.mirror.ledger
+        self._expect(uid, verdicts.best if len(verdicts.feasible) == 1 else None)
+        self._judged = Judged(uid, ledger.revision, ledger.demand, verdicts.best)
         for reason, count in Counter(verdicts.rejected.values()).items():
             self._rejected.labels(reason).inc(count)
         return wire.filter_reply(verdicts.feasible, verdicts.rejected)
 
     async def prioritize(self, body: bytes) -> bytes:
         """Name the one best node. It is asked moments after filter for the names that filter left."""
-        call = wire.read_filter(body)
-        best = self._judged_before(call) or self._judge(call).best
-        self._expect(call.pod, best)
+        call = wire.read_prioritize(body)
+        best = self._judged_before(call) or self._judge(wire.read_filter(body)).best
+        self._expect(call.uid, best)
         return wire.prioritize_reply(best.node if best else None, BEST_SCORE)
 
     async def bind(self, body: bytes) -> bytes:
@@ -99,12 +115,21 @@ class Handlers:
         return wire.bind_reply(error)
 
     async def preempt(self, body: bytes) -> bytes:
-        """Keep the candidate nodes whose victims would really make room."""
+        """Keep the candidate nodes whose victims would really make room, with all victims that this takes."""
         call = wire.read_preempt(body)
-        candidates = call.node_name_to_meta_victims or {}
-        now = self._parts.clock.monotonic_seconds()
-        kept = keep_helpful(candidates, self._request(call.pod), self._parts.mirror.ledger, now)
-        return wire.preempt_reply(kept)
+        candidates = call.candidates()
+        if not pods.is_gpu_pod(call.pod):
+            return wire.preempt_reply(candidates)
+        budgets = await self._parts.budgets() if candidates else Budgets()
+        chosen = choose_victims(
+            candidates,
+            Preemptor(call.pod, self._request(call.pod)),
+            self._parts.mirror.ledger,
+            budgets=budgets,
+            now_seconds=self._parts.clock.monotonic_seconds(),
+        )
+        self._preempts.labels("helped" if chosen else "helpless").inc()
+        return wire.preempt_reply(chosen)
 
     def timed(self, verb: str, handler: Verb) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Wrap a verb: 503 until ready, 400 for a body that cannot be read."""
@@ -119,15 +144,17 @@ class Handlers:
                     reply = await handler(await request.read())
                 except wire.MalformedCall as error:
                     return web.Response(status=400, text=f"{error}\n")
+                except KubeError as error:
+                    return web.Response(status=503, text=f"cannot ask the API server: {error}\n")
             return web.Response(body=reply, content_type="application/json")
 
         return handle
 
-    def _judged_before(self, call: wire.FilterCall) -> Candidate | None:
+    def _judged_before(self, call: wire.PrioritizeCall) -> Candidate | None:
         """Return filter's best node if nothing changed and it is among the names; fewer names make no other better."""
-        last = self._judged
-        is_same = (last.uid, last.revision) == (call.pod.metadata.uid, self._parts.mirror.ledger.revision)
-        return last.best if is_same and last.best and last.best.node in (call.node_names or ()) else None
+        last, ledger = self._judged, self._parts.mirror.ledger
+        is_same = (last.uid, last.revision, last.demand) == (call.uid, ledger.revision, ledger.demand)
+        return last.best if is_same and last.best and call.has_node(last.best.node) else None
 
     def _judge(self, call: wire.FilterCall) -> NodeVerdicts:
         uid = call.pod.metadata.uid
@@ -141,18 +168,19 @@ class Handlers:
         return judge_nodes(call.node_names or (), question, self._parts.mirror.ledger)
 
     def _request(self, pod: Pod) -> Request | Rejection:
-        return request_of(pod, self._parts.mirror.claim(pod.metadata.namespace, pods.claim_name(pod)))
+        claim = self._parts.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
+        return request_of(pod, claim, is_admitted=bool(self._parts.mirror.ledger.leases_of(pod.metadata.uid)))
 
-    def _expect(self, pod: Pod, candidate: Candidate | None) -> None:
+    def _expect(self, uid: str, candidate: Candidate | None) -> None:
         """Count the set that the pod will probably get for the pods that are filtered before its bind arrives."""
         ledger = self._parts.mirror.ledger
         if candidate is None:
-            ledger.unexpect(pod.metadata.uid)
+            ledger.unexpect(uid)
             return
         devices = ledger.nodes[candidate.node].devices
         ids = tuple(devices[position].id for position in candidate.choice.positions)
         until = self._parts.clock.monotonic_seconds() + self._parts.expectation_seconds
-        ledger.expect(pod.metadata.uid, Expectation(candidate.node, ids, until))
+        ledger.expect(uid, Expectation(candidate.node, ids, until))
 
 
 def build_app(parts: Parts) -> web.Application:

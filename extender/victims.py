@@ -1,37 +1,73 @@
-"""Preempt: which of kube-scheduler's candidate nodes would really make room for the pod.
+"""Preempt: on which of kube-scheduler's candidate nodes victims would really make room for the pod, and which victims.
 
-In: nodes with the victims that kube-scheduler chose, the ledger, the request. Out: the nodes that remain, with their
-victims unchanged. Victims for islands alone are chosen by the controllers, so a node without victims helps nobody here.
+In: nodes with the victims that kube-scheduler chose by count, cpu and memory, the ledger, the request. Out: the nodes
+that remain. Its victims stay, whatever they are good for; where they leave the pod without the GPUs that its claim
+wants, others of a lower priority are added, see atoll.cluster.island_victims. kube-scheduler's dry run knows no GPUs,
+so it may also offer nodes without victims: such a node gets some, or goes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from atoll.cluster.budgets import Budgets
+from atoll.cluster.island_victims import find_victims
 from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Pod
+from atoll.cluster.occupants import Occupancy, occupancy, pods_by_node
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
-from extender.wire import Victims
+from extender.wire import Victim, Victims
 
 
-def keep_helpful(
-    candidates: Mapping[str, Victims], request: Request | Rejection, ledger: Ledger, now_seconds: float
+@dataclass(frozen=True, slots=True)
+class Preemptor:
+    """The pod that wants room, and what it asks for."""
+
+    pod: Pod
+    request: Request | Rejection
+
+
+def choose_victims(
+    candidates: Mapping[str, Victims],
+    preemptor: Preemptor,
+    ledger: Ledger,
+    *,
+    budgets: Budgets,
+    now_seconds: float,
 ) -> dict[str, Victims]:
-    """Return the candidates on which the pod would get its GPUs once the victims are gone."""
-    if isinstance(request, Rejection):
+    """Return the candidates on which the pod gets its GPUs once the victims are gone, with all victims that takes."""
+    if isinstance(preemptor.request, Rejection):
         return {}
-    return {
-        node: victims
-        for node, victims in candidates.items()
-        if victims.pods and _helps(node, victims, request, ledger, now_seconds)
-    }
+    holders = pods_by_node(ledger)
+    kept: dict[str, Victims] = {}
+    for node, given in candidates.items():
+        scene = occupancy(ledger, node, holders.get(node, ()), preemptor.pod, budgets=budgets, now_seconds=now_seconds)
+        victims = _victims(given, scene, preemptor.request, ledger, budgets) if scene is not None else None
+        if victims is not None and victims.pods:
+            kept[node] = victims
+    return kept
 
 
-def _helps(node: str, victims: Victims, request: Request, ledger: Ledger, now_seconds: float) -> bool:
-    devices = ledger.nodes.get(node)
-    if devices is None:
-        return False
-    mask = ledger.free(node, now_seconds=now_seconds)
-    for victim in victims.pods or ():
-        allocation = ledger.allocation_of(victim.uid)
-        if allocation is not None and allocation.node == node:
-            mask |= devices.mask_of(allocation.device_ids, allocation.uuids)
-    return not isinstance(select(devices, mask, request), Rejection)
+def _victims(given: Victims, scene: Occupancy, request: Request, ledger: Ledger, budgets: Budgets) -> Victims | None:
+    """Return all victims of one node; None where none of them help."""
+    chosen = {victim.uid for victim in given.pods or ()}
+    room = scene.without(chosen)
+    if not isinstance(select(scene.devices, room, request), Rejection):
+        return given
+    allowed = _left(budgets, ledger, chosen)
+    others = (occupant for occupant in scene.evictable if occupant.uid not in chosen)
+    found = find_victims(scene.devices, room, request, others, allowed=allowed)
+    if found is None:
+        return None
+    added = tuple(Victim(victim.uid) for victim in found.victims)
+    return Victims((*(given.pods or ()), *added), given.pdb_violations + found.violations)
+
+
+def _left(budgets: Budgets, ledger: Ledger, chosen: Iterable[str]) -> dict[str, int]:
+    """Return what each budget still allows once the chosen victims are gone."""
+    left = budgets.allowed()
+    for uid in chosen:
+        pod = ledger.pods.get(uid)
+        for key in budgets.of(pod) if pod is not None else ():
+            left[key] = left.get(key, 0) - 1
+    return left

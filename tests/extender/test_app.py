@@ -204,3 +204,32 @@ async def test_preempt_without_candidates_is_an_empty_map(extender: Extender) ->
     body = {"Pod": pod_json(gpus=4), "NodeNameToVictims": None, "NodeNameToMetaVictims": None}
 
     assert await extender.call("preempt", body) == {"NodeNameToMetaVictims": {}}
+
+
+def in_form(form: str, node: str, *uids: str) -> dict[str, object]:
+    """Return one candidate node in the form that a scheduler with or without nodeCacheCapable sends."""
+    whole = {"Pods": [pod_json(uid, uid=uid) for uid in uids], "NumPDBViolations": 0}
+    meta = {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0}
+    victims = {node: meta if form == "meta" else whole}
+    empty = {"NodeNameToVictims": None, "NodeNameToMetaVictims": None}
+    return {**empty, "NodeNameToMetaVictims" if form == "meta" else "NodeNameToVictims": victims}
+
+
+@pytest.mark.parametrize("form", ["meta", "whole"])
+async def test_preempt_is_understood_in_both_forms(extender: Extender, form: str) -> None:
+    """Victims come by uid or as whole pods; the reply is by uid, and a node that cannot be helped is gone."""
+    extender.mirror.ledger.put_pod(make_pod("low", uid="low", node="n1", allocation=make_allocation("n1", 0, 1, 2, 3)))
+    body = {"Pod": pod_json("high", gpus=4, priority=5), **in_form(form, "n1", "low")}
+
+    assert await extender.call("preempt", body) == {
+        "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "low"}], "NumPDBViolations": 0}}
+    }
+    too_many = {"Pod": pod_json("high", gpus=5, priority=5), **in_form(form, "n1", "low")}
+    assert await extender.call("preempt", too_many) == {"NodeNameToMetaVictims": {}}
+
+
+async def test_preempt_leaves_pods_alone_that_ask_for_no_gpu(extender: Extender) -> None:
+    """A pod without GPUs gets the victims back that kube-scheduler chose."""
+    body = {"Pod": pod_json("plain", gpus=None), **in_form("meta", "elsewhere", "v")}
+
+    assert await extender.call("preempt", body) == {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}

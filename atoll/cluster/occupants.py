@@ -1,0 +1,87 @@
+"""Who holds the GPUs of one node, as a pod sees it that may evict others: what is free, what ends, who could go.
+
+In: the ledger, the pods' budgets, the pod that asks. Out: a frozen Occupancy per node. Separate from the search for
+victims, which knows no ledger, because the extender and the controllers ask the same of it. Pure.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from atoll.api import names
+from atoll.cluster.budgets import Budgets
+from atoll.cluster.island_victims import Occupant
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.machines import NodeDevices
+from atoll.cluster.objects import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """One node for one pod. Masks are over the positions of `devices`.
+
+    `free`: what the pod could have now. `ending`: GPUs of pods that are being deleted. `evictable`: pods of a lower
+    priority that run on. `blocked`: what is kept for others, and stays so whoever ends.
+    """
+
+    devices: NodeDevices
+    free: int
+    ending: int
+    blocked: int
+    evictable: tuple[Occupant, ...]
+
+    def without(self, uids: Collection[str]) -> int:
+        """Return the mask of what the pod could have once these pods are gone too."""
+        mask = self.free | self.ending
+        for occupant in self.evictable:
+            if occupant.uid in uids:
+                mask |= occupant.mask
+        return mask & ~self.blocked
+
+
+def pods_by_node(ledger: Ledger) -> dict[str, list[Pod]]:
+    """Return the pods that hold GPUs, by node."""
+    found: dict[str, list[Pod]] = {}
+    for uid, pod in ledger.pods.items():
+        allocation = ledger.allocation_of(uid)
+        if allocation is not None:
+            found.setdefault(allocation.node, []).append(pod)
+    return found
+
+
+def occupancy(
+    ledger: Ledger, node: str, holders: Iterable[Pod], asking: Pod, *, budgets: Budgets, now_seconds: float
+) -> Occupancy | None:
+    """Look at a node for the pod `asking`; `holders` are the pods that hold its GPUs. None without a fresh report."""
+    devices = ledger.nodes.get(node)
+    if devices is None or ledger.is_stale(node, now_seconds):
+        return None
+    uid, priority = asking.metadata.uid, asking.spec.priority
+    free = ledger.free(node, now_seconds=now_seconds, asking_uid=uid, asking_priority=priority)
+    ending = 0
+    evictable: list[Occupant] = []
+    for pod in holders:
+        mask = _mask_of(ledger, devices, pod.metadata.uid)
+        if pod.metadata.deletion_timestamp is not None:
+            ending |= mask
+        elif pod.spec.priority < priority and names.MIRROR not in pod.metadata.annotations and mask:
+            evictable.append(_occupant(pod, mask, budgets))
+    return Occupancy(devices, free, ending, ledger.kept_mask(node, uid, priority), tuple(evictable))
+
+
+def _occupant(pod: Pod, mask: int, budgets: Budgets) -> Occupant:
+    metadata = pod.metadata
+    return Occupant(metadata.uid, mask, pod.spec.priority, metadata.creation_timestamp or "", budgets.of(pod))
+
+
+def _mask_of(ledger: Ledger, devices: NodeDevices, uid: str) -> int:
+    """Return the devices that nothing but this pod holds: the others do not become free with its end."""
+    allocation = ledger.allocation_of(uid)
+    if allocation is None:
+        return 0
+    own = {uid, *(record.lease_name for record in ledger.leases_of(uid))}
+    mask = 0
+    for position, device in enumerate(devices.devices):
+        is_named = device.id in allocation.device_ids or device.uuid in allocation.uuids
+        if is_named and all(hold.key in own for hold in ledger.holds(devices.node, device.id, device.uuid)):
+            mask |= 1 << position
+    return mask

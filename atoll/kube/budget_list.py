@@ -1,0 +1,42 @@
+"""Lists PodDisruptionBudgets, and remembers the list for a moment.
+
+In: a client. Out: Budgets. Read when somebody is about to be evicted, not watched: that is rare, and the eviction API
+judges again. Separate, because the extender and the controllers read them alike.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from atoll.cluster.budgets import Budgets, decode_budget
+from atoll.kube import paths
+from atoll.kube.client import Listing
+from atoll.kube.clock import Clock
+
+FRESH_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class Lister(Protocol):
+    """What is needed of the API client."""
+
+    async def list(self, path: str, decode: Callable[[bytes], T]) -> Listing[T]: ...
+
+
+class BudgetList:
+    """The budgets of the cluster, at most `FRESH_SECONDS` old."""
+
+    def __init__(self, client: Lister | Any, clock: Clock) -> None:  # noqa: ANN401 - clients with more parameters
+        self._client = client
+        self._clock = clock
+        self._budgets = Budgets()
+        self._listed_seconds = -math.inf
+
+    async def read(self) -> Budgets:
+        """Return the budgets. Raises KubeError."""
+        now = self._clock.monotonic_seconds()
+        if now - self._listed_seconds > FRESH_SECONDS:
+            listing = await self._client.list(paths.poddisruptionbudgets(), decode_budget)
+            self._budgets, self._listed_seconds = Budgets(tuple(listing.items)), now
+        return self._budgets

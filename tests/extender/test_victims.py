@@ -1,0 +1,260 @@
+"""Promises of the preempt verb: kube-scheduler's victims stay, more come only where islands need them, none in vain.
+
+The machine n1 has eight cards that are bridged in pairs: 0-1, 2-3, 4-5, 6-7.
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.api import names
+from atoll.cluster.budgets import Budgets, decode_budget
+from atoll.cluster.keeping import Kept
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Pod
+from atoll.cluster.requests import Rejection, request_of
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.mirror import Kind
+from extender.nominations import Nominations
+from extender.victims import Preemptor, choose_victims
+from extender.wire import Victim, Victims
+from tests.builders import make_allocation, make_claim, make_lease, make_pod, make_report
+from tests.fakes.clock import ManualClock
+
+NOW = 1000.0
+PAIRS = "h100-nvl-8"
+
+
+def scene(**pods: tuple[int, tuple[int, ...]]) -> Ledger:
+    """Return a ledger of n1 where each named pod, of this priority, holds these GPUs."""
+    ledger = Ledger()
+    ledger.put_report(make_report("n1", PAIRS))
+    ledger.put_heartbeat("n1", NOW, 180.0)
+    for name, (priority, ids) in pods.items():
+        ledger.put_pod(holder(name, priority, *ids))
+    return ledger
+
+
+def holder(name: str, priority: int, *ids: int, **options: Any) -> Pod:
+    """Return a running pod with these GPUs of n1."""
+    return make_pod(
+        name,
+        uid=name,
+        gpus=len(ids),
+        node="n1",
+        phase="Running",
+        priority=priority,
+        allocation=make_allocation("n1", *ids),
+        **options,
+    )
+
+
+def preemptor(count: int, *, priority: int = 10, **claim: Any) -> Preemptor:
+    """Return a waiting pod with this claim."""
+    wanted = make_claim(count=count, **claim)
+    pod = make_pod("high", uid="high", gpus=count, claim=wanted, priority=priority)
+    return Preemptor(pod, request_of(pod, wanted))
+
+
+def offered(*uids: str, broken: int = 0) -> dict[str, Victims]:
+    """Return n1 with these victims of kube-scheduler's."""
+    return {"n1": Victims(tuple(Victim(uid) for uid in uids), broken)}
+
+
+def answer(
+    candidates: dict[str, Victims], who: Preemptor, ledger: Ledger, budgets: Budgets | None = None
+) -> dict[str, tuple[set[str], int]]:
+    """Return the victims and the count of broken budgets per node."""
+    chosen = choose_victims(candidates, who, ledger, budgets=budgets or Budgets(), now_seconds=NOW)
+    return {node: ({v.uid for v in each.pods or ()}, each.pdb_violations) for node, each in chosen.items()}
+
+
+def test_empty_victim_list_is_filled_with_one_victim() -> None:
+    """Newer schedulers offer a node of which they think that nobody need go: one low pod of four goes, not both."""
+    ledger = scene(low1=(0, (0, 1, 2, 3)), low2=(0, (4, 5, 6, 7)))
+
+    assert answer(offered(), preemptor(4), ledger) == {"n1": ({"low1"}, 0)}
+
+
+def test_victim_of_kube_scheduler_stays() -> None:
+    """It was chosen for cpu or memory, of which the extender knows nothing."""
+    ledger = scene(low1=(0, (0, 1, 2, 3)), low2=(0, (4, 5, 6, 7)))
+
+    assert answer(offered("cpu-hog"), preemptor(4), ledger) == {"n1": ({"cpu-hog", "low1"}, 0)}
+    assert answer(offered("low2"), preemptor(4), ledger) == {"n1": ({"low2"}, 0)}
+
+
+def test_more_victims_come_where_the_islands_need_them() -> None:
+    """kube-scheduler freed two GPUs by count, of two pairs; one more pod makes a pair whole."""
+    ledger = scene(a=(0, (0,)), b=(5, (1,)), c=(0, (2,)), d=(3, (3,)), rest=(10, (4, 5, 6, 7)))
+
+    assert answer(offered("a", "c"), preemptor(2, policy="island"), ledger) == {"n1": ({"a", "c", "d"}, 0)}
+    assert answer(offered("a", "c"), preemptor(2), ledger) == {"n1": ({"a", "c"}, 0)}
+
+
+@pytest.mark.parametrize(
+    ("count", "claim", "priorities"),
+    [
+        pytest.param(8, {}, {"low1": 0, "low2": 10}, id="an-equal-stays"),
+        pytest.param(9, {}, {"low1": 0, "low2": 0}, id="too-few-even-when-empty"),
+        pytest.param(4, {"policy": "island"}, {"low1": 0, "low2": 0}, id="no-such-island"),
+        pytest.param(2, {"models": ["nvidia-a100"]}, {"low1": 0, "low2": 0}, id="no-such-model"),
+    ],
+)
+def test_node_that_cannot_be_helped_is_dropped(count: int, claim: dict[str, Any], priorities: dict[str, int]) -> None:
+    """Nobody is evicted in vain; nothing possible is an empty map, not an error."""
+    ids = {"low1": (0, 1, 2, 3), "low2": (4, 5, 6, 7)}
+    ledger = scene(**{name: (priority, ids[name]) for name, priority in priorities.items()})
+
+    assert answer(offered("low1"), preemptor(count, **claim), ledger) == {}
+
+
+def test_node_without_a_fresh_report_is_dropped() -> None:
+    """What nobody knows about, nobody evicts for; the same holds for a pod whose request cannot be read."""
+    ledger = scene(low=(0, (0, 1, 2, 3, 4, 5, 6, 7)))
+    ledger.put_heartbeat("n1", NOW - 1000.0, 180.0)
+    assert answer(offered("low"), preemptor(4), ledger) == {}
+
+    unreadable = Preemptor(preemptor(4).pod, Rejection("GpuClaim of the pod is missing"))
+    assert answer(offered("low"), unreadable, scene(low=(0, (0, 1)))) == {}
+
+
+def test_what_ends_already_needs_no_further_victim() -> None:
+    """A pod that is being deleted makes room by itself: without victims of kube-scheduler's the node is left alone."""
+    ledger = scene(low2=(0, (4, 5, 6, 7)))
+    ledger.put_pod(holder("low1", 0, 0, 1, 2, 3, deleted=True))
+
+    assert answer(offered(), preemptor(4), ledger) == {}
+
+
+def test_gpu_of_a_victim_that_somebody_else_holds_too_does_not_count() -> None:
+    """A Lease in another name, perhaps in doubt, outlives the victim."""
+    ledger = scene(low=(0, (0, 1)), rest=(10, (2, 3, 4, 5, 6, 7)))
+    ledger.put_lease(make_lease("n1", 1))  # held by uid-of-p
+
+    assert answer(offered("low"), preemptor(2), ledger) == {}
+
+
+def test_broken_budgets_are_counted_and_avoided() -> None:
+    """A pod whose budget allows it goes first; where none does, the break is counted for kube-scheduler's choice."""
+    text = b'{"metadata":{"name":"b","namespace":"team"},"spec":{"selector":{"matchLabels":{"app":"x"}}}}'
+    budgets = Budgets((decode_budget(text),))
+    guarded = holder("guarded", 0, 0, 1, labels={"app": "x"})
+    ledger = scene(other=(0, (2, 3)), rest=(10, (4, 5, 6, 7)))
+    ledger.put_pod(guarded)
+
+    assert answer(offered(), preemptor(2, policy="island"), ledger, budgets) == {"n1": ({"other"}, 0)}
+    ledger.drop_pod("other")
+    ledger.put_pod(holder("other", 10, 2, 3))
+    assert answer(offered(), preemptor(2, policy="island"), ledger, budgets) == {"n1": ({"guarded"}, 1)}
+    given = offered("guarded", broken=1)
+    assert answer(given, preemptor(2, policy="island"), ledger, budgets) == {"n1": ({"guarded"}, 1)}
+
+
+def test_what_is_kept_for_another_pod_is_not_freed_for_this_one() -> None:
+    """Two preemptors of one priority do not evict for the same GPUs; a higher one may."""
+    ledger = scene(low=(0, (0, 1)), rest=(10, (2, 3, 4, 5, 6, 7)))
+    ledger.keep("other", Kept("n1", (0, 1), 10))
+
+    assert answer(offered("low"), preemptor(2), ledger) == {}
+    assert answer(offered("low"), preemptor(2, priority=11), ledger) == {"n1": ({"low"}, 0)}
+
+
+# What kube-scheduler nominated
+
+
+def nominate(ledger: Ledger, who: Preemptor, *, node: str = "n1", woken: str = "") -> Nominations:
+    """Show the extender the nomination of a pod."""
+    nominations = Nominations(ledger, ManualClock(), lambda _pod: who.request)
+    show(nominations, ledger, nominated(who, node, woken))
+    return nominations
+
+
+def nominated(who: Preemptor, node: str, woken: str = "") -> Pod:
+    """Return the waiting pod as nominated to a node."""
+    pod = make_pod("high", uid="high", gpus=2, priority=10, annotations={names.WOKEN: woken} if woken else {})
+    return msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, nominated_node_name=node))
+
+
+def show(nominations: Nominations, ledger: Ledger, pod: Pod, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
+    """Let a change of a pod arrive, at the ledger first."""
+    if kind is ChangeKind.DELETED:
+        ledger.drop_pod(pod.metadata.uid)
+    else:
+        ledger.put_pod(pod)
+    nominations.observe(Kind.POD, Change(kind, pod))
+
+
+def free_for(ledger: Ledger, uid: str, priority: int) -> set[int]:
+    """Return the ids that a pod could have on n1 now."""
+    devices = ledger.nodes["n1"]
+    mask = ledger.free("n1", now_seconds=NOW, asking_uid=uid, asking_priority=priority)
+    return {device.id for position, device in enumerate(devices.devices) if mask >> position & 1}
+
+
+def test_freed_gpus_are_kept_for_the_nominated_pod() -> None:
+    """The pair that victims leave stays whole: a pod of the same or a lower priority gets none of it, a higher may."""
+    ledger = scene(low1=(0, (0,)), low2=(0, (1,)), rest=(10, (2, 3, 4, 5)))
+    ledger.put_pod(holder("more", 10, 6))
+    nominations = nominate(ledger, preemptor(2, policy="island"))
+    assert ledger.kept("high") is None, "nothing ends there yet"
+
+    for name, device_id in (("low1", 0), ("low2", 1)):
+        show(nominations, ledger, holder(name, 0, device_id, deleted=True))
+    assert ledger.kept("high") == Kept("n1", (0, 1), 10)
+    for name, device_id in (("low1", 0), ("low2", 1)):
+        show(nominations, ledger, holder(name, 0, device_id), ChangeKind.DELETED)
+
+    assert free_for(ledger, "thief", 0) == free_for(ledger, "equal", 10) == {7}
+    assert free_for(ledger, "high", 10) == free_for(ledger, "higher", 11) == {0, 1, 7}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda who: (nominated(who, ""), ChangeKind.MODIFIED), id="nomination-withdrawn"),
+        pytest.param(lambda who: (nominated(who, "n1"), ChangeKind.DELETED), id="pod-gone"),
+        pytest.param(lambda _: (holder("high", 10, 0, 1), ChangeKind.MODIFIED), id="pod-bound"),
+    ],
+)
+def test_keeping_ends_with_the_nomination(end: Any) -> None:
+    """Nothing is kept for a pod that no longer waits for it."""
+    who = preemptor(2, policy="island")
+    ledger = scene()
+    nominations = nominate(ledger, who)
+    assert ledger.kept("high") is not None
+
+    show(nominations, ledger, *end(who))
+
+    assert ledger.kept("high") is None
+
+
+def test_nomination_by_a_wake_up_keeps_nothing() -> None:
+    """That pod fits at once; what it will take is expected, as for every pod between filter and bind."""
+    ledger = scene()
+    nominate(ledger, preemptor(2), woken="7@n1")
+    assert ledger.kept("high") is None
+
+
+def test_annotation_of_the_controllers_keeps_gpus_by_itself() -> None:
+    """Whoever holds a ledger knows it, also after a restart; a text that says nothing keeps nothing."""
+    ledger = scene()
+    ledger.put_pod(make_pod("high", uid="high", priority=3, annotations={names.KEPT: "n1:4,5"}))
+    assert free_for(ledger, "thief", 3) == {0, 1, 2, 3, 6, 7}
+    assert len(ledger.cells(now_seconds=NOW)) == 1
+
+    for text in ("", "n1", "n1:", "n1:a", ":1", "n1:1,1", "n1:" + ",".join(map(str, range(99)))):
+        ledger.put_pod(make_pod("high", uid="high", priority=3, annotations={names.KEPT: text}))
+        assert free_for(ledger, "thief", 3) == set(range(8)), text
+
+
+def test_filter_of_the_pod_sees_what_is_kept_for_it() -> None:
+    """The cells that filter judges by differ for the pod itself and for those above it."""
+    ledger = scene(rest=(10, (2, 3, 4, 5, 6, 7)))
+    ledger.keep("high", Kept("n1", (0, 1), 10))
+
+    def free(uid: str, priority: int | None) -> int:
+        return ledger.cells(now_seconds=NOW, asking_uid=uid, asking_priority=priority)["n1"].free.bit_count()
+
+    assert [free("high", 10), free("thief", 10), free("higher", 11), free("nobody", None)] == [2, 0, 2, 0]
