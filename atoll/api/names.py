@@ -46,7 +46,7 @@ GANG_GATE: Final = "gpu.scheduling/gang-admission"
 GANG_MADE_FOR: Final = "gpu.scheduling/made-for"
 """Annotation on a GpuGang that Atoll made from the pods' annotations: the uid of their owner, or `pods`."""
 GANG_SUSPENDED: Final = "gpu.scheduling/suspended"
-"""Annotation on a Job or another owner of members that Atoll suspended: the uid of the gang. Only such ones are resumed."""
+"""Annotation on a Job or another owner of members that Atoll suspended: the uid of the gang. Only such are resumed."""
 FABRIC_LEVEL: Final = "gpu.scheduling/fabric-clique"
 """Level of a Topology whose domains are NVLink fabric cliques: clusterUUID and cliqueId, as the agents report them."""
 RUNTIME_CLASS: Final = "atoll-nvidia"
@@ -111,6 +111,9 @@ REASON_GANG_EVICTED: Final = "GangEvicted"
 REASON_GANG_DEACTIVATED: Final = "GangDeactivated"
 REASON_GANG_RESUMED: Final = "GangResumed"
 REASON_GANG_UNDONE: Final = "GangAdmissionUndone"
+REASON_GPU_ILL: Final = "GpuIll"
+REASON_GPU_WELL: Final = "GpuWell"
+REASON_NODE_NEEDS_DRAIN: Final = "GpuNodeNeedsDrain"
 EVENT_REASONS: Final = {
     REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
     REASON_GPUS_IN_DOUBT: "the pod is gone, but nothing proves yet that its containers are; nobody gets its GPUs",
@@ -130,6 +133,9 @@ EVENT_REASONS: Final = {
     REASON_PREEMPTED: "the pod is evicted for one of higher priority whose claim wants GPUs that are joined",
     REASON_PREEMPTION_ENDED: "the pod did not get the GPUs that were freed for it; the message says why",
     REASON_FOREIGN_USE: "a GPU is used by somebody who does not hold it; nobody gets it meanwhile",
+    REASON_GPU_ILL: "a GPU must not be given out any more; on the pod that holds it and on the node, once",
+    REASON_GPU_WELL: "a GPU that was ill may be given out again",
+    REASON_NODE_NEEDS_DRAIN: "a GPU asks for a reboot of its node; nothing new is placed there, drain it",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 
@@ -159,7 +165,6 @@ GANG_CONDITIONS: Final = {
         "LevelMissing",
         "OutOfBounds",
         "Invalid",
-        "UnderKueue",
     ),
     CONDITION_QUORUM: ("QuorumReached", "WaitForMembers", "ForeignGates"),
     CONDITION_ADMITTED: (
@@ -178,10 +183,7 @@ GANG_CONDITIONS: Final = {
         "NotEvicted",
         "PodsReadyTimeout",
         "SchedulerRefused",
-        "NodeLost",
         "Deactivated",
-        "Preempted",
-        "MembersLost",
     ),
 }
 
@@ -203,6 +205,7 @@ REJECT_COUNT_MISMATCH: Final = "GPU requests of the containers differ from the c
 REJECT_ANNOTATIONS: Final = "annotations of the pod leave no room for those of its GPUs"
 REJECT_HOLDS_ELSEWHERE: Final = "pod still holds GPUs of another node"
 REJECT_MIG: Final = "no MIG instance of the claimed profile"
+REJECT_FABRIC: Final = "NVLink fabric of the node is not ready"
 
 
 def is_own_annotation(key: str) -> bool:

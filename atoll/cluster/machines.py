@@ -10,7 +10,8 @@ thousands of nodes are a few hundred cells, and whatever does not depend on a no
 from dataclasses import dataclass
 from functools import lru_cache
 
-from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport, HealthState, Links
+from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport, Links
+from atoll.cluster.health import is_fabric_ready, judge
 from topology.errors import TopologyError
 from topology.model import Machine, machine
 
@@ -26,13 +27,14 @@ CELLS_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a claim may require of one device. `memory_bytes` is the nominal size."""
+    """What a claim may require of one device. `memory_bytes` is the nominal size; see health.is_fabric_ready."""
 
     model: str
     vendor: str
     memory_bytes: int
     compute_capability: tuple[int, int]
     mig_profile: str
+    fabric_ready: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,9 +109,11 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
         geometry = _geometry(report)
     except TopologyError:
         return None
-    cordoned = {cordon.uuid for cordon in status.spec.cordons}
+    standings = judge(status).standings
     usable = sum(
-        1 << i for i, device in enumerate(devices) if _may_be_given_out(device) and device.uuid not in cordoned
+        1 << i
+        for i, device in enumerate(devices)
+        if standings[device.uuid].may_be_given_out and not _is_mig_parent(device)
     )
     return NodeDevices(
         node=status.metadata.name,
@@ -130,6 +134,7 @@ def _card(device: Device) -> Card:
         memory_bytes=nominal_memory_bytes(device),
         compute_capability=parse_capability(device.compute_capability),
         mig_profile=device.mig.profile if device.mig is not None else "",
+        fabric_ready=is_fabric_ready(device),
     )
 
 
@@ -142,9 +147,8 @@ def parse_capability(text: str) -> tuple[int, int]:
     )
 
 
-def _may_be_given_out(device: Device) -> bool:
-    is_mig_parent = device.mig is not None and device.mig.enabled and not device.mig.profile
-    return device.health.state is HealthState.HEALTHY and not is_mig_parent
+def _is_mig_parent(device: Device) -> bool:
+    return device.mig is not None and device.mig.enabled and not device.mig.profile
 
 
 def _geometry(report: GpuNodeStatusReport) -> Machine:

@@ -147,6 +147,7 @@ def _matching(shape: Shape, request: Request) -> int | Rejection:
         (names.REJECT_NO_MODEL, lambda card: card.vendor == request.vendor and _is_wanted(card, request)),
         (names.REJECT_NO_MEMORY, lambda card: card.memory_bytes >= request.memory_bytes),
         (names.REJECT_NO_CAPABILITY, lambda card: card.compute_capability >= request.compute_capability),
+        (names.REJECT_FABRIC, lambda card: card.fabric_ready),
     )
     left = list(enumerate(shape.cards))
     for reason, holds in tests:
@@ -177,6 +178,12 @@ def _groups(shape: Shape, request: Request) -> tuple[Group, ...] | Rejection:
     ranked = [(_preference(model, request), model, mask) for model, mask in by_model.items()]
     ranked.sort(key=lambda row: (row[0], -row[2].bit_count(), row[1]))
     return tuple(Group(rank, mask, part) for rank, _, mask in ranked)
+
+
+def position_masks(shape: Shape, request: Request) -> tuple[int, ...] | Rejection:
+    """Return the masks of positions that a request may take together, in its order of preference; free or not."""
+    groups = _groups(shape, plain(request))
+    return groups if isinstance(groups, Rejection) else tuple(group.mask for group in groups)
 
 
 def _preference(model: str, request: Request) -> int:

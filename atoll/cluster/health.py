@@ -1,0 +1,195 @@
+"""What follows from the facts about a device: may it be given out, and if not, why.
+
+In: a GpuNodeStatus: the agent's facts, the administrators' cordons and releases. Out: the standing of every device, and
+whether the node should be drained. Pure; the agent reports, this table decides, the ledger obeys. A device that is held
+stays with its pod whatever its standing is: only new pods are kept away.
+
+    healthy      may be given out
+    quarantined  something is wrong with it, or with its node; over when the incident is, or by an administrator's word
+    cordoned     an administrator keeps it
+    unknown      it cannot be read
+
+What an incident is worth stands in two tables: XIDS for errors that the driver tells by number (classes as in NVIDIA's
+catalogue of XID errors), KINDS for everything else. A number that is not listed is worth a warning: one unknown word
+must not take cards out of work, and an error that does takes the card down in other ways that are seen.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Final
+
+from atoll.api.node_status import Device, GpuNodeStatus, HealthState, Incident, IncidentKind
+
+
+class Action(IntEnum):
+    """What an incident is worth. drain: nothing new on the whole node, and its pods should be moved."""
+
+    IGNORE = 0
+    WARN = 1
+    QUARANTINE = 2
+    DRAIN = 3
+
+
+class Availability(StrEnum):
+    """Where a device stands."""
+
+    HEALTHY = "healthy"
+    QUARANTINED = "quarantined"
+    CORDONED = "cordoned"
+    UNKNOWN = "unknown"
+
+
+XIDS: Final[Mapping[int, tuple[Action, str]]] = {
+    8: (Action.IGNORE, "the program's work took too long"),
+    13: (Action.IGNORE, "error in the program's kernel"),
+    31: (Action.IGNORE, "the program touched memory that is not its own"),
+    32: (Action.IGNORE, "the program sent broken commands"),
+    43: (Action.IGNORE, "the program's work was stopped"),
+    45: (Action.IGNORE, "the program was ended"),
+    68: (Action.IGNORE, "error of the video engine in a program"),
+    69: (Action.IGNORE, "error of the graphics engine in a program"),
+    37: (Action.WARN, "the driver's firmware had an error"),
+    63: (Action.WARN, "memory was remapped or retired"),
+    92: (Action.WARN, "many corrected memory errors"),
+    94: (Action.WARN, "a memory error was contained; its program is gone"),
+    137: (Action.WARN, "an NVLink access of the program failed"),
+    154: (Action.WARN, "the driver changed the recovery action that it asks for"),
+    38: (Action.QUARANTINE, "the driver's firmware failed"),
+    46: (Action.QUARANTINE, "the card stopped processing"),
+    48: (Action.QUARANTINE, "uncorrectable memory error"),
+    54: (Action.QUARANTINE, "auxiliary power is not connected"),
+    56: (Action.QUARANTINE, "the display engine failed"),
+    57: (Action.QUARANTINE, "error of the card's memory interface"),
+    58: (Action.QUARANTINE, "unstable memory interface"),
+    61: (Action.QUARANTINE, "breakpoint in the card's microcontroller"),
+    62: (Action.QUARANTINE, "the card's microcontroller halted"),
+    64: (Action.QUARANTINE, "memory could not be remapped or retired"),
+    74: (Action.QUARANTINE, "NVLink error"),
+    79: (Action.QUARANTINE, "the card fell off the bus"),
+    95: (Action.QUARANTINE, "a memory error was not contained"),
+    109: (Action.QUARANTINE, "context switch timed out"),
+    110: (Action.QUARANTINE, "security fault"),
+    119: (Action.QUARANTINE, "the card's system processor does not answer"),
+    120: (Action.QUARANTINE, "the card's system processor failed"),
+    121: (Action.QUARANTINE, "error of the link between CPU and GPU"),
+    123: (Action.QUARANTINE, "power management of the card failed"),
+    136: (Action.QUARANTINE, "training of an NVLink failed"),
+    140: (Action.QUARANTINE, "memory error that the card did not recover from"),
+    142: (Action.QUARANTINE, "NVENC failed"),
+    143: (Action.QUARANTINE, "the card could not be set up"),
+    **{number: (Action.QUARANTINE, "NVLink error") for number in range(144, 151)},
+    151: (Action.QUARANTINE, "key rotation of the card failed"),
+    155: (Action.QUARANTINE, "NVLink went down by software"),
+    156: (Action.QUARANTINE, "a resource of the card was retired"),
+    158: (Action.QUARANTINE, "fatal timeout of the card"),
+}
+UNLISTED_XID: Final = Action.WARN
+
+KINDS: Final[Mapping[IncidentKind, Action]] = {
+    IncidentKind.LOST: Action.QUARANTINE,
+    IncidentKind.FAULT: Action.QUARANTINE,
+    IncidentKind.SILENT: Action.QUARANTINE,
+    IncidentKind.ECC: Action.WARN,
+    IncidentKind.ECC_CORRECTED: Action.WARN,
+    IncidentKind.ROW_REMAP: Action.WARN,
+    IncidentKind.RETIRED_PAGES: Action.WARN,
+    IncidentKind.RECOVERY: Action.QUARANTINE,
+    IncidentKind.THROTTLE: Action.WARN,
+    IncidentKind.NVLINK: Action.WARN,
+    IncidentKind.FABRIC: Action.WARN,
+    IncidentKind.FABRIC_HEALTH: Action.WARN,
+}
+"""fabric is a warning here because it is no fault of one card; `is_fabric_ready` keeps pods away from all of them."""
+ECC_STORM: Final = 16
+"""Uncorrectable errors since the last reset from which a card is quarantined."""
+ROW_REMAP_FAILED: Final = 1
+RECOVERY_NODE_REBOOT: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one device stands, and why, in words for a human; empty for a healthy one without warnings."""
+
+    state: Availability
+    reason: str = ""
+
+    @property
+    def may_be_given_out(self) -> bool:
+        """Tell whether new pods may get the device."""
+        return self.state is Availability.HEALTHY
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What follows from one report. drain: why the whole node should be drained, empty if it should not."""
+
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    drain: str = ""
+
+
+def judge(status: GpuNodeStatus) -> Judgement:
+    """Judge every device of a report, by uuid."""
+    devices = status.status.devices if status.status is not None else ()
+    released = {release.uuid: release.time for release in status.spec.releases}
+    cordons = {cordon.uuid: cordon.reason for cordon in status.spec.cordons}
+    open_by_uuid = {device.uuid: tuple(_open(device, released.get(device.uuid, ""))) for device in devices}
+    told = (one for found in open_by_uuid.values() for one in found)
+    drain = next((describe(one) for one in told if action_of(one) is Action.DRAIN), "")
+    standings = {device.uuid: _standing(device, open_by_uuid[device.uuid], cordons, drain) for device in devices}
+    for device in devices:
+        parent = standings.get(device.mig.parent_uuid) if device.mig is not None else None
+        if parent is not None and not parent.may_be_given_out:
+            standings[device.uuid] = parent
+    return Judgement(standings, drain)
+
+
+def action_of(incident: Incident) -> Action:
+    """What an incident is worth, open or not."""
+    if incident.kind is IncidentKind.XID:
+        return XIDS[incident.code][0] if incident.code in XIDS else UNLISTED_XID
+    if incident.kind is IncidentKind.ECC and incident.count >= ECC_STORM:
+        return Action.QUARANTINE
+    if incident.kind is IncidentKind.ROW_REMAP and incident.code == ROW_REMAP_FAILED:
+        return Action.QUARANTINE
+    if incident.kind is IncidentKind.RECOVERY and incident.code == RECOVERY_NODE_REBOOT:
+        return Action.DRAIN
+    return KINDS[incident.kind]
+
+
+def describe(incident: Incident) -> str:
+    """One incident in words."""
+    if incident.kind is IncidentKind.XID:
+        meaning = XIDS[incident.code][1] if incident.code in XIDS else "not known to Atoll"
+        return f"XID {incident.code}: {meaning}"
+    if incident.kind is IncidentKind.ECC:
+        return f"{incident.count} or more {incident.message}"
+    return incident.message or str(incident.kind)
+
+
+def is_fabric_ready(device: Device) -> bool:
+    """Tell whether the NVLink fabric of a whole card is ready, as far as the card says. Until the fabric manager has
+    set the fabric up, programs on such a machine find no GPU that they could open. MIG instances do without."""
+    is_part = device.mig is not None and bool(device.mig.profile)
+    return is_part or not any(one.kind is IncidentKind.FABRIC and not one.ended_time for one in device.incidents)
+
+
+def _open(device: Device, released: str) -> Iterable[Incident]:
+    return (one for one in device.incidents if not one.ended_time and not (released and one.last_time <= released))
+
+
+def _standing(device: Device, incidents: Iterable[Incident], cordons: Mapping[str, str], drain: str) -> Standing:
+    """The first that applies: cordon, what the agent cannot read, incidents by weight, the node's drain."""
+    if device.uuid in cordons:
+        return Standing(Availability.CORDONED, cordons[device.uuid])
+    if device.health.state is HealthState.UNKNOWN:
+        return Standing(Availability.UNKNOWN, device.health.reason)
+    if device.health.state is not HealthState.HEALTHY:
+        return Standing(Availability.QUARANTINED, device.health.reason)
+    worst = max(incidents, key=action_of, default=None)
+    action = action_of(worst) if worst is not None else Action.IGNORE
+    if worst is not None and action >= Action.QUARANTINE:
+        return Standing(Availability.QUARANTINED, describe(worst))
+    if drain:
+        return Standing(Availability.QUARANTINED, f"the node must be drained: {drain}")
+    return Standing(Availability.HEALTHY, describe(worst) if worst is not None and action is Action.WARN else "")
