@@ -23,6 +23,8 @@ class ControllerMetrics:
     double_uses: Counter
     pods_woken: Counter
     pods_evicted: Counter
+    preemptions: Counter
+    preemption_victims: Counter
     claim_writes: Counter
     reconcile_failures: Counter
 
@@ -39,6 +41,10 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
         double_uses=metrics.counter("double_uses", "GPUs that two holders name; nothing was released"),
         pods_woken=metrics.counter("pods_woken", "Waiting pods that were woken because they fit"),
         pods_evicted=metrics.counter("pods_evicted", "Pods evicted because their machine was renumbered"),
+        preemptions=metrics.counter(
+            "preemptions", "Waiting pods for which GPUs were freed by evictions", labels=("outcome",)
+        ),
+        preemption_victims=metrics.counter("preemption_victims", "Pods evicted for one of higher priority"),
         claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
         reconcile_failures=metrics.counter("reconcile_failures", "Reconciliations to be repeated", labels=("loop",)),
     )

@@ -32,6 +32,7 @@ from controllers.evidence import EvidenceReconciler
 from controllers.loops import Loop
 from controllers.metrics import ControllerMetrics, controller_metrics
 from controllers.orphans import OrphanReconciler
+from controllers.preemption import PreemptionReconciler
 from controllers.relabel import RelabelReconciler
 from controllers.release import ReleaseReconciler
 from controllers.renumbering import RenumberingReconciler
@@ -47,6 +48,8 @@ REPAIR_DELAY_SECONDS = 0.25
 WAKE_DELAY_SECONDS = 0.03
 """The Leases of one pod end one by one; whoever waits for all of them should not lose to whoever needs one."""
 EVIDENCE_DELAY_SECONDS = 0.1
+PREEMPTION_DELAY_SECONDS = 0.1
+"""One release frees several Leases; the pods that wait for islands are weighed once after it."""
 
 
 @dataclass(slots=True)
@@ -193,6 +196,7 @@ def build_loops(context: Context, departures: Departures, settings: ControllersS
         Loop(RelabelReconciler(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
+        Loop(PreemptionReconciler(context, settings), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
     )
 

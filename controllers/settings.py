@@ -33,6 +33,14 @@ class ControllersSettings(Settings):
     """Pods woken at once."""
     claim_status_seconds: Annotated[float, Field(ge=0, le=600)] = 10.0
     """The status of one claim is written at most once in this time."""
+    preemption: bool = True
+    """Evict pods of lower priority for a pod whose claim wants joined GPUs, where enough are free but not joined."""
+    preemption_delay_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
+    """How long such a pod has waited before that."""
+    preemptions_per_minute: Annotated[float, Field(gt=0, le=600)] = 6.0
+    """Pods for which others are evicted, per minute."""
+    preemption_timeout_seconds: Annotated[float, Field(ge=10, le=86400)] = 600.0
+    """After this the GPUs of victims that do not end are no longer kept for the pod."""
     webhook_names: tuple[str, ...] = ()
     """Further DNS names and addresses of the webhook's certificate."""
     requests_per_second: Annotated[float, Field(gt=0)] = 200.0

@@ -126,7 +126,21 @@ class WakeReconciler:
             generation=self._changes.generation,
             now_seconds=now,
             skipped=self._skipped,
+            kept=self._kept(waiting, now),
         )
+
+    def _kept(self, waiting: Sequence[tuple[Pod, Request]], now: float) -> dict[str, tuple[str, int]]:
+        """Return what is kept and free for each of the pods for which something is."""
+        ledger = self._context.mirror.ledger
+        found = {}
+        for pod, _ in waiting:
+            kept = ledger.kept(pod.metadata.uid)
+            if kept is not None and kept.node in ledger.nodes:
+                free = ledger.free(
+                    kept.node, now_seconds=now, asking_uid=pod.metadata.uid, asking_priority=pod.spec.priority
+                )
+                found[pod.metadata.uid] = (kept.node, free & ledger.nodes[kept.node].mask_of(kept.device_ids))
+        return found
 
     async def _carry_out(self, plan: WakePlan) -> float | None:
         """Send as many wake-ups as the rate allows; return when to plan again."""

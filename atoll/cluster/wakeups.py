@@ -117,6 +117,8 @@ class Question:
     generation: int
     now_seconds: float
     skipped: Collection[str] = ()
+    kept: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """By pod uid: a node and the mask of its free GPUs that are kept for this pod, which `rooms` leave out."""
 
 
 @dataclass(slots=True)
@@ -165,7 +167,7 @@ def plan_wakeups(question: Question) -> WakePlan:
             again.append(rest_seconds)
             if not _keeps_its_place(last, question):
                 continue
-        place = _place(search, pod, request)
+        place = _kept_place(search, request, question.kept.get(uid)) or _place(search, pod, request)
         if place is None and search.is_exhausted and (wakes or without_room):
             is_cut = True
             break
@@ -248,6 +250,19 @@ def _rest_seconds(last: LastWake | None, question: Question) -> float:
 
 def _keeps_its_place(last: LastWake | None, question: Question) -> bool:
     return last is not None and question.now_seconds - last.at_seconds < PATIENCE_SECONDS
+
+
+def _kept_place(search: _Search, request: Request, kept: tuple[str, int] | None) -> tuple[int, Candidate] | None:
+    """Place the pod on GPUs that were freed for it, if they are enough by now."""
+    node, mask = kept or ("", 0)
+    for position, room in enumerate(search.rooms if mask else ()):
+        if room.node.metadata.name != node:
+            continue
+        answer = select(room.devices, search.left[position] | mask & room.devices.usable, request)
+        if not isinstance(answer, Rejection):
+            search.left[position] &= ~sum(1 << i for i in answer.choice.positions)
+            return position, answer
+    return None
 
 
 def _place(search: _Search, pod: Pod, request: Request) -> tuple[int, Candidate] | None:

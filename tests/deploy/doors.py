@@ -48,6 +48,12 @@ ANNOTATION_DOORS = [
     annotate("pods: a variable added", "waiting", {"devices.gpu.scheduling/main": "GPU-b"}, policy="atoll-annotations"),
     annotate("pods: another claim's uid", "waiting", {"gpu.scheduling/claim-uid": "other"}, policy="atoll-annotations"),
     annotate("pods: a wake-up by hand", "waiting", {"gpu.scheduling/woken": "1"}, policy="atoll-annotations"),
+    annotate("pods: GPUs kept by hand", "waiting", {"gpu.scheduling/kept": "node-a:0"}, policy="atoll-annotations"),
+    create(
+        "GPUs kept for a new pod",
+        shaped("new", annotations={"gpu.scheduling/kept": "node-a:0"}),
+        policy="atoll-annotations",
+    ),
     annotate("pods: another claim", "waiting", {"gpu.scheduling/claim": "eight"}, policy="atoll-annotations"),
     annotate("pods: the claim removed", "waiting", {"gpu.scheduling/claim": None}, policy="atoll-annotations"),
     annotate("pods: a claim added later", "plain", {"gpu.scheduling/claim": "two"}, policy="atoll-annotations"),
@@ -118,6 +124,17 @@ GATE_DOORS = [
         body=REMOVE_GATE,
         content_type=JSON_PATCH,
         policy="atoll-gates",
+    ),
+]
+
+OWNER_DOORS = [
+    Request(
+        title="the controllers change more of a Job than its switch",
+        path="/apis/batch/v1/namespaces/doors/jobs/training",
+        body={"spec": {"suspend": True, "parallelism": 7}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-owners",
     ),
 ]
 

@@ -28,6 +28,7 @@ def attributes(action: str, namespace: str) -> dict[str, str]:
 LEASES = "leases.coordination.k8s.io"
 CLAIMS = "gpuclaims.gpu.scheduling"
 REPORTS = "gpunodestatuses.gpu.scheduling"
+BUDGETS = "poddisruptionbudgets.policy"
 WEBHOOKS = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 
 ALLOWED = [
@@ -35,6 +36,7 @@ ALLOWED = [
     ("scheduler", "patch pods/status", "default"),
     ("scheduler", "watch pods", ""),
     ("scheduler", f"watch {CLAIMS}", ""),
+    ("scheduler", f"list {BUDGETS}", ""),
     ("scheduler", f"watch {REPORTS}", ""),
     ("scheduler", f"create {LEASES}", SYSTEM),
     ("scheduler", f"update {LEASES}:atoll-scheduler", SYSTEM),
@@ -57,7 +59,12 @@ ALLOWED = [
     ("controllers", "patch pods", "default"),
     ("controllers", "patch pods/status", "default"),
     ("controllers", "create pods/eviction", "default"),
+    ("controllers", f"list {BUDGETS}", ""),
     ("controllers", f"patch {CLAIMS}/status", "default"),
+    ("controllers", "patch gpugangs.gpu.scheduling/status", "default"),
+    ("controllers", "create gpugangs.gpu.scheduling", "default"),
+    ("controllers", "watch topologies.gpu.scheduling", ""),
+    ("controllers", "patch jobs.batch", "default"),
     ("controllers", f"patch {REPORTS}", ""),
     ("controllers", "create events.events.k8s.io", "default"),
     ("controllers", "create secrets", SYSTEM),
@@ -98,6 +105,10 @@ DENIED = [
     ("agent", f"delete {LEASES}", NODES),
     ("controllers", "create pods", "default"),
     ("controllers", "delete pods", "default"),
+    ("controllers", f"patch {BUDGETS}", "default"),
+    ("controllers", f"delete {BUDGETS}", "default"),
+    ("webhook", f"list {BUDGETS}", ""),
+    ("agent", f"list {BUDGETS}", ""),
     ("controllers", "create pods/binding", "default"),
     ("controllers", "create pods/exec", "default"),
     ("controllers", "patch nodes", ""),

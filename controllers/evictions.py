@@ -1,0 +1,41 @@
+"""Asks the eviction API to end a pod: the one way by which Atoll ends pods of others, so that their budgets hold.
+
+In: a pod as seen. Out: an eviction of that uid, or `Refused`. A pod that is gone, or whose name another bears, is fine.
+"""
+
+from typing import Any
+
+from atoll.cluster.objects import Pod
+from atoll.kube import paths
+from atoll.kube.errors import Conflict, NotFound, TooManyRequests
+from atoll.kube.patches import delete_options
+from controllers.api import Api
+
+BUDGET_SECONDS = 10.0
+"""When to ask again where the API server does not say."""
+
+
+class Refused(Exception):
+    """A disruption budget allows no eviction now; ask again after `retry_after_seconds`."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+async def evict(api: Api, pod: Pod, *, dry_run: bool = False) -> None:
+    """Evict the pod with this uid; with `dry_run` only ask. Raises Refused, KubeError."""
+    metadata = pod.metadata
+    options: dict[str, Any] = {**delete_options(uid=metadata.uid), **({"dryRun": ["All"]} if dry_run else {})}
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
+        "deleteOptions": options,
+    }
+    try:
+        await api.create(paths.eviction(metadata.namespace, metadata.name), body)
+    except TooManyRequests as error:
+        raise Refused(str(error), retry_after_seconds=error.retry_after_seconds or BUDGET_SECONDS) from error
+    except (NotFound, Conflict):
+        return

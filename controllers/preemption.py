@@ -1,0 +1,324 @@
+"""Evicts pods of lower priority where a waiting pod lacks nothing but GPUs that are joined as its claim wants.
+
+In: pods that kube-scheduler has set aside. Out: an annotation on the waiting pod that keeps the GPUs for it, then
+evictions through the eviction API, which disruption budgets may refuse. The annotation is the plan: whoever leads next
+goes on where the last one stopped, and the extender keeps everybody of no higher priority off those GPUs. It goes when
+the pod does, or when the attempt has led to nothing in time; then the pod is left alone for ever longer, and after a
+few attempts for good. There is one key: all waiting pods are weighed together, the most important first.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.cluster import pods
+from atoll.cluster.island_hosts import decode_demands, refusal, unjudged
+from atoll.cluster.island_preemption import IslandPlan, Situation, may_preempt, plan_island
+from atoll.cluster.keeping import Kept, kept_for
+from atoll.cluster.objects import Pod, decode_pod
+from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.kube import paths
+from atoll.kube.budget_list import BudgetList
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
+from atoll.kube.limits import TokenBucket
+from atoll.kube.mirror import Kind
+from atoll.kube.patches import merge_patch
+from controllers.context import Context, pod_reference
+from controllers.evictions import Refused, evict
+from controllers.pursuit import Attempt, Outlook, Step, next_step
+from controllers.settings import ControllersSettings
+
+log = structlog.get_logger(__name__)
+
+ALL = "pods that wait for islands"
+BLIND_SECONDS = 5.0
+LOOK_SECONDS = 1.0
+"""While GPUs are being freed, how often is looked whether they are."""
+IN_FLIGHT_MAX = 8
+"""Waiting pods for which GPUs are being freed at a time."""
+ATTEMPTS_MAX = 3
+PLANNED_MAX = 8
+"""Pods that are planned for in one pass; each may look at every node."""
+RETRY_SECONDS = 15.0
+"""After this a plan that was refused, by a budget or for want of cpu, is made again."""
+PAUSE_SECONDS = 60.0
+"""After a failed attempt; four times as long after each further one."""
+
+
+@dataclass(slots=True)
+class Failures:
+    """What was tried for a pod in vain."""
+
+    count: int = 0
+    until_seconds: float = 0.0
+    nodes: set[str] = field(default_factory=set)
+
+
+class PreemptionReconciler:
+    """Makes plans, begins them, and sees them to their end."""
+
+    name = "preemption"
+
+    def __init__(self, context: Context, settings: ControllersSettings) -> None:
+        clock = context.clock
+        self._context = context
+        self._settings = settings
+        self._budgets = BudgetList(context.api, clock)
+        per_second = settings.preemptions_per_minute / 60
+        self._bucket = TokenBucket(rate=per_second, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
+        self._refused_at: dict[str, float] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._failures: dict[str, Failures] = {}
+        for pod in context.mirror.ledger.pods.values():
+            self._note(pod)
+
+    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+        """Return the one key when a pod that wants an island was refused, or when GPUs that are kept may be free."""
+        if kind is Kind.LEASE:
+            return (ALL,) if self._attempts and change.kind is ChangeKind.DELETED else ()
+        if kind is not Kind.POD:
+            return ()
+        uid = change.object.metadata.uid
+        if change.kind is ChangeKind.DELETED or uid not in self._context.mirror.ledger.pods:
+            self._forget(uid)
+            return ()
+        return (ALL,) if self._note(change.object) else ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return the one key."""
+        return (ALL,)
+
+    async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
+        """Go on with what was begun, then begin what may begin; return when to look again. Raises KubeError."""
+        if self._context.mirror.unready_reason():
+            return BLIND_SECONDS
+        waits: list[float | None] = []
+        for uid, pod in sorted(self._context.mirror.ledger.pods.items()):
+            if kept_for(pod) is not None:
+                waits.append(await self._pursue(uid, pod))
+        waits += await self._begin_some(self._candidates(waits))
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    # Beginning
+
+    def _note(self, pod: Pod) -> bool:
+        """Keep in mind since when a pod is refused; tell whether there may be something to do for it."""
+        uid = pod.metadata.uid
+        if not pods.is_waiting(pod):
+            if pod.spec.node_name and uid in self._attempts:
+                self._context.metrics.preemptions.labels("placed").inc()
+            self._forget(uid)
+            return False
+        if kept_for(pod) is not None:
+            return True
+        request = self._request(pod)
+        if not may_preempt(pod, request):
+            self._refused_at.pop(uid, None)
+            return False
+        self._refused_at.setdefault(uid, self._now())
+        return True
+
+    def _forget(self, uid: str) -> None:
+        for memory in (self._refused_at, self._attempts, self._failures):
+            memory.pop(uid, None)
+
+    def _candidates(self, waits: list[float | None]) -> list[Pod]:
+        """Return the pods for which GPUs may be freed now, the most important first; note when the next may be."""
+        if not self._settings.preemption:
+            return []
+        found = []
+        for uid, since in self._refused_at.items():
+            pod = self._context.mirror.ledger.pods.get(uid)
+            failures = self._failures.get(uid, Failures())
+            if pod is None or uid in self._attempts or failures.count >= ATTEMPTS_MAX:
+                continue
+            rest = max(since + self._settings.preemption_delay_seconds, failures.until_seconds) - self._now()
+            if rest > 0:
+                waits.append(rest)
+            elif not self._context.mirror.ledger.leases_of(uid):
+                found.append(pod)
+        return sorted(
+            found, key=lambda pod: (-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.metadata.uid)
+        )
+
+    async def _begin_some(self, candidates: list[Pod]) -> list[float | None]:
+        """Plan for some of the candidates; of pods that ask for the same, the next ones get what the first did."""
+        waits: list[float | None] = []
+        hopeless: set[tuple[object, ...]] = set()
+        planned = 0
+        for pod in candidates:
+            request = self._request(pod)
+            kind = (request, pod.spec.priority, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
+            if isinstance(request, Rejection) or not may_preempt(pod, request) or kind in hopeless:
+                continue
+            if planned >= PLANNED_MAX:
+                return [*waits, LOOK_SECONDS]
+            planned += 1
+            plans = plan_island(pod, request, await self._situation(pod))
+            if plans:
+                waits.append(await self._begin(pod, plans))
+            else:
+                hopeless.add(kind)
+            await asyncio.sleep(0)
+        return waits
+
+    async def _begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
+        if len(self._attempts) >= IN_FLIGHT_MAX or not self._bucket.try_take():
+            return LOOK_SECONDS
+        demands = decode_demands(await self._context.api.get(paths.pods(pod.metadata.namespace, pod.metadata.name)))
+        reason = unjudged(demands)
+        if reason:
+            self._give_up(pod, "", f"no pod is evicted for one with {reason}: only kube-scheduler can judge that")
+            return None
+        for plan in plans:
+            if await self._is_open(pod, plan) and await self._start(pod, plan):
+                return LOOK_SECONDS
+        return RETRY_SECONDS
+
+    async def _situation(self, pod: Pod) -> Situation:
+        mirror = self._context.mirror
+        nodes = {name: node for (_, name), node in mirror.nodes.store.items()}
+        failures = self._failures.get(pod.metadata.uid, Failures())
+        return Situation(mirror.ledger, nodes, await self._budgets.read(), self._now(), failures.nodes)
+
+    async def _is_open(self, pod: Pod, plan: IslandPlan) -> bool:
+        """Tell whether the node would take the pod without the victims, and every victim may be evicted: asked live."""
+        selector = {"fieldSelector": f"spec.nodeName={plan.node}"}
+        listing = await self._context.api.list(paths.pods(), decode_pod, params=selector)
+        gone = {victim.metadata.uid for victim in plan.victims}
+        present = {each.metadata.uid for each in listing.items if each.metadata.deletion_timestamp is None}
+        if not gone <= present:
+            return False
+        others = [each for each in listing.items if each.metadata.uid in present - gone]
+        node = self._context.mirror.nodes.store.get(("", plan.node))
+        reason = refusal(pod, node, others) if node is not None else "no Node"
+        if reason:
+            log.info("No victims on a node", pod=_name(pod), node=plan.node, reason=reason)
+            return False
+        return await self._may_evict_all(plan)
+
+    async def _may_evict_all(self, plan: IslandPlan) -> bool:
+        try:
+            await asyncio.gather(*(evict(self._context.api, victim, dry_run=True) for victim in plan.victims))
+        except Refused as error:
+            log.info("A budget forbids an eviction", node=plan.node, err=str(error))
+            return False
+        return True
+
+    async def _start(self, pod: Pod, plan: IslandPlan) -> bool:
+        """Keep the GPUs for the pod as it was judged; False when it has changed since."""
+        metadata = pod.metadata
+        body = merge_patch(
+            uid=metadata.uid, resource_version=metadata.resource_version, annotations={names.KEPT: str(plan.kept)}
+        )
+        try:
+            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+        except (NotFound, Conflict):
+            return False
+        except (Forbidden, Invalid) as error:
+            self._give_up(pod, plan.node, f"the pod takes no annotation: {error}")
+            return False
+        self._context.mirror.ledger.keep(metadata.uid, plan.kept)
+        self._attempts[metadata.uid] = attempt = Attempt(self._now())
+        self._context.metrics.preemptions.labels("begun").inc()
+        self._context.events.record(
+            pod_reference(pod),
+            reason=names.REASON_GPUS_FREEING,
+            note=f"{len(plan.kept.device_ids)} joined GPUs on node {plan.node} are freed for it; evicted: "
+            + ", ".join(map(_name, plan.victims)),
+            action="Preempt",
+        )
+        log.info("Frees GPUs", pod=_name(pod), kept=str(plan.kept), victims=[_name(each) for each in plan.victims])
+        for victim in plan.victims:
+            await self._evict(pod, plan.kept, victim, attempt)
+        return True
+
+    # Seeing it through
+
+    async def _pursue(self, uid: str, pod: Pod) -> float | None:
+        kept, request = kept_for(pod), self._request(pod)
+        if kept is None:
+            return None
+        if isinstance(request, Rejection):
+            return await self._end(pod, kept.node, f"the pod's request cannot be served: {request.reason}")
+        attempt = self._attempts.setdefault(uid, Attempt(self._now()))
+        outlook = Outlook.of(self._context.mirror.ledger, pod, kept, self._now())
+        step = next_step(attempt, outlook, self._now(), timeout_seconds=self._settings.preemption_timeout_seconds)
+        if isinstance(step, str):
+            told = next((c.message for c in pod.status.conditions if c.type == "PodScheduled" and c.message), "")
+            return await self._end(pod, kept.node, step + (f"; kube-scheduler says: {told}" if told else ""))
+        for victim in step.evict:
+            await self._evict(pod, kept, victim, attempt)
+        return _rest(step)
+
+    async def _evict(self, pod: Pod, kept: Kept, victim: Pod, attempt: Attempt) -> None:
+        try:
+            await evict(self._context.api, victim)
+        except Refused as error:
+            attempt.refuse(victim.metadata.uid, self._now(), error.retry_after_seconds)
+            log.info("May not evict yet", pod=_name(victim), err=str(error))
+            return
+        except KubeError as error:
+            attempt.refuse(victim.metadata.uid, self._now(), LOOK_SECONDS)
+            log.warning("Could not evict", pod=_name(victim), err=str(error))
+            return
+        attempt.evicted.add(victim.metadata.uid)
+        self._context.metrics.preemption_victims.inc()
+        self._context.events.record(
+            pod_reference(victim),
+            reason=names.REASON_PREEMPTED,
+            note=f"evicted for {_name(pod)} (priority {pod.spec.priority} over {victim.spec.priority}), "
+            f"which wants GPUs {kept} joined",
+            action="Evict",
+            type="Warning",
+        )
+
+    async def _end(self, pod: Pod, node: str, reason: str) -> float | None:
+        """Keep nothing any more for a pod that did not get its GPUs."""
+        metadata = pod.metadata
+        body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, annotations={names.KEPT: None})
+        try:
+            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+        except NotFound:
+            return None
+        except Conflict:
+            return LOOK_SECONDS
+        self._give_up(pod, node, reason)
+        return None
+
+    def _give_up(self, pod: Pod, node: str, reason: str) -> None:
+        """Leave the pod alone for a while, and this node for good."""
+        uid = pod.metadata.uid
+        self._attempts.pop(uid, None)
+        failures = self._failures.setdefault(uid, Failures())
+        failures.until_seconds = self._now() + PAUSE_SECONDS * 4**failures.count
+        failures.count = failures.count + 1 if node else ATTEMPTS_MAX
+        failures.nodes.add(node)
+        self._context.metrics.preemptions.labels("failed").inc()
+        log.warning("Freed no GPUs", pod=_name(pod), node=node, reason=reason)
+        self._context.events.record(
+            pod_reference(pod), reason=names.REASON_PREEMPTION_ENDED, note=reason, action="Preempt", type="Warning"
+        )
+
+    def _request(self, pod: Pod) -> Request | Rejection:
+        return request_of(pod, self._context.mirror.claim(pod.metadata.namespace, pods.claim_name(pod)))
+
+    def _now(self) -> float:
+        return self._context.clock.monotonic_seconds()
+
+
+def _rank(pod: Pod) -> tuple[int, str, str]:
+    return (-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.metadata.uid)
+
+
+def _rest(step: Step) -> float:
+    return min(step.again_seconds, LOOK_SECONDS) if step.evict else step.again_seconds
+
+
+def _name(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
