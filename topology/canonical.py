@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from topology.model import Machine
+from topology.model import Machine, near_nics
 
 LEAVES_MAX: Final = 400
 """Orders that are compared. Four alike pairs in two sockets have eight, a random machine has one."""
@@ -73,11 +73,13 @@ def renumbered(machine: Machine, order: Sequence[int]) -> Machine:
         links=_permuted(machine.links, order),
         pcie=_permuted(machine.pcie, order) if machine.pcie is not None else None,
         numa=tuple(number.get(node) if (node := machine.numa[position]) is not None else None for position in order),
+        nics=near_nics([machine.nics[position] for position in order], count=machine.count) if machine.nics else None,
     )
 
 
 def _sorting(machine: Machine) -> tuple[Any, ...]:
-    return machine.links, machine.pcie or (), tuple(-1 if node is None else node for node in machine.numa)
+    numa = tuple(-1 if node is None else node for node in machine.numa)
+    return machine.links, machine.pcie or (), numa, machine.nics or ()
 
 
 def _permuted(rows: Sequence[Sequence[str]], order: Sequence[int]) -> tuple[tuple[str, ...], ...]:
@@ -88,10 +90,13 @@ def _pairs(machine: Machine) -> Pairs:
     """Numbers of pairs that do not depend on the numbering of the GPUs."""
     devices = range(machine.count)
 
-    def facts(row: int, column: int) -> tuple[str, str, int]:
+    nics = machine.nics or ((),) * machine.count
+
+    def facts(row: int, column: int) -> tuple[Any, ...]:
         known = machine.numa[row] is not None
         near = (2 if machine.numa[row] == machine.numa[column] else 1) if known else 0
-        return machine.links[row][column], machine.pcie[row][column] if machine.pcie else "", near
+        common = tuple(sorted(zip(nics[row], nics[column], strict=True)))
+        return machine.links[row][column], machine.pcie[row][column] if machine.pcie else "", near, common
 
     told = [[facts(row, column) for column in devices] for row in devices]
     ranks = {fact: rank for rank, fact in enumerate(sorted({fact for row in told for fact in row}))}
@@ -132,6 +137,7 @@ def _orders(pairs: Pairs, colours: Colours) -> Iterator[tuple[int, ...]]:
 
 def _twins(pairs: Pairs, first: int, second: int) -> bool:
     """Whether swapping two GPUs changes nothing."""
-    return pairs[first][first] == pairs[second][second] and all(
+    alike = pairs[first][first] == pairs[second][second] and pairs[first][second] == pairs[second][first]
+    return alike and all(
         pairs[first][other] == pairs[second][other] for other in range(len(pairs)) if other not in (first, second)
     )

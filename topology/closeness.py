@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from topology.islands import island_of
-from topology.links import PCIE_CLOSENESS, direct_links
+from topology.links import PCIE_CLOSENESS, SAME_NODE, direct_links
 from topology.model import Machine
 from topology.quality import Floats
 from topology.rates import pcie_cell
@@ -23,12 +23,14 @@ Pairs = tuple[tuple[float, ...], ...]
 
 @lru_cache(maxsize=256)
 def closeness(machine: Machine) -> Pairs:
-    """Weight per pair, 0 to 1: half for its share of the most links of a pair, half for PCIe switch and NUMA node."""
-    nearest = max(PCIE_CLOSENESS.values()) + 1
+    """Weight per pair, 0 to 1: half for its share of the most links of a pair, half for PCIe switch, NUMA node and,
+    where adapters are known, a network adapter that is nearest to both."""
+    nearest = max(PCIE_CLOSENESS.values()) + (1 if machine.nics is None else 2)
     most_links = max(max(direct_links(cell) for row in machine.links for cell in row), 1)
 
     def weight(first: int, second: int) -> float:
         path = PCIE_CLOSENESS[pcie_cell(machine, first, second)] + _same_numa(machine, first, second)
+        path += share_nic(machine, first, second)
         return path / nearest / 2 + direct_links(machine.links[first][second]) / most_links / 2
 
     return _pairs(machine.count, weight)
@@ -43,6 +45,23 @@ def crowding(machine: Machine) -> Pairs:
         return (float(island[first] == island[second]) + _same_numa(machine, first, second)) / 2
 
     return _pairs(machine.count, weight)
+
+
+def share_nic(machine: Machine, first: int, second: int) -> bool:
+    """Whether an adapter is among the nearest of both devices, and no farther than one host bridge."""
+    return not nearest_nics(machine)[first].isdisjoint(nearest_nics(machine)[second])
+
+
+@lru_cache(maxsize=256)
+def nearest_nics(machine: Machine) -> tuple[frozenset[int], ...]:
+    """The nearest adapters of each device, as columns of `nics`; none where none shares a host bridge with it."""
+    far = PCIE_CLOSENESS[SAME_NODE]
+
+    def nearest(cells: tuple[str, ...]) -> frozenset[int]:
+        best = max((PCIE_CLOSENESS[cell] for cell in cells), default=far)
+        return frozenset(nic for nic, cell in enumerate(cells) if PCIE_CLOSENESS[cell] == best > far)
+
+    return tuple(map(nearest, machine.nics if machine.nics is not None else ((),) * machine.count))
 
 
 def pair_sums(pairs: Pairs) -> Floats:

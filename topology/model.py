@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from topology.errors import MachineError, PositionError
-from topology.links import SELF, WORST, clean_cell, direct_links, weaker
+from topology.links import PCIE_CLOSENESS, SAME_NODE, SELF, WORST, clean_cell, direct_links, weaker
 
 DEVICES_MAX: Final = 64
 """A free mask fits one machine word; no known machine has more GPUs or MIG devices that are chosen together."""
+
+NICS_MAX: Final = 64
+"""Adapters that are looked at; the rest is left out."""
 
 Rows = tuple[tuple[str, ...], ...]
 Number = TypeVar("Number", int, float)
@@ -28,6 +31,7 @@ class Machine:
 
     links: cells such as "NV12", "PIX", "SYS"; "X" on the diagonal. pcie: the relation that NVLink hides, where known.
     link_gbps: GB/s per link and direction as specified or read; inter_socket_gbps: GB/s between sockets.
+    nics: per device its PCIe relation to each network adapter that is near to some device, where known.
     """
 
     links: Rows
@@ -39,6 +43,7 @@ class Machine:
     pcie_generation: int | None
     inter_socket_gbps: float | None
     vendor: str
+    nics: Rows | None = None
 
     @property
     def count(self) -> int:
@@ -62,9 +67,11 @@ def machine(
     pcie_generation: int | None = None,
     inter_socket_gbps: float | None = None,
     vendor: str = "nvidia",
+    nics: Sequence[Sequence[object]] | None = None,
 ) -> Machine:
     """Build a machine; a cell that is missing, unknown or told differently by its two ends becomes the weaker side.
 
+    nics: one row of cells per device, one column per adapter, in any order.
     Raises MachineError when there is no device, more than DEVICES_MAX, or more cells in a row than there are rows.
     A number that cannot be (negative, not finite) counts as unknown.
     """
@@ -85,7 +92,20 @@ def machine(
         pcie_generation=_positive(pcie_generation),
         inter_socket_gbps=_positive(inter_socket_gbps),
         vendor=vendor,
+        nics=near_nics(nics, count=count) if nics is not None else None,
     )
+
+
+def near_nics(rows: Sequence[Sequence[object]], *, count: int) -> Rows | None:
+    """Cells to the adapters that share a host bridge or less with some device, adapters in an order of their cells;
+    None when there is none. Others tell no more than NUMA nodes do. Raises MachineError."""
+    if len(rows) != count or any(isinstance(row, str) for row in rows):
+        raise MachineError(f"needs {count} rows of adapter cells", value=len(rows))
+    columns = min(max(map(len, rows)), NICS_MAX)
+    cells = [[clean_cell(row[column] if column < len(row) else WORST) for row in rows] for column in range(columns)]
+    told = [[WORST if direct_links(cell) else cell for cell in nic] for nic in cells]
+    near = sorted(nic for nic in told if any(PCIE_CLOSENESS[cell] > PCIE_CLOSENESS[SAME_NODE] for cell in nic))
+    return tuple(zip(*near, strict=True)) if near else None
 
 
 def asymmetric_pairs(links: Sequence[Sequence[object]]) -> tuple[tuple[int, int], ...]:

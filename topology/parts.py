@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from topology.errors import PositionError
-from topology.model import Machine, Rows, mask_of, positions_of
+from topology.model import Machine, Rows, mask_of, near_nics, positions_of
 from topology.quality import Ints
 
 PARTS_MAX = 1024
@@ -60,8 +60,15 @@ def part_of(machine: Machine, mask: int) -> Part:
         links=_cut(machine.links, positions),
         pcie=_cut(machine.pcie, positions) if machine.pcie is not None else None,
         numa=tuple(machine.numa[position] for position in positions),
+        nics=_near_nics(machine, positions),
     )
     return Part(small, positions, is_whole=False)
+
+
+def _near_nics(machine: Machine, positions: tuple[int, ...]) -> Rows | None:
+    if machine.nics is None:
+        return None
+    return near_nics([machine.nics[position] for position in positions], count=len(positions))
 
 
 def _cut(rows: Rows, positions: tuple[int, ...]) -> Rows:

@@ -261,8 +261,23 @@ def _near(machine: Machine, first: int, second: int) -> float:
     devices = range(machine.count)
     most = max(links_between(machine, one, other) for one in devices for other in devices if one != other)
     links = links_between(machine, first, second) / most if most else 0.0
-    path = (CLOSE.index(relation(machine, first, second)) - 1 + _same_numa(machine, first, second)) / 6
-    return (links + path) / 2
+    path = CLOSE.index(relation(machine, first, second)) - 1 + _same_numa(machine, first, second)
+    if machine.nics is None:
+        return (links + path / 6) / 2
+    return (links + (path + _same_nic(machine, first, second)) / 7) / 2
+
+
+def _same_nic(machine: Machine, first: int, second: int) -> bool:
+    """Whether some adapter below the host bridge is as near to both as any adapter is."""
+
+    def ranks(device: int) -> list[int]:
+        return [CLOSE.index(cell) for cell in machine.nics[device]] if machine.nics else []
+
+    nodes = CLOSE.index("NODE")
+    return any(
+        one == max(ranks(first)) and other == max(ranks(second)) and one > nodes and other > nodes
+        for one, other in zip(ranks(first), ranks(second), strict=True)
+    )
 
 
 def _crowd(machine: Machine, first: int, second: int) -> float:

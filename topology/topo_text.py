@@ -102,6 +102,7 @@ def machine_of(
         link_gbps=link_gbps,
         pcie_generation=pcie_generation,
         inter_socket_gbps=inter_socket_gbps,
+        nics=[[nic.cells[position] for nic in matrix.nics] for position in range(len(matrix.labels))],
     )
 
 

@@ -20,6 +20,8 @@ def random_machines(draw: st.DrawFn, *, devices_max: int = 5) -> Machine:
     cells = [["X"] * count for _ in range(count)]
     for (first, second), cell in zip(pairs, told, strict=True):
         cells[first][second] = cells[second][first] = cell
+    adapters = draw(st.integers(0, 3))
+    rows = st.lists(st.sampled_from(CELLS), min_size=adapters, max_size=adapters)
     amd = draw(st.booleans())
     return machine(
         cells,
@@ -29,4 +31,5 @@ def random_machines(draw: st.DrawFn, *, devices_max: int = 5) -> Machine:
         pcie_generation=draw(st.sampled_from((3, 4))),
         inter_socket_gbps=draw(st.sampled_from((None, 10.0))),
         vendor="amd" if amd else "nvidia",
+        nics=draw(st.lists(rows, min_size=count, max_size=count)),
     )

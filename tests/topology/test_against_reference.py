@@ -146,6 +146,7 @@ def test_relabelled_machine_gives_an_equally_good_choice(subject: Machine, ask: 
         pcie_generation=subject.pcie_generation,
         inter_socket_gbps=subject.inter_socket_gbps,
         vendor=subject.vendor,
+        nics=tuple(subject.nics[position] for position in order) if subject.nics else None,
     )
     there = mask_of([index for index, position in enumerate(order) if free >> position & 1])
     one, other = choose(subject, free, ask), choose(relabelled, there, ask)

@@ -12,7 +12,7 @@ from topology.asks import Ask
 from topology.choice import Choice, choose
 from topology.errors import TopologyTextError
 from topology.islands import islands
-from topology.model import Machine
+from topology.model import Machine, machine
 from topology.profiles import profile, profile_names
 from topology.topo_text import TopologyText, looks_switched, machine_of, read_topology
 
@@ -120,6 +120,56 @@ def test_nics_are_no_gpus() -> None:
     assert len(matrix.labels) == 16
     assert [nic.name for nic in matrix.nics] == [f"NIC{index}" for index in range(10)]
     assert {nic.cells for nic in matrix.nics} == {("NODE",) * 16}
+
+
+def _behind_a_switch(adapters: list[str]) -> TopologyText:
+    """Eight GPUs of one socket behind an NVSwitch; one column per adapter, one character per GPU: x near, . far."""
+    names = [f"GPU{index}" for index in range(8)] + [f"mlx5_{index}" for index in range(len(adapters))]
+    rows = [
+        [f"GPU{row}", *("X" if row == column else "NV18" for column in range(8))]
+        + ["PXB" if adapter[row] == "x" else "NODE" for adapter in adapters]
+        + ["0-63", "0"]
+        for row in range(8)
+    ]
+    head = "\t" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity"
+    return read_topology("\n".join([head, *("\t".join(row) for row in rows)]))
+
+
+@pytest.mark.parametrize(
+    ("adapters", "free", "chosen"),
+    [
+        pytest.param(["xx......", "..xx....", "....xx..", "......xx"], 0b00011110, (2, 3), id="neighbours-share"),
+        pytest.param(["x...x...", ".x...x..", "..x...x.", "...x...x"], 0b00110011, (0, 4), id="distant-numbers-share"),
+        pytest.param(["x...x...", ".x...x..", "..x...x.", "...x...x"], 0b00100111, (1, 5), id="the-only-sharing-pair"),
+        pytest.param(["xxxxxxxx"], 0b00110010, (1, 4), id="one-adapter-for-all-decides-nothing"),
+        pytest.param(["........"], 0b00110010, (1, 4), id="far-adapters-decide-nothing"),
+    ],
+)
+def test_shared_adapter_breaks_the_tie_behind_a_switch(adapters: list[str], free: int, chosen: tuple[int, ...]) -> None:
+    """Where links and NUMA nodes are all equal, a pair that shares a network adapter goes together."""
+    answer = choose(machine_of(_behind_a_switch(adapters)), free, Ask(2))
+
+    assert isinstance(answer, Choice)
+    assert answer.positions == chosen
+
+
+def test_single_gpu_leaves_pairs_that_share_an_adapter_whole() -> None:
+    """One GPU is taken from the pair whose other half is in use."""
+    subject = machine_of(_behind_a_switch(["xx......", "..xx....", "....xx..", "......xx"]))
+    answer = choose(subject, 0b11101100, Ask(1))
+
+    assert isinstance(answer, Choice)
+    assert answer.positions == (5,)
+
+
+def test_adapters_decide_nothing_against_links() -> None:
+    """A bridge outweighs a shared adapter."""
+    near = [["PIX"], ["NODE"], ["PIX"], ["NODE"]]
+    subject = machine(PAIRS, numa=(0, 0, 0, 0), nvlink_generation=4, nics=near)
+    answer = choose(subject, 0b0111, Ask(2))
+
+    assert isinstance(answer, Choice)
+    assert answer.positions == (0, 1)
 
 
 def test_disagreeing_ends_degrade_to_the_weaker() -> None:
