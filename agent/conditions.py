@@ -6,7 +6,7 @@ In: a reading, the devices as reported, the evidence. Out: conditions with the t
 from collections.abc import Iterable, Sequence
 
 from agent.evidence import PodSighting
-from agent.readings import MachineReading
+from agent.readings import FabricReading, MachineReading
 from atoll.api import names
 from atoll.api.base import Condition
 from atoll.api.node_status import Device, HealthState
@@ -23,7 +23,8 @@ def conditions(
 ) -> tuple[Condition, ...]:
     """All conditions in a fixed order. The time moves only when the status does."""
     before = {condition.type: condition for condition in last}
-    found = (_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(sighting))
+    found = [_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(sighting)]
+    found += [_fabric_ready(reading.fabric)] if reading.fabric is not None else []
     return tuple(_condition(*finding, last=before.get(finding[0]), now=now) for finding in found)
 
 
@@ -68,6 +69,14 @@ def _evidence_readable(sighting: PodSighting) -> Finding:
         return names.CONDITION_EVIDENCE_READABLE, True, names.REASON_ALL_READ, "pod cgroups and the kubelet's pod list"
     message = f"{' and '.join(unread)} cannot be read; GPUs of deleted pods stay in doubt until then"
     return names.CONDITION_EVIDENCE_READABLE, False, names.REASON_EVIDENCE_UNREAD, message
+
+
+def _fabric_ready(fabric: FabricReading) -> Finding:
+    if fabric.state == "completed":
+        message = f"degraded: {fabric.health}" if fabric.health else "the NVLink fabric is set up"
+        return names.CONDITION_FABRIC_READY, True, names.REASON_FABRIC_READY, message
+    message = f"the NVLink fabric is {fabric.state}: is the fabric manager running? Nothing is placed here until it is"
+    return names.CONDITION_FABRIC_READY, False, names.REASON_FABRIC_NOT_READY, message
 
 
 def _condition(kind: str, holds: bool, reason: str, message: str, *, last: Condition | None, now: str) -> Condition:  # noqa: FBT001 - a finding, unpacked

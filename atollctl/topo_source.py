@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Final
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.machines import node_devices
+from atoll.cluster.health import judge
+from atoll.cluster.machines import NodeDevices, node_devices
 from topology.errors import TopologyError
 from topology.model import DEVICES_MAX, Machine, positions_of
 from topology.profiles import Profile, profile, profile_names
@@ -128,7 +129,18 @@ def source_of_report(status: GpuNodeStatus) -> Source:
         unusable=positions_of(devices.all & ~devices.usable),
     )
     remarks = () if source.rates_known else ("The agent could not read the generation: bandwidths are relative.",)
-    return replace(source, remarks=remarks)
+    return replace(source, remarks=remarks + _standing_remarks(status, devices))
+
+
+def _standing_remarks(status: GpuNodeStatus, devices: NodeDevices) -> tuple[str, ...]:
+    """Why each GPU that is not given out is not, and what is worth knowing of the others."""
+    standings = judge(status).standings
+    told = ((device.id, standings[device.uuid]) for device in devices.devices)
+    return tuple(
+        printable(f"GPU {number} is {standing.state}" + (f": {standing.reason}" if standing.reason else ""))
+        for number, standing in told
+        if standing.reason or not standing.may_be_given_out
+    )
 
 
 def known_model(text: str) -> Profile:

@@ -29,6 +29,11 @@ from controllers.claims import ClaimReconciler
 from controllers.context import Context
 from controllers.departures import Departures
 from controllers.evidence import EvidenceReconciler
+from controllers.gang_admission import ALL as WAITING_GANGS
+from controllers.gang_admission import AdmissionReconciler
+from controllers.gang_book import GangBook, GangRules
+from controllers.gangs import GangReconciler
+from controllers.health import HealthReconciler
 from controllers.loops import Loop
 from controllers.metrics import ControllerMetrics, controller_metrics
 from controllers.orphans import OrphanReconciler
@@ -48,6 +53,9 @@ REPAIR_DELAY_SECONDS = 0.25
 WAKE_DELAY_SECONDS = 0.03
 """The Leases of one pod end one by one; whoever waits for all of them should not lose to whoever needs one."""
 EVIDENCE_DELAY_SECONDS = 0.1
+GANG_DELAY_SECONDS = 0.05
+"""The pods of a gang are created, and become ready, by the dozen."""
+ADMISSION_DELAY_SECONDS = 0.05
 PREEMPTION_DELAY_SECONDS = 0.1
 """One release frees several Leases; the pods that wait for islands are weighed once after it."""
 
@@ -110,7 +118,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
 
 
 def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClient, metrics: Metrics) -> Process:
-    mirror = ClusterMirror(client, clock)
+    mirror = ClusterMirror(client, clock, with_gangs=True)
     identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
     elector = LeaderElector(
         client,
@@ -195,10 +203,32 @@ def build_loops(context: Context, departures: Departures, settings: ControllersS
         Loop(RepairReconciler(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
         Loop(RelabelReconciler(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
+        Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(PreemptionReconciler(context, settings), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
+        *(_gang_loops(context, settings) if context.mirror.gangs is not None else ()),
     )
+
+
+def _gang_loops(context: Context, settings: ControllersSettings) -> tuple[Loop[Any], ...]:
+    """Return the loops of gangs: each by itself, and all that wait against each other."""
+    rules = GangRules(
+        policy=settings.wait_for_pods_ready.policy(),
+        bounds=settings.wait_for_pods_ready.bounds(),
+        strict_order=settings.gang_order == "strict",
+    )
+    book = GangBook(context.mirror, context.clock, rules)
+    admission = Loop(
+        AdmissionReconciler(context, book), context.clock, context.metrics, delay_seconds=ADMISSION_DELAY_SECONDS
+    )
+    gangs = Loop(
+        GangReconciler(context, book, lambda: admission.add(WAITING_GANGS)),
+        context.clock,
+        context.metrics,
+        delay_seconds=GANG_DELAY_SECONDS,
+    )
+    return gangs, admission
 
 
 async def _until_first(*works: Any) -> None:  # noqa: ANN401 - coroutines of any kind

@@ -27,7 +27,17 @@ DEFAULT_DIRECTORY: Final = Path("deploy/crds")
 _KEPT: Final = frozenset(
     {
         *("type", "format", "description", "enum", "required", "default"),
-        *("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *(
+            "minimum",
+            "maximum",
+            "minLength",
+            "maxLength",
+            "pattern",
+            "minItems",
+            "maxItems",
+            "minProperties",
+            "maxProperties",
+        ),
         *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations"),
     }
 )
@@ -104,6 +114,7 @@ CUSTOM_RESOURCES: Final = (
         columns=(
             Column("GPUs", ".status.deviceCount", "integer"),
             Column("Healthy", ".status.healthyCount", "integer"),
+            Column("Cordoned", ".spec.cordons[*].uuid"),
             Column("Models", ".status.models"),
             Column("Fabric", ".status.fabric.clusterUUID", wide=True),
             Column("Agent", ".status.agentVersion", wide=True),

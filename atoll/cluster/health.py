@@ -78,7 +78,7 @@ XIDS: Final[Mapping[int, tuple[Action, str]]] = {
     140: (Action.QUARANTINE, "memory error that the card did not recover from"),
     142: (Action.QUARANTINE, "NVENC failed"),
     143: (Action.QUARANTINE, "the card could not be set up"),
-    **{number: (Action.QUARANTINE, "NVLink error") for number in range(144, 151)},
+    **dict.fromkeys(range(144, 151), (Action.QUARANTINE, "NVLink error")),
     151: (Action.QUARANTINE, "key rotation of the card failed"),
     155: (Action.QUARANTINE, "NVLink went down by software"),
     156: (Action.QUARANTINE, "a resource of the card was retired"),

@@ -1,0 +1,166 @@
+"""`atoll gpu`: keep single GPUs from new pods, give them back, declare them well again.
+
+In: NODE/ID as `atoll topo` shows them. Out: one patch of the node's GpuNodeStatus, whose spec belongs to
+administrators. The entry names the card by uuid, so it stays with it when numbers change. The patch is fenced by the
+object's version: two administrators do not undo each other's entries.
+"""
+
+import asyncio
+import getpass
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from atoll.api.node_status import Cordon, Device, GpuNodeStatus, GpuNodeStatusSpec, Release
+from atoll.cluster.health import judge
+from atoll.kube import patches, paths
+from atoll.kube.client import ApiClient
+from atoll.kube.errors import Conflict, KubeError, NotFound
+
+ATTEMPTS_MAX = 5
+STATUS_REFUSED = 2
+
+app = typer.Typer(help="Cordon single GPUs, and see how they are.", no_args_is_help=True)
+
+Target = Annotated[
+    str, typer.Argument(metavar="NODE/ID", help="Node, and the GPU's id there as `atoll topo` shows it.")
+]
+Reason = Annotated[str, typer.Option(help="Why, for whoever looks at it later.")]
+Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")]
+ContextName = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
+
+Change = Callable[[GpuNodeStatusSpec, Device], GpuNodeStatusSpec]
+
+
+class TargetMistake(Exception):
+    """The text names no GPU of the cluster."""
+
+
+@app.command()
+def cordon(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
+    """Keep one GPU from new pods; whoever holds it keeps it."""
+    if not reason.strip():
+        _refuse("--reason must say why; it is shown to whoever waits for the GPU")
+    _change(target, kubeconfig, context, lambda spec, device: cordoned(spec, device.uuid, reason, by=_who()))
+    typer.echo(f"GPU {target} is cordoned: {reason}")
+
+
+@app.command()
+def uncordon(target: Target, kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
+    """Give one GPU back to new pods."""
+    _change(target, kubeconfig, context, lambda spec, device: uncordoned(spec, device.uuid))
+    typer.echo(f"GPU {target} is no longer cordoned")
+
+
+@app.command()
+def release(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
+    """Declare a quarantined GPU well: what was wrong with it until now counts no more."""
+    if not reason.strip():
+        _refuse("--reason must say why the GPU is well again")
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    _change(target, kubeconfig, context, lambda spec, device: released(spec, device.uuid, now, reason, by=_who()))
+    typer.echo(f"GPU {target} is released: {reason}")
+
+
+@app.command(name="list")
+def list_gpus(kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
+    """Show every GPU with its standing, and why."""
+    try:
+        statuses = asyncio.run(_statuses(kubeconfig, context))
+    except KubeError as error:
+        _refuse(f"cannot list GPUs: {error}")
+    table = Table("GPU", "Model", "Standing", "Reason")
+    for status in sorted(statuses, key=lambda one: one.metadata.name):
+        standings = judge(status).standings
+        for device in status.status.devices if status.status is not None else ():
+            standing = standings[device.uuid]
+            name = f"{status.metadata.name}/{device.id}"
+            profile = f" {device.mig.profile}" if device.mig is not None and device.mig.profile else ""
+            table.add_row(name, device.model + profile, str(standing.state), standing.reason)
+    Console().print(table)
+
+
+def cordoned(spec: GpuNodeStatusSpec, uuid: str, reason: str, *, by: str) -> GpuNodeStatusSpec:
+    """The spec with the card cordoned for this reason."""
+    entry = Cordon(uuid=uuid, reason=reason[:256], by=by[:256])
+    return spec.model_copy(update={"cordons": (*uncordoned(spec, uuid).cordons, entry)})
+
+
+def uncordoned(spec: GpuNodeStatusSpec, uuid: str) -> GpuNodeStatusSpec:
+    """The spec without a cordon of the card."""
+    return spec.model_copy(update={"cordons": tuple(one for one in spec.cordons if one.uuid != uuid)})
+
+
+def released(spec: GpuNodeStatusSpec, uuid: str, time: str, reason: str, *, by: str) -> GpuNodeStatusSpec:
+    """The spec in which the card's incidents up to `time` count no more."""
+    others = tuple(one for one in spec.releases if one.uuid != uuid)
+    entry = Release(uuid=uuid, time=time, reason=reason[:256], by=by[:256])
+    return spec.model_copy(update={"releases": (*others, entry)})
+
+
+def split_target(text: str) -> tuple[str, int]:
+    """Node and device id of NODE/ID. Raises TargetMistake."""
+    node, slash, number = text.rpartition("/")
+    if not slash or not node or not (number.isascii() and number.isdigit()):
+        raise TargetMistake(f"{text!r} names no GPU; write NODE/ID, such as gpu-node-1/3")
+    return node, int(number)
+
+
+def device_of(status: GpuNodeStatus, device_id: int) -> Device:
+    """The device with an id. Raises TargetMistake."""
+    devices = status.status.devices if status.status is not None else ()
+    found = next((device for device in devices if device.id == device_id), None)
+    if found is None:
+        known = ", ".join(str(device.id) for device in devices) or "none"
+        raise TargetMistake(f"node {status.metadata.name} has no GPU {device_id}; it has {known}")
+    return found
+
+
+def _change(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> None:
+    try:
+        asyncio.run(_change_spec(target, kubeconfig, context, change))
+    except (TargetMistake, KubeError) as error:
+        _refuse(str(error))
+
+
+async def _change_spec(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> None:
+    node, device_id = split_target(target)
+    async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-gpu") as client:
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                status = GpuNodeStatus.model_validate_json(await client.get(paths.gpunodestatuses(node)))
+            except NotFound as error:
+                raise TargetMistake(f"no agent reports a node {node}") from error
+            spec = change(status.spec, device_of(status, device_id)).to_json()
+            patch = {"cordons": spec.get("cordons", []), "releases": spec.get("releases", [])}
+            body = patches.merge_patch(
+                uid=status.metadata.uid, resource_version=status.metadata.resource_version, spec=patch
+            )
+            try:
+                await client.patch(paths.gpunodestatuses(node), body)
+                return
+            except Conflict:
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+
+
+async def _statuses(kubeconfig: Path | None, context: str | None) -> tuple[GpuNodeStatus, ...]:
+    async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-gpu") as client:
+        return tuple((await client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json)).items)
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def _refuse(message: str) -> None:
+    typer.echo(message, err=True)
+    raise typer.Exit(STATUS_REFUSED)

@@ -1,0 +1,117 @@
+"""Tells whoever is concerned that a GPU fell ill, or is well again.
+
+In: reports, as they change. Out: events: on the pods that hold the GPU and on the node, once per change and not once
+per heartbeat. What makes a GPU ill stands in atoll.cluster.health; the ledger keeps new pods away by itself, and the
+pod that holds the GPU keeps it. Keys are node names.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.cluster.health import Availability, Judgement, Standing, judge
+from atoll.cluster.objects import Pod
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.events import EventType
+from atoll.kube.mirror import Kind
+from controllers.context import Context, node_reference, pod_reference
+
+log = structlog.get_logger(__name__)
+
+ILL = frozenset({Availability.QUARANTINED, Availability.UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What changed on one node. ill: device uuid to its standing; well: uuids; drain: a reason that is new."""
+
+    ill: Mapping[str, Standing] = field(default_factory=dict)
+    well: tuple[str, ...] = ()
+    drain: str = ""
+
+
+def news(before: Judgement | None, now: Judgement) -> News:
+    """What is to be told of a node after it was judged anew. Pure.
+
+    before: None for a node that was not judged yet; then only what is ill is told.
+    """
+    old = before.standings if before is not None else {}
+    ill = {
+        uuid: standing
+        for uuid, standing in now.standings.items()
+        if standing.state in ILL and not _is_told(old.get(uuid), standing)
+    }
+    well = tuple(
+        uuid
+        for uuid, standing in now.standings.items()
+        if standing.may_be_given_out and uuid in old and old[uuid].state in ILL
+    )
+    return News(ill, well, now.drain if before is None or before.drain != now.drain else "")
+
+
+def _is_told(before: Standing | None, now: Standing) -> bool:
+    """The same state for the same cause: a reason that only grows a number is not told again."""
+    return before is not None and before.state is now.state and before.reason.split(":")[0] == now.reason.split(":")[0]
+
+
+class HealthReconciler:
+    """Nobody finds out late that a GPU is ill."""
+
+    name = "health"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._told: dict[str, Judgement] = {}
+
+    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+        """Return the node of a report whose devices or cordons changed."""
+        if kind is not Kind.REPORT:
+            return ()
+        node = change.object.metadata.name
+        if change.kind is ChangeKind.DELETED:
+            self._told.pop(node, None)
+            return ()
+        return (node,)
+
+    def all_keys(self) -> Iterable[str]:
+        """Return every node with a report."""
+        return tuple(self._context.mirror.reports)
+
+    async def reconcile(self, node: str) -> float | None:
+        """Tell what changed since the node was looked at last."""
+        status = self._context.mirror.reports.get(node)
+        if status is None or status.status is None:
+            return None
+        judgement = judge(status)
+        found = news(self._told.get(node), judgement)
+        self._told[node] = judgement
+        ids = {device.uuid: device.id for device in status.status.devices}
+        for uuid, standing in found.ill.items():
+            note = f"GPU {ids[uuid]} ({uuid}) of node {node} is {standing.state}: {standing.reason}"
+            self._tell(node, uuid, names.REASON_GPU_ILL, note)
+        for uuid in found.well:
+            self._tell(node, uuid, names.REASON_GPU_WELL, f"GPU {ids[uuid]} ({uuid}) of node {node} is well again")
+        if found.drain:
+            self._record_on_node(node, names.REASON_NODE_NEEDS_DRAIN, f"drain node {node}: {found.drain}")
+        return None
+
+    def _tell(self, node: str, uuid: str, reason: str, note: str) -> None:
+        log.warning("Standing of a GPU changed", node=node, uuid=uuid, reason=reason, note=note)
+        self._record_on_node(node, reason, note)
+        kind: EventType = "Normal" if reason == names.REASON_GPU_WELL else "Warning"
+        for pod in self._holders(node, uuid):
+            self._context.events.record(pod_reference(pod), reason=reason, note=note, action="Watch", type=kind)
+
+    def _record_on_node(self, node: str, reason: str, note: str) -> None:
+        kind: EventType = "Normal" if reason == names.REASON_GPU_WELL else "Warning"
+        self._context.events.record(node_reference(node), reason=reason, note=note, action="Watch", type=kind)
+
+    def _holders(self, node: str, uuid: str) -> Iterable[Pod]:
+        ledger = self._context.mirror.ledger
+        for uid, pod in ledger.pods.items():
+            held = ledger.allocation_of(uid)
+            if held is not None and held.node == node and uuid in held.uuids:
+                yield pod
