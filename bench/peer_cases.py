@@ -1,5 +1,7 @@
 """Cases that other allocators' tests expect, put to Atoll: `python -m bench.peer_cases device FILE.jsonl`.
 
+For gangs, `python -m bench.peer_cases domain FILE.jsonl`: see bench.peer_domains. For devices:
+
 In: one JSON object per line: topology (a known machine, or rows of cells in `links`), available, required, size and
 want; or start and a sequence of {size, want}. Out: one JSON line per case (id, wanted, chosen, wantedQuality,
 chosenQuality, verdict, why) and a summary line. Verdicts: same (the same set), equal (another set of equal ring
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench import peer_domains
 from topology.asks import Ask, Policy
 from topology.choice import Choice, choose
 from topology.errors import TopologyError
@@ -60,9 +63,11 @@ class Outcome:
 def main(arguments: list[str]) -> int:
     """Run a file of cases; 0 unless a case is worse."""
     parser = argparse.ArgumentParser(prog="python -m bench.peer_cases", description=__doc__)
-    parser.add_argument("kind", choices=["device"])
+    parser.add_argument("kind", choices=["device", "domain"])
     parser.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
+    if options.kind == "domain":
+        return peer_domains.run(options.file)
     verdicts: Counter[str] = Counter()
     with options.file.open(encoding="utf-8") as lines:
         for answer in answers(lines):

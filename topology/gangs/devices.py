@@ -1,8 +1,8 @@
 """How many members' GPUs really fit on one host, and which: sets for all members of a host together.
 
-In: a Machine, its free positions, wants (an ask, the masks it may use, how many members). Out: the most members of one
-more kind that fit beside others, and disjoint sets for all of them. Exact on machines of up to EXACT_DEVICES_MAX GPUs;
-above, sets are taken one after the other, best first, which may find fewer.
+In: a Board (a machine), its free positions, wants (an ask, the masks it may use, how many members). Out: the most
+members of one more kind that fit beside others, and disjoint sets for all of them. Exact on machines of up to
+EXACT_DEVICES_MAX GPUs; above, sets are taken one after the other, best first, which may find fewer.
 
 Order of the sets of a host: least sum of ranks (see topology.tables) plus what the rest loses, then the sets,
 lexicographically.
@@ -40,37 +40,51 @@ class Want:
     one_island: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Board:
+    """A Machine that is compared by identity, so that caches need not hash its link matrix. Get it from `board`."""
+
+    machine: Machine
+
+
+@lru_cache(maxsize=1024)
+def board(machine: Machine) -> Board:
+    """The one Board of a machine."""
+    return Board(machine)
+
+
 Wants = tuple[tuple[Want, int], ...]
 Sets = tuple[int, ...]
 
 
-def most(machine: Machine, free: int, held: Wants, want: Want) -> int:
+@lru_cache(maxsize=ANSWERS_MAX)
+def most(board: Board, free: int, held: Wants, want: Want) -> int:
     """How many members with `want` fit beside those in `held`; 0 when not even those fit."""
-    free &= machine.full
-    if machine.count > EXACT_DEVICES_MAX:
-        return _most_greedy(machine, free, held, want)
+    free &= board.machine.full
+    if board.machine.count > EXACT_DEVICES_MAX:
+        return _most_greedy(board, free, held, want)
     left = free.bit_count() - sum(other.ask.count * count for other, count in held)
     for count in range(max(left, 0) // want.ask.count, 0, -1):
-        if fits(machine, free, add(held, want, count)):
+        if fits(board, free, add(held, want, count)):
             return count
     return 0
 
 
-def fits(machine: Machine, free: int, wants: Wants) -> bool:
+def fits(board: Board, free: int, wants: Wants) -> bool:
     """Whether disjoint sets for all exist."""
     if sum(want.ask.count * count for want, count in wants) > free.bit_count():
         return False
-    if all(_is_plain(machine, want) for want, _ in wants):
+    if all(_is_plain(board, want) for want, _ in wants):
         return True
-    return _best(machine, free, wants) is not None
+    return _best(board, free, wants) is not None
 
 
-def sets_for(machine: Machine, free: int, wants: Wants) -> tuple[Sets, ...] | None:
+def sets_for(board: Board, free: int, wants: Wants) -> tuple[Sets, ...] | None:
     """Disjoint sets, per want one for each of its members; None when they do not fit."""
-    free &= machine.full
-    if machine.count > EXACT_DEVICES_MAX:
-        return _sets_greedy(machine, free, wants)
-    found = _best(machine, free, wants)
+    free &= board.machine.full
+    if board.machine.count > EXACT_DEVICES_MAX:
+        return _sets_greedy(board, free, wants)
+    found = _best(board, free, wants)
     if found is None:
         return None
     taken = iter(found[2])
@@ -90,23 +104,23 @@ def has_one_island(machine: Machine) -> bool:
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _is_plain(machine: Machine, want: Want) -> bool:
+def _is_plain(board: Board, want: Want) -> bool:
     """Whether every set of the right size will do, so that counting is enough."""
     ask = want.ask
     unconditional = ask.interconnect is Interconnect.ANY and ask.min_bandwidth_gbps == 0
-    anywhere = any(mask & machine.full == machine.full for mask in want.masks) if want.masks else True
-    inside = has_one_island(machine) or not (want.one_island or ask.policy is Policy.ISLAND)
-    return unconditional and anywhere and inside and ask.count <= machine.count
+    anywhere = any(mask & board.machine.full == board.machine.full for mask in want.masks) if want.masks else True
+    inside = has_one_island(board.machine) or not (want.one_island or ask.policy is Policy.ISLAND)
+    return unconditional and anywhere and inside and ask.count <= board.machine.count
 
 
 @lru_cache(maxsize=4096)
-def _candidates(machine: Machine, want: Want) -> tuple[tuple[float, int, int], ...]:
+def _candidates(board: Board, want: Want) -> tuple[tuple[float, int, int], ...]:
     """(cost, place in the order of sets, mask) of every set that one member may get."""
-    if want.ask.count > machine.count:
+    if want.ask.count > board.machine.count:
         return ()
-    sets = admitted_sets(machine, want.ask)
-    island = in_one_island(machine, sets.masks)
-    masks = want.masks or (machine.full,)
+    sets = admitted_sets(board.machine, want.ask)
+    island = in_one_island(board.machine, sets.masks)
+    masks = want.masks or (board.machine.full,)
     found: list[tuple[float, int, int]] = []
     for position, mask in enumerate(int(mask) for mask in sets.masks):
         order = next((rank for rank, allowed in enumerate(masks) if mask & ~allowed == 0), None)
@@ -125,38 +139,38 @@ def _kept(machine: Machine, policy: Policy) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _best(machine: Machine, free: int, wants: Wants) -> tuple[float, Sets, Sets] | None:
+def _best(board: Board, free: int, wants: Wants) -> tuple[float, Sets, Sets] | None:
     """Least cost, places in the order of sets, and sets, for all wants in turn."""
     first = next((position for position, (_, count) in enumerate(wants) if count), None)
     if first is None:
-        return _kept(machine, wants[-1][0].ask.policy)[free] if wants else 0.0, (), ()
+        return _kept(board.machine, wants[-1][0].ask.policy)[free] if wants else 0.0, (), ()
     want, count = wants[first]
     if sum(other.ask.count * number for other, number in wants) > free.bit_count():
         return None
     rest = (*wants[:first], (want, count - 1), *wants[first + 1 :])
     best: tuple[float, Sets, Sets] | None = None
-    for cost, place, mask in _candidates(machine, want):
-        others = None if mask & ~free else _best(machine, free & ~mask, rest)
+    for cost, place, mask in _candidates(board, want):
+        others = None if mask & ~free else _best(board, free & ~mask, rest)
         if others is not None:
             found = (round(cost + others[0], DECIMALS), (place, *others[1]), (mask, *others[2]))
             best = found if best is None else min(best, found)
     return best
 
 
-def _most_greedy(machine: Machine, free: int, held: Wants, want: Want) -> int:
+def _most_greedy(board: Board, free: int, held: Wants, want: Want) -> int:
     count = 0
-    while _sets_greedy(machine, free, add(held, want, count + 1)) is not None:
+    while _sets_greedy(board, free, add(held, want, count + 1)) is not None:
         count += 1
     return count
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _sets_greedy(machine: Machine, free: int, wants: Wants) -> tuple[Sets, ...] | None:
+def _sets_greedy(board: Board, free: int, wants: Wants) -> tuple[Sets, ...] | None:
     found: list[Sets] = []
     for want, count in wants:
         sets: list[int] = []
         for _ in range(count):
-            mask = _next_greedy(machine, free, want)
+            mask = _next_greedy(board, free, want)
             if mask is None:
                 return None
             sets.append(mask)
@@ -166,10 +180,10 @@ def _sets_greedy(machine: Machine, free: int, wants: Wants) -> tuple[Sets, ...] 
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _next_greedy(machine: Machine, free: int, want: Want) -> int | None:
+def _next_greedy(board: Board, free: int, want: Want) -> int | None:
     """The best set of the first mask that serves it."""
-    for allowed in want.masks or (machine.full,):
-        answer = choose(machine, free & allowed & machine.full, want.ask)
+    for allowed in want.masks or (board.machine.full,):
+        answer = choose(board.machine, free & allowed & board.machine.full, want.ask)
         if isinstance(answer, Choice) and not (want.one_island and len(answer.islands) > 1):
             return mask_of(answer.positions)
     return None

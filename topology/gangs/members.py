@@ -53,8 +53,8 @@ def device_sets(occupancy: Occupancy) -> Sets:
     snapshot = occupancy.snapshot
     sets: Sets = {}
     for host, wants in occupancy.wants.items():
-        machine, free, kind = snapshot.cells[int(snapshot.cell_of[host])]
-        found = devices.sets_for(machine, free, wants) if machine is not None else None
+        board, free, kind = snapshot.cells[int(snapshot.cell_of[host])]
+        found = devices.sets_for(board, free, wants) if board is not None else None
         if found is None:
             raise GangError("promised more GPUs than the host can give", value=snapshot.hosts[host].name)
         queues = {want: list(masks) for (want, _), masks in zip(wants, found, strict=True)}

@@ -121,12 +121,12 @@ class Occupancy:
         return per_host
 
     def _fits(self, cell: Cell, held: Wants, pod_set: PodSet, beside: PodSet | None) -> int:
-        machine, free, kind = cell
-        if machine is None or not free:
+        board, free, kind = cell
+        if board is None or not free:
             return 0
         if beside is not None and beside.ask is not None:
             held = devices.add(held, self.want(beside, kind), 1)
-        return devices.most(machine, free, held, self.want(pod_set, kind))
+        return devices.most(board, free, held, self.want(pod_set, kind))
 
 
 def _apart(first: PodSet, second: PodSet) -> bool:

@@ -58,38 +58,48 @@ def _together(counts: Counts, *, leader: bool) -> int:
 
 def _excluded(pod_set: PodSet, occupancy: Occupancy, out: Ints) -> tuple[tuple[str, int], ...]:
     """(reason, hosts), most frequent first, then by name."""
-    hosts = occupancy.snapshot.hosts
-    short = _short_of(pod_set, occupancy)
+    snapshot = occupancy.snapshot
     tally: Counter[str] = Counter()
-    for host in out.tolist():
-        reason = pod_set.excluded.get(hosts[host].name) or short[host] or _gpu_reason(pod_set, occupancy, host)
-        tally[reason or NEIGHBOURS] += 1
-    return tuple(sorted(tally.items(), key=lambda row: (-row[1], row[0])))
+    named = {snapshot.index[name]: reason for name, reason in pod_set.excluded.items() if name in snapshot.index}
+    tally.update(named[host] for host in out.tolist() if host in named)
+    left = out[[host not in named for host in out.tolist()]] if named else out
+    for resource, amount in sorted(pod_set.needs.items()):
+        short = occupancy.free(resource)[left] < amount
+        tally[f"resource {resource}"] += int(short.sum())
+        left = left[~short]
+    tally.update(_gpu_reasons(pod_set, occupancy, left))
+    return tuple(
+        sorted(((reason, count) for reason, count in tally.items() if count), key=lambda row: (-row[1], row[0]))
+    )
 
 
-def _short_of(pod_set: PodSet, occupancy: Occupancy) -> list[str]:
-    """Per host, the first resource of which not even one member's need is left."""
-    short = np.full(len(occupancy.snapshot.hosts), "", dtype=object)
-    for resource, amount in sorted(pod_set.needs.items(), reverse=True):
-        short[occupancy.free(resource) < amount] = f"resource {resource}"
-    return [str(reason) for reason in short]
-
-
-def _gpu_reason(pod_set: PodSet, occupancy: Occupancy, host: int) -> str:
+def _gpu_reasons(pod_set: PodSet, occupancy: Occupancy, left: Ints) -> Counter[str]:
+    """Reasons by cell; a host whose GPUs would do holds others of the gang, or has neighbours that rule it out."""
+    snapshot = occupancy.snapshot
+    tally: Counter[str] = Counter()
     if pod_set.ask is None:
-        return ""
-    reason = _cell_reason(pod_set, occupancy.snapshot.cells[int(occupancy.snapshot.cell_of[host])])
-    return reason or (HELD if host in occupancy.wants else "")
+        return Counter({NEIGHBOURS: len(left)})
+    cells, counts = np.unique(snapshot.cell_of[left], return_counts=True)
+    for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
+        reason = _cell_reason(pod_set, snapshot.cells[cell])
+        if reason:
+            tally[reason] += count
+            continue
+        held = sum(int(snapshot.cell_of[host]) == cell for host in set(left.tolist()) & occupancy.wants.keys())
+        tally[HELD] += held
+        tally[NEIGHBOURS] += count - held
+    return tally
 
 
 def _cell_reason(pod_set: PodSet, cell: Cell) -> str:
     assert pod_set.ask is not None
-    machine, free, kind = cell
-    if machine is None:
+    board, free, kind = cell
+    if board is None:
         return NO_GPUS
     reason = ""
-    for mask in pod_set.admitted.get(kind, ()) or (machine.full,):
-        answer = choose(machine, free & mask & machine.full, pod_set.ask)
+    full = board.machine.full
+    for mask in pod_set.admitted.get(kind, ()) or (full,):
+        answer = choose(board.machine, free & mask & full, pod_set.ask)
         if isinstance(answer, Choice):
             return ""
         reason = reason or str(answer.reason)

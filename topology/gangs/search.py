@@ -142,7 +142,7 @@ def _strict_rules(units: tuple[Unit, ...], snapshot: Snapshot) -> Iterator[Rules
 
 def _has_islands(pod_sets: Iterable[PodSet], snapshot: Snapshot) -> bool:
     """Whether some member could be given GPUs of several islands although one island could serve it."""
-    several = any(machine is not None and not has_one_island(machine) for machine, _, _ in snapshot.cells)
+    several = any(board is not None and not has_one_island(board.machine) for board, _, _ in snapshot.cells)
     asks = (pod_set.ask for pod_set in pod_sets if pod_set.ask is not None)
     return several and any(ask.policy is Policy.CONTIGUOUS and ask.count > 1 for ask in asks)
 

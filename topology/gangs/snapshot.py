@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
+from topology.gangs.devices import Board, board
 from topology.gangs.errors import GangError
 from topology.gangs.model import Gang, Host, Placement
 from topology.gangs.tree import DomainTree, domain_tree
-from topology.model import Machine, mask_of
+from topology.model import mask_of
 from topology.quality import Bools, Ints
 
-Cell = tuple[Machine | None, int, str]
+Cell = tuple[Board | None, int, str]
+CELLS_IDLE_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,10 +48,27 @@ class Snapshot:
         """The snapshot with some hosts' state replaced; the tree is kept when none of them is new or moved."""
         news = {host.name: host for host in changed}
         known = all(name in self.index and self.hosts[self.index[name]].path == news[name].path for name in news)
-        hosts = [news.pop(host.name, host) for host in self.hosts]
         if not known:
-            return snapshot(self.tree.levels, [*hosts, *news.values()])
-        return _with_tree(self.tree, tuple(hosts))
+            kept = [host for host in self.hosts if host.name not in news]
+            return snapshot(self.tree.levels, [*kept, *news.values()])
+        hosts = list(self.hosts)
+        for name, host in news.items():
+            hosts[self.index[name]] = host
+        if len(self.cells) > CELLS_IDLE_MAX:
+            return _with_tree(self.tree, tuple(hosts), self.index)
+        return self._patched(tuple(hosts), [self.index[name] for name in news])
+
+    def _patched(self, hosts: tuple[Host, ...], places: Sequence[int]) -> Snapshot:
+        cells = {cell: number for number, cell in enumerate(self.cells)}
+        cell_of, gpus, spare = self.cell_of.copy(), self.gpus.copy(), self.spare.copy()
+        free = {resource: amounts.copy() for resource, amounts in self._free.items()}
+        for place in places:
+            host = hosts[place]
+            cell_of[place] = cells.setdefault(_cell(host), len(cells))
+            gpus[place], spare[place] = host.free_mask.bit_count(), host.spare
+            for resource, amounts in free.items():
+                amounts[place] = host.free.get(resource, 0)
+        return Snapshot(self.tree, hosts, self.index, tuple(cells), cell_of, gpus, spare, free)
 
     def without(self, names: Iterable[str]) -> Snapshot:
         """The snapshot without some hosts."""
@@ -79,31 +99,22 @@ def snapshot(levels: Sequence[str], hosts: Iterable[Host]) -> Snapshot:
     return _with_tree(tree, ordered)
 
 
-def _with_tree(tree: DomainTree, hosts: tuple[Host, ...]) -> Snapshot:
-    cells: dict[tuple[int, int, str], int] = {}
-    kept: list[Cell] = []
-    cell_of = np.empty(len(hosts), dtype=np.int64)
-    machines: dict[Machine | None, int] = {}
-    by_object: dict[int, int] = {}
-    for position, host in enumerate(hosts):
-        number = by_object.get(id(host.machine))
-        if number is None:
-            number = by_object[id(host.machine)] = machines.setdefault(host.machine, len(machines))
-        key = (number, host.free_mask, host.kind)
-        if key not in cells:
-            cells[key] = len(kept)
-            kept.append((host.machine, host.free_mask, host.kind))
-        cell_of[position] = cells[key]
-    gpus = np.array([mask.bit_count() for _, mask, _ in kept], dtype=np.int64)
+def _with_tree(tree: DomainTree, hosts: tuple[Host, ...], index: dict[str, int] | None = None) -> Snapshot:
+    cells: dict[Cell, int] = {}
+    cell_of = np.fromiter((cells.setdefault(_cell(host), len(cells)) for host in hosts), np.int64, count=len(hosts))
     return Snapshot(
         tree=tree,
         hosts=hosts,
-        index={host.name: position for position, host in enumerate(hosts)},
-        cells=tuple(kept),
+        index=index if index is not None else {host.name: position for position, host in enumerate(hosts)},
+        cells=tuple(cells),
         cell_of=cell_of,
-        gpus=gpus[cell_of] if kept else np.zeros(0, dtype=np.int64),
-        spare=np.array([host.spare for host in hosts], dtype=np.bool_),
+        gpus=np.fromiter((host.free_mask.bit_count() for host in hosts), np.int64, count=len(hosts)),
+        spare=np.fromiter((host.spare for host in hosts), np.bool_, count=len(hosts)),
     )
+
+
+def _cell(host: Host) -> Cell:
+    return (board(host.machine) if host.machine is not None else None, host.free_mask, host.kind)
 
 
 def _less(host: Host, used: dict[str, int], mask: int) -> Host:

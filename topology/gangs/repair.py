@@ -1,0 +1,177 @@
+"""Other hosts for members whose hosts were lost, where the gang's request still holds with those that remain.
+
+In: a pod set, a Snapshot from which the use of all remaining members is taken off already, the members and the lost
+hosts. Out: a Repair: new places for as many lost members as possible, and a Refusal for each part that has none; one
+part without a spare host does not keep the others waiting.
+
+A part is what must lie together: the lost members of one broken slice, innermost first, stay in the domain of those
+that remain of it; slices that were lost whole move as whole slices. A required level means the domain where most
+remaining members lie; a preferred one is tried there first, then in the next higher domain, and so on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from topology.gangs.descent import Budget, Found
+from topology.gangs.members import device_sets
+from topology.gangs.model import Member, Mode, PodSet, Refusal, Slice, TopologyRequest
+from topology.gangs.occupancy import Occupancy
+from topology.gangs.placing import Rules, place_unit, put
+from topology.gangs.requests import Unit, unit_of
+from topology.gangs.snapshot import Snapshot
+from topology.quality import Bools
+
+Anchors = Iterable[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """members: the replaced ones with their new places, by rank; refusals: one per part that found none."""
+
+    members: tuple[Member, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Ranks that move together. request: what holds among them; within: hosts that they may use, nearest first."""
+
+    ranks: tuple[int, ...]
+    request: TopologyRequest
+    within: tuple[Bools, ...]
+
+
+def replace_lost(
+    pod_set: PodSet,
+    snapshot: Snapshot,
+    members: Sequence[Member],
+    lost: Collection[str],
+    *,
+    anchors: Anchors = (),
+) -> Repair:
+    """New places for the members on lost hosts. anchors: (level, hosts) of others whose domain binds these as well."""
+    remaining = [member for member in members if member.host not in lost and member.host in snapshot.index]
+    gone = sorted(set(members) - set(remaining), key=lambda member: member.rank)
+    unit = unit_of(replace(pod_set, count=0, min_count=None), None, pod_set.request, snapshot.tree)
+    if isinstance(unit, Refusal):
+        return Repair((), (unit,))
+    usable = np.array([host.name not in lost for host in snapshot.hosts], dtype=np.bool_)
+    for level, hosts in anchors:
+        usable &= _domain(snapshot, level, hosts)
+    occupancy = Occupancy(snapshot)
+    for member in remaining:
+        occupancy.note(pod_set, snapshot.index[member.host], 1)
+    parts = _parts(pod_set, unit, snapshot, remaining, [member.rank for member in gone], usable)
+    return _placed(pod_set, occupancy, list(parts))
+
+
+def _parts(
+    pod_set: PodSet,
+    unit: Unit,
+    snapshot: Snapshot,
+    remaining: Sequence[Member],
+    gone: Sequence[int],
+    usable: Bools,
+) -> Iterator[_Part]:
+    """Broken slices, then what moves as a whole."""
+    tree, request = snapshot.tree, pod_set.request
+    hosts = [member.host for member in remaining]
+    name = tree.name_of(unit.level)
+    if unit.mode is Mode.UNCONSTRAINED or not remaining:
+        within: tuple[Bools, ...] = (usable,)
+    elif unit.mode is Mode.REQUIRED:
+        within = (usable & _domain(snapshot, name, hosts),)
+    else:
+        levels = [tree.name_of(level) for level in range(unit.level, -1, -1)]
+        within = (*(usable & _domain(snapshot, level, hosts) for level in levels), usable)
+    mode = Mode.PREFERRED if remaining and unit.mode is Mode.REQUIRED else unit.mode
+    yield from _split(request.slices, snapshot, remaining, tuple(gone), within, TopologyRequest(mode, name))
+
+
+def _split(
+    slices: tuple[Slice, ...],
+    snapshot: Snapshot,
+    remaining: Sequence[Member],
+    gone: tuple[int, ...],
+    within: tuple[Bools, ...],
+    request: TopologyRequest,
+) -> Iterator[_Part]:
+    """Parts among ranks that share a domain: each broken slice by itself, all whole ones together."""
+    if not gone:
+        return
+    if not slices:
+        yield _Part(gone, request, within)
+        return
+    outer, size = slices[0], slices[0].size
+    left: dict[int, list[Member]] = {member.rank // size: [] for member in remaining}
+    for member in remaining:
+        left[member.rank // size].append(member)
+    broken = sorted({rank // size for rank in gone} & left.keys())
+    for number in broken:
+        ranks = tuple(rank for rank in gone if rank // size == number)
+        domain = _domain(snapshot, outer.level, [member.host for member in left[number]])
+        inside = tuple(hosts & domain for hosts in within)
+        yield from _split(
+            slices[1:], snapshot, left[number], ranks, inside, TopologyRequest(Mode.PREFERRED, outer.level)
+        )
+    whole = tuple(rank for rank in gone if rank // size not in left)
+    if whole:
+        yield _Part(whole, replace(request, slices=slices if len(whole) % size == 0 else ()), within)
+
+
+def _domain(snapshot: Snapshot, level: str, hosts: Sequence[str]) -> Bools:
+    """Hosts of the domain in which most of the named ones lie; of equals the one that is named first."""
+    index = snapshot.tree.level_of(level)
+    known = [snapshot.index[name] for name in hosts if name in snapshot.index]
+    if index is None or not known:
+        return np.ones(len(snapshot.hosts), dtype=np.bool_)
+    above = snapshot.tree.above[index]
+    most = Counter(above[known].tolist()).most_common(1)[0][0]
+    inside: Bools = above == most
+    return inside
+
+
+def _placed(pod_set: PodSet, occupancy: Occupancy, parts: Sequence[_Part]) -> Repair:
+    budget = Budget()
+    refusals: list[Refusal] = []
+    places: dict[int, int] = {}
+    for part in parts:
+        wanted = replace(pod_set, count=len(part.ranks), min_count=None, request=part.request)
+        unit = unit_of(wanted, None, part.request, occupancy.snapshot.tree)
+        found = unit if isinstance(unit, Refusal) else _first(unit, occupancy, part.within, budget)
+        if isinstance(found, Refusal) or isinstance(unit, Refusal):
+            refusals += [found] if isinstance(found, Refusal) else []
+            continue
+        put(unit, found, occupancy)
+        hosts = [place.host for place in sorted(found.hosts, key=lambda one: one.host) for _ in range(place.members)]
+        places.update(zip(part.ranks, hosts, strict=True))
+    return Repair(_members(pod_set, occupancy, places), tuple(refusals))
+
+
+def _first(unit: Unit, occupancy: Occupancy, within: Iterable[Bools], budget: Budget) -> Found | Refusal:
+    """The nearest hosts that serve; spare ones count, for this is what they are spared for."""
+    refused: Refusal | None = None
+    for allowed in within:
+        found = place_unit(unit, occupancy, rules=Rules(), budget=budget, allowed=allowed)
+        if isinstance(found, Found):
+            return found
+        refused = found
+    assert refused is not None, "a part names at least one set of hosts"
+    return refused
+
+
+def _members(pod_set: PodSet, occupancy: Occupancy, places: dict[int, int]) -> tuple[Member, ...]:
+    """Members by rank; noted ones hold no set of this search."""
+    for host in set(places.values()):
+        occupancy.members[host] = {pod_set.name: sum(one == host for one in places.values())}
+    sets = device_sets(occupancy)
+    found: list[Member] = []
+    for rank, host in sorted(places.items()):
+        queue = sets.get((host, pod_set.name), [])
+        found.append(Member(rank, occupancy.snapshot.hosts[host].name, queue.pop(0) if queue else ()))
+    return tuple(found)
