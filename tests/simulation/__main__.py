@@ -1,0 +1,146 @@
+"""Run histories: `python -m tests.simulation --histories 1000 --seed 0`; see `make simulate`."""
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from tests.simulation.history import run_history
+from tests.simulation.plan import Plan, plan_of, shrink
+from tests.simulation.shells import prepare_process
+
+CHUNK = 25
+
+
+@dataclass
+class Tally:
+    """Sums over histories."""
+
+    histories: int = 0
+    binds: int = 0
+    releases: int = 0
+    checks: int = 0
+    virtual_seconds: float = 0.0
+    steps: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        """Add another tally to this one."""
+        self.histories += other.histories
+        self.binds += other.binds
+        self.releases += other.releases
+        self.checks += other.checks
+        self.virtual_seconds += other.virtual_seconds
+        self.steps += other.steps
+        self.faults += other.faults
+        self.failures += other.failures
+
+
+def run_seeds(first: int, count: int, guard: str = "") -> Tally:
+    """Run histories one after another in this process; with `guard` removed, until the first failure."""
+    from tests.simulation.guards import without
+
+    prepare_process()
+    sys.unraisablehook = lambda _: None
+    gc.disable()
+    gc.collect()
+    gc.freeze()
+    tally = Tally()
+    with without(guard):
+        for seed in range(first, first + count):
+            plan = plan_of(seed)
+            outcome, weather = run_history(plan)
+            tally.histories += 1
+            tally.binds += outcome.binds_count
+            tally.releases += outcome.releases_count
+            tally.checks += outcome.checks_count
+            tally.virtual_seconds += outcome.virtual_seconds
+            tally.steps += Counter(step.kind for step in plan.steps)
+            tally.faults += weather.counts
+            if outcome.broken is not None:
+                tally.failures.append((seed, str(outcome.broken)))
+                if guard:
+                    break
+            if seed % CHUNK == 0:
+                gc.collect()
+    return tally
+
+
+def fails(plan: Plan) -> bool:
+    """Tell whether a plan breaks a promise."""
+    return run_history(plan)[0].broken is not None
+
+
+def _chunks(first: int, count: int) -> Iterator[tuple[int, int]]:
+    for start in range(first, first + count, CHUNK):
+        yield start, min(CHUNK, first + count - start)
+
+
+def _run_all(first: int, count: int, workers: int, guard: str) -> Tally:
+    total = Tally()
+    if workers == 1 or count <= CHUNK:
+        return run_seeds(first, count, guard)
+    with ProcessPoolExecutor(workers) as pool:
+        tasks = [pool.submit(run_seeds, start, size, guard) for start, size in _chunks(first, count)]
+        for task in as_completed(tasks):
+            total.add(task.result())
+            if guard and total.failures:
+                pool.shutdown(cancel_futures=True)
+                break
+    return total
+
+
+def _print(tally: Tally, seconds: float) -> None:
+    print(
+        f"{tally.histories} histories in {seconds:.1f} s: {tally.binds} binds, {tally.releases} Leases ended, "
+        f"{tally.checks} checks, {tally.virtual_seconds / 3600:.1f} simulated hours, {len(tally.failures)} failures"
+    )
+    for title, counts in (("steps", tally.steps), ("faults", tally.faults)):
+        print(f"{title}: " + ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
+
+
+def main() -> int:
+    """Return 0 when every history kept every promise."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--histories", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--without", default="", metavar="GUARD", help="remove one guard, and expect a failure")
+    parser.add_argument("--no-shrink", action="store_true")
+    options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+    began = time.monotonic()
+    tally = _run_all(options.seed, options.histories, options.workers, options.without)
+    _print(tally, time.monotonic() - began)
+    for seed, text in sorted(tally.failures)[:10]:
+        print(f"seed {seed}: {text}")
+    if tally.failures and not options.no_shrink:
+        _print_smallest(min(tally.failures)[0], options.without)
+    return 1 if tally.failures else 0
+
+
+def _print_smallest(seed: int, guard: str) -> None:
+    from tests.simulation.guards import without
+
+    prepare_process()
+    sys.unraisablehook = lambda _: None
+    with without(guard):
+        plan = plan_of(seed)
+        if not fails(plan):
+            print(f"seed {seed} does not fail alone")
+            return
+        smallest = shrink(plan, fails)
+        print(f"smallest history that still fails, of {len(plan.steps)} steps:\n  {smallest}")
+        print(run_history(smallest, is_told=True)[0].broken)
+    print(f"replay: make simulate SEED={seed} HISTORIES=1")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""Guards of the production code that can be taken away, to show that the simulation would notice.
+
+Each is one line of defence; its removal is what a careless change would do. Every one of them must make the simulation
+fail. A row's `seed` is where a failure was seen first: the test begins there, and goes on from there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atoll.cluster import release as proof
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Pod
+from atoll.kube import patches
+from controllers import departures, lease_writes, lookups, orphans
+from controllers import release as releasing
+from extender import bind_plan, binder, posting, reservations
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What it protects from, and how it is taken away; the returned value puts it back."""
+
+    why: str
+    remove: Callable[[], "Undo"]
+    seed: int = 0
+
+
+Undo = Callable[[], None]
+
+
+def swapping(*swaps: tuple[Any, str, Any]) -> Undo:
+    """Replace attributes; the result puts the old ones back."""
+    old = [(owner, name, getattr(owner, name)) for owner, name, _ in swaps]
+    for owner, name, value in swaps:
+        setattr(owner, name, value)
+
+    def undo() -> None:
+        for owner, name, value in old:
+            setattr(owner, name, value)
+
+    return undo
+
+
+def _binding_without_version() -> Undo:
+    def body(pod: Pod, node: str, annotations: dict[str, str], resource_version: str) -> dict[str, Any]:  # noqa: ARG001
+        return bind_plan.binding_body(pod, node, annotations, "")
+
+    return swapping((posting, "binding_body", body))
+
+
+def _deletes_without_preconditions() -> Undo:
+    def options(**_: Any) -> dict[str, object]:
+        return patches.delete_options()
+
+    return swapping((lease_writes, "delete_options", options), (reservations, "delete_options", options))
+
+
+def _assume_after_the_first_await() -> Undo:
+    original, assume = binder.reserve, Ledger.assume
+
+    async def reserve(client: Any, attempt: Any, allocation: Any) -> Any:
+        lost = await original(client, attempt, allocation)
+        if binder_ledgers:
+            assume(binder_ledgers[-1], attempt.reservation.holder.uid, allocation, attempt=attempt.reservation.attempt)
+        return lost
+
+    binder_ledgers: list[Ledger] = []
+
+    def late(self: Ledger, uid: str, allocation: Any, *, attempt: str = "") -> None:  # noqa: ARG001
+        self.unexpect(uid)
+        binder_ledgers.append(self)
+
+    return swapping((binder, "reserve", reserve), (Ledger, "assume", late))
+
+
+def _attempts_without_tokens() -> Undo:
+    async def adopt(_client: Any, attempt: Any, record: Any, _body: Any) -> None:
+        attempt.reservation = replace(attempt.reservation, attempt=record.attempt)
+
+    return swapping((reservations, "_adopt", adopt))
+
+
+def _unanswered_deleted_whoever_made_them() -> Undo:
+    async def delete(client: Any, name: str, _token: str) -> None:
+        lease = await reservations._read(client, name)
+        record = reservations._record(lease) if lease is not None else None
+        if record is not None:
+            await reservations._delete(client, record)
+
+    return swapping((reservations, "_delete_if_own", delete))
+
+
+def _taken_over_leases_go_back() -> Undo:
+    class Forgetful(set[str]):
+        def __rsub__(self, other: Any) -> Any:
+            return set(other)
+
+    class Attempt(reservations.Attempt):
+        def __init__(self, reservation: Any) -> None:
+            super().__init__(reservation)
+            self.adopted = Forgetful()
+
+    return swapping((binder, "Attempt", Attempt))
+
+
+def _take_over_without_moving_the_pod() -> Undo:
+    async def move(self: orphans.OrphanReconciler, fenced: Any) -> Pod | None:
+        return self._context.mirror.pods.by_uid.get(fenced[0].holder.uid)
+
+    return swapping((orphans.OrphanReconciler, "_move_pod", move))
+
+
+def _newer_version_without_asking_for_the_leases() -> Undo:
+    async def check(*_: Any) -> None:
+        pass
+
+    return swapping((posting, "_check_still_held", check))
+
+
+def _leases_given_back_when_in_doubt() -> Undo:
+    original = binder.post_binding
+
+    async def post(*arguments: Any) -> Any:
+        try:
+            return await original(*arguments)
+        except binder.BindInDoubt as doubt:
+            raise binder.BindRefused(str(doubt)) from doubt
+
+    return swapping((binder, "post_binding", post))
+
+
+def _first_answer_taken_for_the_only_one() -> Undo:
+    original = posting._send_until_answered
+
+    async def send(*arguments: Any) -> Any:
+        sent = await original(*arguments)
+        return replace(sent, may_have_landed=False)
+
+    return swapping((posting, "_send_until_answered", send))
+
+
+def _release_without_a_live_look() -> Undo:
+    async def look_up(_api: Any, _holder: Any) -> lookups.Sighting:
+        return lookups.Sighting(None, 0)
+
+    return swapping((releasing, "look_up", look_up))
+
+
+def _look_up_by_name() -> Undo:
+    async def look_up(api: Any, holder: Any) -> lookups.Sighting:
+        selector = {"fieldSelector": f"metadata.name={holder.name}"}
+        listing = await api.list(lookups.paths.pods(holder.namespace), lookups.decode_pod, params=selector)
+        return lookups.Sighting(next(iter(listing.items), None), lookups.version_number(listing.resource_version))
+
+    return swapping((releasing, "look_up", look_up))
+
+
+def _evidence_of_any_time() -> Undo:
+    return swapping((proof, "version_number", lambda _version: 10**9))
+
+
+def _terminal_phase_is_enough() -> Undo:
+    return swapping((proof, "has_ended", proof.pods.is_terminal))
+
+
+def _any_machine_of_that_name() -> Undo:
+    return swapping((proof, "_is_same_machine", lambda *_: True))
+
+
+def _every_deletion_counts_as_seen() -> Undo:
+    original = departures.Departures.note_absence
+
+    def note(self: Any, uid: str, version: int) -> Any:
+        gone = replace(original(self, uid, version), is_seen=True)
+        self._gone[uid] = gone
+        return gone
+
+    def observe_pod(self: Any, change: Any) -> None:
+        if change.kind is departures.ChangeKind.DELETED:
+            pod = change.object
+            version = departures.version_number(pod.metadata.resource_version)
+            self._gone[pod.metadata.uid] = departures.Gone(pod, version, is_seen=True)
+
+    return swapping((departures.Departures, "note_absence", note), (departures.Departures, "_observe_pod", observe_pod))
+
+
+def _any_new_boot_is_proof() -> Undo:
+    original = proof._fold_boot
+
+    def fold(departure: Any, boot_id: str) -> Any:
+        folded = original(departure, boot_id)
+        return replace(folded, boot_changed=folded.boot_changed or bool(departure.boot_id not in {"", boot_id}))
+
+    return swapping((proof, "_fold_boot", fold))
+
+
+def _what_kubelet_lists_does_not_matter() -> Undo:
+    original = proof._fold_evidence
+
+    def fold(known: Any, report: Any, entry: Any) -> Any:
+        return original(known, report, entry if entry is not None and entry.live else None)
+
+    return swapping((proof, "_fold_evidence", fold))
+
+
+def _annotation_does_not_outrank_the_lease() -> Undo:
+    original = Ledger._hold
+
+    def hold(self: Ledger, node: str, ids: Any, uuids: Any, hold: Any) -> None:
+        if hold.source != "pod":
+            original(self, node, ids, uuids, hold)
+
+    return swapping((Ledger, "_hold", hold))
+
+
+def _successor_taken_for_its_predecessor() -> Undo:
+    original = Ledger.drop_lease
+
+    def put(self: Ledger, pod: Pod) -> None:
+        for record in list(self.leases.values()):
+            if record.holder.name == pod.metadata.name and record.holder.uid != pod.metadata.uid:
+                original(self, record.lease_name)
+        put_pod(self, pod)
+
+    put_pod = Ledger.put_pod
+    return swapping((Ledger, "put_pod", put))
+
+
+
+GUARDS: dict[str, Guard] = {
+    "version in the Binding": Guard("a late Binding lands on a pod that has moved on", _binding_without_version),
+    "preconditions on deletes": Guard("a late deletion hits the successor's Lease", _deletes_without_preconditions),
+    "assume before await": Guard("two binds of one process choose one GPU", _assume_after_the_first_await),
+    "attempt token": Guard("a rollback frees what a newer attempt relies on", _attempts_without_tokens),
+    "token of the unanswered": Guard("a rollback frees another attempt's Lease", _unanswered_deleted_whoever_made_them),
+    "taken over stays": Guard("a failed adoption frees the bound pod's Lease", _taken_over_leases_go_back),
+    "take-over moves the pod": Guard("the old Binding lands after the GPU was sold", _take_over_without_moving_the_pod),
+    "Leases asked before a newer version": Guard(
+        "a bind goes on with Leases that were taken back", _newer_version_without_asking_for_the_leases
+    ),
+    "Leases stay in doubt": Guard("an unanswered Binding had landed after all", _leases_given_back_when_in_doubt),
+    "earlier copies of a Binding": Guard("an unanswered copy lands later", _first_answer_taken_for_the_only_one),
+    "live look before release": Guard("the cache has not seen the pod yet", _release_without_a_live_look),
+    "uid of the live look": Guard("a successor keeps the predecessor's GPUs for ever", _look_up_by_name),
+    "position of the evidence": Guard("a report from before the departure frees", _evidence_of_any_time),
+    "kubelet's own word": Guard("somebody else set the phase", _terminal_phase_is_enough),
+    "machine of the report": Guard("another machine has the name now", _any_machine_of_that_name),
+    "seen deletion": Guard("a pod that was bound in the gap counts as never bound", _every_deletion_counts_as_seen),
+    "boot after the departure": Guard("kubelet restarts a pod that is still bound", _any_new_boot_is_proof),
+    "kubelet's list": Guard("kubelet starts the sandbox again", _what_kubelet_lists_does_not_matter),
+    "annotation outranks the Lease": Guard("a lost Lease sells a GPU in use", _annotation_does_not_outrank_the_lease),
+    "identity is the uid": Guard("a successor frees its predecessor's GPUs", _successor_taken_for_its_predecessor),
+}
+
+
+@contextmanager
+def without(guard: str) -> Iterator[None]:
+    """Run with one guard removed; with all of them for an empty name."""
+    if not guard:
+        yield
+        return
+    undo = GUARDS[guard].remove()
+    try:
+        yield
+    finally:
+        undo()

@@ -1,0 +1,161 @@
+"""The judge: what containers really hold decides whether the promises were kept, after every write and every start.
+
+    1  a GPU that some pod may still use is promised to no other, and its Lease is not ended
+    2  when everything has come to rest, what nobody uses is free: in the API and in the memory of every part
+    3  a pod is bound with all of its GPUs, each under a Lease of its own, or not at all
+    6  by uid alone: a successor of the same name inherits nothing and loses nothing
+
+"May use": a container runs with it, kubelet would start one, or the pod is bound with it and has not ended. `Broken` carries the promise and the story.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from atoll.api import names
+from tests.simulation.machines import Machine, machines_of, wanted_uuids
+from tests.simulation.server import LEASES, PODS, Object, Server
+
+TERMINAL = ("Succeeded", "Failed")
+
+
+class Broken(Exception):
+    """A promise was not kept."""
+
+    def __init__(self, promise: int, text: str) -> None:
+        super().__init__(f"promise {promise}: {text}")
+        self.promise = promise
+
+
+class Judge:
+    """Listens to the server and to the machines. `broken` is the first breach; later ones follow from it."""
+
+    def __init__(self, server: Server, machines: list[Machine], *, is_excused: Callable[[str], bool]) -> None:
+        self._server = server
+        self._machines = machines
+        self._is_excused = is_excused
+        self._gpus: dict[str, int] = {}
+        self.broken: Broken | None = None
+        self.checks_count = 0
+        server.listeners.append(self._on_write)
+
+    def _break(self, promise: int, text: str) -> None:
+        if self.broken is None:
+            self.broken = Broken(promise, text)
+
+    # Every write
+
+    def _on_write(self, path: str, old: Object | None, new: Object | None) -> None:
+        self.checks_count += 1
+        if path.startswith(PODS):
+            self._on_pod(old, new)
+        elif path.startswith(LEASES) and new is None and old is not None:
+            self._on_lease_end(old)
+
+    def _on_pod(self, old: Object | None, new: Object | None) -> None:
+        if new is None or old is None:
+            return
+        was_bound, is_bound = old["spec"].get("nodeName"), new["spec"].get("nodeName")
+        if is_bound and not was_bound:
+            self._on_binding(new, is_bound)
+        elif wanted_uuids(old) != wanted_uuids(new):
+            self._break(1, f"the GPUs of {_name(new)} changed while it was bound")
+
+    def _on_binding(self, pod: Object, node: str) -> None:
+        uid, uuids = pod["metadata"]["uid"], wanted_uuids(pod)
+        count = int(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_RESOURCE])
+        allocated, _, ids = pod["metadata"]["annotations"].get(names.ALLOCATED, "").rpartition(":")
+        if len(uuids) != count or allocated != node or len(set(ids.split(","))) != count:
+            self._break(3, f"{_name(pod)} asked for {count} GPUs and was bound to {node} with {ids} = {sorted(uuids)}")
+        leased = {
+            lease["metadata"]["annotations"].get(names.LEASE_DEVICE_UUID)
+            for lease in self._leases()
+            if lease["spec"]["holderIdentity"].endswith(f"/{uid}")
+        }
+        if not uuids <= leased:
+            self._break(3, f"{_name(pod)} was bound without Leases for {sorted(uuids - leased)}")
+        for uuid in sorted(uuids):
+            for other in self._users(node, uuid):
+                if other != uid:
+                    self._break(1, f"{uuid} was given to {_name(pod)} while {other} may still use it")
+
+    def _on_lease_end(self, lease: Object) -> None:
+        annotations = lease["metadata"]["annotations"]
+        if names.LEASE_DEVICE_UUID not in annotations or self._is_excused(lease["metadata"]["name"]):
+            return
+        uid = lease["spec"]["holderIdentity"].rpartition("/")[2]
+        node, uuid = annotations[names.LEASE_NODE], annotations[names.LEASE_DEVICE_UUID]
+        if uid in self._users(node, uuid):
+            by = self._server.writer
+            self._break(1, f"Lease {lease['metadata']['name']} ended by {by} while its holder {uid} may use {uuid}")
+
+    # Every container
+
+    def on_start(self, machine: Machine, uid: str) -> None:
+        """A container starts."""
+        self.checks_count += 1
+        for uuid in sorted(machine.running[uid]):
+            for other, uuids in machine.running.items():
+                if other != uid and uuid in uuids:
+                    self._break(1, f"containers of {uid} and {other} run on {uuid} of {machine.ident} at once")
+
+    # Every request
+
+    def on_sent(self, in_flight: Iterable[tuple[str, str, Any]], method: str, path: str, body: Any) -> None:
+        """A process asks for a Lease: it must not have asked for the same one for another pod a moment ago."""
+        if method != "POST" or path != LEASES:
+            return
+        name, holder = body["metadata"]["name"], body["spec"]["holderIdentity"]
+        for other_method, other_path, other in in_flight:
+            if other_method == "POST" and other_path == LEASES and other["metadata"]["name"] == name:
+                if other["spec"]["holderIdentity"] != holder:
+                    self._break(1, f"one process promised {name} to {holder} and {other['spec']['holderIdentity']}")
+
+    # The end
+
+    def leaks(self, is_nobodys: Callable[[Object], bool]) -> list[str]:
+        """Return what is held by nobody, or used without being held, now that everything should be at rest."""
+        pods = {pod["metadata"]["uid"]: pod for pod in self._server.pods()}
+        held: set[tuple[str, str]] = set()
+        found: list[str] = []
+        for lease in self._leases():
+            annotations = lease["metadata"]["annotations"]
+            uid, uuid = lease["spec"]["holderIdentity"].rpartition("/")[2], annotations[names.LEASE_DEVICE_UUID]
+            pod = pods.get(uid)
+            if pod is None or not pod["spec"].get("nodeName") or _has_ended(pod) or uuid not in wanted_uuids(pod):
+                if is_nobodys(annotations):
+                    continue
+                found.append(f"Lease {lease['metadata']['name']} of {uid} holds {uuid}: leaked")
+            held.add((uid, uuid))
+        for uid, pod in pods.items():
+            if pod["spec"].get("nodeName") and not _has_ended(pod):
+                found += [f"{uuid} of {uid} has no Lease" for uuid in sorted(wanted_uuids(pod)) if (uid, uuid) not in held]
+        return found
+
+    def _leases(self) -> list[Object]:
+        return [
+            lease
+            for lease in self._server.collection(LEASES)
+            if names.LEASE_DEVICE_UUID in lease["metadata"].get("annotations", {})
+        ]
+
+    def _users(self, node: str, uuid: str) -> set[str]:
+        """Return the uids of the pods that may use a GPU now or without anybody's doing."""
+        users = {
+            pod["metadata"]["uid"]
+            for pod in self._server.pods()
+            if pod["spec"].get("nodeName") == node
+            and uuid in wanted_uuids(pod)
+            and not _has_ended(pod)
+        }
+        for machine in machines_of(self._machines, node):
+            uids = {*machine.running, *machine.wants, *(event.object["metadata"]["uid"] for event in machine.unseen())}
+            users |= {uid for uid in uids if machine.may_use(uid, uuid)}
+        return users
+
+
+def _has_ended(pod: Object) -> bool:
+    return pod["status"].get("phase") in TERMINAL
+
+
+def _name(pod: Object) -> str:
+    return f"{pod['metadata']['name']} ({pod['metadata']['uid']})"

@@ -1,0 +1,133 @@
+"""A history as data: steps at times, and the weather. Drawn from a seed; a failing one shrinks by leaving things out."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from tests.simulation.weather import CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
+
+SECONDS = 20.0
+STEPS = (5, 18)
+PODS = 6
+NODES = ("n1", "n2")
+EXTENDERS = ("extender-0", "extender-1")
+CONTROLLERS = ("controllers-0", "controllers-1")
+WATCHED = ("pods", "leases", "reports", "nodes", "heartbeats")
+
+KINDS: dict[str, float] = {
+    "create": 10.0,
+    "delete": 4.0,
+    "force delete": 3.0,
+    "replace": 2.0,
+    "finish": 3.0,
+    "fail by hand": 1.0,
+    "touch": 2.0,
+    "kill extender": 1.2,
+    "switch scheduler": 2.0,
+    "kill controllers": 1.2,
+    "hold process": 1.5,
+    "cut watch": 1.0,
+    "silence watch": 0.7,
+    "slow watch": 2.5,
+    "compact": 0.5,
+    "pause kubelet": 1.5,
+    "cut off node": 1.2,
+    "reboot": 1.2,
+    "delete node": 0.8,
+    "replace machine": 0.5,
+    "replace card": 0.5,
+    "sick card": 0.6,
+    "silence agent": 0.8,
+    "lose Lease": 0.7,
+}
+"""What may happen, and how often beside each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happens at a time. `target` names a pod, node, process or collection; `number` is its size."""
+
+    at_seconds: float
+    kind: str
+    target: str = ""
+    other: str = ""
+    number: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.at_seconds:7.3f} s  {self.kind} {self.target} {self.other} {self.number:g}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole history."""
+
+    seed: int
+    steps: tuple[Step, ...]
+    rates: tuple[tuple[str, float], ...]
+    controllers_count: int = 1
+
+    def __str__(self) -> str:
+        weather = ", ".join(f"{kind} {rate:.2f}" for kind, rate in self.rates) or "calm"
+        lines = [f"seed {self.seed}, {self.controllers_count} controllers, weather: {weather}", *map(str, self.steps)]
+        return "\n  ".join(lines)
+
+
+def plan_of(seed: int) -> Plan:
+    """Draw a history. Every seed stresses some kinds of steps and faults and leaves others out."""
+    rng = random.Random(seed)
+    kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in KINDS.items()}
+    kinds["create"] = KINDS["create"]
+    count = rng.randint(*STEPS)
+    times = sorted(rng.uniform(0.3, SECONDS) if rng.random() < 0.7 else rng.uniform(0.3, 6.0) for _ in range(count))
+    drawn = rng.choices(tuple(kinds), weights=tuple(kinds.values()), k=count)
+    steps = tuple(_step(rng, at, kind) for at, kind in zip(times, drawn, strict=True))
+    faults = (*REQUEST_FAULTS, *CALL_FAULTS, *WATCH_FAULTS)
+    chosen = [kind for kind in faults if rng.random() < 0.35] if rng.random() < 0.8 else []
+    rates = tuple((kind, rng.choice((0.02, 0.05, 0.12)) * (3.0 if kind in CALL_FAULTS else 1.0)) for kind in chosen)
+    return Plan(seed, steps, rates, controllers_count=2 if rng.random() < 0.2 else 1)
+
+
+def _step(rng: random.Random, at: float, kind: str) -> Step:
+    pod = f"p{rng.randrange(PODS)}"
+    node = rng.choice(NODES)
+    process = rng.choice((*EXTENDERS, *CONTROLLERS[:1]))
+    collection = rng.choice(WATCHED)
+    seconds = rng.choice((0.5, 2.0, 6.0, 15.0))
+    targets = {
+        "create": Step(at, kind, pod, number=rng.choice((1, 1, 2, 2, 3, 4))),
+        "replace": Step(at, kind, pod, number=rng.choice((1, 2, 4))),
+        "kill extender": Step(at, kind, rng.choice(EXTENDERS), number=seconds),
+        "kill controllers": Step(at, kind, CONTROLLERS[0], number=seconds),
+        "switch scheduler": Step(at, kind),
+        "hold process": Step(at, kind, process, number=seconds),
+        "cut watch": Step(at, kind, process, collection),
+        "silence watch": Step(at, kind, process, collection),
+        "slow watch": Step(at, kind, process, collection, number=seconds),
+        "compact": Step(at, kind),
+    }
+    on_nodes = {
+        "pause kubelet", "cut off node", "reboot", "delete node", "replace machine", "replace card", "sick card",
+        "silence agent",
+    }  # fmt: skip
+    default = Step(at, kind, node, number=seconds) if kind in on_nodes else Step(at, kind, pod)
+    return targets.get(kind, default)
+
+
+def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+    """Leave out whatever is not needed for the failure: halves first, then single steps, then kinds of faults."""
+    size = max(1, len(plan.steps) // 2)
+    while size:
+        smaller = next((p for p in _without_chunk(plan, size) if fails(p)), None)
+        if smaller is None:
+            size //= 2
+        else:
+            plan, size = smaller, min(size, max(1, len(smaller.steps) // 2))
+    for kind, _ in plan.rates:
+        candidate = replace(plan, rates=tuple(row for row in plan.rates if row[0] != kind))
+        plan = candidate if fails(candidate) else plan
+    return plan
+
+
+def _without_chunk(plan: Plan, size: int) -> Iterator[Plan]:
+    for start in range(0, len(plan.steps), size):
+        yield replace(plan, steps=plan.steps[:start] + plan.steps[start + size :])

@@ -1,0 +1,131 @@
+"""kube-scheduler as the extender knows it: one scheduling cycle at a time, binds beside it, retries after a pause.
+
+It works on its own, stale copy of a pod. When it hears nothing of a bind in time, or the answer is lost, it forgets the
+pod and tries again: the same bind, or another node. Another leader calls another replica; what the old one had begun
+goes on.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from tests.simulation.server import PODS, Object, Server
+from tests.simulation.shells import ExtenderReplica
+from tests.simulation.virtual_time import VirtualLoop
+from tests.simulation.weather import Weather
+
+HTTP_SECONDS = 5.0
+BACKOFF_SECONDS = (1.0, 4.0)
+LOST_SECONDS = 0.2
+
+
+class Scheduler:
+    """One kube-scheduler that leads until `stop`. `replica` is asked for each call, because it may be restarted."""
+
+    def __init__(self, server: Server, weather: Weather, loop: VirtualLoop, replica: Any) -> None:
+        self._server = server
+        self._weather = weather
+        self._loop = loop
+        self._replica = replica
+        self._queue: deque[str] = deque()
+        self._queued: set[str] = set()
+        self._binding: set[str] = set()
+        self._wake = asyncio.Event()
+        self._is_stopped = False
+        self.binds: set[asyncio.Task[None]] = set()
+        self._task = loop.create_task(self._run())
+        for pod in server.pods():
+            self.hear(pod)
+
+    def hear(self, pod: Object) -> None:
+        """A pod changed; queue it if it waits."""
+        if pod["spec"].get("nodeName") or pod["metadata"].get("deletionTimestamp"):
+            return
+        if pod["status"].get("phase", "Pending") == "Pending":
+            self._again(pod["metadata"]["name"], self._weather.between("informer", 0.001, 0.05))
+
+    def stop(self) -> None:
+        """Lose leadership: begin nothing any more."""
+        self._is_stopped = True
+        self._task.cancel()
+
+    def _again(self, name: str, seconds: float) -> None:
+        if name in self._queued or self._is_stopped:
+            return
+        self._queued.add(name)
+        self._loop.call_later(seconds, self._due, name)
+
+    def _due(self, name: str) -> None:
+        self._queue.append(name)
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            while self._queue:
+                name = self._queue.popleft()
+                self._queued.discard(name)
+                pod = self._server.objects.get(f"{PODS}/{name}")
+                if pod is not None and pod["metadata"]["uid"] not in self._binding and not pod["spec"].get("nodeName"):
+                    await self._schedule(pod)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _schedule(self, pod: Object) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        nodes = sorted(node["metadata"]["name"] for node in self._server.collection("/api/v1/nodes"))
+        call = {"Pod": pod, "NodeNames": nodes}
+        reply = await self._call("filter", call)
+        feasible = (reply or {}).get("NodeNames") or []
+        if reply is not None and not feasible:
+            self._reject(pod)
+        if not feasible:
+            self._again(name, self._pause(name))
+            return
+        node = feasible[0]
+        if len(feasible) > 1:
+            scores = await self._call("prioritize", {"Pod": pod, "NodeNames": feasible}) or []
+            node = max(scores, key=lambda row: row["Score"], default={"Host": node})["Host"]
+        self._binding.add(uid)
+        task = self._loop.create_task(self._bind(pod, node))
+        self.binds.add(task)
+        task.add_done_callback(self.binds.discard)
+
+    async def _bind(self, pod: Object, node: str) -> None:
+        metadata = pod["metadata"]
+        call = {
+            "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node,
+        }  # fmt: skip
+        replica = self._replica()
+        is_lost = self._weather.strikes("call lost", metadata["name"])
+        if self._weather.strikes("call twice", metadata["name"]):
+            twin = self._loop.create_task(self._call("bind", call, replica))
+            self.binds.add(twin)
+            twin.add_done_callback(self.binds.discard)
+        seconds = LOST_SECONDS if is_lost else HTTP_SECONDS
+        await self._call("bind", call, replica, seconds)
+        self._binding.discard(metadata["uid"])
+        now = self._server.objects.get(f"{PODS}/{metadata['name']}")
+        if now is not None and not now["spec"].get("nodeName"):
+            self._again(metadata["name"], self._pause(metadata["name"]))
+
+    async def _call(
+        self, verb: str, body: Any, replica: ExtenderReplica | None = None, seconds: float = HTTP_SECONDS
+    ) -> Any | None:
+        chosen = replica or self._replica()
+        if chosen is None:
+            return None
+        try:
+            return await asyncio.wait_for(chosen.call(verb, body), seconds)
+        except TimeoutError:
+            return None
+
+    def _reject(self, pod: Object) -> None:
+        """Write what kube-scheduler writes: the condition that says that nothing fits, once."""
+        if pod["status"].get("conditions"):
+            return
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}
+        path = f"{PODS}/{pod['metadata']['name']}"
+        self._server.patch(path, {"status": {"conditions": [condition]}}, uid=pod["metadata"]["uid"])
+
+    def _pause(self, name: str) -> float:
+        return self._weather.between(f"backoff {name}", *BACKOFF_SECONDS)

@@ -1,0 +1,213 @@
+"""The shipped processes, each cut off from the world below `atoll.kube.client`: extender replicas and controllers.
+
+Nothing of them is rewritten here; they are put together as their `__main__` does, with a session that is simulated and
+a clock that is virtual. Killing one drops it with everything in memory; what it had sent goes on.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from atoll.api.claims import VisibleDevices
+from atoll.kube.client import ApiClient
+from atoll.kube.mirror import ClusterMirror
+from controllers import runner
+from controllers.settings import ControllersSettings
+from extender.app import Handlers, Parts
+from extender.binder import Binder, BinderSettings
+from tests.simulation.server import Server
+from tests.simulation.transport import SimulatedCredentials, SimulatedSession
+from tests.simulation.virtual_time import VirtualClock, VirtualLoop
+from tests.simulation.weather import Weather
+
+ANSWER_SECONDS = 3.0
+RESERVATION_SECONDS = 8.0
+"""Short, so that taking over happens in a history of a minute."""
+EXPECTATION_SECONDS = 5.0
+
+
+class NoMetric:
+    """Counts nothing; fits counters, gauges and histograms."""
+
+    def labels(self, *_: Any) -> "NoMetric":
+        """Return itself."""
+        return self
+
+    def inc(self, _amount: float = 1.0) -> None:
+        """Do nothing."""
+
+    def set(self, _value: float) -> None:
+        """Do nothing."""
+
+    def time(self) -> "NoMetric":
+        """Return itself as a context."""
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+class NoMetrics:
+    """Fits Metrics."""
+
+    def counter(self, *_: Any, **__: Any) -> NoMetric:
+        """Return a metric that counts nothing."""
+        return NoMetric()
+
+    gauge = histogram = gauge_of = counter
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What every process of a history shares."""
+
+    server: Server
+    weather: Weather
+    loop: VirtualLoop
+
+    def session(self, name: str) -> SimulatedSession:
+        """Return the network of one process."""
+        return SimulatedSession(self.server, self.weather, self.loop, name)
+
+    def client(self, session: SimulatedSession) -> ApiClient:
+        """Return the shipped client over it."""
+        return ApiClient(
+            SimulatedCredentials(),  # type: ignore[arg-type]
+            requests_per_second=1e6,
+            burst=1_000_000,
+            rng=random.Random(self.weather.seed),
+            session=session,  # type: ignore[arg-type]
+        )
+
+    def clock(self, name: str) -> VirtualClock:
+        """Return the clock of one process: their wall clocks disagree by some seconds."""
+        return VirtualClock(self.loop, skew_seconds=self.weather.between(f"skew {name}", -2.0, 2.0))
+
+
+class StubRequest:
+    """Fits web.Request as far as a verb reads it."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def read(self) -> bytes:
+        """Return the body."""
+        return self._body
+
+
+class ExtenderReplica:
+    """One extender process."""
+
+    def __init__(self, surroundings: Surroundings, name: str) -> None:
+        self.name = name
+        self.session = surroundings.session(name)
+        client = surroundings.client(self.session)
+        clock = surroundings.clock(name)
+        self.mirror = ClusterMirror(client, clock)
+        _seed(self.mirror, surroundings.weather.seed)
+        settings = BinderSettings(ANSWER_SECONDS, RESERVATION_SECONDS, VisibleDevices.UUID)
+        tokens = iter(range(1_000_000))
+        self.binder = Binder(client, self.mirror, clock, settings, new_token=lambda: f"{name}-{next(tokens)}")
+        handlers = Handlers(Parts(self.mirror, self.binder, clock, NoMetrics(), EXPECTATION_SECONDS))  # type: ignore[arg-type]
+        self._verbs = {verb: handlers.timed(verb, handle) for verb, handle in handlers.routes().items()}
+        self._task = surroundings.loop.create_task(self.mirror.run())
+
+    async def call(self, verb: str, body: Any) -> Any | None:
+        """Call a verb as kube-scheduler does; None for every answer that is not 200, and for none."""
+        if self.session.is_dead:
+            return None
+        response = await self._verbs[verb](StubRequest(orjson.dumps(body)))  # type: ignore[arg-type]
+        return orjson.loads(response.body) if response.status == 200 else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether it answers."""
+        return not self.session.is_dead and not self.mirror.unready_reason()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.session.die()
+        self._task.cancel()
+
+
+class _Idle:
+    """Takes the place of what is no part of a history: the webhook's certificates."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def run(self) -> None:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+
+
+@dataclass(slots=True)
+class ControllersProcess:
+    """One controllers process with its real election and reconcilers."""
+
+    surroundings: Surroundings
+    name: str
+    session: SimulatedSession = field(init=False)
+    process: runner.Process = field(init=False)
+    _tasks: list[asyncio.Task[Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.session = self.surroundings.session(self.name)
+        settings = ControllersSettings(
+            claim_status_seconds=0.0,
+            resync_seconds=10.0,
+            lease_duration_seconds=14.0,
+            renew_deadline_seconds=10.0,
+            retry_seconds=4.0,
+        )
+        clock = self.surroundings.clock(self.name)
+        client = self.surroundings.client(self.session)
+        self.process = runner._process(settings, clock, client, NoMetrics())  # type: ignore[arg-type]
+        _seed(self.process.mirror, self.surroundings.weather.seed)
+        elector = self.process.elector
+        elector._rng = random.Random(self.surroundings.weather.seed)
+        elector._on_overrun = self.kill
+        loop = self.surroundings.loop
+        self._tasks = [
+            loop.create_task(self.process.mirror.run()),
+            loop.create_task(runner._lead_term_by_term(self.process)),
+        ]
+
+    @property
+    def mirror(self) -> ClusterMirror:
+        """Its copy of the cluster."""
+        return self.process.mirror
+
+    def failure(self) -> BaseException | None:
+        """Return what ended a task that should run for ever."""
+        ended = (task for task in self._tasks if task.done() and not task.cancelled())
+        return next((task.exception() for task in ended), None)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.session.die()
+        for task in self._tasks:
+            task.cancel()
+
+
+def _seed(mirror: ClusterMirror, seed: int) -> None:
+    for reflector in mirror.reflectors.values():
+        reflector._rng = random.Random(seed)
+
+
+def prepare_process() -> None:
+    """Leave out what is no part of a history and costs time: certificates, logs, the garbage collector's rest."""
+    import structlog
+
+    from controllers import loops
+
+    runner.AuthorityReconciler = _Idle  # type: ignore[assignment, misc]
+    runner.freeze_garbage = lambda: None
+    loops.WORKERS = 2
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
