@@ -190,11 +190,15 @@ class PreemptionReconciler:
         """Tell whether the node would take the pod without the victims, and every victim may be evicted: asked live."""
         selector = {"fieldSelector": f"spec.nodeName={plan.node}"}
         listing = await self._context.api.list(paths.pods(), decode_pod, params=selector)
+        present = {
+            each.metadata.uid: each
+            for each in listing.items
+            if each.spec.node_name == plan.node and each.metadata.deletion_timestamp is None
+        }
         gone = {victim.metadata.uid for victim in plan.victims}
-        present = {each.metadata.uid for each in listing.items if each.metadata.deletion_timestamp is None}
-        if not gone <= present:
+        if not gone <= present.keys():
             return False
-        others = [each for each in listing.items if each.metadata.uid in present - gone]
+        others = [each for uid, each in present.items() if uid not in gone]
         node = self._context.mirror.nodes.store.get(("", plan.node))
         reason = refusal(pod, node, others) if node is not None else "no Node"
         if reason:

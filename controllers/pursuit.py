@@ -4,7 +4,6 @@ In: what is kept, who still holds it, how long it has taken. Out: a Step, or the
 remembers refusals. Separate from the reconciler, so that every course of an attempt is a row in a test.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.cluster.budgets import Budgets
@@ -68,7 +67,7 @@ class Outlook:
 class Step:
     """Evict these now, and look again then."""
 
-    evict: Sequence[Pod] = ()
+    evict: tuple[Pod, ...] = ()
     again_seconds: float = LOOK_SECONDS
 
 
@@ -90,5 +89,5 @@ def next_step(attempt: Attempt, outlook: Outlook, now_seconds: float, *, timeout
         refused = attempt.first_refusal_seconds.get(victim.metadata.uid)
         if refused is not None and now_seconds - refused > BUDGET_PATIENCE_SECONDS:
             return f"a disruption budget keeps {victim.metadata.namespace}/{victim.metadata.name}"
-    due = [victim for victim in waiting if attempt.again_seconds.get(victim.metadata.uid, 0.0) <= now_seconds]
-    return Step(due)
+    due = (victim for victim in waiting if attempt.again_seconds.get(victim.metadata.uid, 0.0) <= now_seconds)
+    return Step(tuple(due))

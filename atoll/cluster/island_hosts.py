@@ -7,6 +7,7 @@ separate, because only evictions need to be this sure.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -28,8 +29,8 @@ class _Spread(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Volume(msgspec.Struct, frozen=True, rename="camel"):
-    persistent_volume_claim: msgspec.Raw | None = None
-    ephemeral: msgspec.Raw | None = None
+    persistent_volume_claim: dict[str, Any] | None = None
+    ephemeral: dict[str, Any] | None = None
 
 
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):

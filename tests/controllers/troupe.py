@@ -54,10 +54,15 @@ class HurriedClock:
 
 
 class Server(FakeApiServer):
-    """Also knows the status subresource, whose writes are kept in the object, and evictions, which act at once."""
+    """Also knows the status subresource, whose writes are kept in the object, and evictions, which act at once.
+
+    An eviction that is only tried does nothing.
+    """
 
     def _store(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
         if method == "POST" and path.endswith("/eviction"):
+            if body["deleteOptions"].get("dryRun"):
+                return web.json_response({"kind": "Status", "status": "Success"}, status=201)
             return super()._store("DELETE", path.removesuffix("/eviction"), query, body["deleteOptions"])
         return super()._store(method, path.removesuffix("/status"), query, body)
 

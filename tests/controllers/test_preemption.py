@@ -1,0 +1,223 @@
+"""Promises of preemption by the controllers: evictions in the right order, whatever is lost, and nobody in vain."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from atoll.api import names
+from atoll.cluster.leases import Holder
+from controllers.pursuit import BUDGET_PATIENCE_SECONDS, UNUSED_SECONDS, Attempt, Outlook, Step, next_step
+from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
+from tests.controllers.troupe import CLAIMS, LEASES, PODS, REPORTS, Server, Troupe, strip_version, troupe
+from tests.fakes.api_server import answering
+from tests.fakes.clock import until
+
+BUDGETS = "/apis/policy/v1/namespaces/team/poddisruptionbudgets"
+PAIRS = "h100-nvl-8"
+REFUSED = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+
+
+def put_holder(server: Server, name: str, device_id: int, priority: int, **options: Any) -> None:
+    """Put a running pod with one GPU of n1 and its Lease on the server."""
+    allocation = make_allocation("n1", device_id)
+    body = pod_json(name, node="n1", phase="Running", priority=priority, allocation=allocation, **options)
+    server.put(f"{PODS}/{name}", strip_version(body))
+    lease = lease_json("n1", device_id, holder=Holder("team", name, f"uid-of-{name}"))
+    server.put(f"{LEASES}/gpu-n1-{device_id}", strip_version(lease))
+
+
+def put_waiting(server: Server, *, priority: int = 10, **options: Any) -> None:
+    """Put a pod that wants a pair, and that kube-scheduler has set aside."""
+    claim = claim_json("pair", uid="uid-of-pair", count=2, policy="island")
+    server.put(f"{CLAIMS}/pair", claim)
+    annotations = {names.CLAIM: "pair", names.CLAIM_UID: "uid-of-pair", **options.pop("annotations", {})}
+    body = pod_json("high", gpus=2, priority=priority, annotations=annotations, **options)
+    server.put(f"{PODS}/high", strip_version({**body, "status": REFUSED}))
+
+
+def furnish(server: Server, **options: Any) -> None:
+    """One GPU of each of four pairs is held: by a, the least important, and by three that may not go."""
+    server.put(f"{REPORTS}/n1", strip_version(report_json("n1", PAIRS)))
+    allocatable = {"cpu": "4", "pods": "10", "gpu.scheduling/gpu": "8"}
+    server.put(
+        "/api/v1/nodes/n1", {"metadata": {"name": "n1", "uid": "uid-of-n1"}, "status": {"allocatable": allocatable}}
+    )
+    put_holder(server, "a", 0, 0)
+    for number, name in enumerate("bcd", start=1):
+        put_holder(server, name, 2 * number, 10)
+    put_waiting(server, **options)
+
+
+def evictions(stage: Troupe) -> set[str]:
+    """Return the pods whose eviction was asked for, tries included."""
+    return {path.split("/")[-2] for _, path in stage.api.writes if path.endswith("/eviction")}
+
+
+def kept(stage: Troupe) -> str | None:
+    """Return what is kept for the waiting pod."""
+    text: str | None = stage.server.objects[f"{PODS}/high"]["metadata"].get("annotations", {}).get(names.KEPT)
+    return text
+
+
+def is_gone(stage: Troupe, name: str) -> bool:
+    """Tell whether a pod was evicted."""
+    return f"{PODS}/{name}" not in stage.server.objects
+
+
+def prove_nothing_runs(stage: Troupe, sequence: int) -> None:
+    """Publish a complete reading of the machine that shows no pod."""
+    body = stage.server.objects[f"{REPORTS}/n1"]
+    evidence = {"sequence": sequence, "podResourceVersion": str(stage.server.version)}
+    status = {**body["status"], "pods": [], "evidence": {**evidence, "liveRead": True, "kubeletRead": True}}
+    stage.server.put(f"{REPORTS}/n1", {**body, "status": status})
+
+
+@pytest.mark.parametrize(("fails_at", "is_after"), [(n, after) for n in range(5) for after in (False, True)])
+async def test_least_important_pod_goes_and_its_pair_is_kept(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
+    """Whichever write is lost: one pod is evicted, no other, and its pair is kept for the waiting one."""
+    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
+        await stage.settled(lambda: is_gone(stage, "a"))
+        assert kept(stage) == "n1:0,1"
+        await stage.settled(lambda: (names.REASON_GPUS_FREEING, "high") in stage.notes.recorded or fails_at)
+        assert evictions(stage) == {"a"}
+        assert [is_gone(stage, name) for name in "bcd"] == [False] * 3
+
+
+async def test_waiting_pod_is_woken_once_the_gpus_are_free(tmp_path: Path) -> None:
+    """The victim's Lease ends on proof; then the pod for which it went is woken, and nobody else is."""
+
+    def crowd(server: Server) -> None:
+        furnish(server)
+        thief = pod_json(
+            "thief", gpus=2, priority=0, annotations=server.objects[f"{PODS}/high"]["metadata"]["annotations"]
+        )
+        server.put(f"{PODS}/thief", strip_version({**thief, "status": REFUSED}))
+
+    async with troupe(tmp_path, crowd) as stage:
+        await stage.settled(lambda: is_gone(stage, "a"))
+        for sequence in range(1, 100):
+            prove_nothing_runs(stage, sequence)
+            with contextlib.suppress(TimeoutError):
+                await until(lambda: "gpu-n1-0" not in stage.held(), timeout_seconds=0.5)
+                break
+        await stage.settled(lambda: names.WOKEN in stage.server.objects[f"{PODS}/high"]["metadata"]["annotations"])
+        assert names.WOKEN not in stage.server.objects[f"{PODS}/thief"]["metadata"]["annotations"]
+        assert kept(stage) == "n1:0,1"
+
+
+async def test_what_was_begun_is_seen_through_by_the_next_leader(tmp_path: Path) -> None:
+    """The annotation is the plan: a leader that finds it evicts who holds those GPUs, without a plan of its own."""
+
+    def begun(server: Server) -> None:
+        furnish(server, annotations={names.KEPT: "n1:0,1"})
+
+    async with troupe(tmp_path, begun) as stage:
+        await stage.settled(lambda: is_gone(stage, "a"))
+        assert evictions(stage) == {"a"}
+        assert (names.REASON_PREEMPTED, "a") in stage.notes.recorded
+
+
+async def test_pod_is_told_when_its_gpus_went_to_somebody_above_it(tmp_path: Path) -> None:
+    """A pod that may not be evicted holds what is kept: nothing is kept any more, and the pod learns why."""
+
+    def taken(server: Server) -> None:
+        furnish(server, annotations={names.KEPT: "n1:2,3"})
+
+    async with troupe(tmp_path, taken) as stage:
+        await stage.settled(lambda: (names.REASON_PREEMPTION_ENDED, "high") in stage.notes.recorded)
+        assert kept(stage) is None
+        assert not is_gone(stage, "b")
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        pytest.param({"budget": 0}, id="a-budget"),
+        pytest.param({"cpu": "5"}, id="no-cpu-for-it"),
+        pytest.param({"priority": 0}, id="an-equal"),
+        pytest.param({"options": {"preemptionPolicy": "Never"}}, id="it-may-not-preempt"),
+        pytest.param({"options": {"affinity": {"podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}}}}, id="nobody-can-judge-it"),
+        pytest.param({"dry_run": True}, id="the-eviction-would-be-refused"),
+    ],
+)  # fmt: skip
+async def test_nobody_is_evicted_in_vain(tmp_path: Path, obstacle: dict[str, Any]) -> None:
+    """Before the first eviction everything is asked: budgets, the node's cpu, what kube-scheduler alone can judge."""
+
+    def obstruct(server: Server) -> None:
+        furnish(server, priority=obstacle.get("priority", 10), **obstacle.get("options", {}))
+        if "cpu" in obstacle:
+            put_waiting(server, overhead={"cpu": obstacle["cpu"]})
+        if "budget" in obstacle:
+            put_holder(server, "a", 0, 0, labels={"app": "x"})
+            spec, status = {"selector": {"matchLabels": {"app": "x"}}}, {"disruptionsAllowed": 0}
+            server.put(f"{BUDGETS}/b", {"metadata": {"name": "b"}, "spec": spec, "status": status})
+        if "dry_run" in obstacle:
+            server.fail(answering(429, "TooManyRequests"), times=50, containing="/eviction")
+
+    async with troupe(tmp_path, obstruct) as stage:
+        asked = lambda: stage.server.count("GET /apis/policy/v1/poddisruptionbudgets")  # noqa: E731
+        if obstacle.keys() & {"budget", "cpu", "dry_run"}:
+            await stage.settled(asked)
+        for loop in stage.loops:
+            await loop.run_once()
+        assert kept(stage) is None
+        assert not is_gone(stage, "a")
+
+
+async def test_budget_that_changes_its_mind_delays_the_eviction(tmp_path: Path) -> None:
+    """The trial was allowed, the eviction is refused: it is asked for again while the GPUs stay kept."""
+    asked: list[bool] = []
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        is_trial = bool(body["deleteOptions"].get("dryRun"))
+        asked.append(is_trial)
+        if is_trial:
+            return web.json_response({}, status=201)
+        return web.json_response({"code": 429}, status=429, headers={"Retry-After": "1"})
+
+    def prepare(server: Server) -> None:
+        furnish(server)
+        server.fail(refuse, times=3, containing="/eviction")
+
+    async with troupe(tmp_path, prepare) as stage:
+        await stage.settled(lambda: is_gone(stage, "a"))
+        assert asked == [True, False, False]
+
+
+# How an attempt goes on
+
+VICTIM = make_pod("v", uid="v")
+
+
+def after(seconds: float, outlook: Outlook, **attempt: Any) -> Step | str:
+    """Return the next step of an attempt that began `seconds` ago."""
+    return next_step(Attempt(1000.0 - seconds, **attempt), outlook, 1000.0, timeout_seconds=600.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outlook", "attempt", "expected"),
+    [
+        pytest.param(0, Outlook((VICTIM,)), {}, Step((VICTIM,)), id="evict"),
+        pytest.param(1, Outlook((VICTIM,)), {"evicted": {"v"}}, Step(), id="evicted-and-not-seen-yet"),
+        pytest.param(1, Outlook((VICTIM,)), {"again_seconds": {"v": 1005.0}}, Step(), id="refused-a-moment-ago"),
+        pytest.param(1, Outlook((VICTIM,)), {"again_seconds": {"v": 999.0}}, Step((VICTIM,)), id="ask-again"),
+        pytest.param(99, Outlook((VICTIM,)), {"first_refusal_seconds": {"v": 1000.0 - BUDGET_PATIENCE_SECONDS - 1}},
+                     "a disruption budget keeps team/v", id="a-budget-that-does-not-give"),
+        pytest.param(1, Outlook(), {}, Step(), id="ending-pods-take-their-time"),
+        pytest.param(601, Outlook(), {}, "the GPUs were not free within 600 s", id="too-much-time"),
+        pytest.param(1, Outlook(is_taken=True), {},
+                     "some of the GPUs are held by a pod that may not be evicted for it", id="taken"),
+        pytest.param(1, Outlook(is_blind=True), {}, Step(), id="the-node-is-not-heard"),
+        pytest.param(1, Outlook(is_free=True), {}, Step((), UNUSED_SECONDS), id="free"),
+        pytest.param(99, Outlook(is_free=True), {"free_since_seconds": 1000.0 - UNUSED_SECONDS},
+                     "the GPUs were free for 30 s and were not taken", id="free-and-not-taken"),
+    ],
+)  # fmt: skip
+def test_course_of_an_attempt(seconds: float, outlook: Outlook, attempt: dict[str, Any], expected: Step | str) -> None:
+    """Evict, ask again, wait, or end with a reason that the pod is told."""
+    assert after(seconds, outlook, **attempt) == expected
