@@ -87,6 +87,10 @@ def source_of_text(text: str, *, name: str, model: str = "") -> Source:
         raise InputError(f"{printable(name)}: {printable(str(error))}") from error
     ids = _ids(matrix)
     remarks = [_disagreement(ids[first], ids[second]) for first, second in matrix.asymmetric]
+    if matrix.strange:
+        remarks.append(f"Not understood and counted as SYS: {printable(', '.join(matrix.strange))[:TITLE_LENGTH_MAX]}.")
+    if matrix.rowless:
+        remarks.append(f"Left out, for want of a row of their own: {printable(', '.join(matrix.rowless))}.")
     if not rates_known(geometry):
         remarks.append(RELATIVE if known is None else RELATIVE_STILL)
     elif any("SYS" in row for row in geometry.links):

@@ -10,6 +10,7 @@ is not understood counts as the worst relation (topology.links); only text witho
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,15 +18,20 @@ from topology.errors import TopologyTextError
 from topology.links import NO_PEER, SELF, WORST, clean_cell, direct_links
 from topology.model import DEVICES_MAX, Machine, asymmetric_pairs, machine
 
+UNKNOWN: Final = "U"
+"""What the tool itself prints for a peer state that it does not know."""
 TEXT_MAX: Final = 1 << 20
 """Characters that are read; a matrix of 64 GPUs and 64 NICs has some fifty thousand."""
+STRANGE_MAX: Final = 8
+"""Words that are told as not understood."""
 LINKS_PER_GPU_MAX: Final = 18
 """No GPU has more links of its own; cells that add up to more count links into a switch."""
 
 _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ROW: Final = re.compile(r"\s*GPU(\d+)(?!\d)(.*)")
 _COLUMN: Final = re.compile(r"(GPU|NIC|mlx\d+_|bnxt_re|efa_|rdmap|ib)(\d+)")
-_CELL: Final = re.compile(r"\s*(X(?!G)|NV\d{1,2}|XGMI\d{1,2}|PIX|PXB|PSB|PHB|NODE|SYS|SOC|C2C|OK|[CGT]?NS|DR)")
+_AFFINITY: Final = re.compile(r"\s*(CPU|NUMA) Affinity|\s*GPU NUMA ID")
+_CELL: Final = re.compile(r"\s*(X(?!G)|NV\d{1,2}|XGMI\d{1,2}|PIX|PXB|PSB|PHB|NODE|SYS|SOC|C2C|OK|[CGT]?NS|DR)[*?!]?")
 _WORD: Final = re.compile(r"\s*(\S+)")
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -40,13 +46,16 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class TopologyText:
-    """What the text says, GPUs in the order of their rows. asymmetric: pairs whose two ends disagree."""
+    """What the text says, GPUs in the order of their rows. asymmetric: pairs whose two ends disagree; strange: some
+    words that stand where relations should and are not understood; rowless: GPUs that have a column and no row."""
 
     labels: tuple[str, ...]
     links: tuple[tuple[str, ...], ...]
     numa: tuple[int | None, ...]
     nics: tuple[Nic, ...]
     asymmetric: tuple[tuple[int, int], ...]
+    strange: tuple[str, ...] = ()
+    rowless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +63,30 @@ class _Row:
     label: str
     cells: tuple[str, ...]
     trailer: tuple[str, ...]
+    strange: tuple[str, ...]
 
 
 def read_topology(text: str) -> TopologyText:
     """Read the matrix. Raises TopologyTextError when there is no GPU row, or more GPUs than a machine can have."""
     lines = _TERMINAL_CODE.sub("", text[:TEXT_MAX]).splitlines()
-    columns = _columns(lines)
-    rows = _first_of_each([row for line in lines if (row := _row(line, columns)) is not None])
+    names = _columns(lines)
+    columns = {name: index for index, name in reversed(list(enumerate(names)))}
+    rows = _first_of_each([row for line in lines if (row := _row(line, names)) is not None])
     if not rows:
         raise TopologyTextError("no row begins with a GPU", excerpt=text[:40])
     if len(rows) > DEVICES_MAX:
         raise TopologyTextError(f"more than {DEVICES_MAX} GPUs", excerpt=rows[-1].label)
     labels = tuple(row.label for row in rows)
     links = tuple(tuple(_cell(row, columns, label, index) for index, label in enumerate(labels)) for row in rows)
-    nics = [(index, name) for index, name in enumerate(columns) if not name.startswith("GPU")]
+    nics = [(index, name) for index, name in enumerate(names) if not _is_gpu(name)]
     return TopologyText(
         labels=labels,
         links=links,
         numa=_numa(rows, has_column=_has_numa_column(lines)),
         nics=tuple(Nic(name, tuple(_cell(row, columns, name, index) for row in rows)) for index, name in nics),
         asymmetric=asymmetric_pairs(links),
+        strange=tuple(dict.fromkeys(word for row in rows for word in row.strange))[:STRANGE_MAX],
+        rowless=tuple(name for name in columns if _is_gpu(name) and name not in labels),
     )
 
 
@@ -126,17 +139,34 @@ def _columns(lines: list[str]) -> list[str]:
     """Column names of the header, also where they run together; empty when no line looks like one."""
     for line in lines:
         names = [match.group(0) for match in _COLUMN.finditer(line)]
-        if len(names) > 1 and names[0].startswith("GPU") and not _CELL.match(line.strip()[len(names[0]) :]):
-            return names
+        if not names or not names[0].startswith("GPU") or not line.strip().startswith(names[0]):
+            continue
+        if len(names) > 1 and not _CELL.match(line.strip()[len(names[0]) :]):
+            return _named(_AFFINITY.split(line, maxsplit=1)[0])
     return []
+
+
+def _named(titles: str) -> list[str]:
+    """Names of columns: words, those split that are several known names in a row. Adapters have any names."""
+    names: list[str] = []
+    for word in titles.split():
+        known = [match.group(0) for match in _COLUMN.finditer(word)]
+        names += known if "".join(known) == word else [word]
+    return names
+
+
+def _is_gpu(name: str) -> bool:
+    return re.fullmatch(r"GPU\d+", name) is not None
 
 
 def _row(line: str, columns: list[str]) -> _Row | None:
     match = _ROW.match(line)
     if match is None or _ROW.match(match.group(2)):
         return None
-    cells, trailer = _cells(match.group(2), expected=len(columns))
-    return _Row(label=f"GPU{match.group(1)}", cells=cells, trailer=trailer) if SELF in cells else None
+    words, trailer = _cells(match.group(2), expected=len(columns))
+    cells = tuple(word if word == SELF else clean_cell(word) for word in words)
+    strange = tuple(word for word in words if word != SELF and _CELL.fullmatch(word) is None and word != UNKNOWN)
+    return _Row(f"GPU{match.group(1)}", cells, trailer, strange) if SELF in cells else None
 
 
 def _first_of_each(rows: list[_Row]) -> list[_Row]:
@@ -148,7 +178,7 @@ def _first_of_each(rows: list[_Row]) -> list[_Row]:
 
 
 def _cells(text: str, *, expected: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Cells, as many as the header promises or as there are known words, and the words after them."""
+    """Words of cells, as many as the header promises or as there are known words, and the words after them."""
     cells: list[str] = []
     at = 0
     while not expected or len(cells) < expected:
@@ -157,7 +187,7 @@ def _cells(text: str, *, expected: int) -> tuple[tuple[str, ...], tuple[str, ...
             match = _WORD.match(text, at)
         if match is None:
             break
-        cells.append(match.group(1) if match.group(1) == SELF else clean_cell(match.group(1)))
+        cells.append(match.group(1))
         at = match.end()
     return tuple(cells), tuple(text[at:].split())
 
@@ -167,8 +197,8 @@ def _is_trailer(text: str) -> bool:
     return re.match(r"\s*\d", text) is not None
 
 
-def _cell(row: _Row, columns: list[str], name: str, index: int) -> str:
-    position = columns.index(name) if name in columns else index
+def _cell(row: _Row, columns: Mapping[str, int], name: str, index: int) -> str:
+    position = columns.get(name, index)
     return row.cells[position] if position < len(row.cells) else WORST
 
 

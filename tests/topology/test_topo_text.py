@@ -101,6 +101,24 @@ TITLES = "CPU Affinity\tNUMA Affinity\tGPU NUMA ID"
         ),
         pytest.param("\n".join(printed(PAIRS, trailer=FULL).splitlines()[1:]), (0, 0, 1, 1), id="header-missing"),
         pytest.param(printed(PAIRS, trailer=FULL, titles=TITLES) * 2, (0, 0, 1, 1), id="printed-twice"),
+        pytest.param(
+            printed(PAIRS, trailer=FULL, titles=TITLES, nics=3, nic_name="mlx5_bond_"), (0, 0, 1, 1), id="bonded-nics"
+        ),
+        pytest.param(
+            printed(PAIRS, trailer=FULL, titles=TITLES, nics=3, nic_name="rocep12s"), (0, 0, 1, 1), id="renamed-nics"
+        ),
+        pytest.param(
+            printed(PAIRS, trailer=FULL, titles=TITLES).replace("NV12", "NV12*"), (0, 0, 1, 1), id="cells-with-a-mark"
+        ),
+        pytest.param(
+            "$ nvidia-smi topo -m\n" + printed(PAIRS, trailer=FULL, titles=TITLES) + "$ exit\n",
+            (0, 0, 1, 1),
+            id="with-the-prompt",
+        ),
+        pytest.param(
+            printed(PAIRS, trailer=FULL, titles=TITLES).replace("\n", "\r\n"), (0, 0, 1, 1), id="line-ends-of-windows"
+        ),
+        pytest.param("\ufeff" + printed(PAIRS, trailer=FULL, titles=TITLES), (0, 0, 1, 1), id="byte-order-mark"),
     ],
 )
 def test_odd_forms_read_alike(text: str, numa: tuple[int | None, ...]) -> None:
@@ -187,6 +205,14 @@ def test_words_not_known_count_as_worst() -> None:
     text = printed((("X", "WARP9", "NV4"), ("WARP9", "X", "NV4"), ("NV4", "NV4", "X")))
 
     assert machine_of(read_topology(text)).links[0] == ("X", "SYS", "NV4")
+    assert read_topology(text).strange == ("WARP9",)
+
+
+def test_gpu_without_a_row_is_told() -> None:
+    """A matrix cut off at its end leaves out a GPU, and says which."""
+    matrix = read_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV4\tNV4\nGPU1\tNV4\tX\tNV4\n")
+
+    assert (matrix.labels, matrix.rowless) == (("GPU0", "GPU1"), ("GPU2",))
 
 
 def test_short_rows_count_as_worst() -> None:
