@@ -26,6 +26,7 @@ from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.fleet import Fleet
+from atoll.cluster.foreign import ForeignUse, Sightings
 from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices
@@ -39,6 +40,7 @@ K = TypeVar("K")
 class Source(StrEnum):
     """What a hold is known from, strongest last."""
 
+    FOREIGN = "foreign"
     ASSUMED = "assumed"
     LEASE = "lease"
     POD = "pod"
@@ -76,6 +78,7 @@ class Ledger:
         self._expected_on: dict[str, dict[str, Expectation]] = {}
         self._expires_seconds = math.inf
         self._keeping = Keeping()
+        self._sightings = Sightings()
         self._heard: dict[str, tuple[float, float]] = {}
         self._silent_seconds = math.inf
         self._lease_names: dict[str, set[str]] = {}
@@ -97,6 +100,7 @@ class Ledger:
     def put_report(self, status: GpuNodeStatus) -> None:
         """Take a node's report; one that contradicts itself leaves the node without devices."""
         name = status.metadata.name
+        self._sightings.put(name, status.status)
         devices = node_devices(status)
         if devices is None:
             self.drop_report(name)
@@ -107,6 +111,7 @@ class Ledger:
     def drop_report(self, node: str) -> None:
         """Forget a node's report. Holds stay: a node that comes back finds them."""
         self.nodes.pop(node, None)
+        self._sightings.put(node, None)
         self._note_change(node)
 
     def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
@@ -147,6 +152,7 @@ class Ledger:
             held.discard(name)
             if not held:
                 del self._lease_names[record.holder.uid]
+            self._sightings.note_end(record.node, record.holder.uid, (record.device_uuid,))
             self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
 
     def leases_of(self, pod_uid: str) -> tuple[LeaseRecord, ...]:
@@ -188,6 +194,7 @@ class Ledger:
         self.malformed_pods.pop(uid, None)
         allocation = self._allocations.pop(uid, None)
         if allocation is not None:
+            self._sightings.note_end(allocation.node, uid, allocation.uuids)
             self._unhold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.POD, uid))
 
     @property
@@ -311,7 +318,23 @@ class Ledger:
 
     def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
         """Return why a device is not free, in a fixed order; empty for a free one."""
-        return tuple(sorted(self._holds(node, device_id, uuid), key=lambda hold: (hold.source, hold.key)))
+        foreign = {Hold(Source.FOREIGN, str(use)) for use in self.foreign_uses(node, uuid)}
+        holds = self._holds(node, device_id, uuid) | foreign
+        return tuple(sorted(holds, key=lambda hold: (hold.source, hold.key)))
+
+    def foreign_uses(self, node: str, uuid: str) -> tuple[ForeignUse, ...]:
+        """Return who uses a device without holding it; see atoll.cluster.foreign."""
+        users = self._sightings.users(node, uuid)
+        return tuple(use for use in users if not use.pod_uid or not self._may_use(node, uuid, use.pod_uid))
+
+    def _may_use(self, node: str, uuid: str, uid: str) -> bool:
+        pod = self.pods.get(uid)
+        if pod is not None and pods.is_terminal(pod):
+            return True
+        return any(
+            hold.key == uid or (hold.source is Source.LEASE and self.leases[hold.key].holder.uid == uid)
+            for hold in self._by_uuid.get((node, uuid), ())
+        )
 
     def double_uses(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         """Yield (node, uuid, pod uids) of every device that two or more bound pods name: the invariant is broken."""
@@ -325,7 +348,8 @@ class Ledger:
         mask = 0
         for position, device in enumerate(devices.devices):
             holds = self._holds(devices.node, device.id, device.uuid)
-            if holds and holds <= own and not self._is_blocked(devices.node, device.id):
+            is_own = bool(holds) and holds <= own and not self._is_blocked(devices.node, device.id)
+            if is_own and not self.foreign_uses(devices.node, device.uuid):
                 mask |= 1 << position
         return mask
 
@@ -366,7 +390,8 @@ class Ledger:
         self._expires_seconds = min((expected.until_seconds for expected in self._expected.values()), default=math.inf)
 
     def _is_free(self, node: str, device: Device) -> bool:
-        return not self._holds(node, device.id, device.uuid) and not self._is_blocked(node, device.id)
+        is_held = bool(self._holds(node, device.id, device.uuid)) or self._is_blocked(node, device.id)
+        return not is_held and not self.foreign_uses(node, device.uuid)
 
     def _is_blocked(self, node: str, device_id: int) -> bool:
         """Tell whether a Lease that cannot be read may mean the device: only its name can tell."""

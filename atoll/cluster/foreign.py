@@ -1,0 +1,94 @@
+"""GPUs that somebody uses who does not hold them: other schedulers' pods, a device plugin's, processes of a machine.
+
+In: what a node's agent saw on its GPUs, and who held what. Out: foreign uses; a GPU with one is occupied, whoever else
+holds it. Pure. Separate from the ledger, which asks, because a use is evidence of a machine and never a promise.
+
+* A pod uses what it holds: by its annotation, by a Lease, by a bind of ours under way. Anything else is foreign, also
+  where the pod holds other GPUs.
+* A pod that held the GPU until a moment ago is not foreign as long as the report is the same that stood there when its
+  hold ended: the report is older than the end. If the next one shows the pod still, it is.
+* A pod of ours with a terminal phase is no user: its Leases stay until its containers are proven to have ended.
+* Processes outside of any pod are foreign.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from atoll.api.node_status import GpuNodeStatusReport
+
+FORMER_MAX = 8192
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ForeignUse:
+    """One GPU and who uses it without holding it. `pod_uid` is empty for processes outside of pods."""
+
+    uuid: str
+    pod_uid: str = ""
+    pids: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        if self.pod_uid:
+            return f"pod {self.pod_uid} uses {self.uuid}"
+        return f"processes outside of pods ({', '.join(map(str, self.pids)) or 'unknown'}) use {self.uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What one report shows: users of each GPU, and the number of the report."""
+
+    sequence: int
+    pods: Mapping[str, tuple[str, ...]]
+    hosts: Mapping[str, tuple[int, ...]]
+
+
+def uses_of(report: GpuNodeStatusReport) -> Uses | None:
+    """Read who uses which GPU of the machine; None where nobody does."""
+    pods: dict[str, list[str]] = {}
+    for entry in report.pods:
+        for uuid in entry.uuids:
+            pods.setdefault(uuid, []).append(entry.uid)
+    hosts = {use.uuid: use.pids for use in report.host_uses}
+    if not pods and not hosts:
+        return None
+    return Uses(report.evidence.sequence, {uuid: tuple(sorted(uids)) for uuid, uids in pods.items()}, hosts)
+
+
+class Sightings:
+    """The uses on all nodes, and which pods held what until a moment ago."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, Uses] = {}
+        self._former: dict[tuple[str, str], int] = {}
+
+    def put(self, node: str, report: GpuNodeStatusReport | None) -> None:
+        """Take what a node's report shows; None where there is none any more."""
+        uses = uses_of(report) if report is not None else None
+        if uses is None:
+            self._uses.pop(node, None)
+        else:
+            self._uses[node] = uses
+
+    def note_end(self, node: str, uid: str, uuids: Iterable[str]) -> None:
+        """A pod's hold on these GPUs has ended: what the report of now says of them is older than that."""
+        uses = self._uses.get(node)
+        for uuid in uuids if uses is not None else ():
+            self._former[uid, uuid] = uses.sequence if uses is not None else 0
+        while len(self._former) > FORMER_MAX:
+            del self._former[next(iter(self._former))]
+
+    def users(self, node: str, uuid: str) -> tuple[ForeignUse, ...]:
+        """Return everybody seen on a GPU who did not just cease to hold it; whether they hold it the caller knows."""
+        uses = self._uses.get(node)
+        if uses is None:
+            return ()
+        found = [
+            ForeignUse(uuid, uid) for uid in uses.pods.get(uuid, ()) if self._former.get((uid, uuid)) != uses.sequence
+        ]
+        if uuid in uses.hosts:
+            found.append(ForeignUse(uuid, pids=uses.hosts[uuid]))
+        return tuple(found)
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes on which anybody was seen on a GPU."""
+        return tuple(sorted(self._uses))
