@@ -5,7 +5,76 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from atoll.api.gangs import RequeueTimestamp
+from atoll.cluster.gangs.readiness_policy import Bounds, ReadinessPolicy, Requeuing
 from atoll.service.settings import Settings
+
+
+class RequeuingSettings(Settings):
+    """When an evicted gang is tried again."""
+
+    timestamp: RequeueTimestamp = RequeueTimestamp.EVICTION
+    """Eviction: behind those that came meanwhile. Creation: an evicted gang keeps its age."""
+    backoff_base_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60.0
+    """Pause after the first eviction; doubled with each further one."""
+    backoff_max_seconds: Annotated[float, Field(ge=1, le=604_800)] = 3600.0
+    """Longest pause."""
+    backoff_limit_count: Annotated[int | None, Field(ge=0, le=1000)] = None
+    """Evictions after which the next one puts the gang out of action; without it, it is tried for ever."""
+
+
+class WaitForPodsReadySettings(Settings):
+    """What is demanded of admitted gangs. A gang may choose for itself inside the bounds."""
+
+    enable: bool = False
+    """Evict gangs whose members are not ready in time."""
+    timeout_seconds: Annotated[float, Field(ge=1, le=86_400)] = 300.0
+    """From the moment when the members may start until they must be ready."""
+    recovery_timeout_seconds: Annotated[float | None, Field(ge=1, le=86_400)] = None
+    """How long a gang that was ready may lack members; without it, for ever."""
+    block_admission: bool = False
+    """Admit no gang while an admitted one is not ready."""
+    requeuing: RequeuingSettings = RequeuingSettings()
+    """Pauses after evictions."""
+    may_enable: bool = True
+    """Gangs may ask for readiness where it is off."""
+    may_disable: bool = True
+    """Gangs may refuse it where it is on."""
+    timeout_seconds_min: Annotated[float, Field(ge=1, le=86_400)] = 1.0
+    """Shortest timeout that a gang may choose."""
+    timeout_seconds_max: Annotated[float, Field(ge=1, le=604_800)] = 86_400.0
+    """Longest timeout that a gang may choose."""
+    backoff_seconds_max: Annotated[float, Field(ge=1, le=604_800)] = 86_400.0
+    """Longest pause that a gang may choose."""
+    limit_count_max: Annotated[int, Field(ge=0, le=1000)] = 1000
+    """Most evictions that a gang may choose."""
+
+    def policy(self) -> ReadinessPolicy:
+        """Return what holds for gangs without wishes."""
+        requeuing = Requeuing(
+            timestamp=self.requeuing.timestamp,
+            base_seconds=self.requeuing.backoff_base_seconds,
+            max_seconds=self.requeuing.backoff_max_seconds,
+            limit_count=self.requeuing.backoff_limit_count,
+        )
+        return ReadinessPolicy(
+            enable=self.enable,
+            timeout_seconds=self.timeout_seconds,
+            recovery_timeout_seconds=self.recovery_timeout_seconds,
+            block_admission=self.block_admission,
+            requeuing=requeuing,
+        )
+
+    def bounds(self) -> Bounds:
+        """Return what a gang may choose."""
+        return Bounds(
+            may_enable=self.may_enable,
+            may_disable=self.may_disable,
+            timeout_seconds_min=self.timeout_seconds_min,
+            timeout_seconds_max=self.timeout_seconds_max,
+            backoff_seconds_max=self.backoff_seconds_max,
+            limit_count_max=self.limit_count_max,
+        )
 
 
 class ControllersSettings(Settings):
@@ -41,6 +110,10 @@ class ControllersSettings(Settings):
     """Pods for which others are evicted, per minute."""
     preemption_timeout_seconds: Annotated[float, Field(ge=10, le=86400)] = 600.0
     """After this the GPUs of victims that do not end are no longer kept for the pod."""
+    gang_order: Literal["best-effort", "strict"] = "best-effort"
+    """strict: a gang that finds no place keeps those behind it waiting; best-effort: they may pass it."""
+    wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
+    """What is demanded of admitted gangs."""
     webhook_names: tuple[str, ...] = ()
     """Further DNS names and addresses of the webhook's certificate."""
     requests_per_second: Annotated[float, Field(gt=0)] = 200.0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from atoll.api import names
 from atoll.api.claims import VisibleDevices
 from atoll.cluster import pods
 from atoll.cluster.allocations import DEVICES_MAX
@@ -112,7 +113,8 @@ class Binder:
         if pod.spec.node_name:
             standing_allocation(pod, call.node)
             return
-        request = request_of(pod, self._mirror.claim(call.pod_namespace, pods.claim_name(pod)))
+        claim = self._mirror.claim(call.pod_namespace, pods.claim_name(pod))
+        request = request_of(pod, claim, is_admitted=bool(self._mirror.ledger.leases_of(call.pod_uid)))
         if isinstance(request, Rejection):
             raise BindRefused(f"{describe(pod)}: {request.reason}")
         attempt = self._new_attempt(pod, self._devices(call.node), request)
@@ -120,7 +122,7 @@ class Binder:
             plan = await self._reserve(pod, request, attempt)
         except BaseException:
             await take_back(self._client, self._clock, attempt)
-            self._mirror.ledger.forget(call.pod_uid)
+            self._mirror.ledger.forget(call.pod_uid, attempt=attempt.reservation.attempt)
             raise
         await self._post(pod, plan, attempt)
 
@@ -134,11 +136,11 @@ class Binder:
             raise
         else:
             until = self._clock.monotonic_seconds() + self._settings.answer_seconds
-            if ledger.assumed(pod.metadata.uid) is not None:
+            if ledger.allocation_of(pod.metadata.uid) is None:
                 ledger.expect(pod.metadata.uid, Expectation(standing.node, standing.device_ids, until))
             await take_back(self._client, self._clock, attempt, keep=standing)
         finally:
-            ledger.forget(pod.metadata.uid)
+            ledger.forget(pod.metadata.uid, attempt=attempt.reservation.attempt)
 
     def _devices(self, node: str) -> NodeDevices:
         devices = self._mirror.ledger.nodes.get(node)
@@ -165,8 +167,16 @@ class Binder:
             attempt=self._new_token(),
             now=format_microtime(now),
             deadline=format_microtime(now + timedelta(seconds=self._settings.reservation_seconds)),
+            gang=next((record.gang for record in self._mirror.ledger.leases_of(pod.metadata.uid)), ""),
         )
         return Attempt(reservation)
+
+    def _admitted_mask(self, pod: Pod, devices: NodeDevices) -> int:
+        """Return the mask of what the pod may take: all, or for a member of a gang what its admission reserved."""
+        if names.GANG not in pod.metadata.annotations:
+            return devices.all
+        held = self._mirror.ledger.leases_of(pod.metadata.uid)
+        return devices.mask_of((), frozenset(record.device_uuid for record in held if record.node == devices.node))
 
     async def _reserve(self, pod: Pod, request: Request, attempt: Attempt) -> Plan:
         """Hold a full set of Leases. A device that turns out taken is replaced by the next best set of this node.
@@ -179,11 +189,11 @@ class Binder:
             devices = self._devices(node)
             now = self._clock.monotonic_seconds()
             free = ledger.free(node, now_seconds=now, asking_uid=uid, asking_priority=pod.spec.priority)
-            left = free & ~devices.mask_of((), lost)
+            left = free & ~devices.mask_of((), lost) & self._admitted_mask(pod, devices)
             plan = plan_bind(pod, devices, left, request, self._settings.default_mode, ledger.demand)
             if isinstance(plan, Rejection):
                 raise BindRefused(f"node {node}: {plan.reason}")
-            ledger.assume(uid, plan.allocation)
+            ledger.assume(uid, plan.allocation, attempt=attempt.reservation.attempt)
             newly_lost = await reserve(self._client, attempt, plan.allocation)
             if not newly_lost:
                 await take_back(self._client, self._clock, attempt, keep=plan.allocation)

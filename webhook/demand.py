@@ -10,6 +10,7 @@ from typing import Final
 
 from atoll.api import names
 from atoll.api.claims import GpuClaim, Vendor, VisibleDevices
+from webhook.gangs import gang_of
 from webhook.pods import Pod, atoll_resources
 from webhook.review import Denial
 
@@ -54,6 +55,8 @@ class Demand:
     """What the claim says; None without a claim, when the containers' own sum decides."""
     resource: str = names.GPU_RESOURCE
     vendor: Vendor = Vendor.NVIDIA
+    gang: str = ""
+    """The GpuGang that the pod belongs to; empty for none."""
     by_index: bool = False
     """CUDA_VISIBLE_DEVICES carries numbers, so that their order must be fixed too."""
 
@@ -83,7 +86,9 @@ def claim_name_of(pod: Pod) -> str | Denial | None:
 def resolve_demand(pod: Pod, *, namespace: str, claim: ClaimLookup | None, defaults: Defaults) -> Demand | Denial:
     """Resolve what the pod asks for; `claim` is the lookup of the name that `claim_name_of` gave, None without one."""
     if claim is None:
-        return _refuse_gang(pod) or Demand(by_index=defaults.visible_devices is VisibleDevices.INDEX)
+        gang = gang_of(pod, None)
+        by_index = defaults.visible_devices is VisibleDevices.INDEX
+        return gang if isinstance(gang, Denial) else Demand(gang=gang, by_index=by_index)
     name = pod.annotations[names.CLAIM]
     if not isinstance(claim, GpuClaim):
         return _refuse_lookup(claim, name=name, namespace=namespace)
@@ -91,10 +96,11 @@ def resolve_demand(pod: Pod, *, namespace: str, claim: ClaimLookup | None, defau
         return Denial(
             f"GpuClaim {name!r} is being deleted; wait until it is gone and create it again, or name another one"
         )
-    return _refuse_gang(pod) or _refuse_gang_claim(claim) or _demand_of(claim, name=name, defaults=defaults)
+    gang = gang_of(pod, claim)
+    return gang if isinstance(gang, Denial) else _demand_of(claim, name=name, gang=gang, defaults=defaults)
 
 
-def _demand_of(claim: GpuClaim, *, name: str, defaults: Defaults) -> Demand:
+def _demand_of(claim: GpuClaim, *, name: str, gang: str, defaults: Defaults) -> Demand:
     devices = claim.spec.devices
     mode = claim.spec.visible_devices or defaults.visible_devices
     is_whole_nvidia = devices.vendor is Vendor.NVIDIA and not devices.mig_profile
@@ -104,6 +110,7 @@ def _demand_of(claim: GpuClaim, *, name: str, defaults: Defaults) -> Demand:
         count=devices.count,
         resource=names.mig_resource(devices.mig_profile) if devices.mig_profile else names.GPU_RESOURCE,
         vendor=devices.vendor,
+        gang=gang,
         by_index=mode is VisibleDevices.INDEX and is_whole_nvidia,
     )
 
@@ -121,20 +128,3 @@ def _refuse_lookup(lookup: ClaimMissing | ClaimUnreadable | ClaimUnavailable, *,
             return Denial(
                 f"GpuClaim {name!r} could not be looked up: the API server did not answer the webhook; try again", 503
             )
-
-
-def _refuse_gang(pod: Pod) -> Denial | None:
-    asked: list[str] = [key for key in (names.GANG, names.GANG_SIZE, names.POD_SET) if key in pod.annotations]
-    asked += [gate.name for gate in pod.spec.scheduling_gates if gate.name == names.GANG_GATE]
-    if not asked:
-        return None
-    return Denial(f"gangs are not available in this version of Atoll; remove {', '.join(asked)} from the pod")
-
-
-def _refuse_gang_claim(claim: GpuClaim) -> Denial | None:
-    if claim.spec.gang_ref is None:
-        return None
-    return Denial(
-        f"GpuClaim {claim.metadata.name!r} names the gang {claim.spec.gang_ref!r}, "
-        "and gangs are not available in this version of Atoll; use a claim without gangRef"
-    )

@@ -4,7 +4,7 @@ In: the pod, who creates it, what the claim lookup found, the administrator's de
 Pure: no clock, no network. Running it on its own result changes nothing more, in whatever round of reinvocation.
 
 Phases: (1) take off what only Atoll may write; (2) leave alone what does not ask for GPUs; (3) resolve the demand;
-(4) refuse what could not be kept; (5) add count, scheduler, RuntimeClass and variables. What the user wrote stays.
+(4) refuse what could not be kept; (5) add gate, count, scheduler, class and variables. What the user wrote stays.
 """
 
 import posixpath
@@ -17,6 +17,7 @@ from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX, annotations_bytes
 from atoll.kube.patches import add_op, pointer, remove_op
 from webhook.counts import count_gpus
 from webhook.demand import ClaimLookup, Defaults, Demand, concerns_atoll, resolve_demand
+from webhook.gangs import inject_gate
 from webhook.pods import Pod, placed_containers
 from webhook.review import Denial, Mutation, User
 from webhook.variables import inject_variables, refuse_variables
@@ -52,6 +53,7 @@ def mutate(pod: Pod, *, namespace: str, user: User, claim: ClaimLookup | None, d
         operations=(
             *stripped.operations,
             *_shape(pod, demand=demand, defaults=defaults),
+            *inject_gate(pod, gang=demand.gang),
             *counts,
             *_inject(pod, demand=demand),
         ),

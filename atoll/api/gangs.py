@@ -18,6 +18,7 @@ POD_SETS_MAX = 16
 SLICE_LAYERS_MAX = 3
 DOMAINS_MAX = 200
 """Domains of one pod set that a status lists; more of them are summarised at a wider level."""
+OWNERS_MAX = 64
 DURATION = "^([0-9]{1,5}h)?([0-9]{1,6}m)?([0-9]{1,8}s)?$"
 
 Duration = Annotated[str, Field(min_length=2, max_length=24, pattern=DURATION)]
@@ -52,8 +53,10 @@ LEVEL_RULES = (
         "level names the level for the modes required and preferred, and for these alone",
     ),
     (
-        "!has(self.slices) || self.slices.size() < 2 || [1, 2].all(i, i >= self.slices.size() || "
-        "self.slices[i - 1].size % self.slices[i].size == 0)",
+        (
+            "!has(self.slices) || self.slices.size() < 2 || [1, 2].all(i, i >= self.slices.size() || "
+            "self.slices[i - 1].size % self.slices[i].size == 0)"
+        ),
         "each slice size must be a multiple of the next smaller one, outermost slices first",
     ),
     (
@@ -137,8 +140,10 @@ class RequeuingStrategy(Model):
 
 DURATION_RULES = (
     (
-        "(!has(self.timeout) || duration(self.timeout) >= duration('1s')) && "
-        "(!has(self.recoveryTimeout) || duration(self.recoveryTimeout) >= duration('1s'))",
+        (
+            "(!has(self.timeout) || duration(self.timeout) >= duration('1s')) && "
+            "(!has(self.recoveryTimeout) || duration(self.recoveryTimeout) >= duration('1s'))"
+        ),
         "a timeout is at least 1s",
     ),
 )
@@ -261,6 +266,15 @@ class RequeueState(Model):
     requeue_at: Annotated[str, Field(max_length=64)] | None = None
 
 
+class SuspendedOwner(Model):
+    """A Job or another owner of members that Atoll suspended and will resume."""
+
+    api_version: Annotated[str, Field(max_length=128)]
+    kind: Annotated[str, Field(max_length=63)]
+    name: Annotated[str, Field(max_length=253)]
+    uid: Annotated[str, Field(max_length=64)]
+
+
 class GpuGangStatus(Model):
     """What became of the gang."""
 
@@ -272,6 +286,9 @@ class GpuGangStatus(Model):
     was_ready: Annotated[bool, Field(description="ready at least once in this admission")] = False
     assignment: GangAssignment | None = None
     requeue_state: RequeueState | None = None
+    suspended_owners: Annotated[
+        tuple[SuspendedOwner, ...], Field(max_length=OWNERS_MAX, json_schema_extra=list_map("uid"))
+    ] = ()
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     conditions: Conditions = ()
 

@@ -19,6 +19,7 @@ LABEL_KEY = (
 
 NodeLabel = Annotated[str, Field(min_length=1, max_length=316, pattern=LABEL_KEY)]
 
+
 class TopologyLevel(Model):
     """One level. Nodes with one value of the label, below one domain of the level above, are one domain."""
 
@@ -36,8 +37,12 @@ class TopologySpec(Model):
 
     node_selector: Annotated[
         dict[str, Annotated[str, Field(max_length=63)]],
-        Field(max_length=16, description="labels of the nodes that the topology covers; empty covers all"),
-    ] = {}
+        Field(
+            default_factory=dict,
+            max_length=16,
+            description="labels of the nodes that the topology covers; empty covers all",
+        ),
+    ]
     levels: Annotated[
         tuple[TopologyLevel, ...],
         Field(

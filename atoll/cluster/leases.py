@@ -43,11 +43,13 @@ class LeaseRecord:
     attempt: str
     deadline: str
     claim: str
+    gang: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one bind attempt reserves: everything a Lease body needs except the device."""
+    """What one attempt reserves: everything a Lease body needs except the device. `gang` is NAMESPACE/NAME/UID."""
 
     node: str
     node_uid: str
@@ -56,6 +58,7 @@ class Reservation:
     attempt: str
     now: str
     deadline: str
+    gang: str = ""
 
 
 def lease_name(node: str, device_id: int) -> str:
@@ -101,6 +104,8 @@ def parse_lease(lease: Lease) -> LeaseRecord:
         attempt=annotations.get(names.LEASE_ATTEMPT, ""),
         deadline=annotations.get(names.LEASE_DEADLINE, ""),
         claim=annotations.get(names.LEASE_CLAIM, ""),
+        gang=annotations.get(names.LEASE_GANG, ""),
+        doubt=annotations.get(names.LEASE_IN_DOUBT, ""),
     )
 
 
@@ -121,6 +126,7 @@ def lease_body(reservation: Reservation, device_id: int, device_uuid: str) -> di
                 names.LEASE_CLAIM: reservation.claim,
                 names.LEASE_ATTEMPT: reservation.attempt,
                 names.LEASE_DEADLINE: reservation.deadline,
+                **({names.LEASE_GANG: reservation.gang} if reservation.gang else {}),
             },
         },
         "spec": {

@@ -12,7 +12,9 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.claims import GpuClaim
+from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
@@ -38,15 +40,20 @@ class Kind(StrEnum):
     HEARTBEAT = "heartbeat"
     CLAIM = "claim"
     REPORT = "report"
+    GANG = "gang"
+    TOPOLOGY = "topology"
 
 
 Listener = Callable[[Kind, Change[Any]], None]
 
 
 class ClusterMirror:
-    """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims and GpuNodeStatuses; owns the ledger they make up."""
+    """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims and GpuNodeStatuses; owns the ledger they make up.
 
-    def __init__(self, client: ApiClient, clock: Clock) -> None:
+    `with_gangs`: GpuGangs and Topologies too, which only the controllers decide on.
+    """
+
+    def __init__(self, client: ApiClient, clock: Clock, *, with_gangs: bool = False) -> None:
         self._clock = clock
         self._listeners: list[Listener] = []
         self.ledger = Ledger()
@@ -74,6 +81,11 @@ class ClusterMirror:
         self.node_statuses: Reflector[GpuNodeStatus] = watch(
             paths.gpunodestatuses(), GpuNodeStatus.model_validate_json, self._take_report, Kind.REPORT
         )
+        self.gangs: Reflector[GpuGang] | None = None
+        self.topologies: Reflector[Topology] | None = None
+        if with_gangs:
+            self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, Kind.GANG)
+            self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, Kind.TOPOLOGY)
 
     @property
     def reflectors(self) -> dict[Kind, Reflector[Any]]:
@@ -85,6 +97,8 @@ class ClusterMirror:
             Kind.HEARTBEAT: self.heartbeats,
             Kind.CLAIM: self.claims,
             Kind.REPORT: self.node_statuses,
+            **({Kind.GANG: self.gangs} if self.gangs is not None else {}),
+            **({Kind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
         }
 
     def on_change(self, listener: Listener) -> None:
@@ -155,8 +169,15 @@ class ClusterMirror:
             return math.inf
 
     def _take_node(self, change: Change[Node]) -> None:
-        if change.kind is ChangeKind.ADDED and self._is_of_another_node(change.object.metadata.name):
-            self.ledger.drop_report(change.object.metadata.name)
+        """A Node of a known name came: the report counts again, or no more, whichever of the two was seen first."""
+        name = change.object.metadata.name
+        report = self.reports.get(name)
+        if change.kind is not ChangeKind.ADDED or report is None:
+            return
+        if self._is_of_another_node(name):
+            self.ledger.drop_report(name)
+        else:
+            self.ledger.put_report(report)
 
     def _take_report(self, change: Change[GpuNodeStatus]) -> None:
         name = change.object.metadata.name

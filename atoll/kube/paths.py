@@ -69,6 +69,14 @@ def gpunodestatuses(name: str = "", sub: str = "") -> str:
     return group(API_VERSION, "gpunodestatuses", name=name, sub=sub)
 
 
+def gpugangs(namespace: str = "", name: str = "", sub: str = "") -> str:
+    return group(API_VERSION, "gpugangs", namespace=namespace, name=name, sub=sub)
+
+
+def topologies(name: str = "", sub: str = "") -> str:
+    return group(API_VERSION, "topologies", name=name, sub=sub)
+
+
 def customresourcedefinitions(name: str = "") -> str:
     return group("apiextensions.k8s.io/v1", "customresourcedefinitions", name=name)
 

@@ -88,6 +88,9 @@ def furnished(api: Api, remove_policies: Callable[[], None]) -> Api:
     )
     for body in pods:
         api.send("POST", PODS, body)
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "app"}]}}
+    training = {"metadata": {"name": "training"}, "spec": {"suspend": True, "parallelism": 2, "template": template}}
+    api.send("POST", "/apis/batch/v1/namespaces/doors/jobs", {"apiVersion": "batch/v1", "kind": "Job", **training})
     for name, annotations in (("held", ALLOCATION), ("walled", ALLOCATION), ("plain", {}), ("volumes", {})):
         api.send("POST", f"{PODS}/{name}/binding", binding(name, annotations))
     return api

@@ -68,6 +68,13 @@ def with_gate(world: World) -> Body:
     return world.pod_body("p", "one", schedulingGates=[{"name": names.GANG_GATE}])
 
 
+def with_other_gang(world: World) -> Body:
+    """Return a pod that names another gang than its claim does."""
+    body = world.pod_body("p", "member")
+    body["metadata"]["annotations"][names.GANG] = "other"
+    return body
+
+
 def with_asking_init_container(world: World) -> Body:
     """Return a pod whose init container asks for the GPU."""
     return world.pod_body("p", "one", initContainers=[world.container("prepare", gpus=1)])
@@ -78,8 +85,8 @@ def with_asking_init_container(world: World) -> Body:
     [
         pytest.param(lambda w: w.pod_body("p", "nobody"), "GpuClaim 'nobody' does not exist", id="missing-claim"),
         pytest.param(lambda w: w.pod_body("p", "in gang"), "is no name of a GpuClaim", id="impossible-claim-name"),
-        pytest.param(lambda w: w.pod_body("p", "member"), "gangs are not available in this version", id="gang-claim"),
-        pytest.param(with_gate, "gangs are not available in this version", id="gate-set-by-the-user"),
+        pytest.param(with_other_gang, "a pod belongs to one gang", id="another-gang-than-the-claim"),
+        pytest.param(with_gate, "would never be removed", id="gate-set-by-the-user"),
         pytest.param(with_env, "sets CUDA_VISIBLE_DEVICES itself", id="variable-set-by-the-user"),
         pytest.param(with_asking_init_container, "init container 'prepare' asks for", id="init-container-asks"),
         pytest.param(
@@ -196,12 +203,17 @@ def test_a_claim_that_goes_away_takes_its_waiting_pods_hope(world: World) -> Non
     world.delete("holder")
     world.wait(lambda: names.REJECT_CLAIM_MISSING in world.message("waiting"), "the missing claim to be named")
     world.claim("four", 4, models=["nvidia-gb200"])
-    world.pod("nudge", None)  # any pod that is bound makes kube-scheduler look again
-    world.wait(lambda: names.REJECT_CLAIM_REPLACED in world.message("waiting"), "the other claim to be noticed")
+    world.wait(lambda: is_told_after_a_nudge(world, names.REJECT_CLAIM_REPLACED), "the other claim to be noticed")
 
     world.pod("successor", "four")
     world.wait_running("successor")
     assert world.leases(world.get("waiting")["metadata"]["uid"]) == []
+
+
+def is_told_after_a_nudge(world: World, reason: str) -> bool:
+    """Make kube-scheduler look at the pod `waiting` again; tell whether its message names the reason."""
+    world.kubectl("annotate", "--overwrite", "pod", "waiting", f"example.com/nudged={uuid4().hex}")
+    return reason in world.message("waiting")
 
 
 def test_a_running_pod_outlives_its_claim(world: World) -> None:

@@ -428,9 +428,20 @@ TWICE = [*own_variables("main"), {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
             "remove the mount",
             id="devices-by-mount",
         ),
-        pytest.param(make_pod(annotations={names.GANG: "g"}), 403, "gangs are not available", id="gang-annotation"),
-        pytest.param(make_pod(annotations={names.GANG_SIZE: "4"}, claim=None), 403, "gangs", id="gang-size-alone"),
-        pytest.param(make_pod(schedulingGates=[{"name": names.GANG_GATE}]), 403, "gangs", id="gate-set-by-user"),
+        pytest.param(make_pod(annotations={names.GANG: "G"}), 400, "is no name of a GpuGang", id="gang-misnamed"),
+        pytest.param(make_pod(annotations={names.GANG: ""}), 400, "is empty", id="gang-empty"),
+        pytest.param(make_pod(annotations={names.GANG_SIZE: "4"}), 400, "name the gang in", id="gang-size-alone"),
+        pytest.param(make_pod(annotations={names.POD_SET: "w"}), 400, "name the gang in", id="pod-set-alone"),
+        pytest.param(
+            make_pod(annotations={names.GANG: "g", names.GANG_SIZE: "0"}), 400, "from 1 to 100000", id="gang-of-none"
+        ),
+        pytest.param(
+            make_pod(annotations={names.GANG: "g", names.GANG_SIZE: "four"}), 400, "'four'", id="gang-size-in-words"
+        ),
+        pytest.param(
+            make_pod(annotations={names.GANG: "g", names.POD_SET: "a b"}), 400, "no name of a pod set", id="pod-set"
+        ),
+        pytest.param(make_pod(schedulingGates=[{"name": names.GANG_GATE}]), 400, "never be removed", id="gate-alone"),
         pytest.param(
             make_pod(claim=None, runtimeClassName="atoll-nvidia"), 403, "for pods that ask", id="class-without-claim"
         ),
@@ -461,7 +472,6 @@ def test_refusals(pod: dict[str, Any], code: int, fragment: str) -> None:
         pytest.param(ClaimMissing(), 403, "does not exist in namespace 'team'", id="missing"),
         pytest.param(ClaimUnavailable(), 503, "try again", id="api-down"),
         pytest.param(ClaimUnreadable("spec.devices.count: 0"), 400, "spec.devices.count", id="invalid"),
-        pytest.param(make_claim(gang_ref="train"), 403, "'train'", id="gang-ref"),
         pytest.param(
             make_claim().model_copy(
                 update={"metadata": make_claim().metadata.model_copy(update={"deletion_timestamp": "t"})}

@@ -17,6 +17,7 @@ from atoll.api import names
 pytestmark = pytest.mark.e2e
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+SERVED_TIMES = 5
 ADDRESS, PORT, HEALTH_PORT = "10.255.0.1", "18443", "18081"
 AUTHORITY = """
 import asyncio, sys
@@ -52,7 +53,7 @@ SLICE = {
 Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def wait_for(question: Callable[[], Any], what: str, *, seconds: float = 60.0) -> Any:
+def wait_for(question: Callable[[], Any], what: str, *, seconds: float = 240.0) -> Any:
     """Return the first true answer; fail with `what` when none comes."""
     deadline = time.monotonic() + seconds
     while not (answer := question()):
@@ -118,9 +119,22 @@ class Site:
         return stored
 
     def wait_until_served(self) -> None:
-        """Wait until the API server trusts the webhook and reaches it."""
+        """Wait until the API server trusts the webhook and reaches it, time after time.
+
+        For a moment after a change it may go by the configuration, or meet the certificate, of before.
+        """
         probe = pod("probe", None, {"name": "main", "resources": {"limits": {names.GPU_RESOURCE: "1"}}})
-        wait_for(lambda: self.create(probe, "--dry-run=server").returncode == 0, "the webhook to be served")
+
+        def is_served() -> bool:
+            return self.ca_bundles() != [] and self.create(probe, "--dry-run=server").returncode == 0
+
+        wait_for(lambda: all(is_served() for _ in range(SERVED_TIMES)), "the webhook to be served")
+
+    def ca_bundles(self) -> list[str]:
+        """Return the authorities that the stored configuration trusts; empty while one is missing."""
+        done = self.cluster.kubectl("get", "mutatingwebhookconfiguration", names.WEBHOOK_CONFIGURATION, "-o", "json")
+        found = [one["clientConfig"].get("caBundle", "") for one in json.loads(done.stdout)["webhooks"]]
+        return found if all(found) else []
 
     def logs(self) -> str:
         return "\n".join(Path(self.cluster.logs(name)).read_text() for name in ("authority", "webhook"))
@@ -189,6 +203,8 @@ def test_a_claimed_pod_is_shaped(site: Site) -> None:
             ),
             id="sidecar",
         ),
+        pytest.param(pod("ok-member", "gang"), id="member-of-a-gang"),
+        pytest.param(pod("ok-gated", "gang", schedulingGates=[{"name": "example.com/quota"}]), id="gated-otherwise"),
         pytest.param(pod("ok-class", "two", runtimeClassName=names.RUNTIME_CLASS), id="class-with-claim"),
         pytest.param(pod("ok-plain"), id="asks-for-nothing"),
     ],
@@ -207,7 +223,7 @@ def test_every_admitted_shape_passes_the_api_server_and_the_policies(site: Site,
         pytest.param(
             pod("no", "nobody"), "GpuClaim 'nobody' does not exist in namespace 'default'", id="missing-claim"
         ),
-        pytest.param(pod("no", "gang"), "gangs are not available", id="gang"),
+        pytest.param(pod("no", "two", schedulingGates=[{"name": names.GANG_GATE}]), "never be removed", id="gate"),
         pytest.param(pod("no", "two", schedulerName="volcano"), "remove schedulerName", id="foreign-scheduler"),
         pytest.param(pod("no", "two", nodeName="n1"), "spec.nodeName", id="node-name"),
         pytest.param(pod("no", "two", asking("main", "3")), "make the sums equal", id="sum"),
@@ -286,6 +302,7 @@ def test_an_applied_configuration_is_trusted_again(site: Site) -> None:
     """`kubectl replace` drops the caBundle; the authority puts it back within its next round."""
     site.cluster.kubectl("replace", "-f", str(DEPLOY / "webhook.yaml"), check=True)
 
+    wait_for(site.ca_bundles, "the authority in the configuration")
     site.wait_until_served()
 
 
@@ -293,6 +310,7 @@ def test_a_new_authority_is_followed_without_a_restart(site: Site) -> None:
     """Deleting the authority's Secret is the way out of a leaked key: all follow in seconds, no process restarts."""
     before = site.cluster.kubectl("get", "secret", "-n", "atoll-system", names.WEBHOOK_SECRET, "-o", "json").stdout
     pid = site.cluster.processes()["webhook"].pid
+    trusted = site.ca_bundles()
     site.cluster.kubectl("delete", "secret", "-n", "atoll-system", names.AUTHORITY_SECRET, check=True)
 
     def is_replaced() -> bool:
@@ -300,6 +318,7 @@ def test_a_new_authority_is_followed_without_a_restart(site: Site) -> None:
         return done.returncode == 0 and json.loads(done.stdout)["data"] != json.loads(before)["data"]
 
     wait_for(is_replaced, "a new serving certificate")
+    wait_for(lambda: site.ca_bundles() not in ([], trusted), "the new authority in the configuration")
     site.wait_until_served()
     assert site.cluster.processes()["webhook"].pid == pid
 

@@ -1,0 +1,335 @@
+"""The life of a gang: what is to be done about it now, and what its status says afterwards.
+
+In: the GpuGang, its members, the policy that holds for it, the time. Out: one Decision. The state stands in the objects
+alone (conditions of the gang, gates and Leases of its pods), so that whoever leads next decides the same:
+
+    inactive <--active: false--  WAITING  --quorum, room--> Leases of all --> ADMITTED --> members let go, one by one
+                                  ^    ^                        |                 |
+                                  |    +-- UNDO: not admitted --+                 | not ready in time, refused, inactive
+                                  +---- pause, owners resumed <-- EVICTED <-------+
+
+Admitted is written when all GPUs are reserved and before the first member may start. So a gated member that holds GPUs
+is let go where the gang is admitted, and gives them back where it is not: there is no third case.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll.api import names
+from atoll.api.gangs import GpuGang, GpuGangStatus, RequeueState
+from atoll.cluster.gangs import conditions
+from atoll.cluster.gangs.membership import STARTED, Member, Stage, without_pod_set
+from atoll.cluster.gangs.readiness import Tally, placeable, quorum, readiness
+from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, pause_seconds, surpasses
+from atoll.cluster.gangs.times import seconds_of, text_of
+
+REFUSED_SECONDS = 15.0
+"""kube-scheduler may refuse a member once because its own view lags behind; after this long it means it."""
+
+
+class Act(StrEnum):
+    """What is to be done."""
+
+    NOTHING = "nothing"
+    UNDO = "take the reservations of gated members back"
+    LET_GO = "let the members go that hold GPUs"
+    EVICT = "give everything back"
+    RESUME = "resume the owners that were suspended"
+    PLACE = "find a place for all"
+    REPLACE = "find places for members that are missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a gang cannot be admitted whatever is free: a reason of the condition Active, and a message."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangView:
+    """Everything that a decision is made on. `obstacle`: what is wrong with the gang or its topology."""
+
+    gang: GpuGang
+    members: tuple[Member, ...]
+    policy: ReadinessPolicy
+    obstacle: Obstacle | None = None
+
+    @property
+    def status(self) -> GpuGangStatus:
+        """The status as last written."""
+        return self.gang.status or GpuGangStatus()
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the gang is admitted."""
+        return conditions.is_true(self.status.conditions, names.CONDITION_ADMITTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`act` on `members`; `status` is what the gang's status says then. `deactivate`: spec.active is set to false."""
+
+    act: Act
+    status: GpuGangStatus
+    members: tuple[Member, ...] = ()
+    again_seconds: float | None = None
+    deactivate: bool = False
+
+
+def decide(view: GangView, *, now_seconds: float, jitter: float = 0.0) -> Decision:
+    """Decide about one gang. `jitter` from 0 to 1 moves the end of a pause."""
+    spec = view.gang.spec
+    tallied = readiness(spec, view.members)
+    status = view.status.model_copy(
+        update={
+            "members": sum(m.stage in STARTED or m.stage in {Stage.GATED, Stage.HELD_BACK} for m in view.members),
+            "ready": tallied.count,
+            "needed": spec.quorum,
+            "observed_generation": view.gang.metadata.generation or None,
+        }
+    )
+    if not spec.active or (view.obstacle is not None and not view.is_admitted):
+        return _decide_inactive(view, status, now_seconds)
+    status = _activate(status, now_seconds)
+    if view.is_admitted:
+        return _decide_admitted(view, status, tallied, now_seconds=now_seconds, jitter=jitter)
+    return _decide_waiting(view, status, now_seconds)
+
+
+def _decide_inactive(view: GangView, status: GpuGangStatus, now_seconds: float) -> Decision:
+    active = conditions.find(status.conditions, names.CONDITION_ACTIVE)
+    obstacle = view.obstacle or Obstacle("Deactivated", "spec.active is false; set it to true to try the gang again")
+    if not view.gang.spec.active and active is not None and active.reason == "RequeuingLimitExceeded":
+        obstacle = Obstacle(active.reason, active.message)
+    status = fail(status, names.CONDITION_ACTIVE, obstacle.reason, obstacle.message, now_seconds)
+    if view.is_admitted or _remains(view.members):
+        return _evict(view, status, Obstacle("Deactivated", obstacle.message), now_seconds=now_seconds, pause=None)
+    status = fail(status, names.CONDITION_ADMITTED, "Inactive", obstacle.message, now_seconds)
+    return _undo_or(view, Decision(Act.NOTHING, _phase(status, "Inactive")))
+
+
+def _activate(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
+    """Note that the gang is active; what was put out of action and comes back starts with a clean record."""
+    active = conditions.find(status.conditions, names.CONDITION_ACTIVE)
+    if active is not None and active.reason in {"Deactivated", "RequeuingLimitExceeded"}:
+        status = status.model_copy(update={"requeue_state": None})
+    return meet(status, names.CONDITION_ACTIVE, "Active", "", now_seconds)
+
+
+def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -> Decision:
+    is_evicted = conditions.is_true(status.conditions, names.CONDITION_EVICTED)
+    remains = _remains(view.members)
+    if remains and is_evicted:
+        message = f"{len(remains)} members of the evicted admission have not ended yet"
+        return Decision(Act.EVICT, _wait(status, "WaitForRelease", message, now_seconds), remains)
+    if remains:
+        return Decision(Act.NOTHING, _adopt(status, now_seconds), again_seconds=0.0)
+    requeue_at = seconds_of(state.requeue_at or "") if (state := status.requeue_state) is not None else None
+    if requeue_at is not None and requeue_at > now_seconds:
+        message = f"evicted {state.count if state else 0} times; tried again at {text_of(requeue_at)}"
+        waiting = _wait(status, "WaitForRequeue", message, now_seconds)
+        return _undo_or(view, Decision(Act.NOTHING, waiting, again_seconds=requeue_at - now_seconds))
+    if status.suspended_owners:
+        return _undo_or(view, Decision(Act.RESUME, _wait(status, "WaitForQuorum", "resuming owners", now_seconds)))
+    present = quorum(view.gang.spec, view.members)
+    status = _note_quorum(status, view.members, present, now_seconds)
+    if not present.is_enough:
+        return _undo_or(view, Decision(Act.NOTHING, _wait(status, "WaitForQuorum", str(present), now_seconds)))
+    chosen, _ = placeable(view.gang.spec, view.members)
+    return _undo_or(view, Decision(Act.PLACE, _phase(status, "Waiting"), chosen))
+
+
+def _undo_or(view: GangView, decision: Decision) -> Decision:
+    """A gang that is not admitted holds nothing: whatever else is to be done comes after that."""
+    holding = tuple(member for member in view.members if member.holds and member.is_gated)
+    return Decision(Act.UNDO, decision.status, holding, again_seconds=0.0) if holding else decision
+
+
+def _decide_admitted(
+    view: GangView, status: GpuGangStatus, tallied: Tally, *, now_seconds: float, jitter: float
+) -> Decision:
+    held = tuple(member for member in view.members if member.holds and member.is_gated)
+    if held:
+        return Decision(Act.LET_GO, _phase(status, "Starting"), held)
+    if not any(member.stage in STARTED for member in view.members) and not tallied.is_enough:
+        return Decision(Act.NOTHING, _forget_admission(status, now_seconds), again_seconds=0.0)
+    status = _note_start(status, now_seconds)
+    status = _note_readiness(status, tallied, now_seconds)
+    failing = _failing(view, status, tallied, now_seconds)
+    if failing is not None:
+        count = (status.requeue_state.count if status.requeue_state else 0) + 1
+        pause = (count, pause_seconds(view.policy.requeuing, count, jitter=jitter))
+        return _evict(view, status, failing, now_seconds=now_seconds, pause=pause)
+    again = _next_look(view, status, now_seconds)
+    chosen, _ = placeable(view.gang.spec, view.members)
+    status = _phase(status, "Running" if tallied.is_enough else "Starting" if not status.was_ready else "Recovering")
+    return Decision(Act.REPLACE if chosen else Act.NOTHING, status, chosen, again)
+
+
+def _note_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
+    """Start the clock: every member that was placed has been let go."""
+    assignment = status.assignment
+    if assignment is None or assignment.time:
+        return status
+    return status.model_copy(update={"assignment": assignment.model_copy(update={"time": text_of(now_seconds)})})
+
+
+def _note_readiness(status: GpuGangStatus, tallied: Tally, now_seconds: float) -> GpuGangStatus:
+    before = conditions.find(status.conditions, names.CONDITION_PODS_READY)
+    if tallied.is_enough:
+        was_lost = before is not None and before.reason in {"WaitForRecovery", "Recovered"}
+        status = status.model_copy(update={"was_ready": True})
+        reason = "Recovered" if was_lost else "Started"
+        return meet(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
+    reason = "WaitForRecovery" if status.was_ready else "WaitForStart"
+    return fail(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
+
+
+def _deadline(view: GangView, status: GpuGangStatus) -> float | None:
+    """Return when the gang must be ready; None while it is, or where nobody waits for it."""
+    policy = view.policy
+    if not policy.enable or conditions.is_true(status.conditions, names.CONDITION_PODS_READY):
+        return None
+    if status.was_ready:
+        since = conditions.since_seconds(status.conditions, names.CONDITION_PODS_READY)
+        patience = policy.recovery_timeout_seconds
+        return None if since is None or patience is None else since + patience
+    start = seconds_of(status.assignment.time) if status.assignment is not None else None
+    return None if start is None else start + policy.timeout_seconds
+
+
+def _failing(view: GangView, status: GpuGangStatus, tallied: Tally, now_seconds: float) -> Obstacle | None:
+    """Return why this admission must end."""
+    deadline = _deadline(view, status)
+    if deadline is not None and deadline <= now_seconds:
+        what = "recovered" if status.was_ready else "ready"
+        return Obstacle("PodsReadyTimeout", f"not {what} in time: {tallied}")
+    if status.was_ready:
+        return None
+    for member in view.members:
+        refused = _refused_since(member)
+        if refused is not None and refused + REFUSED_SECONDS <= now_seconds:
+            return Obstacle(
+                "SchedulerRefused", f"kube-scheduler refuses pod {member.pod.metadata.name}: {_why(member)}"
+            )
+    return None
+
+
+def _refused_since(member: Member) -> float | None:
+    if member.stage is not Stage.STARTING or member.pod.spec.node_name:
+        return None
+    for condition in member.pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False" and condition.reason != "SchedulingGated":
+            return seconds_of(condition.last_transition_time or "")
+    return None
+
+
+def _why(member: Member) -> str:
+    return next((c.message[:300] for c in member.pod.status.conditions if c.type == "PodScheduled"), "")
+
+
+def _next_look(view: GangView, status: GpuGangStatus, now_seconds: float) -> float | None:
+    times = [_deadline(view, status)]
+    if not status.was_ready:
+        times += [since + REFUSED_SECONDS for m in view.members if (since := _refused_since(m)) is not None]
+    left = [time - now_seconds for time in times if time is not None]
+    return max(0.05, min(left)) if left else None
+
+
+def _evict(
+    view: GangView, status: GpuGangStatus, why: Obstacle, *, now_seconds: float, pause: tuple[int, float] | None
+) -> Decision:
+    """End the admission. `pause`: the number of the eviction that counts, and the seconds until the next try."""
+    deactivate, message = False, why.message
+    if pause is not None:
+        count, seconds = pause
+        deactivate = surpasses(view.policy.requeuing, count)
+        requeue_at = None if deactivate else text_of(now_seconds + seconds + 0.999)
+        status = status.model_copy(update={"requeue_state": RequeueState(count=count, requeue_at=requeue_at)})
+        if deactivate:
+            message = f"{message}; eviction {count} surpasses the limit of {view.policy.requeuing.limit_count}"
+            status = fail(status, names.CONDITION_ACTIVE, "RequeuingLimitExceeded", message, now_seconds)
+    status = meet(status, names.CONDITION_EVICTED, why.reason, message, now_seconds)
+    status = _close_admission(_wait(status, "WaitForRelease", message, now_seconds))
+    concerned = tuple(m for m in view.members if m.stage in STARTED or m.holds)
+    return Decision(Act.EVICT, _phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate)
+
+
+def _forget_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
+    """Nobody of the admission is left: its owner was suspended, or all members were deleted or failed."""
+    return _close_admission(_wait(status, "WaitForQuorum", "no member of the last admission is left", now_seconds))
+
+
+def _close_admission(status: GpuGangStatus) -> GpuGangStatus:
+    kept = conditions.drop(status.conditions, names.CONDITION_PODS_READY)
+    return status.model_copy(update={"was_ready": False, "assignment": None, "conditions": kept})
+
+
+def _adopt(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
+    """Members run, and this GpuGang knows of no admission: it was created anew, or lost its status."""
+    return meet(status, names.CONDITION_ADMITTED, "Admitted", "members that already run were taken over", now_seconds)
+
+
+def _note_quorum(status: GpuGangStatus, members: Sequence[Member], present: Tally, now_seconds: float) -> GpuGangStatus:
+    held_back = sum(member.stage is Stage.HELD_BACK for member in members)
+    reason = "QuorumReached" if present.is_enough else "ForeignGates" if held_back else "WaitForMembers"
+    lost = len(without_pod_set(members))
+    message = str(present) + (f"; {held_back} wait behind gates of others" if held_back else "")
+    message += f"; {lost} name no pod set of this gang" if lost else ""
+    return put(
+        status,
+        names.CONDITION_QUORUM,
+        is_met=present.is_enough,
+        reason=reason,
+        message=message,
+        now_seconds=now_seconds,
+    )
+
+
+def admit(status: GpuGangStatus, *, now_seconds: float, message: str) -> GpuGangStatus:
+    """Return the status of a gang whose GPUs are all reserved."""
+    status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
+    status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)
+    status = fail(status, names.CONDITION_PODS_READY, "WaitForStart", "", now_seconds)
+    return _phase(status.model_copy(update={"admissions": status.admissions + 1, "was_ready": False}), "Starting")
+
+
+def wait_for(status: GpuGangStatus, reason: str, message: str, *, now_seconds: float) -> GpuGangStatus:
+    """Return the status of a gang that found no place, or may not have one yet."""
+    return _wait(status, reason, message, now_seconds)
+
+
+def _wait(status: GpuGangStatus, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
+    return _phase(fail(status, names.CONDITION_ADMITTED, reason, message, now_seconds), "Waiting")
+
+
+def _remains(members: Sequence[Member]) -> tuple[Member, ...]:
+    """Return the members that were let go and have not ended."""
+    return tuple(member for member in members if member.stage in STARTED)
+
+
+def _phase(status: GpuGangStatus, phase: str) -> GpuGangStatus:
+    return status.model_copy(update={"phase": phase})
+
+
+def meet(status: GpuGangStatus, kind: str, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
+    """Return the status with one condition True."""
+    return put(status, kind, is_met=True, reason=reason, message=message, now_seconds=now_seconds)
+
+
+def fail(status: GpuGangStatus, kind: str, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
+    """Return the status with one condition False."""
+    return put(status, kind, is_met=False, reason=reason, message=message, now_seconds=now_seconds)
+
+
+def put(
+    status: GpuGangStatus, kind: str, *, is_met: bool, reason: str, message: str, now_seconds: float
+) -> GpuGangStatus:
+    """Return the status with one condition set."""
+    entries = conditions.put(
+        status.conditions, kind, is_met=is_met, reason=reason, message=message, now_seconds=now_seconds
+    )
+    return status.model_copy(update={"conditions": entries})

@@ -1,0 +1,176 @@
+"""Who belongs to a gang, in which pod set, with which rank, and how each member stands.
+
+In: pods and the gang's spec. Out: frozen members in a fixed order. A pod belongs to the gang that its annotation names
+(the webhook puts the claim's gangRef there); its pod set is the annotated one, else the one that its owner's labels
+name, else the only one. Ranks come from index labels; where those are missing, no numbers or not unique within a pod
+set, all ranks of the set follow the pods' names.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from atoll.api import names
+from atoll.api.gangs import GpuGangSpec, PodSet
+from atoll.cluster import pods
+from atoll.cluster.objects import Pod
+
+JOBSET_SET = "jobset.sigs.k8s.io/replicatedjob-name"
+JOBSET_INDEX = "jobset.sigs.k8s.io/job-index"
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+KUBEFLOW_SET = "training.kubeflow.org/replica-type"
+KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
+STATEFUL_INDEX = "apps.kubernetes.io/pod-index"
+INDEX_LABELS = (COMPLETION_INDEX, "kubernetes.io/job-completion-index", KUBEFLOW_INDEX, WORKER_INDEX, STATEFUL_INDEX)
+SUB_GROUP_LABELS = (JOBSET_INDEX, GROUP_INDEX)
+LEADER, WORKER = "leader", "worker"
+
+GangKey = tuple[str, str]
+"""Namespace and name."""
+
+
+class Stage(StrEnum):
+    """How far a member has come."""
+
+    GATED = "waits behind Atoll's gate alone"
+    HELD_BACK = "waits behind gates of others too"
+    STARTING = "may start, and is not ready yet"
+    READY = "is ready"
+    SUCCEEDED = "has succeeded"
+    FAILED = "has failed"
+    ENDING = "is being deleted"
+
+
+STARTED = frozenset({Stage.STARTING, Stage.READY})
+DONE = frozenset({Stage.SUCCEEDED, Stage.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One pod of a gang. `pod_set` is empty for a pod of no known set; `holds`: GPUs are reserved for it."""
+
+    pod: Pod
+    pod_set: str
+    rank: int
+    stage: Stage
+    holds: bool
+
+    @property
+    def uid(self) -> str:
+        """The pod's uid."""
+        return self.pod.metadata.uid
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether Atoll's gate is still on the pod: then it cannot be bound."""
+        return has_gate(self.pod)
+
+
+def gang_key(pod: Pod) -> GangKey | None:
+    """Return the gang that the pod belongs to."""
+    name = pod.metadata.annotations.get(names.GANG)
+    return (pod.metadata.namespace, name) if name else None
+
+
+def has_gate(pod: Pod) -> bool:
+    """Tell whether Atoll's gate is on the pod."""
+    return any(gate.name == names.GANG_GATE for gate in pod.spec.scheduling_gates)
+
+
+def stage_of(pod: Pod) -> Stage:
+    """Tell how far a pod has come. One whose containers all ended well counts as succeeded before its phase says so."""
+    if pods.is_terminal(pod):
+        return Stage.SUCCEEDED if pod.status.phase == "Succeeded" else Stage.FAILED
+    if pod.metadata.deletion_timestamp is not None:
+        return Stage.ENDING
+    if has_gate(pod):
+        return Stage.GATED if len(pod.spec.scheduling_gates) == 1 else Stage.HELD_BACK
+    if _has_just_succeeded(pod):
+        return Stage.SUCCEEDED
+    is_ready = any(condition.type == "Ready" and condition.status == "True" for condition in pod.status.conditions)
+    return Stage.READY if is_ready else Stage.STARTING
+
+
+def _has_just_succeeded(pod: Pod) -> bool:
+    """Tell whether every regular container ended with status 0; such a pod is not started again by Never, OnFailure."""
+    statuses = pod.status.container_statuses
+    if not statuses or len(statuses) < len(pod.spec.containers) or pod.spec.restart_policy == "Always":
+        return False
+    return all(
+        status.state.terminated is not None and status.state.terminated.get("exitCode") == 0 for status in statuses
+    )
+
+
+def pod_set_of(pod: Pod, spec: GpuGangSpec) -> str:
+    """Return the pod set of a pod, an empty text when the gang has none that fits."""
+    known = {pod_set.name for pod_set in spec.pod_sets}
+    annotated = pod.metadata.annotations.get(names.POD_SET)
+    if annotated is not None:
+        return annotated if annotated in known else ""
+    for label in (JOBSET_SET, KUBEFLOW_SET):
+        named = pod.metadata.labels.get(label, "").lower()
+        if named in known:
+            return named
+    worker = pod.metadata.labels.get(WORKER_INDEX)
+    if worker is not None and {LEADER, WORKER} <= known:
+        return LEADER if worker == "0" else WORKER
+    return spec.pod_sets[0].name if len(known) == 1 else ""
+
+
+def members_of(found: Iterable[Pod], spec: GpuGangSpec, holders: Mapping[str, bool]) -> tuple[Member, ...]:
+    """Return the members among pods of one gang, by pod set, rank and name. `holders` tells who has GPUs reserved."""
+    by_set: dict[str, list[Pod]] = {}
+    for pod in found:
+        by_set.setdefault(pod_set_of(pod, spec), []).append(pod)
+    sets = {pod_set.name: pod_set for pod_set in spec.pod_sets}
+    members = [
+        Member(pod, name, rank, stage_of(pod), holders.get(pod.metadata.uid, False))
+        for name, group in by_set.items()
+        for pod, rank in _ranked(group, sets.get(name))
+    ]
+    return tuple(sorted(members, key=lambda member: (member.pod_set, member.rank, member.pod.metadata.name)))
+
+
+def _ranked(group: Sequence[Pod], pod_set: PodSet | None) -> list[tuple[Pod, int]]:
+    live = [pod for pod in group if stage_of(pod) not in {*DONE, Stage.ENDING}]
+    indices = {pod.metadata.uid: _index(pod, pod_set) for pod in live}
+    numbers = [index for index in indices.values() if index is not None]
+    if len(numbers) < len(live) or len(set(numbers)) < len(numbers):
+        ordered = sorted(live, key=lambda pod: (pod.metadata.name, pod.metadata.uid))
+        indices = {pod.metadata.uid: rank for rank, pod in enumerate(ordered)}
+    return [(pod, indices.get(pod.metadata.uid) or 0) for pod in group]
+
+
+def _index(pod: Pod, pod_set: PodSet | None) -> int | None:
+    """Return the rank that the labels give: sub-group times its size, plus the index within it."""
+    request = pod_set.topology if pod_set is not None else None
+    labels = {**pod.metadata.annotations, **pod.metadata.labels}
+    wanted = (request.pod_index_label,) if request is not None and request.pod_index_label else INDEX_LABELS
+    index = next((number for label in wanted if (number := _number(labels.get(label))) is not None), None)
+    if pod_set is None:
+        return index
+    count = request.sub_group_count if request is not None and request.sub_group_count else None
+    groups = (request.sub_group_index_label,) if request is not None and request.sub_group_index_label else ()
+    group = next((n for label in (*groups, *SUB_GROUP_LABELS) if (n := _number(labels.get(label))) is not None), None)
+    if group is None:
+        return index
+    replicas = count or _number(labels.get("jobset.sigs.k8s.io/replicatedjob-replicas"))
+    if not replicas or pod_set.count % replicas:
+        return index
+    return group * (pod_set.count // replicas) + (index or 0)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 6 else None
+
+
+def without_pod_set(members: Iterable[Member]) -> tuple[Member, ...]:
+    """Return the members that belong to none of the gang's pod sets."""
+    return tuple(member for member in members if not member.pod_set)
+
+
+def holding(member: Member, *, holds: bool) -> Member:
+    """Return the member as one that holds GPUs, or holds none any more."""
+    return replace(member, holds=holds)

@@ -1,0 +1,69 @@
+"""The order in which waiting gangs are tried, and who may be tried at all.
+
+In: candidates. Out: the same, in a total order: priority, then how long they wait (since creation, or since eviction
+where the policy says so), then name. Separate, because fairness between gangs is decided here and nowhere else.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from atoll.api import names
+from atoll.api.gangs import RequeueTimestamp
+from atoll.cluster.gangs import conditions
+from atoll.cluster.gangs.lifecycle import GangView
+from atoll.cluster.gangs.membership import GangKey
+from atoll.cluster.gangs.times import seconds_of
+
+PAUSE_SECONDS = 0.5
+PAUSE_SECONDS_MAX = 10.0
+ROOM_PAUSE_SECONDS_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """How often in a row a gang found no place, and when it was tried last."""
+
+    count: int = 0
+    at_seconds: float = 0.0
+
+    def next(self, now_seconds: float) -> "Attempts":
+        """Return the record after one more attempt in vain."""
+        return Attempts(self.count + 1, now_seconds)
+
+    def wait_seconds(self, now_seconds: float, *, room_at_seconds: float) -> float:
+        """Return how long the gang must not be tried: ever longer, and shorter once something made room since."""
+        if not self.count:
+            return 0.0
+        pause = min(PAUSE_SECONDS_MAX, PAUSE_SECONDS * 2.0 ** min(self.count - 1, 10))
+        if room_at_seconds > self.at_seconds:
+            pause = min(pause, ROOM_PAUSE_SECONDS_MAX)
+        return max(0.0, self.at_seconds + pause - now_seconds)
+
+
+def place_in_queue(view: GangView) -> tuple[int, float, GangKey]:
+    """Return the key of the total order: the smallest is tried first."""
+    metadata = view.gang.metadata
+    priority = max((member.pod.spec.priority for member in view.members), default=0)
+    waits_since = seconds_of(metadata.creation_timestamp or "") or 0.0
+    if view.policy.requeuing.timestamp is RequeueTimestamp.EVICTION:
+        evicted = conditions.since_seconds(view.status.conditions, names.CONDITION_EVICTED)
+        is_evicted = conditions.is_true(view.status.conditions, names.CONDITION_EVICTED)
+        waits_since = evicted if is_evicted and evicted is not None else waits_since
+    return (-priority, waits_since, (metadata.namespace, metadata.name))
+
+
+def in_order(candidates: Iterable[GangView]) -> tuple[GangView, ...]:
+    """Return the candidates, the first to be tried first."""
+    return tuple(sorted(candidates, key=place_in_queue))
+
+
+def blocker(admitted: Sequence[GangView]) -> GangView | None:
+    """Return the first admitted gang that keeps all others waiting, because it must be ready before them."""
+    waiting = [
+        view
+        for view in admitted
+        if view.policy.enable
+        and view.policy.block_admission
+        and not conditions.is_true(view.status.conditions, names.CONDITION_PODS_READY)
+    ]
+    return min(waiting, key=lambda view: (view.gang.metadata.namespace, view.gang.metadata.name), default=None)

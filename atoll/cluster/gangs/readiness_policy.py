@@ -1,0 +1,121 @@
+"""What is demanded of admitted gangs, and what happens to those that fall short: `waitForPodsReady`.
+
+In: the administrator's policy with its bounds, and a gang's own wishes. Out: the policy that holds for the gang, or
+what is wrong with its wishes: nothing is ever cut to a bound in silence. Separate, because docs/gangs.md tells these
+rules.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from atoll.api.gangs import RequeueTimestamp, RequeuingStrategy, WaitForPodsReady, duration_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Requeuing:
+    """The n-th pause is base x 2^(n-1), at most `max_seconds`; `limit_count` None never deactivates."""
+
+    timestamp: RequeueTimestamp = RequeueTimestamp.EVICTION
+    base_seconds: float = 60.0
+    max_seconds: float = 3600.0
+    limit_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadinessPolicy:
+    """What holds for one gang. Without `enable` nobody waits for pods to become ready."""
+
+    enable: bool = False
+    timeout_seconds: float = 300.0
+    recovery_timeout_seconds: float | None = None
+    block_admission: bool = False
+    requeuing: Requeuing = field(default_factory=Requeuing)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between which values a gang may choose for itself; `may_enable` and `may_disable`: its choice to wait at all."""
+
+    may_enable: bool = True
+    may_disable: bool = True
+    timeout_seconds_min: float = 1.0
+    timeout_seconds_max: float = 86_400.0
+    backoff_seconds_max: float = 86_400.0
+    limit_count_max: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfBounds:
+    """A wish that the administrator does not allow."""
+
+    message: str
+
+
+JITTER_SHARE = 0.1
+
+
+def policy_for(
+    administrator: ReadinessPolicy, bounds: Bounds, wishes: WaitForPodsReady | None
+) -> ReadinessPolicy | OutOfBounds:
+    """Return the policy of one gang."""
+    if wishes is None:
+        return administrator
+    refused = _refuse_enable(administrator, bounds, wishes.enable)
+    if refused:
+        return OutOfBounds(refused)
+    policy = administrator if wishes.enable is None else replace(administrator, enable=wishes.enable)
+    for name, text in (("timeout", wishes.timeout), ("recoveryTimeout", wishes.recovery_timeout)):
+        if text is None:
+            continue
+        seconds = float(duration_seconds(text))
+        if not bounds.timeout_seconds_min <= seconds <= bounds.timeout_seconds_max:
+            return OutOfBounds(
+                f"waitForPodsReady.{name} is {text}; the administrator allows {bounds.timeout_seconds_min:g} to "
+                f"{bounds.timeout_seconds_max:g} seconds"
+            )
+        policy = (
+            replace(policy, timeout_seconds=seconds)
+            if name == "timeout"
+            else replace(policy, recovery_timeout_seconds=seconds)
+        )
+    requeuing = _requeuing(policy.requeuing, bounds, wishes.requeuing_strategy)
+    return requeuing if isinstance(requeuing, OutOfBounds) else replace(policy, requeuing=requeuing)
+
+
+def _refuse_enable(administrator: ReadinessPolicy, bounds: Bounds, wish: bool | None) -> str:  # noqa: FBT001
+    if wish is True and not administrator.enable and not bounds.may_enable:
+        return "waitForPodsReady.enable is true; the administrator does not allow gangs to wait for ready pods"
+    if wish is False and administrator.enable and not bounds.may_disable:
+        return "waitForPodsReady.enable is false; the administrator demands ready pods of every gang"
+    return ""
+
+
+def _requeuing(default: Requeuing, bounds: Bounds, wishes: RequeuingStrategy | None) -> Requeuing | OutOfBounds:
+    if wishes is None:
+        return default
+    for name, value, most in (
+        ("backoffBaseSeconds", wishes.backoff_base_seconds, bounds.backoff_seconds_max),
+        ("backoffMaxSeconds", wishes.backoff_max_seconds, bounds.backoff_seconds_max),
+        ("backoffLimitCount", wishes.backoff_limit_count, bounds.limit_count_max),
+    ):
+        if value is not None and value > most:
+            return OutOfBounds(
+                f"waitForPodsReady.requeuingStrategy.{name} is {value}; the administrator allows up to {most:g}"
+            )
+    limit = default.limit_count if wishes.backoff_limit_count is None else wishes.backoff_limit_count
+    return Requeuing(
+        timestamp=wishes.timestamp or default.timestamp,
+        base_seconds=default.base_seconds if wishes.backoff_base_seconds is None else wishes.backoff_base_seconds,
+        max_seconds=default.max_seconds if wishes.backoff_max_seconds is None else wishes.backoff_max_seconds,
+        limit_count=limit,
+    )
+
+
+def pause_seconds(requeuing: Requeuing, count: int, *, jitter: float) -> float:
+    """Return the pause after eviction number `count` (1 first); `jitter` from 0 to 1 adds up to a tenth, to the cap."""
+    doubled = requeuing.base_seconds * 2.0 ** min(count - 1, 40)
+    return min(requeuing.max_seconds, doubled * (1.0 + JITTER_SHARE * jitter))
+
+
+def surpasses(requeuing: Requeuing, count: int) -> bool:
+    """Tell whether so many evictions deactivate the gang: more than the limit, not as many."""
+    return requeuing.limit_count is not None and count > requeuing.limit_count

@@ -1,0 +1,260 @@
+"""Finds places for waiting gangs and for members that running gangs lack, and admits whole gangs.
+
+In: the candidates of the gang loop, changes that make room. Out: Leases for all members of a gang or for none, its
+status, its members let go. There is one key: all gangs are weighed against each other, in the order of
+`queue.in_order`, those that lack members first. A gang that finds no place holds nothing and is tried again, ever more
+rarely while nothing makes room.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.cluster import pods
+from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.lifecycle import Act, Decision, GangView, Obstacle, decide
+from atoll.cluster.gangs.membership import Stage
+from atoll.cluster.gangs.question import Landscape, Question, ask
+from atoll.cluster.gangs.queue import Attempts, blocker, in_order
+from atoll.cluster.gangs.replacements import place_missing
+from atoll.cluster.gangs.seats import Seat, assignment_of, seats_of
+from atoll.cluster.gangs.sites import Site
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import Conflict, KubeError, NotFound
+from atoll.kube.mirror import Kind
+from controllers.context import Context
+from controllers.gang_book import GangBook
+from controllers.gang_writes import each, let_go, raise_first, reserve, take_back, write_status
+from controllers.gangs import gang_reference
+from topology.errors import TopologyError
+from topology.gangs.model import Placement, Refusal
+from topology.gangs.search import place
+
+log = structlog.get_logger(__name__)
+
+ALL = "waiting gangs"
+BLIND_SECONDS = 5.0
+TRIES_MAX = 64
+"""Gangs that one round tries; the next one goes on with those that waited longest for it."""
+CUT_SECONDS = 0.05
+
+
+class AdmissionReconciler:
+    """Weighs the candidates, one after the other."""
+
+    name = "gang-admission"
+
+    def __init__(self, context: Context, book: GangBook) -> None:
+        self._context = context
+        self._book = book
+
+    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+        """Return the one key for a change that may have made room."""
+        if kind is Kind.LEASE and change.kind is not ChangeKind.DELETED:
+            return ()
+        if kind is Kind.POD and not _has_left(change):
+            return ()
+        if kind is Kind.NODE and not _differs(change):
+            return ()
+        if kind in {Kind.GANG, Kind.HEARTBEAT}:
+            return ()
+        if kind in {Kind.NODE, Kind.TOPOLOGY} and self._book.candidates:
+            self._book.attempts.clear()
+        self._book.note_room()
+        return (ALL,) if self._book.candidates else ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return the one key."""
+        return (ALL,) if self._book.candidates else ()
+
+    async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
+        """Try the candidates; return when the next may be tried. Raises KubeError."""
+        if self._context.mirror.unready_reason():
+            return BLIND_SECONDS
+        views = self._views(self._book.candidates)
+        if not views:
+            return None
+        lacking = [view for view in views if view.is_admitted]
+        waits = [await self._try(view) for view in in_order(lacking)]
+        waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _views(self, keys: Iterable[tuple[str, str]]) -> list[GangView]:
+        gangs = [self._book.gang(key) for key in sorted(keys) if key not in self._book.busy]
+        return [self._book.view(gang) for gang in gangs if gang is not None and self._book.is_current(gang)]
+
+    async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
+        waits: list[float | None] = []
+        for number, view in enumerate(waiting):
+            if number >= TRIES_MAX:
+                waits.append(CUT_SECONDS)
+                break
+            held = await self._held_up(view)
+            wait = held if held is not None else await self._try(view)
+            waits.append(wait)
+            if self._book.rules.strict_order and wait is not None:
+                await self._hold_others(waiting[number + 1 :], view)
+                break
+            await asyncio.sleep(0)
+        return waits
+
+    async def _held_up(self, view: GangView) -> float | None:
+        """Note that another gang must become ready first; return when to look again, None when the way is free."""
+        others = [self._book.view(gang) for gang in self._book.gangs()]
+        first = blocker([other for other in others if other.is_admitted])
+        if first is None:
+            return None
+        message = f"gang {first.gang.metadata.namespace}/{first.gang.metadata.name} must be ready first"
+        await self._wait(view, "WaitForOtherGangs", message)
+        return BLIND_SECONDS
+
+    async def _hold_others(self, views: Sequence[GangView], first: GangView) -> None:
+        message = f"gang {first.gang.metadata.namespace}/{first.gang.metadata.name} comes first"
+        for view in views:
+            await self._wait(view, "WaitForOtherGangs", message)
+
+    async def _try(self, view: GangView) -> float | None:
+        """Try one gang; return when to try again, None when it got what it wants or wants nothing any more."""
+        key = (view.gang.metadata.namespace, view.gang.metadata.name)
+        now = self._context.clock.monotonic_seconds()
+        attempts = self._book.attempts.get(key, Attempts())
+        wait = attempts.wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
+        if wait > 0:
+            return wait
+        decision = decide(view, now_seconds=self._book.now_seconds())
+        if decision.act not in {Act.PLACE, Act.REPLACE} or key in self._book.busy:
+            return None
+        self._book.busy.add(key)
+        try:
+            done = await self._place(view, decision)
+        except (Conflict, NotFound) as error:
+            log.info("A gang changed while it was placed", gang="/".join(key), err=str(error))
+            done = False
+        finally:
+            self._book.busy.discard(key)
+        if done:
+            self._book.attempts.pop(key, None)
+            self._book.candidates.discard(key)
+            return None
+        self._book.attempts[key] = attempts.next(now)
+        return self._book.attempts[key].wait_seconds(now, room_at_seconds=0.0)
+
+    async def _place(self, view: GangView, decision: Decision) -> bool:
+        requests = self._book.requests(decision.members)
+        site = self._book.site(view.gang)
+        if isinstance(requests, Obstacle):
+            return await self._wait(view, "WaitForQuorum", requests.message)
+        if isinstance(site, Obstacle):
+            return False
+        landscape = self._book.landscape()
+        if decision.act is Act.REPLACE:
+            return await self._replace(view, decision, site, landscape)
+        question = ask(
+            view.gang.spec, decision.members, requests, site, landscape, done=self._done(view)
+        )  # fmt: skip
+        if isinstance(question, Obstacle):
+            return await self._wait(view, "WaitForQuorum", question.message)
+        try:
+            answer = place(question.gang, question.snapshot)
+        except TopologyError as error:
+            return await self._wait(view, "NeverFits", str(error))
+        if isinstance(answer, Refusal):
+            empty = ask(
+                view.gang.spec, decision.members, requests, site, landscape, done=self._done(view), emptied=True
+            )
+            never = isinstance(empty, Question) and isinstance(place(empty.gang, empty.snapshot), Refusal)
+            return await self._wait(view, "NeverFits" if never else "WaitForRoom", answer.text)
+        return await self._admit(view, decision, answer, question, site)
+
+    async def _admit(
+        self, view: GangView, decision: Decision, answer: Placement, question: Question, site: Site
+    ) -> bool:
+        """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
+        seats = seats_of(answer, question.asked, self._context.mirror.ledger.nodes)
+        if not await self._reserve(view, seats):
+            return await self._wait(view, "AdmissionUndone", "a GPU was taken by somebody else meanwhile")
+        nodes = len({seat.allocation.node for seat in seats})
+        message = f"{len(seats)} members got their GPUs on {nodes} nodes"
+        status = lifecycle.admit(decision.status, now_seconds=self._book.now_seconds(), message=message)
+        status = status.model_copy(update={"assignment": assignment_of(answer, site)})
+        await self._write(view, status)
+        self._context.events.record(
+            gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
+        )
+        log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(seats), nodes=nodes)
+        await self._let_go(seats)
+        return True
+
+    async def _reserve(self, view: GangView, seats: Sequence[Seat]) -> bool:
+        """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
+        ledger = self._context.mirror.ledger
+        for seat in seats:
+            ledger.assume(seat.member.uid, seat.allocation)
+        claims = {seat.member.uid: pods.claim_name(seat.member.pod) for seat in seats}
+        members = [seat.member for seat in seats]
+        try:
+            got_all = await reserve(self._context, view.gang, seats, claims)
+        except KubeError:
+            await take_back(self._context, members, seats)
+            raise
+        if not got_all:
+            await take_back(self._context, members, seats)
+        return got_all
+
+    async def _replace(self, view: GangView, decision: Decision, site: Site, landscape: Landscape) -> bool:
+        """Place members that a running gang lacks, where its others are. Those that find no place wait, gated."""
+        requests = self._book.requests(decision.members)
+        if isinstance(requests, Obstacle):
+            return False
+        seats = place_missing(view, decision.members, requests, site, landscape)
+        if not seats or not await self._reserve(view, seats):
+            return False
+        await self._let_go(seats)
+        return len(seats) == len(decision.members)
+
+    async def _let_go(self, seats: Sequence[Seat]) -> None:
+        raise_first(
+            await each(seats, lambda seat: let_go(self._context, seat.member.pod, seat.allocation.node))
+        )  # fmt: skip
+
+    async def _wait(self, view: GangView, reason: str, message: str) -> bool:
+        """Note on the gang why it waits. Always False: it got nothing."""
+        if view.is_admitted:
+            return False
+        decision = decide(view, now_seconds=self._book.now_seconds())
+        now_seconds = self._book.now_seconds()
+        await self._write(view, lifecycle.wait_for(decision.status, reason, message, now_seconds=now_seconds))
+        return False
+
+    async def _write(self, view: GangView, status: Any) -> None:  # noqa: ANN401 - a GpuGangStatus
+        version = await write_status(self._context, view.gang, status)
+        if version:
+            self._book.note_written(view.gang.metadata.uid, version)
+
+    def _done(self, view: GangView) -> Counter[str]:
+        """Return how many members of each pod set have succeeded: so many fewer are needed."""
+        return Counter(member.pod_set for member in view.members if member.stage is Stage.SUCCEEDED)
+
+
+def _has_left(change: Change[Any]) -> bool:
+    """Tell whether a pod ended, so that its cpu and memory are free."""
+    if change.kind is ChangeKind.DELETED:
+        return True
+    old = change.old
+    return old is not None and pods.is_terminal(change.object) and not pods.is_terminal(old)
+
+
+def _differs(change: Change[Any]) -> bool:
+    """Tell whether a node changed in what decides about places; its heartbeats do not."""
+    old, new = change.old, change.object
+    if old is None:
+        return True
+    return (old.metadata.labels, old.spec, old.status.allocatable) != (
+        new.metadata.labels,
+        new.spec,
+        new.status.allocatable,
+    )

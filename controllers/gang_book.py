@@ -1,0 +1,186 @@
+"""What the gang reconcilers know together: who is a member of what, which gangs wait for a place, what is under way.
+
+In: changes of the mirror. Out: a GangView per gang, a Landscape of the cluster. Separate from the reconcilers, because
+one settles each gang by itself and the other places them against each other, and neither may act on a gang that the
+other is busy with. Nothing here outlives a term: all of it is read off the objects again.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.api import names
+from atoll.api.gangs import GpuGang
+from atoll.api.topologies import Topology
+from atoll.cluster import pods
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
+from atoll.cluster.gangs.question import Landscape
+from atoll.cluster.gangs.queue import Attempts
+from atoll.cluster.gangs.readiness_policy import Bounds, OutOfBounds, ReadinessPolicy, policy_for
+from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, site_of
+from atoll.cluster.objects import Pod
+from atoll.cluster.release import version_number
+from atoll.cluster.requests import Request, request_of
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.mirror import ClusterMirror, Kind
+from atoll.service.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class GangRules:
+    """What the administrator says about gangs. `strict_order`: a gang that finds no place keeps later ones waiting."""
+
+    policy: ReadinessPolicy = field(default_factory=ReadinessPolicy)
+    bounds: Bounds = field(default_factory=Bounds)
+    strict_order: bool = False
+
+
+class GangBook:
+    """Members by gang, and what goes on. One event loop owns it."""
+
+    def __init__(self, mirror: ClusterMirror, clock: Clock, rules: GangRules) -> None:
+        self.mirror = mirror
+        self.clock = clock
+        self.rules = rules
+        self.busy: set[GangKey] = set()
+        self.candidates: set[GangKey] = set()
+        self.attempts: dict[GangKey, Attempts] = {}
+        self.room_at_seconds = 0.0
+        self._uids: dict[GangKey, set[str]] = {}
+        self._written: dict[str, int] = {}
+        for pod in mirror.pods.by_uid.values():
+            self._note(pod)
+
+    def observe(self, kind: Kind, change: Change[Any]) -> GangKey | None:
+        """Take a change of a pod or a gang; return the gang that it concerns."""
+        if kind is Kind.GANG:
+            return (change.object.metadata.namespace, change.object.metadata.name)
+        if kind is not Kind.POD:
+            return None
+        key = gang_key(change.object)
+        if key is None:
+            return None
+        if change.kind is ChangeKind.DELETED:
+            self._uids.get(key, set()).discard(change.object.metadata.uid)
+            if not self._uids.get(key):
+                self._uids.pop(key, None)
+        else:
+            self._note(change.object)
+        return key
+
+    def _note(self, pod: Pod) -> None:
+        key = gang_key(pod)
+        if key is not None:
+            self._uids.setdefault(key, set()).add(pod.metadata.uid)
+
+    def note_room(self) -> None:
+        """Remember that something has made room just now."""
+        self.room_at_seconds = self.clock.monotonic_seconds()
+
+    def now_seconds(self) -> float:
+        """Return the time in seconds since 1970."""
+        return self.clock.now().timestamp()
+
+    # Gangs
+
+    def keys(self) -> set[GangKey]:
+        """Return every gang that exists or has members."""
+        stored = self.mirror.gangs.store if self.mirror.gangs is not None else {}
+        return {*stored, *self._uids}
+
+    def gangs(self) -> list[GpuGang]:
+        """Return all GpuGangs, by name."""
+        stored = self.mirror.gangs.store if self.mirror.gangs is not None else {}
+        return [stored[key] for key in sorted(stored)]
+
+    def gang(self, key: GangKey) -> GpuGang | None:
+        """Return the GpuGang as last seen."""
+        return self.mirror.gangs.store.get(key) if self.mirror.gangs is not None else None
+
+    def topologies(self) -> list[Topology]:
+        """Return all Topologies, by name."""
+        stored = self.mirror.topologies.store if self.mirror.topologies is not None else {}
+        return [stored[key] for key in sorted(stored)]
+
+    def pods_of(self, key: GangKey) -> list[Pod]:
+        """Return the pods of a gang."""
+        found = (self.mirror.pods.by_uid.get(uid) for uid in self._uids.get(key, ()))
+        return [pod for pod in found if pod is not None]
+
+    def note_written(self, gang_uid: str, version: str) -> None:
+        """Remember which version our own write left, so that nothing is decided on an older one."""
+        self._written[gang_uid] = version_number(version)
+        while len(self._written) > 100_000:
+            del self._written[next(iter(self._written))]
+
+    def is_current(self, gang: GpuGang) -> bool:
+        """Tell whether the mirror shows our own last write of the gang, or something newer."""
+        return version_number(gang.metadata.resource_version) >= self._written.get(gang.metadata.uid, 0)
+
+    def view(self, gang: GpuGang) -> GangView:
+        """Return everything that a decision about the gang is made on."""
+        found = self.pods_of((gang.metadata.namespace, gang.metadata.name))
+        members = members_of(found, gang.spec, {pod.metadata.uid: self.holds(pod) for pod in found})
+        policy = policy_for(self.rules.policy, self.rules.bounds, gang.spec.wait_for_pods_ready)
+        if isinstance(policy, OutOfBounds):
+            return GangView(gang, members, self.rules.policy, Obstacle("OutOfBounds", policy.message))
+        site = self.site(gang)
+        return GangView(gang, members, policy, site if isinstance(site, Obstacle) else None)
+
+    def holds(self, pod: Pod) -> bool:
+        """Tell whether GPUs are reserved for a pod, or are just being reserved."""
+        ledger = self.mirror.ledger
+        return bool(ledger.leases_of(pod.metadata.uid)) or ledger.assumed(pod.metadata.uid) is not None
+
+    def site(self, gang: GpuGang) -> Site | Obstacle:
+        """Return where the nodes stand for this gang."""
+        topology = choose_topology(gang.spec, self.topologies())
+        if isinstance(topology, Obstacle):
+            return topology
+        nodes = self.mirror.nodes.store.values()
+        return site_of(topology, nodes, self.mirror.reports, strict=demands_a_level(gang.spec))
+
+    def requests(self, members: Iterable[Member]) -> dict[str, Request] | Obstacle:
+        """Return what each member asks for, by uid; or why one of them cannot be served."""
+        found: dict[str, Request] = {}
+        for member in members:
+            pod = member.pod
+            claim = self.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
+            request = request_of(pod, claim, is_admitted=True)
+            if not isinstance(request, Request):
+                return Obstacle("Invalid", f"pod {pod.metadata.name}: {request.reason}")
+            found[member.uid] = request
+        return found
+
+    # The cluster
+
+    def landscape(self) -> Landscape:
+        """Return the cluster at this moment."""
+        ledger = self.mirror.ledger
+        on: dict[str, list[Pod]] = {}
+        for pod in self.mirror.pods.by_uid.values():
+            node = pod.spec.node_name or self._coming_to(pod)
+            if node and not pods.is_terminal(pod):
+                on.setdefault(node, []).append(pod)
+        return Landscape(
+            nodes={node.metadata.name: node for node in self.mirror.nodes.store.values()},
+            devices=dict(ledger.nodes),
+            cells=dict(ledger.cells(now_seconds=self.clock.monotonic_seconds())),
+            pods_on=on,
+        )
+
+    def _coming_to(self, pod: Pod) -> str:
+        """Return the node that a pod without one is about to start on, as far as somebody has said so."""
+        uid = pod.metadata.uid
+        assumed = self.mirror.ledger.assumed(uid)
+        if assumed is not None:
+            return assumed.node
+        leases = self.mirror.ledger.leases_of(uid) if names.GANG in pod.metadata.annotations else ()
+        return leases[0].node if leases else pod.status.nominated_node_name
+
+
+def jitter_of(token: str) -> float:
+    """Return a number from 0 to 1 that a fresh token decides."""
+    return zlib.crc32(token.encode()) / 2**32

@@ -1,0 +1,181 @@
+"""Settles each gang by itself: resumes or undoes what was begun, watches readiness, evicts, resumes owners.
+
+In: changes of gangs and their pods. Out: what `lifecycle.decide` says, carried out; gangs that want a place are passed
+on to the admission loop. Keys are gangs. Everything is read off the objects, so a new leader goes on where the last one
+stopped, at whatever step that was.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
+from atoll.cluster.gangs import conditions
+from atoll.cluster.gangs.lifecycle import Act, Decision, decide
+from atoll.cluster.gangs.membership import STARTED, GangKey, Member
+from atoll.kube import paths
+from atoll.kube.cache import Change
+from atoll.kube.errors import Conflict, NotFound, TooManyRequests
+from atoll.kube.events import EventType, ObjectReference
+from atoll.kube.mirror import Kind
+from controllers.context import Context
+from controllers.gang_book import GangBook, jitter_of
+from controllers.gang_making import GangMaker
+from controllers.gang_owners import resume, root_owners, suspend
+from controllers.gang_writes import each, evict, let_go, raise_first, set_active, take_back, write_status
+
+log = structlog.get_logger(__name__)
+
+BLIND_SECONDS = 5.0
+BUSY_SECONDS = 0.25
+BEHIND_SECONDS = 0.1
+AGAIN_SECONDS = 1.0
+
+
+class GangReconciler:
+    """Carries out what is decided about each gang. `place` is told that some gang wants a place."""
+
+    name = "gangs"
+
+    def __init__(self, context: Context, book: GangBook, place: Callable[[], None]) -> None:
+        self._context = context
+        self._book = book
+        self._place = place
+        self._maker = GangMaker(context, book)
+
+    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[GangKey]:
+        """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
+        if kind is Kind.TOPOLOGY:
+            return self._book.keys()
+        if kind is Kind.LEASE:
+            record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
+            namespace, _, rest = record.gang.partition("/") if record is not None else ("", "", "")
+            return ((namespace, rest.partition("/")[0]),) if rest else ()
+        key = self._book.observe(kind, change)
+        return () if key is None else (key,)
+
+    def all_keys(self) -> Iterable[GangKey]:
+        """Return every gang."""
+        return self._book.keys()
+
+    async def reconcile(self, key: GangKey) -> float | None:
+        """Settle one gang. Raises KubeError."""
+        if self._context.mirror.unready_reason():
+            return BLIND_SECONDS
+        if key in self._book.busy:
+            return BUSY_SECONDS
+        gang = self._book.gang(key)
+        self._book.candidates.discard(key)
+        if gang is None or await self._maker.is_outlived(gang):
+            return await self._maker.make(key)
+        if not self._book.is_current(gang):
+            return BEHIND_SECONDS
+        token = self._context.new_token()
+        view = self._book.view(gang)
+        decision = decide(view, now_seconds=self._book.now_seconds(), jitter=jitter_of(token))
+        self._book.busy.add(key)
+        try:
+            return await self._act(key, gang, decision)
+        except (Conflict, NotFound) as error:
+            log.info("A gang changed meanwhile", gang="/".join(key), err=str(error))
+            return BUSY_SECONDS
+        finally:
+            self._book.busy.discard(key)
+
+    async def _act(self, key: GangKey, gang: GpuGang, decision: Decision) -> float | None:
+        match decision.act:
+            case Act.UNDO:
+                await take_back(self._context, decision.members)
+                self._tell(gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone")
+                return BUSY_SECONDS
+            case Act.LET_GO:
+                return await self._let_go(decision.members)
+            case Act.EVICT:
+                return await self._evict(gang, decision)
+            case Act.RESUME:
+                return await self._resume(gang, decision)
+            case Act.PLACE | Act.REPLACE:
+                self._book.candidates.add(key)
+                await self.write(gang, decision.status)
+                self._place()
+            case Act.NOTHING:
+                await self.write(gang, decision.status)
+        return decision.again_seconds
+
+    async def write(self, gang: GpuGang, status: GpuGangStatus) -> None:
+        """Write a status, and remember its version. Raises KubeError."""
+        version = await write_status(self._context, gang, status)
+        if version:
+            self._book.note_written(gang.metadata.uid, version)
+
+    async def _let_go(self, members: Sequence[Member]) -> float:
+        ledger = self._context.mirror.ledger
+
+        async def open_one(member: Member) -> bool:
+            leases = ledger.leases_of(member.uid)
+            assumed = ledger.assumed(member.uid)
+            node = leases[0].node if leases else assumed.node if assumed is not None else ""
+            return bool(node) and await let_go(self._context, member.pod, node)
+
+        raise_first(await each(members, open_one))
+        return BUSY_SECONDS
+
+    async def _evict(self, gang: GpuGang, decision: Decision) -> float:
+        """Write down that the gang is evicted, then stop it: what is found half done is done again."""
+        was_evicted = conditions.is_true((gang.status or GpuGangStatus()).conditions, names.CONDITION_EVICTED)
+        if decision.deactivate:
+            await set_active(self._context, gang, active=False)
+            gang = await self._reread(gang)
+        owners, bare = await root_owners(self._context, gang.metadata.namespace, decision.members)
+        status = decision.status.model_copy(
+            update={"suspended_owners": _merged(decision.status.suspended_owners, owners)}
+        )
+        await self.write(gang, status)
+        if not was_evicted:
+            self._note_eviction(gang, status, bare, deactivated=decision.deactivate)
+        uid = gang.metadata.uid
+        for owner in owners:
+            await suspend(self._context, gang.metadata.namespace, owner, uid)
+        started = [member for member in bare if member.stage in STARTED]
+        answers = await each(started, lambda member: evict(self._context, member.pod))
+        raise_first(answer for answer in answers if not isinstance(answer, TooManyRequests))
+        return AGAIN_SECONDS
+
+    async def _reread(self, gang: GpuGang) -> GpuGang:
+        path = paths.gpugangs(gang.metadata.namespace, gang.metadata.name)
+        return GpuGang.model_validate_json(await self._context.api.get(path))
+
+    def _note_eviction(
+        self, gang: GpuGang, status: GpuGangStatus, bare: Sequence[Member], *, deactivated: bool
+    ) -> None:
+        evicted = conditions.find(status.conditions, names.CONDITION_EVICTED)
+        message = evicted.message if evicted is not None else ""
+        if any(not member.pod.metadata.owner_references for member in bare):
+            message += "; pods without an owner do not come back: create them again"
+        self._tell(gang, names.REASON_GANG_EVICTED, message, type="Warning")
+        if deactivated:
+            self._tell(gang, names.REASON_GANG_DEACTIVATED, message, type="Warning")
+
+    async def _resume(self, gang: GpuGang, decision: Decision) -> float:
+        namespace, uid = gang.metadata.namespace, gang.metadata.uid
+        owners = decision.status.suspended_owners
+        resumed = [owner.name for owner in owners if await resume(self._context, namespace, owner, uid)]
+        await self.write(gang, decision.status.model_copy(update={"suspended_owners": ()}))
+        if resumed:
+            self._tell(gang, names.REASON_GANG_RESUMED, f"resumed {', '.join(resumed)[:400]}")
+        return AGAIN_SECONDS
+
+    def _tell(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
+        self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Settle", type=type)
+
+
+def gang_reference(gang: GpuGang) -> ObjectReference:
+    """Return the reference under which events of a gang are found."""
+    metadata = gang.metadata
+    return ObjectReference(names.API_VERSION, "GpuGang", metadata.name, metadata.namespace, metadata.uid)
+
+
+def _merged(known: tuple[SuspendedOwner, ...], more: tuple[SuspendedOwner, ...]) -> tuple[SuspendedOwner, ...]:
+    return tuple({owner.uid: owner for owner in (*known, *more)}.values())

@@ -1,0 +1,441 @@
+"""The rules beside the life of a gang: times, pauses, bounds, order, membership, sites, seats, room on a node."""
+
+import datetime as dt
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.api import names
+from atoll.api.base import Condition
+from atoll.api.gangs import DOMAINS_MAX, GpuGangSpec, RequeueTimestamp, WaitForPodsReady, duration_seconds
+from atoll.api.topologies import Topology
+from atoll.cluster.gangs import conditions
+from atoll.cluster.gangs.host_room import free_of, needs_of, units
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.membership import Stage, members_of, pod_set_of, stage_of
+from atoll.cluster.gangs.queue import Attempts, blocker, in_order
+from atoll.cluster.gangs.readiness_policy import (
+    Bounds,
+    OutOfBounds,
+    ReadinessPolicy,
+    Requeuing,
+    pause_seconds,
+    policy_for,
+    surpasses,
+)
+from atoll.cluster.gangs.seats import assignment_of, open_gate
+from atoll.cluster.gangs.sites import Site, choose_topology, site_of
+from atoll.cluster.gangs.times import seconds_of, text_of
+from atoll.cluster.objects import Node, decode_node
+from tests.builders import make_pod, make_report
+from tests.cluster.gangs.builders import GATES, make_gang, member
+from topology.gangs.model import Assignment, DomainCount, Placement
+
+RACK, HOST = "example.com/rack", "kubernetes.io/hostname"
+
+
+# Times
+
+
+@given(st.integers(min_value=0, max_value=253_402_300_799))
+def test_times_are_those_of_the_calendar(seconds: int) -> None:
+    """Text and seconds agree with Python's own calendar, in both directions."""
+    text = dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0")
+
+    assert text_of(seconds) == text
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01T00:00:00Z", "2026-01-01T25:00:00Z", "2026-01-01"])
+def test_what_is_no_time_has_no_seconds(text: str) -> None:
+    """Text of a peer that is no time is nothing, never a crash."""
+    assert seconds_of(text) is None
+
+
+# Conditions
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["A", "B"]), st.integers(1, 9)), max_size=12))
+def test_a_conditions_time_is_when_its_status_changed(steps: list[tuple[bool, str, int]]) -> None:
+    """However often reason and message change, the time moves with the status alone."""
+    entries: tuple[Condition, ...] = ()
+    now, changed, last = 0, 0, None
+    for is_met, reason, pause in steps:
+        now += pause
+        changed = now if is_met is not last else changed
+        last = is_met
+        entries = conditions.put(entries, "X", is_met=is_met, reason=reason, message="", now_seconds=now)
+        assert conditions.since_seconds(entries, "X") == changed
+
+
+# Policy
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10s", 10), ("3600s", 3600), ("10m", 600), ("1h30m", 5400), ("2h", 7200)]
+)
+def test_durations_are_honoured_to_the_second(text: str, seconds: int) -> None:
+    """No duration is capped in silence (H14)."""
+    wishes = WaitForPodsReady(timeout=text)
+
+    policy = policy_for(ReadinessPolicy(), Bounds(), wishes)
+
+    assert isinstance(policy, ReadinessPolicy)
+    assert (duration_seconds(text), policy.timeout_seconds) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("text", ["0s", "0m", "-5s", "10", "", "five minutes", "1.5h"])
+def test_durations_that_mean_nothing_are_refused(text: str) -> None:
+    """Zero, negative, unit-less and wordy timeouts never reach a decision (H14)."""
+    with pytest.raises(ValueError):
+        WaitForPodsReady(timeout=text)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "fragment"),
+    [
+        ({"timeout": "2h"}, "allows 60 to 3600 seconds"),
+        ({"recoveryTimeout": "10s"}, "recoveryTimeout is 10s"),
+        ({"requeuingStrategy": {"backoffMaxSeconds": 900}}, "backoffMaxSeconds is 900"),
+        ({"requeuingStrategy": {"backoffLimitCount": 50}}, "allows up to 5"),
+        ({"enable": False}, "demands ready pods"),
+    ],
+)
+def test_wishes_beyond_the_bounds_are_told_and_not_cut(wishes: dict[str, Any], fragment: str) -> None:
+    """The administrator's bounds hold, and the gang's condition names the value and the bound."""
+    administrator = ReadinessPolicy(enable=True)
+    bounds = Bounds(may_disable=False, timeout_seconds_min=60, timeout_seconds_max=3600, backoff_seconds_max=600,
+                    limit_count_max=5)  # fmt: skip
+
+    refused = policy_for(administrator, bounds, WaitForPodsReady.model_validate(wishes))
+
+    assert isinstance(refused, OutOfBounds)
+    assert fragment in refused.message
+
+
+def test_what_a_gang_does_not_say_is_the_administrators() -> None:
+    """A gang that sets its timeout alone keeps every other value."""
+    administrator = ReadinessPolicy(enable=True, block_admission=True, requeuing=Requeuing(base_seconds=7))
+
+    policy = policy_for(administrator, Bounds(), WaitForPodsReady(timeout="9s"))
+
+    assert isinstance(policy, ReadinessPolicy)
+    assert (policy.timeout_seconds, policy.block_admission, policy.requeuing.base_seconds) == (9, True, 7)
+
+
+@given(st.integers(1, 60), st.floats(0, 1))
+def test_pauses_double_to_the_cap(count: int, jitter: float) -> None:
+    """The n-th pause is base x 2^(n-1), up to a tenth more, and never beyond the cap."""
+    pause = pause_seconds(Requeuing(base_seconds=60, max_seconds=3600), count, jitter=jitter)
+
+    plain = 60 * 2 ** (count - 1)
+    assert pause <= 3600
+    assert pause == 3600 or plain <= pause <= 1.1 * plain + 1e-6
+
+
+def test_a_limit_is_surpassed_and_not_reached() -> None:
+    """With a limit of 3 the fourth eviction deactivates; without one none ever does."""
+    assert [surpasses(Requeuing(limit_count=3), count) for count in (1, 3, 4)] == [False, False, True]
+    assert not surpasses(Requeuing(limit_count=None), 10**9)
+
+
+# Order
+
+
+def test_order_is_priority_then_age_then_name() -> None:
+    """A total order: the same candidates are tried in the same order whoever lists them first."""
+
+    def view(name: str, priority: int, created: int) -> GangView:
+        gang = make_gang(1, name=name)
+        metadata = gang.metadata.model_copy(update={"creation_timestamp": text_of(created)})
+        one = member(0, Stage.GATED, priority=priority)
+        return GangView(gang.model_copy(update={"metadata": metadata}), (one,), ReadinessPolicy())
+
+    views = [view("a", 0, 20), view("b", 5, 30), view("c", 0, 10), view("d", 0, 10)]
+
+    for arrangement in (views, views[::-1]):
+        assert [one.gang.metadata.name for one in in_order(arrangement)] == ["b", "c", "d", "a"]
+
+
+@pytest.mark.parametrize(("timestamp", "first"), [("Eviction", "young"), ("Creation", "old")])
+def test_an_evicted_gang_goes_back_as_the_policy_says(timestamp: str, first: str) -> None:
+    """By eviction it waits behind those that came meanwhile, by creation it keeps its age."""
+
+    def view(name: str, created: int, evicted: int | None) -> GangView:
+        status = None
+        if evicted is not None:
+            condition = {"type": "Evicted", "status": "True", "reason": "PodsReadyTimeout",
+                         "lastTransitionTime": text_of(evicted)}  # fmt: skip
+            status = {"conditions": [condition]}
+        gang = make_gang(1, name=name, status=status)
+        metadata = gang.metadata.model_copy(update={"creation_timestamp": text_of(created)})
+        policy = ReadinessPolicy(requeuing=Requeuing(timestamp=RequeueTimestamp(timestamp)))
+        return GangView(gang.model_copy(update={"metadata": metadata}), (), policy)
+
+    assert in_order([view("old", 10, 50), view("young", 30, None)])[0].gang.metadata.name == first
+
+
+def test_hopeless_gangs_are_tried_ever_more_rarely() -> None:
+    """In ten virtual minutes a gang that never fits is tried a few dozen times, room or no room (H15)."""
+    now, attempts, tries = 0.0, Attempts(), 0
+    while now < 600:
+        wait = attempts.wait_seconds(now, room_at_seconds=0.0)
+        if wait <= 0:
+            attempts, tries = attempts.next(now), tries + 1
+        now += max(wait, 0.01)
+
+    assert tries <= 66
+
+
+def test_a_blocking_gang_blocks_until_it_is_ready() -> None:
+    """blockAdmission: an admitted gang that is not ready keeps all others waiting; once ready it does not."""
+
+    def view(ready: str) -> GangView:
+        condition = {"type": "PodsReady", "status": ready, "reason": "R", "lastTransitionTime": text_of(0)}
+        return GangView(
+            make_gang(1, status={"conditions": [condition]}), (), ReadinessPolicy(True, block_admission=True)
+        )
+
+    assert blocker([view("True"), view("False")]) is not None
+    assert blocker([view("True")]) is None
+
+
+# Membership
+
+
+@pytest.mark.parametrize(
+    ("pod", "stage"),
+    [
+        ({"schedulingGates": GATES}, Stage.GATED),
+        ({"schedulingGates": [*GATES, {"name": "kueue.x-k8s.io/topology"}]}, Stage.HELD_BACK),
+        ({"schedulingGates": GATES, "deleted": True}, Stage.ENDING),
+        ({}, Stage.STARTING),
+        ({"node": "n1"}, Stage.STARTING),
+        ({"phase": "Succeeded"}, Stage.SUCCEEDED),
+        ({"phase": "Failed", "deleted": True}, Stage.FAILED),
+    ],
+)
+def test_stages_of_members(pod: dict[str, Any], stage: Stage) -> None:
+    """What a pod shows decides how far it has come."""
+    assert stage_of(make_pod(**pod)) is stage
+
+
+SETS = GpuGangSpec.model_validate({"podSets": [{"name": "leader", "count": 1}, {"name": "worker", "count": 8}]})
+
+
+@pytest.mark.parametrize(
+    ("annotations", "labels", "found"),
+    [
+        ({names.POD_SET: "leader"}, {}, "leader"),
+        ({names.POD_SET: "nobody"}, {}, ""),
+        ({}, {"jobset.sigs.k8s.io/replicatedjob-name": "worker"}, "worker"),
+        ({}, {"training.kubeflow.org/replica-type": "Worker"}, "worker"),
+        ({}, {"leaderworkerset.sigs.k8s.io/worker-index": "0"}, "leader"),
+        ({}, {"leaderworkerset.sigs.k8s.io/worker-index": "3"}, "worker"),
+        ({}, {}, ""),
+    ],
+)
+def test_pod_sets_by_annotation_and_by_owners_labels(annotations: Any, labels: Any, found: str) -> None:
+    """The annotation wins, then what JobSet, Kubeflow and LeaderWorkerSet write; nothing is guessed."""
+    pod = make_pod(annotations=annotations)
+    labelled = msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, labels=labels))
+
+    assert pod_set_of(labelled, SETS) == found
+
+
+def ranked(labels: list[dict[str, str]], **pod_set: Any) -> list[int]:
+    """Return the ranks of pods with these labels, pod by pod."""
+    spec = GpuGangSpec.model_validate({"podSets": [{"name": "w", "count": len(labels), **pod_set}]})
+    pods = [make_pod(f"p{number}") for number in range(len(labels))]
+    made = [
+        msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, labels=row))
+        for pod, row in zip(pods, labels, strict=True)
+    ]
+    by_name = {one.pod.metadata.name: one.rank for one in members_of(made, spec, {})}
+    return [by_name[f"p{number}"] for number in range(len(labels))]
+
+
+def test_ranks_come_from_index_labels() -> None:
+    """Completion index, replica index, a label that the request names, and sub-groups of a JobSet."""
+    assert ranked([{"batch.kubernetes.io/job-completion-index": str(n)} for n in (2, 0, 1)]) == [2, 0, 1]
+    assert ranked([{"training.kubeflow.org/replica-index": str(n)} for n in (1, 0)]) == [1, 0]
+    assert ranked([{"my/rank": str(n)} for n in (1, 0)], topology={"podIndexLabel": "my/rank"}) == [1, 0]
+    jobset = [
+        {
+            "jobset.sigs.k8s.io/job-index": job,
+            "jobset.sigs.k8s.io/replicatedjob-replicas": "2",
+            "batch.kubernetes.io/job-completion-index": index,
+        }
+        for job, index in (("1", "0"), ("0", "1"), ("1", "1"), ("0", "0"))
+    ]
+    assert ranked(jobset) == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [{"batch.kubernetes.io/job-completion-index": "1"}, {}],
+        [{"batch.kubernetes.io/job-completion-index": "x"}, {"batch.kubernetes.io/job-completion-index": "0"}],
+        [{"batch.kubernetes.io/job-completion-index": "1"}, {"batch.kubernetes.io/job-completion-index": "1"}],
+    ],
+    ids=["missing", "no number", "twice"],
+)
+def test_bad_indices_fall_back_to_names(labels: list[dict[str, str]]) -> None:
+    """Missing, malformed or repeated indices: ranks follow the names, for the whole set (J18)."""
+    assert ranked(labels) == [0, 1]
+
+
+# Sites
+
+
+def node(name: str, **labels: str) -> Node:
+    """Return a node with labels; `rack` and `host` stand for the real keys."""
+    keys = {"rack": RACK, "host": HOST}
+    metadata = {"name": name, "uid": name, "labels": {keys.get(key, key): value for key, value in labels.items()}}
+    return decode_node(orjson.dumps({"metadata": metadata}))
+
+
+def topology(*levels: str, name: str = "t") -> Topology:
+    """Return a Topology of these levels."""
+    spec = {"levels": [{"nodeLabel": level} for level in levels]}
+    return Topology.model_validate({"metadata": {"name": name}, "spec": spec})
+
+
+def spec_with(topology_name: str | None = None, **request: Any) -> GpuGangSpec:
+    """Return the spec of a gang with a request for the whole."""
+    return GpuGangSpec.model_validate(
+        {"podSets": [{"name": "w", "count": 2}], "topology": request, "topologyName": topology_name}
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "topologies", "reason"),
+    [
+        (spec_with(mode="required", level=RACK), [], "TopologyMissing"),
+        (spec_with("other"), [topology(RACK)], "TopologyMissing"),
+        (spec_with(mode="required", level="example.com/rak"), [topology(RACK)], "LevelMissing"),
+        (spec_with(mode="preferred", level=RACK), [topology(RACK), topology(RACK, name="u")], "TopologyAmbiguous"),
+        (spec_with(mode="required", level=RACK, slices=[{"size": 2, "level": "x"}]), [topology(RACK)], "LevelMissing"),
+    ],
+    ids=["none", "unknown name", "misspelt level", "several", "level of a slice"],
+)
+def test_a_request_that_no_topology_can_keep_is_an_obstacle(spec: Any, topologies: Any, reason: str) -> None:
+    """Unknown topologies and levels make a gang inactive; it is never placed without its constraint (J16)."""
+    found = choose_topology(spec, topologies)
+
+    assert isinstance(found, Obstacle)
+    assert found.reason == reason
+
+
+def test_nodes_without_a_level_are_outside_for_those_who_demand_one() -> None:
+    """A required rack never uses a node without rack label; a gang without demands may (J12)."""
+    nodes = [node("n1", rack="a"), node("n2", rack="a"), node("n3")]
+
+    strict = site_of(topology(RACK), nodes, {}, strict=True)
+    lenient = site_of(topology(RACK), nodes, {}, strict=False)
+
+    assert isinstance(strict, Site)
+    assert isinstance(lenient, Site)
+    assert set(strict.paths) == {"n1", "n2"}
+    assert lenient.paths["n3"] == ("~n3",)
+
+
+def test_a_level_that_no_node_has_is_an_obstacle() -> None:
+    """A label that is absent everywhere is told as such, not as a lack of room (J12)."""
+    found = site_of(topology("example.com/block", RACK), [node("n1", rack="a")], {}, strict=True)
+
+    assert isinstance(found, Obstacle)
+    assert "example.com/block" in found.message
+
+
+def test_fabric_cliques_are_domains_by_both_ids() -> None:
+    """One clique id in two fabrics is two domains; a machine without a fabric is outside."""
+    reports = {}
+    for name, cluster in (("n1", "A"), ("n2", "B")):
+        report = make_report(name)
+        fabric = {"fabric": {"clusterUUID": cluster, "cliqueId": "1"}}
+        assert report.status is not None
+        reports[name] = report.model_copy(update={"status": report.status.model_validate(
+            {**report.status.to_json(), **fabric})})  # fmt: skip
+
+    site = site_of(topology(names.FABRIC_LEVEL), [node("n1"), node("n2"), node("n3")], reports, strict=True)
+
+    assert isinstance(site, Site)
+    assert site.paths == {"n1": ("A.1",), "n2": ("B.1",)}
+
+
+# Seats and room
+
+
+def test_a_status_with_very_many_domains_is_summarised() -> None:
+    """Tens of thousands of hosts fit: the status names the racks instead, and how many hosts there are."""
+    domains = tuple(DomainCount((f"r{number // 100}", f"h{number}", f"h{number}"), 1) for number in range(10_000))
+    placement = Placement((RACK, HOST), (Assignment("w", "", domains, ()),), 0, bounded=False)
+
+    (found,) = assignment_of(placement, Site("t", (RACK, HOST), {})).pod_sets
+
+    assert found.domain_count == 10_000
+    assert len(found.domains) == 100 <= DOMAINS_MAX
+    assert found.levels == (RACK,)
+
+
+def test_a_host_is_named_alone_where_it_is_the_lowest_level() -> None:
+    """Rack and host: the host's name tells the rest."""
+    placement = Placement(
+        (RACK, HOST), (Assignment("w", "", (DomainCount(("r", "h", "h"), 3),), ()),), 0, bounded=False
+    )
+
+    (found,) = assignment_of(placement, Site("t", (RACK, HOST), {})).pod_sets
+
+    assert found.levels == (HOST,)
+    assert [(one.values, one.count) for one in found.domains] == [(("h",), 3)]
+
+
+PIN = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    ("affinity", "terms"),
+    [
+        (None, [{"matchFields": [PIN]}]),
+        ({"podAffinity": {}}, [{"matchFields": [PIN]}]),
+        (
+            {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [1]}, {"matchFields": [2]}]}}},
+            [{"matchExpressions": [1], "matchFields": [PIN]}, {"matchFields": [2, PIN]}],
+        ),
+        ({"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [PIN]}]}}}, [{"matchFields": [PIN]}]),
+    ],
+    ids=["none", "of pods", "two terms", "pinned already"],
+)
+def test_pinning_only_tightens(affinity: Any, terms: Any) -> None:
+    """Every term is narrowed and none is added: more the API server does not allow while a pod is gated."""
+    spec = open_gate({"affinity": affinity, "schedulingGates": [*GATES, {"name": "other"}]}, "n1")
+
+    assert spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == terms
+    assert spec["schedulingGates"] == [{"name": "other"}]
+
+
+@pytest.mark.parametrize(
+    ("resource", "quantity", "whole"),
+    [("cpu", "250m", 250), ("cpu", "2", 2000), ("memory", "1Gi", 2**30), ("memory", "1500m", 2), ("pods", "110", 110),
+     ("cpu", "nonsense", 0), ("memory", "1e3", 1000)],
+)  # fmt: skip
+def test_quantities_are_counted_as_kube_scheduler_counts(resource: str, quantity: str, whole: int) -> None:
+    """Thousandths of a cpu, bytes, pieces; what is no quantity counts nothing."""
+    assert units(resource, quantity) == whole
+
+
+def test_room_is_what_the_pods_of_a_node_leave() -> None:
+    """Requests of pods that run or are about to; those that ended leave everything (J4)."""
+    body = {"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "4", "pods": "10", names.GPU_RESOURCE: "8"}}}
+    pods = [make_pod("a", gpus=2), make_pod("b", gpus=4, phase="Succeeded")]
+
+    free = free_of(decode_node(orjson.dumps(body)), pods)
+
+    assert free == {"cpu": 4000, "pods": 9, names.GPU_RESOURCE: 6}
+    assert needs_of(pods[0]) == {"pods": 1, names.GPU_RESOURCE: 2}

@@ -1,0 +1,268 @@
+"""The gang loops over an API server in memory: whole admissions, deaths at every write, evictions, replacements."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.api import names
+from tests.controllers.gang_stage import GANGS, JOBS, TOPOLOGIES, Cluster, cluster, settled, term
+
+pytestmark = pytest.mark.asyncio
+
+RACK = "example.com/rack"
+PINNED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def add_gang(made: Cluster, name: str = "g", count: int = 2, **spec: Any) -> None:
+    """Create a gang and all of its members, four GPUs each."""
+    made.add_gang(name, count, **spec)
+    for number in range(count):
+        made.add_member(name, number)
+
+
+def is_let_go(made: Cluster, name: str, count: int = 2) -> bool:
+    """Tell whether every member may start and holds its four GPUs."""
+    return all(
+        not made.is_gated(f"{name}-{number}") and len(made.leases_of(f"{name}-{number}")) == 4
+        for number in range(count)
+    )
+
+
+async def test_a_gang_is_admitted_whole(tmp_path: Path) -> None:
+    """All Leases, then the condition, then each member nominated, pinned and let go."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_gang(made)
+        await settled(running, lambda: is_let_go(made, "g"))
+        writes = [path for method, path in running.api.writes]
+
+    assert made.reason("g") == "Admitted"
+    assert (names.REASON_GANG_ADMITTED, "g") in running.notes.recorded
+    pod = made.pod("g-0")
+    assert pod["status"]["nominatedNodeName"] == "n1"
+    (one,) = pod["spec"]["affinity"]["nodeAffinity"][PINNED]["nodeSelectorTerms"]
+    assert one["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]
+    leases = [number for number, path in enumerate(writes) if path.endswith("/leases")]
+    opened = [number for number, path in enumerate(writes) if path.endswith(("/pods/g-0", "/pods/g-1"))]
+    assert max(leases) < min(opened)
+
+
+async def test_a_gang_that_does_not_fit_holds_nothing(tmp_path: Path) -> None:
+    """Two gangs that fit alone: one gets all, the other waits for room with no Lease, and gets its turn."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_gang(made, "x")
+        add_gang(made, "y")
+        await settled(running, lambda: sorted((made.reason("x"), made.reason("y"))) == ["Admitted", "WaitForRoom"])
+        assert made.held() == 8
+        winner, loser = ("x", "y") if made.reason("x") == "Admitted" else ("y", "x")
+        assert made.leases_of(f"{loser}-0") == []
+        for number in range(2):
+            made.delete(f"{winner}-{number}")
+        await settled(running, lambda: is_let_go(made, loser))
+
+
+async def test_a_gang_that_never_fits_says_so(tmp_path: Path) -> None:
+    """Three members of four GPUs on a machine of eight: not busy, impossible."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_gang(made, count=3)
+        await settled(running, lambda: made.reason("g") == "NeverFits")
+
+    assert made.held() == 0
+
+
+async def test_a_node_that_is_added_starts_a_waiting_gang(tmp_path: Path) -> None:
+    """The second machine makes room; nothing else happens."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_gang(made, count=3)
+        await settled(running, lambda: made.reason("g") == "NeverFits")
+        made.add_node("n2")
+        await settled(running, lambda: is_let_go(made, "g", 3))
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before the write", "after it"])
+@pytest.mark.parametrize("dies_at", range(1, 17))
+async def test_a_leader_that_dies_at_any_write_leaves_nothing_half_done(
+    tmp_path: Path, dies_at: int, is_after: bool
+) -> None:
+    """Whatever the last write was: no member is ever let go without its GPUs, and the next leader finishes."""
+    async with cluster() as made:
+        add_gang(made)
+        async with term(made, tmp_path, dies_at=dies_at, is_after=is_after) as first:
+            await settled(first, lambda: first.api.dead.is_set() or is_let_go(made, "g"))
+        for number in range(2):
+            assert made.is_gated(f"g-{number}") or len(made.leases_of(f"g-{number}")) == 4
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: is_let_go(made, "g") and made.reason("g") == "Admitted")
+
+    assert made.held() == 8
+
+
+async def test_a_gpu_that_is_taken_meanwhile_undoes_the_whole_admission(tmp_path: Path) -> None:
+    """One Lease is somebody else's before the mirror shows it: none of the gang's stays."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        thief = {"metadata": {"name": "gpu-n1-7"}, "spec": {"holderIdentity": "team/thief/uid-of-thief"}}
+        add_gang(made)
+        lease = "/apis/coordination.k8s.io/v1/namespaces/atoll-system/leases/gpu-n1-7"
+        made.server.objects[lease] = {"metadata": {**thief["metadata"], "uid": "u", "resourceVersion": "1"},
+                                      "spec": thief["spec"]}  # fmt: skip
+        await settled(running, lambda: made.reason("g") == "AdmissionUndone")
+        await settled(running, lambda: made.held() == 1)
+        assert made.is_gated("g-0")
+        assert made.is_gated("g-1")
+
+
+async def test_a_gang_is_made_for_pods_that_say_how_many_they_are(tmp_path: Path) -> None:
+    """gang and gang-size alone are enough; the made gang ends with its pods."""
+    size = {names.GANG_SIZE: "2"}
+    async with cluster() as made, term(made, tmp_path) as running:
+        for number in range(2):
+            made.add_member("g", number, annotations=size)
+        await settled(running, lambda: is_let_go(made, "g"))
+        assert made.gang("g")["metadata"]["annotations"] == {names.GANG_MADE_FOR: "pods"}
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: f"{GANGS}/g" not in made.server.objects)
+
+
+async def test_pods_of_an_unknown_gang_are_told_what_is_missing(tmp_path: Path) -> None:
+    """Neither a GpuGang nor a size: the pods wait, and an event says what to do."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.add_member("g", 0)
+        await settled(running, lambda: (names.REASON_GANG_WAITING, "g-0") in running.notes.recorded)
+        assert made.is_gated("g-0")
+
+
+JOB = {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": "job", "uid": "job-uid"}, "spec": {}}
+OWNED = [{"kind": "Job", "apiVersion": "batch/v1", "name": "job", "uid": "job-uid", "controller": True}]
+QUICK = {"enable": True, "timeout": "2s", "requeuingStrategy": {"backoffBaseSeconds": 1}}
+
+
+def add_owned(made: Cluster, numbers: range, gang: str = "g") -> None:
+    """Create members of the Job."""
+    for number in numbers:
+        name = made.add_member(gang, number)
+        made.change_pod(name, metadata={"ownerReferences": OWNED})
+
+
+async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(tmp_path: Path) -> None:
+    """Evicted: the Job is suspended with our mark, pods go, GPUs are free; after the pause it is resumed and admitted."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.server.put(f"{JOBS}/job", JOB)
+        made.add_gang("g", 2, waitForPodsReady=QUICK)
+        add_owned(made, range(2))
+        await settled(running, lambda: is_let_go(made, "g"))
+        job = f"{JOBS}/job"
+        await settled(running, lambda: made.server.objects[job]["spec"].get("suspend"), seconds=20)
+        assert made.reason("g", names.CONDITION_EVICTED) == "PodsReadyTimeout"
+        assert names.GANG_SUSPENDED in made.server.objects[job]["metadata"]["annotations"]
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: made.held() == 0)
+        await settled(running, lambda: made.server.objects[job]["spec"]["suspend"] is False, seconds=20)
+        assert names.GANG_SUSPENDED not in made.server.objects[job]["metadata"]["annotations"]
+        add_owned(made, range(2, 4))
+        await settled(running, lambda: not made.is_gated("g-2") and not made.is_gated("g-3"))
+
+    assert made.gang("g")["status"]["requeueState"]["count"] == 1
+
+
+async def test_an_owner_that_its_user_suspended_is_not_resumed(tmp_path: Path) -> None:
+    """Only what carries our mark is ever resumed."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.server.put(f"{JOBS}/job", {**JOB, "spec": {"suspend": True}})
+        made.add_gang("g", 2, waitForPodsReady=QUICK)
+        add_owned(made, range(2))
+        await settled(running, lambda: is_let_go(made, "g"))
+        await settled(running, lambda: made.reason("g", names.CONDITION_EVICTED) == "PodsReadyTimeout", seconds=20)
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: made.reason("g") == "WaitForQuorum", seconds=20)
+
+    assert made.server.objects[f"{JOBS}/job"]["spec"]["suspend"] is True
+
+
+async def test_deactivation_gives_everything_back_and_activation_starts_again(tmp_path: Path) -> None:
+    """spec.active false evicts bare pods; true admits new ones."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_gang(made)
+        await settled(running, lambda: is_let_go(made, "g"))
+        gang = made.gang("g")
+        made.server.put(f"{GANGS}/g", {**gang, "spec": {**gang["spec"], "active": False}})
+        await settled(running, lambda: made.held() == 0 and made.reason("g") == "Inactive")
+        gang = made.gang("g")
+        made.server.put(f"{GANGS}/g", {**gang, "spec": {**gang["spec"], "active": True}})
+        for number in range(2):
+            made.add_member("g", number)
+        await settled(running, lambda: is_let_go(made, "g"))
+
+
+async def test_block_admission_lets_one_gang_start_at_a_time(tmp_path: Path) -> None:
+    """Nothing is admitted while one gang is not ready; once it is, the next one goes."""
+    settings = {"wait_for_pods_ready": {"enable": True, "block_admission": True}}
+    async with cluster("n1", "n2") as made, term(made, tmp_path, settings=settings) as running:
+        add_gang(made, "x")
+        await settled(running, lambda: is_let_go(made, "x"))
+        add_gang(made, "y")
+        await settled(running, lambda: made.reason("y") == "WaitForOtherGangs")
+        assert made.held() == 8
+        made.run_all("x", 2)
+        await settled(running, lambda: is_let_go(made, "y"), seconds=16)
+
+
+async def test_a_failed_member_is_replaced_in_its_rack(tmp_path: Path) -> None:
+    """Two racks, one member fails: its successor goes into the rack of the others, although another one is emptier."""
+    async with cluster() as made:
+        for name, rack in (("n1", "a"), ("n2", "a"), ("n3", "b"), ("n4", "b")):
+            made.add_node(name, labels={RACK: rack})
+        made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": {"levels": [{"nodeLabel": RACK}]}})
+        async with term(made, tmp_path) as running:
+            add_gang(made, count=3, topology={"mode": "required", "level": RACK})
+            await settled(running, lambda: is_let_go(made, "g", 3))
+            made.run_all("g", 3)
+            nodes = {made.pod(f"g-{number}")["spec"]["nodeName"] for number in range(3)}
+            assert nodes in ({"n1", "n2"}, {"n3", "n4"})
+            await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+            made.end("g-2", "Failed")
+            await settled(running, lambda: made.leases_of("g-2") == [])
+            made.add_member("g", 3)
+            await settled(running, lambda: not made.is_gated("g-3"))
+
+            assert made.pod("g-3")["status"]["nominatedNodeName"] in nodes
+            made.bind("g-3")
+            made.make_ready("g-3")
+            await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Recovered")
+
+
+async def test_a_misspelt_level_is_told_and_never_dropped(tmp_path: Path) -> None:
+    """The gang is inactive with the level's name; once the topology has it, it is placed (J16)."""
+    async with cluster("n1", labels={RACK: "a"}) as made, term(made, tmp_path) as running:
+        spec = {"levels": [{"nodeLabel": "example.com/rak"}]}
+        made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": spec})
+        add_gang(made, topology={"mode": "required", "level": RACK})
+        await settled(running, lambda: made.reason("g", names.CONDITION_ACTIVE) == "LevelMissing")
+        assert made.held() == 0
+        spec = {"levels": [{"nodeLabel": RACK}]}
+        made.server.put(f"{TOPOLOGIES}/t", {**made.server.objects[f"{TOPOLOGIES}/t"], "spec": spec})
+        await settled(running, lambda: is_let_go(made, "g"))
+
+
+async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
+    """A gang that is busy-blocked holds the smaller one behind it under strict order, and does not under best effort."""
+
+    async def told(order: str) -> str:
+        async with cluster() as made, term(made, tmp_path, settings={"gang_order": order}) as running:
+            made.add_gang("big", 2)
+            made.add_gang("holder", 1)
+            made.add_member("holder", 0)
+            await settled(running, lambda: made.reason("holder") == "Admitted")
+            for number in range(2):
+                made.add_member("big", number, priority=10)
+            await settled(running, lambda: made.reason("big") == "WaitForRoom")
+            made.add_gang("small", 1)
+            made.add_member("small", 0)
+            wanted = ("Admitted", "WaitForOtherGangs")
+            await settled(running, lambda: made.reason("small") in wanted)
+            return made.reason("small")
+
+    assert await told("best-effort") == "Admitted"
+    assert await told("strict") == "WaitForOtherGangs"
