@@ -1,0 +1,138 @@
+"""The rules that a churn compares: which node and which set each takes, on nodes of one shape.
+
+In: the machine, the demand. Out: `Rule`s by name; each answers (free masks of all nodes, size) with a node and a mask,
+or None. The peers choose GPUs as bench/baselines.py re-creates them; the node is the fullest one that fits, unless the
+rule is one for nodes. Everything that depends on one node alone is kept by (size, free mask).
+
+- `first-fit`: first node that fits, lowest positions.
+- `best-fit`: fullest node that fits, lowest positions.
+- `pair-sum`: fullest node; NVIDIA's best division into sets.
+- `worst-card`: fullest node; HAMi's topology-aware policy.
+- `partition`: fullest node; Koordinator's table of aligned sets, else its tree.
+- `fgd`: the node by fragmentation gradient descent, equal scores to the fullest; lowest positions.
+- `atoll`: node and set by topology's tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from bench.baselines import (
+    aligned_table,
+    best_effort,
+    lowest,
+    pair_scores,
+    prefer_partition,
+    scope_tree,
+    topology_aware,
+)
+from bench.baselines_fgd import MILLI, Floats, Ints, Kind, lost, scores, typical
+from topology.asks import Ask
+from topology.choice import Choice, choose
+from topology.demand import Demand
+from topology.model import Machine, mask_of, positions_of
+from topology.scores import Classes, best_node
+
+NAMES: Final = ("first-fit", "best-fit", "pair-sum", "worst-card", "partition", "fgd", "atoll")
+
+Place = tuple[int, int]
+Rule = Callable[[Ints, int], Place | None]
+Sets = Callable[[int, int], int]
+Orders = Callable[[int], Floats]
+
+
+def rules_for(machine: Machine, demand: Demand) -> dict[str, Rule]:
+    """All rules, for one shape of machine."""
+    nvidia = pair_scores(machine, through_switch=False)
+    hami = pair_scores(machine, through_switch=True)
+    table, tree = aligned_table(machine.count), scope_tree(machine)
+    first = _kept(lowest)
+    fullest = _fullest(machine)
+    return {
+        "first-fit": _by_order(lambda count: np.where(np.isfinite(fullest(count)), 0.0, np.inf), first),
+        "best-fit": _by_order(fullest, first),
+        "pair-sum": _by_order(fullest, _kept(lambda free, count: best_effort(nvidia, free, count))),
+        "worst-card": _by_order(fullest, _kept(lambda free, count: topology_aware(hami, free, count))),
+        "partition": _by_order(fullest, _kept(lambda free, count: prefer_partition(table, tree, free, count))),
+        "fgd": _by_order(_descending(machine, demand), first),
+        "atoll": _atoll(machine, demand),
+    }
+
+
+def _by_order(order: Orders, sets: Sets) -> Rule:
+    """The first node whose free mask has the least order for the size; the set by mask and size."""
+
+    def place(free: Ints, count: int) -> Place | None:
+        of_nodes = order(count)[free]
+        node = int(np.argmin(of_nodes))
+        return (node, sets(int(free[node]), count)) if np.isfinite(of_nodes[node]) else None
+
+    return place
+
+
+def _kept(choice: Callable[[tuple[int, ...], int], tuple[int, ...] | None]) -> Sets:
+    """A choice of positions as one of masks, kept."""
+
+    @cache
+    def chosen(free: int, count: int) -> int:
+        members = choice(positions_of(free), count)
+        assert members is not None
+        return mask_of(members)
+
+    return chosen
+
+
+def _sizes(machine: Machine) -> Ints:
+    return np.bitwise_count(np.arange(machine.full + 1, dtype=np.uint64)).astype(np.int64)
+
+
+def _fullest(machine: Machine) -> Orders:
+    sizes = _sizes(machine)
+
+    @cache
+    def order(count: int) -> Floats:
+        fitting: Floats = np.where(sizes >= count, sizes, np.inf)
+        return fitting
+
+    return order
+
+
+def _descending(machine: Machine, demand: Demand) -> Orders:
+    """Fragmentation gradient descent where only GPUs are short: the order depends on the number of free ones."""
+    pods = typical((Kind(0, size), share) for size, share in demand.shares if size <= machine.count)
+    rows = np.array([[MILLI * (at < free) for at in range(machine.count)] for free in range(machine.count + 1)])
+    fragments = lost(
+        pods, np.zeros(len(rows), dtype=np.int64), rows, np.ones((len(rows), len(pods.kinds)), dtype=np.bool_)
+    )
+    sizes = _sizes(machine)
+
+    @cache
+    def order(count: int) -> Floats:
+        able = sizes >= count
+        score = scores(fragments[sizes], fragments[np.where(able, sizes - count, 0)])
+        ordered: Floats = np.where(able, -score.astype(np.float64) * (machine.count + 1) + sizes, np.inf)
+        return ordered
+
+    return order
+
+
+def _atoll(machine: Machine, demand: Demand) -> Rule:
+    classes = Classes([machine], demand=demand)
+    of_node: dict[int, Ints] = {}
+
+    @cache
+    def chosen(free: int, count: int) -> int:
+        answer = choose(machine, free, Ask(count), demand=demand)
+        assert isinstance(answer, Choice)
+        return mask_of(answer.positions)
+
+    def place(free: Ints, count: int) -> Place | None:
+        alike = of_node.setdefault(len(free), np.zeros(len(free), dtype=np.int64))
+        node = best_node(classes.costs(alike, free, Ask(count)))
+        return None if node is None else (node, chosen(int(free[node]), count))
+
+    return place
