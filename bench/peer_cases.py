@@ -2,10 +2,14 @@
 
 For gangs, `python -m bench.peer_cases domain FILE.jsonl`: see bench.peer_domains. For devices:
 
-In: one JSON object per line: topology (a known machine, or rows of cells in `links`), available, required, size and
-want; or start and a sequence of {size, want}. Out: one JSON line per case (id, wanted, chosen, wantedQuality,
-chosenQuality, verdict, why) and a summary line. Verdicts: same (the same set), equal (another set of equal ring
-bandwidth), better (more bandwidth, or served where the peer gives up), worse. Exit code 1 when any case is worse.
+In: one JSON object per line: topology (a known machine, or an object with `links`), or links (rows of cells) beside it;
+available, required, size and want; or start and a sequence of {size, want}. Missing: all GPUs are available, none
+required, the size is that of `want`; without `want` there is nothing to compare with. `want` may list several sets.
+Out: one JSON line per case (id, wanted, chosen, wantedQuality, chosenQuality, verdict, why) and a summary line.
+
+Verdicts: same (the same set), equal (another set of equal ring bandwidth), better (more bandwidth, or served where the
+peer gives up), worse. Where a policy does not ask for bandwidth (packed, spread), a poorer ring is equal as long as the
+set serves the policy's own end at least as well as the wanted one. Exit code 1 when any case is worse.
 """
 
 from __future__ import annotations
@@ -23,41 +27,52 @@ from bench import peer_domains
 from topology.asks import Ask, Policy
 from topology.choice import Choice, choose
 from topology.errors import TopologyError
-from topology.fragmentation import relative_qualities
-from topology.model import DEVICES_MAX, Machine, machine, mask_of
-from topology.profiles import profile
+from topology.model import DEVICES_MAX, Machine, machine, mask_of, positions_of
+from topology.policies import POLICIES
+from topology.profiles import profile, profile_names
+from topology.quality import rate
 
 NEAREST: Final[dict[str, tuple[Policy, str]]] = {
     "besteffort": (Policy.CONTIGUOUS, "best effort is contiguous"),
     "simple": (Policy.CONTIGUOUS, "no word for first-come order; contiguous is never poorer"),
-    "topology-aware": (Policy.CONTIGUOUS, "topology-aware is contiguous"),
+    "topologyaware": (Policy.CONTIGUOUS, "topology-aware is contiguous"),
+    "prefer": (Policy.CONTIGUOUS, "preferring a partition is contiguous"),
+    "preferred": (Policy.CONTIGUOUS, "preferring a partition is contiguous"),
     "binpack": (Policy.PACKED, "binpack is packed"),
-    "packed": (Policy.PACKED, "packed"),
-    "spread": (Policy.SPREAD, "spread"),
+    "pack": (Policy.PACKED, "pack is packed"),
+    "distributed": (Policy.SPREAD, "distributed is spread"),
     "restricted": (Policy.ISLAND, "restricted is island"),
+    "guaranteed": (Policy.ISLAND, "guaranteed is island"),
+    "honor": (Policy.ISLAND, "honouring partitions is island"),
+    "required": (Policy.ISLAND, "required is island"),
 }
 SLACK: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One ask of a case: what is free before it, what is required, how many, and what the peer gives."""
+    """One ask of a case: what is free before it, what is required, how many, and the sets that the peer may give.
+
+    foreign: something that is required is no GPU of the machine. wants: None where the case names none."""
 
     free: int
     required: int
+    foreign: bool
     size: int
-    want: tuple[int, ...]
+    wants: tuple[tuple[int, ...], ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What Atoll gives for a step, with both qualities (0 for nothing)."""
+    """What Atoll gives for a step, with both qualities (0 for nothing); serves: as well as the wanted set by the
+    policy's own measure; note: why nothing was given, or why by another policy."""
 
-    want: tuple[int, ...]
+    want: tuple[int, ...] | None
     chosen: tuple[int, ...]
     wanted_quality: float
     chosen_quality: float
-    why: str
+    serves: bool
+    note: str
 
 
 def main(arguments: list[str]) -> int:
@@ -87,8 +102,8 @@ def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            yield answer_case(json.loads(line))
-        except (TopologyError, KeyError, TypeError, ValueError) as error:
+            yield answer_case(json.loads(line), name=f"line-{number}")
+        except (TopologyError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             why = f"line {number} cannot be read: {type(error).__name__}: {error}"
             yield {
                 "id": f"line-{number}",
@@ -101,49 +116,59 @@ def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             }
 
 
-def answer_case(case: dict[str, Any]) -> dict[str, Any]:
-    """Answer one case, a single ask or a sequence of them."""
+def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:
+    """Answer one case, a single ask or a sequence of them. name: of a case without an id."""
     subject = _machine(case)
-    policy, words = _policy(str(case.get("policy", "besteffort")))
-    if "sequence" in case:
-        outcomes = list(_play(subject, case, policy=policy))
-    else:
-        free = case.get("available", range(subject.count))
-        step = Step(mask_of(free), mask_of(case.get("required", [])), case["size"], tuple(case["want"]))
-        outcomes = [_outcome(subject, step, policy=policy)]
-    many = "sequence" in case
-    verdict, reason = _verdict(outcomes)
+    policy, words = _policy(str(case.get("policy") or "besteffort"))
+    many = case.get("sequence") is not None
+    outcomes = list(_play(subject, case, policy=policy) if many else [_single(subject, case, policy=policy)])
+    verdict, reason = _verdict(outcomes, policy=policy)
+    wanted = [None if one.want is None else list(one.want) for one in outcomes]
+    chosen = [list(one.chosen) for one in outcomes]
+    count = max(len(outcomes), 1)
     return {
-        "id": case["id"],
-        "wanted": [list(one.want) for one in outcomes] if many else list(outcomes[0].want),
-        "chosen": [list(one.chosen) for one in outcomes] if many else list(outcomes[0].chosen),
-        "wantedQuality": round(sum(one.wanted_quality for one in outcomes) / len(outcomes), 4),
-        "chosenQuality": round(sum(one.chosen_quality for one in outcomes) / len(outcomes), 4),
+        "id": case.get("id", name),
+        "wanted": wanted if many else wanted[0],
+        "chosen": chosen if many else chosen[0],
+        "wantedQuality": round(sum(one.wanted_quality for one in outcomes) / count, 4),
+        "chosenQuality": round(sum(one.chosen_quality for one in outcomes) / count, 4),
         "verdict": verdict,
         "why": f"{words}; {reason}",
     }
 
 
 def _machine(case: dict[str, Any]) -> Machine:
-    if "links" not in case:
-        return profile(str(case["topology"])).machine
+    told = case["topology"] if isinstance(case.get("topology"), dict) else case
+    if "links" not in told:
+        return profile(_known_name(str(told["topology"]))).machine
     return machine(
-        case["links"],
-        pcie=case.get("pcie"),
-        numa=case.get("numa"),
-        nvlink_generation=case.get("nvlink_generation"),
-        nvswitch=case.get("nvswitch", False),
-        pcie_generation=case.get("pcie_generation"),
-        vendor=case.get("vendor", "nvidia"),
+        told["links"],
+        pcie=told.get("pcie", told.get("pci_only")),
+        numa=told.get("numa"),
+        nvlink_generation=told.get("nvlink_generation", told.get("nvlink_gen")),
+        nvswitch=told.get("nvswitch", False),
+        pcie_generation=told.get("pcie_generation", told.get("pcie_gen")),
+        inter_socket_gbps=told.get("smp_GBps"),
+        vendor=told.get("vendor", "nvidia"),
     )
 
 
+def _known_name(name: str) -> str:
+    """The known machine of that name, however it is spelled."""
+    return next((known for known in profile_names() if _letters(known) == _letters(name)), name)
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalnum())
+
+
 def _policy(name: str) -> tuple[Policy, str]:
-    if name in NEAREST:
-        return NEAREST[name]
-    if name in list(Policy):
-        return Policy(name), name
-    if name.startswith("static"):
+    word = _letters(name)
+    if word in NEAREST:
+        return NEAREST[word]
+    if word in list(Policy):
+        return Policy(word), word
+    if word.startswith("static"):
         return (
             Policy.CONTIGUOUS,
             "no word for fixed lists of sets; contiguous finds the same sets and serves more sizes",
@@ -151,49 +176,127 @@ def _policy(name: str) -> tuple[Policy, str]:
     return Policy.CONTIGUOUS, f"no word for {name}; nearest is contiguous"
 
 
+def _single(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Outcome:
+    free = case.get("available", case.get("start"))
+    return _outcome(subject, _step(subject, case, free=subject.full if free is None else _mask(subject, free)), policy)
+
+
 def _play(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Iterator[Outcome]:
     """A sequence on one machine: each ask meets what Atoll itself has left."""
-    free = mask_of(case.get("start", range(subject.count)))
+    start = case.get("start", case.get("available"))
+    free = subject.full if start is None else _mask(subject, start)
     for ask in case["sequence"]:
-        required = mask_of(ask.get("required", []))
-        outcome = _outcome(subject, Step(free, required, ask["size"], tuple(ask["want"])), policy=policy)
+        outcome = _outcome(subject, _step(subject, ask, free=free), policy)
         free &= ~mask_of(outcome.chosen)
         yield outcome
 
 
-def _outcome(subject: Machine, step: Step, *, policy: Policy) -> Outcome:
-    chosen, why = _chosen(subject, step, policy=policy)
-    return Outcome(step.want, chosen, _quality(subject, step.want), _quality(subject, chosen), why)
+def _step(subject: Machine, told: dict[str, Any], *, free: int) -> Step:
+    required = told.get("required") or []
+    wants = _wants(told.get("want"))
+    size = told.get("size")
+    return Step(
+        free=free,
+        required=_mask(subject, required),
+        foreign=not all(_is_position(subject, one) for one in required),
+        size=int(size) if size is not None else len(wants[0]) if wants else 0,
+        wants=wants,
+    )
 
 
-def _chosen(subject: Machine, step: Step, *, policy: Policy) -> tuple[tuple[int, ...], str]:
+def _wants(told: list[Any] | None) -> tuple[tuple[int, ...], ...] | None:
+    if told is None:
+        return None
+    sets = told if told and all(isinstance(one, list) for one in told) else [told]
+    return tuple(tuple(map(int, one)) for one in sets)
+
+
+def _is_position(subject: Machine, told: object) -> bool:
+    return isinstance(told, int) and 0 <= told < subject.count
+
+
+def _mask(subject: Machine, told: Iterable[Any]) -> int:
+    """Mask of those that are GPUs of the machine."""
+    return mask_of([one for one in told if _is_position(subject, one)])
+
+
+def _outcome(subject: Machine, step: Step, policy: Policy) -> Outcome:
+    chosen, note = _chosen(subject, step, policy)
+    if not chosen and step.wants is not None and any(step.wants) and POLICIES[policy].one_island:
+        chosen, _ = _chosen(subject, step, Policy.CONTIGUOUS)
+        note = f"{note}, so by contiguous"
+    want = _nearest_want(step.wants, chosen)
+    qualities = _quality(subject, want or ()), _quality(subject, chosen)
+    return Outcome(want, chosen, *qualities, _serves(subject, step, policy, want=want, chosen=chosen), note)
+
+
+def _nearest_want(wants: tuple[tuple[int, ...], ...] | None, chosen: tuple[int, ...]) -> tuple[int, ...] | None:
+    if wants is None:
+        return None
+    return next((want for want in wants if sorted(want) == sorted(chosen)), wants[0])
+
+
+def _chosen(subject: Machine, step: Step, policy: Policy) -> tuple[tuple[int, ...], str]:
     if not 1 <= step.size <= DEVICES_MAX:
         return (), f"a set of {step.size} is no ask"
-    answer = choose(subject, step.free & subject.full, Ask(step.size, policy), required=step.required & subject.full)
-    if isinstance(answer, Choice):
-        return answer.positions, ""
-    return (), str(answer.reason)
+    if step.foreign:
+        return (), "a required GPU is none of the machine's"
+    answer = choose(subject, step.free, Ask(step.size, policy), required=step.required)
+    return (answer.positions, "") if isinstance(answer, Choice) else ((), str(answer.reason))
+
+
+def _serves(
+    subject: Machine, step: Step, policy: Policy, *, want: tuple[int, ...] | None, chosen: tuple[int, ...]
+) -> bool:
+    """Whether the chosen set is no worse than the wanted one by the policy's own cost, where that is not bandwidth."""
+    if POLICIES[policy].ranks_quality or not want or not chosen or len(set(want)) != step.size:
+        return False
+    costs = [
+        choose(subject, step.free, Ask(step.size, policy), required=_mask(subject, members))
+        for members in (want, chosen)
+    ]
+    return all(isinstance(one, Choice) for one in costs) and _cost(costs[1]) <= _cost(costs[0])
+
+
+def _cost(answer: object) -> float:
+    return answer.cost if isinstance(answer, Choice) else float("inf")
 
 
 def _quality(subject: Machine, members: tuple[int, ...]) -> float:
-    return float(relative_qualities(subject)[mask_of(members)]) if members else 0.0
+    """Ring bandwidth relative to the best set of that size on the empty machine; 0 for a set that cannot be given."""
+    inside = positions_of(_mask(subject, members))
+    if len(inside) != len(set(members)):
+        return 0.0
+    if len(inside) < 2:
+        return float(len(inside))
+    best = choose(subject, subject.full, Ask(len(inside)))
+    whole = rate(subject, best.positions).ring_gbps if isinstance(best, Choice) else 0.0
+    return min(rate(subject, inside).ring_gbps / whole, 1.0) if whole else 0.0
 
 
-def _verdict(outcomes: list[Outcome]) -> tuple[str, str]:
+def _verdict(outcomes: list[Outcome], *, policy: Policy) -> tuple[str, str]:
     """Worse when one ask went unserved or the sum of qualities fell; better when it rose or more was served."""
-    refused = next((one for one in outcomes if one.want and not one.chosen), None)
+    told = [one for one in outcomes if one.want is not None]
+    note = next((one.note for one in outcomes if one.note), "")
+    refused = next((one for one in told if one.want and not one.chosen), None)
     if refused is not None:
-        return "worse", f"refused: {refused.why}"
-    if all(sorted(one.want) == sorted(one.chosen) for one in outcomes):
-        return "same", next((f"both refuse: {one.why}" for one in outcomes if one.why), "the same set")
-    if any(one.chosen and not one.want for one in outcomes):
+        return "worse", f"refused: {refused.note}"
+    if not told:
+        return "equal", f"no set is wanted{'; ' + note if note else ''}"
+    if all(sorted(one.want or ()) == sorted(one.chosen) for one in told):
+        return "same", f"both refuse: {note}" if note and not any(
+            one.chosen for one in told
+        ) else note or "the same set"
+    if any(one.chosen and not one.want for one in told):
         return "better", "serves what the peer gives up on"
-    gain = sum(one.chosen_quality - one.wanted_quality for one in outcomes)
+    gain = sum(one.chosen_quality - one.wanted_quality for one in told)
     if gain > SLACK:
         return "better", "more ring bandwidth"
-    if gain < -SLACK:
-        return "worse", "less ring bandwidth"
-    return "equal", "equal ring bandwidth; what stays free decides"
+    if gain >= -SLACK:
+        return "equal", "equal ring bandwidth; what stays free decides"
+    if all(one.serves or one.chosen_quality >= one.wanted_quality - SLACK for one in told):
+        return "equal", f"{policy} does not ask for bandwidth, and the set serves its end as well"
+    return "worse", "less ring bandwidth"
 
 
 if __name__ == "__main__":

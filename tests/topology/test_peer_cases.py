@@ -8,6 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.peer_cases import answers
+from topology.profiles import profile
+
 ROOT = Path(__file__).resolve().parents[2]
 ALL8 = list(range(8))
 CASES: list[dict[str, Any]] = [
@@ -73,6 +80,164 @@ CASES: list[dict[str, Any]] = [
     },
     {"id": "zero", "policy": "besteffort", "topology": "dgx1-v100", "available": ALL8, "size": 0, "want": []},
 ]
+
+
+MESH: list[list[str]] = [["X", "NV2", "SYS"], ["NV2", "X", "NV1"], ["SYS", "NV1", "X"]]
+TWENTY = [
+    ["X" if row == column else "PIX" if row // 2 == column // 2 else "SYS" for column in range(20)] for row in range(20)
+]
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    # other machines
+    "bridged-pair": ({"topology": "h100-nvl-8", "available": [0, 1, 2, 5], "size": 2, "want": [0, 1]}, "same"),
+    "bridge-across-sockets": (
+        {
+            "topology": "h100-pcie-8-crossbridge",
+            "available": [0, 1, 2, 3, 4, 5],
+            "size": 2,
+            "required": [0],
+            "want": [0, 5],
+        },
+        "same",
+    ),
+    "pair-sum-on-a-mesh": ({"topology": "mi250x-8gcd", "available": ALL8, "size": 4, "want": [0, 1, 4, 5]}, "better"),
+    "quad-plus-one": ({"topology": "dgx1-v100", "available": ALL8, "size": 5, "want": [0, 1, 2, 3, 4]}, "better"),
+    "any-three-behind-a-switch": ({"topology": "dgx-h100", "available": ALL8, "size": 3, "want": [5, 6, 7]}, "equal"),
+    "sixteen": ({"topology": "dgx2-v100", "size": 16, "want": list(range(16))}, "same"),
+    "seventeen-of-sixteen": ({"topology": "dgx2-v100", "size": 17, "want": []}, "same"),
+    "nine-behind-a-switch": ({"topology": "dgx2-v100", "size": 9, "want": list(range(7, 16))}, "equal"),
+    "sixteen-dies": ({"topology": "mi250-16gcd", "size": 8, "want": [0, 1, 2, 3, 4, 5, 6, 7]}, "same"),
+    "three-cards-two-bridged": ({"topology": "nv4-partial-3gpu", "size": 2, "want": [0, 2]}, "better"),
+    "all-far": (
+        {"topology": "pcie8-allsys-4090", "available": [0, 4, 5], "size": 2, "want": [4, 5]},
+        "same",
+    ),
+    "tray": ({"topology": "gb200-tray", "available": [1, 2, 3], "size": 2, "want": [2, 3]}, "same"),
+    "twenty-slots": ({"links": TWENTY, "size": 2, "available": [3, 4, 5], "want": [4, 5]}, "same"),
+    # policies
+    "fill": ({"policy": "packed", "topology": "l40s-8", "available": [1, 4, 5, 6], "size": 1, "want": [1]}, "same"),
+    "fill-a-poorer-ring": (
+        {"policy": "binpack", "topology": "l40s-8", "available": [0, 1, 2, 4, 5], "size": 2, "want": [0, 4]},
+        "better",
+    ),
+    "apart": ({"policy": "spread", "topology": "l40s-8", "available": ALL8, "size": 2, "want": [0, 4]}, "same"),
+    "apart-means-no-ring": (
+        {"policy": "spread", "topology": "h100-nvl-8", "available": ALL8, "size": 2, "want": [0, 1]},
+        "equal",
+    ),
+    "one-island": (
+        {"policy": "restricted", "topology": "h100-nvl-8", "available": ALL8, "size": 4, "want": []},
+        "same",
+    ),
+    "one-island-or-not": (
+        {"policy": "Guaranteed", "topology": "h100-nvl-8", "available": ALL8, "size": 4, "want": [0, 1, 2, 3]},
+        "same",
+    ),
+    "fixed-lists-have-no-three": ({"policy": "static-dgx2", "topology": "dgx2-v100", "size": 3, "want": []}, "better"),
+    "unheard-of": ({"policy": "lunar-phase", "topology": "t4-4", "size": 2, "want": [0, 1]}, "same"),
+    "own-word": (
+        {"policy": "island", "topology": "dgx1-v100", "size": 2, "available": [0, 1, 3], "want": [0, 3]},
+        "same",
+    ),
+    # odd requests
+    "nothing-asked": ({"topology": "t4-4", "size": 0, "want": []}, "same"),
+    "less-than-nothing": ({"topology": "t4-4", "size": -2, "want": []}, "same"),
+    "more-than-any-machine": ({"topology": "t4-4", "size": 10**9, "want": []}, "same"),
+    "nothing-free": ({"topology": "t4-4", "available": [], "size": 1, "want": []}, "same"),
+    "more-required-than-asked": ({"topology": "t4-4", "required": [0, 1, 2], "size": 2, "want": []}, "same"),
+    "required-is-no-gpu": ({"topology": "t4-4", "required": [77], "size": 1, "want": []}, "same"),
+    "required-is-not-free": ({"topology": "t4-4", "available": [1], "required": [0], "size": 1, "want": []}, "same"),
+    "free-is-no-gpu": ({"topology": "t4-4", "available": [0, 1, 99, 10**12, -1], "size": 2, "want": [0, 1]}, "same"),
+    "named-twice": ({"topology": "t4-4", "available": [1, 1, 0, 0], "size": 2, "want": [0, 1]}, "same"),
+    "order-of-the-wanted": ({"topology": "t4-4", "available": [0, 1], "size": 2, "want": [1, 0]}, "same"),
+    "want-is-no-gpu": ({"topology": "t4-4", "size": 2, "want": [0, 9]}, "better"),
+    "want-is-too-large": ({"topology": "dgx1-v100", "size": 2, "want": [0, 1, 2, 3]}, "equal"),
+    # missing fields
+    "no-size": ({"topology": "dgx1-v100", "available": [0, 3], "want": [0, 3]}, "same"),
+    "no-want": ({"topology": "dgx1-v100", "size": 2}, "equal"),
+    "no-free": ({"topology": "dgx1-v100", "size": 8, "want": ALL8}, "same"),
+    "nulls": (
+        {"topology": "t4-4", "available": None, "required": None, "policy": None, "size": 4, "want": [0, 1, 2, 3]},
+        "same",
+    ),
+    "several-wanted": ({"topology": "dgx1-v100", "size": 2, "available": [4, 7], "want": [[0, 3], [4, 7]]}, "same"),
+    "empty-sequence": ({"topology": "t4-4", "start": [0], "sequence": []}, "equal"),
+    # machines of one's own, and spellings
+    "inline": ({"topology": {"links": MESH, "nvlink_gen": 3}, "size": 2, "want": [0, 1]}, "same"),
+    "ragged-links": ({"links": [["X"], ["NV1", "X"]], "size": 2, "want": [0, 1]}, "same"),
+    "nonsense-cells": ({"links": [["X", 7], [None, "X"]], "size": 2, "want": [0, 1]}, "same"),
+    "spelled-in-capitals": ({"topology": "DGX1_V100", "size": 2, "available": [0, 3], "want": [0, 3]}, "same"),
+    "twice-a-pair": (
+        {
+            "topology": "h100-nvl-8",
+            "start": ALL8,
+            "sequence": [{"size": 2, "want": [0, 1]}, {"size": 2, "want": [2, 3]}],
+        },
+        "same",
+    ),
+    "sequence-beyond-the-end": (
+        {"topology": "t4-4", "sequence": [{"size": 3, "want": [0, 1, 2]}, {"size": 2, "want": []}, {"size": 1}]},
+        "same",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_machines_policies_and_odd_requests_are_answered(name: str) -> None:
+    """Whatever a case asks, it has an answer, by the nearest policy, with both qualities between 0 and 1."""
+    case, verdict = OTHERS[name]
+    (answer,) = answers([json.dumps({"id": name, **case})])
+
+    assert (answer["id"], answer["verdict"]) == (name, verdict), answer
+    assert set(answer) == {"id", "wanted", "chosen", "wantedQuality", "chosenQuality", "verdict", "why"}
+    assert 0 <= answer["wantedQuality"] <= 1
+    assert 0 <= answer["chosenQuality"] <= 1
+    assert answer["why"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "null",
+        "[]",
+        "7",
+        '"text"',
+        "{}",
+        '{"topology": null}',
+        '{"topology": "t4-4", "size": "many", "want": []}',
+        '{"topology": "t4-4", "available": 7, "size": 1}',
+        '{"topology": "t4-4", "want": {"a": 1}, "size": 1}',
+        '{"topology": "t4-4", "sequence": [7]}',
+        '{"links": "NV4", "size": 1}',
+        '{"links": [], "size": 1}',
+        '{"links": [["X", "NV4"], 7], "size": 1}',
+        "[" * 5000,
+    ],
+)
+def test_line_that_cannot_be_read_is_told_and_never_crashes(line: str) -> None:
+    """Each broken line has an answer of its own that says what is wrong, and counts as worse."""
+    first, second = answers([line, json.dumps(CASES[1])])
+
+    assert (first["id"], first["verdict"]) == ("line-1", "worse")
+    assert "cannot be read" in first["why"]
+    assert second["verdict"] == "same"
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    topology=st.sampled_from(("dgx1-v100", "h100-nvl-8", "l40s-8", "mi250x-8gcd", "gb200-tray")),
+    policy=st.sampled_from(("besteffort", "simple", "packed", "spread", "restricted", "static-x", "own")),
+    free=st.sets(st.integers(0, 7)),
+    size=st.integers(0, 9),
+)
+def test_first_come_is_never_better_than_ours(topology: str, policy: str, free: set[int], size: int) -> None:
+    """Against an allocator that takes the lowest numbers, no answer is worse, on any machine, by any policy."""
+    known = [position for position in sorted(free) if position < profile(topology).machine.count]
+    want = known[:size] if len(known) >= size else []
+    case = {"id": "x", "topology": topology, "policy": policy, "available": sorted(free), "size": size, "want": want}
+    (answer,) = answers([json.dumps(case)])
+
+    assert answer["verdict"] != "worse", answer
 
 
 def run(tmp_path: Path, lines: list[str]) -> tuple[int, list[dict[str, Any]]]:
