@@ -7,7 +7,7 @@ Every call may fail by itself, and costs one fact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import pointer
+from ctypes import c_void_p, cast, pointer
 from typing import Any, Final
 
 Library = Any
@@ -38,6 +38,8 @@ class Driver:
     def __init__(self, library: Library) -> None:
         self._nvml = library
         self._events: Handle = None
+        self._uuid_by_handle: dict[int | None, str | None] = {}
+        """A card that has fallen off the bus does not tell who it is, and its last event comes after that."""
         self._is_open = False
         self._lost = ""
         self._fault = ""
@@ -53,6 +55,7 @@ class Driver:
         """Let go of the driver; the next `open` opens it again."""
         if self._is_open:
             self._is_open, self._events = False, None
+            self._uuid_by_handle.clear()
             try:
                 self._nvml.nvmlShutdown()
             except self._nvml.NVMLError:
@@ -65,29 +68,34 @@ class Driver:
         facts = {} if handle is None else _STEPS[name](self, handle, others)
         return facts | {"lost": self._lost, "fault": self._fault}
 
-    def events(self, count: int) -> list[list[Any]]:
-        """What happened since the last call, as [uuid, type, data]; the first call begins to listen."""
+    def events(self, indices: Sequence[int]) -> list[list[Any]]:
+        """What happened to these devices since the last call, as [uuid, type, data]; a device that is new here is
+        listened to from now on."""
         nvml = self._nvml
         if self._events is None:
-            self._listen(count)
+            self._events = self._plain(nvml.nvmlEventSetCreate)
+        if self._events is None:
             return []
+        for index in indices:
+            self._listen(index)
         found: list[list[Any]] = []
         while len(found) < EVENTS_MAX:
             event = self._plain(nvml.nvmlEventSetWait_v2, self._events, 0)
             if event is None:
                 break
-            uuid = _text(self._plain(nvml.nvmlDeviceGetUUID, event.device))
+            uuid = self._uuid_by_handle.get(_address(event.device))
             found.append([uuid, int(event.eventType), int(event.eventData)])
         return found
 
-    def _listen(self, count: int) -> None:
+    def _listen(self, index: int) -> None:
         nvml = self._nvml
-        self._events = self._plain(nvml.nvmlEventSetCreate)
-        for index in range(count if self._events is not None else 0):
-            handle = self._plain(nvml.nvmlDeviceGetHandleByIndex, index)
-            supported = self._plain(nvml.nvmlDeviceGetSupportedEventTypes, handle) if handle is not None else None
-            if supported and supported & _EVENTS:
-                self._plain(nvml.nvmlDeviceRegisterEvents, handle, supported & _EVENTS, self._events)
+        handle = self._plain(nvml.nvmlDeviceGetHandleByIndex, index)
+        if handle is None or _address(handle) in self._uuid_by_handle:
+            return
+        self._uuid_by_handle[_address(handle)] = _text(self._plain(nvml.nvmlDeviceGetUUID, handle))
+        supported = self._plain(nvml.nvmlDeviceGetSupportedEventTypes, handle)
+        if supported and supported & _EVENTS:
+            self._plain(nvml.nvmlDeviceRegisterEvents, handle, supported & _EVENTS, self._events)
 
     def _handle(self, index: int) -> Handle:
         return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
@@ -250,6 +258,10 @@ _STEPS: Final = {
     "fabric": Driver._fabric,
     "pairs": Driver._pairs,
 }
+
+
+def _address(handle: Handle) -> int | None:
+    return cast(handle, c_void_p).value
 
 
 def _text(value: object) -> str | None:

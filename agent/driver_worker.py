@@ -29,7 +29,7 @@ def _answer(driver: Driver, request: list[Any]) -> dict[str, Any]:
         if step == "open":
             return {"facts": driver.open()}
         if step == "events":
-            return {"facts": {"events": driver.events(index)}}
+            return {"facts": {"events": driver.events(others)}}
         return {"facts": driver.step(step, index, others)}
     except Exception as error:  # noqa: BLE001 - whatever the bindings raise becomes an answer
         return {"error": f"{type(error).__name__}: {error}"}

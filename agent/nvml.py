@@ -77,7 +77,7 @@ class NvmlBackend:
         count = self._count()
         facts = [self._device_facts(index) for index in range(count)]
         self._compare(facts)
-        return machine_reading(facts, events=self._events(count))
+        return machine_reading(facts, events=self._events([one["index"] for one in facts if not one.get("silent")]))
 
     def boot_id(self) -> str:
         """Boot id of the kernel. Raises ReadingFailed."""
@@ -137,10 +137,12 @@ class NvmlBackend:
                 answer = self._ask("pairs", one["index"], [index for index in able if index != one["index"]])
                 one |= {key: value for key, value in answer.items() if value or key not in one}
 
-    def _events(self, count: int) -> list[list[Any]]:
+    def _events(self, indices: Sequence[int]) -> list[list[Any]]:
+        """What happened since the last look. A card that is lost has its last word here."""
         try:
-            return list(self.steps.ask("events", count)["events"])
-        except (DriverSilent, DriverRefused):
+            self._reopened()
+            return list(self.steps.ask("events", 0, indices)["events"])
+        except (DriverSilent, DriverRefused, ReadingFailed):
             return []
 
 

@@ -46,7 +46,7 @@ typedef struct { long last; } EventSet;
 
 static Handle handles[GPUS][1 + MIGS];
 static Fact *facts;
-static int facts_count, opened;
+static int facts_count, has_trouble, opened;
 static struct stat seen;
 static struct { char key[KEY]; unsigned calls; } counters[COUNTERS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -64,7 +64,7 @@ static void load(void) {
     if (!file) return;
     if (!facts) facts = calloc(FACTS, sizeof(Fact));
     char line[KEY + VALUE + 8];
-    facts_count = 0;
+    facts_count = has_trouble = 0;
     while (facts_count < FACTS && fgets(line, sizeof line, file)) {
         line[strcspn(line, "\r\n")] = 0;
         char *space = strchr(line, ' ');
@@ -72,6 +72,7 @@ static void load(void) {
         if (space) *space = 0;
         snprintf(facts[facts_count].key, KEY, "%.*s", KEY - 1, line);
         snprintf(facts[facts_count].value, VALUE, "%.*s", VALUE - 1, space ? space + 1 : "");
+        has_trouble |= !strncmp(line, "fail.", 5) || !strncmp(line, "hang.", 5) || !strncmp(line, "crash.", 6);
         facts_count++;
     }
     fclose(file);
@@ -87,7 +88,6 @@ __attribute__((format(printf, 2, 3))) static int get(char *value, const char *fo
     vsnprintf(wanted.key, KEY, format, arguments);
     va_end(arguments);
     pthread_mutex_lock(&lock);
-    load();
     Fact *found = facts ? bsearch(&wanted, facts, facts_count, sizeof(Fact), by_key) : NULL;
     if (found) strcpy(value, found->value);
     pthread_mutex_unlock(&lock);
@@ -124,9 +124,17 @@ static int trouble(const char *kind, int gpu, const char *function, char *value)
     return get(value, "%s", key);
 }
 
+static void refresh(void) {
+    pthread_mutex_lock(&lock);
+    load();
+    pthread_mutex_unlock(&lock);
+}
+
 static int enter(int gpu, const char *function) {
     char value[VALUE], count[VALUE];
     if (!opened) return UNINITIALIZED;
+    refresh();
+    if (!has_trouble) return gpu >= 0 && (!get(count, "count") || gpu >= atoi(count)) ? LOST : OK;
     if (trouble("crash", gpu, function, value)) abort();
     if (trouble("hang", gpu, function, value)) {
         double seconds = atof(value);
@@ -218,6 +226,7 @@ static Handle *handle(int gpu, int mig) {
 }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Handle **out) {
     char value[VALUE];
+    refresh();
     if (!get(value, "count") || index >= (unsigned)atoi(value) || index >= GPUS) return INVALID;
     int code = enter((int)index, __func__);
     if (!code) *out = handle((int)index, 0);
@@ -225,6 +234,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Handle **out) {
 }
 int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **out) {
     char value[VALUE];
+    refresh();
     for (int gpu = 0; gpu < GPUS; gpu++)
         for (int mig = 0; mig <= MIGS; mig++)
             if (gpu_text(handle(gpu, mig), "uuid", value) && !strcmp(value, uuid)) {
@@ -255,7 +265,7 @@ static int pci_info(const char *bus_id, PciInfo *out) {
     memset(out, 0, sizeof *out);
     snprintf(out->bus_id, sizeof out->bus_id, "%.31s", bus_id);
     sscanf(bus_id, "%x:%x:%x", &out->domain, &out->bus, &out->device);
-    snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0", out->domain & 0xffff, out->bus & 0xff,
+    snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04x:%02x:%02x.0", out->domain & 0xffff, out->bus & 0xff,
              out->device & 0xff);
     return OK;
 }
@@ -346,9 +356,11 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(Handle *h, unsigned *count, Process
     ENTER(h); return processes(h, "graphics_pids", count, out);
 }
 
-/* Links: "down", or "gpu BUS", "switch BUS", "unknown", "npu". */
+/* Links: "down", or "gpu BUS", "switch BUS", "unknown", "npu". A card without any does not know the question. */
 static int link_text(Handle *h, unsigned link, char *value) {
-    return get(value, "gpu.%d.link.%d", h->gpu, (int)link) ? OK : INVALID;
+    char first[VALUE];
+    if (get(value, "gpu.%d.link.%d", h->gpu, (int)link)) return OK;
+    return get(first, "gpu.%d.link.0", h->gpu) ? INVALID : UNSUPPORTED;
 }
 int nvmlDeviceGetNvLinkState(Handle *h, unsigned link, unsigned *active) {
     char value[VALUE];

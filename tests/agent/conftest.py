@@ -1,6 +1,6 @@
 """Fixtures: an API server that misbehaves on demand, with the status subresource, and a client of it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -9,10 +9,28 @@ import yaml
 from aiohttp import web
 
 from atoll.kube.client import ApiClient
+from devcluster.mock_nvml import build
+from devcluster.mock_nvml.library import environment
 from tests.fakes.api_server import FakeApiServer, merge, status
 
 hypothesis.settings.register_profile("unhurried", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session")
+def mock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mock of the driver's library, compiled."""
+    return build(tmp_path_factory.mktemp("mock-nvml"))
+
+
+@pytest.fixture(scope="module")
+def mock_environment(mock_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file of the machine that the real bindings see in every process started from now on."""
+    path = tmp_path_factory.mktemp("machine") / "machine"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(mock_library, path).items():
+            patch.setenv(name, value)
+        yield path
 
 
 @pytest.fixture

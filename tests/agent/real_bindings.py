@@ -1,0 +1,72 @@
+"""The agent's reading of a mock machine through the real NVML bindings, without a cluster.
+
+A `Bench` plays looks one after another, as the agent would take them: reading, ids, report, each with the one before.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.evidence import GpuUse, PodSighting, Roster, sight
+from agent.identities import LookUp, assign
+from agent.nvml import NvmlBackend
+from agent.report import Circumstances, build_report, on_record, uuids_by_slot
+from atoll.api.node_status import Device, GpuNodeStatusReport
+from devcluster.mock_nvml import MachineFile
+from topology.profiles import profile
+
+STEP_SECONDS = 0.5
+
+
+@dataclass
+class Bench:
+    """One machine, its file and the reports so far. `boot_id` and `minute` are the test's to move."""
+
+    path: Path
+    machine: MachineFile
+    backend: NvmlBackend = field(default_factory=lambda: NvmlBackend(step_seconds=STEP_SECONDS))
+    report: GpuNodeStatusReport | None = None
+    boot_id: str = "b1"
+    minute: int = 0
+
+    def look(self) -> GpuNodeStatusReport:
+        """Write the machine as it is now, and take the next look at it."""
+        self.machine.write(self.path)
+        self.report = report_of(self.backend, self.report, boot_id=self.boot_id, minute=self.minute)
+        return self.report
+
+    def device(self, device_id: int) -> Device:
+        """A device of the last report by its id."""
+        assert self.report is not None
+        return next(device for device in self.report.devices if device.id == device_id)
+
+
+def report_of(
+    backend: NvmlBackend, previous: GpuNodeStatusReport | None, *, boot_id: str = "b1", minute: int = 0
+) -> GpuNodeStatusReport:
+    """One look and the report of it. Raises ReadingFailed."""
+    reading = backend.read()
+    known = {uuid: device.id for uuid, device in on_record(previous, reading).items()}
+    leases: dict[int, str | None] = {}
+    while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LookUp):
+        leases |= dict.fromkeys(step.ids)
+    sighting: PodSighting = sight(
+        Roster(), cgroups=None, kubelet=None, use=GpuUse(unread=reading.uuids_unread()), last_pods=()
+    )
+    return build_report(
+        reading,
+        ids=step.ids,
+        sighting=sighting,
+        previous=previous,
+        circumstances=Circumstances(
+            agent_version="test",
+            boot_id=boot_id,
+            node_uid="",
+            position="",
+            now=f"2026-01-01T{minute // 60:02d}:{minute % 60:02d}:00.000000Z",
+        ),
+    )
+
+
+def machine_of(name: str, *, seed: str = "golden") -> MachineFile:
+    """A known machine, in good health."""
+    return MachineFile(profile(name), seed=seed)
