@@ -25,6 +25,7 @@ class ControllerMetrics:
     pods_evicted: Counter
     preemptions: Counter
     preemption_victims: Counter
+    foreign_gpus: Gauge
     claim_writes: Counter
     reconcile_failures: Counter
 
@@ -45,6 +46,7 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
             "preemptions", "Waiting pods for which GPUs were freed by evictions", labels=("outcome",)
         ),
         preemption_victims=metrics.counter("preemption_victims", "Pods evicted for one of higher priority"),
+        foreign_gpus=metrics.gauge("foreign_gpus", "GPUs that somebody uses who does not hold them"),
         claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
         reconcile_failures=metrics.counter("reconcile_failures", "Reconciliations to be repeated", labels=("loop",)),
     )

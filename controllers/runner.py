@@ -29,6 +29,7 @@ from controllers.claims import ClaimReconciler
 from controllers.context import Context
 from controllers.departures import Departures
 from controllers.evidence import EvidenceReconciler
+from controllers.foreign import ForeignReconciler
 from controllers.gang_admission import ALL as WAITING_GANGS
 from controllers.gang_admission import AdmissionReconciler
 from controllers.gang_book import GangBook, GangRules
@@ -56,6 +57,8 @@ EVIDENCE_DELAY_SECONDS = 0.1
 GANG_DELAY_SECONDS = 0.05
 """The pods of a gang are created, and become ready, by the dozen."""
 ADMISSION_DELAY_SECONDS = 0.05
+FOREIGN_DELAY_SECONDS = 1.0
+"""Nobody waits for this, and the pod that a report shows may be a moment behind it."""
 PREEMPTION_DELAY_SECONDS = 0.1
 """One release frees several Leases; the pods that wait for islands are weighed once after it."""
 
@@ -205,6 +208,7 @@ def build_loops(context: Context, departures: Departures, settings: ControllersS
         Loop(RenumberingReconciler(context), clock, metrics),
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
+        Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
         Loop(PreemptionReconciler(context, settings), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
         *(_gang_loops(context, settings) if context.mirror.gangs is not None else ()),

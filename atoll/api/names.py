@@ -139,6 +139,9 @@ EVENT_REASONS: Final = {
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 
+POD_AS_PROMISED: Final = "gpu.scheduling/GpusAsPromised"
+"""Condition of a pod: False while it uses a GPU that it does not hold, or somebody else uses one of its own."""
+
 # Conditions of a GpuNodeStatus, and their reasons.
 CONDITION_DEVICES_READABLE: Final = "DevicesReadable"
 CONDITION_LINKS_CONSISTENT: Final = "LinksConsistent"

@@ -12,7 +12,7 @@ holds it. Pure. Separate from the ledger, which asks, because a use is evidence 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.api.node_status import GpuNodeStatusReport
 
@@ -25,7 +25,7 @@ class ForeignUse:
 
     uuid: str
     pod_uid: str = ""
-    pids: tuple[int, ...] = ()
+    pids: tuple[int, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         if self.pod_uid:

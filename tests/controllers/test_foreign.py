@@ -1,0 +1,84 @@
+"""Promises about foreign uses: told once to everybody concerned, taken back when over, never sold meanwhile."""
+
+from pathlib import Path
+from typing import Any
+
+from atoll.api import names
+from atoll.cluster.foreign import ForeignUse
+from atoll.cluster.foreign_mismatches import TOLD_MAX, Mismatch, complaint
+from tests.builders import make_allocation, make_pod, pod_json, report_json, uuid_of
+from tests.controllers.troupe import PODS, REPORTS, Server, Troupe, strip_version, troupe
+
+
+def show(stage: Troupe, sequence: int, *, host: tuple[int, ...] = (), **users: tuple[int, ...]) -> None:
+    """Publish a report of n1 on which these pods, and a process of the machine, use GPUs."""
+    body = report_json("n1")
+    body["status"]["evidence"] = {"sequence": sequence}
+    body["status"]["pods"] = [
+        {"uid": uid, "live": True, "uuids": [uuid_of("n1", number) for number in ids]} for uid, ids in users.items()
+    ]
+    body["status"]["hostUses"] = [{"uuid": uuid_of("n1", number), "pids": [4711]} for number in host]
+    stage.server.put(f"{REPORTS}/n1", strip_version(body))
+
+
+def furnish(server: Server) -> None:
+    """A pod of ours with GPU 0, and a plain one."""
+    body = pod_json("ours", uid="ours", node="n1", phase="Running", allocation=make_allocation("n1", 0))
+    server.put(f"{PODS}/ours", strip_version(body))
+    server.put(f"{PODS}/plain", strip_version(pod_json("plain", uid="plain", gpus=None, node="n1", phase="Running")))
+
+
+def condition(stage: Troupe, name: str) -> dict[str, Any]:
+    """Return the pod's condition, empty where it has none."""
+    conditions = stage.server.objects[f"{PODS}/{name}"].get("status", {}).get("conditions", [])
+    return next((c for c in conditions if c["type"] == names.POD_AS_PROMISED), {})
+
+
+async def test_holder_is_told_that_somebody_uses_its_gpu(tmp_path: Path) -> None:
+    """Node, user and holder get an event, the holder a condition that names the user; it ends with the use."""
+    async with troupe(tmp_path, furnish) as stage:
+        show(stage, 1, ours=(0,), plain=(0, 3))
+        await stage.settled(lambda: condition(stage, "ours").get("status") == "False")
+        assert "is used by pod team/plain" in condition(stage, "ours")["message"]
+        assert condition(stage, "plain") == {}
+        told = {name for reason, name in stage.notes.recorded if reason == names.REASON_FOREIGN_USE}
+        assert told == {"n1", "plain", "ours"}
+        count = len(stage.notes.recorded)
+
+        show(stage, 2, ours=(0,), plain=(0, 3))
+        for loop in stage.loops:
+            await loop.run_once()
+        assert len(stage.notes.recorded) == count, "told once"
+
+        show(stage, 3, ours=(0,))
+        await stage.settled(lambda: condition(stage, "ours").get("status") == "True")
+
+
+async def test_pod_that_uses_more_than_it_holds_is_told(tmp_path: Path) -> None:
+    """Its own condition names the GPU; a process of the machine is told of on the node."""
+    async with troupe(tmp_path, furnish) as stage:
+        show(stage, 1, host=(7,), ours=(0, 5))
+        await stage.settled(lambda: condition(stage, "ours").get("status") == "False")
+        assert f"it uses GPU 5 ({uuid_of('n1', 5)})" in condition(stage, "ours")["message"]
+        await stage.settled(lambda: (names.REASON_FOREIGN_USE, "n1") in stage.notes.recorded)
+        assert stage.mirror.ledger.free("n1", now_seconds=0.0) == 0b01011110
+
+
+async def test_who_uses_what_it_holds_is_left_alone(tmp_path: Path) -> None:
+    """No event, no condition, no write."""
+    async with troupe(tmp_path, furnish) as stage:
+        show(stage, 1, ours=(0,))
+        await stage.settled(lambda: stage.mirror.reports["n1"].status.evidence.sequence == 1)
+        for loop in stage.loops:
+            await loop.run_once()
+        assert condition(stage, "ours") == {}
+        assert names.REASON_FOREIGN_USE not in {reason for reason, _ in stage.notes.recorded}
+
+
+def test_condition_is_bounded() -> None:
+    """However many GPUs are used, the text stays short, and says how many more there are."""
+    found = [Mismatch(number, ForeignUse(f"GPU-{number}", "ours")) for number in range(TOLD_MAX + 3)]
+    text = complaint("ours", found, {"ours": make_pod("ours", uid="ours")})
+    assert text.count("GPU-") == TOLD_MAX
+    assert text.endswith("and 3 more")
+    assert complaint("other", found, {}) == ""

@@ -1,0 +1,60 @@
+"""The search against trying everything: it finds places when there are some, right ones, and none nearer exist."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.topology.gangs.worlds import counts_of, gangs, snapshot_of, worlds
+from topology.gangs.model import Mode, Placement, Refusal
+from topology.gangs.reference import World, distance, faults, holds, nearest, workers_of
+from topology.gangs.search import place
+
+
+@settings(deadline=None, max_examples=300)
+@given(world=worlds(), data=st.data())
+def test_the_search_finds_places_exactly_when_there_are_some(world: World, data: st.DataObject) -> None:
+    """Found exactly when brute force finds a placement, and what is found breaks nothing."""
+    gang = data.draw(gangs(world))
+    answer = place(gang, snapshot_of(world))
+    oracle = nearest(gang, world)
+
+    if oracle is None:
+        assert isinstance(answer, Refusal)
+    else:
+        assert isinstance(answer, Placement), answer
+        assert faults(gang, world, counts_of(answer)) == []
+
+
+@settings(deadline=None, max_examples=300)
+@given(world=worlds(), data=st.data())
+def test_no_placement_is_nearer_or_in_fewer_domains(world: World, data: st.DataObject) -> None:
+    """The level that one domain suffices for is the lowest possible, and the requested level's domains are fewest."""
+    gang = data.draw(gangs(world))
+    answer = place(gang, snapshot_of(world))
+    oracle = nearest(gang, world)
+
+    if oracle is not None and workers_of(gang).request.mode is not Mode.UNCONSTRAINED:
+        assert isinstance(answer, Placement)
+        assert distance(gang, world, counts_of(answer)) == oracle
+
+
+@settings(deadline=None, max_examples=200)
+@given(world=worlds(), data=st.data())
+def test_device_sets_of_one_host_are_disjoint_and_as_asked(world: World, data: st.DataObject) -> None:
+    """GPUs of all members of a host are free, different, and each set is one that its ask admits."""
+    gang = data.draw(gangs(world))
+    answer = place(gang, snapshot_of(world))
+
+    if isinstance(answer, Placement):
+        taken: dict[str, int] = {}
+        for assignment, pod_set in zip(answer.assignments, gang.pod_sets, strict=True):
+            for member in assignment.members:
+                host = next(one for one in world.hosts if one.name == member.host)
+                mask = sum(1 << position for position in member.positions)
+                assert len(member.positions) == (pod_set.ask.count if pod_set.ask else 0)
+                assert mask & ~host.free_mask == 0
+                assert mask & taken.get(host.name, 0) == 0
+                taken[host.name] = taken.get(host.name, 0) | mask
+                alone = type(host)(host.name, host.path, host.free, host.machine, mask, host.kind)
+                assert holds(alone, [pod_set], {pod_set.name: 1})

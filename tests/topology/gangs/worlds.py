@@ -1,0 +1,143 @@
+"""Small clusters and gangs that hypothesis draws, and bigger ones built by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hypothesis import strategies as st
+
+from topology.asks import Ask, Interconnect, Policy
+from topology.gangs.model import Gang, Host, Limit, Mode, Placement, PodSet, Slice, TopologyRequest
+from topology.gangs.reference import World
+from topology.gangs.snapshot import Snapshot, snapshot
+from topology.profiles import profile
+
+LEVELS = ("block", "rack")
+MACHINES = tuple(profile(name).machine for name in ("rtx8000x4-bridged", "gb200-tray", "hgx-a100-4-2nic"))
+ASKS = (
+    None,
+    None,
+    Ask(1),
+    Ask(2),
+    Ask(2, Policy.ISLAND),
+    Ask(2, interconnect=Interconnect.NVLINK),
+    Ask(3),
+    Ask(4),
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, hosts_max: int = 5) -> World:
+    """Hosts in up to two blocks of up to three racks, with little left on them."""
+    count = draw(st.integers(1, hosts_max))
+    hosts = []
+    for number in range(count):
+        machine = draw(st.sampled_from(MACHINES))
+        path = (f"b{draw(st.integers(0, 1))}", f"r{draw(st.integers(0, 2))}")
+        free = {"cpu": draw(st.integers(0, 4)), "pods": draw(st.sampled_from((1, 3, 9)))}
+        mask = draw(st.integers(0, machine.full))
+        hosts.append(Host(f"h{number}", path, free, machine, mask, draw(st.sampled_from(("x", "y")))))
+    return World(LEVELS, tuple(hosts))
+
+
+@st.composite
+def requests(draw: st.DrawFn, count: int) -> TopologyRequest:
+    """Any request that can be met by `count` members in principle."""
+    levels = [*LEVELS, "host"]
+    mode = draw(st.sampled_from((Mode.REQUIRED, Mode.PREFERRED, Mode.UNCONSTRAINED, Mode.AUTO)))
+    level = draw(st.sampled_from(levels)) if mode in (Mode.REQUIRED, Mode.PREFERRED) else ""
+    below = levels[levels.index(level) :] if level else []
+    parts: list[Slice] = []
+    size = count
+    for name in below:
+        divisors = [number for number in range(1, size + 1) if size % number == 0]
+        if draw(st.booleans()):
+            size = draw(st.sampled_from(divisors)) if divisors else 1
+            parts.append(Slice(name, size))
+    return TopologyRequest(mode, level, tuple(parts))
+
+
+@st.composite
+def pod_sets(
+    draw: st.DrawFn, world: World, *, name: str = "workers", count_max: int = 5, plain: bool = False
+) -> PodSet:
+    """Members that need a little, may not use some hosts and may be limited per domain."""
+    count = draw(st.integers(1, count_max))
+    excluded = draw(st.sets(st.sampled_from([host.name for host in world.hosts]), max_size=1))
+    limits = draw(st.sampled_from(((), (), (Limit("host", 1),), (Limit("rack", 2),)))) if not plain else ()
+    return PodSet(
+        name,
+        count,
+        needs={"cpu": draw(st.integers(0, 2)), "pods": 1},
+        ask=draw(st.sampled_from(ASKS)),
+        request=TopologyRequest() if plain else draw(requests(count)),
+        admitted=draw(st.sampled_from(({}, {}, {"y": (0b0011, 0b1100)}))),
+        excluded=dict.fromkeys(excluded, "cordoned"),
+        limits=limits,
+    )
+
+
+@st.composite
+def gangs(draw: st.DrawFn, world: World) -> Gang:
+    """One pod set, or workers with one leader."""
+    workers = draw(pod_sets(world))
+    if not draw(st.booleans()):
+        return Gang((workers,))
+    leader = draw(pod_sets(world, name="leader", count_max=1, plain=True))
+    apart = frozenset(draw(st.sampled_from(((), (), ("workers",)))))
+    leader = PodSet("leader", 1, leader.needs, leader.ask, excluded=leader.excluded, apart=apart, group="g")
+    grouped = PodSet(
+        "workers",
+        max(workers.count, 2) if not workers.request.slices else workers.count,
+        workers.needs,
+        workers.ask,
+        workers.request,
+        admitted=workers.admitted,
+        excluded=workers.excluded,
+        limits=workers.limits,
+        group="g",
+    )
+    if grouped.count < 2:
+        return Gang((workers,))
+    return Gang((leader, grouped) if draw(st.booleans()) else (grouped, leader))
+
+
+def snapshot_of(world: World) -> Snapshot:
+    """The world as the search sees it."""
+    return snapshot(world.levels, world.hosts)
+
+
+def counts_of(placement: Placement) -> dict[str, dict[str, int]]:
+    """Members per pod set and host."""
+    counts: dict[str, dict[str, int]] = {}
+    for assignment in placement.assignments:
+        there = counts.setdefault(assignment.pod_set, {})
+        for member in assignment.members:
+            there[member.host] = there.get(member.host, 0) + 1
+    return counts
+
+
+def hosts_of(placement: Placement, pod_set: str) -> list[str]:
+    """Hosts by rank."""
+    found = next(one for one in placement.assignments if one.pod_set == pod_set)
+    return [member.host for member in found.members]
+
+
+def grid(
+    racks: Mapping[tuple[str, str], int] | Sequence[tuple[str, str]],
+    *,
+    machine: str = "dgx-h100",
+    free: Mapping[str, int] | None = None,
+) -> Snapshot:
+    """Whole machines: so many hosts per (block, rack), named block-rack-number."""
+    shape = profile(machine).machine
+    numbers = racks if isinstance(racks, Mapping) else dict.fromkeys(racks, 4)
+    left = free if free is not None else {"cpu": 128_000, "memory": 1 << 40, "pods": 110}
+    return snapshot(
+        LEVELS,
+        [
+            Host(f"{block}-{rack}-{number}", (block, rack), left, shape, shape.full, machine)
+            for (block, rack), count in numbers.items()
+            for number in range(count)
+        ],
+    )
