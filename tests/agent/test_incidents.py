@@ -1,0 +1,119 @@
+"""The memory of what was wrong with a device."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.incidents import QUIET_SECONDS, fold, quiet_seconds
+from agent.readings import Sign
+from atoll.api.node_status import INCIDENTS_MAX, Incident, IncidentKind
+
+NOTHING: frozenset[IncidentKind] = frozenset()
+STANDING = [kind for kind in IncidentKind if kind is not IncidentKind.XID]
+
+
+def at(second: int) -> str:
+    return f"2026-01-01T{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}.000000Z"
+
+
+def xid(code: int = 79, count: int = 1) -> Sign:
+    return Sign(IncidentKind.XID, code, count, f"XID {code}", stands=False)
+
+
+def play(*looks: tuple[int, list[Sign]], boot_id: str = "b1", last: tuple[Incident, ...] = ()) -> tuple[Incident, ...]:
+    for second, signs in looks:
+        last = fold(last, signs, unread=NOTHING, now=at(second), boot_id=boot_id)
+    return last
+
+
+def test_an_xid_stays_open_until_the_machine_boots() -> None:
+    """No look without it ends an XID; another boot does."""
+    last = play((0, [xid()]), (60, []), (86_399, []))
+    assert [one.ended_time for one in last] == [""]
+
+    (ended,) = play((86_000, []), boot_id="b2", last=last)
+    assert (ended.ended_by, ended.first_time) == ("reboot", at(0))
+
+
+def test_an_xid_that_comes_again_counts_once_a_minute() -> None:
+    """A program that makes an error per second writes at most a report per minute."""
+    looks = [(second, [xid(31)]) for second in range(0, 300, 10)]
+    last: tuple[Incident, ...] = ()
+    changes = 0
+    for second, signs in looks:
+        now = play((second, signs), last=last)
+        changes += now != last
+        last = now
+
+    assert changes == 5
+    assert last[0].count == 5
+
+
+def test_what_stands_is_over_when_it_was_quiet_long_enough() -> None:
+    """A sign that is gone is over after a minute without it, not at once."""
+    lost = Sign(IncidentKind.LOST, message="GPU is lost")
+    (quiet,) = last = play((0, [lost]), (30, []))
+    assert (quiet.quiet_since, quiet.ended_time) == (at(30), "")
+    (quiet,) = last = play((60, []), last=last)
+    assert quiet.ended_time == ""
+    (over,) = play((30 + int(QUIET_SECONDS), []), last=last)
+    assert over.ended_by == "recovered"
+
+
+def test_each_return_makes_the_quiet_longer() -> None:
+    """A minute, two, four, and never more than an hour and a bit."""
+    assert [quiet_seconds(count) for count in (1, 2, 3, 4)] == [60, 120, 240, 480]
+    assert quiet_seconds(1000) == quiet_seconds(7) == 3840
+
+
+def test_a_reset_is_known_by_what_it_clears() -> None:
+    """ECC counters that are back at zero mean a reset: it ends the XIDs, and not a card that is lost again."""
+    ecc = Sign(IncidentKind.ECC, count=4, message="errors")
+    last = play((0, [xid(48), ecc]), (30, []))
+
+    assert {(one.kind, one.ended_by) for one in last} == {(IncidentKind.XID, "reset"), (IncidentKind.ECC, "reset")}
+
+
+def test_what_could_not_be_read_is_as_it_was() -> None:
+    """Counters that do not answer are no proof of a reset, over any time."""
+    ecc = Sign(IncidentKind.ECC, count=4, message="errors")
+    last = play((0, [xid(48), ecc]))
+    later = fold(last, [], unread=frozenset({IncidentKind.ECC}), now=at(7200), boot_id="b1")
+
+    assert later == last
+
+
+def test_an_incident_of_an_earlier_boot_that_holds_again_stays_open() -> None:
+    """A remap that failed is still failed after the reboot."""
+    failed = Sign(IncidentKind.ROW_REMAP, 1, message="failed")
+    (one,) = play((100, [failed]), boot_id="b2", last=play((0, [failed])))
+
+    assert (one.ended_time, one.boot_id, one.first_time) == ("", "b2", at(0))
+
+
+signs = st.lists(
+    st.one_of(
+        st.builds(Sign, kind=st.sampled_from(STANDING), code=st.integers(0, 3), count=st.integers(1, 1 << 20)),
+        st.builds(xid, st.integers(0, 200), st.integers(1, 9)),
+    ),
+    max_size=60,
+    unique_by=lambda sign: (sign.kind, sign.code),
+)
+
+
+@given(looks=st.lists(st.tuples(signs, st.sets(st.sampled_from(STANDING)), st.sampled_from(["b1", "b2"])), max_size=12))
+def test_whatever_happens_the_record_is_bounded_and_true(
+    looks: list[tuple[list[Sign], set[IncidentKind], str]],
+) -> None:
+    """Over any history: at most so many entries, one per kind and code, what is told now is open, and telling the same
+    once more changes nothing."""
+    last: tuple[Incident, ...] = ()
+    for number, (told, unread, boot_id) in enumerate(looks):
+        now = at(number * 30)
+        last = fold(last, told, unread=frozenset(unread), now=now, boot_id=boot_id)
+
+        assert len(last) <= INCIDENTS_MAX
+        assert len({(one.kind, one.code) for one in last}) == len(last)
+        is_open = {(one.kind, one.code) for one in last if not one.ended_time}
+        assert len(told) > INCIDENTS_MAX or {(sign.kind, sign.code) for sign in told} <= is_open
+        if len(told) <= INCIDENTS_MAX:
+            assert fold(last, told, unread=frozenset(unread), now=now, boot_id=boot_id) == last
