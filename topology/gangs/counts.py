@@ -61,7 +61,9 @@ def count_up(
     tree: DomainTree, capacity: Ints, *, beside: Ints, led: Bools, shape: Shape, room: Mapping[int, Ints]
 ) -> Counts:
     """Roll capacities per host up to the highest level. beside: capacity with the leader there, read where `led`."""
-    rows = [_host_row(capacity, beside, led, shape=shape, level=tree.hosts, room=room)]
+    for level, left in room.items():
+        capacity, beside = np.minimum(capacity, left[tree.above[level]]), np.minimum(beside, left[tree.above[level]])
+    rows = [_host_row(capacity, beside, led, size=shape.size if tree.hosts == shape.level else 0)]
     for level in range(tree.hosts - 1, -1, -1):
         rows.append(_roll_up(rows[-1], tree.starts[level], shape=shape, level=level, room=room))
     rows.reverse()
@@ -74,11 +76,8 @@ def count_up(
     )
 
 
-def _host_row(capacity: Ints, beside: Ints, led: Bools, *, shape: Shape, level: int, room: Mapping[int, Ints]) -> _Row:
-    if level in room:
-        capacity, beside = np.minimum(capacity, room[level]), np.minimum(beside, room[level])
+def _host_row(capacity: Ints, beside: Ints, led: Bools, *, size: int) -> _Row:
     beside = np.where(led, beside, capacity)
-    size = shape.size if level == shape.level else 0
     return _Row(capacity, beside, _divided(capacity, size), _divided(beside, size), led)
 
 

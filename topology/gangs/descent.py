@@ -97,7 +97,7 @@ def find(question: Question) -> Found | None:
             return _best_of(question, level, candidates)
     if question.mode is Mode.REQUIRED:
         return None
-    start = question.level if question.mode is Mode.UNCONSTRAINED else 0
+    start = question.level if question.mode is Mode.UNCONSTRAINED and not question.apart else 0
     everything = range(question.tree.size(start))
     found = (
         _landed(question, start, picks, level=-1, order=(picks.surplus,))
