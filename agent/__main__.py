@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 import orjson
 from aiohttp import web
 
+from agent.amd import AmdBackend
 from agent.backends import Backend
 from agent.errors import SettingsMistake
 from agent.evidence import PodSighting
@@ -119,6 +120,8 @@ async def report_once(values: AgentSettings, backend: Backend) -> str:
 def _backend(values: AgentSettings) -> Backend:
     if values.backend is BackendName.NVML:
         return NvmlBackend(step_seconds=values.step_seconds, boot_id_path=values.boot_id_file)
+    if values.backend is BackendName.AMD:
+        return AmdBackend(step_seconds=values.step_seconds, boot_id_path=values.boot_id_file)
     uuids = tuple(part for part in values.simulated_uuids.split(",") if part)
     machine = play(
         profile(values.profile), seed=values.seed or values.node, order=values.simulated_order, given_uuids=uuids

@@ -14,7 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from agent.driver import Driver, Facts, Library
+from agent.amd_driver import AmdDriver
+from agent.driver import Driver, Facts
 
 LEFT_BEHIND_MAX = 4
 ANSWER_BYTES_MAX = 1 << 20
@@ -45,8 +46,8 @@ class Steps(Protocol):
 class OwnDriver:
     """Steps answered in this process: for tests with a stand-in, where nothing hangs."""
 
-    def __init__(self, library: Library) -> None:
-        self._driver = Driver(library)
+    def __init__(self, driver: Driver | AmdDriver) -> None:
+        self._driver = driver
 
     def ask(self, step: str, index: int = 0, others: Sequence[int] = ()) -> Facts:
         """Facts of one step. Raises DriverRefused."""
@@ -68,7 +69,9 @@ class OwnDriver:
 class DriverWorker:
     """Steps answered by a worker process, started when the first is asked and again after each that went wrong."""
 
-    def __init__(self, *, step_seconds: float, open_seconds: float = OPEN_SECONDS) -> None:
+    def __init__(self, *, step_seconds: float, open_seconds: float = OPEN_SECONDS, library: str = "pynvml") -> None:
+        """library: the bindings that the worker imports, pynvml or amdsmi."""
+        self._library = library
         self._step_seconds = step_seconds
         self._open_seconds = open_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -115,7 +118,7 @@ class DriverWorker:
             raise DriverRefused(f"{len(self._left_behind)} workers hang in the driver and cannot be killed")
         paths = os.pathsep.join(path or "." for path in sys.path)
         self._process = subprocess.Popen(
-            (sys.executable, "-S", "-m", "agent.driver_worker"),
+            (sys.executable, "-S", "-m", "agent.driver_worker", self._library),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

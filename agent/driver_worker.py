@@ -1,4 +1,4 @@
-"""`python -m agent.driver_worker`: asks the driver on behalf of the agent, in a process that may be killed.
+"""`python -m agent.driver_worker pynvml`: asks the driver on behalf of the agent, in a process that may be killed.
 
 In: one JSON list per line, [step, index, others]. Out: one JSON object per line, in the same order: {"facts": ...}, or
 {"error": text} when the library as a whole refuses. Nothing else is imported than what that takes: this process shall
@@ -10,12 +10,15 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from agent.amd_driver import AmdDriver
 from agent.driver import Driver
 
 
 def main() -> int:
     """Answer until the input ends."""
-    driver = Driver(import_module("pynvml"))
+    name = sys.argv[1]
+    library = import_module(name)
+    driver = AmdDriver(library) if name == "amdsmi" else Driver(library)
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_answer(driver, json.loads(line))) + "\n")
         sys.stdout.flush()
@@ -23,7 +26,7 @@ def main() -> int:
     return 0
 
 
-def _answer(driver: Driver, request: list[Any]) -> dict[str, Any]:
+def _answer(driver: Driver | AmdDriver, request: list[Any]) -> dict[str, Any]:
     step, index, others = request
     try:
         if step == "open":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.backends import BOOT_ID_PATH, kernel_boot_id
-from agent.driver import STEPS, Facts, Library
+from agent.driver import STEPS, Driver, Facts, Library
 from agent.driver_client import DriverRefused, DriverSilent, DriverWorker, OwnDriver, Steps
 from agent.errors import ReadingFailed
 from agent.links import link_matrix, plain_bus_id
@@ -62,10 +62,14 @@ _REMOTES: Final = {0: Remote.GPU, 1: Remote.OTHER, 2: Remote.SWITCH}
 class NvmlBackend:
     """NVML of this machine. `library` stands in for the module pynvml in tests, and is asked in this process."""
 
+    driver = "NVML"
+    device_steps: tuple[str, ...] = STEPS
+
     def __init__(
         self, library: Library = None, *, step_seconds: float = STEP_SECONDS, boot_id_path: Path = BOOT_ID_PATH
     ) -> None:
-        self.steps: Steps = OwnDriver(library) if library is not None else DriverWorker(step_seconds=step_seconds)
+        own = OwnDriver(Driver(library)) if library is not None else None
+        self.steps: Steps = own or DriverWorker(step_seconds=step_seconds)
         self._silent: dict[int, _Silence] = {}
         self._known: dict[int, Facts] = {}
         self._look = 0
@@ -77,7 +81,11 @@ class NvmlBackend:
         count = self._count()
         facts = [self._device_facts(index) for index in range(count)]
         self._compare(facts)
-        return machine_reading(facts, events=self._events([one["index"] for one in facts if not one.get("silent")]))
+        return self.assemble(facts, self._events([one["index"] for one in facts if not one.get("silent")]))
+
+    def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:
+        """A reading of all facts and of what happened since the last look."""
+        return machine_reading(facts, events=events)
 
     def boot_id(self) -> str:
         """Boot id of the kernel. Raises ReadingFailed."""
@@ -91,7 +99,7 @@ class NvmlBackend:
         try:
             return int(self.steps.ask("open")["count"])
         except (DriverSilent, DriverRefused) as error:
-            raise ReadingFailed("NVML", f"{error}; is the driver loaded, and its library visible here?") from error
+            raise ReadingFailed(self.driver, f"{error}; is the driver loaded, and its library visible here?") from error
 
     def _device_facts(self, index: int) -> Facts:
         """Every step of one device, until one of them is its last; a sick one is who it was when it was well."""
@@ -107,7 +115,7 @@ class NvmlBackend:
         if silence is not None and self._look < silence.ask_again_at:
             return {"index": index, "silent": silence.message}
         facts: Facts = {"index": index}
-        for step in STEPS:
+        for step in self.device_steps:
             answer = self._ask(step, index)
             facts |= {key: value for key, value in answer.items() if value or key not in facts}
             if facts.get("silent") or facts.get("lost"):

@@ -19,6 +19,7 @@ class BackendName(StrEnum):
     """Where the devices come from."""
 
     NVML = "nvml"
+    AMD = "amd"
     SIMULATED = "simulated"
 
 
@@ -28,7 +29,7 @@ class AgentSettings(settings.Settings):
     node: Annotated[str, Field(min_length=1, max_length=253)]
     """Name of the Node."""
     backend: BackendName = BackendName.NVML
-    """nvml reads the driver; simulated plays a machine of a known shape."""
+    """nvml reads NVIDIA's driver, amd AMD's by the module amdsmi; simulated plays a machine of a known shape."""
     poll_seconds: Seconds = 30.0
     """How often the machine is read when nothing special happens."""
     urgent_seconds: Seconds = 1.0

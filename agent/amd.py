@@ -1,0 +1,84 @@
+"""The real machine, read through AMD's management library.
+
+In: the answers of agent.amd_driver's steps. Out: a MachineReading. Everything that keeps one card from hiding the
+others is agent.nvml's. xGMI links that two ends tell differently are reported as told; the weaker side counts.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.amd_driver import AMD_STEPS, AmdDriver
+from agent.backends import BOOT_ID_PATH
+from agent.driver import Facts, Library
+from agent.driver_client import DriverWorker, OwnDriver
+from agent.links import plain_bus_id
+from agent.nvml import STEP_SECONDS, NvmlBackend
+from agent.readings import Cells, DeviceReading, LinksReading, MachineReading
+from agent.signs import signs, unread_kinds
+from topology.links import SELF, WORST
+
+SAME_NODE = "NODE"
+
+
+class AmdBackend(NvmlBackend):
+    """The cards of this machine by amdsmi. `library` stands in for that module in tests."""
+
+    driver = "AMD SMI"
+    device_steps = AMD_STEPS
+
+    def __init__(
+        self, library: Library = None, *, step_seconds: float = STEP_SECONDS, boot_id_path: Path = BOOT_ID_PATH
+    ) -> None:
+        super().__init__(step_seconds=step_seconds, boot_id_path=boot_id_path)
+        own = OwnDriver(AmdDriver(library)) if library is not None else None
+        self.steps = own or DriverWorker(step_seconds=step_seconds, library="amdsmi")
+
+    def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:  # noqa: ARG002
+        """A reading of all facts; there are no events."""
+        return MachineReading(
+            devices=tuple(_device(one) for one in facts),
+            links=LinksReading(
+                links=_cells(facts),
+                unread=frozenset(one["index"] for one in facts if one.get("pairs") is None and len(facts) > 1),
+            ),
+            expected_count=len(facts),
+            vendor="amd",
+        )
+
+
+def _device(facts: Facts) -> DeviceReading:
+    capability, processes, node = facts.get("compute_capability"), facts.get("processes"), facts.get("numa_node")
+    bus_id = facts.get("bus_id")
+    return DeviceReading(
+        index=facts["index"],
+        uuid=facts.get("uuid"),
+        product_name=facts.get("product_name"),
+        memory_bytes=facts.get("memory_bytes"),
+        compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
+        numa_node=node if node is not None and node >= 0 else None,
+        pci_bus_id=plain_bus_id(bus_id) if bus_id is not None else None,
+        process_ids=tuple(sorted({one[0] for one in processes})) if processes is not None else None,
+        fault=facts.get("lost") or facts.get("silent") or "",
+        is_lost=bool(facts.get("lost")),
+        serial=facts.get("serial"),
+        mig_enabled=False,
+        signs=signs(facts),
+        signs_unread=unread_kinds(facts),
+    )
+
+
+def _cells(facts: Sequence[Facts]) -> Cells:
+    told = {(one["index"], other): links for one in facts for other, links in one.get("pairs") or ()}
+    order = range(len(facts))
+
+    def cell(first: int, second: int) -> str:
+        if first == second:
+            return SELF
+        links = told.get((first, second))
+        if links:
+            return f"XGMI{links}"
+        nodes = {facts[first].get("numa_node"), facts[second].get("numa_node")}
+        return SAME_NODE if links == 0 and len(nodes) == 1 and nodes != {None} else WORST
+
+    return tuple(tuple(cell(first, second) for second in order) for first in order)
