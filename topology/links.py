@@ -14,6 +14,7 @@ from typing import Final
 SELF: Final = "X"
 WORST: Final = "SYS"
 SAME_NODE: Final = "NODE"
+SAME_BOARD: Final = "PSB"
 NO_PEER: Final = "NS"
 LINKS_MAX: Final = 64
 """More links than any GPU has; a larger number is a misread cell."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport, Links
 from atoll.cluster.health import is_fabric_ready, judge
 from topology.errors import TopologyError
+from topology.links import SAME_BOARD, WORST, clean_cell, direct_links
 from topology.model import Machine, machine
 
 _GIB = 2**30
@@ -65,6 +66,7 @@ class NodeDevices:
     usable: int
     position_by_id: dict[int, int]
     position_by_uuid: dict[str, int]
+    cordoned: frozenset[str] = frozenset()
 
     @property
     def machine(self) -> Machine:
@@ -124,6 +126,7 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
         usable=usable,
         position_by_id=position_by_id,
         position_by_uuid=position_by_uuid,
+        cordoned=frozenset(cordon.uuid for cordon in status.spec.cordons),
     )
 
 
@@ -158,8 +161,8 @@ def _geometry(report: GpuNodeStatusReport) -> Machine:
     if len(rows) != count:
         rows = tuple(tuple("X" if column == row else "SYS" for column in range(count)) for row in range(count))
     return machine(
-        links=rows,
-        pcie=links.pcie if len(links.pcie) == count else None,
+        links=_with_instances(rows, report.devices),
+        pcie=_with_instances(links.pcie, report.devices) if len(links.pcie) == count else None,
         numa=tuple(
             device.numa_node if device.numa_node is not None and device.numa_node >= 0 else None
             for device in report.devices
@@ -170,6 +173,25 @@ def _geometry(report: GpuNodeStatusReport) -> Machine:
         pcie_generation=links.pcie_generation,
         inter_socket_gbps=links.inter_socket_gbps,
         vendor=report.devices[0].vendor if report.devices else "nvidia",
+    )
+
+
+def _with_instances(rows: tuple[tuple[str, ...], ...], devices: tuple[Device, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the cells as MIG instances see them: those of one card share a board, and none of them has NVLink."""
+    parents = [device.mig.parent_uuid if device.mig is not None and device.mig.profile else "" for device in devices]
+    if not any(parents):
+        return rows
+
+    def cell(row: int, column: int, told: str) -> str:
+        if row == column or not (parents[row] or parents[column]):
+            return told
+        if parents[row] == parents[column]:
+            return SAME_BOARD
+        return WORST if direct_links(clean_cell(told)) else told
+
+    return tuple(
+        tuple(cell(row, column, told) for column, told in enumerate(cells[: len(devices)]))
+        for row, cells in enumerate(rows)
     )
 
 
