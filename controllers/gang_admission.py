@@ -163,9 +163,7 @@ class AdmissionReconciler:
         except TopologyError as error:
             return await self._wait(view, "NeverFits", str(error))
         if isinstance(answer, Refusal):
-            empty = ask(
-                view.gang.spec, decision.members, requests, site, landscape, done=self._done(view), emptied=True
-            )
+            empty = ask(view.gang.spec, decision.members, requests, site, landscape.emptied(), done=self._done(view))
             never = isinstance(empty, Question) and isinstance(place(empty.gang, empty.snapshot), Refusal)
             return await self._wait(view, "NeverFits" if never else "WaitForRoom", answer.text)
         return await self._admit(view, decision, answer, question, site)

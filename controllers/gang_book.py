@@ -13,14 +13,14 @@ from typing import Any
 from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.api.topologies import Topology
-from atoll.cluster import pods
+from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts
 from atoll.cluster.gangs.readiness_policy import Bounds, OutOfBounds, ReadinessPolicy, policy_for
 from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, site_of
-from atoll.cluster.objects import Pod
+from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
 from atoll.cluster.requests import Request, request_of
 from atoll.kube.cache import Change, ChangeKind
@@ -50,11 +50,14 @@ class GangBook:
         self.room_at_seconds = 0.0
         self._uids: dict[GangKey, set[str]] = {}
         self._written: dict[str, int] = {}
+        self._needs: dict[str, tuple[PodSpec, dict[str, int]]] = {}
         for pod in mirror.pods.by_uid.values():
             self._note(pod)
 
     def observe(self, kind: Kind, change: Change[Any]) -> GangKey | None:
         """Take a change of a pod or a gang; return the gang that it concerns."""
+        if kind is Kind.POD and change.kind is ChangeKind.DELETED:
+            self._needs.pop(change.object.metadata.uid, None)
         if kind is Kind.GANG:
             return (change.object.metadata.namespace, change.object.metadata.name)
         if kind is not Kind.POD:
@@ -140,7 +143,9 @@ class GangBook:
         if isinstance(topology, Obstacle):
             return topology
         nodes = self.mirror.nodes.store.values()
-        return site_of(topology, nodes, self.mirror.reports, strict=demands_a_level(gang.spec))
+        is_strict = demands_a_level(gang.spec)
+        is_confined = is_strict or gang.spec.topology_name is not None
+        return site_of(topology, nodes, self.mirror.reports, strict=is_strict, confined=is_confined)
 
     def requests(self, members: Iterable[Member]) -> dict[str, Request] | Obstacle:
         """Return what each member asks for, by uid; or why one of them cannot be served."""
@@ -164,12 +169,26 @@ class GangBook:
             node = pod.spec.node_name or self._coming_to(pod)
             if node and not pods.is_terminal(pod):
                 on.setdefault(node, []).append(pod)
+        nodes = {node.metadata.name: node for node in self.mirror.nodes.store.values()}
         return Landscape(
-            nodes={node.metadata.name: node for node in self.mirror.nodes.store.values()},
+            nodes=nodes,
             devices=dict(ledger.nodes),
             cells=dict(ledger.cells(now_seconds=self.clock.monotonic_seconds())),
             pods_on=on,
+            free={name: self._free(node, on.get(name, ())) for name, node in nodes.items()},
         )
+
+    def _free(self, node: Node, occupants: Iterable[Pod]) -> dict[str, int]:
+        """Return what pods leave of a node; what a pod needs is computed once per version of it."""
+        left = host_fit.free(node, ())
+        for pod in occupants:
+            uid = pod.metadata.uid
+            known = self._needs.get(uid)
+            if known is None or known[0] is not pod.spec:
+                known = self._needs[uid] = (pod.spec, host_fit.needs(pod))
+            for resource, amount in known[1].items():
+                left[resource] = left.get(resource, 0) - amount
+        return left
 
     def _coming_to(self, pod: Pod) -> str:
         """Return the node that a pod without one is about to start on, as far as somebody has said so."""

@@ -33,6 +33,7 @@ from controllers.foreign import ForeignReconciler
 from controllers.gang_admission import ALL as WAITING_GANGS
 from controllers.gang_admission import AdmissionReconciler
 from controllers.gang_book import GangBook, GangRules
+from controllers.gang_topologies import TopologyReconciler
 from controllers.gangs import GangReconciler
 from controllers.health import HealthReconciler
 from controllers.loops import Loop
@@ -232,7 +233,7 @@ def _gang_loops(context: Context, settings: ControllersSettings) -> tuple[Loop[A
         context.metrics,
         delay_seconds=GANG_DELAY_SECONDS,
     )
-    return gangs, admission
+    return gangs, admission, Loop(TopologyReconciler(context, book), context.clock, context.metrics)
 
 
 async def _until_first(*works: Any) -> None:  # noqa: ANN401 - coroutines of any kind

@@ -161,6 +161,8 @@ CONDITION_QUORUM: Final = "QuorumReached"
 CONDITION_ADMITTED: Final = "Admitted"
 CONDITION_PODS_READY: Final = "PodsReady"
 CONDITION_EVICTED: Final = "Evicted"
+CONDITION_LEVELS: Final = "LevelsFound"
+"""Of a Topology: every level has a value on some node, and no two nodes share a host name."""
 GANG_CONDITIONS: Final = {
     CONDITION_ACTIVE: (
         "Active",
@@ -169,6 +171,7 @@ GANG_CONDITIONS: Final = {
         "TopologyMissing",
         "TopologyAmbiguous",
         "LevelMissing",
+        "HostnamesShared",
         "OutOfBounds",
         "Invalid",
     ),

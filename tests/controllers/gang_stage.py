@@ -29,7 +29,15 @@ from controllers.runner import build_loops
 from controllers.settings import ControllersSettings
 from tests.builders import pod_json, report_json
 from tests.controllers.troupe import (
-    CLAIMS, HEARTBEATS, LEASES, PODS, REPORTS, HurriedClock, Notes, Server, strip_version,
+    CLAIMS,
+    HEARTBEATS,
+    LEASES,
+    PODS,
+    REPORTS,
+    HurriedClock,
+    Notes,
+    Server,
+    strip_version,
 )  # fmt: skip
 from tests.fakes.api_server import Object
 from tests.fakes.clock import until

@@ -145,7 +145,7 @@ def add_owned(made: Cluster, numbers: range, gang: str = "g") -> None:
 
 
 async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(tmp_path: Path) -> None:
-    """Evicted: the Job is suspended with our mark, pods go, GPUs are free; after the pause it is resumed and admitted."""
+    """Evicted: the Job is suspended with our mark, GPUs come free; after the pause it is resumed and admitted."""
     async with cluster() as made, term(made, tmp_path) as running:
         made.server.put(f"{JOBS}/job", JOB)
         made.add_gang("g", 2, waitForPodsReady=QUICK)
@@ -247,7 +247,7 @@ async def test_a_misspelt_level_is_told_and_never_dropped(tmp_path: Path) -> Non
 
 
 async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
-    """A gang that is busy-blocked holds the smaller one behind it under strict order, and does not under best effort."""
+    """A gang that waits for room holds a smaller one behind it under strict order, and not under best effort."""
 
     async def told(order: str) -> str:
         async with cluster() as made, term(made, tmp_path, settings={"gang_order": order}) as running:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.e2e
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 EXAMPLES_BY_NAME = {path.stem: path for path in EXAMPLES}
 GPUS_SEEN = {
+    "gang": {"main": 2},
     "index": {"main": 1},
     "island": {"main": 4},
     "job": {"main": 2},
@@ -25,7 +26,7 @@ GPUS_SEEN = {
     "spread": {"main": 2},
 }
 """How many GPUs each container of each example sees."""
-PODS = {"job": 3}
+PODS = {"gang": 2, "job": 3}
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,25 @@
 """One gang as the search is asked about it: hosts with what is free, pod sets with what a member needs.
 
 In: the members to place with their requests, the site, nodes, cells and pods. Out: a `Question` for topology.gangs, or
-an Obstacle that names what contradicts itself. What kube-scheduler would refuse is taken out before (selectors,
-taints, cordons, room for pods, cpu, memory). `emptied` asks the same of a cluster without any pod: what does not fit
-there never fits.
+an Obstacle that names what contradicts itself. What kube-scheduler would refuse is taken out before, see
+atoll.cluster.host_fit. What does not fit the landscape without its pods never fits.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atoll.api.gangs import GpuGangSpec
 from atoll.api.gangs import TopologyRequest as WantedTopology
-from atoll.cluster.gangs.host_room import free_of, needs_of
+from atoll.cluster import host_fit, pod_fit
 from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import Member
 from atoll.cluster.gangs.readiness import least_of
-from atoll.cluster.gangs.sites import Site
-from atoll.cluster.machines import Cell, NodeDevices, Shape
+from atoll.cluster.gangs.sites import HOSTNAME, Site
+from atoll.cluster.machines import Cell, NodeDevices, Shape, cell_of
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import position_masks
-from atoll.cluster.wakeups import NOT_ADMITTED, admits
-from topology.gangs.model import Gang, Host, Mode, PodSet, Slice, TopologyRequest
+from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import Snapshot, snapshot
 
 NO_REPORT = "no fresh GPU report"
@@ -30,12 +28,19 @@ NO_REPORT = "no fresh GPU report"
 @dataclass(frozen=True, slots=True)
 class Landscape:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
-    those that are about to start there included."""
+    those that are about to start there included; `free`: what those leave of counted resources."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
     cells: Mapping[str, Cell]
     pods_on: Mapping[str, Sequence[Pod]]
+    free: Mapping[str, Mapping[str, int]]
+
+    def emptied(self) -> "Landscape":
+        """Return the same machines without any pod."""
+        cells = {name: cell_of(self.devices[name].shape, self.devices[name].usable) for name in self.cells}
+        free = {name: host_fit.free(node, ()) for name, node in self.nodes.items()}
+        return Landscape(self.nodes, self.devices, cells, {}, free)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,6 @@ def ask(
     landscape: Landscape,
     *,
     done: Mapping[str, int] | None = None,
-    emptied: bool = False,
 ) -> Question | Obstacle:
     """Return the question for the members `chosen`; `requests` are their own, by uid. `done`: successes per pod set."""
     asked = {
@@ -67,11 +71,15 @@ def ask(
         problem = _unlike(name, members, requests)
         if problem is not None:
             return problem
-    hosts = hosts_of(site, landscape, emptied=emptied)
+    hosts = hosts_of(site, landscape)
     kinds = _kinds(landscape, site)
     finished = done or {}
+    templates = {name: members[0].pod for name, members in asked.items()}
     pod_sets = tuple(
-        _pod_set(spec, name, members, requests[members[0].uid], landscape, site, kinds, finished.get(name, 0))
+        replace(
+            _pod_set(spec, name, members, requests[members[0].uid], landscape, site, kinds, finished.get(name, 0)),
+            apart=_apart(name, templates),
+        )
         for name, members in asked.items()
     )
     return Question(Gang(pod_sets, topology_request(spec.topology)), snapshot(site.levels, hosts), asked)
@@ -88,25 +96,20 @@ def topology_request(wanted: WantedTopology | None) -> TopologyRequest:
     )
 
 
-def hosts_of(site: Site, landscape: Landscape, *, emptied: bool = False) -> Iterable[Host]:
+def hosts_of(site: Site, landscape: Landscape) -> Iterable[Host]:
     """Return the hosts of a site."""
     kinds = _kinds(landscape, site)
     hosts = []
     for name, path in site.paths.items():
-        node = landscape.nodes[name]
         cell = landscape.cells.get(name)
-        devices = landscape.devices.get(name)
-        mask = cell.free if cell is not None else 0
-        if emptied and cell is not None and devices is not None:
-            mask = devices.usable
         shape = cell.shape if cell is not None else None
         hosts.append(
             Host(
                 name=name,
                 path=path,
-                free=free_of(node, () if emptied else landscape.pods_on.get(name, ())),
+                free=landscape.free.get(name, {}),
                 machine=shape.machine if shape is not None else None,
-                free_mask=mask,
+                free_mask=cell.free if cell is not None else 0,
                 kind=kinds[shape] if shape is not None else "",
             )
         )
@@ -123,11 +126,8 @@ def _unlike(name: str, members: Sequence[Member], requests: Mapping[str, Request
     first = members[0]
     for member in members[1:]:
         same_request = requests[member.uid] == requests[first.uid]
-        same_place = (member.pod.spec.node_selector, member.pod.spec.tolerations) == (
-            first.pod.spec.node_selector,
-            first.pod.spec.tolerations,
-        )
-        if not (same_request and same_place and needs_of(member.pod) == needs_of(first.pod)):
+        same_place = _constraints(member.pod) == _constraints(first.pod)
+        if not (same_request and same_place and host_fit.needs(member.pod) == host_fit.needs(first.pod)):
             return Obstacle(
                 "Invalid",
                 f"pods {first.pod.metadata.name} and {member.pod.metadata.name} of pod set {name} ask for different "
@@ -148,12 +148,10 @@ def _pod_set(
 ) -> PodSet:
     wanted = next(pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name)
     pod = members[0].pod
-    excluded: dict[str, str] = {}
-    for host in site.paths:
-        if not admits(landscape.nodes[host], pod):
-            excluded[host] = NOT_ADMITTED
-        elif host not in landscape.cells:
-            excluded[host] = NO_REPORT
+    nodes = [landscape.nodes[host] for host in site.paths]
+    excluded = host_fit.excluded_nodes(pod, nodes, landscape.pods_on)
+    excluded |= {host: NO_REPORT for host in site.paths if host not in landscape.cells and host not in excluded}
+    liked = {node.metadata.name: score for node in nodes if (score := host_fit.preference(pod, node))}
     admitted: dict[str, tuple[int, ...]] = {}
     refused: dict[Shape, str] = {}
     for shape, kind in kinds.items():
@@ -169,10 +167,34 @@ def _pod_set(
     return PodSet(
         name=name,
         count=len(members),
-        needs=needs_of(pod),
+        needs=host_fit.needs(pod),
         ask=request.ask,
         request=topology_request(wanted),
         min_count=max(0, min(len(members), least_of(spec, name) - finished)),
         admitted=admitted,
         excluded=excluded,
+        preferences=liked,
+        limits=_limits(pod, site),
+    )
+
+
+def _constraints(pod: Pod) -> tuple[object, ...]:
+    return pod.spec.node_selector, pod.spec.tolerations, pod.spec.affinity
+
+
+def _limits(pod: Pod, site: Site) -> tuple[Limit, ...]:
+    """Return how many members one domain may take by their own anti-affinity and host ports.
+
+    A label that is no level of the topology cannot be weighed here; kube-scheduler refuses what breaks it.
+    """
+    labels = [HOST if label == HOSTNAME else label for label in pod_fit.own_limits(pod)]
+    if host_fit.host_ports(pod):
+        labels.append(HOST)
+    return tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in site.levels)
+
+
+def _apart(name: str, templates: Mapping[str, Pod]) -> frozenset[str]:
+    """Return the pod sets whose members may not share a host with those of one."""
+    return frozenset(
+        other for other, pod in templates.items() if other != name and pod_fit.are_apart(templates[name], pod)
     )

@@ -102,28 +102,64 @@ def fabric_clique(report: GpuNodeStatus | None) -> str:
 
 
 def site_of(
-    topology: Topology | None, nodes: Iterable[Node], reports: Mapping[str, GpuNodeStatus], *, strict: bool
+    topology: Topology | None,
+    nodes: Iterable[Node],
+    reports: Mapping[str, GpuNodeStatus],
+    *,
+    strict: bool,
+    confined: bool = True,
 ) -> Site | Obstacle:
-    """Return where the nodes stand. `strict` leaves out nodes that lack a level."""
+    """Return where the nodes stand. `strict` leaves out nodes that lack a level; `confined` those not covered."""
+    known = list(nodes)
     if topology is None:
-        return Site("", (), {node.metadata.name: () for node in nodes})
+        return Site("", (), {node.metadata.name: () for node in known})
+    problem = _problem(topology, known, reports) if strict else None
+    if problem is not None:
+        return problem
     levels = topology.spec.labels
     paths: dict[str, tuple[str, ...]] = {}
-    seen = [False] * len(levels)
-    for node in nodes:
-        if not covers(topology, node):
-            continue
+    for node in known:
         name = node.metadata.name
-        values = level_values(node, reports.get(name), levels)
-        seen = [before or bool(value) for before, value in zip(seen, values, strict=True)]
-        if all(values) or not strict:
+        is_covered = covers(topology, node)
+        values = level_values(node, reports.get(name), levels) if is_covered else ("",) * len(levels)
+        if (is_covered or not confined) and (all(values) or not strict):
             paths[name] = tuple(value or f"{ALONE}{name}" for value in values)
-    absent = [level for level, is_seen in zip(levels, seen, strict=True) if not is_seen]
+    return Site(topology.metadata.name, levels, paths)
+
+
+def _problem(topology: Topology, nodes: Sequence[Node], reports: Mapping[str, GpuNodeStatus]) -> Obstacle | None:
+    """Return what keeps gangs inactive that demand a level of this topology."""
+    absent, shared = absent_levels(topology, nodes, reports), shared_hostnames(topology, nodes)
     if absent:
         return Obstacle(
             "LevelMissing", f"no node of Topology {topology.metadata.name!r} has a value for the level {absent[0]!r}"
         )
-    return Site(topology.metadata.name, levels, paths)
+    if shared:
+        return Obstacle("HostnamesShared", f"nodes {shared[0]} have one kubernetes.io/hostname; give each its own")
+    return None
+
+
+def absent_levels(topology: Topology, nodes: Sequence[Node], reports: Mapping[str, GpuNodeStatus]) -> tuple[str, ...]:
+    """Return the levels that no covered node has a value for."""
+    levels = topology.spec.labels
+    seen = [False] * len(levels)
+    for node in nodes:
+        if covers(topology, node):
+            values = level_values(node, reports.get(node.metadata.name), levels)
+            seen = [before or bool(value) for before, value in zip(seen, values, strict=True)]
+    return tuple(level for level, is_seen in zip(levels, seen, strict=True) if not is_seen)
+
+
+def shared_hostnames(topology: Topology, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Return the names of nodes, joined by "and", that share one host name, where host names are a level."""
+    if HOSTNAME not in topology.spec.labels:
+        return ()
+    by_value: dict[str, list[str]] = {}
+    for node in nodes:
+        value = node.metadata.labels.get(HOSTNAME, "")
+        if value and covers(topology, node):
+            by_value.setdefault(value, []).append(node.metadata.name)
+    return tuple(" and ".join(sorted(group)) for _, group in sorted(by_value.items()) if len(group) > 1)
 
 
 def count_nodes(topology: Topology, nodes: Iterable[Node], reports: Mapping[str, GpuNodeStatus]) -> tuple[int, int]:

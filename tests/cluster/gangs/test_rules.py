@@ -14,7 +14,6 @@ from atoll.api.base import Condition
 from atoll.api.gangs import DOMAINS_MAX, GpuGangSpec, RequeueTimestamp, WaitForPodsReady, duration_seconds
 from atoll.api.topologies import Topology
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.host_room import free_of, needs_of, units
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.membership import Stage, members_of, pod_set_of, stage_of
 from atoll.cluster.gangs.queue import Attempts, blocker, in_order
@@ -418,24 +417,3 @@ def test_pinning_only_tightens(affinity: Any, terms: Any) -> None:
 
     assert spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == terms
     assert spec["schedulingGates"] == [{"name": "other"}]
-
-
-@pytest.mark.parametrize(
-    ("resource", "quantity", "whole"),
-    [("cpu", "250m", 250), ("cpu", "2", 2000), ("memory", "1Gi", 2**30), ("memory", "1500m", 2), ("pods", "110", 110),
-     ("cpu", "nonsense", 0), ("memory", "1e3", 1000)],
-)  # fmt: skip
-def test_quantities_are_counted_as_kube_scheduler_counts(resource: str, quantity: str, whole: int) -> None:
-    """Thousandths of a cpu, bytes, pieces; what is no quantity counts nothing."""
-    assert units(resource, quantity) == whole
-
-
-def test_room_is_what_the_pods_of_a_node_leave() -> None:
-    """Requests of pods that run or are about to; those that ended leave everything (J4)."""
-    body = {"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "4", "pods": "10", names.GPU_RESOURCE: "8"}}}
-    pods = [make_pod("a", gpus=2), make_pod("b", gpus=4, phase="Succeeded")]
-
-    free = free_of(decode_node(orjson.dumps(body)), pods)
-
-    assert free == {"cpu": 4000, "pods": 9, names.GPU_RESOURCE: 6}
-    assert needs_of(pods[0]) == {"pods": 1, names.GPU_RESOURCE: 2}
