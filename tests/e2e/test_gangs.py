@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.e2e.world import World
+from tests.e2e.world import HOLD, STAY, World
 
 pytestmark = pytest.mark.e2e
 
@@ -115,3 +115,147 @@ def test_of_two_gangs_that_fit_alone_one_runs_and_the_other_holds_nothing(yard: 
     for number in range(4):
         yard.world.delete(f"{winner}-{number}")
     yard.wait_running(loser, 4)
+
+
+JOB = "/apis/batch/v1/namespaces/{}/jobs"
+
+
+def job_body(yard: Yard, name: str, claim: str, *, count: int, script: str, **container: Any) -> dict[str, Any]:
+    """Return an indexed Job whose pods are the members of the gang that the claim names. It may not fail once."""
+    body = yard.world.pod_body("x", claim, script=script, restartPolicy="Never")
+    body["spec"]["containers"][0].update(container)
+    template = {"metadata": {"annotations": body["metadata"]["annotations"]}, "spec": body["spec"]}
+    spec = {"completions": count, "parallelism": count, "completionMode": "Indexed", "backoffLimit": 0}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {**spec, "template": template},
+    }
+
+
+def test_a_job_that_is_not_ready_in_time_is_requeued_without_losing_tries(yard: Yard) -> None:
+    """Evicted by suspension, GPUs free, resumed after the pause, ready the second time; nothing has failed."""
+    world = yard.world
+    flag = f"/locks/ready-{world.namespace}"
+    yard.gang(
+        "train", count=2, waitForPodsReady={"enable": True, "timeout": "8s", "requeuingStrategy": QUICK}
+    )  # fmt: skip
+    claim = {
+        "apiVersion": names.API_VERSION,
+        "kind": "GpuClaim",
+        "metadata": {"name": "member"},
+        "spec": {"gangRef": "train", "devices": {"count": 4, **H100}},
+    }
+    world.cluster.api.request("POST", f"/apis/gpu.scheduling/v1/namespaces/{world.namespace}/gpuclaims", claim)
+    probe = {"exec": {"command": ["test", "-f", flag]}, "periodSeconds": 1}
+    path = JOB.format(world.namespace)
+    body = job_body(yard, "train", "member", count=2, script=HOLD + STAY, readinessProbe=probe)
+    world.cluster.api.request("POST", path, body)
+
+    yard.wait_running("train", 2)
+    assert yard.leases("train") == 8
+    yard.wait_reason("train", "PodsReadyTimeout", kind=names.CONDITION_EVICTED)
+    world.wait(lambda: yard.leases("train") == 0, "the evicted gang to hold nothing")
+    (world.locks / f"ready-{world.namespace}").touch()
+    yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
+    job = world.cluster.api.get(f"{path}/train")
+    assert job["status"].get("failed", 0) == 0
+    assert job["spec"]["suspend"] is False
+    assert names.GANG_SUSPENDED not in job["metadata"].get("annotations", {})
+    assert yard.status("train")["requeueState"]["count"] == 1
+    world.cluster.api.request("DELETE", f"{path}/train?propagationPolicy=Background")
+
+
+def test_a_member_that_goes_is_replaced_on_its_own(yard: Yard) -> None:
+    """One pod of a running gang is deleted, its owner makes another: it gets GPUs, and the others run on."""
+    world = yard.world
+    yard.gang("train", count=2)
+    claim = {
+        "apiVersion": names.API_VERSION,
+        "kind": "GpuClaim",
+        "metadata": {"name": "member"},
+        "spec": {"gangRef": "train", "devices": {"count": 2, **H100}},
+    }
+    world.cluster.api.request("POST", f"/apis/gpu.scheduling/v1/namespaces/{world.namespace}/gpuclaims", claim)
+    path = JOB.format(world.namespace)
+    body = job_body(yard, "train", "member", count=2, script=HOLD + STAY)
+    body["spec"]["backoffLimit"] = 6
+    world.cluster.api.request("POST", path, body)
+    yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
+    first, second = sorted(pod["metadata"]["name"] for pod in world.pods())
+
+    world.delete(first)
+    yard.wait_reason("train", "Recovered", kind=names.CONDITION_PODS_READY)
+    assert second in {pod["metadata"]["name"] for pod in world.pods()}
+    assert yard.leases("train") == 4
+    assert yard.status("train")["admissions"] == 1
+    world.cluster.api.request("DELETE", f"{path}/train?propagationPolicy=Background")
+
+
+@pytest.mark.parametrize("held", [1, 5, 8])
+def test_controllers_that_are_killed_during_an_admission_finish_or_undo_it(yard: Yard, held: int) -> None:
+    """Killed when so many Leases stand: no member runs without its GPUs, and the next leader starts the whole gang."""
+    world = yard.world
+    world.claim("two", 2, **H100)
+    yard.gang("x", count=4)
+    for number in range(3):
+        yard.member("x", number, "two")
+    yard.wait_reason("x", "WaitForQuorum")
+    yard.member("x", 3, "two")
+    world.wait(lambda: len(world.leases()) >= held, f"{held} Leases")
+    world.installation.kill("controllers")
+    for pod in world.pods():
+        is_gated = bool(pod["spec"].get("schedulingGates"))
+        assert is_gated or len(world.leases(pod["metadata"]["uid"])) == 2
+    world.installation.start("controllers")
+
+    yard.wait_running("x", 4)
+    yard.wait_reason("x", "Admitted")
+    assert yard.leases("x") == 8
+
+
+def test_a_node_that_comes_back_starts_a_waiting_gang(yard: Yard) -> None:
+    """The only machine of the model is cordoned: the gang holds nothing. Uncordoned, it starts."""
+    world = yard.world
+    world.claim("four", 4, **H100)
+    world.kubectl("cordon", "hopper")
+    try:
+        yard.gang("x", count=2)
+        for number in range(2):
+            yard.member("x", number, "four")
+        yard.wait_reason("x", "NeverFits", "WaitForRoom")
+        assert world.leases() == []
+    finally:
+        world.kubectl("uncordon", "hopper")
+    yard.wait_running("x", 2)
+
+
+def test_a_member_that_kube_scheduler_refuses_ends_the_admission(yard: Yard) -> None:
+    """One pinned member waits for a volume that does not exist: the whole gang gives its GPUs back."""
+    world = yard.world
+    world.claim("two", 2, **H100)
+    yard.gang("x", count=2)
+    yard.member("x", 0, "two")
+    body = yard.member_body("x", "x-1", "two")
+    body["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "nowhere"}})
+    world.create(body)
+
+    yard.wait_reason("x", "SchedulerRefused", kind=names.CONDITION_EVICTED)
+    world.wait(lambda: world.leases() == [], "nothing to be held")
+    assert yard.condition("x", names.CONDITION_ADMITTED)["status"] == "False"
+
+
+def test_a_deactivated_gang_gives_everything_back(yard: Yard) -> None:
+    """A gang that was made for pods with a size runs; spec.active false stops it whole."""
+    world = yard.world
+    world.claim("two", 2, **H100)
+    for number in range(2):
+        body = yard.member_body("x", f"x-{number}", "two")
+        body["metadata"]["annotations"][names.GANG_SIZE] = "2"
+        world.create(body)
+    yard.wait_running("x", 2)
+    patch = '{"spec":{"active":false}}'
+    assert world.kubectl("patch", "gpugang", "x", "--type=merge", "-p", patch).returncode == 0
+    world.wait(lambda: world.leases() == [], "nothing to be held")
+    world.wait(lambda: world.pods() == [], "the pods to be gone")

@@ -1,0 +1,153 @@
+"""Where a member goes that a running gang lacks: into the domain that its gang is bound to, else near the others."""
+
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+
+from atoll.api import names
+from atoll.api.topologies import Topology
+from atoll.cluster import host_fit
+from atoll.cluster.gangs.lifecycle import GangView
+from atoll.cluster.gangs.membership import Member, Stage, members_of
+from atoll.cluster.gangs.question import Landscape
+from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
+from atoll.cluster.gangs.replacements import place_missing
+from atoll.cluster.gangs.sites import Site, site_of
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Node, Pod, decode_node
+from atoll.cluster.requests import Request, request_of
+from tests.builders import make_allocation, make_pod, make_report
+from tests.cluster.gangs.builders import GATES, make_gang
+
+RACK, BLOCK = "example.com/rack", "example.com/block"
+PLACES = {"n1": ("x", "a"), "n2": ("x", "a"), "n3": ("x", "b"), "n4": ("x", "b"), "n5": ("y", "a"), "n6": ("y", "a")}
+
+
+class Ground:
+    """Six machines of eight GPUs in three racks of two blocks, and a gang whose members run on some of them."""
+
+    def __init__(self, running: dict[int, str], *, full: tuple[str, ...] = (), cordoned: tuple[str, ...] = (),
+                 **spec: Any) -> None:  # fmt: skip
+        self.gang = make_gang(8, **spec)
+        self.ledger = Ledger()
+        self.nodes = {name: self._node(name, cordoned=name in cordoned) for name in PLACES}
+        pods = [self._pod(number, node) for number, node in running.items()]
+        pods += [make_pod(f"f-{node}", gpus=8, node=node, allocation=make_allocation(node, *range(8))) for node in full]
+        for name in PLACES:
+            self.ledger.put_report(make_report(name))
+            self.ledger.put_heartbeat(name, 0.0, 1e9)
+        for pod in pods:
+            self.ledger.put_pod(pod)
+        self.pods = pods
+        self.members = [pod for pod in pods if names.GANG in pod.metadata.annotations]
+
+    def _node(self, name: str, *, cordoned: bool) -> Node:
+        block, rack = PLACES[name]
+        body = {
+            "metadata": {"name": name, "uid": name, "labels": {BLOCK: block, RACK: rack}},
+            "spec": {"unschedulable": cordoned},
+            "status": {"allocatable": {"cpu": "64", "pods": "110", names.GPU_RESOURCE: "8"}},
+        }
+        return decode_node(orjson.dumps(body))
+
+    def _pod(self, number: int, node: str) -> Pod:
+        return make_pod(f"p{number}", gpus=8, node=node, annotations={names.GANG: "g"},
+                        allocation=make_allocation(node, *range(8)))  # fmt: skip
+
+    def site(self) -> Site:
+        """Return blocks and racks."""
+        spec = {"levels": [{"nodeLabel": BLOCK}, {"nodeLabel": RACK}]}
+        topology = Topology.model_validate({"metadata": {"name": "t"}, "spec": spec})
+        site = site_of(topology, self.nodes.values(), {}, strict=True)
+        assert isinstance(site, Site)
+        return site
+
+    def place(self, *numbers: int) -> dict[int, str]:
+        """Return the node of each missing member that found one."""
+        missing = [make_pod(f"p{n}", gpus=8, annotations={names.GANG: "g"}, schedulingGates=GATES) for n in numbers]
+        found = members_of([*self.members, *missing], self.gang.spec, {})
+        chosen = [one for one in found if one.stage is Stage.GATED]
+        requests: dict[str, Request] = {}
+        for pod in missing:
+            request = request_of(pod, None, is_admitted=True)
+            assert isinstance(request, Request)
+            requests[pod.metadata.uid] = request
+        on: dict[str, list[Pod]] = {}
+        for pod in self.pods:
+            on.setdefault(pod.spec.node_name, []).append(pod)
+        free = {name: host_fit.free(node, on.get(name, ())) for name, node in self.nodes.items()}
+        cells = dict(self.ledger.cells(now_seconds=0.0))
+        land = Landscape(self.nodes, dict(self.ledger.nodes), cells, on, free)
+        view = GangView(self.gang, tuple(found), ReadinessPolicy())
+        seats = place_missing(view, chosen, requests, self.site(), land)
+        return {number_of(seat.member): seat.allocation.node for seat in seats}
+
+
+def number_of(member: Member) -> int:
+    """Return the number in a pod's name."""
+    return int(member.pod.metadata.name.removeprefix("p"))
+
+
+def required(level: str) -> dict[str, Any]:
+    """Return a request for one domain of the level."""
+    return {"topology": {"mode": "required", "level": level}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "full", "places"),
+    [
+        pytest.param(required(RACK), (), {1: "n2"}, id="required rack: beside the other"),
+        pytest.param(required(RACK), ("n2",), {}, id="required rack that is full: it waits, n3 to n6 or not"),
+        pytest.param(required(BLOCK), ("n2",), {1: "n3"}, id="required block: the other rack of the block"),
+        pytest.param(required(BLOCK), ("n2", "n3", "n4"), {}, id="required block that is full"),
+        pytest.param({}, ("n2", "n3", "n4"), {1: "n5"}, id="nothing required: anywhere, near if possible"),
+        pytest.param({}, (), {1: "n2"}, id="nothing required: the same rack first"),
+    ],
+)
+def test_a_replacement_goes_where_its_gang_is_bound_to(spec: Any, full: Any, places: Any) -> None:
+    """Racks of one name in two blocks are two racks; what is required is never left, what is not is kept near."""
+    assert Ground({0: "n1"}, full=full, **spec).place(1) == places
+
+
+def test_several_lost_members_are_each_charged_before_the_next() -> None:
+    """Two spare machines in the block, three lost members: two places, all different."""
+    places = Ground({0: "n1", 4: "n2"}, **required(BLOCK)).place(1, 2, 3)
+
+    assert sorted(places.values()) == ["n3", "n4"]
+
+
+def test_a_cordoned_machine_is_no_spare() -> None:
+    """A replacement stays gated rather than go to a machine that would refuse it (J8)."""
+    assert Ground({0: "n1"}, cordoned=("n2",), **required(RACK)).place(1) == {}
+
+
+def test_one_part_without_a_spare_does_not_keep_another_waiting() -> None:
+    """Two pod sets in two racks, one rack has a spare: its member is repaired at once, the other waits (J11)."""
+    sets = {"podSets": [{"name": "a", "count": 2, **required(RACK)}, {"name": "b", "count": 2, **required(RACK)}]}
+    ground = Ground({0: "n1", 2: "n3"}, full=("n2",), **sets)
+    ground.members = [with_set(pod, "a" if pod.metadata.name == "p0" else "b") for pod in ground.members]
+
+    missing = [
+        with_set(make_pod(f"p{n}", gpus=8, annotations={names.GANG: "g"}, schedulingGates=GATES), pod_set)
+        for n, pod_set in ((1, "a"), (3, "b"))
+    ]
+    found = members_of([*ground.members, *missing], ground.gang.spec, {})
+    requests = {pod.metadata.uid: request_of(pod, None, is_admitted=True) for pod in missing}
+    on = {pod.spec.node_name: [pod] for pod in ground.pods}
+    free = {name: host_fit.free(node, on.get(name, ())) for name, node in ground.nodes.items()}
+    land = Landscape(ground.nodes, dict(ground.ledger.nodes), dict(ground.ledger.cells(now_seconds=0.0)), on, free)
+    chosen = [one for one in found if one.stage is Stage.GATED]
+    view = GangView(ground.gang, tuple(found), ReadinessPolicy())
+
+    seats = place_missing(view, chosen, requests, ground.site(), land)  # type: ignore[arg-type]
+
+    assert {number_of(seat.member): seat.allocation.node for seat in seats} == {3: "n4"}
+
+
+def with_set(pod: Pod, name: str) -> Pod:
+    """Return the pod as a member of a pod set."""
+
+    annotations = {**pod.metadata.annotations, names.POD_SET: name}
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations))
