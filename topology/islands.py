@@ -3,18 +3,23 @@
 An island is a maximal set of GPUs joined by NVLink (or xGMI), directly or through others or a switch. GPUs without
 any such link are grouped by NUMA node; where the NUMA node is unknown, by PCIe relations better than "SYS". Every GPU
 lies in exactly one island. In: a Machine. Out: islands, NVLink ones first, each ordered by its lowest position.
+
+networkx is imported by `link_graph` alone: the agent on every machine needs islands, and not the 11 MB of a library.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
-
-import networkx as nx
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
 
 from topology.links import PCIE_CLOSENESS, WORST, direct_links
 from topology.model import Machine, mask_of
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 IslandKind = Literal["nvlink", "pcie"]
 
@@ -36,9 +41,10 @@ class Island:
 @lru_cache(maxsize=1024)
 def islands(machine: Machine) -> tuple[Island, ...]:
     """All islands of the machine; together they hold every position once."""
-    graph = link_graph(machine)
-    linked = [sorted(part) for part in nx.connected_components(graph) if len(part) > 1]
-    lonely = [position for position in range(machine.count) if not graph.degree(position)]
+    edges = [(first, second) for first, second, _ in _linked_pairs(machine)]
+    parts = _components(range(machine.count), edges)
+    linked = [part for part in parts if len(part) > 1]
+    lonely = [part[0] for part in parts if len(part) == 1]
     groups = [
         Island(name=f"nvlink-group-{number}", kind="nvlink", positions=tuple(part))
         for number, part in enumerate(sorted(linked))
@@ -48,13 +54,11 @@ def islands(machine: Machine) -> tuple[Island, ...]:
 
 def link_graph(machine: Machine) -> nx.Graph:
     """Graph of direct links: an edge with attribute `links` for each pair that NVLink or xGMI joins."""
-    graph = nx.Graph()
+    networkx = import_module("networkx")
+    graph: nx.Graph = networkx.Graph()
     graph.add_nodes_from(range(machine.count))
-    for first in range(machine.count):
-        for second in range(first + 1, machine.count):
-            count = direct_links(machine.links[first][second])
-            if count:
-                graph.add_edge(first, second, links=count)
+    for first, second, count in _linked_pairs(machine):
+        graph.add_edge(first, second, links=count)
     return graph
 
 
@@ -77,17 +81,33 @@ def _numa_islands(machine: Machine, *, lonely: list[int]) -> list[Island]:
 
 
 def _pcie_islands(machine: Machine, *, lonely: list[int]) -> list[Island]:
-    graph = nx.Graph()
     unknown = [position for position in lonely if machine.numa[position] is None]
-    graph.add_nodes_from(unknown)
     near = [
         (first, second)
         for index, first in enumerate(unknown)
         for second in unknown[index + 1 :]
         if PCIE_CLOSENESS[machine.links[first][second]] > PCIE_CLOSENESS[WORST]
     ]
-    graph.add_edges_from(near)
-    parts = sorted(sorted(part) for part in nx.connected_components(graph))
     return [
-        Island(name=f"pcie-group-{number}", kind="pcie", positions=tuple(part)) for number, part in enumerate(parts)
+        Island(name=f"pcie-group-{number}", kind="pcie", positions=tuple(part))
+        for number, part in enumerate(_components(unknown, near))
     ]
+
+
+def _linked_pairs(machine: Machine) -> Iterator[tuple[int, int, int]]:
+    """Pairs of positions that links join, and how many."""
+    for first in range(machine.count):
+        for second in range(first + 1, machine.count):
+            count = direct_links(machine.links[first][second])
+            if count:
+                yield first, second, count
+
+
+def _components(positions: Iterable[int], edges: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Connected parts, each sorted, in the order of their lowest position."""
+    part_of = {position: [position] for position in positions}
+    for first, second in edges:
+        if part_of[first] is not part_of[second]:
+            joined = part_of[first] + part_of[second]
+            part_of |= dict.fromkeys(joined, joined)
+    return sorted({id(part): sorted(part) for part in part_of.values()}.values())

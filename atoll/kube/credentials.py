@@ -1,8 +1,9 @@
 """Where the API server is and how we prove who we are.
 
 In: a kubeconfig, or the files that Kubernetes mounts into a pod. Out: address, TLS context and the authorization
-header, renewed when its source rotates. The reading is done by `kubernetes.aio.config` (contexts, exec plugins, OIDC,
-token files, in-cluster tokens). That import costs 20 MB and 0.3 s, so it happens here, on connect, and nowhere else.
+header, renewed when its source rotates. Kubeconfigs are read by `kubernetes.aio.config` (contexts, exec plugins, OIDC,
+token files). That import costs 20 MB and 0.3 s, so it happens here, on connect, and nowhere else; the three facts of a
+pod's own account are read without it, for an agent on every machine should stay small.
 """
 
 from __future__ import annotations
@@ -46,6 +47,35 @@ RELOAD_SECONDS = 60.0
 """How often a rotating source is read again; projected tokens are replaced long before they expire."""
 
 
+ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where Kubernetes mounts the account of a pod: `token`, which it replaces before it expires, and `ca.crt`."""
+
+
+class _PodAccount:
+    """The pod's own account, in the shape of the library's configuration. Raises ConfigurationError and OSError."""
+
+    def __init__(self) -> None:
+        host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
+        if not host or not port:
+            raise ConfigurationError("the pod's service account names no server: KUBERNETES_SERVICE_HOST and _PORT")
+        self.host = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        self.proxy: str | None = None
+        self.tls_server_name: str | None = None
+        self.ssl_ca_cert: str | None = str(ACCOUNT_FOLDER / "ca.crt")
+        self.ca_cert_data: str | bytes | None = None
+        self.cert_file: str | None = None
+        self.key_file: str | None = None
+        self.verify_ssl = True
+        self.api_key: dict[str, str] = {}
+
+    def read_token(self) -> None:
+        """Read the token anew."""
+        token = (ACCOUNT_FOLDER / "token").read_text().strip()
+        if not token:
+            raise ConfigurationError(f"the token of the pod's service account is empty: {ACCOUNT_FOLDER / 'token'}")
+        self.api_key["BearerToken"] = f"Bearer {token}"
+
+
 class Credentials:
     """One server and one identity. `host` has no trailing slash; `ssl_context` is None for plain HTTP."""
 
@@ -79,13 +109,13 @@ class Credentials:
 
     @classmethod
     async def _from_pod(cls) -> Credentials:
-        config, configuration = _import_library()
+        account = _PodAccount()
 
         async def read_source() -> None:
-            config.load_incluster_config(client_configuration=configuration, try_refresh_token=False)
+            account.read_token()
 
         await read_source()
-        return cls(configuration, read_source=read_source, rotates=True)
+        return cls(account, read_source=read_source, rotates=True)
 
     @classmethod
     async def _from_file(cls, source: str, context: str | None) -> Credentials:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from kubernetes.aio.config import incluster_config
 
 from atoll.kube import credentials as module
 from atoll.kube.credentials import Credentials
@@ -95,8 +94,7 @@ async def test_pod_reads_its_mounts_and_their_rotation(monkeypatch: pytest.Monke
     Authority("cluster").write_certificate(authority)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+    monkeypatch.setattr(module, "ACCOUNT_FOLDER", tmp_path)
 
     credentials = await Credentials.load()
     first = await credentials.headers()
@@ -106,7 +104,7 @@ async def test_pod_reads_its_mounts_and_their_rotation(monkeypatch: pytest.Monke
     assert credentials.host == "https://[::1]:443"
     assert credentials.ssl_context is not None
     assert credentials.ssl_context.verify_mode is ssl.CERT_REQUIRED
-    assert [first["Authorization"], (await credentials.headers())["Authorization"]] == ["bearer t1", "bearer t2"]
+    assert [first["Authorization"], (await credentials.headers())["Authorization"]] == ["Bearer t1", "Bearer t2"]
 
 
 async def test_rotating_source_is_read_again_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
