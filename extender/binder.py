@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+import structlog
+
 from atoll.api import names
 from atoll.api.claims import VisibleDevices
 from atoll.cluster import pods
 from atoll.cluster.allocations import DEVICES_MAX
+from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.leases import Reservation
 from atoll.cluster.ledger import Expectation
 from atoll.cluster.machines import NodeDevices
@@ -32,6 +35,8 @@ from extender.posting import describe, post_binding, standing_allocation
 from extender.reading import read_live
 from extender.reservations import Attempt, reserve, take_back
 from extender.wire import BindCall
+
+log = structlog.get_logger(__name__)
 
 FAILED_NODE_SECONDS = 30.0
 FAILED_PODS_MAX = 10_000
@@ -100,6 +105,10 @@ class Binder:
         except KubeError as error:
             self._note_failure(call)
             return f"the API server failed: {error}"
+        except IllegalTransition as fault:
+            log.critical("Refused to promise a GPU twice", pod=call.pod_uid, node=call.node, err=str(fault))
+            self._note_failure(call)
+            return f"a fault of Atoll's, please report it: {fault}"
         return ""
 
     def _note_failure(self, call: BindCall) -> None:

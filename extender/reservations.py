@@ -129,9 +129,12 @@ async def still_held(client: ApiClient, attempt: Attempt) -> bool:
 
 
 async def take_back(client: ApiClient, clock: Clock, attempt: Attempt, *, keep: Allocation | None = None) -> None:
-    """Delete what this attempt created and `keep` does not need; what cannot be deleted now is left to the sweep."""
+    """Delete what this attempt created and `keep` does not need; what cannot be deleted now is left to the sweep.
+
+    What it took over bears its token too, but stays: the Binding of the attempt that created it may have landed.
+    """
     kept = {lease_name(keep.node, device_id) for device_id in keep.device_ids} if keep is not None else set()
-    surplus, unsure = attempt.created - kept, attempt.unanswered - kept
+    surplus, unsure = attempt.created - kept, attempt.unanswered - kept - attempt.adopted
     attempt.created -= surplus
     attempt.unanswered -= unsure
     records = [attempt.leases.pop(name) for name in sorted(surplus)]

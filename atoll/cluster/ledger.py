@@ -7,6 +7,8 @@ Out: masks of free devices and the story of each device. Held in memory, rebuilt
                         |                                                        |
                         +--forget--> free                                        +--no proof--> in doubt --proof--> free
 
+The whole table stands in `atoll.cluster.transitions`; a device's state is what its holds amount to, see `occupancy`.
+
 A device is free only when nothing holds it: no Lease (its existence is the reservation, whatever it says), no bound pod
 that has not ended (the pod's annotation outranks the Lease), no bind of ours in flight. A pod that is terminal or gone
 holds through its Lease alone, which nobody deletes without proof. Holds are kept by device id *and* by uuid, so neither
@@ -16,7 +18,7 @@ Questions about all nodes are answered from `cells`, of which a change of one no
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -24,6 +26,7 @@ from typing import TypeVar
 from atoll.api.node_status import Device, GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.device_states import Stories, check_assumable
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.foreign import ForeignUse, Sightings
@@ -31,7 +34,8 @@ from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices
 from atoll.cluster.objects import Lease, Pod
-from topology.demand import Demand, Histogram
+from atoll.cluster.transitions import Verb
+from topology.demand import PRIOR, Demand, Histogram
 from topology.model import DEVICES_MAX
 
 K = TypeVar("K")
@@ -54,6 +58,18 @@ class Hold:
     key: str
 
 
+_BEGINNINGS = {Source.ASSUMED: Verb.ASSUME, Source.LEASE: Verb.RESERVE, Source.POD: Verb.CONFIRM}
+_ENDS = {Source.ASSUMED: Verb.FORGET, Source.LEASE: Verb.RELEASE, Source.POD: Verb.END}
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """Devices that a bind of ours counts as taken, and the token of the attempt that alone may take that back."""
+
+    allocation: Allocation
+    attempt: str
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """Where the next bind of a pod will probably land; counted for other pods until `until_seconds`."""
@@ -73,7 +89,7 @@ class Ledger:
         self.pods: dict[str, Pod] = {}
         self.malformed_pods: dict[str, str] = {}
         self._allocations: dict[str, Allocation] = {}
-        self._assumed: dict[str, Allocation] = {}
+        self._assumed: dict[str, Assumption] = {}
         self._expected: dict[str, Expectation] = {}
         self._expected_on: dict[str, dict[str, Expectation]] = {}
         self._expires_seconds = math.inf
@@ -82,6 +98,8 @@ class Ledger:
         self._heard: dict[str, tuple[float, float]] = {}
         self._silent_seconds = math.inf
         self._lease_names: dict[str, set[str]] = {}
+        self._left: set[str] = set()
+        self.stories = Stories()
         self._by_id: dict[tuple[str, int], set[Hold]] = {}
         self._by_uuid: dict[tuple[str, str], set[Hold]] = {}
         self._free: dict[str, int] = {}
@@ -89,7 +107,7 @@ class Ledger:
         self.fleet = Fleet()
         """The same cells as arrays; `own_cells` brings both up to date."""
         self._sizes = Histogram()
-        self._demand: Demand | None = None
+        self._demand: Demand | None = PRIOR
         self._stale: set[str] = set()
         self._changed: set[str] = set()
         self.revision = 0
@@ -152,6 +170,7 @@ class Ledger:
             held.discard(name)
             if not held:
                 del self._lease_names[record.holder.uid]
+                self._left.discard(record.holder.uid)
             self._sightings.note_end(record.node, record.holder.uid, (record.device_uuid,))
             self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
 
@@ -178,6 +197,7 @@ class Ledger:
         if pod.spec.node_name:
             self.forget(uid)
             self.unexpect(uid)
+        self._note_left(uid, has_left=pods.is_terminal(pod))
         if allocation is not None and not pods.is_terminal(pod):
             self._allocations[uid] = allocation
             self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.POD, uid))
@@ -189,6 +209,12 @@ class Ledger:
         self.forget(uid)
         self.unexpect(uid)
         self.keep(uid, None)
+
+    def _note_left(self, uid: str, *, has_left: bool) -> None:
+        if has_left and uid in self._lease_names:
+            self._left.add(uid)
+        else:
+            self._left.discard(uid)
 
     def _drop_pod_hold(self, uid: str) -> None:
         self.malformed_pods.pop(uid, None)
@@ -216,22 +242,42 @@ class Ledger:
 
     # Our own binds
 
-    def assume(self, uid: str, allocation: Allocation) -> None:
-        """Mark devices as taken by a bind of ours that is under way; replaces what was assumed or expected before."""
-        self.forget(uid)
+    def assume(self, uid: str, allocation: Allocation, *, attempt: str = "") -> None:
+        """Mark devices as taken by a bind of ours that is under way; replaces what was assumed or expected before.
+
+        `attempt` is the token of the bind: only it can take the assumption back, however late an older one ends.
+        Without a token the assumption also ends by itself, when the pod is seen bound or gone. Raises
+        IllegalTransition, with nothing changed, where a device is not free for this pod.
+        """
+        self._check_assumable(uid, allocation)
+        self._drop_assumed(uid)
         self.unexpect(uid)
-        self._assumed[uid] = allocation
+        self._assumed[uid] = Assumption(allocation, attempt)
         self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.ASSUMED, uid))
 
-    def forget(self, uid: str) -> None:
-        """Take back an assumption; nothing happens where there is none."""
-        allocation = self._assumed.pop(uid, None)
-        if allocation is not None:
-            self._unhold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.ASSUMED, uid))
+    def forget(self, uid: str, *, attempt: str = "") -> None:
+        """Take back an assumption of this attempt; nothing happens where there is none, or a newer one."""
+        assumption = self._assumed.get(uid)
+        if assumption is not None and assumption.attempt == attempt:
+            self._drop_assumed(uid)
 
     def assumed(self, uid: str) -> Allocation | None:
         """Return what a bind under way has assumed for the pod."""
-        return self._assumed.get(uid)
+        assumption = self._assumed.get(uid)
+        return assumption.allocation if assumption is not None else None
+
+    def _check_assumable(self, uid: str, allocation: Allocation) -> None:
+        node, own = allocation.node, self._own_holds(uid)
+        for device_id, uuid in zip(allocation.device_ids, allocation.uuids, strict=True):
+            holds = self._holds(node, device_id, uuid)
+            if holds or self.is_blocked(node, device_id):
+                check_assumable(self, node, device_id, uuid, own)
+
+    def _drop_assumed(self, uid: str) -> None:
+        assumption = self._assumed.pop(uid, None)
+        if assumption is not None:
+            held = assumption.allocation
+            self._unhold(held.node, held.device_ids, held.uuids, Hold(Source.ASSUMED, uid))
 
     def expect(self, uid: str, expectation: Expectation) -> None:
         """Count devices as spoken for until the pod's bind arrives or `until_seconds` passes."""
@@ -336,27 +382,27 @@ class Ledger:
             for hold in self._by_uuid.get((node, uuid), ())
         )
 
-    def double_uses(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """Yield (node, uuid, pod uids) of every device that two or more bound pods name: the invariant is broken."""
-        for (node, uuid), holds in sorted(self._by_uuid.items()):
-            holders = tuple(sorted(hold.key for hold in holds if hold.source is Source.POD))
-            if len(holders) > 1:
-                yield node, uuid, holders
+    def has_left(self, uid: str) -> bool:
+        """Tell whether a holder of Leases was seen to end or to go."""
+        return uid in self._left
 
     def _own_mask(self, devices: NodeDevices, uid: str) -> int:
-        own = {Hold(Source.ASSUMED, uid), *(Hold(Source.LEASE, name) for name in self._lease_names.get(uid, ()))}
+        own = self._own_holds(uid)
         mask = 0
         for position, device in enumerate(devices.devices):
             holds = self._holds(devices.node, device.id, device.uuid)
-            is_own = bool(holds) and holds <= own and not self._is_blocked(devices.node, device.id)
+            is_own = bool(holds) and holds <= own and not self.is_blocked(devices.node, device.id)
             if is_own and not self.foreign_uses(devices.node, device.uuid):
                 mask |= 1 << position
         return mask
 
+    def _own_holds(self, uid: str) -> set[Hold]:
+        return {Hold(Source.ASSUMED, uid), *(Hold(Source.LEASE, name) for name in self._lease_names.get(uid, ()))}
+
     def _own_nodes(self, uid: str) -> set[str]:
         """Return the nodes on which something is held for the pod that does not bind the pod itself."""
         nodes = {self.leases[name].node for name in self._lease_names.get(uid, ())}
-        nodes |= {holder.node for holder in (self._assumed.get(uid), self._expected.get(uid)) if holder is not None}
+        nodes |= {holder.node for holder in (self.assumed(uid), self._expected.get(uid)) if holder is not None}
         return nodes
 
     def _cell(self, node: str, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None) -> Cell:
@@ -390,10 +436,10 @@ class Ledger:
         self._expires_seconds = min((expected.until_seconds for expected in self._expected.values()), default=math.inf)
 
     def _is_free(self, node: str, device: Device) -> bool:
-        is_held = bool(self._holds(node, device.id, device.uuid)) or self._is_blocked(node, device.id)
+        is_held = bool(self._holds(node, device.id, device.uuid)) or self.is_blocked(node, device.id)
         return not is_held and not self.foreign_uses(node, device.uuid)
 
-    def _is_blocked(self, node: str, device_id: int) -> bool:
+    def is_blocked(self, node: str, device_id: int) -> bool:
         """Tell whether a Lease that cannot be read may mean the device: only its name can tell."""
         return bool(self.unreadable_leases) and lease_name(node, device_id) in self.unreadable_leases
 
@@ -405,6 +451,7 @@ class Ledger:
             self._by_id.setdefault((node, device_id), set()).add(hold)
         for uuid in uuids:
             self._by_uuid.setdefault((node, uuid), set()).add(hold)
+        self.stories.tell(node, ids, _BEGINNINGS[hold.source], hold.key)
         self._note_change(node)
 
     def _unhold(self, node: str, ids: tuple[int, ...], uuids: tuple[str, ...], hold: Hold) -> None:
@@ -412,6 +459,7 @@ class Ledger:
             _discard(self._by_id, (node, device_id), hold)
         for uuid in uuids:
             _discard(self._by_uuid, (node, uuid), hold)
+        self.stories.tell(node, ids, _ENDS[hold.source], hold.key)
         self._note_change(node)
 
     def _note_expected(self, node: str) -> None:

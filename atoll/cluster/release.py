@@ -65,6 +65,7 @@ class Departure:
     holds for the boot `boot_id`, of which `boot_is_past` says whether a report past `version` came from it.
     `sequences_without` holds the evidence sequences of complete reports past `version` that neither showed nor listed
     the pod. `node_uid` and `device_uuids` stand on the Leases; where both are empty any report of the node counts.
+    `is_of_machine`: `boot_id` is that of a report of the machine that the Leases name.
     """
 
     uid: str
@@ -81,13 +82,21 @@ class Departure:
     boot_is_past: bool = False
     node_uid: str = ""
     device_uuids: frozenset[str] = frozenset()
+    is_of_machine: bool = False
 
 
 def observe(departure: Departure, report: GpuNodeStatusReport) -> Departure:
     """Fold one report of the pod's node into what is known of the departure."""
     if not _is_same_machine(departure, report):
-        return replace(departure, doubt=Doubt.OTHER_MACHINE, sequences_without=(), seen_live=False, boot_is_past=False)
-    known = _fold_boot(departure, report.boot_id)
+        return replace(
+            departure,
+            doubt=Doubt.OTHER_MACHINE,
+            sequences_without=(),
+            seen_live=False,
+            boot_is_past=False,
+            is_of_machine=False,
+        )
+    known = replace(_fold_boot(departure, report.boot_id), is_of_machine=True)
     entry = next((pod for pod in report.pods if pod.uid == departure.uid), None)
     if entry is not None and entry.live:
         known = replace(known, seen_live=True)
@@ -145,10 +154,13 @@ def version_number(resource_version: str) -> int:
 
 
 def _is_same_machine(departure: Departure, report: GpuNodeStatusReport) -> bool:
-    """Tell whether the report comes from the machine of the Leases: by a device of theirs, or by the Node's uid."""
+    """Tell whether the report comes from the machine of the Leases: by a device of theirs, by the Node's uid, or by the
+    boot id of a report that did: a Node that is made anew and a card that falls out do not make another machine."""
     if not departure.node_uid and not departure.device_uuids:
         return True
     if departure.node_uid and departure.node_uid == report.node_uid:
+        return True
+    if departure.is_of_machine and departure.boot_id and departure.boot_id == report.boot_id:
         return True
     return any(device.uuid in departure.device_uuids for device in report.devices)
 

@@ -87,13 +87,15 @@ class ApiClient:
         burst: int = 100,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        session: aiohttp.ClientSession | None = None,
     ) -> None:
+        """`session` replaces the one that is opened by default: the single seam to the network."""
         self._credentials = credentials
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._limiter = TokenBucket(rate=requests_per_second, burst=burst, now=asyncio.get_running_loop().time)
         self._budget = RetryBudget()
-        self._session = _open_session(credentials, user_agent)
+        self._session = session or _open_session(credentials, user_agent)
         self.throttled_seconds = 0.0
 
     @classmethod
@@ -106,14 +108,23 @@ class ApiClient:
         requests_per_second: float = 50.0,
         burst: int = 100,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        impersonate: str = "",
     ) -> ApiClient:
         """Read the configuration (see Credentials.load) and open a session; nothing is sent yet.
 
-        Raises ConfigurationError.
+        `impersonate`: the user in whose name to act, as far as our own identity may. Raises ConfigurationError.
         """
         credentials = await Credentials.load(kubeconfig, context)
+        session = _open_session(credentials, user_agent)
+        if impersonate:
+            session.headers["Impersonate-User"] = impersonate
         return cls(
-            credentials, user_agent=user_agent, requests_per_second=requests_per_second, burst=burst, sleep=sleep
+            credentials,
+            user_agent=user_agent,
+            requests_per_second=requests_per_second,
+            burst=burst,
+            sleep=sleep,
+            session=session,
         )
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.leases import Holder, lease_name, parse_lease
 from atoll.cluster.ledger import Expectation, Hold, Ledger, Source
 from atoll.cluster.objects import Lease, Pod
@@ -195,15 +196,43 @@ def test_expectation_ends_by_bind_by_time_and_with_the_pod(ledger: Ledger) -> No
         assert free(ledger) == set(IDS)
 
 
-def test_two_bound_pods_on_one_device_are_reported(ledger: Ledger) -> None:
-    """The broken invariant is told with node, uuid and both pods, and nothing is freed when one of them goes."""
+def test_two_bound_pods_on_one_device_both_hold_it(ledger: Ledger) -> None:
+    """Where the invariant is broken already, nothing is freed when one of the two goes."""
     ledger.put_pod(make_pod("a", uid="u1", node="n1", allocation=make_allocation("n1", 0)))
     ledger.put_pod(make_pod("b", uid="u2", node="n1", allocation=make_allocation("n1", 0, 1)))
 
-    assert list(ledger.double_uses()) == [("n1", uuid_of("n1", 0), ("u1", "u2"))]
+    assert [hold.key for hold in ledger.holds("n1", 0, uuid_of("n1", 0))] == ["u1", "u2"]
     ledger.drop_pod("u1")
-    assert list(ledger.double_uses()) == []
     assert free(ledger) == {2, 5}
+
+
+def test_late_rollback_frees_no_newer_assumption(ledger: Ledger) -> None:
+    """Only the attempt that assumed takes back; its pod's end does not, because its requests may still be under way."""
+    ledger.assume("u1", make_allocation("n1", 0), attempt="old")
+    ledger.assume("u1", make_allocation("n1", 1), attempt="new")
+
+    ledger.forget("u1", attempt="old")
+    assert free(ledger) == {0, 2, 5}
+    ledger.put_pod(make_pod(uid="u1"))
+    ledger.drop_pod("u1")
+    assert free(ledger) == {0, 2, 5}
+    ledger.forget("u1", attempt="new")
+    ledger.forget("u1", attempt="new")
+    assert free(ledger) == set(IDS)
+
+
+def test_assuming_what_another_has_is_refused_with_its_story(ledger: Ledger) -> None:
+    """A double promise is a fault of ours: it raises, tells what happened to the device, and changes nothing."""
+    ledger.put_lease(make_lease("n1", 0, holder=Holder("team", "p", "u1")))
+    ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0)))
+
+    with pytest.raises(IllegalTransition) as fault:
+        ledger.assume("u2", make_allocation("n1", 1, 0), attempt="token")
+
+    assert (fault.value.device, fault.value.state, fault.value.verb) == ("n1/0", "bound", "assume")
+    assert fault.value.story == (f"reserve {lease_name('n1', 0)}", "confirm u1")
+    assert ledger.assumed("u2") is None
+    assert free(ledger) == {1, 2, 5}
 
 
 def test_holds_tell_why_a_device_is_taken(ledger: Ledger) -> None:
@@ -238,7 +267,9 @@ class Oracle:
         devices = report.status.devices if report is not None and report.status is not None else ()
         return {device.id for device in devices if not self._is_taken(node, device.id, device.uuid, uid, now)}
 
-    def _is_taken(self, node: str, device_id: int, uuid: str, uid: str, now: float) -> bool:
+    def is_held(self, node: str, device_id: int, uuid: str, uid: str) -> bool:
+        """Tell whether somebody else holds the device for certain, or the pod itself is bound to it."""
+
         def covers(allocation: Allocation) -> bool:
             return allocation.node == node and (device_id in allocation.device_ids or uuid in allocation.uuids)
 
@@ -249,12 +280,15 @@ class Oracle:
             for allocation in [bound_allocation(pod)]
         )
         by_bind = any(covers(allocation) for owner, allocation in self.assumed.items() if owner != uid)
+        return by_lease or by_pod or by_bind
+
+    def _is_taken(self, node: str, device_id: int, uuid: str, uid: str, now: float) -> bool:
         by_expectation = any(
             expectation.node == node and device_id in expectation.device_ids and expectation.until_seconds > now
             for owner, expectation in self.expected.items()
             if owner != uid
         )
-        return by_lease or by_pod or by_bind or by_expectation
+        return by_expectation or self.is_held(node, device_id, uuid, uid)
 
     @staticmethod
     def _lease_takes(lease: Lease, node: str, device_id: int, uuid: str, uid: str) -> bool:
@@ -337,6 +371,10 @@ def play_own(step: tuple[Any, ...], ledger: Ledger, oracle: Oracle) -> None:
             for known in (oracle.pods, oracle.assumed, oracle.expected):
                 known.pop(uid, None)
         case ("assume", uid, node, device_ids):
+            if any(oracle.is_held(node, i, uuid_of(node, i), uid) for i in device_ids):
+                with pytest.raises(IllegalTransition):
+                    ledger.assume(uid, make_allocation(node, *device_ids))
+                return
             ledger.assume(uid, make_allocation(node, *device_ids))
             oracle.assumed[uid] = make_allocation(node, *device_ids)
             oracle.expected.pop(uid, None)

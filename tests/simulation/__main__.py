@@ -115,7 +115,11 @@ def main() -> int:
     parser.add_argument("--no-shrink", action="store_true")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
     began = time.monotonic()
     tally = _run_all(options.seed, options.histories, options.workers, options.without)
     _print(tally, time.monotonic() - began)

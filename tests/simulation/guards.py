@@ -44,7 +44,7 @@ def swapping(*swaps: tuple[Any, str, Any]) -> Undo:
 
 
 def _binding_without_version() -> Undo:
-    def body(pod: Pod, node: str, annotations: dict[str, str], resource_version: str) -> dict[str, Any]:  # noqa: ARG001
+    def body(pod: Pod, node: str, annotations: dict[str, str], resource_version: str) -> dict[str, Any]:
         return bind_plan.binding_body(pod, node, annotations, "")
 
     return swapping((posting, "binding_body", body))
@@ -68,7 +68,7 @@ def _assume_after_the_first_await() -> Undo:
 
     binder_ledgers: list[Ledger] = []
 
-    def late(self: Ledger, uid: str, allocation: Any, *, attempt: str = "") -> None:  # noqa: ARG001
+    def late(self: Ledger, uid: str, allocation: Any, *, attempt: str = "") -> None:
         self.unexpect(uid)
         binder_ledgers.append(self)
 
@@ -226,7 +226,6 @@ def _successor_taken_for_its_predecessor() -> Undo:
 
     put_pod = Ledger.put_pod
     return swapping((Ledger, "put_pod", put))
-
 
 
 GUARDS: dict[str, Guard] = {

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-
 from atoll.api import names
 from tests.builders import pod_json
 from tests.simulation.judge import Broken, Judge
@@ -303,7 +302,7 @@ class World:
         old = self.machine(step.target)
         if len(self.machines) > 3 or not old.is_on:
             return
-        old.is_online = False
+        old.is_online, old.is_retired = False, True
         self._delete_node(Step(step.at_seconds, "delete node", step.target, number=1e6))
         self._collect_garbage()
         new = self._add_machine(step.target, f"{step.target}-{len(self.machines)}")
@@ -465,7 +464,9 @@ def _tell(world: World, path: str, old: Object | None, new: Object | None) -> No
     spec = obj.get("spec") or {}
     facts = [spec.get("nodeName"), spec.get("holderIdentity"), obj.get("status", {}).get("phase")]
     marks = obj["metadata"].get("annotations", {})
-    facts += [marks.get(key) for key in (names.ALLOCATED, names.LEASE_ATTEMPT, names.LEASE_FENCED, names.LEASE_IN_DOUBT)]
+    facts += [
+        marks.get(key) for key in (names.ALLOCATED, names.LEASE_ATTEMPT, names.LEASE_FENCED, names.LEASE_IN_DOUBT)
+    ]
     verb = "deleted" if new is None else "created" if old is None else "changed"
     told = " ".join(str(fact) for fact in facts if fact)
     uid, version = obj["metadata"]["uid"], world.server.version
@@ -476,5 +477,3 @@ def _tell(world: World, path: str, old: Object | None, new: Object | None) -> No
 def _stop_if_broken(world: World) -> None:
     if world.judge.broken is not None:
         raise world.judge.broken
-
-

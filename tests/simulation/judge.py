@@ -128,7 +128,9 @@ class Judge:
             held.add((uid, uuid))
         for uid, pod in pods.items():
             if pod["spec"].get("nodeName") and not _has_ended(pod):
-                found += [f"{uuid} of {uid} has no Lease" for uuid in sorted(wanted_uuids(pod)) if (uid, uuid) not in held]
+                found += [
+                    f"{uuid} of {uid} has no Lease" for uuid in sorted(wanted_uuids(pod)) if (uid, uuid) not in held
+                ]
         return found
 
     def _leases(self) -> list[Object]:
@@ -143,9 +145,7 @@ class Judge:
         users = {
             pod["metadata"]["uid"]
             for pod in self._server.pods()
-            if pod["spec"].get("nodeName") == node
-            and uuid in wanted_uuids(pod)
-            and not _has_ended(pod)
+            if pod["spec"].get("nodeName") == node and uuid in wanted_uuids(pod) and not _has_ended(pod)
         }
         for machine in machines_of(self._machines, node):
             uids = {*machine.running, *machine.wants, *(event.object["metadata"]["uid"] for event in machine.unseen())}

@@ -49,6 +49,7 @@ class Machine:
     is_online: bool = True
     is_paused: bool = False
     is_agent_down: bool = False
+    is_retired: bool = False
     cursor: int = 0
     devices: dict[int, str] = field(default_factory=dict)
     sick: set[int] = field(default_factory=set)
@@ -83,13 +84,13 @@ class Machine:
             return True
         return any(
             uuid in wanted_uuids(event.object)
-            for event in self._log()[self.cursor :]
+            for event in self.unseen()
             if event.object["metadata"]["uid"] == uid and self._would_run(event)
         )
 
     def unseen(self) -> list[Event]:
         """Return the pod events that kubelet has not worked off."""
-        return self._log()[self.cursor :] if self.is_on else []
+        return self._log()[self.cursor :] if self.is_on and not self.is_retired else []
 
     # Kubelet
 
@@ -286,7 +287,12 @@ class Machine:
             "liveRead": live_read,
             "kubeletRead": kubelet_read,
         }
-        return {"bootId": f"{self.ident}-boot-{self.boot}", "nodeUid": self.node_uid, "pods": entries, "evidence": evidence}
+        return {
+            "bootId": f"{self.ident}-boot-{self.boot}",
+            "nodeUid": self.node_uid,
+            "pods": entries,
+            "evidence": evidence,
+        }
 
     def _publish(self, status: Object, content: Object) -> None:
         if not self.is_online:

@@ -123,7 +123,12 @@ class Scheduler:
         """Write what kube-scheduler writes: the condition that says that nothing fits, once."""
         if pod["status"].get("conditions"):
             return
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/2 nodes are available",
+        }
         path = f"{PODS}/{pod['metadata']['name']}"
         self._server.patch(path, {"status": {"conditions": [condition]}}, uid=pod["metadata"]["uid"])
 

@@ -133,7 +133,10 @@ class Server:
         self._check(path, metadata)
         if current["metadata"].get("deletionTimestamp") or current["spec"].get("nodeName"):
             raise Refused(409, "Conflict", "pod is being deleted or already assigned")
-        patch = {"metadata": {"annotations": metadata.get("annotations", {})}, "spec": {"nodeName": body["target"]["name"]}}
+        patch = {
+            "metadata": {"annotations": metadata.get("annotations", {})},
+            "spec": {"nodeName": body["target"]["name"]},
+        }
         self._store(path, merge(current, patch))
 
     def _check(self, path: str, wanted: Mapping[str, Any]) -> None:

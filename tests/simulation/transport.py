@@ -22,7 +22,11 @@ LATE_SECONDS = (2.0, 40.0)
 TWICE_SECONDS = (0.02, 15.0)
 SLOW_SECONDS = (0.3, 3.0)
 REPLAYED_EVENTS = 5
-ERRORS = {"error 500": (500, "InternalError"), "error 503": (503, "ServiceUnavailable"), "error 429": (429, "TooManyRequests")}
+ERRORS = {
+    "error 500": (500, "InternalError"),
+    "error 503": (503, "ServiceUnavailable"),
+    "error 429": (429, "TooManyRequests"),
+}
 OnWrite = Callable[[str, str, str, Any], None]
 
 
@@ -193,7 +197,7 @@ class SimulatedSession:
         url: URL,
         *,
         data: bytes | None = None,
-        timeout: aiohttp.ClientTimeout | None = None,  # noqa: ASYNC109 - the library's interface
+        timeout: aiohttp.ClientTimeout | None = None,
         trace_request_ctx: Any = None,
         **_: Any,
     ) -> Answer:
