@@ -27,6 +27,7 @@ from bench import peer_domains
 from topology.asks import Ask, Policy
 from topology.choice import Choice, choose
 from topology.errors import TopologyError
+from topology.gangs.model import Order
 from topology.model import DEVICES_MAX, Machine, machine, mask_of, positions_of
 from topology.policies import POLICIES
 from topology.profiles import profile, profile_names
@@ -80,9 +81,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.peer_cases", description=__doc__)
     parser.add_argument("kind", choices=["device", "domain"])
     parser.add_argument("file", type=Path)
+    parser.add_argument("--order", choices=list(Order), default=Order.NEAREST, help="of right placements of a gang")
     options = parser.parse_args(arguments)
     if options.kind == "domain":
-        return peer_domains.run(options.file)
+        return peer_domains.run(options.file, Order(options.order))
     verdicts: Counter[str] = Counter()
     with options.file.open(encoding="utf-8") as lines:
         for answer in answers(lines):

@@ -4,6 +4,8 @@ In: one JSON object per line: levels, nodes, usage and pod sets, each with what 
 first line with `meta` explains the fields. Out: one JSON line per scenario (id, found, peerFound, valid, domains,
 peerDomains, verdict, why) and a summary line. domains: of the requested level, summed over the pod sets.
 
+`--order kueue` answers in the peer's own order (not for balanced requests and repairs).
+
 Verdicts: same (the same places, or both refuse), equal (other places, as many domains), better (fewer domains, or valid
 places where the peer gives up), worse (refused, invalid, or more domains), unsupported (several flavors, elastic
 workload slices). Exit code 1 when any scenario is worse.
@@ -19,7 +21,7 @@ from typing import Any, Final
 
 from bench.peer_scenarios import Asked, Scenario, Unsupported, scenario_of
 from topology.errors import TopologyError
-from topology.gangs.model import Gang, Member, Mode, PodSet, Refusal
+from topology.gangs.model import Gang, Member, Mode, Order, PodSet, Refusal
 from topology.gangs.repair import replace_lost
 from topology.gangs.search import place
 from topology.gangs.snapshot import Snapshot
@@ -29,18 +31,18 @@ Places = dict[str, dict[str, int]]
 """Per pod set, members per place."""
 
 
-def run(file: Path) -> int:
-    """Answer a file of scenarios; 0 unless one is worse."""
+def run(file: Path, order: Order = Order.NEAREST) -> int:
+    """Answer a file of scenarios in one of the orders; 0 unless one is worse."""
     verdicts: Counter[str] = Counter()
     with file.open(encoding="utf-8") as lines:
-        for answer in answers(lines):
+        for answer in answers(lines, order):
             verdicts[answer["verdict"]] += 1
             print(json.dumps(answer))
     print(json.dumps({"scenarios": verdicts.total(), **{name: verdicts[name] for name in VERDICTS}}))
     return 1 if verdicts["worse"] else 0
 
 
-def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def answers(lines: Iterable[str], order: Order = Order.NEAREST) -> Iterator[dict[str, Any]]:
     """One answer per scenario; one that cannot be read is told as worse, with the reason."""
     defaults: dict[str, Any] = {}
     for number, line in enumerate(lines, start=1):
@@ -51,19 +53,19 @@ def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             if "meta" in case:
                 defaults = dict(case.get("gate_defaults", {}))
                 continue
-            yield answer_case(case, defaults)
+            yield answer_case(case, defaults, order)
         except (TopologyError, KeyError, TypeError, ValueError, AttributeError) as error:
             yield _row(f"line-{number}", "worse", f"line {number} cannot be read: {type(error).__name__}: {error}")
 
 
-def answer_case(case: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def answer_case(case: Mapping[str, Any], defaults: Mapping[str, Any], order: Order = Order.NEAREST) -> dict[str, Any]:
     """Answer one scenario and compare."""
     peer_found = all(row.get("want") is not None for row in case["podsets"])
     try:
         scenario = scenario_of(case, defaults)
     except Unsupported as reason:
         return {**_row(str(case["id"]), "unsupported", str(reason)), "peerFound": peer_found}
-    places, why = _answer(scenario)
+    places, why = _answer(scenario, order)
     faults = problems(scenario, places) if places is not None else []
     ours = _domains(scenario, places) if places is not None else None
     peers = _domains(scenario, _wanted(scenario)) if peer_found else None
@@ -102,14 +104,14 @@ def _verdict(
     return "equal", "other places in as many domains"
 
 
-def _answer(scenario: Scenario) -> tuple[Places | None, str]:
+def _answer(scenario: Scenario, order: Order) -> tuple[Places | None, str]:
     """Places for all pod sets, or None and why."""
     problem = next((asked.problem for asked in _leading(scenario) if asked.problem), "")
     if problem:
         return None, problem
     if scenario.lost and scenario.existing:
         return _repaired(scenario)
-    answer = place(Gang(tuple(_grouped(scenario))), scenario.snapshot)
+    answer = place(Gang(tuple(_grouped(scenario))), scenario.snapshot, order=order)
     if isinstance(answer, Refusal):
         return None, answer.text
     names = {f"{number}": asked.pod_set.name for number, asked in enumerate(scenario.asked)}

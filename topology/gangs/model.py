@@ -188,6 +188,16 @@ class Placement:
     bounded: bool
 
 
+class Order(StrEnum):
+    """Which of several right placements is taken."""
+
+    NEAREST = "nearest"
+    """Our own: fewest domains, then least damage to what remains. Never more domains of the requested level than
+    KUEUE's."""
+    KUEUE = "kueue"
+    """As Kueue's topology-aware scheduling would choose."""
+
+
 class Cause(StrEnum):
     """What kind of refusal it is."""
 
@@ -202,7 +212,8 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no placement. fits, of: in units, at best in one domain of the level; excluded: hosts by reason."""
+    """Why there is no placement. fits, of: in units, at best in one domain of the level; excluded: hosts by reason;
+    bounded: every unit has places by itself, and not every arrangement of them was tried."""
 
     cause: Cause
     pod_set: str
@@ -226,4 +237,4 @@ class Refusal:
         if self.excluded:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in self.excluded)
             line += f"; {self.hosts} hosts; excluded: {reasons}"
-        return line + ("; the search was cut short" if self.bounded else "")
+        return line + ("; not every arrangement was tried" if self.bounded else "")

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from topology.gangs.balanced import find_balanced
+from topology.gangs.compatible import find_compatible
 from topology.gangs.counts import count_up
 from topology.gangs.descent import Budget, Found, Question, find
-from topology.gangs.model import PodSet, Refusal
+from topology.gangs.model import Order, PodSet, Refusal
 from topology.gangs.occupancy import Occupancy
 from topology.gangs.refusals import refusal
 from topology.gangs.requests import Unit
@@ -25,11 +26,12 @@ from topology.quality import Bools, Ints
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What an attempt does without. one_island: sets of contiguous members that span islands; spare: whether spare
-    hosts may be used; liking: hosts whose preference is below it, None for none."""
+    hosts may be used; liking: hosts whose preference is below it, None for none; order: of right placements."""
 
     one_island: bool = False
     spare: bool = True
     liking: int | None = None
+    order: Order = Order.NEAREST
 
 
 def question_of(
@@ -66,7 +68,7 @@ def place_unit(
     question = question_of(unit, occupancy, rules, budget, allowed)
     found = find_balanced(question) if unit.balanced else None
     if found is None and question.tree.size(0):
-        found = find(question)
+        found = find_compatible(question) if rules.order is Order.KUEUE else find(question)
     if found is not None:
         return found
     hosts = np.arange(len(occupancy.snapshot.hosts))

@@ -6,7 +6,8 @@ could change. Separate, so that search, repair and refusals mean the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from topology.gangs.counts import Shape
 from topology.gangs.model import HOST, Cause, Gang, Mode, PodSet, Refusal, Slice, TopologyRequest
@@ -16,7 +17,7 @@ from topology.gangs.tree import DomainTree
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
     """What is placed as one: a pod set, with its leader if it has one. level: index of the requested level; need:
-    outermost slices."""
+    outermost slices; group: of units that lie in one domain of that level where it is required."""
 
     pod_set: PodSet
     leader: PodSet | None
@@ -25,6 +26,7 @@ class Unit:
     shape: Shape
     need: int
     balanced: bool
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,25 @@ class Whole:
 def units_of(gang: Gang, tree: DomainTree) -> tuple[Unit, ...] | Refusal:
     """One unit per pod set or per pair of leader and workers."""
     units: list[Unit] = []
-    for workers, leader in _paired(gang):
+    pairs = _paired(gang)
+    for workers, leader in pairs:
         request = workers.request
-        alone = len(_paired(gang)) == 1
-        if alone and request.mode is Mode.UNCONSTRAINED and not request.slices:
+        mates = [other for other, _ in pairs if workers.group and other.group == workers.group]
+        if len(mates) > 1:
+            request = _group_request(workers, mates)
+        if len(pairs) == 1 and request.mode is Mode.UNCONSTRAINED and not request.slices:
             request = gang.whole
         unit = unit_of(workers, leader, request, tree)
         if isinstance(unit, Refusal):
             return unit
-        units.append(unit)
+        units.append(replace(unit, group=workers.group if len(mates) > 1 else ""))
     return tuple(units)
+
+
+def _group_request(pod_set: PodSet, mates: Sequence[PodSet]) -> TopologyRequest:
+    """The request of the group's largest, with a pod set's own slices."""
+    leading = max(mates, key=lambda one: one.count).request
+    return replace(leading, slices=leading.slices if pod_set.request == leading else ())
 
 
 def unit_of(workers: PodSet, leader: PodSet | None, request: TopologyRequest, tree: DomainTree) -> Unit | Refusal:
@@ -71,7 +82,8 @@ def whole_of(gang: Gang, tree: DomainTree) -> Whole | Refusal:
 
 
 def _paired(gang: Gang) -> list[tuple[PodSet, PodSet | None]]:
-    """Workers with their leader, in the order of the first of each; a group of another form is placed one by one."""
+    """Workers with their leader, in the order of the first of each; the pod sets of a group of another form by
+    themselves."""
     groups: dict[str, list[PodSet]] = {}
     for position, pod_set in enumerate(gang.pod_sets):
         groups.setdefault(pod_set.group or f"\0{position}", []).append(pod_set)

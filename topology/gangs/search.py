@@ -11,7 +11,7 @@ orders and other domains for the earlier ones are tried, TRIES_MAX in all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,7 +21,7 @@ from topology.asks import Policy
 from topology.gangs.descent import Budget, Found
 from topology.gangs.devices import has_one_island
 from topology.gangs.members import placement_of
-from topology.gangs.model import Cause, Gang, Mode, Placement, PodSet, Refusal
+from topology.gangs.model import Cause, Gang, Mode, Order, Placement, PodSet, Refusal
 from topology.gangs.occupancy import Occupancy
 from topology.gangs.placing import Rules, place_unit, put, question_of
 from topology.gangs.requests import Unit, Whole, units_of, whole_of
@@ -67,10 +67,10 @@ class _Attempt:
         return self.tries <= TRIES_MAX
 
 
-def place(gang: Gang, snapshot: Snapshot) -> Placement | Refusal:
+def place(gang: Gang, snapshot: Snapshot, *, order: Order = Order.NEAREST) -> Placement | Refusal:
     """Places for all members; where pod sets have a least count, for as many as fit between that and the count."""
     budget = Budget()
-    answer = _place(gang, snapshot, budget)
+    answer = _place(gang, snapshot, budget, order)
     if isinstance(answer, Placement) or answer.cause is not Cause.NO_FIT:
         return answer
     steps = max(pod_set.count - _least(pod_set) for pod_set in gang.pod_sets)
@@ -78,7 +78,7 @@ def place(gang: Gang, snapshot: Snapshot) -> Placement | Refusal:
     best: Placement | Refusal = answer
     while low < high:
         middle = (low + high) // 2 if low else 0
-        fewer = _place(_reduced(gang, middle, of=steps), snapshot, budget)
+        fewer = _place(_reduced(gang, middle, of=steps), snapshot, budget, order)
         if isinstance(fewer, Refusal):
             high = middle
         else:
@@ -104,7 +104,7 @@ def _reduced(gang: Gang, step: int, *, of: int) -> Gang:
     return replace(gang, pod_sets=tuple(reduced(pod_set) for pod_set in gang.pod_sets))
 
 
-def _place(gang: Gang, snapshot: Snapshot, budget: Budget) -> Placement | Refusal:
+def _place(gang: Gang, snapshot: Snapshot, budget: Budget, order: Order) -> Placement | Refusal:
     units, whole = units_of(gang, snapshot.tree), whole_of(gang, snapshot.tree)
     if isinstance(units, Refusal):
         return units
@@ -112,16 +112,26 @@ def _place(gang: Gang, snapshot: Snapshot, budget: Budget) -> Placement | Refusa
         return whole
     if len(units) == 1 and (units[0].mode, units[0].level) == (whole.mode, whole.level):
         whole = Whole(Mode.UNCONSTRAINED, snapshot.tree.hosts)
-    loosest = _solve(_Attempt(units, whole, snapshot, Rules(), budget))
+    attempt = _Attempt(units, whole, snapshot, Rules(order=order), budget)
+    loosest = _solve(attempt)
     if isinstance(loosest, Refusal):
-        return replace(loosest, bounded=budget.bounded)
+        return replace(loosest, bounded=not _is_proven(attempt))
     best = loosest
-    for rules in _strict_rules(units, snapshot):
+    for rules in _strict_rules(units, snapshot) if order is Order.NEAREST else ():
         strict = _solve(_Attempt(units, whole, snapshot, rules, budget))
         if isinstance(strict, Solution) and strict.distance <= loosest.distance:
             best = strict
             break
     return placement_of(gang, units, best.founds, best.occupancy, budget)
+
+
+def _is_proven(attempt: _Attempt) -> bool:
+    """Whether the refusal holds for every placement: some unit finds no place even by itself. A gang of one unit is
+    always searched through; several that only fail together may have a placement that was not tried."""
+    empty = Occupancy(attempt.snapshot)
+    return len(attempt.units) == 1 or any(
+        isinstance(place_unit(unit, empty, rules=Rules(), budget=attempt.budget), Refusal) for unit in attempt.units
+    )
 
 
 def _strict_rules(units: tuple[Unit, ...], snapshot: Snapshot) -> Iterator[Rules]:
@@ -218,7 +228,8 @@ def _extended(
     """Places for the units left in `order`; when the later ones fail, the first is tried in its next domain."""
     if not order:
         return occupancy
-    unit, usable = attempt.units[order[0]], allowed
+    unit = attempt.units[order[0]]
+    usable = _beside_mates(attempt, unit, allowed, founds)
     for _ in range(ALTERNATIVES_MAX if len(order) > 1 else 1):
         if not attempt.may_try():
             return None
@@ -230,9 +241,24 @@ def _extended(
         taken = occupancy.copy()
         put(unit, found, taken)
         rest = _extended(attempt, order[1:], taken, allowed, founds)
-        if rest is not None or found.level < 0:
+        if rest is None:
+            for position in order[1:]:
+                founds.pop(position, None)
+        if rest is not None or found.level < 0 or not found.hosts:
             return rest
         above = attempt.snapshot.tree.above[found.level]
         elsewhere = above != above[found.hosts[0].host]
         usable = elsewhere if usable is None else usable & elsewhere
     return None
+
+
+def _beside_mates(attempt: _Attempt, unit: Unit, allowed: Bools | None, founds: Mapping[int, Found]) -> Bools | None:
+    """Where a required level binds the units of a group, the domain of those that have their places."""
+    if not unit.group or unit.mode is not Mode.REQUIRED:
+        return allowed
+    above = attempt.snapshot.tree.above[unit.level]
+    for position, found in founds.items():
+        if attempt.units[position].group == unit.group and found.hosts:
+            inside: Bools = above == above[found.hosts[0].host]
+            return inside if allowed is None else inside & allowed
+    return allowed
