@@ -17,7 +17,7 @@ from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import Act, Decision, GangView, Obstacle, decide
-from atoll.cluster.gangs.membership import Stage
+from atoll.cluster.gangs.membership import GangKey, Stage
 from atoll.cluster.gangs.question import Landscape, Question, ask
 from atoll.cluster.gangs.queue import Attempts, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
@@ -51,6 +51,7 @@ class AdmissionReconciler:
     def __init__(self, context: Context, book: GangBook) -> None:
         self._context = context
         self._book = book
+        self._hopeless: set[GangKey] = set()
 
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
@@ -60,7 +61,7 @@ class AdmissionReconciler:
             return ()
         if kind is Kind.NODE and not _differs(change):
             return ()
-        if kind in {Kind.GANG, Kind.HEARTBEAT}:
+        if kind in {Kind.GANG, Kind.HEARTBEAT} or (kind is Kind.REPORT and not _gives_more(change)):
             return ()
         if kind in {Kind.NODE, Kind.TOPOLOGY} and self._book.candidates:
             self._book.attempts.clear()
@@ -104,6 +105,8 @@ class AdmissionReconciler:
 
     async def _held_up(self, view: GangView) -> float | None:
         """Note that another gang must become ready first; return when to look again, None when the way is free."""
+        if not self._book.rules.policy.block_admission:
+            return None
         others = [self._book.view(gang) for gang in self._book.gangs()]
         first = blocker([other for other in others if other.is_admitted])
         if first is None:
@@ -140,10 +143,12 @@ class AdmissionReconciler:
             self._book.attempts.pop(key, None)
             self._book.candidates.discard(key)
             return None
-        self._book.attempts[key] = attempts.next(now)
+        is_hopeless = key in self._hopeless
+        self._book.attempts[key] = attempts.next(now, is_hopeless=is_hopeless)
         return self._book.attempts[key].wait_seconds(now, room_at_seconds=0.0)
 
     async def _place(self, view: GangView, decision: Decision) -> bool:
+        self._hopeless.discard((view.gang.metadata.namespace, view.gang.metadata.name))
         requests = self._book.requests(decision.members)
         site = self._book.site(view.gang)
         if isinstance(requests, Obstacle):
@@ -165,6 +170,8 @@ class AdmissionReconciler:
         if isinstance(answer, Refusal):
             empty = ask(view.gang.spec, decision.members, requests, site, landscape.emptied(), done=self._done(view))
             never = isinstance(empty, Question) and isinstance(place(empty.gang, empty.snapshot), Refusal)
+            if never:
+                self._hopeless.add((view.gang.metadata.namespace, view.gang.metadata.name))
             return await self._wait(view, "NeverFits" if never else "WaitForRoom", answer.text)
         return await self._admit(view, decision, answer, question, site)
 
@@ -244,6 +251,14 @@ def _has_left(change: Change[Any]) -> bool:
         return True
     old = change.old
     return old is not None and pods.is_terminal(change.object) and not pods.is_terminal(old)
+
+
+def _gives_more(change: Change[Any]) -> bool:
+    """Tell whether a report changed in what may be given out; most only tell of pods."""
+    old, new = change.old, change.object
+    if old is None or old.status is None or new.status is None:
+        return True
+    return (old.spec, old.status.devices, old.status.fabric) != (new.spec, new.status.devices, new.status.fabric)
 
 
 def _differs(change: Change[Any]) -> bool:

@@ -19,7 +19,8 @@ from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts
 from atoll.cluster.gangs.readiness_policy import Bounds, OutOfBounds, ReadinessPolicy, policy_for
-from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, site_of
+from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, fabric_clique, site_of
+from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
 from atoll.cluster.requests import Request, request_of
@@ -50,12 +51,16 @@ class GangBook:
         self.room_at_seconds = 0.0
         self._uids: dict[GangKey, set[str]] = {}
         self._written: dict[str, int] = {}
+        self._sites: dict[tuple[str, str, bool, bool], Site | Obstacle] = {}
+        self._landscape: tuple[tuple[int, str, str], Landscape] | None = None
         self._needs: dict[str, tuple[PodSpec, dict[str, int]]] = {}
         for pod in mirror.pods.by_uid.values():
             self._note(pod)
 
     def observe(self, kind: Kind, change: Change[Any]) -> GangKey | None:
-        """Take a change of a pod or a gang; return the gang that it concerns."""
+        """Take a change of any object; return the gang that it concerns."""
+        if kind in {Kind.NODE, Kind.TOPOLOGY, Kind.REPORT} and not _is_in_place(kind, change):
+            self._sites.clear()
         if kind is Kind.POD and change.kind is ChangeKind.DELETED:
             self._needs.pop(change.object.metadata.uid, None)
         if kind is Kind.GANG:
@@ -145,7 +150,13 @@ class GangBook:
         nodes = self.mirror.nodes.store.values()
         is_strict = demands_a_level(gang.spec)
         is_confined = is_strict or gang.spec.topology_name is not None
-        return site_of(topology, nodes, self.mirror.reports, strict=is_strict, confined=is_confined)
+        version = topology.metadata.resource_version if topology is not None else ""
+        key = (topology.metadata.name if topology is not None else "", version, is_strict, is_confined)
+        if key not in self._sites:
+            self._sites[key] = site_of(
+                topology, nodes, self.mirror.reports, strict=is_strict, confined=is_confined
+            )  # fmt: skip
+        return self._sites[key]
 
     def requests(self, members: Iterable[Member]) -> dict[str, Request] | Obstacle:
         """Return what each member asks for, by uid; or why one of them cannot be served."""
@@ -162,8 +173,15 @@ class GangBook:
     # The cluster
 
     def landscape(self) -> Landscape:
-        """Return the cluster at this moment."""
-        ledger = self.mirror.ledger
+        """Return the cluster at this moment; the same one as long as nothing changes."""
+        mirror, ledger = self.mirror, self.mirror.ledger
+        cells = ledger.cells(now_seconds=self.clock.monotonic_seconds())
+        moment = (ledger.revision, mirror.pods.resource_version, mirror.nodes.resource_version)
+        if self._landscape is None or self._landscape[0] != moment:
+            self._landscape = (moment, self._look_around(dict(cells)))
+        return self._landscape[1]
+
+    def _look_around(self, cells: dict[str, Cell]) -> Landscape:
         on: dict[str, list[Pod]] = {}
         for pod in self.mirror.pods.by_uid.values():
             node = pod.spec.node_name or self._coming_to(pod)
@@ -172,8 +190,8 @@ class GangBook:
         nodes = {node.metadata.name: node for node in self.mirror.nodes.store.values()}
         return Landscape(
             nodes=nodes,
-            devices=dict(ledger.nodes),
-            cells=dict(ledger.cells(now_seconds=self.clock.monotonic_seconds())),
+            devices=dict(self.mirror.ledger.nodes),
+            cells=cells,
             pods_on=on,
             free={name: self._free(node, on.get(name, ())) for name, node in nodes.items()},
         )
@@ -198,6 +216,15 @@ class GangBook:
             return assumed.node
         leases = self.mirror.ledger.leases_of(uid) if names.GANG in pod.metadata.annotations else ()
         return leases[0].node if leases else pod.status.nominated_node_name
+
+
+def _is_in_place(kind: Kind, change: Change[Any]) -> bool:
+    """Tell whether a node, topology or report still says the same about where a node stands."""
+    if change.kind is not ChangeKind.MODIFIED or change.old is None:
+        return False
+    if kind is Kind.NODE:
+        return bool(change.old.metadata.labels == change.object.metadata.labels)
+    return kind is Kind.REPORT and fabric_clique(change.old) == fabric_clique(change.object)
 
 
 def jitter_of(token: str) -> float:

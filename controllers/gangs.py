@@ -48,6 +48,7 @@ class GangReconciler:
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[GangKey]:
         """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
         if kind is Kind.TOPOLOGY:
+            self._book.observe(kind, change)
             return self._book.keys()
         if kind is Kind.LEASE:
             record = self._context.mirror.ledger.leases.get(change.object.metadata.name)

@@ -35,6 +35,14 @@ class Landscape:
     cells: Mapping[str, Cell]
     pods_on: Mapping[str, Sequence[Pod]]
     free: Mapping[str, Mapping[str, int]]
+    _snapshots: dict[int, tuple[Site, Snapshot]] = field(default_factory=dict)
+
+    def snapshot(self, site: Site) -> Snapshot:
+        """Return the hosts of a site, built once: every gang that is tried on this landscape shares them."""
+        known = self._snapshots.get(id(site))
+        if known is None or known[0] is not site:
+            known = self._snapshots[id(site)] = (site, snapshot(site.levels, hosts_of(site, self)))
+        return known[1]
 
     def emptied(self) -> "Landscape":
         """Return the same machines without any pod."""
@@ -71,7 +79,6 @@ def ask(
         problem = _unlike(name, members, requests)
         if problem is not None:
             return problem
-    hosts = hosts_of(site, landscape)
     kinds = _kinds(landscape, site)
     finished = done or {}
     templates = {name: members[0].pod for name, members in asked.items()}
@@ -82,7 +89,7 @@ def ask(
         )
         for name, members in asked.items()
     )
-    return Question(Gang(pod_sets, topology_request(spec.topology)), snapshot(site.levels, hosts), asked)
+    return Question(Gang(pod_sets, topology_request(spec.topology)), landscape.snapshot(site), asked)
 
 
 def topology_request(wanted: WantedTopology | None) -> TopologyRequest:

@@ -21,21 +21,23 @@ ROOM_PAUSE_SECONDS_MAX = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """How often in a row a gang found no place, and when it was tried last."""
+    """How often in a row a gang found no place, and when it was tried last. `is_hopeless`: it would not fit the empty
+    machines either, so that room which others make means nothing to it."""
 
     count: int = 0
     at_seconds: float = 0.0
+    is_hopeless: bool = False
 
-    def next(self, now_seconds: float) -> "Attempts":
+    def next(self, now_seconds: float, *, is_hopeless: bool = False) -> "Attempts":
         """Return the record after one more attempt in vain."""
-        return Attempts(self.count + 1, now_seconds)
+        return Attempts(self.count + 1, now_seconds, is_hopeless)
 
     def wait_seconds(self, now_seconds: float, *, room_at_seconds: float) -> float:
         """Return how long the gang must not be tried: ever longer, and shorter once something made room since."""
         if not self.count:
             return 0.0
         pause = min(PAUSE_SECONDS_MAX, PAUSE_SECONDS * 2.0 ** min(self.count - 1, 10))
-        if room_at_seconds > self.at_seconds:
+        if room_at_seconds > self.at_seconds and not self.is_hopeless:
             pause = min(pause, ROOM_PAUSE_SECONDS_MAX)
         return max(0.0, self.at_seconds + pause - now_seconds)
 
