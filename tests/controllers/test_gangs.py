@@ -79,8 +79,20 @@ async def test_a_node_that_is_added_starts_a_waiting_gang(tmp_path: Path) -> Non
         await settled(running, lambda: is_let_go(made, "g", 3))
 
 
-@pytest.mark.parametrize("is_after", [False, True], ids=["before the write", "after it"])
-@pytest.mark.parametrize("dies_at", range(1, 17))
+DEATHS = [
+    pytest.param(
+        dies_at,
+        is_after,
+        id=f"{'after' if is_after else 'before'} write {dies_at}",
+        marks=() if is_after == bool(dies_at % 2) else pytest.mark.long,
+    )
+    for dies_at in range(1, 17)
+    for is_after in (False, True)
+]
+"""Every write of an admission: the ordinary run takes each in turn before and after it, the long one all."""
+
+
+@pytest.mark.parametrize(("dies_at", "is_after"), DEATHS)
 async def test_a_leader_that_dies_at_any_write_leaves_nothing_half_done(
     tmp_path: Path, dies_at: int, is_after: bool
 ) -> None:
@@ -266,3 +278,54 @@ async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
 
     assert await told("best-effort") == "Admitted"
     assert await told("strict") == "WaitForOtherGangs"
+
+
+BLOCK, HOST = "example.com/block", "kubernetes.io/hostname"
+
+
+async def test_a_gang_of_64_lies_in_one_block_and_each_slice_in_one_rack(tmp_path: Path) -> None:
+    """64 members of four GPUs over blocks of eight racks of four machines: one block holds them all."""
+    async with cluster() as made:
+        made.server.remove("/api/v1/nodes/n1")
+        for number in range(64):
+            labels = {BLOCK: f"b{number // 32}", RACK: f"r{number % 32 // 4}", HOST: f"m{number:02}"}
+            made.add_node(f"m{number:02}", labels=labels)
+        levels = [{"nodeLabel": level} for level in (BLOCK, RACK, HOST)]
+        made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": {"levels": levels}})
+        async with term(made, tmp_path) as running:
+            slices = [{"size": 8, "level": RACK}]
+            sets = [{"name": "workers", "count": 64,
+                     "topology": {"mode": "required", "level": BLOCK, "slices": slices}}]  # fmt: skip
+            made.add_gang("g", 64, podSets=sets)
+            for number in range(64):
+                index = {"batch.kubernetes.io/job-completion-index": str(number)}
+                made.add_member("g", number, annotations=index)
+            await settled(running, lambda: is_let_go(made, "g", 64), seconds=40)
+
+    homes = [int(made.pod(f"g-{number}")["status"]["nominatedNodeName"][1:]) for number in range(64)]
+    assert len({home // 32 for home in homes}) == 1
+    assert [len({home // 4 for home in homes[first : first + 8]}) for first in range(0, 64, 8)] == [1] * 8
+    (assigned,) = made.gang("g")["status"]["assignment"]["podSets"]
+    assert assigned["levels"] == [HOST]
+    assert assigned["domainCount"] == 32
+
+
+async def test_gangs_that_come_together_never_share_a_gpu(tmp_path: Path) -> None:
+    """Twelve gangs of different sizes on two machines: whoever is let go holds its GPUs, and all have their turn."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        sizes = {f"g{number}": 1 + number % 3 for number in range(12)}
+        for name, size in sizes.items():
+            add_gang(made, name, size)
+        done: set[str] = set()
+        while len(done) < len(sizes):
+            running_now = [name for name, size in sizes.items() if name not in done and is_let_go(made, name, size)]
+            assert sum(sizes[name] for name in running_now) <= 4
+            for name in running_now:
+                for number in range(sizes[name]):
+                    made.delete(f"{name}-{number}")
+                done.add(name)
+            if not running_now:
+                left = [name for name in sizes if name not in done]
+                await settled(running, lambda left=left: any(is_let_go(made, one, sizes[one]) for one in left))
+
+    assert done == set(sizes)
