@@ -46,8 +46,8 @@ mount --bind {kubelet} /var/lib/kubelet
 mount -t tmpfs tmpfs /var/log
 mount -t tmpfs tmpfs /run
 mkdir -p /run/containerd /run/netns
-# kubelet would change settings of the kernel, which belong to the whole machine and would stay. It ends where it cannot,
-# so it finds them as it wants them.
+# kubelet would change settings of the kernel, which belong to the whole machine and would stay. It ends where it
+# cannot, so it finds them as it wants them.
 for settings in kernel vm; do
     mount --bind /proc/sys/$settings /proc/sys/$settings
     mount -o remount,bind,ro /proc/sys/$settings
@@ -56,6 +56,7 @@ for setting in kernel/panic=10 kernel/panic_on_oops=1 vm/overcommit_memory=1 vm/
         kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
     echo "${{setting#*=}}" > {scratch}/setting-"$(basename "${{setting%=*}}")"
     mount --bind {scratch}/setting-"$(basename "${{setting%=*}}")" /proc/sys/"${{setting%=*}}"
+    mount -o remount,bind,ro /proc/sys/"${{setting%=*}}"
 done
 # A node that starts again has booted: kubelet and agent read another id then.
 mount --bind {boot_id} /proc/sys/kernel/random/boot_id
