@@ -1,11 +1,14 @@
 """`atoll audit`: check on a live cluster that Atoll keeps its promises.
 
-In: a kubeconfig. Out: findings on the terminal or as JSON, and exit status 1 when there is one. Read-only. Lists that
-are taken one after another may disagree while pods come and go, so only what two audits in a row find is reported.
+In: a kubeconfig, and where wanted the address of an extender. Out: findings with their evidence and the next step, as
+text or JSON; exit status 1 when there is one. Read-only unless `--repair` is given. Lists that are taken one after
+another may disagree while pods come and go, so only what two audits in a row find is reported.
 """
 
 import asyncio
 import json
+import os
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,15 +19,22 @@ from rich.table import Table
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.audit_remedies import Repair, remedy
 from atoll.cluster.consistency import Finding, audit
+from atoll.cluster.memory import compare
 from atoll.cluster.objects import decode_lease, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
+from atollctl.audit_memory import ExtenderAddress, read_memory
+from atollctl.audit_repair import CONTROLLERS, Outcome, repair
 
 PAUSE_SECONDS = 2.0
 STATUS_FINDINGS = 1
 STATUS_UNREACHABLE = 2
+WIDTH_WITHOUT_TERMINAL = 240
+"""Columns where nobody looks: a log or a pipe must not cut what was found."""
+TOKEN_VARIABLE = "ATOLL_EXTENDER_TOKEN"  # noqa: S105 - the name of a variable
 
 
 class Output(StrEnum):
@@ -38,55 +48,103 @@ def audit_cluster(
     kubeconfig: Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
     output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
+    *,
+    extender: Annotated[
+        str, typer.Option(help=f"Address of an extender whose memory is compared too; token in ${TOKEN_VARIABLE}.")
+    ] = "",
+    extender_ca: Annotated[Path | None, typer.Option(help="Authority of that extender's certificate.")] = None,
+    do_repair: Annotated[
+        bool, typer.Option("--repair", help=f"Do what is proposed, as {CONTROLLERS}; needs the right to impersonate.")
+    ] = False,
 ) -> None:
     """Check that no GPU is promised twice, none is leaked, and every allocation is what was promised."""
+    address = ExtenderAddress(extender, os.environ.get(TOKEN_VARIABLE, ""), extender_ca) if extender else None
     try:
-        findings = asyncio.run(find_twice(kubeconfig, context))
-    except KubeError as error:
+        findings = asyncio.run(find_twice(kubeconfig, context, extender=address))
+        outcomes = asyncio.run(repair_all(findings, kubeconfig, context)) if do_repair else {}
+    except (KubeError, OSError) as error:
         typer.echo(f"cannot audit: {error}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
     if output is Output.JSON:
-        typer.echo(json.dumps([_as_dict(finding) for finding in findings], indent=2))
+        typer.echo(json.dumps([as_dict(finding, outcomes.get(finding)) for finding in findings], indent=2))
     else:
-        _print(findings)
-    raise typer.Exit(STATUS_FINDINGS if findings else 0)
+        print_findings(findings, outcomes, Console())
+    left = [finding for finding in findings if finding not in outcomes or not outcomes[finding].is_done]
+    raise typer.Exit(STATUS_FINDINGS if left else 0)
 
 
-async def find_twice(kubeconfig: Path | None, context: str | None = None) -> tuple[Finding, ...]:
-    """Return what two audits in a row both find. Raises KubeError."""
+async def find_twice(
+    kubeconfig: Path | None, context: str | None = None, *, extender: ExtenderAddress | None = None
+) -> tuple[Finding, ...]:
+    """Return what two audits in a row both find. Raises KubeError, and OSError where the extender does not answer."""
     async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-audit") as client:
-        first = await _find(client)
+        first = await _find(client, extender)
         if not first:
             return ()
         await asyncio.sleep(PAUSE_SECONDS)
-        second = set(await _find(client))
+        second = set(await _find(client, extender))
         return tuple(finding for finding in first if finding in second)
 
 
-async def _find(client: ApiClient) -> tuple[Finding, ...]:
+async def repair_all(
+    findings: Sequence[Finding], kubeconfig: Path | None, context: str | None = None
+) -> dict[Finding, Outcome]:
+    """Repair one after another. Raises KubeError when nobody can be reached."""
+    connect = ApiClient.connect(kubeconfig, context, user_agent="atoll-audit", impersonate=CONTROLLERS)
+    async with await connect as client:
+        return {finding: await repair(client, finding) for finding in findings}
+
+
+async def _find(client: ApiClient, extender: ExtenderAddress | None) -> tuple[Finding, ...]:
     reports, leases, pods = await asyncio.gather(
         client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json),
         client.list(paths.leases(names.SYSTEM_NAMESPACE), decode_lease),
         client.list(paths.pods(), decode_pod),
     )
-    return audit(pods.items, leases.items, reports.items)
+    found = audit(pods.items, leases.items, reports.items)
+    if extender is None:
+        return found
+    return tuple(sorted({*found, *compare(await read_memory(extender), pods.items, leases.items)}))
 
 
-def _as_dict(finding: Finding) -> dict[str, object]:
+def as_dict(finding: Finding, outcome: Outcome | None = None) -> dict[str, object]:
+    """Return a finding as the JSON output has it; `problem` is its name for programs."""
+    proposed = remedy(finding)
     return {
         "promise": finding.promise,
-        "problem": str(finding.problem),
+        "problem": finding.problem.name,
+        "text": str(finding.problem),
         "subject": finding.subject,
         "detail": finding.detail,
+        "nextStep": proposed.next_step,
+        "repair": str(proposed.repair),
+        **({} if outcome is None else {"repaired": outcome.is_done, "outcome": outcome.text}),
     }
 
 
-def _print(findings: tuple[Finding, ...]) -> None:
-    console = Console()
+def print_findings(findings: Sequence[Finding], outcomes: dict[Finding, Outcome], console: Console) -> None:
+    """Print a table; words are wrapped, never cut."""
     if not findings:
         console.print("All promises hold: no GPU held twice, no Lease leaked, every allocation as promised.")
         return
-    table = Table("Promise", "Problem", "Object", "Detail")
+    table = Table(show_lines=True)
+    for title in ("Promise", "Problem", "Object", "Evidence", "Next step", *(("Repair",) if outcomes else ())):
+        table.add_column(title, overflow="fold")
     for finding in findings:
-        table.add_row(str(finding.promise), str(finding.problem), finding.subject, finding.detail)
+        outcome = outcomes.get(finding)
+        told = (outcome.text,) if outcome is not None else ()
+        table.add_row(
+            str(finding.promise), str(finding.problem), finding.subject, finding.detail, _next(finding), *told
+        )
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDTH_WITHOUT_TERMINAL)
     console.print(table)
+
+
+def _next(finding: Finding) -> str:
+    proposed = remedy(finding)
+    return (
+        f"{proposed.next_step}; --repair: {proposed.repair}"
+        if proposed.repair is not Repair.NONE
+        else proposed.next_step
+    )

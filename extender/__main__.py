@@ -7,6 +7,7 @@ import sys
 
 import structlog
 
+from atoll.kube.authorization import Doorkeeper
 from atoll.kube.budget_list import BudgetList
 from atoll.kube.client import ApiClient
 from atoll.kube.mirror import ClusterMirror
@@ -51,9 +52,16 @@ async def _serve(values: ExtenderSettings, clock: SystemClock, context: ssl.SSLC
         binder_settings = BinderSettings(values.answer_seconds, values.reservation_seconds, values.visible_devices)
         binder = Binder(client, mirror, clock, binder_settings, new_token=lambda: secrets.token_hex(8))
         budgets = BudgetList(client, clock)
-        app = build_app(
-            Parts(mirror, binder, clock, Metrics("extender"), values.expectation_seconds, budgets=budgets.read)
+        parts = Parts(
+            mirror,
+            binder,
+            clock,
+            Metrics("extender"),
+            values.expectation_seconds,
+            budgets=budgets.read,
+            doorkeeper=Doorkeeper(client),
         )
+        app = build_app(parts)
         try:
             await supervise(
                 mirror=_follow(mirror),

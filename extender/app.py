@@ -13,9 +13,11 @@ from aiohttp import web
 from atoll.cluster import pods
 from atoll.cluster.budgets import Budgets
 from atoll.cluster.ledger import Expectation
+from atoll.cluster.memory import encode_memory, memory_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
+from atoll.kube.authorization import Doorkeeper
 from atoll.kube.errors import KubeError
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
@@ -51,6 +53,8 @@ class Parts:
     expectation_seconds: float
     budgets: Callable[[], Awaitable[Budgets]] = _no_budgets
     """Lists the disruption budgets; asked only when kube-scheduler wants to preempt."""
+    doorkeeper: Doorkeeper | None = None
+    """Says who may read the memory; without it nobody may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,17 @@ class Handlers:
         error = await self._parts.binder.bind(call)
         self._binds.labels("failed" if error else "bound").inc()
         return wire.bind_reply(error)
+
+    async def show_memory(self, request: web.Request) -> web.Response:
+        """Tell what is remembered, to whom the API server lets read it."""
+        keeper = self._parts.doorkeeper
+        if keeper is None:
+            return web.Response(status=404)
+        refusal = await keeper.refusal(request.headers.get("Authorization", ""), request.path)
+        if refusal is not None:
+            return web.Response(status=refusal[0], text=refusal[1] + "\n")
+        memory = memory_of(self._parts.mirror.ledger, self._parts.clock.monotonic_seconds())
+        return web.Response(body=encode_memory(memory), content_type="application/json")
 
     async def preempt(self, body: bytes) -> bytes:
         """Keep the candidate nodes whose victims would really make room, with all victims that this takes."""
@@ -189,5 +204,6 @@ def build_app(parts: Parts) -> web.Application:
     handlers = Handlers(parts)
     for verb, handler in handlers.routes().items():
         app.router.add_post(f"/{verb}", handlers.timed(verb, handler))
+    app.router.add_get("/debug/ledger", handlers.show_memory)
     add_health(app, ready={"ledger": lambda: parts.mirror.unready_reason() or None}, metrics=parts.metrics)
     return app

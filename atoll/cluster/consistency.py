@@ -17,7 +17,7 @@ from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
-from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
+from atoll.cluster.leases import Holder, LeaseRecord, lease_name, parse_lease
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.renumbering import stale_containers
 from atoll.cluster.repairs import Standing, standing
@@ -32,6 +32,7 @@ class Problem(StrEnum):
     DOUBLE_USE = "two bound pods name one GPU"
     FOREIGN_LEASE = "the GPU's Lease names another holder than the pod that is bound to it"
     FOREIGN_PROCESS = "a pod's processes use a GPU that the pod does not hold"
+    FOREIGN_HOST = "processes outside of any pod use a GPU"
     LEAKED_LEASE = "the Lease's holder is gone or has ended"
     DOUBTFUL_LEASE = "the Lease's holder is gone, and its end is not proven"
     STRAY_LEASE = "the Lease's holder is bound to other GPUs"
@@ -45,12 +46,15 @@ class Problem(StrEnum):
     STALE_NUMBERS = "a container was told numbers that mean other GPUs since its machine was renumbered"
     WRONG_PRINTED_VALUE = "a container saw other GPUs than its annotation says"
     WRONG_HOLDER_NAME = "the Lease's holder has the uid of one pod and the name of another"
+    WRONG_MEMORY = "the extender remembers something else than the API server"
 
 
 PROMISES: Mapping[Problem, int] = {
     Problem.DOUBLE_USE: 1,
     Problem.FOREIGN_LEASE: 1,
     Problem.FOREIGN_PROCESS: 1,
+    Problem.FOREIGN_HOST: 1,
+    Problem.WRONG_MEMORY: 1,
     Problem.LEAKED_LEASE: 2,
     Problem.DOUBTFUL_LEASE: 2,
     Problem.STRAY_LEASE: 2,
@@ -69,12 +73,18 @@ PROMISES: Mapping[Problem, int] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One broken promise. `subject` is the object, `detail` the values that disagree."""
+    """One broken promise. `subject` is the object, `detail` the values that disagree: the evidence.
+
+    `pod`, `lease` and `node` name the objects that a repair would touch; they do not tell findings apart.
+    """
 
     promise: int
     problem: Problem
     subject: str
     detail: str
+    pod: Holder | None = field(default=None, compare=False)
+    lease: str = field(default="", compare=False)
+    node: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"promise {self.promise}: {self.problem}: {self.subject}: {self.detail}"
@@ -120,8 +130,10 @@ def audit(
     return tuple(sorted(set(findings)))
 
 
-def _finding(problem: Problem, subject: str, detail: str) -> Finding:
-    return Finding(PROMISES[problem], problem, subject, detail)
+def _finding(
+    problem: Problem, subject: str, detail: str, *, pod: Holder | None = None, lease: str = "", node: str = ""
+) -> Finding:
+    return Finding(PROMISES[problem], problem, subject, detail, pod, lease, node)
 
 
 def _name(pod: Pod) -> str:
@@ -180,9 +192,10 @@ def _lease_holders(books: _Books) -> Iterator[Finding]:
         state = standing(record, pod, NEVER)
         if state is Standing.DEPARTED:
             problem = Problem.DOUBTFUL_LEASE if record.lease_name in books.in_doubt else Problem.LEAKED_LEASE
-            yield _finding(problem, subject, f"holder {record.holder}")
+            yield _finding(problem, subject, f"holder {record.holder}", lease=record.lease_name, node=record.node)
         elif state is Standing.STRAY:
-            yield _finding(Problem.STRAY_LEASE, subject, f"holder {record.holder}")
+            evidence = f"holder {record.holder}"
+            yield _finding(Problem.STRAY_LEASE, subject, evidence, pod=record.holder, lease=record.lease_name)
         if pod is not None and (pod.metadata.namespace, pod.metadata.name) != (
             record.holder.namespace,
             record.holder.name,
@@ -197,7 +210,8 @@ def _missing_leases(books: _Books) -> Iterator[Finding]:
             record = books.leases.get(name)
             subject = _name(books.pods[uid])
             if record is None:
-                yield _finding(Problem.MISSING_LEASE, subject, name)
+                holder = pods.holder_of(books.pods[uid])
+                yield _finding(Problem.MISSING_LEASE, subject, name, pod=holder, lease=name, node=allocation.node)
             elif record.holder.uid != uid:
                 yield _finding(Problem.FOREIGN_LEASE, subject, f"{name} is held by {record.holder}")
             elif record.device_uuid != uuid:
@@ -233,7 +247,9 @@ def _stale_numbers(books: _Books) -> Iterator[Finding]:
     for uid, allocation in books.allocations.items():
         report = books.reports.get(allocation.node)
         for stale in stale_containers(books.pods[uid], report.devices if report is not None else ()):
-            yield _finding(Problem.STALE_NUMBERS, _name(books.pods[uid]), f"on {allocation.node}: {stale}")
+            pod = books.pods[uid]
+            detail = f"on {allocation.node}: {stale}"
+            yield _finding(Problem.STALE_NUMBERS, _name(pod), detail, pod=pods.holder_of(pod), node=allocation.node)
 
 
 def _processes(books: _Books) -> Iterator[Finding]:
@@ -242,9 +258,13 @@ def _processes(books: _Books) -> Iterator[Finding]:
         for entry in report.pods:
             allocation = books.allocations.get(entry.uid)
             foreign = set(entry.uuids) & ours - set(allocation.uuids if allocation is not None else ())
-            if foreign and entry.uid in books.pods:
+            pod = books.pods.get(entry.uid)
+            if foreign and pod is not None and not pods.is_terminal(pod):
                 detail = f"on {node}: {', '.join(sorted(foreign))}"
-                yield _finding(Problem.FOREIGN_PROCESS, _name(books.pods[entry.uid]), detail)
+                yield _finding(Problem.FOREIGN_PROCESS, _name(pod), detail, pod=pods.holder_of(pod), node=node)
+        for use in report.host_uses:
+            pids = ", ".join(map(str, use.pids)) or "unknown"
+            yield _finding(Problem.FOREIGN_HOST, f"GPU {use.uuid} {node}", f"{use.count} processes: {pids}", node=node)
 
 
 def _printed_value(books: _Books, value: Printed) -> Iterator[Finding]:

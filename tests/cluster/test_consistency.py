@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from atoll.api import names
-from atoll.api.node_status import GpuNodeStatus, PodEvidence
+from atoll.api.node_status import GpuNodeStatus, HostUse, PodEvidence
 from atoll.cluster.allocations import Allocation, ContainerDevices, allocation_annotations
 from atoll.cluster.consistency import PROMISES, Printed, Problem, audit
 from atoll.cluster.leases import Holder
@@ -48,6 +48,14 @@ def using(name: str, *ids: int) -> GpuNodeStatus:
     return report.model_copy(update={"status": report.status.model_copy(update={"pods": (entry,)})})
 
 
+def hosting(*ids: int) -> GpuNodeStatus:
+    """Return a report in which processes outside of pods use these devices."""
+    report = make_report()
+    assert report.status is not None
+    uses = tuple(HostUse(uuid=uuid_of("n1", number), count=1, pids=(4711,)) for number in ids)
+    return report.model_copy(update={"status": report.status.model_copy(update={"host_uses": uses})})
+
+
 SOUND = [bound("a", 0, 1), bound("b", 2), make_pod("w"), make_pod("plain", gpus=None, node="n1")]
 SOUND_LEASES = [*leases("a", 0, 1), *leases("b", 2), make_lease("n1", 5, holder=holder("w"))]
 FOREIGN = Allocation("n1", (0,), (uuid_of("n1", 1),))
@@ -75,6 +83,7 @@ BROKEN: list[tuple[str, list[Pod], list[Lease], list[GpuNodeStatus], set[Problem
         [using("x", 3)],
         {Problem.FOREIGN_PROCESS},
     ),
+    ("processes of the machine itself", [bound("a", 0)], leases("a", 0), [hosting(5)], {Problem.FOREIGN_HOST}),
     ("holder gone", [], leases("a", 0), [], {Problem.LEAKED_LEASE}),
     ("holder ended", [bound("a", 0, phase="Succeeded")], leases("a", 0), [], {Problem.LEAKED_LEASE}),
     (
@@ -147,6 +156,12 @@ def test_broken_promise_is_found(
     findings = audit(pods, held, reports)
     assert {finding.problem for finding in findings} == problems
     assert all(finding.promise == PROMISES[finding.problem] and finding.subject for finding in findings)
+
+
+def test_pod_that_has_ended_uses_nothing() -> None:
+    """The agent's report may be half a minute older than a pod's end, and must not raise an alarm."""
+    ended = bound("a", 0, phase="Succeeded")
+    assert audit([ended], [], [using("a", 0)]) == ()
 
 
 def test_namesake_holds_nothing() -> None:

@@ -37,6 +37,8 @@ ALLOWED = [
     ("scheduler", "watch pods", ""),
     ("scheduler", f"watch {CLAIMS}", ""),
     ("scheduler", f"list {BUDGETS}", ""),
+    ("scheduler", "create tokenreviews.authentication.k8s.io", ""),
+    ("scheduler", "create subjectaccessreviews.authorization.k8s.io", ""),
     ("scheduler", f"watch {REPORTS}", ""),
     ("scheduler", f"create {LEASES}", SYSTEM),
     ("scheduler", f"update {LEASES}:atoll-scheduler", SYSTEM),

@@ -1,0 +1,83 @@
+"""May the bearer of a token read a path? The API server knows who that is, and what the roles say.
+
+In: a token and a path such as /debug/ledger. Out: nothing, or why not. No secret is kept or compared here: the API
+server reviews the token, so a ClusterRole with `nonResourceURLs` opens the path to whom it is bound.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from atoll.kube import paths
+from atoll.kube.errors import KubeError
+
+TOKEN_LENGTH_MAX = 16_384
+
+
+class Creator(Protocol):
+    """What is needed of the API client."""
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> bytes: ...
+
+
+class _User(msgspec.Struct, frozen=True):
+    username: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: dict[str, list[str]] = {}
+
+
+class _TokenStatus(msgspec.Struct, frozen=True):
+    authenticated: bool = False
+    user: _User = _User()
+
+
+class _TokenReview(msgspec.Struct, frozen=True):
+    status: _TokenStatus = _TokenStatus()
+
+
+class _AccessStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class _AccessReview(msgspec.Struct, frozen=True):
+    status: _AccessStatus = _AccessStatus()
+
+
+class Doorkeeper:
+    """Asks the API server about each call; nothing is remembered, since such calls are rare."""
+
+    def __init__(self, client: Creator) -> None:
+        self._client = client
+
+    async def refusal(self, authorization: str, path: str) -> tuple[int, str] | None:
+        """Return None for whoever may GET the path, else a status and why; `authorization` is the header's value."""
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not token or len(token) > TOKEN_LENGTH_MAX:
+            return 401, "a bearer token is needed: kubectl create token ..."
+        try:
+            user = await self._user(token)
+            if user is None:
+                return 401, "the API server does not know the token"
+            is_allowed = await self._may_get(user, path)
+        except (KubeError, msgspec.MsgspecError):
+            return 503, "the API server cannot be asked about the token"
+        return None if is_allowed else (403, f"{user.username} may not get {path}")
+
+    async def _user(self, token: str) -> _User | None:
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        answer = await self._client.create(paths.group("authentication.k8s.io/v1", "tokenreviews"), body)
+        review = msgspec.json.decode(answer, type=_TokenReview)
+        return review.status.user if review.status.authenticated else None
+
+    async def _may_get(self, user: _User, path: str) -> bool:
+        attributes = {"path": path, "verb": "get"}
+        spec = {"user": user.username, "uid": user.uid, "groups": list(user.groups), "extra": user.extra}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {**spec, "nonResourceAttributes": attributes},
+        }
+        answer = await self._client.create(paths.group("authorization.k8s.io/v1", "subjectaccessreviews"), body)
+        return msgspec.json.decode(answer, type=_AccessReview).status.allowed

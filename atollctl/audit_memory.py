@@ -1,0 +1,48 @@
+"""Reads what an extender remembers, from its debug endpoint.
+
+In: an address, a token, the authority of the extender's certificate. Out: a Memory. The extender listens on its pod's
+loopback: `kubectl -n atoll-system port-forward deployment/atoll-scheduler 8888` brings it here, and the extender asks
+the API server whether the token's bearer may read it.
+"""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from atoll.cluster.memory import Memory, decode_memory
+
+PATH = "/debug/ledger"
+SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderAddress:
+    """Where an extender listens, and how it is asked. `token` is not shown."""
+
+    url: str
+    token: str
+    authority: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"ExtenderAddress({self.url!r})"
+
+
+async def read_memory(address: ExtenderAddress) -> Memory:
+    """Return the memory. Raises OSError when there is no answer, or one that says no."""
+    context = ssl.create_default_context(cafile=str(address.authority)) if address.authority is not None else True
+    headers = {"Authorization": f"Bearer {address.token}"}
+    url = address.url.rstrip("/") + PATH
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS)) as session,
+            session.get(url, headers=headers, ssl=context) as answer,
+        ):
+            body = await answer.read()
+            if answer.status != 200:
+                raise OSError(f"{url} answers {answer.status}: {body[:200].decode(errors='replace').strip()}")
+            return decode_memory(body)
+    except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+        raise OSError(f"{url} cannot be read: {error}") from error

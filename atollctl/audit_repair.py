@@ -1,0 +1,118 @@
+"""Carries out what `atoll audit` proposes, one fenced write per finding, as Atoll's controllers would.
+
+In: findings with the objects they name. Out: what was done about each, or why nothing was. Everything is read anew
+before it is written: a finding is a moment old. Nothing here ends a Lease whose holder may still run.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from atoll.api import names
+from atoll.cluster.audit_remedies import Repair, remedy
+from atoll.cluster.consistency import NEVER, Finding
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.leases import Holder, Reservation, lease_body, parse_lease
+from atoll.cluster.objects import Pod, decode_lease, decode_node, decode_pod
+from atoll.cluster.repairs import Standing, required_leases, standing
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.kube.errors import AlreadyExists, KubeError, NotFound
+from atoll.kube.microtime import format_microtime
+from atoll.kube.patches import delete_options, merge_patch
+
+CONTROLLERS = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:atoll-controllers"
+"""Whom the policies let write. The caller needs the right to impersonate it; the API server's log shows both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a finding."""
+
+    is_done: bool
+    text: str
+
+
+async def repair(client: ApiClient, finding: Finding) -> Outcome:
+    """Do what the finding's remedy says; a person's work is left to them."""
+    act = _ACTS.get(remedy(finding).repair)
+    if act is None:
+        return Outcome(is_done=False, text="a person must decide")
+    try:
+        return await act(client, finding)
+    except (KubeError, MalformedValue) as error:
+        return Outcome(is_done=False, text=f"failed: {error}")
+
+
+async def _ask(client: ApiClient, finding: Finding) -> Outcome:
+    """Have the agent take two fresh readings, past everything that has happened so far."""
+    try:
+        await client.get(paths.gpunodestatuses(finding.node))
+    except NotFound:
+        return Outcome(is_done=False, text=f"no agent reports for node {finding.node}")
+    listing = await client.list(paths.pods(names.SYSTEM_NAMESPACE), decode_pod)
+    body = merge_patch(annotations={names.EVIDENCE_WANTED: listing.resource_version})
+    await client.patch(paths.gpunodestatuses(finding.node), body)
+    return Outcome(
+        is_done=True, text=f"asked the agent of {finding.node}; the controllers free the GPU once it is proven"
+    )
+
+
+async def _write(client: ApiClient, finding: Finding) -> Outcome:
+    pod = await _live(client, finding.pod)
+    lacking = next((each for each in required_leases(pod) if each.name == finding.lease), None) if pod else None
+    if lacking is None:
+        return Outcome(is_done=False, text="the pod no longer names that GPU")
+    node = decode_node(await client.get(paths.nodes(lacking.node)))
+    now = format_microtime(datetime.now(UTC))
+    reservation = Reservation(lacking.node, node.metadata.uid, lacking.holder, lacking.claim, "audit", now, now)
+    body = lease_body(reservation, lacking.device_id, lacking.device_uuid)
+    try:
+        await client.create(paths.leases(names.SYSTEM_NAMESPACE), body)
+    except AlreadyExists:
+        return Outcome(is_done=False, text="there is a Lease by now")
+    return Outcome(is_done=True, text=f"wrote Lease {lacking.name} for {lacking.holder}")
+
+
+async def _delete(client: ApiClient, finding: Finding) -> Outcome:
+    path = paths.leases(names.SYSTEM_NAMESPACE, finding.lease)
+    record = parse_lease(decode_lease(await client.get(path)))
+    pod = await _live(client, record.holder)
+    if pod is None or standing(record, pod, NEVER) is not Standing.STRAY:
+        return Outcome(is_done=False, text="the Lease is no stray any more")
+    await client.delete(path, delete_options(uid=record.lease_uid, resource_version=record.resource_version))
+    return Outcome(is_done=True, text=f"deleted Lease {finding.lease}: {record.holder} is bound to other GPUs")
+
+
+async def _evict(client: ApiClient, finding: Finding) -> Outcome:
+    pod = await _live(client, finding.pod)
+    if pod is None:
+        return Outcome(is_done=False, text="the pod is gone")
+    metadata = pod.metadata
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
+        "deleteOptions": delete_options(uid=metadata.uid),
+    }
+    await client.create(paths.eviction(metadata.namespace, metadata.name), body)
+    return Outcome(is_done=True, text=f"evicted {metadata.namespace}/{metadata.name}")
+
+
+async def _live(client: ApiClient, holder: Holder | None) -> Pod | None:
+    """Return the pod of that uid as it is now."""
+    if holder is None:
+        return None
+    try:
+        pod = decode_pod(await client.get(paths.pods(holder.namespace, holder.name)))
+    except NotFound:
+        return None
+    return pod if pod.metadata.uid == holder.uid else None
+
+
+_ACTS: Mapping[Repair, Callable[[ApiClient, Finding], Awaitable[Outcome]]] = {
+    Repair.ASK: _ask,
+    Repair.WRITE: _write,
+    Repair.DELETE: _delete,
+    Repair.EVICT: _evict,
+}
