@@ -9,6 +9,7 @@ that was prepared before can open it. A gated pod is bound by nobody; so its Lea
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
@@ -126,6 +127,8 @@ async def take_back(context: Context, members: Sequence[Member], seats: Sequence
 async def _take_back(context: Context, pod: Pod, seat: Seat | None) -> None:
     ledger, uid = context.mirror.ledger, pod.metadata.uid
     seen = await _move(context, pod)
+    if seen is not None and has_gate(seen) and seen.status.nominated_node_name:
+        await _denominate(context, seen)
     if seen is None or has_gate(seen):
         known = {record.lease_name for record in ledger.leases_of(uid)}
         made = seat.allocation if seat is not None else ledger.assumed(uid)
@@ -148,6 +151,14 @@ async def _move(context: Context, pod: Pod) -> Pod | None:
         return decode_pod(await context.api.patch(paths.pods(metadata.namespace, metadata.name), body))
     except (NotFound, Conflict):
         return None
+
+
+async def _denominate(context: Context, pod: Pod) -> None:
+    """Give back the cpu and memory that kube-scheduler set aside for a gated pod."""
+    metadata = pod.metadata
+    body = merge_patch(uid=metadata.uid, status={"nominatedNodeName": None})
+    with contextlib.suppress(NotFound, Conflict):
+        await context.api.patch(paths.pods(metadata.namespace, metadata.name, "status"), body)
 
 
 async def _delete_own(context: Context, name: str, uid: str) -> None:

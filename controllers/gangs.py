@@ -97,6 +97,9 @@ class GangReconciler:
                 return await self._evict(gang, decision)
             case Act.RESUME:
                 return await self._resume(gang, decision)
+            case Act.DROP:
+                await self.write(gang, decision.status)
+                await self._drop(decision.members)
             case Act.PLACE | Act.REPLACE:
                 self._book.candidates.add(key)
                 await self.write(gang, decision.status)
@@ -139,10 +142,13 @@ class GangReconciler:
         uid = gang.metadata.uid
         for owner in owners:
             await suspend(self._context, gang.metadata.namespace, owner, uid)
-        started = [member for member in bare if member.stage in STARTED]
-        answers = await each(started, lambda member: evict(self._context, member.pod))
-        raise_first(answer for answer in answers if not isinstance(answer, TooManyRequests))
+        await self._drop([member for member in bare if member.stage in STARTED])
         return AGAIN_SECONDS
+
+    async def _drop(self, members: Sequence[Member]) -> None:
+        """Evict pods; a disruption budget may put that off until the next look."""
+        answers = await each(members, lambda member: evict(self._context, member.pod))
+        raise_first(answer for answer in answers if not isinstance(answer, TooManyRequests))
 
     async def _reread(self, gang: GpuGang) -> GpuGang:
         path = paths.gpugangs(gang.metadata.namespace, gang.metadata.name)

@@ -26,6 +26,8 @@ from atoll.cluster.gangs.times import seconds_of, text_of
 
 REFUSED_SECONDS = 15.0
 """kube-scheduler may refuse a member once because its own view lags behind; after this long it means it."""
+STUCK_SECONDS = 60.0
+"""A member that joins a gang that runs already is given up after this long: what it holds would be lost to others."""
 
 
 class Act(StrEnum):
@@ -38,6 +40,7 @@ class Act(StrEnum):
     RESUME = "resume the owners that were suspended"
     PLACE = "find a place for all"
     REPLACE = "find places for members that are missing"
+    DROP = "evict members that cannot start where they were put, so that their owner makes others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,9 @@ def _decide_admitted(
         pause = (count, pause_seconds(view.policy.requeuing, count, jitter=jitter))
         return _evict(view, status, failing, now_seconds=now_seconds, pause=pause)
     again = _next_look(view, status, now_seconds)
+    stuck = tuple(m for m in view.members if (_refused_since(m) or now_seconds) + STUCK_SECONDS <= now_seconds)
+    if stuck:
+        return Decision(Act.DROP, _phase(status, "Recovering"), stuck, again_seconds=1.0)
     chosen, _ = placeable(view.gang.spec, view.members)
     status = _phase(status, "Running" if tallied.is_enough else "Starting" if not status.was_ready else "Recovering")
     return Decision(Act.REPLACE if chosen else Act.NOTHING, status, chosen, again)
@@ -233,8 +239,8 @@ def _why(member: Member) -> str:
 
 def _next_look(view: GangView, status: GpuGangStatus, now_seconds: float) -> float | None:
     times = [_deadline(view, status)]
-    if not status.was_ready:
-        times += [since + REFUSED_SECONDS for m in view.members if (since := _refused_since(m)) is not None]
+    patience = STUCK_SECONDS if status.was_ready else REFUSED_SECONDS
+    times += [since + patience for m in view.members if (since := _refused_since(m)) is not None]
     left = [time - now_seconds for time in times if time is not None]
     return max(0.05, min(left)) if left else None
 

@@ -9,7 +9,7 @@ import pytest
 from atoll.api import names
 from atoll.api.gangs import GangAssignment, SuspendedOwner
 from atoll.cluster.gangs import lifecycle
-from atoll.cluster.gangs.lifecycle import REFUSED_SECONDS, Act
+from atoll.cluster.gangs.lifecycle import REFUSED_SECONDS, STUCK_SECONDS, Act
 from atoll.cluster.gangs.membership import Member, Stage
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, Requeuing
 from atoll.cluster.gangs.times import seconds_of, text_of
@@ -275,6 +275,19 @@ def test_a_pinned_member_that_is_refused_ends_the_admission() -> None:
     assert late.act is Act.EVICT
     assert life.condition(EVICTED) == ("True", "SchedulerRefused")
     assert life.gang.status.requeue_state.count == 1
+
+
+def test_a_replacement_that_cannot_start_is_given_up_alone() -> None:
+    """A gang runs, its new member is refused where it was put: after a minute that pod alone goes, the others stay."""
+    life = running(2, ReadinessPolicy())
+    stuck = refused(1, life.now)
+    assert life.look(*members(READY), stuck, after=STUCK_SECONDS - 1).act is Act.NOTHING
+
+    decision = life.look(*members(READY), stuck, after=2)
+
+    assert decision.act is Act.DROP
+    assert decision.members == (stuck,)
+    assert life.condition(EVICTED)[0] != "True"
 
 
 def test_an_admission_of_which_nobody_is_left_is_forgotten() -> None:
