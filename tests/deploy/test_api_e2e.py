@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from atoll.api import gangs
 from atoll.api.claims import DEVICE_RULES, SPEC_RULES, GpuClaim
+from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from tests.deploy.api_server import Api
 
@@ -26,7 +28,7 @@ def claim(name: str = "new", **devices: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("plural", ["gpuclaims", "gpunodestatuses"])
+@pytest.mark.parametrize("plural", ["gpuclaims", "gpugangs", "gpunodestatuses", "topologies"])
 def test_definition_is_structural_to_the_api_server(api: Api, plural: str) -> None:
     """The API server established the definition and found nothing that is not structural."""
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.gpu.scheduling"
@@ -128,3 +130,87 @@ def test_a_full_report_of_a_large_machine_is_accepted(api: Api) -> None:
     assert report is not None
     assert len(report.devices) == 64
     assert api.send("DELETE", f"{REPORTS}/large").is_accepted
+
+
+GANGS = "/apis/gpu.scheduling/v1/namespaces/default/gpugangs"
+TOPOLOGIES = "/apis/gpu.scheduling/v1/topologies"
+RACK = {"mode": "required", "level": "example.com/rack"}
+
+
+def gang(**spec: Any) -> dict[str, Any]:
+    """Return a GpuGang of four workers."""
+    sets = [{"name": "workers", "count": 4}]
+    body = {"apiVersion": "gpu.scheduling/v1", "kind": "GpuGang", "metadata": {"name": "new"}}
+    return {**body, "spec": {"podSets": sets, **spec}}
+
+
+def workers(**pod_set: Any) -> list[dict[str, Any]]:
+    """Return one pod set."""
+    return [{"name": "workers", "count": 4, **pod_set}]
+
+
+def slices(*sizes: int) -> dict[str, Any]:
+    """Return a topology request with slices of these sizes."""
+    return {**RACK, "slices": [{"size": size, "level": "example.com/rack"} for size in sizes]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param({"topology": {"mode": "required"}}, gangs.LEVEL_RULES[0][1], id="required without a level"),
+        pytest.param({"topology": {"level": "rack"}}, gangs.LEVEL_RULES[0][1], id="a level without a mode for it"),
+        pytest.param({"topology": slices(8, 3)}, gangs.LEVEL_RULES[1][1], id="slices that do not nest"),
+        pytest.param({"topology": slices(8, 4, 3)}, gangs.LEVEL_RULES[1][1], id="inner slices that do not nest"),
+        pytest.param({"topology": {**RACK, "subGroupCount": 2}}, gangs.LEVEL_RULES[2][1], id="half a sub-group"),
+        pytest.param({"topology": {"mode": "required", "level": "no such label"}}, "spec.topology.level", id="level"),
+        pytest.param({"minMember": 5}, gangs.GANG_RULES[0][1], id="more members than there are"),
+        pytest.param({"podSets": workers(minCount=5)}, gangs.POD_SET_RULES[0][1], id="a minimum beyond the count"),
+        pytest.param({"podSets": workers() * 2}, "Duplicate value", id="one pod set twice"),
+        pytest.param({"podSets": []}, "should have at least 1 items", id="no pod set"),
+        pytest.param({"waitForPodsReady": {"timeout": "0s"}}, gangs.DURATION_RULES[0][1], id="no time"),
+        pytest.param({"waitForPodsReady": {"timeout": "-5s"}}, "spec.waitForPodsReady.timeout", id="negative time"),
+        pytest.param({"waitForPodsReady": {"timeout": "10"}}, "spec.waitForPodsReady.timeout", id="time without unit"),
+    ],
+)
+def test_bad_gangs_are_refused_with_the_reason(api: Api, spec: dict[str, Any], message: str) -> None:
+    """Contradictions never reach the controllers: the API server names them."""
+    answer = api.send("POST", GANGS, gang(**spec), dry_run=True)
+    assert answer.status == 422, answer
+    assert message in answer.message
+
+
+def test_a_gang_with_everything_is_accepted_and_read_back(api: Api) -> None:
+    """The largest sensible gang passes the rules within their cost, and the model reads what is stored."""
+    sets = [{"name": f"set-{number}", "count": 6000, "topology": slices(8, 4, 2)} for number in range(16)]
+    spec = {
+        "podSets": sets,
+        "minMember": 96_000,
+        "topology": {"mode": "preferred", "level": "example.com/block"},
+        "waitForPodsReady": {"timeout": "1h30m", "requeuingStrategy": {"timestamp": "Creation"}},
+    }
+    answer = api.send("POST", GANGS, gang(**spec), dry_run=True)
+    assert answer.status == 201, answer
+    assert GpuGang.model_validate_json(answer.message).spec.size == 96_000
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        pytest.param([], "should have at least 1 items", id="no level"),
+        pytest.param([f"example.com/l{number}" for number in range(9)], "must have at most 8 items", id="nine levels"),
+        pytest.param(["example.com/rack"] * 2, "Duplicate value", id="one level twice"),
+        pytest.param(["not a label"], "spec.levels[0].nodeLabel", id="no label key"),
+    ],
+)
+def test_bad_topologies_are_refused_with_the_reason(api: Api, labels: list[str], message: str) -> None:
+    """One to eight levels, each a label key, none twice."""
+    levels = [{"nodeLabel": label} for label in labels]
+    body = {
+        "apiVersion": "gpu.scheduling/v1",
+        "kind": "Topology",
+        "metadata": {"name": "t"},
+        "spec": {"levels": levels},
+    }
+    answer = api.send("POST", TOPOLOGIES, body, dry_run=True)
+    assert answer.status == 422, answer
+    assert message in answer.message

@@ -35,6 +35,13 @@ class Yard:
         }
         self.api.request("POST", self.gangs, body)
 
+    def claim(self, gang: str, gpus: int) -> None:
+        """Create the GpuClaim `member`, which names the gang."""
+        spec = {"gangRef": gang, "devices": {"count": gpus, **H100}}
+        body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": "member"}, "spec": spec}
+        path = f"/apis/gpu.scheduling/v1/namespaces/{self.world.namespace}/gpuclaims"
+        self.api.request("POST", path, body)
+
     def member_body(self, gang: str, name: str, claim: str, **options: Any) -> dict[str, Any]:
         """Return a pod of a gang."""
         body = self.world.pod_body(name, claim, **options)
@@ -141,13 +148,7 @@ def test_a_job_that_is_not_ready_in_time_is_requeued_without_losing_tries(yard: 
     yard.gang(
         "train", count=2, waitForPodsReady={"enable": True, "timeout": "8s", "requeuingStrategy": QUICK}
     )  # fmt: skip
-    claim = {
-        "apiVersion": names.API_VERSION,
-        "kind": "GpuClaim",
-        "metadata": {"name": "member"},
-        "spec": {"gangRef": "train", "devices": {"count": 4, **H100}},
-    }
-    world.cluster.api.request("POST", f"/apis/gpu.scheduling/v1/namespaces/{world.namespace}/gpuclaims", claim)
+    yard.claim("train", 4)
     probe = {"exec": {"command": ["test", "-f", flag]}, "periodSeconds": 1}
     path = JOB.format(world.namespace)
     body = job_body(yard, "train", "member", count=2, script=HOLD + STAY, readinessProbe=probe)
@@ -171,15 +172,9 @@ def test_a_member_that_goes_is_replaced_on_its_own(yard: Yard) -> None:
     """One pod of a running gang is deleted, its owner makes another: it gets GPUs, and the others run on."""
     world = yard.world
     yard.gang("train", count=2)
-    claim = {
-        "apiVersion": names.API_VERSION,
-        "kind": "GpuClaim",
-        "metadata": {"name": "member"},
-        "spec": {"gangRef": "train", "devices": {"count": 2, **H100}},
-    }
-    world.cluster.api.request("POST", f"/apis/gpu.scheduling/v1/namespaces/{world.namespace}/gpuclaims", claim)
+    yard.claim("train", 2)
     path = JOB.format(world.namespace)
-    body = job_body(yard, "train", "member", count=2, script=HOLD + STAY)
+    body = job_body(yard, "train", "member", count=2, script=HOLD + STAY.replace("exit 0", "exit 1"))
     body["spec"]["backoffLimit"] = 6
     world.cluster.api.request("POST", path, body)
     yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
