@@ -74,6 +74,19 @@ def test_filter_reply_is_what_go_decodes() -> None:
     assert json.loads(wire.filter_reply((), {}))["NodeNames"] == []
 
 
+def test_names_of_the_second_call_are_found_without_reading_it() -> None:
+    """What stands before the names is known again byte by byte; a name is found whole, and only behind that."""
+    before = wire.before_names(b'{"Pod":' + POD + b',"Nodes":null,"NodeNames":["n1","n22"]}')
+
+    assert before == b'{"Pod":' + POD + b',"Nodes":null,"NodeNames":['
+    assert wire.is_followed_by(before + b'"n22"]}', before, "n22")
+    assert not wire.is_followed_by(before + b'"n22"]}', before, "n2")
+    assert not wire.is_followed_by(before + b'"n22"]}', before, "main")
+    assert not wire.is_followed_by(before.replace(b"u1", b"u2") + b'"n22"]}', before, "n22")
+    assert wire.before_names(b'{"Pod":' + POD + b',"NodeNames":null}') == b""
+    assert not wire.is_followed_by(b'{"NodeNames":["n1"]}', b"", "n1")
+
+
 def test_prioritize_reply_is_a_bare_array_with_integers() -> None:
     """One node is named: those that are not score 0. A score with a decimal point would not decode in Go."""
     assert wire.prioritize_reply("n1", 10) == b'[{"Host":"n1","Score":10}]'
