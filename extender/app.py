@@ -27,6 +27,7 @@ from extender import wire
 from extender.binder import Binder
 from extender.endings import Endings
 from extender.nominations import Nominations
+from extender.terms import Terms
 from extender.verdicts import NodeVerdicts, Question, judge_nodes
 from extender.victims import Preemptor, choose_victims
 from topology.demand import PRIOR, Demand
@@ -75,6 +76,7 @@ class Handlers:
         self._judged = Judged("", 0, PRIOR, None)
         self._endings = Endings(parts.mirror.ledger, parts.clock)
         parts.mirror.on_change(self._endings.observe)
+        parts.mirror.on_change(Terms(parts.mirror).observe)
         parts.mirror.on_change(Nominations(parts.mirror.ledger, parts.clock, self._request).observe)
         self._seconds = parts.metrics.histogram(
             "call_seconds", "Time to answer a call of kube-scheduler", labels=["verb"]

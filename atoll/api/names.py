@@ -84,6 +84,8 @@ LEASE_FENCED: Final = "gpu.scheduling/fenced"
 LEASE_IN_DOUBT: Final = "gpu.scheduling/in-doubt"
 
 CONTROLLERS_LEADER_LEASE: Final = "atoll-controllers"
+SCHEDULER_LEADER_LEASE: Final = "atoll-scheduler"
+"""kube-scheduler's own, as the shipped configuration names it; a change of its holder makes extenders read all anew."""
 WEBHOOK_SERVICE: Final = "atoll-webhook"
 WEBHOOK_CONFIGURATION: Final = "zz-atoll-webhook"
 """Sorted last, so that it sees what other webhooks made of the pod."""

@@ -297,6 +297,11 @@ class Ledger:
             if not others:
                 del self._expected_on[expectation.node]
 
+    def forget_expectations(self) -> None:
+        """Drop every expectation: whoever made them does not bind any more."""
+        for uid in list(self._expected):
+            self.unexpect(uid)
+
     # Kept for waiting pods
 
     def keep(self, uid: str, kept: Kept | None) -> None:

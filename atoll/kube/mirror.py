@@ -122,6 +122,12 @@ class ClusterMirror:
         """Tell whether every collection is complete and fresh."""
         return not self.unready_reason()
 
+    def begin_anew(self) -> None:
+        """Be unready until every collection was listed by a list that begins after this; expectations are dropped."""
+        self.ledger.forget_expectations()
+        for reflector in self.reflectors.values():
+            reflector.begin_anew()
+
     async def synced(self) -> None:
         """Wait until every collection was listed once."""
         for reflector in self.reflectors.values():

@@ -23,7 +23,7 @@ import structlog
 
 from atoll.kube.cache import Cache, Change, Key, T, is_older
 from atoll.kube.client import ApiClient
-from atoll.kube.clock import Clock, within
+from atoll.kube.clock import Clock, end, within
 from atoll.kube.errors import ApiError, Gone, KubeError, MalformedAnswer, Unanswered, api_error, truncate
 from atoll.kube.limits import Backoff
 from atoll.kube.watch_events import (
@@ -73,6 +73,7 @@ class Reflector(Generic[T]):
         self._must_list = True
         self._page_next = False
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
+        self._stream: asyncio.Future[None] | None = None
         self.synced = asyncio.Event()
         self.resource_version = ""
         self.last_error = ""
@@ -115,18 +116,31 @@ class Reflector(Generic[T]):
             self._waiters = [waiter for waiter in self._waiters if waiter[1] is not reached]
         return True
 
+    def begin_anew(self) -> None:
+        """List again from now on: `synced` is set once more by a list that begins after this, and by no earlier one."""
+        self.synced.clear()
+        self._must_list = True
+        if self._stream is not None:
+            self._stream.cancel()
+
     async def run(self) -> None:
         """Follow the collection until cancelled, whatever the server does; raises only what `on_event` raises."""
         backoff = Backoff(self._rng)
         while True:
             started = self._clock.monotonic_seconds()
+            self._stream = asyncio.ensure_future(self._follow())
             try:
-                await self._follow()
+                await asyncio.wait({self._stream})
+                if self._stream.cancelled():
+                    continue
+                self._stream.result()
             except Gone as error:
                 self._must_list = True
                 self._note(error)
             except (ApiError, Unanswered, MalformedAnswer) as error:
                 self._note(error)
+            finally:
+                await end(self._stream)
             if self._clock.monotonic_seconds() - started > GOOD_STREAM_SECONDS:
                 backoff.reset()
             await self._clock.sleep(backoff.next_seconds())

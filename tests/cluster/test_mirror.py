@@ -214,3 +214,34 @@ async def test_renewal_that_we_see_counts_from_now(mirror: Watched) -> None:
     await mirror.until(lambda: not mirror.is_stale())
     await mirror.clock.advance(181)
     assert mirror.is_stale()
+
+
+async def test_report_seen_before_its_new_node_counts_once_the_node_is_seen(mirror: Watched) -> None:
+    """Nodes and reports come by two watches: a report of the successor is not lost when it is seen first."""
+    mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "old"}})
+    mirror.server.put(REPORT, report_json("n1", "t4-4", node_uid="new"))
+    await mirror.until(lambda: "n1" not in mirror.mirror.ledger.nodes)
+
+    mirror.server.remove(paths.nodes("n1"))
+    mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "new"}})
+    await mirror.until(lambda: "n1" in mirror.mirror.ledger.nodes)
+
+    assert mirror.free() == 4
+
+
+async def test_beginning_anew_is_over_only_with_lists_that_began_later(mirror: Watched) -> None:
+    """A list from before does not make the mirror ready in the new term; its news count all the same."""
+    await mirror.until(lambda: mirror.mirror.is_ready() and mirror.free() == 4)
+    before = {kind: reflector.listings_count for kind, reflector in mirror.mirror.reflectors.items()}
+
+    mirror.mirror.begin_anew()
+    assert "not complete" in mirror.mirror.unready_reason()
+    mirror.mirror.begin_anew()
+    await mirror.clock.advance(5.0)
+    async with asyncio.timeout(20):
+        await mirror.mirror.synced()
+
+    after = {kind: reflector.listings_count for kind, reflector in mirror.mirror.reflectors.items()}
+    assert all(after[kind] > before[kind] for kind in before)
+    assert mirror.mirror.is_ready()
+    assert mirror.free() == 4

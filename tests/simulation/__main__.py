@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -48,6 +49,7 @@ def run_seeds(first: int, count: int, guard: str = "") -> Tally:
 
     prepare_process()
     sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore")
     gc.disable()
     gc.collect()
     gc.freeze()
@@ -135,6 +137,7 @@ def _print_smallest(seed: int, guard: str) -> None:
 
     prepare_process()
     sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore")
     with without(guard):
         plan = plan_of(seed)
         if not fails(plan):

@@ -81,6 +81,7 @@ class World:
         for name in CONTROLLERS[: self.plan.controllers_count]:
             self.start_controllers(name)
         self.scheduler = self._new_scheduler()
+        self._write_leader()
         self._every(POLL_SECONDS, lambda: [machine.look(is_owed=False) for machine in self.machines])
         self._every(HEARTBEAT_SECONDS, lambda: [machine.beat() for machine in self.machines])
         self._every(BOOKMARK_SECONDS, self._bookmark)
@@ -231,6 +232,13 @@ class World:
             self.scheduler.stop()
         self.leading = 1 - self.leading
         self.scheduler = self._new_scheduler()
+        self._write_leader()
+
+    def _write_leader(self) -> None:
+        path = f"{LEASES}/{names.SCHEDULER_LEADER_LEASE}"
+        spec = {"holderIdentity": f"scheduler-{self.leading}", "leaseDurationSeconds": 15}
+        if not self.server.patch(path, {"spec": spec}):
+            self.server.create(path, {"metadata": {"name": names.SCHEDULER_LEADER_LEASE}, "spec": spec})
 
     def _hold_process(self, step: Step) -> None:
         session = self.sessions[step.target]
