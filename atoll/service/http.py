@@ -12,19 +12,46 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from atoll.service.metrics import CONTENT_TYPE_LATEST, Metrics
 
 Check = Callable[[], str | None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+ALWAYS_ANSWERED = ("/livez", "/readyz", "/metrics")
+
 BODY_BYTES_MAX = 1024 * 1024
+IN_FLIGHT_MAX = 1024
+"""Requests that are worked on at a time; more are sent away at once instead of being queued without end."""
 STOP_SECONDS = 5.0
 
 
-def application(*, body_bytes_max: int = BODY_BYTES_MAX) -> web.Application:
-    """Return an empty application that answers 413 to larger bodies."""
-    return web.Application(client_max_size=body_bytes_max)
+def application(*, body_bytes_max: int = BODY_BYTES_MAX, in_flight_max: int = IN_FLIGHT_MAX) -> web.Application:
+    """Return an empty application that answers 413 to larger bodies, and 429 beyond `in_flight_max` requests at a time.
+
+    Health and metrics are answered all the same: whoever watches must see that there are too many.
+    """
+    return web.Application(client_max_size=body_bytes_max, middlewares=[_in_flight_limit(in_flight_max)])
+
+
+def _in_flight_limit(in_flight_max: int) -> Middleware:
+    in_flight = 0
+
+    @web.middleware
+    async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal in_flight
+        if request.path in ALWAYS_ANSWERED:
+            return await handler(request)
+        if in_flight >= in_flight_max:
+            return web.Response(status=429, text="too many requests at a time\n", headers={"Retry-After": "1"})
+        in_flight += 1
+        try:
+            return await handler(request)
+        finally:
+            in_flight -= 1
+
+    return limit
 
 
 def add_health(

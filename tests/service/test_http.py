@@ -60,6 +60,29 @@ async def test_body_beyond_the_bound_is_refused() -> None:
         assert (await fetch(port, "/", b"x" * 1001))[0] == 413
 
 
+async def test_requests_beyond_the_bound_are_sent_away() -> None:
+    """A client that opens without end takes no memory without end; health is told meanwhile, and room comes back."""
+    gate, arrived = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def wait(_request: web.Request) -> web.Response:
+        arrived.release()
+        await gate.wait()
+        return web.Response(text="done")
+
+    app = application(in_flight_max=2)
+    app.router.add_get("/wait", wait)
+    add_health(app)
+    async with listening(app, "127.0.0.1", 0) as port:
+        held = [asyncio.ensure_future(fetch(port, "/wait")) for _ in range(2)]
+        for _ in held:
+            await arrived.acquire()
+        assert (await fetch(port, "/wait"))[0] == 429
+        assert (await fetch(port, "/livez"))[0] == 200
+        gate.set()
+        assert [await each for each in held] == [(200, "done")] * 2
+        assert await fetch(port, "/wait") == (200, "done")
+
+
 async def test_serve_ends_cleanly_when_cancelled() -> None:
     """After cancellation the port is free again."""
     ports: asyncio.Queue[int] = asyncio.Queue()
