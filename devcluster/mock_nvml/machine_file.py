@@ -24,6 +24,7 @@ _ARCHITECTURES: Final = {"6": 4, "7.0": 5, "7.5": 6, "8.9": 8, "8": 7, "9": 9, "
 _NO_FABRIC_BEFORE: Final = 9
 _SWITCH_BUS: Final = "00000000:D0:00.0"
 _FIELD_NVLINK_MBPS: Final = 90
+_FIELD_RECOVERY_ACTION: Final = 230
 _EVENT_TYPES: Final = 0x1 | 0x2 | 0x8
 
 
@@ -126,6 +127,9 @@ class MachineFile:
             "persistence": "1",
             "throttle": "0x0",
             "remapped": "0 0 0 0",
+            "ecc_corrected_volatile": "0",
+            "ecc_uncorrected_volatile": "0",
+            f"field.{_FIELD_RECOVERY_ACTION}": "0",
             "event_types": hex(_EVENT_TYPES),
         }
         numa = machine.numa[position]

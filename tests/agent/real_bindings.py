@@ -4,6 +4,7 @@ A `Bench` plays looks one after another, as the agent would take them: reading, 
 """
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from agent.evidence import GpuUse, PodSighting, Roster, sight
@@ -11,10 +12,12 @@ from agent.identities import LookUp, assign
 from agent.nvml import NvmlBackend
 from agent.report import Circumstances, build_report, on_record, uuids_by_slot
 from atoll.api.node_status import Device, GpuNodeStatusReport
+from atoll.kube.microtime import format_microtime
 from devcluster.mock_nvml import MachineFile
 from topology.profiles import profile
 
 STEP_SECONDS = 0.5
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -62,7 +65,7 @@ def report_of(
             boot_id=boot_id,
             node_uid="",
             position="",
-            now=f"2026-01-01T{minute // 60:02d}:{minute % 60:02d}:00.000000Z",
+            now=format_microtime(START + timedelta(minutes=minute)),
         ),
     )
 

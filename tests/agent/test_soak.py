@@ -1,0 +1,139 @@
+"""Thousands of looks at a machine that keeps breaking: nothing leaks, and every report is valid.
+
+The real bindings over the mock library, in the real worker process. The seed is printed; ATOLL_SEED repeats a run.
+"""
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.driver_client import DriverWorker
+from agent.errors import ReadingFailed
+from agent.nvml import NvmlBackend
+from atoll.api.base import ObjectMeta
+from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
+from atoll.cluster.health import judge
+from atoll.cluster.machines import node_devices
+from devcluster.mock_nvml import MachineFile
+from tests.agent.real_bindings import Bench, machine_of
+
+LOOKS_FAULTY_EVERY = 3
+DESCRIPTORS_GROWTH_MAX = 8
+MEMORY_GROWTH_KIB_MAX = 8 * 1024
+XIDS = (13, 31, 43, 48, 63, 74, 79, 94, 95, 119)
+CALLS = (
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetTotalEccErrors",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetTopologyCommonAncestor",
+    "nvmlEventSetWait_v2",
+    "*",
+)
+
+
+def memory_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def break_something(machine: MachineFile, rng: random.Random, *, hangs: bool) -> MachineFile:
+    """One random fault, or everything healed."""
+    gpu = rng.randrange(len(machine.order))
+    kind = rng.randrange(11 if hangs else 9)
+    if kind == 0:
+        return machine.heal()
+    if kind in {1, 2}:
+        return machine.fail(gpu, rng.choice(CALLS), code=rng.choice((15, 3, 999, 16, 7)), each=rng.randint(1, 3))
+    if kind == 3:
+        return machine.event(gpu, rng.choice(XIDS))
+    if kind == 4:
+        return machine.set(
+            gpu, ecc_uncorrected_volatile=rng.choice((0, 1, 5000)), remapped=f"0 1 {rng.randint(0, 1)} 0"
+        )
+    if kind == 5:
+        return machine.set(gpu, pids=" ".join(str(rng.randint(2, 99_999)) for _ in range(rng.randint(0, 5))) or None)
+    if kind == 6:
+        return machine.set(gpu, throttle=rng.choice(("0x0", "0x40")), fabric=f"{rng.randint(1, 3)} 0 0 0x0 {'0' * 32}")
+    if kind == 7:
+        machine.facts["count"] = str(rng.choice((8, 8, 7, 1)))
+        return machine
+    if kind == 8:
+        return machine_of("dgx-h100").split(gpu, ("3g.40gb", 40448), ("1g.10gb", 9856))
+    return machine.hang(gpu, rng.choice(CALLS), seconds=0.3) if kind == 9 else machine.crash(gpu, rng.choice(CALLS))
+
+
+def check(report: GpuNodeStatusReport) -> None:
+    """A report that any reader can use: it validates, ids and uuids are unique, every device has a standing."""
+    again = GpuNodeStatusReport.model_validate(report.to_json())
+    assert again == report
+    status = GpuNodeStatus(metadata=ObjectMeta(name="n1"), status=report)
+    assert node_devices(status) is not None
+    assert set(judge(status).standings) == {device.uuid for device in report.devices}
+    assert len(report.links.nvlink) == len(report.devices)
+
+
+def soak(stage: Bench, rng: random.Random, looks: int, *, hang_share: float) -> int:
+    """Look so often while things break; returns how many looks gave no report at all."""
+    failed = 0
+    for number in range(looks):
+        if number % LOOKS_FAULTY_EVERY == 0:
+            stage.machine = break_something(stage.machine, rng, hangs=rng.random() < hang_share)
+        if number % 50 == 49:
+            stage.machine.heal()
+            stage.machine.facts = {k: v for k, v in stage.machine.facts.items() if not k.startswith("event.")}
+            stage.boot_id = f"b{number}"
+        stage.minute += 1
+        try:
+            check(stage.look())
+        except ReadingFailed:
+            failed += 1
+    return failed
+
+
+def run(mock_environment: Path, *, warm_up: int, looks: int, hang_share: float) -> None:
+    seed = int(os.environ.get("ATOLL_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
+    print(f"ATOLL_SEED={seed}")
+    rng = random.Random(seed)
+    stage = Bench(mock_environment, machine_of("dgx-h100"), NvmlBackend(step_seconds=0.15))
+    worker = stage.backend.steps
+    assert isinstance(worker, DriverWorker)
+    soak(stage, rng, warm_up, hang_share=hang_share)
+    threads, files, memory = threading.active_count(), descriptors(), memory_kib()
+
+    failed = soak(stage, rng, looks, hang_share=hang_share)
+
+    assert failed < looks / 2
+    assert threading.active_count() == threads
+    assert descriptors() <= files + DESCRIPTORS_GROWTH_MAX
+    assert memory_kib() <= memory + MEMORY_GROWTH_KIB_MAX
+    for _ in range(18):
+        stage.machine, stage.boot_id = machine_of("dgx-h100"), "last"
+        stage.minute += 120
+        report = stage.look()
+    stage.backend.close()
+    assert worker.pid is None
+    assert report.healthy_count == 8
+    assert [one for device in report.devices for one in device.incidents if not one.ended_time] == []
+
+
+def test_a_short_soak(mock_environment: Path) -> None:
+    """Some hundred looks with faults of every kind."""
+    run(mock_environment, warm_up=40, looks=160, hang_share=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_ten_thousand_looks(mock_environment: Path) -> None:
+    """Ten thousand looks with random faults: no handle, thread or process is left over, memory is flat, and every
+    report is valid."""
+    run(mock_environment, warm_up=500, looks=10_000, hang_share=0.02)
