@@ -63,6 +63,7 @@ class Judged:
     """The last answer of filter: it holds for prioritize too, as long as the ledger has not changed."""
 
     uid: str
+    before_names: bytes
     revision: int
     demand: Demand
     best: Candidate | None
@@ -73,7 +74,7 @@ class Handlers:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._judged = Judged("", 0, PRIOR, None)
+        self._judged = Judged("", b"", 0, PRIOR, None)
         self._endings = Endings(parts.mirror.ledger, parts.clock)
         parts.mirror.on_change(self._endings.observe)
         parts.mirror.on_change(Terms(parts.mirror).observe)
@@ -101,16 +102,18 @@ class Handlers:
             verdicts = self._judge(call)
         uid, ledger = call.pod.metadata.uid, self._parts.mirror.ledger
         self._expect(uid, verdicts.best if len(verdicts.feasible) == 1 else None)
-        self._judged = Judged(uid, ledger.revision, ledger.demand, verdicts.best)
+        self._judged = Judged(uid, wire.before_names(body), ledger.revision, ledger.demand, verdicts.best)
         for reason, count in Counter(verdicts.rejected.values()).items():
             self._rejected.labels(reason).inc(count)
         return wire.filter_reply(verdicts.feasible, verdicts.rejected)
 
     async def prioritize(self, body: bytes) -> bytes:
         """Name the one best node. It is asked moments after filter for the names that filter left."""
-        call = wire.read_prioritize(body)
-        best = self._judged_before(call) or self._judge(wire.read_filter(body)).best
-        self._expect(call.uid, best)
+        uid, best = self._judged.uid, self._judged_before(body)
+        if best is None:
+            call = wire.read_filter(body)
+            uid, best = call.pod.metadata.uid, self._judge(call).best
+        self._expect(uid, best)
         return wire.prioritize_reply(best.node if best else None, BEST_SCORE)
 
     async def bind(self, body: bytes) -> bytes:
@@ -167,11 +170,15 @@ class Handlers:
 
         return handle
 
-    def _judged_before(self, call: wire.PrioritizeCall) -> Candidate | None:
-        """Return filter's best node if nothing changed and it is among the names; fewer names make no other better."""
+    def _judged_before(self, body: bytes) -> Candidate | None:
+        """Return filter's best node if the call is about the same pod, nothing changed, and it is among the names.
+
+        Fewer names make no other node better, so the thousands of others need not be read.
+        """
         last, ledger = self._judged, self._parts.mirror.ledger
-        is_same = (last.uid, last.revision, last.demand) == (call.uid, ledger.revision, ledger.demand)
-        return last.best if is_same and last.best and call.has_node(last.best.node) else None
+        if last.best is None or (last.revision, last.demand) != (ledger.revision, ledger.demand):
+            return None
+        return last.best if wire.is_followed_by(body, last.before_names, last.best.node) else None
 
     def _judge(self, call: wire.FilterCall) -> NodeVerdicts:
         uid = call.pod.metadata.uid

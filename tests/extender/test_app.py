@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, cast
 
+import orjson
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -197,6 +198,30 @@ async def test_prioritize_answers_for_its_own_names(extender: Extender) -> None:
 
     assert await extender.call("prioritize", arguments("a", nodes=["n2"])) == [{"Host": "n2", "Score": 10}]
     assert await extender.call("prioritize", arguments("a", nodes=[])) == []
+
+
+async def test_prioritize_in_the_bytes_of_kube_scheduler(extender: Extender) -> None:
+    """Go writes filter and prioritize of one pod alike up to the names: these alone are looked at then, and an answer
+    is the same as if all was read. A pod of another uid, another state or other names are judged anew."""
+
+    async def post(verb: str, pod: dict[str, Any], names: list[str]) -> Any:
+        body = orjson.dumps({"Pod": pod, "Nodes": None, "NodeNames": names})
+        return await (await extender.http.post(f"/{verb}", data=body)).json()
+
+    extender.mirror.ledger.put_pod(make_pod("x", uid="x", node="n2", allocation=make_allocation("n2", 0, 1)))
+    pod, other = pod_json("a", gpus=2), pod_json("b", gpus=4)
+    await post("filter", pod, ["n1", "n2"])
+    assert await post("prioritize", pod, ["n1", "n2"]) == [{"Host": "n2", "Score": 10}]
+    assert extender.mirror.ledger.free("n2", now_seconds=extender.clock.monotonic_seconds()) == 0, "spoken for"
+
+    await post("filter", pod, ["n1", "n2"])
+    assert await post("prioritize", other, ["n1", "n2"]) == [{"Host": "n1", "Score": 10}]
+    await post("filter", other, [])
+    await post("filter", pod, ["n1", "n2"])
+    assert await post("prioritize", pod, ["n1"]) == [{"Host": "n1", "Score": 10}]
+    await post("filter", pod, ["n1", "n2"])
+    extender.mirror.ledger.put_pod(make_pod("y", uid="y", node="n2", allocation=make_allocation("n2", 2)))
+    assert await post("prioritize", pod, ["n1", "n2"]) == [{"Host": "n1", "Score": 10}]
 
 
 async def test_preempt_without_candidates_is_an_empty_map(extender: Extender) -> None:

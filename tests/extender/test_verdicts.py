@@ -170,7 +170,10 @@ def test_sweep_agrees_with_node_by_node(used: dict[int, set[int]], count: int, p
 
     verdicts = judge(ledger, request, [f"n{i}" for i in order])
 
-    answers = {f"n{i}": select(ledger.nodes[f"n{i}"], ledger.free(f"n{i}", now_seconds=NOW), request) for i in order}
+    answers = {
+        f"n{i}": select(ledger.nodes[f"n{i}"], ledger.free(f"n{i}", now_seconds=NOW), request, ledger.demand)
+        for i in order
+    }
     candidates = [answer for answer in answers.values() if isinstance(answer, Candidate)]
     assert list(verdicts.feasible) == [candidate.node for candidate in candidates]
     assert verdicts.best == min(candidates, key=lambda candidate: candidate.order, default=None)
