@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from typing import Any
 
 import pynvml
 
+from agent.driver_client import DriverWorker
+from agent.errors import ReadingFailed
 from agent.looks import Looker
 from agent.nvml import NvmlBackend
 from bench.hardware import checks, smi
@@ -45,6 +48,7 @@ def main() -> int:
         lambda: _cuda(report),
         lambda: _evidence(report),
         lambda: _costs(summary, options),
+        lambda: _isolation(summary, options),
         lambda: _recording(options.out),
     ):
         findings += _guarded(part)
@@ -176,11 +180,50 @@ def _costs(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[Fin
     summary["poll_wall_ms"] = round(1e3 * (time.perf_counter() - started) / options.polls, 3)
     summary["nvml_calls"] = recorder.table()
     backend.close()
-    status = Path("/proc/self/status").read_text()
-    summary["rss_kib"] = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    summary["rss_kib"] = _rss_kib("self")
     yield Finding(
         "poll costs", holds=True, detail=f"{summary['poll_cpu_ms']} ms CPU, {summary['poll_wall_ms']} ms wall"
     )
+
+
+def _isolation(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[Finding]:
+    """The driver asked in the worker process, as the agent does it: what that costs, and what a hang does."""
+    backend = NvmlBackend()
+    worker = DriverWorker(step_seconds=2.0, open_seconds=20.0)
+    backend.steps = worker
+    first = backend.read()
+    assert worker.pid is not None
+    before, started = time.process_time() + _cpu_seconds(worker.pid), time.perf_counter()
+    for _ in range(options.polls):
+        backend.read()
+    passed = time.process_time() + _cpu_seconds(worker.pid) - before
+    summary["worker_poll_cpu_ms"] = round(1e3 * passed / options.polls, 3)
+    summary["worker_poll_wall_ms"] = round(1e3 * (time.perf_counter() - started) / options.polls, 3)
+    summary["worker_rss_kib"] = _rss_kib(worker.pid)
+    facts = ("uuid", "serial", "memory_bytes", "cpu_affinity", "ecc_enabled", "nvlinks", "signs", "signs_unread")
+    told = [{name: str(getattr(device, name)) for name in facts} for device in first.devices]
+    yield Finding("worker reads the machine", holds=bool(told), detail=json.dumps(told))
+    os.kill(worker.pid, signal.SIGSTOP)
+    worker._open_seconds = 1.0
+    started = time.perf_counter()
+    try:
+        backend.read()
+        yield Finding("a hang is noticed", holds=False)
+    except ReadingFailed as error:
+        yield Finding("a hang is noticed", holds=time.perf_counter() - started < 5, detail=str(error))
+    worker._open_seconds = 20.0
+    yield Finding("the next look succeeds", backend.read().devices[0].uuid == first.devices[0].uuid)
+    backend.close()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss_kib(pid: int | str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 def _recording(out: Path | None) -> Iterator[Finding]:

@@ -54,9 +54,10 @@ def device_findings(device: Mapping[str, Any], facts: Facts, *, position: int) -
 OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "serial": ("serial",),
     "architecture": ("product_architecture",),
-    "eccMode": ("ecc_mode/current_ecc",),
+    "eccEnabled": ("ecc_mode/current_ecc",),
 }
-"""Fields of the report that not every version has, and where nvidia-smi tells the same."""
+"""Fields that not every card has, and where nvidia-smi tells the same."""
+_FLAGS = {"enabled": "true", "disabled": "false"}
 
 
 def _optional_findings(name: str, device: Mapping[str, Any], facts: Facts) -> Iterable[Finding]:
@@ -65,7 +66,7 @@ def _optional_findings(name: str, device: Mapping[str, Any], facts: Facts) -> It
         if field in device and theirs not in NOTHING:
             yield Finding(
                 f"{name} {field}",
-                str(device[field]).lower() == theirs.lower(),
+                str(device[field]).lower() == _FLAGS.get(theirs.lower(), theirs.lower()),
                 f"agent {device[field]!r}, nvidia-smi {theirs!r}",
             )
 
@@ -88,6 +89,9 @@ def topology_findings(links: Mapping[str, Any], devices: Sequence[Mapping[str, A
     order = sorted(range(len(devices)), key=lambda position: devices[position]["index"])
     rows = [[links["nvlink"][first][second] for second in order] for first in order]
     yield same("links", rows, [list(row) for row in theirs.links])
+    told = [device["cpuAffinity"] for device in sorted(devices, key=lambda device: device["index"])]
+    listed = [any(one in row.split() for row in text.splitlines()) for one in told]
+    yield Finding("CPU affinity", all(listed), f"agent {told}, each in a row of nvidia-smi topo -m")
     yield same("NUMA nodes", [devices[position].get("numaNode") for position in order], list(theirs.numa))
 
 
