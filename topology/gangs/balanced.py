@@ -63,7 +63,7 @@ def _offer(question: Question, level: int, domain: int, first: int = 0) -> Offer
         int(counts.slices[level][domain]),
         int(counts.slices_led[level][domain]),
         bool(counts.led[level][domain]),
-        (first, int(counts.members[level][domain]), domain),
+        (first, -int(counts.slices_led[level][domain]), domain),
     )
 
 

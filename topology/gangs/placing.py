@@ -14,7 +14,7 @@ from topology.gangs.balanced import find_balanced
 from topology.gangs.compatible import find_compatible
 from topology.gangs.counts import count_up
 from topology.gangs.descent import Budget, Found, Question, find
-from topology.gangs.model import Order, PodSet, Refusal
+from topology.gangs.model import Mode, Order, PodSet, Refusal
 from topology.gangs.occupancy import Occupancy
 from topology.gangs.refusals import refusal
 from topology.gangs.requests import Unit
@@ -68,12 +68,22 @@ def place_unit(
     question = question_of(unit, occupancy, rules, budget, allowed)
     found = find_balanced(question) if unit.balanced else None
     if found is None and question.tree.size(0):
-        found = find_compatible(question) if rules.order is Order.KUEUE else find(question)
+        found = find_compatible(question) if rules.order is Order.KUEUE else _nearest(question)
     if found is not None:
         return found
     hosts = np.arange(len(occupancy.snapshot.hosts))
     among = hosts if allowed is None else hosts[allowed]
     return refusal(unit, occupancy, question.counts, question.counts.members[question.tree.hosts], among)
+
+
+def _nearest(question: Question) -> Found | None:
+    """The nearest places; where several domains of the requested level are needed, the search is not exhaustive, and
+    Kueue's order is looked at as well, so that there are never more of them."""
+    found = find(question)
+    if found is None or question.mode is not Mode.PREFERRED or found.level == question.level:
+        return found
+    other = find_compatible(question)
+    return other if other is not None and other.spread[0] < found.spread[0] else found
 
 
 def put(unit: Unit, found: Found, occupancy: Occupancy) -> None:

@@ -58,6 +58,8 @@ def _with_leader(offers: Sequence[Offer], need: int, *, greedy: bool) -> Picks |
     for offer in sorted((one for one in offers if one.led), key=lambda one: one.order):
         kinds.setdefault((offer.units, min(offer.units_led, need)), offer)
     hosts = sorted(kinds.values(), key=lambda one: (one.units - one.units_led, -one.units_led, one.order))
+    if greedy:
+        hosts.sort(key=lambda one: (-one.units_led, one.order))
     single = [one for one in offers if one.led and one.units_led >= need]
     if single:
         best = min(single, key=lambda one: (one.units_led - need, one.order))
@@ -70,6 +72,8 @@ def _with_leader(offers: Sequence[Offer], need: int, *, greedy: bool) -> Picks |
             picks = (Pick(host.domain, host.units_led, leader=True), *rest.picks)
             exact = rest.exact and len(hosts) <= LEADER_KINDS_MAX
             found.append(((len(picks), rest.surplus, host.order), Picks(picks, rest.surplus, exact)))
+            if greedy:
+                break
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
