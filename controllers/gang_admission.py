@@ -90,11 +90,13 @@ class AdmissionReconciler:
 
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
+        tries = 0
         for number, view in enumerate(waiting):
-            if number >= TRIES_MAX:
+            if tries >= TRIES_MAX:
                 waits.append(CUT_SECONDS)
                 break
-            held = await self._held_up(view)
+            held = await self._held_up(view) or self._rest(view) or None
+            tries += held is None
             wait = held if held is not None else await self._try(view)
             waits.append(wait)
             if self._book.rules.strict_order and wait is not None:
@@ -123,11 +125,11 @@ class AdmissionReconciler:
     async def _try(self, view: GangView) -> float | None:
         """Try one gang; return when to try again, None when it got what it wants or wants nothing any more."""
         key = (view.gang.metadata.namespace, view.gang.metadata.name)
-        now = self._context.clock.monotonic_seconds()
-        attempts = self._book.attempts.get(key, Attempts())
-        wait = attempts.wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
+        wait = self._rest(view)
         if wait > 0:
             return wait
+        now = self._context.clock.monotonic_seconds()
+        attempts = self._book.attempts.get(key, Attempts())
         decision = decide(view, now_seconds=self._book.now_seconds())
         if decision.act not in {Act.PLACE, Act.REPLACE} or key in self._book.busy:
             return None
@@ -146,6 +148,12 @@ class AdmissionReconciler:
         is_hopeless = key in self._hopeless
         self._book.attempts[key] = attempts.next(now, is_hopeless=is_hopeless)
         return self._book.attempts[key].wait_seconds(now, room_at_seconds=0.0)
+
+    def _rest(self, view: GangView) -> float:
+        """Return how long the gang must not be tried yet."""
+        attempts = self._book.attempts.get((view.gang.metadata.namespace, view.gang.metadata.name), Attempts())
+        now = self._context.clock.monotonic_seconds()
+        return attempts.wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
 
     async def _place(self, view: GangView, decision: Decision) -> bool:
         self._hopeless.discard((view.gang.metadata.namespace, view.gang.metadata.name))
@@ -181,12 +189,14 @@ class AdmissionReconciler:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
         seats = seats_of(answer, question.asked, self._context.mirror.ledger.nodes)
         if not await self._reserve(view, seats):
+            self._context.metrics.gang_admissions.labels("undone").inc()
             return await self._wait(view, "AdmissionUndone", "a GPU was taken by somebody else meanwhile")
         nodes = len({seat.allocation.node for seat in seats})
         message = f"{len(seats)} members got their GPUs on {nodes} nodes"
         status = lifecycle.admit(decision.status, now_seconds=self._book.now_seconds(), message=message)
         status = status.model_copy(update={"assignment": assignment_of(answer, site)})
         await self._write(view, status)
+        self._context.metrics.gang_admissions.labels("admitted").inc()
         self._context.events.record(
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
         )

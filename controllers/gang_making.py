@@ -12,6 +12,7 @@ from typing import Any
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_SET, GangKey
+from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound
@@ -23,6 +24,8 @@ PODS = "pods"
 """Value of the mark on a gang that was made for pods without an owner."""
 POD_SET = "pods"
 AGAIN_SECONDS = 0.5
+RETURN_SECONDS = 600.0
+"""So long after its pause the record of a gang without pods is kept: its owner may be slow to make them."""
 KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
@@ -62,8 +65,7 @@ class GangMaker:
         members = self._book.pods_of((gang.metadata.namespace, gang.metadata.name))
         owner = owner_of([pod for pod in members if pod.metadata.deletion_timestamp is None])
         is_another = owner is not None and made_for != owner.uid
-        has_pause = gang.status is not None and bool((gang.status or GpuGangStatus()).suspended_owners)
-        is_empty = made_for == PODS and not members and not has_pause
+        is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())
         if not (is_another or is_empty):
             return False
         options = delete_options(uid=gang.metadata.uid)
@@ -72,6 +74,12 @@ class GangMaker:
         except (NotFound, Conflict):
             return True
         return True
+
+    def _may_come_back(self, status: GpuGangStatus) -> bool:
+        """Tell whether the gang waits out a pause, or its owner was resumed a while ago and makes new pods."""
+        requeue_at = seconds_of(status.requeue_state.requeue_at or "") if status.requeue_state is not None else None
+        is_expected = requeue_at is not None and requeue_at + RETURN_SECONDS > self._book.now_seconds()
+        return bool(status.suspended_owners) or is_expected
 
     def _tell_without_gang(self, key: GangKey, members: Sequence[Pod]) -> None:
         note = (

@@ -161,6 +161,7 @@ class GangReconciler:
         message = evicted.message if evicted is not None else ""
         if any(not member.pod.metadata.owner_references for member in bare):
             message += "; pods without an owner do not come back: create them again"
+        self._context.metrics.gang_evictions.labels(evicted.reason if evicted is not None else "").inc()
         self._tell(gang, names.REASON_GANG_EVICTED, message, type="Warning")
         if deactivated:
             self._tell(gang, names.REASON_GANG_DEACTIVATED, message, type="Warning")

@@ -27,6 +27,8 @@ class ControllerMetrics:
     preemption_victims: Counter
     foreign_gpus: Gauge
     claim_writes: Counter
+    gang_admissions: Counter
+    gang_evictions: Counter
     reconcile_failures: Counter
 
 
@@ -48,5 +50,7 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
         preemption_victims=metrics.counter("preemption_victims", "Pods evicted for one of higher priority"),
         foreign_gpus=metrics.gauge("foreign_gpus", "GPUs that somebody uses who does not hold them"),
         claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
+        gang_admissions=metrics.counter("gang_admissions", "Admissions of gangs, by outcome", labels=("outcome",)),
+        gang_evictions=metrics.counter("gang_evictions", "Gangs evicted, by the reason", labels=("reason",)),
         reconcile_failures=metrics.counter("reconcile_failures", "Reconciliations to be repeated", labels=("loop",)),
     )
