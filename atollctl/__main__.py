@@ -4,12 +4,13 @@ from importlib.metadata import version
 
 import typer
 
-from atollctl import audit, choose, gpu, topo
+from atollctl import agent, audit, choose, gpu, topo
 from devcluster.commands import app as dev
 
 app = typer.Typer(name="atoll", help="The right GPUs for every pod.", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
 app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs, and see how they are.")
+app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
 app.command(name="audit")(audit.audit_cluster)
 app.command(name="topo")(topo.show_topology)
 app.command(name="choose")(choose.choose_gpus)
