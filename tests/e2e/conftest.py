@@ -1,4 +1,4 @@
-"""One cluster with four real nodes and all of Atoll, shared by the tests of this folder.
+"""One cluster with four real nodes and all of Atoll, and one with NVIDIA's runtime, shared by the tests of this folder.
 
 Every test works in a namespace of its own and leaves no pod behind; the check at its end is the product's own audit.
 """
@@ -10,6 +10,7 @@ import pytest
 
 from devcluster import Cluster, NodeSpec
 from devcluster.installation import Installation
+from tests.e2e.machine_room import MachineRoom
 from tests.e2e.world import World
 
 NODES = (
@@ -38,5 +39,20 @@ def installation() -> Iterator[Installation]:
 def world(installation: Installation, request: pytest.FixtureRequest) -> Iterator[World]:
     """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
     world = World.enter(installation, f"t-{uuid4().hex[:8]}")
+    yield world
+    world.leave()
+
+
+@pytest.fixture(scope="session")
+def machine_room() -> Iterator[MachineRoom]:
+    """The cluster whose agents read played GPUs by the real bindings, under NVIDIA's own runtime."""
+    with MachineRoom.open() as room:
+        yield room
+
+
+@pytest.fixture
+def room_world(machine_room: MachineRoom) -> Iterator[World]:
+    """A namespace of that cluster for one test."""
+    world = World.enter(machine_room.installation, f"t-{uuid4().hex[:8]}")
     yield world
     world.leave()

@@ -1,0 +1,105 @@
+"""Two nodes whose agents read played GPUs through the real NVML bindings, with NVIDIA's own container runtime.
+
+`hopper` keeps runc as its default runtime and offers NVIDIA's as a handler, the set-up that Atoll recommends. On
+`ampere` NVIDIA's is everybody's default, as many installers leave it, and its first GPU is split. The webhook puts
+claimed pods into Atoll's RuntimeClass. A container that runs `LOOK` prints its device nodes beside its variables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from devcluster import Cluster, NodeSpec
+from devcluster.installation import Installation
+from devcluster.machines import GpuMachine
+from devcluster.nvidia import NvidiaRuntime
+from tests.e2e.world import HOLD, STAY, World
+
+HOPPER = NodeSpec("hopper", profile="dgx-h100", nvidia=NvidiaRuntime.HANDLER)
+AMPERE = NodeSpec("ampere", profile="hgx-a100-4-redstone", nvidia=NvidiaRuntime.DEFAULT)
+ORDERS = {"hopper": (3, 0, 6, 1, 7, 4, 2, 5), "ampere": (1, 0, 3, 2)}
+"""NVML index -> position; on machines where index, minor number and id agree, taking one for another would pass."""
+SPLIT_GPU = 0
+"""NVML index of ampere's GPU that is split."""
+INSTANCES = (("3g.20gb", 19_968), ("3g.20gb", 19_968))
+OPTIONS = {
+    "agent": ("--poll-seconds", "2"),
+    "controllers": ("--lease-duration-seconds", "4", "--renew-deadline-seconds", "3", "--retry-seconds", "0.5"),
+    "webhook": ("--inject-runtime-class",),
+}
+LOOK = f"""
+{HOLD}
+echo "NODES=$(ls /dev | grep '^nvidia[0-9]' | tr '\\n' ' ')"
+"""
+ASK_FOR_ALL = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRoom:
+    """The cluster with Atoll, and the machines of its nodes."""
+
+    installation: Installation
+    machines: dict[str, GpuMachine]
+
+    @classmethod
+    @contextmanager
+    def open(cls) -> Iterator[MachineRoom]:
+        """Start the nodes, plug their GPUs in and install Atoll."""
+        with Cluster.start(f"room-{uuid4().hex[:6]}", nodes=(HOPPER, AMPERE), scheduler=False) as cluster:
+            machines = {
+                node.name: GpuMachine(node.gpu_folder, node.profile, seed=node.name, order=ORDERS[node.name])
+                for node in cluster.nodes
+            }
+            machines["ampere"].file.split(SPLIT_GPU, *INSTANCES)
+            for machine in machines.values():
+                machine.plug()
+            installation = Installation(cluster, options=OPTIONS, machines=machines)
+            installation.install()
+            yield cls(installation, machines)
+
+    def reboot(self, spec: NodeSpec, *, order: Sequence[int]) -> None:
+        """Pull the plug of a node and let it boot with other NVML indices; returns when its agent reports again."""
+        agent = f"agent@{spec.name}"
+        self.installation.cluster.stop_node(spec.name)
+        self.installation.cluster.wait_exit(agent)
+        self.machines[spec.name].renumber(order)
+        self.machines[spec.name].plug()
+        self.installation.cluster.add_node(spec)
+        self.installation.start(agent)
+
+
+def looking_container(world: World, name: str, *, gpus: int | None = None, **fields: Any) -> dict[str, Any]:
+    """Return a container of an image that asks for all GPUs; it prints what it was given and stays."""
+    made = world.container(name, script=LOOK + STAY, gpus=gpus)
+    return {**made, "image": "localhost/cuda:1", **fields}
+
+
+def looking_pod(world: World, name: str, claim: str | None, **spec: Any) -> dict[str, Any]:
+    """Return a pod with one such container, `main`."""
+    return world.pod_body(name, claim, **{"containers": [looking_container(world, "main")], **spec})
+
+
+def device_nodes(world: World, name: str, container: str = "main") -> set[str]:
+    """Return the GPUs' device nodes in the container's /dev at its last start."""
+    text = world.wait(lambda: "NODES=" in (log := world.logs(name, container)) and log, f"{name} to list its devices")
+    assert isinstance(text, str)
+    line = next(line for line in reversed(text.splitlines()) if line.startswith("NODES="))
+    return set(line.removeprefix("NODES=").split())
+
+
+def nodes_of(world: World, node: str, uuids: Sequence[str]) -> set[str]:
+    """Return the device nodes of GPUs by the agent's report: the driver names them by minor number."""
+    devices = {device["uuid"]: device for device in world.report(node)["status"]["devices"]}
+    return {f"nvidia{devices[uuid]['minor']}" for uuid in uuids}
+
+
+def runtime_class(world: World, name: str, handler: str) -> None:
+    """Make a RuntimeClass; one that is there already is fine."""
+    body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler}
+    done = world.kubectl("apply", "-f", "-", text=json.dumps(body))
+    assert done.returncode == 0, done.stderr
