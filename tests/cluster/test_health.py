@@ -1,5 +1,6 @@
 """What an incident of a GPU is worth, and when it is over."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +174,19 @@ def test_nothing_is_placed_before_the_fabric_is_ready(state: int, count: int) ->
     assert chosen(waiting, count) == names.REJECT_FABRIC
     done = {number: [incident(IncidentKind.FABRIC, state, ended_time=T2)] for number in range(8)}
     assert len(chosen(done, count)) == count
+
+
+def test_the_page_for_administrators_has_every_number() -> None:
+    """docs/hardware.md lists each XID of the table with its meaning, in the row of its class."""
+    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
+    rows = {
+        Action.IGNORE: "| nothing: the program's own |",
+        Action.WARN: "| a warning |",
+        Action.QUARANTINE: "| quarantine |",
+    }
+    for action, begin in rows.items():
+        line = next(line for line in page.splitlines() if line.startswith(begin))
+        told = line.removeprefix(begin).removesuffix("|").strip()
+        assert told == "; ".join(
+            f"{number} {words}" for number, (worth, words) in sorted(XIDS.items()) if worth is action
+        )
