@@ -15,8 +15,9 @@ are spared one by one, the most important first, while the rest is enough: minim
 result says `bounded`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from atoll.cluster.budgets import violations
 from atoll.cluster.machines import NodeDevices
@@ -26,6 +27,7 @@ from topology.asks import Interconnect, Policy
 from topology.choice import Reason
 
 EXACT_MAX = 8
+ORDERS_MAX = 1024
 LINK_REASONS = frozenset(map(str, (Reason.NO_ISLAND, Reason.NO_NVLINK_ISLAND, Reason.NO_BANDWIDTH)))
 """Refusals where the count would do and the links do not."""
 
@@ -96,7 +98,9 @@ def find_victims(
     if not _fits(devices, everything, request):
         return None
     is_exact = len(ranked) <= EXACT_MAX
-    sets = _in_order(ranked, allowed) if is_exact else (_spared(devices, free, request, ranked, allowed),)
+    sets: Iterable[tuple[Occupant, ...]] = (
+        _in_order(ranked, allowed) if is_exact else (_spared(devices, free, request, ranked, allowed),)
+    )
     for victims in sets:
         candidate = _fits(devices, free | _mask(victims), request)
         if candidate is not None:
@@ -109,18 +113,28 @@ def _importance(occupant: Occupant) -> tuple[int, tuple[int, ...], str]:
     return (occupant.priority, tuple(-ord(character) for character in occupant.since), occupant.uid)
 
 
-def _in_order(ranked: Sequence[Occupant], allowed: Mapping[str, int]) -> list[tuple[Occupant, ...]]:
-    """Return every set of occupants in the order of this module."""
-    levels = sorted({occupant.priority for occupant in ranked}, reverse=True)
+def _in_order(ranked: Sequence[Occupant], allowed: Mapping[str, int]) -> Iterator[tuple[Occupant, ...]]:
+    """Yield every set of occupants in the order of this module."""
+    budgets = tuple(occupant.budgets for occupant in ranked)
+    left = tuple(sorted((key, allowed.get(key, 0)) for key in {key for keys in budgets for key in keys}))
+    for chosen in _orders(tuple(occupant.priority for occupant in ranked), budgets, left):
+        yield tuple(ranked[index] for index in chosen)
+
+
+@lru_cache(maxsize=ORDERS_MAX)
+def _orders(
+    priorities: tuple[int, ...], budgets: tuple[tuple[str, ...], ...], allowed: tuple[tuple[str, int], ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Return every set of indices in order; many nodes have the same priorities and budgets, and share the answer."""
+    levels, left = sorted(set(priorities), reverse=True), dict(allowed)
 
     def cost(chosen: tuple[int, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        members = [ranked[index] for index in chosen]
-        counts = tuple(sum(member.priority == level for member in members) for level in levels)
-        return (_broken(members, allowed), counts, tuple(reversed(chosen)))
+        counts = tuple(sum(priorities[index] == level for index in chosen) for level in levels)
+        return (violations((budgets[index] for index in chosen), left), counts, tuple(reversed(chosen)))
 
-    size = len(ranked)
+    size = len(priorities)
     every = (tuple(index for index in range(size) if bits >> index & 1) for bits in range(1 << size))
-    return [tuple(ranked[index] for index in chosen) for chosen in sorted(every, key=cost)]
+    return tuple(sorted(every, key=cost))
 
 
 def _spared(
