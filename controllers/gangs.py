@@ -16,7 +16,7 @@ from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import Act, Decision, decide
 from atoll.cluster.gangs.membership import STARTED, GangKey, Member
 from atoll.kube import paths
-from atoll.kube.cache import Change
+from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, NotFound, TooManyRequests
 from atoll.kube.events import EventType, ObjectReference
 from atoll.kube.mirror import Kind
@@ -44,6 +44,7 @@ class GangReconciler:
         self._book = book
         self._place = place
         self._maker = GangMaker(context, book)
+        self._abandoned: dict[GangKey, GpuGang] = {}
 
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[GangKey]:
         """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
@@ -55,6 +56,8 @@ class GangReconciler:
             namespace, _, rest = record.gang.partition("/") if record is not None else ("", "", "")
             return ((namespace, rest.partition("/")[0]),) if rest else ()
         key = self._book.observe(kind, change)
+        if kind is Kind.GANG and key is not None and change.kind is ChangeKind.DELETED:
+            self._abandoned[key] = change.object
         return () if key is None else (key,)
 
     def all_keys(self) -> Iterable[GangKey]:
@@ -67,6 +70,7 @@ class GangReconciler:
             return BLIND_SECONDS
         if key in self._book.busy:
             return BUSY_SECONDS
+        await self._resume_abandoned(key)
         gang = self._book.gang(key)
         self._book.candidates.discard(key)
         if gang is None or await self._maker.is_outlived(gang):
@@ -174,6 +178,13 @@ class GangReconciler:
         if resumed:
             self._tell(gang, names.REASON_GANG_RESUMED, f"resumed {', '.join(resumed)[:400]}")
         return AGAIN_SECONDS
+
+    async def _resume_abandoned(self, key: GangKey) -> None:
+        """Resume what was suspended for a gang that is deleted: nobody else would."""
+        gang = self._abandoned.get(key)
+        for owner in gang.status.suspended_owners if gang is not None and gang.status is not None else ():
+            await resume(self._context, key[0], owner, gang.metadata.uid if gang is not None else "")
+        self._abandoned.pop(key, None)
 
     def _tell(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
         self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Settle", type=type)

@@ -178,6 +178,23 @@ async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(
     assert made.gang("g")["status"]["requeueState"]["count"] == 1
 
 
+async def test_a_gang_that_is_deleted_in_its_pause_leaves_no_job_suspended(tmp_path: Path) -> None:
+    """Nobody would resume it later: its end resumes what was suspended for it."""
+    slow = {**QUICK, "requeuingStrategy": {"backoffBaseSeconds": 3600}}
+    async with cluster() as made, term(made, tmp_path) as running:
+        made.server.put(f"{JOBS}/job", JOB)
+        made.add_gang("g", 2, waitForPodsReady=slow)
+        add_owned(made, range(2))
+        await settled(running, lambda: is_let_go(made, "g"))
+        job = f"{JOBS}/job"
+        await settled(running, lambda: made.server.objects[job]["spec"].get("suspend"), seconds=20)
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: made.reason("g") == "WaitForRequeue")
+        made.server.remove(f"{GANGS}/g")
+        await settled(running, lambda: made.server.objects[job]["spec"]["suspend"] is False)
+
+
 async def test_an_owner_that_its_user_suspended_is_not_resumed(tmp_path: Path) -> None:
     """Only what carries our mark is ever resumed."""
     async with cluster() as made, term(made, tmp_path) as running:

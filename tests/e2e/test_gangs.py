@@ -169,7 +169,7 @@ def test_a_job_that_is_not_ready_in_time_is_requeued_without_losing_tries(yard: 
 
 
 def test_a_member_that_goes_is_replaced_on_its_own(yard: Yard) -> None:
-    """One pod of a running gang is deleted, its owner makes another: it gets GPUs, and the others run on."""
+    """One pod of a gang is deleted: its successor gets GPUs, the others run on. A suspended Job frees all."""
     world = yard.world
     yard.gang("train", count=2)
     yard.claim("train", 2)
@@ -185,6 +185,12 @@ def test_a_member_that_goes_is_replaced_on_its_own(yard: Yard) -> None:
     assert second in {pod["metadata"]["name"] for pod in world.pods()}
     assert yard.leases("train") == 4
     assert yard.status("train")["admissions"] == 1
+    for suspended in ("true", "false"):
+        patch = f'{{"spec":{{"suspend":{suspended}}}}}'
+        assert world.kubectl("patch", "job", "train", "--type=merge", "-p", patch).returncode == 0
+        held = 0 if suspended == "true" else 4
+        world.wait(lambda held=held: yard.leases("train") == held, f"{held} GPUs to be held")
+    yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
 
 
 @pytest.mark.parametrize("held", [1, 5, 8])
