@@ -8,9 +8,11 @@ READY := $(VENV)/.ready
 PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster
 KEEP ?= 0
 OLDEST := 1.35.4
+HISTORIES ?= 1000
+SEED ?= 0
 
 
-.PHONY: help setup tools binaries demo test test-unit test-e2e test-long lint fmt verify lock bench clean
+.PHONY: help setup tools binaries demo simulate test test-unit test-e2e test-long lint fmt verify lock bench clean
 
 help: ## Show this text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +41,9 @@ test-long: $(READY) tools binaries ## Soaks, many seeds, and bind, release and d
 	$(BIN)/python -m devcluster.build $(OLDEST)
 	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \
 		tests/controllers tests/e2e/test_one_pod.py tests/e2e/test_release.py tests/e2e/test_scheduler_facts.py
+
+simulate: $(READY) ## Break everything, many times, in a simulated cluster (HISTORIES=n SEED=s); a failing seed shrinks
+	@$(BIN)/python -m tests.simulation --histories $(HISTORIES) --seed $(SEED)
 
 lint: $(READY) ## Style, types and import contracts
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

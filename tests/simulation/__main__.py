@@ -115,6 +115,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--without", default="", metavar="GUARD", help="remove one guard, and expect a failure")
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--tell", action="store_true", help="print every write of the one history")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(
@@ -122,6 +123,9 @@ def main() -> int:
             [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
             {**os.environ, "PYTHONHASHSEED": "0"},
         )
+    if options.tell:
+        prepare_process()
+        run_history(plan_of(options.seed), is_told=True)
     began = time.monotonic()
     tally = _run_all(options.seed, options.histories, options.workers, options.without)
     _print(tally, time.monotonic() - began)

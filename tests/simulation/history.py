@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.api import names
+from controllers import loops
 from tests.builders import pod_json
 from tests.simulation.judge import Broken, Judge
 from tests.simulation.machines import HEARTBEAT_SECONDS, POLL_SECONDS, Machine, wanted_uuids
@@ -97,7 +98,8 @@ class World:
         """Return the machine that bears the node's name now."""
         return next(machine for machine in reversed(self.machines) if machine.node == node)
 
-    def _session_of(self, name: str, session: SimulatedSession) -> None:
+    def follow(self, name: str, session: SimulatedSession) -> None:
+        """Know the network of a process that was started."""
         self.sessions[name] = session
         session.on_sent = lambda _name, method, path, body: self.judge.on_sent(
             list(session.in_flight.values())[:-1], method, path, body
@@ -108,14 +110,14 @@ class World:
         if (old := self.extenders.get(name)) is not None:
             old.kill()
         replica = self.extenders[name] = ExtenderReplica(self.surroundings, name)
-        self._session_of(name, replica.session)
+        self.follow(name, replica.session)
 
     def start_controllers(self, name: str) -> None:
         """Start a controllers process anew."""
         if (old := self.controllers.get(name)) is not None:
             old.kill()
         process = self.controllers[name] = ControllersProcess(self.surroundings, name)
-        self._session_of(name, process.session)
+        self.follow(name, process.session)
 
     def _new_scheduler(self) -> Scheduler:
         index = self.leading
@@ -216,7 +218,8 @@ class World:
         self.loop.call_later(min(step.number, REBUILD_SECONDS_MAX), self._revive_extender, step.target)
 
     def _revive_extender(self, name: str) -> None:
-        if self.extenders.get(name) is None:
+        replica = self.extenders.get(name)
+        if replica is None or replica.session.is_dead:
             self.start_extender(name)
 
     def _kill_controllers(self, step: Step) -> None:
@@ -233,6 +236,10 @@ class World:
         self.leading = 1 - self.leading
         self.scheduler = self._new_scheduler()
         self._write_leader()
+
+    def _stop_scheduler(self, _step: Step) -> None:
+        if self.scheduler is not None:
+            self.scheduler.stop()
 
     def _write_leader(self) -> None:
         path = f"{LEASES}/{names.SCHEDULER_LEADER_LEASE}"
@@ -426,25 +433,32 @@ class World:
 
 def run_history(plan: Plan, *, is_told: bool = False) -> tuple[Outcome, Weather]:
     """Run one history to its end or to the first breach; print every write if it is to be told."""
+    loops.WORKERS = 1 + plan.seed % 2
     loop = VirtualLoop()
     loop.set_exception_handler(lambda _loop, _context: None)
     world = World(plan, loop)
     if is_told:
         world.server.listeners.append(lambda path, old, new: _tell(world, path, old, new))
     try:
-        loop.run_until_complete(_run(world))
+        run_world(world)
     except Broken as broken:
         world.judge.broken = world.judge.broken or broken
+    outcome = Outcome(
+        world.judge.broken, loop.time(), world.judge.checks_count, world.binds_count, world.releases_count
+    )
+    return outcome, world.weather
+
+
+def run_world(world: World) -> None:
+    """Run a world to its end, and leave nothing of it behind. Raises Broken at the first breach."""
+    loop = world.loop
+    try:
+        loop.run_until_complete(_run(world))
     finally:
         for task in asyncio.all_tasks(loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop._ready.clear()  # type: ignore[attr-defined]
         loop._scheduled.clear()  # type: ignore[attr-defined]
-        loop.close()
-    outcome = Outcome(
-        world.judge.broken, loop.time(), world.judge.checks_count, world.binds_count, world.releases_count
-    )
-    return outcome, world.weather
 
 
 async def _run(world: World) -> None:

@@ -136,7 +136,7 @@ class ExtenderReplica:
         self._task.cancel()
 
 
-class _Idle:
+class Idle:
     """Takes the place of what is no part of a history: the webhook's certificates."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -205,9 +205,6 @@ def prepare_process() -> None:
     """Leave out what is no part of a history and costs time: certificates, logs, the garbage collector's rest."""
     import structlog
 
-    from controllers import loops
-
-    runner.AuthorityReconciler = _Idle  # type: ignore[assignment, misc]
+    runner.AuthorityReconciler = Idle  # type: ignore[assignment, misc]
     runner.freeze_garbage = lambda: None
-    loops.WORKERS = 2
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))

@@ -27,7 +27,7 @@ ERRORS = {
     "error 503": (503, "ServiceUnavailable"),
     "error 429": (429, "TooManyRequests"),
 }
-OnWrite = Callable[[str, str, str, Any], None]
+OnSent = Callable[[str, str, str, Any], None]
 
 
 class SimulatedCredentials:
@@ -156,8 +156,9 @@ class SimulatedSession:
         self._held: list[Callable[[], None]] = []
         self.watches: list[Watch] = []
         self.slow_watches: dict[str, float] = {}
-        self.on_write: OnWrite | None = None
-        self.on_sent: OnWrite | None = None
+        self.on_sent: OnSent | None = None
+        self.kills: Callable[[str, str, bool], bool] | None = None
+        """Asked before a write is sent, and again (True) when it was carried out: shall the process die here?"""
         self.in_flight: dict[int, tuple[str, str, Any]] = {}
         self._sequence = 0
 
@@ -225,6 +226,9 @@ class SimulatedSession:
         self.in_flight[number] = (method, path, body)
         if method != "GET" and self.on_sent is not None:
             self.on_sent(self.name, method, path, body)
+        if method != "GET" and self.kills is not None and self.kills(method, path, False):
+            self.die()
+            await self.loop.create_future()
         answer: asyncio.Future[tuple[int, bytes]] = self.loop.create_future()
         self._schedule(method, path, query, body, fault, answer)
         try:
@@ -280,8 +284,8 @@ class SimulatedSession:
             return refusal.status, refusal.body
         finally:
             self._server.writer = ""
-        if method != "GET" and self.on_write is not None:
-            self.on_write(self.name, method, path, body)
+        if method != "GET" and self.kills is not None and self.kills(method, path, True):
+            self.die()
         return status, raw
 
     async def _watch(self, path: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout | None) -> Answer:

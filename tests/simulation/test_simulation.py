@@ -1,0 +1,78 @@
+"""The promises under every fault that we can inject, over many seeded histories; and that a failure can be replayed."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.guards import GUARDS
+from tests.simulation.plan import KINDS, Plan, Step, plan_of, shrink
+from tests.simulation.weather import CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
+
+HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "10000"))
+PARTS = 8
+GUARD_HISTORIES_MAX = 600
+REPOSITORY = Path(__file__).parents[2]
+
+
+def simulate(*options: str) -> subprocess.CompletedProcess[str]:
+    """Run the simulation in a process of its own, whose hashes are the same in every run."""
+    command = [sys.executable, "-m", "tests.simulation", *options]
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_promises_are_kept_in_every_history(part: int) -> None:
+    """No GPU for two, none leaked, all or nothing, the uid alone: whatever fails, in whatever order."""
+    size = HISTORIES // PARTS
+    run = simulate("--histories", str(size), "--seed", str(part * size), "--workers", "1")
+
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+    assert f"{size} histories" in run.stdout
+    for fault in (*REQUEST_FAULTS, *CALL_FAULTS, *WATCH_FAULTS):
+        assert fault in run.stdout
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("guard", GUARDS)
+def test_simulation_bites(guard: str) -> None:
+    """With this guard taken out of the production code a history fails: the simulation would notice its loss."""
+    options = ("--histories", str(GUARD_HISTORIES_MAX), "--seed", str(GUARDS[guard].seed), "--workers", "1")
+    run = simulate("--without", guard, "--no-shrink", *options)
+
+    assert run.returncode == 1, run.stdout[-2000:] + run.stderr[-2000:]
+    assert ": promise " in run.stdout
+
+
+def test_seed_replays_exactly() -> None:
+    """The same seed tells the same story, write by write."""
+    first, second = (simulate("--histories", "1", "--seed", "77", "--workers", "1", "--tell").stdout for _ in range(2))
+
+    stories = [[line for line in text.splitlines() if " s  " in line] for text in (first, second)]
+    assert len(stories[0]) > 10
+    assert stories[0] == stories[1]
+
+
+def test_every_kind_of_step_occurs() -> None:
+    """A few hundred seeds draw every step and every fault."""
+    plans = [plan_of(seed) for seed in range(300)]
+
+    assert {step.kind for plan in plans for step in plan.steps} == set(KINDS)
+    assert {kind for plan in plans for kind, _ in plan.rates} == {*REQUEST_FAULTS, *CALL_FAULTS, *WATCH_FAULTS}
+
+
+def test_failing_history_shrinks_to_what_is_needed() -> None:
+    """Steps and faults that the failure does not need are left out; those that it needs stay, in order."""
+    steps = tuple(Step(float(at), "touch", f"p{at}") for at in range(20))
+    plan = Plan(1, steps, (("late", 0.1), ("twice", 0.1)))
+
+    def fails(candidate: Plan) -> bool:
+        targets = [step.target for step in candidate.steps]
+        return {"p3", "p11", "p12"} <= set(targets) and ("late", 0.1) in candidate.rates
+
+    assert shrink(plan, fails) == replace(plan, steps=(steps[3], steps[11], steps[12]), rates=(("late", 0.1),))
