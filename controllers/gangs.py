@@ -142,7 +142,7 @@ class GangReconciler:
         )
         await self.write(gang, status)
         if not was_evicted:
-            self._note_eviction(gang, status, bare, deactivated=decision.deactivate)
+            self._note_eviction(gang, status, deactivated=decision.deactivate)
         uid = gang.metadata.uid
         for owner in owners:
             await suspend(self._context, gang.metadata.namespace, owner, uid)
@@ -158,13 +158,9 @@ class GangReconciler:
         path = paths.gpugangs(gang.metadata.namespace, gang.metadata.name)
         return GpuGang.model_validate_json(await self._context.api.get(path))
 
-    def _note_eviction(
-        self, gang: GpuGang, status: GpuGangStatus, bare: Sequence[Member], *, deactivated: bool
-    ) -> None:
+    def _note_eviction(self, gang: GpuGang, status: GpuGangStatus, *, deactivated: bool) -> None:
         evicted = conditions.find(status.conditions, names.CONDITION_EVICTED)
         message = evicted.message if evicted is not None else ""
-        if any(not member.pod.metadata.owner_references for member in bare):
-            message += "; pods without an owner do not come back: create them again"
         self._context.metrics.gang_evictions.labels(evicted.reason if evicted is not None else "").inc()
         self._tell(gang, names.REASON_GANG_EVICTED, message, type="Warning")
         if deactivated:

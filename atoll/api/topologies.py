@@ -6,9 +6,9 @@ the levels mean on real nodes is decided in `atoll.cluster.gangs`.
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from atoll.api.base import Conditions, Model, ObjectMeta, ShortText, list_map
+from atoll.api.base import Conditions, Model, ObjectMeta, ShortText, list_map, rules
 
 LEVELS_MAX = 8
 LABEL_KEY = (
@@ -32,8 +32,25 @@ class TopologyLevel(Model):
     ]
 
 
+SPARE_RULES = (
+    (
+        "!has(self.spares) || self.levels.exists(l, l.nodeLabel == self.spares.level)",
+        "spares names a level that stands in levels",
+    ),
+)
+
+
+class Spares(Model):
+    """Whole machines that are kept for the day another one fails, in every domain of a level."""
+
+    level: Annotated[NodeLabel, Field(description="a nodeLabel of levels, for example that of the fabric clique")]
+    count: Annotated[int, Field(ge=1, le=1024, description="machines per domain")]
+
+
 class TopologySpec(Model):
     """Which nodes the topology covers, and its levels from the widest to the narrowest."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*SPARE_RULES))
 
     node_selector: Annotated[
         dict[str, Annotated[str, Field(max_length=63)]],
@@ -53,13 +70,20 @@ class TopologySpec(Model):
         ),
     ]
 
+    spares: Annotated[
+        Spares | None,
+        Field(description="gangs take these last: only where they could not lie as near without, and for repairs"),
+    ] = None
+
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse a level that stands twice, as the API server does."""
+        """Refuse a level that stands twice, and spares of none, as the API server does."""
         labels = [level.node_label for level in self.levels]
         if len(set(labels)) < len(labels):
             msg = "levels names one node label twice; each may stand once"
             raise ValueError(msg)
+        if self.spares is not None and self.spares.level not in labels:
+            raise ValueError(SPARE_RULES[0][1])
         return self
 
     @property

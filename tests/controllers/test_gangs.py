@@ -327,6 +327,33 @@ async def test_a_gang_of_64_lies_in_one_block_and_each_slice_in_one_rack(tmp_pat
     assert assigned["domainCount"] == 32
 
 
+async def test_gangs_stay_in_one_clique_and_take_spare_trays_last(tmp_path: Path) -> None:
+    """Two NVLink cliques of four trays, one spare each: a gang of three trays fills a clique up to its spare."""
+    async with cluster() as made:
+        made.server.remove("/api/v1/nodes/n1")
+        labels = [f"tray-{number}" for number in range(8)]
+        for number, name in enumerate(labels):
+            made.add_node(name, labels={"nvidia.com/gpu.clique": f"c{number // 4}"})
+        spec = {
+            "levels": [{"nodeLabel": "nvidia.com/gpu.clique"}],
+            "spares": {"level": "nvidia.com/gpu.clique", "count": 1},
+        }
+        made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": spec})
+        async with term(made, tmp_path) as running:
+            whole = {"mode": "required", "level": "nvidia.com/gpu.clique"}
+            for gang in ("x", "y", "z"):
+                made.add_gang(gang, 3, topology=whole)
+                for number in range(3):
+                    made.add_member(gang, number, gpus=8)
+            admitted = ["x", "y", "z"]
+            await settled(running, lambda: sum(made.reason(gang) == "Admitted" for gang in admitted) == 2)
+
+    winners = [gang for gang in admitted if made.reason(gang) == "Admitted"]
+    homes = {gang: {made.pod(f"{gang}-{n}")["status"]["nominatedNodeName"] for n in range(3)} for gang in winners}
+    assert {"tray-3", "tray-7"}.isdisjoint(set().union(*homes.values()))
+    assert all(len({labels.index(tray) // 4 for tray in trays}) == 1 for trays in homes.values())
+
+
 async def test_gangs_that_come_together_never_share_a_gpu(tmp_path: Path) -> None:
     """Twelve gangs of different sizes on two machines: whoever is let go holds its GPUs, and all have their turn."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:

@@ -20,7 +20,7 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, RequeueState
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.membership import STARTED, Member, Stage, without_pod_set
-from atoll.cluster.gangs.readiness import Tally, placeable, quorum, readiness
+from atoll.cluster.gangs.readiness import Tally, owner_uid, placeable, quorum, readiness
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, pause_seconds, surpasses
 from atoll.cluster.gangs.times import seconds_of, text_of
 
@@ -141,7 +141,10 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     status = _note_quorum(status, view.members, present, now_seconds)
     if not present.is_enough:
         return _undo_or(view, Decision(Act.NOTHING, _wait(status, "WaitForQuorum", str(present), now_seconds)))
-    chosen, _ = placeable(view.gang.spec, view.members)
+    chosen, excess = placeable(view.gang.spec, view.members)
+    if excess:
+        message = f"{present}; {len(excess)} pods are beyond the counts of their pod sets and stay gated"
+        status = meet(status, names.CONDITION_QUORUM, "QuorumReached", message, now_seconds)
     return _undo_or(view, Decision(Act.PLACE, _phase(status, "Waiting"), chosen))
 
 
@@ -250,6 +253,8 @@ def _evict(
 ) -> Decision:
     """End the admission. `pause`: the number of the eviction that counts, and the seconds until the next try."""
     deactivate, message = False, why.message
+    if any(m.stage in STARTED and not owner_uid(m) for m in view.members):
+        message += "; pods without an owner do not come back: create them again"
     if pause is not None:
         count, seconds = pause
         deactivate = surpasses(view.policy.requeuing, count)

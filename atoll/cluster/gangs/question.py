@@ -21,6 +21,7 @@ from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import position_masks
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import Snapshot, snapshot
+from topology.gangs.spares import with_spares
 
 NO_REPORT = "no fresh GPU report"
 
@@ -41,7 +42,10 @@ class Landscape:
         """Return the hosts of a site, built once: every gang that is tried on this landscape shares them."""
         known = self._snapshots.get(id(site))
         if known is None or known[0] is not site:
-            known = self._snapshots[id(site)] = (site, snapshot(site.levels, hosts_of(site, self)))
+            built = snapshot(site.levels, hosts_of(site, self))
+            if site.spares is not None:
+                built = with_spares(built, site.spares[0], site.spares[1])
+            known = self._snapshots[id(site)] = (site, built)
         return known[1]
 
     def emptied(self) -> "Landscape":

@@ -22,11 +22,15 @@ ALONE = "~"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """`name`: the Topology, empty for none. `paths`: per node inside, one domain name per level, widest first."""
+    """`name`: the Topology, empty for none. `paths`: per node inside, one domain name per level, widest first.
+
+    `spares`: (level, machines per domain) that are taken last.
+    """
 
     name: str
     levels: tuple[str, ...]
     paths: Mapping[str, tuple[str, ...]]
+    spares: tuple[str, int] | None = None
 
 
 def requests_of(spec: GpuGangSpec) -> Iterator[TopologyRequest]:
@@ -124,7 +128,8 @@ def site_of(
         values = level_values(node, reports.get(name), levels) if is_covered else ("",) * len(levels)
         if (is_covered or not confined) and (all(values) or not strict):
             paths[name] = tuple(value or f"{ALONE}{name}" for value in values)
-    return Site(topology.metadata.name, levels, paths)
+    spares = topology.spec.spares
+    return Site(topology.metadata.name, levels, paths, (spares.level, spares.count) if spares is not None else None)
 
 
 def _problem(topology: Topology, nodes: Sequence[Node], reports: Mapping[str, GpuNodeStatus]) -> Obstacle | None:
