@@ -127,6 +127,7 @@ class WakeReconciler:
             now_seconds=now,
             skipped=self._skipped,
             kept=self._kept(waiting, now),
+            demand=ledger.demand,
         )
 
     def _kept(self, waiting: Sequence[tuple[Pod, Request]], now: float) -> dict[str, tuple[str, int]]:

@@ -20,6 +20,7 @@ from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Node, Pod, Taint, Toleration
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate, select
+from topology.demand import PRIOR, Demand
 
 PATIENCE_SECONDS = 4.0
 """A woken pod may sit in kube-scheduler's back-off first; then it is filtered and bound within milliseconds."""
@@ -119,6 +120,8 @@ class Question:
     skipped: Collection[str] = ()
     kept: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """By pod uid: a node and the mask of its free GPUs that are kept for this pod, which `rooms` leave out."""
+    demand: Demand = PRIOR
+    """What fragmentation is weighed with."""
 
 
 @dataclass(slots=True)
@@ -127,6 +130,7 @@ class _Search:
 
     rooms: Sequence[Room]
     left: list[int]
+    demand: Demand
     selections: int = 0
     hopeless: set[tuple[object, ...]] = field(default_factory=set)
     by_label: dict[tuple[str, str], set[int]] | None = None
@@ -149,7 +153,7 @@ class _Search:
 
 def plan_wakeups(question: Question) -> WakePlan:
     """Decide which pods to wake. Pods that are gated, bound, not yet rejected or hold a Lease are never among them."""
-    search = _Search(question.rooms, [room.free & room.devices.usable for room in question.rooms])
+    search = _Search(question.rooms, [room.free & room.devices.usable for room in question.rooms], question.demand)
     wakes: list[WakePod] = []
     without_room: list[str] = []
     again: list[float] = []
@@ -278,7 +282,7 @@ def _place(search: _Search, pod: Pod, request: Request) -> tuple[int, Candidate]
         search.selections += 1
         if not admits(room.node, pod):
             continue
-        answer = select(room.devices, search.left[position], request)
+        answer = select(room.devices, search.left[position], request, search.demand)
         if not isinstance(answer, Rejection):
             found.append((position, answer))
     if not found:
