@@ -5,7 +5,8 @@ their best; the rest is lost to that size. The measure is the expected loss over
 
     loss[free] = sum over k of weight(k) x (|free| - k x fits_k[free])
 
-where weight(k) is the share of k, times WHOLE for an ask of the whole machine.
+where weight(k) is the share of all asked GPUs that asks of size k make up, times WHOLE for an ask of the whole machine.
+Counting pods instead of GPUs would let the many small asks, which fit nearly anywhere, outweigh the few large ones.
 
 Being a capacity it has no plateaus, unlike counting whether one more pod fits (Weng et al., ATC'23). In: a Machine
 and the shares of sizes. Out: one array over free masks. Bounded: a size with more than SETS_MAX full-quality sets
@@ -26,7 +27,7 @@ from topology.model import Machine
 from topology.quality import Bools, Floats, Ints, qualities, sizes_of
 
 SETS_MAX: Final = 512
-WHOLE: Final = 3.0
+WHOLE: Final = 2.0
 """An ask for a whole machine finds no second-best place, so it counts more than its share."""
 FULL: Final = 1e-9
 """Relative slack below which two ring bandwidths count as equal."""
@@ -50,12 +51,18 @@ def losses(machine: Machine, demand: Demand = PRIOR) -> Floats:
     """Expected GPUs lost to fragmentation, for every free mask."""
     sizes = sizes_of(machine.count)
     loss = np.zeros(1 << machine.count)
-    for count, share in demand.shares:
-        if count <= machine.count:
-            weight = share * (WHOLE if count == machine.count else 1)
-            loss += weight * (sizes - count * fits(machine, count).most)
+    for count, share in served_shares(machine, demand):
+        weight = share * (WHOLE if count == machine.count else 1)
+        loss += weight * (sizes - count * fits(machine, count).most)
     loss.flags.writeable = False
     return loss
+
+
+def served_shares(machine: Machine, demand: Demand) -> tuple[tuple[int, float], ...]:
+    """Sizes that the machine can serve, each with its share of the GPUs that those sizes ask for in all."""
+    asked = [(count, count * share) for count, share in demand.shares if count <= machine.count]
+    total = sum(gpus for _, gpus in asked)
+    return tuple((count, gpus / total) for count, gpus in asked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

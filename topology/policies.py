@@ -6,7 +6,7 @@ A set's cost on a machine, comparable across machines (the least cost wins, then
          + apart   if it spans islands         one island wherever one fits
          + unlinked if its ring needs PCIe     an NVLink ring beats any PCIe ring
          + crowd x crowding of its pairs       only for spreading
-         + loss[free - set] - loss[free]       fragmentation it causes, in expected GPUs
+         + loss x (lost[free - set] - lost[free])  fragmentation it causes, in expected GPUs
          + near x (closeness cut - inside)     close groups torn apart, less those taken; used neighbours when spreading
          + pack x |free|                       fuller machines first (emptier ones when spreading)
 
@@ -22,7 +22,9 @@ from typing import Final
 from topology.asks import Policy
 
 ALPHA: Final = 8.0
-PACK: Final = 0.3
+PACK: Final = 0.09
+LOSS: Final = 0.5
+"""Tuned together with PACK and topology.fragmentation.WHOLE on seeded churns of several machines."""
 APART: Final = 100.0
 UNLINKED: Final = 20.0
 CROWD: Final = 10.0
@@ -54,7 +56,7 @@ POLICIES: Final[dict[Policy, Weights]] = {
         apart=APART,
         unlinked=UNLINKED,
         crowd=0.0,
-        loss=1.0,
+        loss=LOSS,
         near=NEAR,
         pack=PACK,
     ),
@@ -65,7 +67,7 @@ POLICIES: Final[dict[Policy, Weights]] = {
         apart=0.0,
         unlinked=UNLINKED,
         crowd=0.0,
-        loss=1.0,
+        loss=LOSS,
         near=NEAR,
         pack=PACK,
     ),
@@ -76,7 +78,7 @@ POLICIES: Final[dict[Policy, Weights]] = {
         apart=0.0,
         unlinked=0.0,
         crowd=0.0,
-        loss=1.0,
+        loss=LOSS,
         near=NEAR,
         pack=PACK,
     ),

@@ -126,9 +126,13 @@ def islands(machine: Machine) -> list[set[int]]:
 @cache
 def loss(machine: Machine, free: Set, demand: Demand) -> float:
     """Expected GPUs of a free set that asks of the usual sizes cannot use at full quality."""
-    served = ((count, share) for count, share in demand.shares if count <= machine.count)
-    weights = ((count, share * (3 if count == machine.count else 1)) for count, share in served)
-    return sum(weight * (len(free) - count * _disjoint(free, _full_sets(machine, count))) for count, weight in weights)
+    total = sum(count * share for count, share in demand.shares if count <= machine.count)
+    lost = 0.0
+    for count, share in demand.shares:
+        if count <= machine.count:
+            weight = count * share / total * (2 if count == machine.count else 1)
+            lost += weight * (len(free) - count * _disjoint(free, _full_sets(machine, count)))
+    return lost
 
 
 def admits(machine: Machine, members: Set, ask: Ask) -> bool:

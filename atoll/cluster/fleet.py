@@ -22,7 +22,9 @@ import numpy.typing as npt
 from atoll.cluster.machines import Cell, Shape, cell_of
 from atoll.cluster.requests import Request
 from atoll.cluster.selection import keys_of, plain
+from topology.asks import Ask
 from topology.demand import Demand
+from topology.scores import RESERVED_ONE_IN, reserve, reserves
 
 EAGER_DEVICES_MAX: Final = 8
 STATES_MAX: Final = 1 << 18
@@ -128,6 +130,21 @@ class Fleet:
             keys = known[states]
         return keys
 
+    def with_reserve(self, keys: Floats, states: Ints, ask: Ask, demand: Demand) -> Floats:
+        """Return the keys with RESERVE on those of the last whole machines that the ask should leave whole, as
+        `topology.scores` does; shapes of up to eight devices."""
+        blocks = list(self._blocks.items())
+        sparing = [reserves(shape.machine, ask, demand) for shape, _ in blocks]
+        if len(keys) < RESERVED_ONE_IN or not any(sparing):
+            return keys
+        if len(self._whole) < self._size:
+            self._whole = np.zeros(self._size, dtype=np.bool_)
+            self._block_of = np.full(self._size, len(blocks), dtype=np.int64)
+            for index, (shape, first) in enumerate(blocks):
+                self._whole[first + shape.machine.full] = True
+                self._block_of[first : first + shape.machine.full + 1] = index
+        return keys + reserve(self._whole[states], self._block_of[states], sparing=[*sparing, False])
+
     def first_by_name(self, rows: Ints) -> str:
         """Return the name that comes first among these rows."""
         if self._ranks is None:
@@ -153,6 +170,8 @@ class Fleet:
 
     def _forget_numbers(self) -> None:
         self._size = 1
+        self._whole = np.zeros(0, dtype=np.bool_)
+        self._block_of = np.zeros(0, dtype=np.int64)
         self._entries: list[tuple[Shape, int | None]] = []
         self._firsts: list[int] = []
         self._blocks: dict[Shape, int] = {}
