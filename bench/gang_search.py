@@ -2,8 +2,9 @@
 
 Three levels (block, rack, host) of DGX H100 nodes, a share of which is in use. Measured: one gang of 512 pods x 8 GPUs
 (every node of it empty), the same with slices of a rack, the same with 4 GPUs per pod on scattered nodes, a gang that
-does not fit, and a queue of waiting gangs that is gone through once. Milliseconds of one process on this machine, the
-least of some repeats; the limit is 1,000 ms for 512 pods on 1,000 nodes.
+does not fit, and a queue of waiting gangs that is gone through once. Milliseconds of CPU of one process and thread, the
+least of some repeats; the limit is 1,000 ms for 512 pods on 1,000 nodes, and no more
+racks than in Kueue's order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from topology.asks import Ask
-from topology.gangs.model import Gang, Host, Mode, Placement, PodSet, Refusal, Slice, TopologyRequest
+from topology.gangs.model import Gang, Host, Mode, Order, Placement, PodSet, Refusal, Slice, TopologyRequest
 from topology.gangs.search import place
 from topology.gangs.snapshot import Snapshot, snapshot
 from topology.profiles import profile
@@ -50,12 +51,12 @@ def gang(count: int, gpus: int, request: TopologyRequest) -> Gang:
 
 
 def timed(act: Callable[[], object], repeats: int) -> float:
-    """Least milliseconds of some repeats."""
+    """Least milliseconds of CPU of some repeats; other work on the machine does not count."""
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         act()
-        times.append((time.perf_counter() - start) * 1e3)
+        times.append((time.process_time() - start) * 1e3)
     return min(times)
 
 
@@ -77,7 +78,7 @@ def queue_ms(nodes: int, gangs: int) -> tuple[float, int, int]:
     """Milliseconds for one pass over a queue, how many of it found places, and how many did not."""
     state = cluster(nodes, used=0.6, seed=2)
     rng = random.Random(3)
-    start = time.perf_counter()
+    start = time.process_time()
     placed = refused = 0
     for _ in range(gangs):
         level = rng.choice(("rack", "block"))
@@ -87,7 +88,7 @@ def queue_ms(nodes: int, gangs: int) -> tuple[float, int, int]:
             placed, state = placed + 1, state.take(answer, asked)
         else:
             refused += 1
-    return (time.perf_counter() - start) * 1e3, placed, refused
+    return (time.process_time() - start) * 1e3, placed, refused
 
 
 def main(arguments: list[str]) -> int:
@@ -110,8 +111,10 @@ def main(arguments: list[str]) -> int:
                 "firstMs": round(first, 1),
                 "withNewSnapshotMs": round(again, 1),
                 "ms": round(timed(lambda state=state, asked=asked: place(asked, state), options.repeats), 1),  # type: ignore[misc]
-                "answer": answer.text if isinstance(answer, Refusal) else _spread(answer),
+                "answer": _told(answer),
+                "kueueOrder": _told(place(asked, state, order=Order.KUEUE)),
             }
+            kept &= _racks(answer) <= _racks(place(asked, state, order=Order.KUEUE))
             kept &= nodes > 1000 or first < LIMIT_MS
         total, placed, refused = queue_ms(nodes, options.gangs)
         row["queue"] = {"gangs": options.gangs, "ms": round(total, 1), "placed": placed, "refused": refused}
@@ -119,10 +122,18 @@ def main(arguments: list[str]) -> int:
     return 0 if kept else 1
 
 
-def _spread(answer: Placement) -> str:
+def _told(answer: Placement | Refusal) -> str:
+    if isinstance(answer, Refusal):
+        return answer.text
     domains = answer.assignments[0].domains
     counts = [len({row.path[: level + 1] for row in domains}) for level in range(len(LEVELS) + 1)]
     return f"{counts[0]} blocks, {counts[1]} racks, {counts[2]} hosts" + (", bounded" if answer.bounded else "")
+
+
+def _racks(answer: Placement | Refusal) -> int:
+    if isinstance(answer, Refusal):
+        return 0
+    return len({row.path[: len(LEVELS)] for row in answer.assignments[0].domains})
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def _fewest(offers: Sequence[Offer], need: int, *, greedy: bool) -> Picks | None
         chosen = [*ordered[: count - 1]]
         rest = need - sum(offer.units for offer in chosen)
         chosen.append(min(_fitting(ordered[count - 1 :], rest), key=lambda offer: (offer.units, offer.order)))
-        exact = count == 1 or greedy
+        exact = count == 1 or greedy or kept[0].units == kept[-1].units
     else:
         chosen, exact = _least_surplus(kept, count, need), True
     return _filled(chosen, need, exact=exact)
