@@ -97,6 +97,10 @@ class GpuUse:
     host: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
 
+    def with_missing(self, known: Iterable[str], told: Iterable[str]) -> "GpuUse":
+        """Count GPUs on record that this look told nothing of among those that could not be read."""
+        return replace(self, unread=self.unread | (frozenset(known) - frozenset(told)))
+
 
 @dataclass(frozen=True, slots=True)
 class PodSighting:

@@ -173,7 +173,9 @@ class NodeAgent:
             roster,
             cgroups=look.cgroups,
             kubelet=kubelet,
-            use=look.use,
+            use=look.use.with_missing(
+                (device.uuid for device in (previous.devices if previous else ())), look.machine.pids_by_uuid()
+            ),
             last_pods=previous.pods if previous else (),
             last_empty=self._sighting.empty if self._sighting else frozenset(),
             last_host=previous.host_uses if previous else (),

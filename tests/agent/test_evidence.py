@@ -6,7 +6,7 @@ from agent.cgroups import CgroupReading
 from agent.evidence import STATIC_POD_UID, GpuUse, KubeletReading, PodSighting, Roster, gpu_use, sight
 from agent.kubelet import kubelet_url, parse_pod_list
 from atoll.api import names
-from atoll.api.node_status import PODS_MAX, PodEvidence
+from atoll.api.node_status import PODS_MAX, HostUse, PodEvidence
 from tests.agent.builders import make_pod
 
 GPU_POD = make_pod("g", gpus=1)
@@ -300,3 +300,35 @@ def test_only_a_whole_pod_list_counts(body: bytes, want: KubeletReading | None) 
 def test_the_kubelet_is_found_through_the_node(node: bytes, want: str) -> None:
     """The Node's internal address and the kubelet's port; nothing while they are not known."""
     assert kubelet_url(node) == want
+
+
+def test_a_gpu_that_could_not_be_read_is_used_by_whoever_used_it_last() -> None:
+    """Unknown is not absent: its pod and its host processes stay told, and the report says that it could not read."""
+    last = (PodEvidence(uid="p", live=True, uuids=("GPU-a", "GPU-b")),)
+    hosts = (HostUse(uuid="GPU-a", pids=(7,)), HostUse(uuid="GPU-b", pids=(8,)))
+    use = GpuUse(pods={"q": frozenset({"GPU-b"})}, unread=frozenset({"GPU-a"}))
+
+    sighting = sight(
+        roster(PLAIN_POD), cgroups=cgroups("p", "q"), kubelet=kubelet("p"), use=use, last_pods=last, last_host=hosts
+    )
+
+    assert {pod.uid: pod.uuids for pod in sighting.pods} == {"p": ("GPU-a",), "q": ("GPU-b",)}
+    assert [one.uuid for one in sighting.host_uses] == ["GPU-a"]
+    assert not sighting.processes_read
+
+
+def test_a_gpu_on_record_that_a_look_does_not_name_could_not_be_read() -> None:
+    """A machine that cannot be read, or a card that says nothing, shows no process: that proves nothing."""
+    assert GpuUse().with_missing(["GPU-a", "GPU-b"], ["GPU-b"]).unread == {"GPU-a"}
+
+
+def test_processes_outside_of_pods_are_told_with_their_gpu() -> None:
+    """What nobody placed is reported as it is: by GPU, with how many processes and some of their pids."""
+    pids = {"GPU-a": tuple(range(1, 20)), "GPU-b": (30, 31)}
+    use = gpu_use(pids, {**dict.fromkeys(range(1, 20)), 30: "p"}, unread=frozenset())
+
+    sighting = sight(roster(), cgroups=cgroups("p"), kubelet=kubelet(), use=use)
+
+    (host,) = sighting.host_uses
+    assert (host.uuid, host.count, host.pids) == ("GPU-a", 19, tuple(range(1, 9)))
+    assert {pod.uid: pod.uuids for pod in sighting.pods} == {"p": ("GPU-b",)}
