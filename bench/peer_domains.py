@@ -206,7 +206,13 @@ def _wanted(scenario: Scenario) -> Places:
 def _domains(scenario: Scenario, places: Places) -> int:
     """Domains of the requested level, summed over the pod sets."""
     return sum(
-        len({scenario.paths[host][: asked.level + 1] for host, count in places[asked.pod_set.name].items() if count})
+        len(
+            {
+                scenario.paths.get(host, (host,))[: asked.level + 1]
+                for host, count in places[asked.pod_set.name].items()
+                if count
+            }
+        )
         for asked in scenario.asked
     )
 

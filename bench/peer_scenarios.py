@@ -52,7 +52,15 @@ GATES: Final = {
 KNOWN: Final = frozenset({
     "id", "src", "note", "gates", "levels", "nodes", "podsets", "owners", "pod_group_workload", "existing", "previous",
     "unhealthy_nodes", "other_pods", "flavor_labels", "flavor_tolerations", "usage_own_flavor", "usage_sibling_flavor",
+    "simulate_empty",
 })  # fmt: skip
+KNOWN_OF_NODES: Final = frozenset({"name", "labels", "alloc", "ready", "unschedulable", "repeat", "taints"})
+KNOWN_OF_POD_SETS: Final = frozenset({
+    "name", "count", "req", "want", "want_fail", "required", "preferred", "unconstrained", "mode", "slices", "group",
+    "node_selector", "tolerations", "affinity_preferred", "affinity_required", "node_affinity", "affinity",
+})  # fmt: skip
+EFFECTS: Final = ("NoSchedule", "NoExecute", "PreferNoSchedule")
+OPERATORS: Final = ("Exists", "Equal")
 ENDED: Final = ("Succeeded", "Failed")
 Json = Mapping[str, Any]
 
@@ -121,8 +129,16 @@ def scenario_of(case: Json, defaults: Json) -> Scenario:
         kept=bool(gates["SkipReassignmentForPodOwnedWorkloads"])
         and owners == ["Pod"]
         and not case.get("pod_group_workload", False),
-        odd=tuple(sorted(case.keys() - KNOWN)),
+        odd=_odd(case),
     )
+
+
+def _odd(case: Json) -> tuple[str, ...]:
+    """Fields that nobody knows: they may change the answer, so they are named."""
+    odd = set(case.keys() - KNOWN)
+    odd |= {f"nodes.{key}" for node in case["nodes"] for key in node.keys() - KNOWN_OF_NODES}
+    odd |= {f"podsets.{key}" for row in case["podsets"] for key in row.keys() - KNOWN_OF_POD_SETS}
+    return tuple(sorted(odd))
 
 
 def _short(level: str) -> str:
@@ -180,6 +196,7 @@ def _free(
         if place is not None and pod.get("phase") not in ENDED:
             _add(free[place], {"pods": 1, **pod.get("req", {})}, -1)
     usage = [*case.get("usage_own_flavor", []), *(case.get("usage_sibling_flavor", []) if overlapping else [])]
+    usage = [] if case.get("simulate_empty") else usage
     for row in usage:
         place = _place(tuple(row["values"]), levels)
         if place in free:
@@ -293,19 +310,38 @@ def _requirement(row: Json) -> Requirement:
 
 
 def _toleration(row: object) -> Toleration:
+    """Written as key=value:effect, as words in a list, or as an object."""
     if isinstance(row, str):
         taint = _taint(row)
         return Toleration(taint.key, "Equal" if taint.value else "Exists", taint.value, taint.effect)
-    operator = row.get("op") or row.get("operator") or "Equal"
-    return Toleration(row.get("key", ""), operator, row.get("value", ""), row.get("effect", ""))
+    if isinstance(row, Mapping):
+        operator = row.get("op") or row.get("operator") or "Equal"
+        return Toleration(row.get("key") or "", operator, row.get("value") or "", row.get("effect") or "")
+    words = _words(row)
+    operator = next((word for word in words if word in OPERATORS), "Equal")
+    names = [word for word in words if word not in (*EFFECTS, *OPERATORS)]
+    effect = next((word for word in words if word in EFFECTS), "")
+    return Toleration(names[0] if names else "", operator, names[1] if len(names) > 1 else "", effect)
 
 
 def _taint(row: object) -> Taint:
+    """Written as key=value:effect, as words in a list, or as an object."""
     if isinstance(row, str):
         pair, _, effect = row.rpartition(":")
         key, _, value = pair.partition("=")
         return Taint(key=key, effect=effect, value=value)
-    return Taint(key=row["key"], effect=row["effect"], value=row.get("value") or "")
+    if isinstance(row, Mapping):
+        return Taint(key=row["key"], effect=row["effect"], value=row.get("value") or "")
+    words = _words(row)
+    names = [word for word in words if word not in EFFECTS]
+    effect = next(word for word in words if word in EFFECTS)
+    return Taint(key=names[0], effect=effect, value=names[1] if len(names) > 1 else "")
+
+
+def _words(row: object) -> list[str]:
+    if not isinstance(row, list):
+        raise TypeError(f"needs text, a list or an object, got {row!r}")
+    return [str(word) for word in row if word]
 
 
 def _node(node: Json) -> Node:

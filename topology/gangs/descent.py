@@ -193,14 +193,14 @@ def _each(question: Question, level: int, picks: Sequence[Pick]) -> tuple[Pick, 
 
 
 def _choices(question: Question, level: int, domains: Iterable[int], need: int, *, leader: bool) -> Iterator[Picks]:
-    """The set of least surplus, and above the requested level the greedy one too."""
+    """The set of least surplus, and down to the requested level the greedy one too, which may need fewer below."""
     unit = question.shape.size if level <= question.shape.level else 1
     offers = _offers(question, level, domains, unit=unit)
     first = fewest(offers, need, leader=leader)
     if first is None:
         return
     yield first
-    if level < question.level and not question.budget.is_spent:
+    if level <= question.level and level < question.tree.hosts and not question.budget.is_spent:
         second = fewest(offers, need, leader=leader, greedy=True)
         if second is not None and second.picks != first.picks:
             yield second

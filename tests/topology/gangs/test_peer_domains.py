@@ -49,6 +49,7 @@ TOP = {
     "unhealthy_nodes",
     "owners",
     "flavor_labels",
+    "simulate_empty",
 }
 TAINT = [{"key": "k", "value": "v", "effect": "NoSchedule"}]
 CASES = [
@@ -69,6 +70,11 @@ CASES = [
     case("tainted", None, [host("b1", "r1", "a1", taints=TAINT)], required="host"),
     case("tolerated", [[["a1"], 1]], [host("b1", "r1", "a1", taints=["k=v:NoSchedule"])], required="host",
          tolerations=[{"key": "k", "operator": "Exists"}]),
+    case("tolerated in words", [[["a1"], 1]], [host("b1", "r1", "a1", taints=[["k", "v", "NoSchedule"]])],
+         required="host", tolerations=[["k", "Equal", "v", "NoSchedule"]]),
+    case("a soft taint", [[["a1"], 1]], [host("b1", "r1", "a1", taints=["k=v:PreferNoSchedule"])], required="host"),
+    case("usage as if it were not there", [[["a1"], 1]], SIX[:1], required="host", simulate_empty=True,
+         usage_own_flavor=[{"values": ["b1", "r1", "a1"], "req": {"cpu": 1000}, "count": 1}]),
     case("selector", None, required="host", node_selector={"x": "y"}),
     case("selector by full name", [[["a3"], 1]], required="host", node_selector={"kubernetes.io/hostname": "a3"}),
     case("affinity", [[["a4"], 1]], required="host",
