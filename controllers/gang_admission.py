@@ -76,56 +76,56 @@ class AdmissionReconciler:
         """Try the candidates; return when the next may be tried. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        views = self._views(self._book.candidates)
-        if not views:
-            return None
+        rests = {key: self._rest(key) for key in self._book.candidates}
+        is_strict = self._book.rules.strict_order
+        views = self._views(key for key, rest in rests.items() if is_strict or rest <= 0)
         lacking = [view for view in views if view.is_admitted]
-        waits = [await self._try(view) for view in in_order(lacking)]
+        waits: list[float | None] = [rest for rest in rests.values() if rest > 0]
+        waits += [await self._try(view) for view in in_order(lacking)]
         waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
         return min((wait for wait in waits if wait is not None), default=None)
 
-    def _views(self, keys: Iterable[tuple[str, str]]) -> list[GangView]:
+    def _views(self, keys: Iterable[GangKey]) -> list[GangView]:
         gangs = [self._book.gang(key) for key in sorted(keys) if key not in self._book.busy]
         return [self._book.view(gang) for gang in gangs if gang is not None and self._book.is_current(gang)]
 
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
-        tries = 0
+        is_blocking = self._book.rules.policy.block_admission
+        if is_blocking and not all(self._book.is_current(gang) for gang in self._book.gangs()):
+            return [CUT_SECONDS]
+        first = self._blocker() if is_blocking else None
         for number, view in enumerate(waiting):
-            if tries >= TRIES_MAX:
+            if first is not None:
+                await self._hold(waiting[number:], f"gang {_named(first)} must be ready first")
+                waits.append(BLIND_SECONDS)
+                break
+            if number >= TRIES_MAX:
                 waits.append(CUT_SECONDS)
                 break
-            held = await self._held_up(view) or self._rest(view) or None
-            tries += held is None
-            wait = held if held is not None else await self._try(view)
-            waits.append(wait)
-            if self._book.rules.strict_order and wait is not None:
-                await self._hold_others(waiting[number + 1 :], view)
+            waits.append(await self._try(view))
+            if waits[-1] is None and is_blocking:
+                waits.append(CUT_SECONDS)
+                break
+            if waits[-1] is not None and self._book.rules.strict_order:
+                await self._hold(waiting[number + 1 :], f"gang {_named(view)} comes first")
                 break
             await asyncio.sleep(0)
         return waits
 
-    async def _held_up(self, view: GangView) -> float | None:
-        """Note that another gang must become ready first; return when to look again, None when the way is free."""
-        if not self._book.rules.policy.block_admission:
-            return None
-        others = [self._book.view(gang) for gang in self._book.gangs()]
-        first = blocker([other for other in others if other.is_admitted])
-        if first is None:
-            return None
-        message = f"gang {first.gang.metadata.namespace}/{first.gang.metadata.name} must be ready first"
-        await self._wait(view, "WaitForOtherGangs", message)
-        return BLIND_SECONDS
+    def _blocker(self) -> GangView | None:
+        """Return the admitted gang that must become ready before any other is admitted."""
+        views = (self._book.view(gang) for gang in self._book.gangs())
+        return blocker([view for view in views if view.is_admitted])
 
-    async def _hold_others(self, views: Sequence[GangView], first: GangView) -> None:
-        message = f"gang {first.gang.metadata.namespace}/{first.gang.metadata.name} comes first"
+    async def _hold(self, views: Sequence[GangView], message: str) -> None:
         for view in views:
             await self._wait(view, "WaitForOtherGangs", message)
 
     async def _try(self, view: GangView) -> float | None:
         """Try one gang; return when to try again, None when it got what it wants or wants nothing any more."""
         key = (view.gang.metadata.namespace, view.gang.metadata.name)
-        wait = self._rest(view)
+        wait = self._rest(key)
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
@@ -149,9 +149,9 @@ class AdmissionReconciler:
         self._book.attempts[key] = attempts.next(now, is_hopeless=is_hopeless)
         return self._book.attempts[key].wait_seconds(now, room_at_seconds=0.0)
 
-    def _rest(self, view: GangView) -> float:
+    def _rest(self, key: GangKey) -> float:
         """Return how long the gang must not be tried yet."""
-        attempts = self._book.attempts.get((view.gang.metadata.namespace, view.gang.metadata.name), Attempts())
+        attempts = self._book.attempts.get(key, Attempts())
         now = self._context.clock.monotonic_seconds()
         return attempts.wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
 
@@ -253,6 +253,10 @@ class AdmissionReconciler:
     def _done(self, view: GangView) -> Counter[str]:
         """Return how many members of each pod set have succeeded: so many fewer are needed."""
         return Counter(member.pod_set for member in view.members if member.stage is Stage.SUCCEEDED)
+
+
+def _named(view: GangView) -> str:
+    return f"{view.gang.metadata.namespace}/{view.gang.metadata.name}"
 
 
 def _has_left(change: Change[Any]) -> bool:

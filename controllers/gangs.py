@@ -110,6 +110,8 @@ class GangReconciler:
                 self._place()
             case Act.NOTHING:
                 await self.write(gang, decision.status)
+                if self._book.rules.policy.block_admission and self._book.candidates:
+                    self._place()
         return decision.again_seconds
 
     async def write(self, gang: GpuGang, status: GpuGangStatus) -> None:

@@ -230,12 +230,14 @@ async def test_block_admission_lets_one_gang_start_at_a_time(tmp_path: Path) -> 
     settings = {"wait_for_pods_ready": {"enable": True, "block_admission": True}}
     async with cluster("n1", "n2") as made, term(made, tmp_path, settings=settings) as running:
         add_gang(made, "x")
-        await settled(running, lambda: is_let_go(made, "x"))
         add_gang(made, "y")
-        await settled(running, lambda: made.reason("y") == "WaitForOtherGangs")
+        wanted = ["Admitted", "WaitForOtherGangs"]
+        await settled(running, lambda: sorted((made.reason("x"), made.reason("y"))) == wanted)
+        first, second = ("x", "y") if made.reason("x") == "Admitted" else ("y", "x")
+        await settled(running, lambda: is_let_go(made, first))
         assert made.held() == 8
-        made.run_all("x", 2)
-        await settled(running, lambda: is_let_go(made, "y"), seconds=16)
+        made.run_all(first, 2)
+        await settled(running, lambda: is_let_go(made, second), seconds=16)
 
 
 async def test_a_failed_member_is_replaced_in_its_rack(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_member_that_goes_is_replaced_on_its_own(yard: Yard) -> None:
     yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
 
 
-@pytest.mark.parametrize("held", [1, 5, 8])
+@pytest.mark.parametrize("held", [5, pytest.param(1, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
 def test_controllers_that_are_killed_during_an_admission_finish_or_undo_it(yard: Yard, held: int) -> None:
     """Killed when so many Leases stand: no member runs without its GPUs, and the next leader starts the whole gang."""
     world = yard.world
