@@ -3,8 +3,8 @@
 In: a known machine, a number of nodes, a size mix, a load and a seed. Out: per rule the mean relative quality of the
 sets given to pods of two or more GPUs, the share of rejected pods of the largest size, the GPU-weighted share of
 rejections, and the share of GPUs in use. Loss model: arrivals are Poisson, life times exponential, a pod that does not
-fit is gone. All rules see the same arrivals. The load is what is asked for relative to all GPUs: 1 and 1.3 are demand of
-100 % and 130 %.
+fit is gone. All rules see the same arrivals. The load is what is asked for relative to all GPUs: 1 and 1.3 are a demand
+of 100 % and 130 %.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Placement benchmarks: `python -m bench.placement speed|churn [--json]`.
 
-speed: scoring thousands of nodes as a ratio to plainly gathering and minimising one array of that many floats in
-numpy, and building a class's tables for all counts as a ratio to the plain pair sums of all its sets. churn:
-placement quality and rejections of Atoll and of simpler rules on the same arrivals (bench/churn.py). Every figure is
-from one run on one machine; only ratios and the churn's shares can be compared between machines.
+speed: scoring thousands of nodes, in microseconds and as a ratio to plainly gathering and minimising one array of that
+many floats in numpy; building a class's tables for all counts, once its qualities are known, in milliseconds and as a
+ratio to the plain pair sums of all its sets; the memory that a class's tables take. churn: quality of placement,
+rejections and GPUs in use, of Atoll and of the re-created rules of others on the same arrivals (bench/churn.py), at the
+load of the targets and at 100 % and 130 % demand. Speed is CPU time of one run on one machine; only ratios and the
+churn's shares can be compared between machines. Traces of real clusters: `python -m bench.traces`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from bench.churn import Load, rules_for, run
+from bench.churn import Load, Result, run
+from bench.rules import NAMES, rules_for
 from topology.asks import Ask
-from topology.demand import PRIOR
+from topology.demand import PRIOR, Demand
 from topology.fragmentation import losses
 from topology.links import strength
 from topology.model import Machine
@@ -31,11 +34,15 @@ from topology.scores import Classes, best_node
 from topology.tables import table
 
 SHAPES: Final = ("dgx1-v100", "h100-nvl-8", "mi250x-8gcd", "dgx-h100", "l40s-8", "gb200-tray")
-CHURN_SHAPES: Final = ("dgx1-v100", "h100-nvl-8", "mi250x-8gcd", "dgx-h100", "l40s-8")
+CHURN_SHAPES: Final = ("dgx1-v100", "h100-nvl-8", "mi250x-8gcd", "dgx-h100", "l40s-8", "pcie8-pix-phb")
 NODES: Final = (1_000, 5_000, 50_000)
 REPEATS: Final = 31
 SEEDS: Final = tuple(range(2001, 2011))
 """Seeds that no weight was tuned on."""
+LOAD: Final = 0.92
+QUALITY_TARGET: Final = 0.99
+REJECTED_TARGET: Final = 0.01
+"""How much more often than under best fit the largest asks may be rejected."""
 
 
 def main(arguments: list[str]) -> int:
@@ -43,39 +50,68 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
     parser.add_argument("what", choices=["speed", "churn"])
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds the churn runs over")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds of the churn, from 2001 on")
+    parser.add_argument("--shapes", nargs="+", default=CHURN_SHAPES, help="known machines of the churn")
+    parser.add_argument("--rules", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--mix", type=_mix, default=PRIOR, help="sizes with weights, as 1:35,2:25,8:10")
+    parser.add_argument("--load", type=float, nargs="+", default=[LOAD, 1.0, 1.3], help="asked GPUs, relative to all")
+    parser.add_argument("--arrivals", type=int, default=20_000)
+    parser.add_argument("--nodes", type=int, default=64)
     options = parser.parse_args(arguments)
-    rows = speed() if options.what == "speed" else churn(SEEDS[: options.seeds])
+    rows = speed() if options.what == "speed" else _churns(options)
     for row in rows:
-        print(json.dumps(row) if options.json else "  ".join(f"{key}={_shown(value)}" for key, value in row.items()))
+        told = json.dumps(row) if options.json else "  ".join(f"{key}={_shown(value)}" for key, value in row.items())
+        print(told, flush=True)
     return 0
 
 
-def speed() -> list[dict[str, Any]]:
+def _mix(words: str) -> Demand:
+    pairs = [part.split(":") for part in words.split(",")]
+    weights = {int(size): float(weight) for size, weight in pairs}
+    return Demand(shares=tuple((size, weight / sum(weights.values())) for size, weight in sorted(weights.items())))
+
+
+def speed() -> Iterator[dict[str, Any]]:
     """Builds of all shapes, while nothing is kept yet, then scores of all nodes."""
-    return [_build_figures(name) for name in SHAPES] + [_score_figures(nodes) for nodes in NODES]
+    yield from map(_build_figures, SHAPES)
+    yield from map(_score_figures, NODES)
 
 
-def churn(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Means over the seeds, per shape and rule."""
-    rows = []
-    for name in CHURN_SHAPES:
-        machine = profile(name).machine
-        loads = [Load(demand=PRIOR, load=0.92, arrivals=20_000, seed=seed) for seed in seeds]
-        results = [result for load in loads for result in run(machine, nodes=64, load=load, rules=rules_for(machine))]
-        for rule in dict.fromkeys(result.rule for result in results):
-            mine = [result for result in results if result.rule == rule]
-            rows.append(
-                {
-                    "shape": name,
-                    "rule": rule,
-                    "quality": statistics.mean(result.mean_quality for result in mine),
-                    "rejected_largest": statistics.mean(result.rejected_largest for result in mine),
-                    "rejected_gpus": statistics.mean(result.rejected_gpus for result in mine),
-                    "seeds": len(seeds),
-                }
-            )
+def _churns(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for shape, load in itertools.product(options.shapes, options.load):
+        loads = [
+            Load(demand=options.mix, load=load, arrivals=options.arrivals, seed=SEEDS[0] + index)
+            for index in range(options.seeds)
+        ]
+        yield from churn(shape, loads, nodes=options.nodes, names=options.rules)
+
+
+def churn(shape: str, loads: Sequence[Load], *, nodes: int, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Means over the loads (one per seed), per rule, on one shape; Atoll's row tells whether it met its targets."""
+    machine = profile(shape).machine
+    rules = {name: rule for name, rule in rules_for(machine, loads[0].demand).items() if name in set(names)}
+    results = [result for load in loads for result in run(machine, nodes=nodes, load=load, rules=rules)]
+    rows = [_means(shape, loads[0].load, [result for result in results if result.rule == name]) for name in rules]
+    base = next((row["rejected_largest"] for row in rows if row["rule"] == "best-fit"), None)
+    for row in rows:
+        if row["rule"] == "atoll" and base is not None:
+            row["more_rejected_than_best_fit"] = row["rejected_largest"] - base
+            within = row["more_rejected_than_best_fit"] <= REJECTED_TARGET
+            row["within_targets"] = bool(within and row["quality"] >= QUALITY_TARGET)
     return rows
+
+
+def _means(shape: str, load: float, mine: Sequence[Result]) -> dict[str, Any]:
+    return {
+        "shape": shape,
+        "load": load,
+        "rule": mine[0].rule,
+        "quality": statistics.mean(result.mean_quality for result in mine),
+        "rejected_largest": statistics.mean(result.rejected_largest for result in mine),
+        "rejected_gpus": statistics.mean(result.rejected_gpus for result in mine),
+        "gpus_in_use": statistics.mean(result.in_use for result in mine),
+        "seeds": len(mine),
+    }
 
 
 def _score_figures(nodes: int) -> dict[str, Any]:
@@ -98,14 +134,13 @@ def _build_figures(name: str) -> dict[str, Any]:
     asks = [Ask(count) for count in range(1, machine.count + 1)]
     built = _once(lambda: [table(machine, ask) for ask in asks])
     plain = _once(lambda: _pair_sums_in_python(machine))
-    cells = sum(table(machine, ask).costs.nbytes for ask in asks)
     return {
         "figure": "build",
         "shape": name,
         "quality_ms": rated * 1e3,
         "tables_ms": (lost + built) * 1e3,
         "ratio_of_tables_to_pair_sums": (lost + built) / plain,
-        "cost_kilobytes": cells / 1000,
+        "memory_kilobytes": sum(table(machine, ask).memory_bytes for ask in asks) / 1000,
     }
 
 

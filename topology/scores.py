@@ -49,21 +49,36 @@ class Classes:
         sizes = [1 << machine.count if machine.count <= EAGER_DEVICES_MAX else 0 for machine in self.machines]
         self._offsets = np.concatenate(([0], np.cumsum(sizes)))[:-1].astype(np.int64)
         self._full = np.array([machine.full for machine in self.machines], dtype=np.int64)
-        self._flat: dict[Ask, Floats] = {}
+        self._whole = np.zeros(sum(sizes), dtype=np.bool_)
+        self._whole[(self._offsets + self._full)[self._eager]] = True
+        self._cells = np.empty(0, dtype=np.int64)
+        self._known: dict[Ask, tuple[Floats, Bools]] = {}
 
     def costs(self, class_of_node: Indices, free_of_node: Indices, ask: Ask) -> Floats:
         """Cost per node, in GPUs lost and weights of topology.policies; inf where no set fits."""
-        costs = self._set_costs(class_of_node, free_of_node, ask)
-        sparing = [reserves(machine, ask, self._demand) for machine in self.machines]
-        if any(sparing) and len(costs) >= RESERVED_ONE_IN:
-            costs += reserve(free_of_node == self._full[class_of_node], class_of_node, sparing=sparing)
+        flat, sparing = self._of_ask(ask)
+        if self._eager.all():
+            cells = self._cells_of(class_of_node, free_of_node)
+            costs: Floats = flat.take(cells)
+        else:
+            costs = self._mixed_costs(class_of_node, free_of_node, ask, flat)
+        if len(costs) >= RESERVED_ONE_IN and sparing.any():
+            whole = self._whole.take(cells) if self._eager.all() else free_of_node == self._full[class_of_node]
+            costs[reserved(np.flatnonzero(whole), class_of_node, sparing=sparing)] += RESERVE
         return costs
 
-    def _set_costs(self, class_of_node: Indices, free_of_node: Indices, ask: Ask) -> Floats:
-        flat = self._flat_table(ask)
-        if self._eager.all():
-            gathered: Floats = flat[self._offsets[class_of_node] + free_of_node]
-            return gathered
+    def _cells_of(self, class_of_node: Indices, free_of_node: Indices) -> Indices:
+        """Place of each node in the flat tables; the array is used again by the next call, because fetching new memory
+        takes longer than the sum."""
+        if len(self._cells) < len(class_of_node):
+            self._cells = np.empty(len(class_of_node), dtype=np.int64)
+        cells = self._cells[: len(class_of_node)]
+        np.take(self._offsets, class_of_node, out=cells, mode="clip")
+        np.add(cells, free_of_node, out=cells)
+        return cells
+
+    def _mixed_costs(self, class_of_node: Indices, free_of_node: Indices, ask: Ask, flat: Floats) -> Floats:
+        """Costs where some classes have no flat table."""
         costs = np.full(len(class_of_node), np.inf)
         eager = np.flatnonzero(self._eager[class_of_node])
         costs[eager] = flat[self._offsets[class_of_node[eager]] + free_of_node[eager]]
@@ -72,17 +87,19 @@ class Classes:
             costs[nodes] = costs_of(self.machines[index], free_of_node[nodes], ask, self._demand)
         return costs
 
-    def _flat_table(self, ask: Ask) -> Floats:
-        """Tables of all small classes behind one another, so that one gather serves nodes of any class."""
-        flat = self._flat.pop(ask, None)
-        if flat is None:
+    def _of_ask(self, ask: Ask) -> tuple[Floats, Bools]:
+        """Tables of all small classes behind one another, so that one gather serves nodes of any class; and per class
+        whether its last whole machines are reserved from the ask."""
+        known = self._known.pop(ask, None)
+        if known is None:
             eager = [machine for machine in self.machines if machine.count <= EAGER_DEVICES_MAX]
             tables = [table(machine, ask, self._demand).costs for machine in eager]
-            flat = np.concatenate(tables) if tables else np.empty(0)
-            while len(self._flat) >= ASKS_MAX:
-                del self._flat[next(iter(self._flat))]
-        self._flat[ask] = flat
-        return flat
+            sparing = np.array([reserves(machine, ask, self._demand) for machine in self.machines], dtype=np.bool_)
+            known = np.concatenate(tables) if tables else np.empty(0), sparing
+            while len(self._known) >= ASKS_MAX:
+                del self._known[next(iter(self._known))]
+        self._known[ask] = known
+        return known
 
 
 def reserves(machine: Machine, ask: Ask, demand: Demand = PRIOR) -> bool:
@@ -92,18 +109,19 @@ def reserves(machine: Machine, ask: Ask, demand: Demand = PRIOR) -> bool:
     return smaller and any(count == machine.count for count, _ in demand.shares)
 
 
-def reserve(whole: Bools, class_of_node: Indices, *, sparing: Sequence[bool]) -> Floats:
-    """RESERVE where a node is one of the last whole ones of its class, else 0.
+def reserved(whole_nodes: Indices, class_of_node: Indices, *, sparing: Bools) -> Indices:
+    """Those of the whole nodes that are the last of their class.
 
-    whole: per node, whether everything on it is free; sparing: per class, whether the ask must leave the last alone.
+    whole_nodes: indices of nodes on which everything is free; sparing: per class, whether the ask must leave the last
+    ones alone.
     """
-    price = np.zeros(len(whole))
-    nodes = np.flatnonzero(whole)
+    classes = class_of_node[whole_nodes]
+    left = np.bincount(classes, minlength=len(sparing))
+    few = sparing & (left <= len(class_of_node) // RESERVED_ONE_IN)
+    if not few[classes].any():
+        return whole_nodes[:0]
     many = np.bincount(class_of_node, minlength=len(sparing))
-    left = np.bincount(class_of_node[nodes], minlength=len(sparing))
-    last = np.array(sparing) & (left <= many // RESERVED_ONE_IN)
-    price[nodes[last[class_of_node[nodes]]]] = RESERVE
-    return price
+    return whole_nodes[(few & (left <= many // RESERVED_ONE_IN))[classes]]
 
 
 def costs_of(machine: Machine, free: Indices, ask: Ask, demand: Demand = PRIOR) -> Floats:

@@ -61,6 +61,12 @@ class Table:
         if machine.count <= EAGER_DEVICES_MAX:
             self._fill(np.arange(1 << machine.count))
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the arrays of this table hold; those that tables of one machine share are left out."""
+        own = (self.costs, self._chosen, self.sets.masks, self.sets.cost, self.sets.rank)
+        return sum(array.nbytes for array in own)
+
     def chosen(self, free: int) -> int | None:
         """Mask of the best set inside `free`; None when no admitted set fits."""
         self.cost(free)
@@ -132,6 +138,11 @@ class Relabelled:
         self._form = form
         self._chosen: dict[int, int | None] = {}
         self.exact = shared.exact
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the shared table and the costs in this machine's order hold."""
+        return self.shared.memory_bytes + self.costs.nbytes
 
     @cached_property
     def costs(self) -> Floats:

@@ -24,7 +24,7 @@ from atoll.cluster.requests import Request
 from atoll.cluster.selection import keys_of, plain
 from topology.asks import Ask
 from topology.demand import Demand
-from topology.scores import RESERVED_ONE_IN, reserve, reserves
+from topology.scores import RESERVE, RESERVED_ONE_IN, reserved, reserves
 
 EAGER_DEVICES_MAX: Final = 8
 STATES_MAX: Final = 1 << 18
@@ -134,8 +134,8 @@ class Fleet:
         """Return the keys with RESERVE on those of the last whole machines that the ask should leave whole, as
         `topology.scores` does; shapes of up to eight devices."""
         blocks = list(self._blocks.items())
-        sparing = [reserves(shape.machine, ask, demand) for shape, _ in blocks]
-        if len(keys) < RESERVED_ONE_IN or not any(sparing):
+        sparing = np.array([*(reserves(shape.machine, ask, demand) for shape, _ in blocks), False], dtype=np.bool_)
+        if len(keys) < RESERVED_ONE_IN or not sparing.any():
             return keys
         if len(self._whole) < self._size:
             self._whole = np.zeros(self._size, dtype=np.bool_)
@@ -143,7 +143,10 @@ class Fleet:
             for index, (shape, first) in enumerate(blocks):
                 self._whole[first + shape.machine.full] = True
                 self._block_of[first : first + shape.machine.full + 1] = index
-        return keys + reserve(self._whole[states], self._block_of[states], sparing=[*sparing, False])
+        last = reserved(np.flatnonzero(self._whole[states]), self._block_of[states], sparing=sparing)
+        keys = keys.copy()
+        keys[last] += RESERVE
+        return keys
 
     def first_by_name(self, rows: Ints) -> str:
         """Return the name that comes first among these rows."""
