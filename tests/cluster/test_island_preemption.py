@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atoll.cluster.budgets import Budgets, decode_budget
 from atoll.cluster.island_hosts import decode_demands, refusal, unjudged
@@ -145,6 +147,50 @@ def test_two_pods_do_not_free_the_same_gpus() -> None:
     ledger.keep("other", Kept("n1", (0, 1), 10))
     assert plans(ledger, waiting()) == [("n1:2,3", ["b"])]
     assert plans(ledger, waiting(11)) == [("n1:0,1", ["a"])]
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[Pod]:
+    """Draw pods of any priority on two machines, some guarded by a budget, some ending."""
+    found: list[Pod] = []
+    for name in ("n1", "n2"):
+        owners = draw(st.lists(st.integers(-1, 4), min_size=8, max_size=8))
+        for number in sorted(set(owners) - {-1}):
+            ids = tuple(position for position, owner in enumerate(owners) if owner == number)
+            labels = {"app": draw(st.sampled_from(["x", "y"]))}
+            priority, deleted = draw(st.integers(8, 12)), draw(st.integers(0, 9)) == 0
+            uid = f"{name}-{number}"
+            found.append(holder(uid, priority, *ids, on=name, labels=labels, deleted=deleted))
+    return found
+
+
+@settings(max_examples=120, deadline=None)
+@given(crowds(), st.integers(0, 2))
+def test_no_plan_breaks_a_promise(crowd: list[Pod], allowed: int) -> None:
+    """Every victim ranks strictly below, no budget is broken, and without them the kept GPUs are a free pair."""
+    text = b'{"metadata":{"name":"b","namespace":"team"},"spec":{"selector":{"matchLabels":{"app":"x"}}},'
+    budgets = Budgets((decode_budget(text + b'"status":{"disruptionsAllowed":%d}}' % allowed),))
+    ledger = ledger_of(crowd, ("n1", "n2"))
+    pod, request = waiting(10)
+    found = plan_island(pod, request, Situation(ledger, {name: node(name) for name in ("n1", "n2")}, budgets, NOW))
+
+    running = {each.metadata.uid: each for each in crowd if each.metadata.deletion_timestamp is None}
+    for plan in found:
+        assert {victim.metadata.uid for victim in plan.victims} <= running.keys()
+        assert plan.victims
+        assert all(victim.spec.priority < 10 for victim in plan.victims)
+        assert sum(victim.metadata.labels["app"] == "x" for victim in plan.victims) <= allowed
+        for victim in plan.victims:
+            ledger.drop_pod(victim.metadata.uid)
+        for each in crowd:
+            if each.metadata.deletion_timestamp is not None:
+                ledger.drop_pod(each.metadata.uid)
+        first, second = sorted(plan.kept.device_ids)
+        assert second == first + 1, "a pair is bridged"
+        assert first % 2 == 0
+        assert ledger.free(plan.node, now_seconds=NOW) & 0b11 << first == 0b11 << first
+        for each in crowd:
+            ledger.put_pod(each)
 
 
 def test_evicted_pod_evicts_nobody_back() -> None:
