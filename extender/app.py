@@ -97,6 +97,8 @@ class Handlers:
     async def filter(self, body: bytes) -> bytes:
         """Say which nodes can give the pod its GPUs now, and why the others cannot."""
         call = wire.read_filter(body)
+        if not pods.is_gpu_pod(call.pod):
+            return wire.filter_reply(call.node_names or (), {})
         verdicts = self._judge(call)
         while not verdicts.feasible and await self._endings.made_room(call.node_names or (), self._request(call.pod)):
             verdicts = self._judge(call)

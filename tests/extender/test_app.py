@@ -253,6 +253,14 @@ async def test_preempt_is_understood_in_both_forms(extender: Extender, form: str
     assert await extender.call("preempt", too_many) == {"NodeNameToMetaVictims": {}}
 
 
+async def test_pod_that_asks_for_no_gpu_is_let_pass(extender: Extender) -> None:
+    """The shipped configuration never sends one; where another does, every node is as good as it was."""
+    plain = {"Pod": pod_json("plain", gpus=None), "Nodes": None, "NodeNames": ["x", "n2", "n1"]}
+
+    assert (await extender.call("filter", plain))["NodeNames"] == ["x", "n2", "n1"]
+    assert await extender.call("prioritize", plain) == []
+
+
 async def test_preempt_leaves_pods_alone_that_ask_for_no_gpu(extender: Extender) -> None:
     """A pod without GPUs gets the victims back that kube-scheduler chose."""
     body = {"Pod": pod_json("plain", gpus=None), **in_form("meta", "elsewhere", "v")}
