@@ -1,6 +1,6 @@
 """Notices that another kube-scheduler leads, and has everything read anew before the next answer.
 
-In: changes of kube-scheduler's own leader Lease, which lies among the watched ones. Out: a rebuild of the mirror, during
+In: changes of kube-scheduler's own leader Lease, which is among the watched ones. Out: a rebuild of the mirror, during
 which every verb answers 503. What a former leader bound a moment ago may not have reached this replica yet; a list that
 began in the new term has it. Readiness belongs to a term, never to the process.
 

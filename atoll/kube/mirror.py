@@ -18,6 +18,7 @@ from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
+from atoll.cluster.reports import is_of_the_past
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
@@ -175,14 +176,15 @@ class ClusterMirror:
             return math.inf
 
     def _take_node(self, change: Change[Node]) -> None:
-        """A Node of a known name came: the report counts again, or no more, whichever of the two was seen first."""
+        """The Node that a report speaks of may have changed: the report counts again, or no more."""
         name = change.object.metadata.name
         report = self.reports.get(name)
-        if change.kind is not ChangeKind.ADDED or report is None:
+        if change.kind is ChangeKind.DELETED or report is None:
             return
-        if self._is_of_another_node(name):
+        is_past = is_of_the_past(report, change.object)
+        if is_past:
             self.ledger.drop_report(name)
-        else:
+        elif change.kind is ChangeKind.ADDED or name not in self.ledger.nodes:
             self.ledger.put_report(report)
 
     def _take_report(self, change: Change[GpuNodeStatus]) -> None:
@@ -192,17 +194,10 @@ class ClusterMirror:
             self.ledger.drop_report(name)
             return
         self.reports[name] = change.object
-        if self._is_of_another_node(name):
+        if is_of_the_past(change.object, self.nodes.store.get(("", name))):
             self.ledger.drop_report(name)
         else:
             self.ledger.put_report(change.object)
-
-    def _is_of_another_node(self, name: str) -> bool:
-        """Tell whether the report was written under a Node of this name that has been replaced since."""
-        node, report = self.nodes.store.get(("", name)), self.reports.get(name)
-        if node is None or report is None or report.status is None or not report.status.node_uid:
-            return False
-        return report.status.node_uid != node.metadata.uid
 
 
 def _ignore(_change: Change[Any]) -> None:

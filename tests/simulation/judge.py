@@ -5,7 +5,8 @@
     3  a pod is bound with all of its GPUs, each under a Lease of its own, or not at all
     6  by uid alone: a successor of the same name inherits nothing and loses nothing
 
-"May use": a container runs with it, kubelet would start one, or the pod is bound with it and has not ended. `Broken` carries the promise and the story.
+"May use": a container runs with it, kubelet would start one, or the pod is bound with it and has not ended. `Broken`
+carries the promise and the story.
 """
 
 from collections.abc import Callable, Iterable
@@ -105,10 +106,10 @@ class Judge:
         if method != "POST" or path != LEASES:
             return
         name, holder = body["metadata"]["name"], body["spec"]["holderIdentity"]
-        for other_method, other_path, other in in_flight:
-            if other_method == "POST" and other_path == LEASES and other["metadata"]["name"] == name:
-                if other["spec"]["holderIdentity"] != holder:
-                    self._break(1, f"one process promised {name} to {holder} and {other['spec']['holderIdentity']}")
+        asked = [one for other_method, other_path, one in in_flight if (other_method, other_path) == ("POST", LEASES)]
+        for other in asked:
+            if other["metadata"]["name"] == name and other["spec"]["holderIdentity"] != holder:
+                self._break(1, f"one process promised {name} to {holder} and {other['spec']['holderIdentity']}")
 
     # The end
 

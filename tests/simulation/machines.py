@@ -1,13 +1,15 @@
 """GPU machines: kubelet, containers, cgroups and the agent that reports them. What runs here is the truth of a history.
 
-Modelled on what was seen of a real kubelet: it works off its watch late and in order, starts what is bound, ends what is
-marked, gives a force-deleted pod a moment before its containers die, says `terminated` of every container it ended, and
+Modelled on what was seen of a real kubelet: it works off its watch late and in order, starts what is bound, ends what
+is marked, gives a force-deleted pod a moment before its containers die, says `terminated` of every container it ended, and
 after a reboot starts again what is still bound. Cut off or paused, it lets containers run on for as long as that lasts.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
+from zlib import crc32
 
 from atoll.api import names
 from atoll.kube.microtime import format_microtime
@@ -59,6 +61,7 @@ class Machine:
     ended: set[str] = field(default_factory=set)
     cards: set[str] = field(default_factory=set)
     published: Object = field(default_factory=dict)
+    published_sequence: int = 0
     sequence: int = 0
     asked_at: int = 0
     listed: frozenset[str] = frozenset()
@@ -70,6 +73,11 @@ class Machine:
         if not self.devices:
             self.devices = {number: f"GPU-{self.ident}-{number}" for number in range(DEVICES)}
         self.cards.update(self.devices.values())
+
+    @property
+    def boot_id(self) -> str:
+        """Return the id of this boot, in the form that the kernel gives it."""
+        return str(UUID(int=crc32(self.ident.encode()) * 1000 + self.boot))
 
     # What the judge asks
 
@@ -241,6 +249,8 @@ class Machine:
         if path not in self.server.objects:
             self.server.create(path, {"metadata": {"name": self.node}})
         self.node_uid = self.server.objects[path]["metadata"]["uid"]
+        if self.server.objects[path].get("status", {}).get("nodeInfo", {}).get("bootID") != self.boot_id:
+            self.server.patch(path, {"status": {"nodeInfo": {"bootID": self.boot_id}}})
         self.work(len(self._log()))
 
     def insert_card(self, device_id: int) -> None:
@@ -258,7 +268,7 @@ class Machine:
     # The agent
 
     def look(self, *, is_owed: bool = True, is_listed_anew: bool = False) -> None:
-        """Read the machine and write a report if it is owed or new; position first, machine second, as the agent does."""
+        """Read the machine and report if that is owed or new; position first, machine second, as the agent does."""
         if not (self.is_on and self.is_online) or self.is_agent_down:
             return
         server, weather = self.server, self.weather
@@ -288,7 +298,7 @@ class Machine:
             "kubeletRead": kubelet_read,
         }
         return {
-            "bootId": f"{self.ident}-boot-{self.boot}",
+            "bootId": self.boot_id,
             "nodeUid": self.node_uid,
             "pods": entries,
             "evidence": evidence,
@@ -300,11 +310,9 @@ class Machine:
         self.published = content
         path = f"{REPORTS}/{self.node}"
         current = self.server.objects.get(path)
-        stored = current["status"] if current is not None else {}
-        if status["evidence"]["sequence"] <= stored.get("evidence", {}).get("sequence", 0) and (
-            status["bootId"].split("-boot-")[0] == stored.get("bootId", "").split("-boot-")[0]
-        ):
+        if status["evidence"]["sequence"] <= self.published_sequence:
             return
+        self.published_sequence = status["evidence"]["sequence"]
         full = report_json(self.node, PROFILE, ids=sorted(self.devices), uuids=self.devices, sick=tuple(self.sick))
         body = {**full, "metadata": {"name": self.node}, "status": {**full["status"], **status}}
         if current is None:

@@ -124,5 +124,3 @@ def test_crash_at_every_write_of_taking_back(is_after: bool) -> None:
     assert sum("PATCH" in text and "leases/gpu-" in text for text in killed) >= 1
     assert any("PATCH" in text and "pods/p0" in text for text in killed)
     assert sum("DELETE" in text and "leases/gpu-" in text for text in killed) >= 1
-
-

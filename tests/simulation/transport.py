@@ -7,7 +7,7 @@ was sent is carried out even if its sender has given up or died meanwhile: that 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qsl
 
 import aiohttp
@@ -18,6 +18,7 @@ from tests.simulation.server import Event, Refused, Server, canonical
 from tests.simulation.virtual_time import VirtualLoop
 from tests.simulation.weather import Weather
 
+PROMPT_SECONDS = (0.001, 0.03)
 LATE_SECONDS = (2.0, 40.0)
 TWICE_SECONDS = (0.02, 15.0)
 SLOW_SECONDS = (0.3, 3.0)
@@ -63,7 +64,7 @@ class Answer:
         """Return the whole body."""
         return b"".join([chunk async for chunk in self._chunks])
 
-    async def __aenter__(self) -> "Answer":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -246,35 +247,30 @@ class SimulatedSession:
     ) -> None:
         """Let the request arrive once, or twice, and its answer come back."""
         weather, what = self._weather, f"{self.name} {method}"
-        delay = weather.between(what, 0.001, 0.03)
-        if fault == "late":
-            delay = weather.between(what, *LATE_SECONDS)
-        elif fault == "slow":
-            delay = weather.between(what, *SLOW_SECONDS)
+        delay = weather.between(what, *{"late": LATE_SECONDS, "slow": SLOW_SECONDS}.get(fault, PROMPT_SECONDS))
+        again = delay + weather.between(what, *TWICE_SECONDS) if fault == "twice" else None
 
         def arrive() -> None:
             result = self._carry_out(method, path, query, body)
-            self.loop.call_later(weather.between(what, 0.0005, 0.01), come_back, result)
-
-        def come_back(result: tuple[int, bytes]) -> None:
-            if self.is_held:
-                self._held.append(lambda: come_back(result))
-            elif not answer.done() and not self.is_dead:
-                answer.set_result(result)
+            self.loop.call_later(weather.between(what, 0.0005, 0.01), self._come_back, answer, result)
 
         def send() -> None:
             if self.is_dead:
                 return
             self.loop.call_later(delay, arrive)
-            if fault == "twice":
-                self.loop.call_later(
-                    delay + weather.between(what, *TWICE_SECONDS), self._carry_out, method, path, query, body
-                )
+            if again is not None:
+                self.loop.call_later(again, self._carry_out, method, path, query, body)
 
         if self.is_held:
             self._held.append(send)
         else:
             send()
+
+    def _come_back(self, answer: asyncio.Future[Any], result: tuple[int, bytes]) -> None:
+        if self.is_held:
+            self._held.append(lambda: self._come_back(answer, result))
+        elif not answer.done() and not self.is_dead:
+            answer.set_result(result)
 
     def _carry_out(self, method: str, path: str, query: Mapping[str, str], body: Any) -> tuple[int, bytes]:
         self._server.writer = self.name

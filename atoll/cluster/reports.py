@@ -1,0 +1,31 @@
+"""Does a report speak of the Node as it is now?
+
+In: a Node and a GpuNodeStatus of its name. Out: whether GPUs may be given out by that report. Separate, because two
+objects of two watches are compared, of which either may be seen first; the mirror asks whenever one of them changes.
+
+A report is of the past when the Node has another uid (it was deleted and made anew), or when kubelet has told of
+another boot than the agent: the machine was started again and the agent has not looked at it since, however fresh its
+heartbeat is. Boot ids are compared only where both are the kernel's own, which have the form of a UUID.
+"""
+
+from typing import Final
+
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.objects import Node
+
+BOOT_ID_LENGTH: Final = 36
+
+
+def is_of_the_past(status: GpuNodeStatus, node: Node | None) -> bool:
+    """Tell whether the report was written under another Node of this name, or before the machine's last boot."""
+    if node is None or status.status is None:
+        return False
+    report = status.status
+    if report.node_uid and report.node_uid != node.metadata.uid:
+        return True
+    boots = (report.boot_id, node.status.node_info.boot_id)
+    return all(_is_kernels(boot) for boot in boots) and boots[0] != boots[1]
+
+
+def _is_kernels(boot_id: str) -> bool:
+    return len(boot_id) == BOOT_ID_LENGTH and boot_id.count("-") == 4
