@@ -48,6 +48,7 @@ GATES: Final = {
     "TASRespectNodeAffinityPreferred": False,
     "TASHandleOverlappingFlavors": True,
     "SkipReassignmentForPodOwnedWorkloads": True,
+    "ElasticJobsViaWorkloadSlicesWithTAS": False,
 }
 KNOWN: Final = frozenset({
     "id", "src", "note", "gates", "levels", "nodes", "podsets", "owners", "pod_group_workload", "existing", "previous",
@@ -56,8 +57,8 @@ KNOWN: Final = frozenset({
 })  # fmt: skip
 KNOWN_OF_NODES: Final = frozenset({"name", "labels", "alloc", "ready", "unschedulable", "repeat", "taints"})
 KNOWN_OF_POD_SETS: Final = frozenset({
-    "name", "count", "req", "want", "want_fail", "required", "preferred", "unconstrained", "mode", "slices", "group",
-    "node_selector", "tolerations", "affinity_preferred", "affinity_required", "node_affinity", "affinity",
+    "name", "count", "req", "want", "want_fail", "previous", "required", "preferred", "unconstrained", "mode", "slices",
+    "group", "node_selector", "tolerations", "affinity_preferred", "affinity_required", "node_affinity", "affinity",
 })  # fmt: skip
 EFFECTS: Final = ("NoSchedule", "NoExecute", "PreferNoSchedule")
 OPERATORS: Final = ("Exists", "Equal")
@@ -104,7 +105,7 @@ class Scenario:
 def scenario_of(case: Json, defaults: Json) -> Scenario:
     """Read a scenario. Raises Unsupported, and KeyError, TypeError or ValueError for what is no scenario."""
     gates = {**GATES, **defaults, **case.get("gates", {})}
-    if any("previous" in row for row in case["podsets"]):
+    if gates["ElasticJobsViaWorkloadSlicesWithTAS"] and any("previous" in row for row in case["podsets"]):
         raise Unsupported("resizes an earlier placement (elastic workload slices)")
     if "flavors" in case:
         raise Unsupported("several flavors")

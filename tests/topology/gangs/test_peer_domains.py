@@ -51,6 +51,7 @@ TOP = {
     "flavor_labels",
     "simulate_empty",
 }
+ELASTIC = {"ElasticJobsViaWorkloadSlicesWithTAS": True}
 TAINT = [{"key": "k", "value": "v", "effect": "NoSchedule"}]
 CASES = [
     case("required rack, best fit", [[["a1"], 1], [["a2"], 1]], count=2, required="rack"),
@@ -123,7 +124,8 @@ def test_leader_and_workers_of_a_group() -> None:
 
 def test_what_is_about_the_peers_own_objects_is_unsupported() -> None:
     """Resizing a placement through workload slices; nothing else is declined."""
-    elastic = case("elastic", [[["a1"], 2]], count=2, unconstrained=True, previous=[[["a1"], 1]])
+    previous = [[["a1"], 1]]
+    elastic = case("elastic", [[["a3"], 2]], count=2, unconstrained=True, previous=previous, gates=ELASTIC)
     (answer,) = answers([json.dumps(elastic)])
 
     assert (answer["verdict"], answer["peerFound"]) == ("unsupported", True)
