@@ -30,7 +30,7 @@ setup: $(READY) ## Create .venv from the hash-locked requirements
 test: $(READY) tools binaries ## Everything that CI runs: lint, types, contracts, unit and end-to-end tests
 	@$(MAKE) --no-print-directory lint verify test-unit test-e2e
 
-test-unit: $(READY) ## Tests that need no cluster, on all cores
+test-unit: $(READY) tools ## Tests that need no cluster, on all cores
 	$(BIN)/pytest -m "not e2e and not long" -n auto -q
 
 test-e2e: $(READY) tools binaries ## Tests on the real control plane and real nodes (root on Linux)
@@ -76,7 +76,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 tools:
-	@for tool in ip nsenter unshare mount; do command -v $$tool >/dev/null || missing=1; done; \
+	@for tool in ip nsenter unshare mount gcc; do command -v $$tool >/dev/null || missing=1; done; \
 	if [ -n "$$missing" ]; then \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq iproute2 util-linux mount; \
-		else echo "install iproute2 and util-linux first (ip, nsenter, unshare, mount)"; exit 1; fi; fi
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq iproute2 util-linux mount gcc libc6-dev; \
+		else echo "install iproute2, util-linux, gcc and libc6-dev first (ip, nsenter, unshare, mount, gcc)"; exit 1; fi; fi

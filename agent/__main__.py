@@ -136,6 +136,7 @@ def _looker(values: AgentSettings, backend: Backend) -> Looker:
         cgroup_mount=values.cgroup_mount,
         proc_mount=values.proc_mount,
         timeout_seconds=values.read_timeout_seconds,
+        pod_resources=values.pod_resources,
     )
 
 

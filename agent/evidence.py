@@ -102,6 +102,23 @@ class GpuUse:
         return replace(self, unread=self.unread | (frozenset(known) - frozenset(told)))
 
 
+def with_handed(
+    use: GpuUse, handed: Mapping[tuple[str, str], frozenset[str]], pods: Iterable[Pod], known: Iterable[str]
+) -> GpuUse:
+    """Count what the kubelet handed to pods by device plugins as used by them.
+
+    handed: device ids by namespace and name, because the kubelet tells no uid; ids that are none of our `known` GPUs
+    are other devices.
+    """
+    gpus = frozenset(known)
+    users = dict(use.pods)
+    for pod in pods:
+        found = handed.get((pod.metadata.namespace, pod.metadata.name), frozenset()) & gpus
+        if found and not is_terminal(pod):
+            users[pod.metadata.uid] = users.get(pod.metadata.uid, frozenset()) | found
+    return replace(use, pods=users)
+
+
 @dataclass(frozen=True, slots=True)
 class PodSighting:
     """The evidence of one look. seen: every pod that is live, listed, or uses a GPU, plain ones included. empty: pods

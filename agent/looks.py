@@ -16,9 +16,11 @@ from agent.backends import Backend
 from agent.cgroups import CGROUP_MOUNT, CgroupReading, pod_uid_of, read_cgroups
 from agent.errors import ReadingFailed
 from agent.evidence import GpuUse, gpu_use
+from agent.pod_resources import Handed, handed_out
 from agent.readings import MachineReading
 
 CGROUP_TEXT_BYTES_MAX = 65_536
+POD_RESOURCES_SECONDS = 5.0
 FAILURES_BORNE = 1
 """This many failed readings in a row leave the devices as they were last read; one more makes them unknown."""
 
@@ -28,12 +30,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look gave. cgroups None: unknown. use: whose processes use which GPU."""
+    """What one look gave. cgroups None: unknown. use: whose processes use which GPU. handed: what the kubelet gave out
+    by device plugins; None where it was not asked."""
 
     machine: MachineReading
     boot_id: str
     cgroups: CgroupReading | None
     use: GpuUse
+    handed: Handed | None = None
 
 
 class Looker:
@@ -47,12 +51,14 @@ class Looker:
         cgroup_mount: Path = CGROUP_MOUNT,
         proc_mount: Path = Path("/proc"),
         timeout_seconds: float,
+        pod_resources: Path | None = None,
     ) -> None:
         self._backend = backend
         self._cgroup_root = cgroup_root
         self._cgroup_mount = cgroup_mount
         self._proc_mount = proc_mount
         self._timeout_seconds = timeout_seconds
+        self._pod_resources = pod_resources
         self._hanging: asyncio.Future[MachineReading] | None = None
         self._last: MachineReading | None = None
         self._boot_id = ""
@@ -62,8 +68,7 @@ class Looker:
         """Read everything once. What fails is marked in the Look, never raised."""
         machine = await self._machine()
         boot_id = await self._boot()
-        cgroups, use = await asyncio.to_thread(self._evidence, machine)
-        return Look(machine, boot_id, cgroups, use)
+        return await asyncio.to_thread(self._with_evidence, machine, boot_id)
 
     async def _machine(self) -> MachineReading:
         try:
@@ -107,12 +112,16 @@ class Looker:
             log.warning("Boot id cannot be read", err=str(error))
         return self._boot_id
 
-    def _evidence(self, machine: MachineReading) -> tuple[CgroupReading | None, GpuUse]:
+    def _with_evidence(self, machine: MachineReading, boot_id: str) -> Look:
         cgroups = read_cgroups(self._cgroup_root, mount=self._cgroup_mount)
         pids_by_uuid = machine.pids_by_uuid()
         owners, hidden = owners_of({pid for pids in pids_by_uuid.values() for pid in pids}, read=self._read_process)
         unread = machine.uuids_unread() | {uuid for uuid, pids in pids_by_uuid.items() if hidden.intersection(pids)}
-        return cgroups, gpu_use(pids_by_uuid, owners, unread=unread)
+        handed: Handed | None = None
+        if self._pod_resources is not None:
+            handed = handed_out(self._pod_resources, timeout_seconds=POD_RESOURCES_SECONDS)
+            unread |= frozenset(pids_by_uuid) if handed is None else frozenset()
+        return Look(machine, boot_id, cgroups, gpu_use(pids_by_uuid, owners, unread=unread), handed)
 
     def _read_process(self, pid: int) -> str:
         with (self._proc_mount / str(pid) / "cgroup").open(encoding="utf-8", errors="replace") as file:

@@ -15,7 +15,7 @@ import structlog
 
 from agent.cadence import Cadence
 from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
-from agent.evidence import PodSighting, Roster, sight
+from agent.evidence import GpuUse, PodSighting, Roster, sight, with_handed
 from agent.identities import LookUp, assign
 from agent.kubelet import Kubelet, kubelet_url
 from agent.looks import Look, Looker
@@ -173,9 +173,7 @@ class NodeAgent:
             roster,
             cgroups=look.cgroups,
             kubelet=kubelet,
-            use=look.use.with_missing(
-                (device.uuid for device in (previous.devices if previous else ())), look.machine.pids_by_uuid()
-            ),
+            use=self._use(look, previous),
             last_pods=previous.pods if previous else (),
             last_empty=self._sighting.empty if self._sighting else frozenset(),
             last_host=previous.host_uses if previous else (),
@@ -234,6 +232,13 @@ class NodeAgent:
         log.info("Published capacity", **patch["status"]["capacity"])
         version = decode_node(answer).metadata.resource_version
         await self._nodes.wait_for_resource_version(version, SEE_OWN_WRITE_SECONDS)
+
+    def _use(self, look: Look, previous: GpuNodeStatusReport | None) -> GpuUse:
+        known = [device.uuid for device in previous.devices] if previous is not None else []
+        use = look.use.with_missing(known, look.machine.pids_by_uuid())
+        if look.handed is None:
+            return use
+        return with_handed(use, look.handed, self.pods.by_uid.values(), [*known, *look.machine.pids_by_uuid()])
 
     def _note(self, sighting: PodSighting, cadence: Cadence) -> None:
         """Remember a look. A deletion that arrived while it was taken is not paid by it."""

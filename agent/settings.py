@@ -58,6 +58,9 @@ class AgentSettings(settings.Settings):
     """Where the machine's cgroup file systems are mounted."""
     proc_mount: Path = Path("/proc")
     """Where the machine's processes are listed."""
+    pod_resources: Path | None = None
+    """The kubelet's pod-resources socket, where the agent may open it: usually as root only,
+    /var/lib/kubelet/pod-resources/kubelet.sock. It shows pods that device plugins gave GPUs to."""
     boot_id_file: Path = BOOT_ID_PATH
     """Where the identity of the current boot is read; development clusters give each node its own."""
 

@@ -37,11 +37,14 @@ class Health(Model):
 
 
 class IncidentKind(StrEnum):
-    """What an incident tells of. xid: the driver told of an error, `code` is its number. The others hold or do not:
-    lost (the card does not answer), fault (the driver refuses it), silent (a call hung), ecc (uncorrectable errors since
-    the last reset), eccCorrected (a storm of corrected ones), rowRemap (0: pending, 1: failed), retiredPages (pending),
-    recovery (the driver asks for a recovery action, `code` is its number), throttle (slowed down by heat or power),
-    nvlink (links are down), fabric (the NVLink fabric is not ready), fabricHealth (it is degraded)."""
+    """What an incident tells of.
+
+    xid: the driver told of an error, `code` is its number. The others hold or do not: lost (the card does not answer),
+    fault (the driver refuses it), silent (a call hung), ecc (uncorrectable errors since the last reset), eccCorrected
+    (a storm of corrected ones), rowRemap (0: pending, 1: failed), retiredPages (pending), recovery (the driver asks for
+    an action, `code` is its number), throttle (slowed down by heat or power), nvlink (links are down), fabric (the
+    NVLink fabric is not ready), fabricHealth (it is degraded).
+    """
 
     XID = "xid"
     LOST = "lost"
@@ -146,7 +149,9 @@ class PodEvidence(Model):
     uid: Annotated[str, Field(max_length=64)]
     live: Annotated[bool, Field(description="a sandbox or cgroup of the pod exists")] = False
     kubelet: Annotated[bool, Field(description="kubelet lists it, and not as terminal")] = False
-    uuids: Annotated[tuple[Uuid, ...], Field(max_length=64, description="GPUs that its processes use")] = ()
+    uuids: Annotated[
+        tuple[Uuid, ...], Field(max_length=64, description="GPUs that its processes use, or a device plugin gave it")
+    ] = ()
 
 
 class Evidence(Model):

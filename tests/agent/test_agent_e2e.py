@@ -53,6 +53,7 @@ def start_agent(cluster: Cluster) -> None:
         "--simulated-order": ORDER,
         "--cgroup-root": cluster.node(NODE).cgroup_root,
         "--kubeconfig": str(kubeconfig),
+        "--pod-resources": "/var/lib/kubelet/pod-resources/kubelet.sock",
         "--poll-seconds": "2",
         "--start-jitter-seconds": "0",
     }
@@ -121,6 +122,11 @@ def run_pod(cluster: Cluster, name: str, *, grace_seconds: int = 3) -> str:
 
 def force_delete(cluster: Cluster, name: str) -> None:
     cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0", "--wait=false", check=True)
+
+
+def test_the_kubelet_tells_what_it_handed_out(cluster: Cluster) -> None:
+    """The real kubelet answers the call that is written by hand; were it not understood, every GPU would be unread."""
+    wait(lambda: status(cluster)["evidence"]["processesRead"], "the kubelet's pod resources")
 
 
 def test_the_report_and_the_capacity_are_published_under_the_agents_own_rights(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,18 @@ from agent.readings import DeviceReading, FabricReading, LinksReading, MachineRe
 from agent.report import Circumstances, build_report, model_slug, on_record, uuids_by_slot
 from agent.simulated import SimulatedBackend, play
 from atoll.api import names
-from atoll.api.node_status import GpuNodeStatusReport, PodEvidence
+from atoll.api.node_status import (
+    INCIDENTS_MAX,
+    PODS_MAX,
+    Device,
+    GpuNodeStatusReport,
+    Incident,
+    IncidentKind,
+    Links,
+    PodEvidence,
+)
 from tests.agent.builders import LATER, NOW, make_device, make_reading
+from topology.model import DEVICES_MAX as LINKED_DEVICES_MAX
 from topology.profiles import profile, profile_names
 
 SIGHTING = PodSighting((), live_read=True, kubelet_read=True)
@@ -286,3 +297,36 @@ def test_rows_are_square_whatever_the_sources(wanted: list[str], known: list[str
 
     assert [len(row) for row in cells] == [len(wanted)] * len(wanted)
     assert all(cells[position][position] == "X" for position in range(len(wanted)))
+
+
+def test_the_largest_report_fits_into_an_object() -> None:
+    """64 devices with every incident they can remember, and the pods of a full node: below etcd's limit of 1.5 MB."""
+    text = "x" * 128
+    incidents = tuple(
+        Incident(
+            kind=IncidentKind.XID,
+            code=code,
+            message=text,
+            first_time=NOW,
+            last_time=NOW,
+            quiet_since=NOW,
+            boot_id="b" * 36,
+            ended_time=NOW,
+            ended_by="recovered",
+        )
+        for code in range(INCIDENTS_MAX)
+    )
+    devices = tuple(
+        Device(
+            id=number, uuid=f"GPU-{number:036d}", model="m" * 63, product_name=text, index=number, incidents=incidents
+        )
+        for number in range(LINKED_DEVICES_MAX)
+    )
+    rows = tuple(tuple("NV18" for _ in devices) for _ in devices)
+    pods = tuple(
+        PodEvidence(uid=f"{number:036d}", live=True, kubelet=True, uuids=tuple(device.uuid for device in devices[:4]))
+        for number in range(PODS_MAX)
+    )
+    report = GpuNodeStatusReport(devices=devices, links=Links(nvlink=rows, pcie=rows), pods=pods)
+
+    assert len(orjson.dumps(report.to_json())) < 1_500_000
