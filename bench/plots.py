@@ -157,7 +157,8 @@ def churn_picture(results: Sequence[Result], *, shape: str) -> str:
     quality = [[moment.quality for moment in result.moments] for result in results]
     lost = [[moment.lost for moment in result.moments] for result in results]
     top = max((value for row in lost for value in row), default=1.0) or 1.0
-    parts += _sheet(Panel(60, 190, min(min(row) for row in quality), 1.0), "relative quality of running pods", quality)
+    worst = min(0.9, *(min(row) for row in quality))
+    parts += _sheet(Panel(60, 190, worst, 1.0), "relative quality of running pods", quality)
     parts += _sheet(Panel(310, 190, 0.0, top), "free GPUs lost to fragmentation, share", lost)
     for index, result in enumerate(results):
         y = 80 + 26 * index

@@ -27,7 +27,7 @@ from topology.model import Machine
 from topology.quality import Bools, Floats, Ints, qualities, sizes_of
 
 SETS_MAX: Final = 512
-WHOLE: Final = 2.0
+WHOLE: Final = 1.5
 """An ask for a whole machine finds no second-best place, so it counts more than its share."""
 FULL: Final = 1e-9
 """Relative slack below which two ring bandwidths count as equal."""

@@ -130,7 +130,7 @@ def loss(machine: Machine, free: Set, demand: Demand) -> float:
     lost = 0.0
     for count, share in demand.shares:
         if count <= machine.count:
-            weight = count * share / total * (2 if count == machine.count else 1)
+            weight = count * share / total * (1.5 if count == machine.count else 1)
             lost += weight * (len(free) - count * _disjoint(free, _full_sets(machine, count)))
     return lost
 
