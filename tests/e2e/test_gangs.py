@@ -259,3 +259,42 @@ def test_a_deactivated_gang_gives_everything_back(yard: Yard) -> None:
     assert world.kubectl("patch", "gpugang", "x", "--type=merge", "-p", patch).returncode == 0
     world.wait(lambda: world.leases() == [], "nothing to be held")
     world.wait(lambda: world.pods() == [], "the pods to be gone")
+
+
+def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Yard) -> None:
+    """Two pod sets with claims of their own: the workers on one machine, nobody before the leader is there."""
+    world = yard.world
+    topology = f"machines-{world.namespace}"
+    body = {
+        "apiVersion": names.API_VERSION,
+        "kind": "Topology",
+        "metadata": {"name": topology},
+        "spec": {"levels": [{"nodeLabel": "kubernetes.io/hostname"}]},
+    }
+    path = "/apis/gpu.scheduling/v1/topologies"
+    world.cluster.api.request("POST", path, body)
+    try:
+        world.claim("one", 1)
+        world.claim("two", 2)
+        near = {"mode": "required", "level": "kubernetes.io/hostname"}
+        sets = [{"name": "leader", "count": 1}, {"name": "workers", "count": 3, "topology": near}]
+        yard.gang("x", count=0, podSets=sets, topologyName=topology)
+        for number in range(3):
+            worker = yard.member_body("x", f"worker-{number}", "two")
+            worker["metadata"]["annotations"][names.POD_SET] = "workers"
+            world.create(worker)
+        yard.wait_reason("x", "WaitForQuorum")
+        assert world.leases() == []
+        leader = yard.member_body("x", "leader", "one")
+        leader["metadata"]["annotations"][names.POD_SET] = "leader"
+        world.create(leader)
+
+        yard.wait_running("x", 4)
+        nodes = {world.get(f"worker-{number}")["spec"]["nodeName"] for number in range(3)}
+        assert len(nodes) == 1
+        assigned = {one["name"]: one for one in yard.status("x")["assignment"]["podSets"]}
+        assert assigned["workers"]["domains"] == [{"values": [nodes.pop()], "count": 3}]
+        found = world.wait(lambda: world.cluster.api.get(f"{path}/{topology}").get("status"), "the topology's status")
+        assert found["nodes"] == len(world.cluster.nodes)
+    finally:
+        world.cluster.api.request("DELETE", f"{path}/{topology}")
