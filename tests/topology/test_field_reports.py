@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from topology.asks import Ask, Interconnect, Policy
 from topology.choice import Choice, Reason, Refusal, choose
 from topology.islands import islands
+from topology.links import direct_links
 from topology.model import Machine, asymmetric_pairs, machine, mask_of
 from topology.profiles import profile
 from topology.quality import qualities
@@ -83,6 +85,28 @@ def test_active_links_are_no_common_island() -> None:
     assert isinstance(answer, Choice)
     assert answer.islands == ("nvlink-group-0", "nvlink-group-1")
     assert answer.ring_gbps < qualities(BRIDGED).ring_gbps[0b11] / 10
+
+
+@pytest.mark.parametrize("name", ["dgx1-v100", "mi250x-8gcd", "h100-nvl-8", "hgx-a100-4-redstone", "nv4-partial-3gpu"])
+def test_dead_links_raise_nothing(name: str) -> None:
+    """E4: on a known machine with one pair's links dead, in part or all, no set is worth more than before."""
+    known = profile(name).machine
+    before = qualities(known).ring_gbps
+    one, other, count = next(
+        (row, column, direct_links(cell))
+        for row, cells in enumerate(known.links)
+        for column, cell in enumerate(cells)
+        if direct_links(cell)
+    )
+    for cell in (f"{known.links[one][other].rstrip('0123456789')}{max(count - 1, 1)}", "SYS", "", "NV0", "N/A"):
+        rows = [list(row) for row in known.links]
+        rows[one][other] = cell
+        told = machine(rows, vendor=known.vendor).links
+
+        after = qualities(replace(known, links=told)).ring_gbps
+
+        assert (after <= before + 1e-9).all(), cell
+        assert after[1 << one | 1 << other] < before[1 << one | 1 << other] or count == 1
 
 
 DGX2 = profile("dgx2-v100").machine
