@@ -20,7 +20,7 @@ class RoomChanges:
     def __init__(self, mirror: ClusterMirror, clock: Clock) -> None:
         self._mirror = mirror
         self._clock = clock
-        self._usable = {node: devices.usable for node, devices in mirror.ledger.nodes.items()}
+        self._usable = {node: self._usable_now(node) for node in mirror.ledger.nodes}
         self._stale: set[str] = set()
         self.generation = max(version_number(each.resource_version) for each in mirror.reflectors.values())
 
@@ -54,10 +54,18 @@ class RoomChanges:
 
     def _devices_came(self, change: Change[Any]) -> bool:
         node = change.object.metadata.name
-        devices = self._mirror.ledger.nodes.get(node)
         before = self._usable.get(node, 0)
-        after = self._usable[node] = devices.usable if devices is not None else 0
+        after = self._usable[node] = self._usable_now(node)
         return bool(after & ~before)
+
+    def _usable_now(self, node: str) -> int:
+        """Return the devices that are well and that nobody uses without holding them."""
+        ledger = self._mirror.ledger
+        devices = ledger.nodes.get(node)
+        if devices is None:
+            return 0
+        foreign = (i for i, device in enumerate(devices.devices) if ledger.foreign_uses(node, device.uuid))
+        return devices.usable & ~sum(1 << i for i in foreign)
 
     def _node_opened(self, change: Change[Any]) -> bool:
         if change.kind is ChangeKind.ADDED:

@@ -8,6 +8,7 @@ from atoll.cluster.foreign import ForeignUse
 from atoll.cluster.foreign_mismatches import TOLD_MAX, Mismatch, complaint
 from tests.builders import make_allocation, make_pod, pod_json, report_json, uuid_of
 from tests.controllers.troupe import PODS, REPORTS, Server, Troupe, strip_version, troupe
+from tests.fakes.clock import until
 
 
 def show(stage: Troupe, sequence: int, *, host: tuple[int, ...] = (), **users: tuple[int, ...]) -> None:
@@ -62,6 +63,26 @@ async def test_pod_that_uses_more_than_it_holds_is_told(tmp_path: Path) -> None:
         assert f"it uses GPU 5 ({uuid_of('n1', 5)})" in condition(stage, "ours")["message"]
         await stage.settled(lambda: (names.REASON_FOREIGN_USE, "n1") in stage.notes.recorded)
         assert stage.mirror.ledger.free("n1", now_seconds=0.0) == 0b01011110
+
+
+async def test_waiting_pod_is_woken_when_a_foreign_use_ends(tmp_path: Path) -> None:
+    """The end of a use is room like the end of a Lease: whoever waits for that GPU need not wait for a resync."""
+
+    def crowd(server: Server) -> None:
+        body = pod_json("wants-all", gpus=8)
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        server.put(
+            f"{PODS}/wants-all", strip_version({**body, "status": {"phase": "Pending", "conditions": [refused]}})
+        )
+        report = report_json("n1")
+        report["status"]["hostUses"] = [{"uuid": uuid_of("n1", 7), "pids": [1]}]
+        server.put(f"{REPORTS}/n1", strip_version(report))
+
+    async with troupe(tmp_path, crowd) as stage:
+        await until(lambda: (names.REASON_WAITING, "wants-all") in stage.notes.recorded)
+        assert names.WOKEN not in stage.server.objects[f"{PODS}/wants-all"]["metadata"]["annotations"]
+        show(stage, 2)
+        await until(lambda: names.WOKEN in stage.server.objects[f"{PODS}/wants-all"]["metadata"]["annotations"])
 
 
 async def test_who_uses_what_it_holds_is_left_alone(tmp_path: Path) -> None:
