@@ -6,7 +6,8 @@ part without a spare host does not keep the others waiting.
 
 A part is what must lie together: the lost members of one broken slice, innermost first, stay in the domain of those
 that remain of it; slices that were lost whole move as whole slices. A required level means the domain where most
-remaining members lie; a preferred one is tried there first, then in the next higher domain, and so on.
+remaining members lie; a preferred one is tried there first, then in the other domains that the gang uses, in the next
+higher domain, and so on; without a constraint the hosts in use come first.
 """
 
 from __future__ import annotations
@@ -82,13 +83,15 @@ def _parts(
     tree, request = snapshot.tree, pod_set.request
     hosts = [member.host for member in remaining]
     name = tree.name_of(unit.level)
-    if unit.mode is Mode.UNCONSTRAINED or not remaining:
+    if not remaining:
         within: tuple[Bools, ...] = (usable,)
+    elif unit.mode is Mode.UNCONSTRAINED:
+        within = (usable & _in_use(snapshot, name, hosts), usable)
     elif unit.mode is Mode.REQUIRED:
         within = (usable & _domain(snapshot, name, hosts),)
     else:
-        levels = [tree.name_of(level) for level in range(unit.level, -1, -1)]
-        within = (*(usable & _domain(snapshot, level, hosts) for level in levels), usable)
+        near, *wider = [usable & _domain(snapshot, tree.name_of(level), hosts) for level in range(unit.level, -1, -1)]
+        within = (near, usable & _in_use(snapshot, name, hosts), *wider, usable)
     mode = Mode.PREFERRED if remaining and unit.mode is Mode.REQUIRED else unit.mode
     yield from _split(request.slices, snapshot, remaining, tuple(gone), within, TopologyRequest(mode, name))
 
@@ -133,6 +136,15 @@ def _domain(snapshot: Snapshot, level: str, hosts: Sequence[str]) -> Bools:
     above = snapshot.tree.above[index]
     most = Counter(above[known].tolist()).most_common(1)[0][0]
     inside: Bools = above == most
+    return inside
+
+
+def _in_use(snapshot: Snapshot, level: str, hosts: Sequence[str]) -> Bools:
+    """Hosts of all domains in which the named ones lie."""
+    index = snapshot.tree.level_of(level)
+    assert index is not None, "the request was resolved before"
+    above = snapshot.tree.above[index]
+    inside: Bools = np.isin(above, above[[snapshot.index[name] for name in hosts if name in snapshot.index]])
     return inside
 
 

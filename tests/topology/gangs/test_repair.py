@@ -123,3 +123,16 @@ def test_a_level_that_is_gone_is_told() -> None:
 
     assert repair.members == ()
     assert "no level 'zone'" in repair.refusals[0].text
+
+
+def test_domains_in_use_come_before_new_ones() -> None:
+    """The rack with most of the gang is full: its other rack is taken before a third one of the same block."""
+    request = TopologyRequest(Mode.PREFERRED, "rack")
+    state = grid({("b0", "r0"): 2, ("b0", "r1"): 3, ("b0", "r2"): 3})
+    full = [replace(host, free_mask=0) for host in state.hosts if host.name in ("b0-r0-0", "b0-r0-1", "b0-r2-0")]
+    hosts = ("b0-r0-0", "b0-r0-1", "b0-r2-0", "gone")
+    repair = replace_lost(PodSet("w", 4, NEEDS, Ask(8), request), state.with_hosts(full), at(*hosts), {"gone"})
+    anywhere = replace_lost(PodSet("w", 2, NEEDS, Ask(1)), state, at("b0-r1-1", "gone"), {"gone"})
+
+    assert [member.host for member in repair.members] == ["b0-r2-1"]
+    assert [member.host for member in anywhere.members] == ["b0-r1-1"]
