@@ -218,6 +218,12 @@ def test_cut_plans_reach_everybody() -> None:
 NOMINATIONS: list[tuple[str, Pod, int, bool]] = [
     ("few nodes: all are looked at", waiting("a"), NOMINATION_NODES_MIN - 1, False),
     ("many nodes: named", waiting("a"), NOMINATION_NODES_MIN, True),
+    (
+        "woken before, and GPUs were freed for it",
+        waiting("a", annotations={names.WOKEN: "5", names.KEPT: "n1:0"}),
+        NOMINATION_NODES_MIN,
+        True,
+    ),
     ("named by somebody already", waiting("a", status={"nominatedNodeName": "x"}), NOMINATION_NODES_MIN, False),
     ("would never be cleared", waiting("a", preemptionPolicy="Never"), NOMINATION_NODES_MIN, False),
     ("woken before", waiting("a", annotations={names.WOKEN: "400"}), NOMINATION_NODES_MIN, False),
@@ -339,3 +345,12 @@ def test_same_question_same_answer() -> None:
     pods = [waiting(f"p{i}", 1 + i % 3) for i in range(9)]
     rooms = [room(free=0b11011), room("n2", 0b111)]
     assert plan(pods, rooms).wakes == plan(pods[::-1], rooms).wakes
+
+
+def test_pod_for_which_gpus_were_freed_is_woken_for_those() -> None:
+    """The rooms leave them out, since others may not have them; only this pod finds them, and only what is free yet."""
+    pod, other = waiting("a", 2), waiting("b", 2)
+    rooms = [room("n1", free=0b1)]
+    assert woken(plan([pod, other], rooms, kept={"uid-of-a": ("n1", 0b110)})) == ["a"]
+    assert woken(plan([pod, other], rooms, kept={"uid-of-a": ("n1", 0)})) == []
+    assert woken(plan([pod, other], rooms, kept={"uid-of-a": ("n2", 0b110)})) == []
