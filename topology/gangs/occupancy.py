@@ -16,7 +16,7 @@ from topology.asks import Policy
 from topology.gangs import devices
 from topology.gangs.devices import Want, Wants
 from topology.gangs.model import PodSet
-from topology.gangs.snapshot import Cell, Snapshot
+from topology.gangs.snapshot import AMOUNT_MAX, Cell, Snapshot
 from topology.quality import Ints
 
 CAPACITY_MAX: Final = 1 << 20
@@ -107,8 +107,8 @@ class Occupancy:
             if amount > 0:
                 free = self.free(resource)
                 if beside is not None:
-                    free = free - beside.needs.get(resource, 0)
-                np.minimum(capacity, np.maximum(free, 0) // amount, out=capacity)
+                    free = free - min(beside.needs.get(resource, 0), 2 * AMOUNT_MAX)
+                np.minimum(capacity, np.maximum(free, 0) // min(amount, 2 * AMOUNT_MAX), out=capacity)
         return capacity
 
     def _gpus(self, pod_set: PodSet, beside: PodSet | None) -> Ints:

@@ -15,7 +15,7 @@ from topology.gangs.counts import Counts
 from topology.gangs.model import Cause, Mode, PodSet, Refusal
 from topology.gangs.occupancy import Occupancy
 from topology.gangs.requests import Unit
-from topology.gangs.snapshot import Cell
+from topology.gangs.snapshot import AMOUNT_MAX, Cell
 from topology.quality import Ints
 
 NO_GPUS = "no GPUs"
@@ -64,7 +64,7 @@ def _excluded(pod_set: PodSet, occupancy: Occupancy, out: Ints) -> tuple[tuple[s
     tally.update(named[host] for host in out.tolist() if host in named)
     left = out[[host not in named for host in out.tolist()]] if named else out
     for resource, amount in sorted(pod_set.needs.items()):
-        short = occupancy.free(resource)[left] < amount
+        short = occupancy.free(resource)[left] < min(amount, 2 * AMOUNT_MAX)
         tally[f"resource {resource}"] += int(short.sum())
         left = left[~short]
     tally.update(_gpu_reasons(pod_set, occupancy, left))

@@ -22,6 +22,8 @@ from topology.quality import Bools, Ints
 
 Cell = tuple[Board | None, int, str]
 CELLS_IDLE_MAX: Final = 4096
+AMOUNT_MAX: Final = 1 << 61
+"""Sums of what is free and what is needed stay within 64 bits; no machine has more of anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +43,9 @@ class Snapshot:
     def free(self, resource: str) -> Ints:
         """What is free of a counted resource, per host; computed once."""
         if resource not in self._free:
-            self._free[resource] = np.array([host.free.get(resource, 0) for host in self.hosts], dtype=np.int64)
+            self._free[resource] = np.array(
+                [_bounded(host.free.get(resource, 0)) for host in self.hosts], dtype=np.int64
+            )
         return self._free[resource]
 
     def with_hosts(self, changed: Iterable[Host]) -> Snapshot:
@@ -67,7 +71,7 @@ class Snapshot:
             cell_of[place] = cells.setdefault(_cell(host), len(cells))
             gpus[place], spare[place] = host.free_mask.bit_count(), host.spare
             for resource, amounts in free.items():
-                amounts[place] = host.free.get(resource, 0)
+                amounts[place] = _bounded(host.free.get(resource, 0))
         return Snapshot(self.tree, hosts, self.index, tuple(cells), cell_of, gpus, spare, free)
 
     def without(self, names: Iterable[str]) -> Snapshot:
@@ -120,3 +124,7 @@ def _cell(host: Host) -> Cell:
 def _less(host: Host, used: dict[str, int], mask: int) -> Host:
     free = {**host.free, **{resource: host.free.get(resource, 0) - amount for resource, amount in used.items()}}
     return replace(host, free=free, free_mask=host.free_mask & ~mask)
+
+
+def _bounded(amount: int) -> int:
+    return max(-AMOUNT_MAX, min(amount, AMOUNT_MAX))

@@ -143,3 +143,19 @@ def test_taking_a_placement_twice_is_told_by_unknown_hosts_only() -> None:
     assert (left.hosts[0].free_mask, left.hosts[0].free["cpu"]) == (0, 126_000)
     with pytest.raises(GangError, match="lacks"):
         grid({("b1", "r0"): 1}).take(answer, gang)
+
+
+def test_absurd_amounts_are_refused_and_break_nothing() -> None:
+    """More than 64 bits of anything, free, needed or overdrawn, is only a number."""
+    absurd = 1 << 80
+    state = snapshot(
+        ("block",),
+        [Host("rich", ("b0",), {"memory": absurd, "pods": 1}), Host("poor", ("b0",), {"memory": -absurd, "pods": 9})],
+    )
+    modest = place(Gang((PodSet("p", 1, {"memory": 1, "pods": 1}),)), state)
+    greedy = place(Gang((PodSet("p", 1, {"memory": absurd, "pods": 1}), PodSet("q", 1, {"memory": 1}))), state)
+
+    assert isinstance(modest, Placement)
+    assert modest.assignments[0].members[0].host == "rich"
+    assert isinstance(greedy, Refusal)
+    assert greedy.excluded == (("resource memory", 2),)
