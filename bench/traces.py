@@ -7,7 +7,9 @@ list is filled up with pods drawn from it by chance, or cut by chance, until it 
 
 Every rule sees only nodes with enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters see to.
 
-- `whole` plays only the pods that ask for whole GPUs.
+- `whole` plays only the pods that ask for whole GPUs. `atoll` is the product's rule: kube-scheduler leaves it only nodes
+  with enough CPU, and it does not look at what CPU stays. `atoll, cpu` is not in the product: it shows what a price for
+  free GPUs whose CPU is gone would bring.
 - `full` plays all pods. Atoll's claims know no fraction of a GPU: `share` lets pods that ask for one share a GPU that
   was given as one whole (the fullest that fits), and asks Atoll for a new one where none fits; `round-up` gives each
   a GPU of its own, of which only the asked fraction counts as allocated. Both are told; the other rules share.
@@ -39,8 +41,10 @@ OVERLOAD: Final = 1.3
 SEEDS: Final = tuple(range(42, 47))
 ROWS_MAX: Final = 200_000
 GPUS_MAX: Final = 16
-KNOWN: Final = {("V100M16", 8): "dgx1-v100", ("V100M32", 8): "dgx1-v100", ("G2", 8): "dgx-a100", ("G3", 8): "dgx-h100"}
+KNOWN: Final = {("V100M16", 8): "dgx1-v100", ("V100M32", 8): "dgx1-v100", ("G2", 8): "dgx-h100", ("G3", 8): "dgx-h100"}
 """Shapes of the models that have links; G2 and G3 are hidden names, taken for NVSwitch machines. Others: PCIe alone."""
+STRANDED: Final = 1.0
+"""What a free GPU whose CPU is gone costs `atoll, cpu`."""
 
 
 class TraceError(ValueError):
@@ -300,8 +304,11 @@ def machine_of(node: Node) -> Machine:
 class Atoll:
     """Atoll's tables over the nodes that kube-scheduler's filters leave; pods without GPUs go by best fit."""
 
-    def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod], *, shares: bool) -> None:
-        self._shares = shares
+    def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod], *, shares: bool, sees_cpu: bool = False) -> None:
+        self._shares, self._sees_cpu = shares, sees_cpu
+        self._cpu_of_gpu = sum(pod.kind.cpu_milli for pod in pods if pod.kind.gpus) / max(
+            sum(pod.kind.gpus for pod in pods), 1
+        )
         machines = {(node.model, node.gpus): machine_of(node) for node in nodes if node.gpus}
         self._machines = list(dict.fromkeys(machines.values()))
         self._class = np.array(
@@ -321,13 +328,25 @@ class Atoll:
                 return shared
         free = (room.gpu_milli[fits] == MILLI) @ (1 << np.arange(room.gpu_milli.shape[1]))
         ask = Ask(pod.kind.gpus)
-        best = best_node(self._classes.costs(self._class[fits], free, ask))
+        costs = self._classes.costs(self._class[fits], free, ask)
+        best = self._with_cpu(costs, room, fits, pod) if self._sees_cpu else best_node(costs)
         if best is None:
             return None
         node = int(fits[best])
         answer = choose(self._machines[self._class[node]], int(free[best]), ask, demand=self._demand)
         assert isinstance(answer, Choice)
         return node, answer.positions
+
+    def _with_cpu(self, costs: np.ndarray, room: Room, fits: Ints, pod: Pod) -> int | None:
+        """The least cost with a price for free GPUs whose CPU is gone, then the least free CPU."""
+        if not len(fits):
+            return None
+        free, cpu_milli = (room.gpu_milli[fits] == MILLI).sum(axis=1), room.cpu_milli[fits]
+        before = np.maximum(free - cpu_milli / self._cpu_of_gpu, 0)
+        after = np.maximum(free - pod.kind.gpus - (cpu_milli - pod.kind.cpu_milli) / self._cpu_of_gpu, 0)
+        dear = np.round(costs + STRANDED * (after - before), 6)
+        best = int(np.lexsort((cpu_milli, dear))[0])
+        return best if np.isfinite(dear[best]) else None
 
 
 def _shared(room: Room, fits: Ints, pod: Pod) -> Place | None:
@@ -358,7 +377,8 @@ def rules(nodes: Sequence[Node], pods: Sequence[Pod], *, seed: int, full: bool) 
         "fgd": Gradient(nodes, pods),
     }
     if not full:
-        return {**found, "atoll": Atoll(nodes, pods, shares=False)}
+        seeing = Atoll(nodes, pods, shares=False, sees_cpu=True)
+        return {**found, "atoll": Atoll(nodes, pods, shares=False), "atoll, cpu": seeing}
     return {
         **found,
         "atoll, share": Atoll(nodes, pods, shares=True),
