@@ -7,7 +7,6 @@ rarely while nothing makes room.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,8 +16,9 @@ from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import Act, Decision, GangView, Obstacle, decide
-from atoll.cluster.gangs.membership import GangKey, Stage
-from atoll.cluster.gangs.question import Landscape, Question, ask
+from atoll.cluster.gangs.membership import GangKey
+from atoll.cluster.gangs.placing import Found, NoPlace, find_places
+from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.seats import Seat, assignment_of, seats_of
@@ -30,9 +30,6 @@ from controllers.context import Context
 from controllers.gang_book import GangBook
 from controllers.gang_writes import each, let_go, raise_first, reserve, take_back, write_status
 from controllers.gangs import gang_reference
-from topology.errors import TopologyError
-from topology.gangs.model import Placement, Refusal
-from topology.gangs.search import place
 
 log = structlog.get_logger(__name__)
 
@@ -166,35 +163,23 @@ class AdmissionReconciler:
         landscape = self._book.landscape()
         if decision.act is Act.REPLACE:
             return await self._replace(view, decision, site, landscape)
-        question = ask(
-            view.gang.spec, decision.members, requests, site, landscape, done=self._done(view)
-        )  # fmt: skip
-        if isinstance(question, Obstacle):
-            return await self._wait(view, "WaitForQuorum", question.message)
-        try:
-            answer = place(question.gang, question.snapshot)
-        except TopologyError as error:
-            return await self._wait(view, "NeverFits", str(error))
-        if isinstance(answer, Refusal):
-            empty = ask(view.gang.spec, decision.members, requests, site, landscape.emptied(), done=self._done(view))
-            never = isinstance(empty, Question) and isinstance(place(empty.gang, empty.snapshot), Refusal)
-            if never:
+        answer = find_places(view, decision.members, requests, site, landscape)
+        if isinstance(answer, NoPlace):
+            if answer.reason == "NeverFits":
                 self._hopeless.add((view.gang.metadata.namespace, view.gang.metadata.name))
-            return await self._wait(view, "NeverFits" if never else "WaitForRoom", answer.text)
-        return await self._admit(view, decision, answer, question, site)
+            return await self._wait(view, answer.reason, answer.message)
+        return await self._admit(view, decision, answer, site)
 
-    async def _admit(
-        self, view: GangView, decision: Decision, answer: Placement, question: Question, site: Site
-    ) -> bool:
+    async def _admit(self, view: GangView, decision: Decision, found: Found, site: Site) -> bool:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
-        seats = seats_of(answer, question.asked, self._context.mirror.ledger.nodes)
+        seats = seats_of(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
         if not await self._reserve(view, seats):
             self._context.metrics.gang_admissions.labels("undone").inc()
             return await self._wait(view, "AdmissionUndone", "a GPU was taken by somebody else meanwhile")
         nodes = len({seat.allocation.node for seat in seats})
         message = f"{len(seats)} members got their GPUs on {nodes} nodes"
         status = lifecycle.admit(decision.status, now_seconds=self._book.now_seconds(), message=message)
-        status = status.model_copy(update={"assignment": assignment_of(answer, site)})
+        status = status.model_copy(update={"assignment": assignment_of(found.placement, site)})
         await self._write(view, status)
         self._context.metrics.gang_admissions.labels("admitted").inc()
         self._context.events.record(
@@ -249,10 +234,6 @@ class AdmissionReconciler:
         version = await write_status(self._context, view.gang, status)
         if version:
             self._book.note_written(view.gang.metadata.uid, version)
-
-    def _done(self, view: GangView) -> Counter[str]:
-        """Return how many members of each pod set have succeeded: so many fewer are needed."""
-        return Counter(member.pod_set for member in view.members if member.stage is Stage.SUCCEEDED)
 
 
 def _named(view: GangView) -> str:

@@ -73,7 +73,10 @@ def ask(
     *,
     done: Mapping[str, int] | None = None,
 ) -> Question | Obstacle:
-    """Return the question for the members `chosen`; `requests` are their own, by uid. `done`: successes per pod set."""
+    """Return the question for the members `chosen`; `requests` are their own, by uid.
+
+    With `done`, the successes per pod set, as many of each as are still needed are enough; without it, all must fit.
+    """
     asked = {
         pod_set.name: found
         for pod_set in spec.pod_sets
@@ -84,11 +87,11 @@ def ask(
         if problem is not None:
             return problem
     kinds = _kinds(landscape, site)
-    finished = done or {}
     templates = {name: members[0].pod for name, members in asked.items()}
     pod_sets = tuple(
         replace(
-            _pod_set(spec, name, members, requests[members[0].uid], landscape, site, kinds, finished.get(name, 0)),
+            _pod_set(spec, name, members, requests[members[0].uid], landscape, site, kinds),
+            min_count=_enough(spec, name, members, done),
             apart=_apart(name, templates),
         )
         for name, members in asked.items()
@@ -155,7 +158,6 @@ def _pod_set(
     landscape: Landscape,
     site: Site,
     kinds: Mapping[Shape, str],
-    finished: int,
 ) -> PodSet:
     wanted = next(pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name)
     pod = members[0].pod
@@ -181,12 +183,15 @@ def _pod_set(
         needs=host_fit.needs(pod),
         ask=request.ask,
         request=topology_request(wanted),
-        min_count=max(0, min(len(members), least_of(spec, name) - finished)),
         admitted=admitted,
         excluded=excluded,
         preferences=liked,
         limits=_limits(pod, site),
     )
+
+
+def _enough(spec: GpuGangSpec, name: str, members: Sequence[Member], done: Mapping[str, int] | None) -> int:
+    return len(members) if done is None else max(0, min(len(members), least_of(spec, name) - done.get(name, 0)))
 
 
 def _constraints(pod: Pod) -> tuple[object, ...]:

@@ -1,0 +1,69 @@
+"""Places for a whole gang, or why there are none: one pure decision.
+
+In: a gang with its quorum, the members to place, the cluster. Out: `Found`, or `NoPlace` with the reason that the
+gang's condition gives. All members that are there are tried first; where they do not fit and fewer would be enough, as
+many as fit are taken, never fewer than the quorum.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.membership import Member, Stage
+from atoll.cluster.gangs.question import Landscape, Question, ask
+from atoll.cluster.gangs.sites import Site
+from atoll.cluster.requests import Request
+from topology.errors import TopologyError
+from topology.gangs.model import Placement
+from topology.gangs.search import place
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A placement, and the question that it answers."""
+
+    question: Question
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """A reason of the condition Admitted, and a message."""
+
+    reason: str
+    message: str
+
+
+def find_places(
+    view: GangView, chosen: Sequence[Member], requests: Mapping[str, Request], site: Site, landscape: Landscape
+) -> Found | NoPlace:
+    """Decide where the members go."""
+    answer = _find(view, chosen, requests, site, landscape)
+    if isinstance(answer, Found) or answer.reason != "WaitForRoom":
+        return answer
+    never = isinstance(_find(view, chosen, requests, site, landscape.emptied()), NoPlace)
+    return NoPlace("NeverFits", answer.message) if never else answer
+
+
+def _find(
+    view: GangView, chosen: Sequence[Member], requests: Mapping[str, Request], site: Site, landscape: Landscape
+) -> Found | NoPlace:
+    """Try all members, then as few as are enough."""
+    done = Counter(member.pod_set for member in view.members if member.stage is Stage.SUCCEEDED)
+    needed = view.gang.spec.quorum - done.total()
+    first: NoPlace | None = None
+    for is_elastic in (False, True) if len(chosen) > needed else (False,):
+        question = ask(view.gang.spec, chosen, requests, site, landscape, done=done if is_elastic else None)
+        if isinstance(question, Obstacle):
+            return NoPlace("WaitForQuorum", question.message)
+        try:
+            answer = place(question.gang, question.snapshot)
+        except TopologyError as error:
+            return NoPlace("NeverFits", str(error))
+        if isinstance(answer, Placement):
+            if sum(assignment.count for assignment in answer.assignments) >= needed:
+                return Found(question, answer)
+            continue
+        first = first or NoPlace("WaitForRoom", answer.text)
+    return first or NoPlace("WaitForRoom", f"fewer than {needed} members find a place")

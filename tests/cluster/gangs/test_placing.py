@@ -1,0 +1,83 @@
+"""Places for whole gangs: all that are there, else as many as the quorum allows, never fewer."""
+
+from typing import Any
+
+import pytest
+
+from atoll.cluster import host_fit
+from atoll.cluster.gangs.lifecycle import GangView
+from atoll.cluster.gangs.membership import members_of
+from atoll.cluster.gangs.placing import Found, NoPlace, find_places
+from atoll.cluster.gangs.question import Landscape
+from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
+from atoll.cluster.gangs.sites import Site, site_of
+from atoll.cluster.objects import Pod
+from atoll.cluster.requests import Request, request_of
+from tests.builders import make_allocation, make_pod
+from tests.cluster.gangs.builders import GATES, make_gang
+from tests.cluster.gangs.test_replacements import Ground
+
+SETS = [{"name": "a", "count": 4}, {"name": "b", "count": 4}]
+
+
+def find(counts: dict[str, int], *, machines: int, busy: int = 0, **spec: Any) -> Found | NoPlace:
+    """Place members of eight GPUs each, so many per pod set, on so many machines, of which some are full."""
+    gang = make_gang(8, **spec)
+    ground = Ground({})
+    names = sorted(ground.nodes)[:machines]
+    nodes = {name: ground.nodes[name] for name in names}
+    full = [make_pod(f"f-{n}", gpus=8, node=n, allocation=make_allocation(n, *range(8))) for n in names[:busy]]
+    for pod in full:
+        ground.ledger.put_pod(pod)
+    pods = [
+        make_pod(f"{pod_set}{n}", gpus=8, schedulingGates=GATES, annotations={"gpu.scheduling/pod-set": pod_set})
+        for pod_set, count in counts.items()
+        for n in range(count)
+    ]
+    members = members_of(pods, gang.spec, {})
+    requests: dict[str, Request] = {}
+    for pod in pods:
+        request = request_of(pod, None)
+        assert isinstance(request, Request)
+        requests[pod.metadata.uid] = request
+    on: dict[str, list[Pod]] = {pod.spec.node_name: [pod] for pod in full}
+    free = {name: host_fit.free(node, on.get(name, ())) for name, node in nodes.items()}
+    cells = {name: cell for name, cell in ground.ledger.cells(now_seconds=0.0).items() if name in nodes}
+    land = Landscape(nodes, dict(ground.ledger.nodes), cells, on, free)
+    site = site_of(None, nodes.values(), {}, strict=False)
+    assert isinstance(site, Site)
+    return find_places(GangView(gang, members, ReadinessPolicy()), members, requests, site, land)
+
+
+@pytest.mark.parametrize(
+    ("counts", "machines", "spec", "placed"),
+    [
+        pytest.param({"workers": 4}, 6, {"minMember": 4}, 4, id="all fit"),
+        pytest.param({"workers": 6}, 4, {"minMember": 3}, 4, id="more than enough: as many as fit"),
+        pytest.param({"a": 4, "b": 4}, 6, {"podSets": SETS, "minMember": 6}, 6, id="two sets: six of eight"),
+    ],
+)
+def test_as_many_as_fit_are_placed(counts: Any, machines: int, spec: Any, placed: int) -> None:
+    """All that are there where they fit; else what the quorum allows."""
+    answer = find(counts, machines=machines, **spec)
+
+    assert isinstance(answer, Found)
+    assert sum(assignment.count for assignment in answer.placement.assignments) == placed
+
+
+@pytest.mark.parametrize(
+    ("counts", "machines", "busy", "spec", "reason"),
+    [
+        ({"workers": 4}, 4, 1, {"podSets": [{"name": "workers", "count": 4}]}, "WaitForRoom"),
+        ({"workers": 5}, 4, 0, {"podSets": [{"name": "workers", "count": 5}]}, "NeverFits"),
+        ({"a": 4, "b": 4}, 5, 0, {"podSets": SETS, "minMember": 6}, "NeverFits"),
+        ({"a": 4, "b": 4}, 6, 1, {"podSets": SETS, "minMember": 6}, "WaitForRoom"),
+    ],
+    ids=["busy", "too large", "below the quorum of two sets", "below it for now"],
+)
+def test_a_gang_below_its_quorum_gets_nothing(counts: Any, machines: int, busy: int, spec: Any, reason: str) -> None:
+    """Never fewer than the quorum, and what never fits is told apart from what is busy."""
+    answer = find(counts, machines=machines, busy=busy, **spec)
+
+    assert isinstance(answer, NoPlace)
+    assert answer.reason == reason
