@@ -104,11 +104,15 @@ class AdmissionReconciler:
             if waits[-1] is None and is_blocking:
                 waits.append(CUT_SECONDS)
                 break
-            if waits[-1] is not None and self._book.rules.strict_order:
+            if waits[-1] is not None and self._book.rules.strict_order and not self._is_hopeless(view):
                 await self._hold(waiting[number + 1 :], f"gang {_named(view)} comes first")
                 break
             await asyncio.sleep(0)
         return waits
+
+    def _is_hopeless(self, view: GangView) -> bool:
+        """Tell whether the gang did not even fit the empty machines: it would keep others waiting for ever."""
+        return (view.gang.metadata.namespace, view.gang.metadata.name) in self._hopeless
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""

@@ -278,7 +278,7 @@ async def test_a_misspelt_level_is_told_and_never_dropped(tmp_path: Path) -> Non
 
 
 async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
-    """A gang that waits for room holds a smaller one behind it under strict order, and not under best effort."""
+    """A gang that waits for room holds a smaller one behind it under strict order alone; a hopeless one never does."""
 
     async def told(order: str) -> str:
         async with cluster() as made, term(made, tmp_path, settings={"gang_order": order}) as running:
@@ -295,6 +295,11 @@ async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
             await settled(running, lambda: made.reason("small") in wanted)
             return made.reason("small")
 
+    async with cluster() as made, term(made, tmp_path, settings={"gang_order": "strict"}) as running:
+        add_gang(made, "hopeless", 5)
+        await settled(running, lambda: made.reason("hopeless") == "NeverFits")
+        add_gang(made, "small", 1)
+        await settled(running, lambda: made.reason("small") == "Admitted")
     assert await told("best-effort") == "Admitted"
     assert await told("strict") == "WaitForOtherGangs"
 
