@@ -12,8 +12,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from tests.simulation.history import run_history
-from tests.simulation.plan import Plan, plan_of, shrink
+from tests.simulation.plan import Plan, shrink
 from tests.simulation.shells import prepare_process
+from tests.simulation.traps import history_of
 
 CHUNK = 25
 
@@ -56,7 +57,7 @@ def run_seeds(first: int, count: int, guard: str = "") -> Tally:
     tally = Tally()
     with without(guard):
         for seed in range(first, first + count):
-            plan = plan_of(seed)
+            plan = history_of(seed)
             outcome, weather = run_history(plan)
             tally.histories += 1
             tally.binds += outcome.binds_count
@@ -125,7 +126,7 @@ def main() -> int:
         )
     if options.tell:
         prepare_process()
-        run_history(plan_of(options.seed), is_told=True)
+        run_history(history_of(options.seed), is_told=True)
     began = time.monotonic()
     tally = _run_all(options.seed, options.histories, options.workers, options.without)
     _print(tally, time.monotonic() - began)
@@ -143,7 +144,7 @@ def _print_smallest(seed: int, guard: str) -> None:
     sys.unraisablehook = lambda _: None
     warnings.simplefilter("ignore")
     with without(guard):
-        plan = plan_of(seed)
+        plan = history_of(seed)
         if not fails(plan):
             print(f"seed {seed} does not fail alone")
             return

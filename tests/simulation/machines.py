@@ -1,8 +1,9 @@
 """GPU machines: kubelet, containers, cgroups and the agent that reports them. What runs here is the truth of a history.
 
 Modelled on what was seen of a real kubelet: it works off its watch late and in order, starts what is bound, ends what
-is marked, gives a force-deleted pod a moment before its containers die, says `terminated` of every container it ended, and
-after a reboot starts again what is still bound. Cut off or paused, it lets containers run on for as long as that lasts.
+is marked, gives a force-deleted pod a moment before its containers die, says `terminated` of every container that it
+ended, and after a reboot starts again what is still bound. Cut off or paused, it lets containers run on for as long as
+that lasts.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ DEVICES = 4
 PROFILE = "t4-4"
 TERMINAL = ("Succeeded", "Failed")
 POLL_SECONDS = 12.0
+SLOW_KUBELET = 0.15
 HEARTBEAT_SECONDS = 25.0
 HEARTBEAT_DURATION_SECONDS = 75
 
@@ -104,7 +106,8 @@ class Machine:
 
     def hear(self, event_index: int) -> None:
         """A pod event happened; kubelet hears of it in a moment."""
-        seconds = self.weather.between(f"kubelet {self.node}", 0.01, 0.4)
+        is_slow = self.weather.draw(f"kubelet {self.node}") < SLOW_KUBELET
+        seconds = self.weather.between(f"kubelet {self.node}", *((0.8, 4.0) if is_slow else (0.01, 0.4)))
         self.loop.call_later(seconds, self.work, event_index + 1)
 
     def work(self, until: int) -> None:
@@ -138,7 +141,7 @@ class Machine:
                 self._later("force", (0.05, 2.0), self._stop, uid)
         elif uid not in self.wants and uid not in self.ended:
             self.wants[uid] = Want(event.object["metadata"]["name"], wanted_uuids(event.object))
-            self._later("start", (0.05, 1.5), self._start, uid)
+            self._later("start", (0.02, 1.5), self._start, uid)
 
     def _would_run(self, event: Event) -> bool:
         pod = event.object

@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from tests.simulation.weather import CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
+from tests.simulation.weather import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
 
 SECONDS = 20.0
-STEPS = (5, 18)
+STEPS = (4, 13)
 PODS = 6
 NODES = ("n1", "n2")
 EXTENDERS = ("extender-0", "extender-1")
@@ -72,6 +72,10 @@ class Plan:
         return "\n  ".join(lines)
 
 
+RARE = {*CALL_FAULTS, *BINDING_FAULTS}
+"""Faults that few requests can meet, and that strike the more often."""
+
+
 def plan_of(seed: int) -> Plan:
     """Draw a history. Every seed stresses some kinds of steps and faults and leaves others out."""
     rng = random.Random(seed)
@@ -80,11 +84,23 @@ def plan_of(seed: int) -> Plan:
     count = rng.randint(*STEPS)
     times = sorted(rng.uniform(0.3, SECONDS) if rng.random() < 0.7 else rng.uniform(0.3, 6.0) for _ in range(count))
     drawn = rng.choices(tuple(kinds), weights=tuple(kinds.values()), k=count)
-    steps = tuple(_step(rng, at, kind) for at, kind in zip(times, drawn, strict=True))
-    faults = (*REQUEST_FAULTS, *CALL_FAULTS, *WATCH_FAULTS)
+    drawn_steps = [_step(rng, at, kind) for at, kind in zip(times, drawn, strict=True)]
+    created = [step for step in drawn_steps if step.kind in {"create", "replace"}]
+    ambushes = [_ambush(rng, step) for step in created if rng.random() < 0.4]
+    steps = tuple(sorted((*drawn_steps, *ambushes), key=lambda step: step.at_seconds))
+    faults = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS, *WATCH_FAULTS)
     chosen = [kind for kind in faults if rng.random() < 0.35] if rng.random() < 0.8 else []
-    rates = tuple((kind, rng.choice((0.02, 0.05, 0.12)) * (3.0 if kind in CALL_FAULTS else 1.0)) for kind in chosen)
+    rates = tuple((kind, rng.choice((0.02, 0.05, 0.12)) * (3.0 if kind in RARE else 1.0)) for kind in chosen)
     return Plan(seed, steps, rates, controllers_count=2 if rng.random() < 0.2 else 1)
+
+
+def _ambush(rng: random.Random, step: Step) -> Step:
+    """Return what happens to a pod just while it is being bound, or to those who bind it."""
+    at = step.at_seconds + rng.choice((rng.uniform(0.02, 0.3), rng.uniform(0.3, 5.0)))
+    kind = rng.choice(
+        ("force delete", "force delete", "replace", "delete", "touch", "switch scheduler", "kill extender")
+    )
+    return replace(_step(rng, at, kind), target=rng.choice(EXTENDERS) if kind == "kill extender" else step.target)
 
 
 def _step(rng: random.Random, at: float, kind: str) -> Step:

@@ -10,11 +10,12 @@ import pytest
 
 from tests.simulation.guards import GUARDS
 from tests.simulation.plan import KINDS, Plan, Step, plan_of, shrink
-from tests.simulation.weather import CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
+from tests.simulation.weather import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
 
 HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "10000"))
 PARTS = 8
 GUARD_HISTORIES_MAX = 600
+ALL_FAULTS = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS, *WATCH_FAULTS)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -34,7 +35,7 @@ def test_promises_are_kept_in_every_history(part: int) -> None:
 
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
     assert f"{size} histories" in run.stdout
-    for fault in (*REQUEST_FAULTS, *CALL_FAULTS, *WATCH_FAULTS):
+    for fault in ALL_FAULTS:
         assert fault in run.stdout
 
 
@@ -63,7 +64,7 @@ def test_every_kind_of_step_occurs() -> None:
     plans = [plan_of(seed) for seed in range(300)]
 
     assert {step.kind for plan in plans for step in plan.steps} == set(KINDS)
-    assert {kind for plan in plans for kind, _ in plan.rates} == {*REQUEST_FAULTS, *CALL_FAULTS, *WATCH_FAULTS}
+    assert {kind for plan in plans for kind, _ in plan.rates} == set(ALL_FAULTS)
 
 
 def test_failing_history_shrinks_to_what_is_needed() -> None:

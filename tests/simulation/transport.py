@@ -209,11 +209,19 @@ class SimulatedSession:
         path, query = url.raw_path, dict(parse_qsl(url.raw_query_string))
         if query.get("watch") == "true":
             return await self._watch(path, query, timeout)
-        fault = self._weather.request_fault(f"{self.name} {method} {path.rpartition('/')[2]}")
+        fault = self._fault(method, path)
         if fault == "never sent":
             raise aiohttp.ClientConnectionError("connection refused")
         trace_request_ctx.sent = True
         return await self._exchange(method, path, query, orjson.loads(data) if data else None, fault)
+
+    def _fault(self, method: str, path: str) -> str:
+        if path.endswith("/binding"):
+            if self._weather.strikes("late Binding", path):
+                return "late"
+            if self._weather.strikes("lost Binding", path):
+                return "answer lost"
+        return self._weather.request_fault(f"{self.name} {method} {path.rpartition('/')[2]}")
 
     async def _exchange(self, method: str, path: str, query: Mapping[str, str], body: Any, fault: str) -> Answer:
         if fault == "cut before":

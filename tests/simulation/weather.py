@@ -21,6 +21,10 @@ REQUEST_FAULTS = {
     "error 504": "the server acts and says that it took too long",
 }
 """What can happen to one request."""
+BINDING_FAULTS = {
+    "late Binding": "the same as late, for Bindings alone",
+    "lost Binding": "the same as answer lost, for Bindings alone",
+}
 CALL_FAULTS = {
     "call lost": "kube-scheduler gives up a bind call that goes on",
     "call twice": "kube-scheduler's bind call arrives twice",

@@ -1,0 +1,110 @@
+"""Traps that are known: short histories in which one line of defence decides. A part of all histories is made of them.
+
+Each is what somebody saw on a real cluster, or what a review found: late Bindings, ambiguous answers, nodes deleted and
+back, containers that outlive their pod object. Times are moved a little by the seed, so that no two runs are the same.
+"""
+
+import random
+from dataclasses import replace
+
+from tests.simulation.plan import Plan, Step, plan_of
+
+Rates = tuple[tuple[str, float], ...]
+BOTH = ("n1", "n2")
+JITTER_SECONDS = 0.25
+
+
+def crowd(at: float, *counts: int) -> tuple[Step, ...]:
+    """Return pods p1, p2, ... that want everything that is free."""
+    return tuple(Step(at, "create", f"p{index}", number=count) for index, count in enumerate(counts, start=1))
+
+
+TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
+    "a late Binding meets a reservation that was taken back": (
+        (Step(2.0, "create", "p0", number=4), Step(2.1, "touch", "p0"), Step(2.6, "stop scheduler"),
+         Step(17.0, "switch scheduler"), *crowd(17.5, 4, 4)),
+        (("late Binding", 0.9),),
+    ),
+    "a pod moves on under every Binding": (
+        (Step(2.0, "create", "p0", number=3), *(Step(2.05 + 0.1 * i, "touch", "p0") for i in range(6)),
+         Step(4.0, "stop scheduler"), Step(18.0, "switch scheduler"), *crowd(18.5, 3, 3, 2)),
+        (("late Binding", 0.5), ("lost Binding", 0.2), ("slow", 0.1)),
+    ),
+    "nobody knows whether the Binding landed, and the pod is gone": (
+        (Step(2.0, "create", "p0", number=4), *(Step(2.9, "pause kubelet", node, number=12.0) for node in BOTH),
+         Step(3.2, "force delete", "p0"), *crowd(6.0, 4, 4)),
+        (("lost Binding", 0.9),),
+    ),
+    "the cache has not seen the pod whose Lease it knows": (
+        (Step(1.0, "slow watch", "controllers-0", "pods", 15.0), Step(2.0, "create", "p0", number=2),
+         Step(6.0, "create", "p3", number=1), Step(9.0, "finish", "p3"), *crowd(12.0, 4, 4)),
+        (),
+    ),
+    "a successor of the same name lives": (
+        (Step(2.0, "create", "p0", number=2), Step(6.0, "kill controllers", "controllers-0", number=4.0),
+         Step(7.0, "replace", "p0", number=1), *crowd(12.0, 3, 3)),
+        (),
+    ),
+    "kubelet is late": (
+        (Step(2.0, "create", "p0", number=2), Step(2.4, "force delete", "p0"), Step(5.0, "create", "p0", number=4),
+         Step(5.3, "force delete", "p0"), Step(8.0, "replace", "p0", number=3), Step(8.4, "force delete", "p0"),
+         Step(11.0, "replace", "p0", number=3), Step(11.5, "force delete", "p0"), *crowd(12.0, 4, 4)),
+        (),
+    ),
+    "a pod was bound and deleted while nobody looked": (
+        (Step(2.0, "silence watch", "controllers-0", "pods"), Step(2.5, "create", "p0", number=2),
+         Step(5.0, "force delete", "p0"), Step(5.1, "compact"), *crowd(6.0, 4, 4)),
+        (),
+    ),
+    "the machine booted before the pod was deleted": (
+        (Step(2.0, "create", "p0", number=2), *(Step(6.0, "silence agent", node, number=9.0) for node in BOTH),
+         *(Step(6.1, "reboot", node, number=0.5) for node in BOTH),
+         *(Step(10.0, "pause kubelet", node, number=15.0) for node in BOTH), Step(10.3, "force delete", "p0"),
+         *crowd(12.0, 4, 4)),
+        (),
+    ),
+    "another machine has the name": (
+        (Step(2.0, "create", "p0", number=4), *crowd(2.0, 4), *(Step(6.0, "replace machine", node, number=0.5)
+                                                                for node in BOTH), *crowd(12.0, 4, 4)),
+        (),
+    ),
+    "somebody else set the phase": (
+        (Step(2.0, "create", "p0", number=4), Step(5.5, "pause kubelet", "n1", number=9.0),
+         Step(5.5, "pause kubelet", "n2", number=9.0), Step(6.0, "fail by hand", "p0"), *crowd(8.0, 4, 4)),
+        (),
+    ),
+    "two leaders bind one pod": (
+        (Step(2.0, "create", "p0", number=2), Step(2.1, "switch scheduler"), Step(4.0, "create", "p3", number=2),
+         Step(4.1, "switch scheduler"), Step(6.0, "create", "p4", number=1), Step(6.1, "switch scheduler"),
+         *crowd(7.0, 4, 4)),
+        (("error 500", 0.15), ("error 504", 0.15), ("slow", 0.1), ("answer lost", 0.1)),
+    ),
+    "a request comes twice, much later": (
+        (Step(2.0, "create", "p0", number=4), Step(4.0, "force delete", "p0"), *crowd(4.0, 4, 4),
+         Step(8.0, "replace", "p1", number=2), Step(9.0, "replace", "p2", number=2), Step(10.0, "finish", "p1")),
+        (("twice", 0.35),),
+    ),
+    "many binds at once": (
+        tuple(Step(2.0, "create", f"p{index}", number=count) for index, count in enumerate((1, 2, 1, 2, 1, 1))),
+        (("slow", 0.2), ("call twice", 0.3)),
+    ),
+    "a Lease is lost while its pod runs": (
+        (Step(2.0, "create", "p0", number=4), *crowd(2.0, 2), Step(7.0, "lose Lease", "p0"), *crowd(7.01, 0, 2, 4),
+         Step(9.0, "lose Lease", "p0"), Step(9.01, "create", "p4", number=1)),
+        (("slow", 0.1),),
+    ),
+}  # fmt: skip
+
+
+def history_of(seed: int) -> Plan:
+    """Return the history of a seed: every third is a trap, the others are drawn."""
+    return trap_of(seed, seed // 3) if seed % 3 == 0 else plan_of(seed)
+
+
+def trap_of(seed: int, number: int) -> Plan:
+    """Return a trap, its times moved a little; `number` says which."""
+    rng = random.Random(seed)
+    steps, rates = TRAPS[list(TRAPS)[number % len(TRAPS)]]
+    kept = [step for step in steps if step.kind != "create" or step.number > 0]
+    moved = (replace(step, at_seconds=step.at_seconds + rng.uniform(0.0, JITTER_SECONDS)) for step in kept)
+    return Plan(seed, tuple(sorted(moved, key=lambda step: step.at_seconds)), rates)
