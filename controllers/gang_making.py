@@ -50,7 +50,7 @@ class GangMaker:
         pod_sets = pod_sets_of(members, size)
         if pod_sets is None:
             return None
-        body = gang_body(key, pod_sets, owner, _topology_of(members))
+        body = gang_body(key, pod_sets, owner, topology_of(members))
         try:
             await self._context.api.create(paths.gpugangs(key[0]), body)
         except AlreadyExists:
@@ -140,7 +140,7 @@ def _named_set(pod: Pod) -> str:
     return pod.metadata.annotations.get(names.POD_SET) or labels.get(JOBSET_SET) or labels.get(KUBEFLOW_SET, "").lower()
 
 
-def _topology_of(members: Sequence[Pod]) -> dict[str, str] | None:
+def topology_of(members: Sequence[Pod]) -> dict[str, str] | None:
     """Return what Kueue's annotations on the pods ask, where Kueue does not manage them itself."""
     for mode, key in (("required", KUEUE_REQUIRED), ("preferred", KUEUE_PREFERRED)):
         levels = {pod.metadata.annotations.get(key) for pod in members}
