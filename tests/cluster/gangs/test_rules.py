@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.api import names
@@ -40,6 +40,7 @@ RACK, HOST = "example.com/rack", "kubernetes.io/hostname"
 # Times
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=253_402_300_799))
 def test_times_are_those_of_the_calendar(seconds: int) -> None:
     """Text and seconds agree with Python's own calendar, in both directions."""
@@ -58,6 +59,7 @@ def test_what_is_no_time_has_no_seconds(text: str) -> None:
 # Conditions
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["A", "B"]), st.integers(1, 9)), max_size=12))
 def test_a_conditions_time_is_when_its_status_changed(steps: list[tuple[bool, str, int]]) -> None:
     """However often reason and message change, the time moves with the status alone."""
@@ -126,6 +128,7 @@ def test_what_a_gang_does_not_say_is_the_administrators() -> None:
     assert (policy.timeout_seconds, policy.block_admission, policy.requeuing.base_seconds) == (9, True, 7)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.floats(0, 1))
 def test_pauses_double_to_the_cap(count: int, jitter: float) -> None:
     """The n-th pause is base x 2^(n-1), up to a tenth more, and never beyond the cap."""
