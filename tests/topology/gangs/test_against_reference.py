@@ -62,7 +62,8 @@ def test_device_sets_of_one_host_are_disjoint_and_as_asked(world: World, data: s
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=3000)
+@pytest.mark.timeout(900)
+@settings(deadline=None, max_examples=2000)
 @given(world=worlds(), data=st.data())
 def test_many_worlds_agree_with_trying_everything(world: World, data: st.DataObject) -> None:
     """Found exactly when there is a placement, right, and as near as can be, over thousands of worlds."""
