@@ -12,6 +12,7 @@ holders, and only this page in numbers:
 An allocation renews one element of the array of states. The keys come from the very tables that bind chooses by.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -20,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.cluster.machines import Cell, Shape, cell_of
+from atoll.cluster.name_index import NameIndex
 from atoll.cluster.requests import Request
 from atoll.cluster.selection import keys_of, plain
 from topology.asks import Ask
 from topology.demand import Demand
-from topology.scores import RESERVE, RESERVED_ONE_IN, reserved, reserves
+from topology.scores import RESERVE, RESERVED_ONE_IN, reserves
 
 EAGER_DEVICES_MAX: Final = 8
 STATES_MAX: Final = 1 << 18
@@ -35,24 +37,19 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class _Rows(dict[str, int]):
-    """Row by node name; 0 for a name that is not known."""
-
-    def __missing__(self, _name: str) -> int:
-        return 0
-
-
 class Fleet:
     """The arrays. The ledger keeps them; one event loop owns it."""
 
     def __init__(self) -> None:
         self._row_of: dict[str, int] = {}
-        self._index: _Rows | None = None
+        self._index: NameIndex | None = None
         self._name_of: list[str] = [""]
         self._cell_of: list[Cell | None] = [None]
         self._spare: list[int] = []
         self._states: Ints = np.zeros(64, dtype=np.int64)
         self._ranks: Ints | None = None
+        self._many_whole: dict[Shape, tuple[int, int]] = {}
+        self._scarce: set[Shape] = set()
         self._forget_numbers()
 
     def put(self, name: str, cell: Cell) -> None:
@@ -60,13 +57,13 @@ class Fleet:
         if self._size >= STATES_MAX:
             self._number_anew()
         row = self._row_of.get(name) or self._add(name)
-        self._cell_of[row] = cell
+        self._replace(row, cell)
         self._states[row] = self.state_of(cell)
 
     def silence(self, name: str) -> None:
         """Note that a node can give out nothing, because nothing new is known of it."""
         row = self._row_of.get(name, 0)
-        self._cell_of[row] = None
+        self._replace(row, None)
         self._states[row] = 0
 
     def forget(self, name: str) -> None:
@@ -82,19 +79,10 @@ class Fleet:
         return self._row_of.get(name, 0)
 
     def rows_of(self, names: Sequence[str]) -> Ints:
-        """Return the rows of these nodes; 0 for one that is not known.
-
-        This is most of what judging thousands of nodes costs, and most of that is waiting for memory. So the names are
-        looked up in copies that lie in memory in the order in which they are asked for.
-        """
+        """Return the rows of these nodes; 0 for one that is not known."""
         if self._index is None:
-            self._index = self._indexed(names) if self._row_of else _Rows()
-        return np.fromiter(map(self._index.__getitem__, names), dtype=np.int64, count=len(names))
-
-    def _indexed(self, names: Sequence[str]) -> _Rows:
-        known = {name: row for name in names if (row := self._row_of.get(name))} | self._row_of
-        copies = "\0".join(known).split("\0")
-        return _Rows(zip(copies, np.fromiter(known.values(), dtype=np.int64).tolist(), strict=True))
+            self._index = NameIndex(self._row_of)
+        return self._index.rows_of(names)
 
     def states_of(self, rows: Ints) -> Ints:
         """Return what the nodes of these rows are now."""
@@ -125,7 +113,7 @@ class Fleet:
         """Return the key of each state: one gather, once the keys of these states are known."""
         known = self._known_keys(plain(request), demand)
         keys = known[states]
-        if np.isnan(keys).any():
+        if math.isnan(keys.min(initial=math.inf)):
             self._learn(known, np.unique(states[np.isnan(keys)]), plain(request), demand)
             keys = known[states]
         return keys
@@ -133,19 +121,12 @@ class Fleet:
     def with_reserve(self, keys: Floats, states: Ints, ask: Ask, demand: Demand) -> Floats:
         """Return the keys with RESERVE on those of the last whole machines that the ask should leave whole, as
         `topology.scores` does; shapes of up to eight devices."""
-        blocks = list(self._blocks.items())
-        sparing = np.array([*(reserves(shape.machine, ask, demand) for shape, _ in blocks), False], dtype=np.bool_)
-        if len(keys) < RESERVED_ONE_IN or not sparing.any():
+        dear = [shape for shape in self._scarce if reserves(shape.machine, ask, demand)]
+        if not dear:
             return keys
-        if len(self._whole) < self._size:
-            self._whole = np.zeros(self._size, dtype=np.bool_)
-            self._block_of = np.full(self._size, len(blocks), dtype=np.int64)
-            for index, (shape, first) in enumerate(blocks):
-                self._whole[first + shape.machine.full] = True
-                self._block_of[first : first + shape.machine.full + 1] = index
-        last = reserved(np.flatnonzero(self._whole[states]), self._block_of[states], sparing=sparing)
         keys = keys.copy()
-        keys[last] += RESERVE
+        for shape in dear:
+            keys[states == self._blocks[shape] + shape.machine.full] += RESERVE
         return keys
 
     def first_by_name(self, rows: Ints) -> str:
@@ -155,6 +136,22 @@ class Fleet:
             self._ranks = np.empty(len(order), dtype=np.int64)
             self._ranks[order] = np.arange(len(order))
         return self._name_of[int(rows[np.argmin(self._ranks[rows])])]
+
+    def _replace(self, row: int, cell: Cell | None) -> None:
+        """Note a row's cell, and which shapes have few whole machines left."""
+        before, self._cell_of[row] = self._cell_of[row], cell
+        for one, step in ((before, -1), (cell, 1)):
+            if one is None or one.shape.machine.count > EAGER_DEVICES_MAX:
+                continue
+            many, whole = self._many_whole.get(one.shape, (0, 0))
+            many, whole = many + step, whole + step * (one.free == one.shape.machine.full)
+            self._many_whole[one.shape] = many, whole
+            if 0 < whole <= many // RESERVED_ONE_IN:
+                self._scarce.add(one.shape)
+            else:
+                self._scarce.discard(one.shape)
+            if not many:
+                del self._many_whole[one.shape]
 
     def _add(self, name: str) -> int:
         self._ranks = None
@@ -173,8 +170,6 @@ class Fleet:
 
     def _forget_numbers(self) -> None:
         self._size = 1
-        self._whole = np.zeros(0, dtype=np.bool_)
-        self._block_of = np.zeros(0, dtype=np.int64)
         self._entries: list[tuple[Shape, int | None]] = []
         self._firsts: list[int] = []
         self._blocks: dict[Shape, int] = {}
