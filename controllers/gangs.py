@@ -12,8 +12,9 @@ import structlog
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
+from atoll.cluster import host_fit
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import Act, Decision, decide
+from atoll.cluster.gangs.lifecycle import Act, Decision, decide, give_up
 from atoll.cluster.gangs.membership import STARTED, GangKey, Member
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
@@ -96,6 +97,11 @@ class GangReconciler:
                 self._tell(gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone")
                 return BUSY_SECONDS
             case Act.LET_GO:
+                refusing = self._refusing_node(decision.members)
+                if refusing and not any(member.stage in STARTED for member in self._book.view(gang).members):
+                    message = f"node {refusing} would refuse a member by now"
+                    await self.write(gang, give_up(decision.status, message, now_seconds=self._book.now_seconds()))
+                    return BUSY_SECONDS
                 return await self._let_go(decision.members)
             case Act.EVICT:
                 return await self._evict(gang, decision)
@@ -120,13 +126,22 @@ class GangReconciler:
         if version:
             self._book.note_written(gang.metadata.uid, version)
 
-    async def _let_go(self, members: Sequence[Member]) -> float:
-        ledger = self._context.mirror.ledger
+    def _refusing_node(self, members: Sequence[Member]) -> str:
+        """Return a node that would not take the member any more whose GPUs lie there; empty when all would."""
+        for member in members:
+            node = self._context.mirror.nodes.store.get(("", self._home(member)))
+            if node is None or host_fit.node_reason(member.pod, node):
+                return self._home(member)
+        return ""
 
+    def _home(self, member: Member) -> str:
+        ledger = self._context.mirror.ledger
+        leases, assumed = ledger.leases_of(member.uid), ledger.assumed(member.uid)
+        return leases[0].node if leases else assumed.node if assumed is not None else ""
+
+    async def _let_go(self, members: Sequence[Member]) -> float:
         async def open_one(member: Member) -> bool:
-            leases = ledger.leases_of(member.uid)
-            assumed = ledger.assumed(member.uid)
-            node = leases[0].node if leases else assumed.node if assumed is not None else ""
+            node = self._home(member)
             return bool(node) and await let_go(self._context, member.pod, node)
 
         raise_first(await each(members, open_one))

@@ -109,6 +109,22 @@ async def test_a_leader_that_dies_at_any_write_leaves_nothing_half_done(
     assert made.held() == 8
 
 
+async def test_a_node_that_goes_bad_before_the_gates_open_undoes_the_admission(tmp_path: Path) -> None:
+    """Admitted, the leader dies, the machine is cordoned: nobody is pinned to it, and nothing stays held (J9)."""
+    async with cluster() as made:
+        add_gang(made)
+        async with term(made, tmp_path, dies_at=11) as first:
+            await settled(first, first.api.dead.is_set)
+        assert made.reason("g") == "Admitted"
+        assert made.held() == 8
+        node = made.server.objects["/api/v1/nodes/n1"]
+        made.server.put("/api/v1/nodes/n1", {**node, "spec": {"unschedulable": True}})
+        async with term(made, tmp_path) as second:
+            await settled(second, lambda: made.held() == 0 and made.reason("g") in {"WaitForRoom", "NeverFits"})
+        assert made.is_gated("g-0")
+        assert made.is_gated("g-1")
+
+
 async def test_a_gpu_that_is_taken_meanwhile_undoes_the_whole_admission(tmp_path: Path) -> None:
     """One Lease is somebody else's before the mirror shows it: none of the gang's stays."""
     async with cluster() as made, term(made, tmp_path) as running:

@@ -308,6 +308,11 @@ def admit(status: GpuGangStatus, *, now_seconds: float, message: str) -> GpuGang
     return _phase(status.model_copy(update={"admissions": status.admissions + 1, "was_ready": False}), "Starting")
 
 
+def give_up(status: GpuGangStatus, message: str, *, now_seconds: float) -> GpuGangStatus:
+    """Return the status of a gang whose admission ends before any member was let go: it is undone, and not counted."""
+    return _close_admission(_wait(status, "AdmissionUndone", message, now_seconds))
+
+
 def wait_for(status: GpuGangStatus, reason: str, message: str, *, now_seconds: float) -> GpuGangStatus:
     """Return the status of a gang that found no place, or may not have one yet."""
     return _wait(status, reason, message, now_seconds)
