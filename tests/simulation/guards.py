@@ -229,7 +229,7 @@ def _successor_taken_for_its_predecessor() -> Undo:
 
 
 GUARDS: dict[str, Guard] = {
-    "version in the Binding": Guard("a late Binding lands on a pod that has moved on", _binding_without_version),
+    "version in the Binding": Guard("a late Binding lands on a moved pod", _binding_without_version, seed=168),
     "preconditions on deletes": Guard("a late deletion hits the successor's Lease", _deletes_without_preconditions),
     "assume before await": Guard("two binds of one process choose one GPU", _assume_after_the_first_await, seed=3),
     "attempt token": Guard("a rollback frees what a newer attempt relies on", _attempts_without_tokens),
