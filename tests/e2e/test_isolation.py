@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
+from devcluster.machines import GpuMachine
 from devcluster.nvidia import DEVICE_MAJOR, STRICT_HANDLER
 from tests.e2e.machine_room import (
     ASK_FOR_ALL,
@@ -138,7 +139,17 @@ def try_once(world: World, body: str, answers: list[str]) -> str:
     return answers[-1]
 
 
-def test_a_default_runtime_of_nvidias_gives_everything_to_whoever_asks(one: World) -> None:
+@pytest.fixture
+def ampere(machine_room: MachineRoom) -> Iterator[GpuMachine]:
+    """The machine of ampere; afterwards nobody computes on it."""
+    machine = machine_room.machines["ampere"]
+    yield machine
+    for index in range(len(machine.file.order)):
+        machine.file.set(index, pids=None)
+    machine.plug()
+
+
+def test_a_default_runtime_of_nvidias_gives_everything_to_whoever_asks(one: World, ampere: GpuMachine) -> None:
     """The set-up that is no wall: claimed pods get their own, but any image takes all. Atoll can only tell."""
     one.create(looking_pod(one, "claimed", "small"))
     one.wait_running("claimed")
@@ -146,6 +157,20 @@ def test_a_default_runtime_of_nvidias_gives_everything_to_whoever_asks(one: Worl
     seen = one.seen("claimed")
     assert device_nodes(one, "claimed") == nodes_of(one, "ampere", seen.nvidia)
     assert unclaimed(one, "unclaimed", "ampere") == ALL_OF_AMPERE
+
+    (stolen,) = (device for device in one.report("ampere")["status"]["devices"] if device["uuid"] in seen.nvidia)
+    ampere.file.set(stolen["index"], pids=process_id(one, "unclaimed", "ampere"))
+    ampere.plug()
+    for name in ("unclaimed", "claimed"):
+        one.wait_event(name, names.REASON_FOREIGN_USE)
+
+
+def process_id(world: World, name: str, node: str) -> int:
+    """Return a process of a pod, as the driver of its node numbers it."""
+    uid = world.get(name)["metadata"]["uid"]
+    script = f"grep -l 'pod{uid}/' /proc/[0-9]*/cgroup | head -1"
+    path = world.cluster.run("sh", "-c", script, node=node).stdout
+    return int(path.split("/")[2])
 
 
 @pytest.fixture
