@@ -21,8 +21,8 @@ help: ## Show this text
 demo: $(READY) tools ## Run Atoll on a real Kubernetes on this machine and watch it work (KEEP=1 leaves it running)
 	@$(BIN)/python -m devcluster.demo $(if $(filter 1,$(KEEP)),--keep)
 
-binaries: $(READY) tools ## Build Kubernetes, etcd and containerd into the cache; once, about 12 minutes
-	@$(BIN)/python -m devcluster.build
+binaries: $(READY) tools ## Build Kubernetes, etcd, containerd and what tests need beside them into the cache; once, about 15 minutes
+	@$(BIN)/python -m devcluster.build kwok
 
 ##@ Develop
 setup: $(READY) ## Create .venv from the hash-locked requirements
