@@ -239,7 +239,7 @@ GUARDS: dict[str, Guard] = {
         "the old Binding lands after the GPU was sold", _take_over_without_moving_the_pod, seed=9
     ),
     "Leases asked before a newer version": Guard(
-        "a bind goes on with Leases that were taken back", _newer_version_without_asking_for_the_leases
+        "a bind goes on with Leases that were taken back", _newer_version_without_asking_for_the_leases, seed=92
     ),
     "live look before release": Guard("the cache has not seen the pod yet", _release_without_a_live_look),
     "uid of the live look": Guard("a successor keeps the predecessor's GPUs for ever", _look_up_by_name, seed=12),
