@@ -273,6 +273,7 @@ async def test_two_binds_of_one_pod_at_once_are_one(stage: Stage, node: str, rep
     await held.release()
 
     assert (await first, await second) == ("", "")
+    await replica.until(lambda: replica.mirror.ledger.allocation_of(pod.metadata.uid) is not None, "the bound pod")
     assert "already bound" in await replica.bind(pod, elsewhere)
     allocation = await stage.check_holds_exactly(pod)
     assert set(await stage.leases()) == set(allocation.uuids)
