@@ -323,7 +323,7 @@ def may_nominate(pod: Pod, node_count: int) -> bool:
     """Tell whether the wake-up may name the node: once per pod, where sampling applies, and only if refusal clears it.
 
     kube-scheduler keeps the nomination of a refused pod whose preemptionPolicy is Never, and an occupied node with it.
-    A pod for which GPUs were freed may be named again: sampled past them, it would have cost others their place in vain.
+    A pod for which GPUs were freed may be named again: sampled past them, it would have taken others' place in vain.
     """
     annotations = pod.metadata.annotations
     return (
