@@ -34,8 +34,7 @@ _RECREATE = "delete the pod, so that its owner makes a new one"
 REMEDIES: Mapping[Problem, Remedy] = {
     Problem.DOUBLE_USE: Remedy("end one of the two pods; nothing is released by itself until then"),
     Problem.FOREIGN_LEASE: Remedy(
-        "find out which of the two pods uses the GPU (kubectl get gpunodestatus NODE -o yaml), and end "
-        "the other"
+        "find out which of the two pods uses the GPU (kubectl get gpunodestatus NODE -o yaml), and end the other"
     ),
     Problem.FOREIGN_PROCESS: Remedy(
         "end the pod, or take its GPUs from Atoll: keep other schedulers and device plugins off the node"
