@@ -14,7 +14,7 @@ from tests.simulation.weather import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS
 
 HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "1000"))
 """Set ATOLL_HISTORIES for more: 10,000 take some minutes on two cores that nobody else uses."""
-PARTS = 4
+PARTS = 2
 GUARD_HISTORIES_MAX = 2000
 ALL_FAULTS = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS, *WATCH_FAULTS)
 REPOSITORY = Path(__file__).parents[2]
