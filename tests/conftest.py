@@ -1,11 +1,13 @@
 """Fixtures that several folders share."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 # A shell that runs the tests in the background has SIGINT ignored, and every process that a test starts would inherit
 # that and outlive the interrupt that the test sends it.
@@ -21,6 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(E2E_SECONDS))
+
+
+@pytest.fixture(autouse=True)
+def logs_of_one_test() -> Iterator[None]:
+    """End a test's log configuration with the test: its stream is closed then, and whoever logs next would fail."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="session")
