@@ -19,7 +19,7 @@ from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import AlreadyExists, KubeError, NotFound
 from atoll.kube.microtime import format_microtime
-from atoll.kube.patches import delete_options, merge_patch
+from atoll.kube.patches import delete_options, eviction, merge_patch
 
 CONTROLLERS = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:atoll-controllers"
 """Whom the policies let write. The caller needs the right to impersonate it; the API server's log shows both."""
@@ -89,12 +89,7 @@ async def _evict(client: ApiClient, finding: Finding) -> Outcome:
     if pod is None:
         return Outcome(is_done=False, text="the pod is gone")
     metadata = pod.metadata
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
-        "deleteOptions": delete_options(uid=metadata.uid),
-    }
+    body = eviction(metadata.namespace, metadata.name, uid=metadata.uid)
     await client.create(paths.eviction(metadata.namespace, metadata.name), body)
     return Outcome(is_done=True, text=f"evicted {metadata.namespace}/{metadata.name}")
 

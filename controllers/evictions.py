@@ -3,16 +3,14 @@
 In: a pod as seen. Out: an eviction of that uid, or `Refused`. A pod that is gone, or whose name another bears, is fine.
 """
 
-from typing import Any
-
 from atoll.cluster.objects import Pod
 from atoll.kube import paths
 from atoll.kube.errors import Conflict, NotFound, TooManyRequests
-from atoll.kube.patches import delete_options
+from atoll.kube.patches import eviction
 from controllers.api import Api
 
 BUDGET_SECONDS = 10.0
-"""When to ask again where the API server does not say."""
+"""When to ask again where a disruption budget, or a busy API server, does not say."""
 
 
 class Refused(Exception):
@@ -23,19 +21,14 @@ class Refused(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-async def evict(api: Api, pod: Pod, *, dry_run: bool = False) -> None:
-    """Evict the pod with this uid; with `dry_run` only ask. Raises Refused, KubeError."""
+async def evict(api: Api, pod: Pod, *, dry_run: bool = False) -> bool:
+    """Evict the pod with this uid, False when it is gone; with `dry_run` only ask. Raises Refused, KubeError."""
     metadata = pod.metadata
-    options: dict[str, Any] = {**delete_options(uid=metadata.uid), **({"dryRun": ["All"]} if dry_run else {})}
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
-        "deleteOptions": options,
-    }
+    body = eviction(metadata.namespace, metadata.name, uid=metadata.uid, dry_run=dry_run)
     try:
         await api.create(paths.eviction(metadata.namespace, metadata.name), body)
     except TooManyRequests as error:
         raise Refused(str(error), retry_after_seconds=error.retry_after_seconds or BUDGET_SECONDS) from error
     except (NotFound, Conflict):
-        return
+        return False
+    return True

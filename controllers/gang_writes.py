@@ -29,7 +29,7 @@ from atoll.cluster.release import version_number
 from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from atoll.kube.microtime import format_microtime
-from atoll.kube.patches import delete_options, merge_patch
+from atoll.kube.patches import merge_patch
 from controllers.context import Context
 from controllers.lease_writes import delete_lease, read_lease
 
@@ -174,22 +174,6 @@ def _record(lease: Lease) -> LeaseRecord | None:
         return parse_lease(lease)
     except MalformedValue:
         return None
-
-
-async def evict(context: Context, pod: Pod) -> bool:
-    """Evict a pod. False when a disruption budget does not allow it now. Raises KubeError."""
-    metadata = pod.metadata
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
-        "deleteOptions": delete_options(uid=metadata.uid),
-    }
-    try:
-        await context.api.create(paths.eviction(metadata.namespace, metadata.name), body)
-    except (NotFound, Conflict):
-        return True
-    return True
 
 
 async def write_status(context: Context, gang: GpuGang, status: GpuGangStatus) -> str:

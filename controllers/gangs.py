@@ -18,14 +18,15 @@ from atoll.cluster.gangs.lifecycle import Act, Decision, decide, give_up
 from atoll.cluster.gangs.membership import STARTED, GangKey, Member
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, NotFound, TooManyRequests
+from atoll.kube.errors import Conflict, NotFound
 from atoll.kube.events import EventType, ObjectReference
 from atoll.kube.mirror import Kind
 from controllers.context import Context
+from controllers.evictions import Refused, evict
 from controllers.gang_book import GangBook, jitter_of
 from controllers.gang_making import GangMaker
 from controllers.gang_owners import resume, root_owners, suspend
-from controllers.gang_writes import each, evict, let_go, raise_first, set_active, take_back, write_status
+from controllers.gang_writes import each, let_go, raise_first, set_active, take_back, write_status
 
 log = structlog.get_logger(__name__)
 
@@ -168,8 +169,8 @@ class GangReconciler:
 
     async def _drop(self, members: Sequence[Member]) -> None:
         """Evict pods; a disruption budget may put that off until the next look."""
-        answers = await each(members, lambda member: evict(self._context, member.pod))
-        raise_first(answer for answer in answers if not isinstance(answer, TooManyRequests))
+        answers = await each(members, lambda member: evict(self._context.api, member.pod))
+        raise_first(answer for answer in answers if not isinstance(answer, Refused))
 
     async def _reread(self, gang: GpuGang) -> GpuGang:
         path = paths.gpugangs(gang.metadata.namespace, gang.metadata.name)

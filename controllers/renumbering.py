@@ -18,16 +18,13 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.renumbering import StaleContainer, stale_containers
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, NotFound, TooManyRequests
+from atoll.kube.errors import NotFound
 from atoll.kube.mirror import Kind
-from atoll.kube.patches import delete_options
 from controllers.context import Context, pod_reference
+from controllers.evictions import Refused, evict
 from controllers.lookups import look_up
 
 log = structlog.get_logger(__name__)
-
-BUDGET_SECONDS = 10.0
-"""How long to wait where a disruption budget, or a busy API server, allows no eviction now."""
 
 
 class RenumberingReconciler:
@@ -83,7 +80,6 @@ class RenumberingReconciler:
         return found.devices if found is not None else ()
 
     async def _evict(self, pod: Pod, stale: tuple[StaleContainer, ...]) -> float | None:
-        metadata = pod.metadata
         self._context.events.record(
             pod_reference(pod),
             reason=names.REASON_GPUS_RENUMBERED,
@@ -91,18 +87,12 @@ class RenumberingReconciler:
             action="Evict",
             type="Warning",
         )
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": metadata.name, "namespace": metadata.namespace},
-            "deleteOptions": delete_options(uid=metadata.uid),
-        }
         try:
-            await self._context.api.create(paths.eviction(metadata.namespace, metadata.name), body)
-        except TooManyRequests as error:
+            is_evicted = await evict(self._context.api, pod)
+        except Refused as error:
             log.info("May not evict yet", pod=str(pods.holder_of(pod)), err=str(error))
-            return error.retry_after_seconds or BUDGET_SECONDS
-        except (NotFound, Conflict):
+            return error.retry_after_seconds
+        if not is_evicted:
             return None
         self._context.metrics.pods_evicted.inc()
         log.warning("Evicted a pod with wrong numbers", pod=str(pods.holder_of(pod)), stale=[str(one) for one in stale])

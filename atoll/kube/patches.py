@@ -85,3 +85,14 @@ def delete_options(
     if propagation:
         options["propagationPolicy"] = propagation
     return options
+
+
+def eviction(namespace: str, name: str, *, uid: str, dry_run: bool = False) -> dict[str, object]:
+    """Eviction of the pod with this uid, to be created under `paths.eviction`; with `dry_run` it is only asked for."""
+    options = delete_options(uid=uid) | ({"dryRun": ["All"]} if dry_run else {})
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": namespace},
+        "deleteOptions": options,
+    }
