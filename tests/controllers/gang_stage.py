@@ -34,6 +34,7 @@ from tests.controllers.troupe import (
     LEASES,
     PODS,
     REPORTS,
+    FaultyApi,
     HurriedClock,
     Notes,
     Server,
@@ -55,35 +56,16 @@ class Killed(BaseException):
 
 
 @dataclass
-class MortalApi:
-    """Passes calls on; dies at write number `dies_at`, before it is sent or, with `is_after`, before it is answered."""
+class MortalApi(FaultyApi):
+    """Dies at write number `fails_at`, before it is sent or, with `is_after`, before it is answered."""
 
-    api: ApiClient
-    dies_at: int = 0
-    is_after: bool = False
-    writes: list[tuple[str, str]] = field(default_factory=list)
     dead: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def get(self, path: str, **options: Any) -> bytes:
-        return await self.api.get(path, **options)
-
-    async def list(self, path: str, decode: Callable[[bytes], Any], **options: Any) -> Any:
-        return await self.api.list(path, decode, **options)
-
-    async def create(self, path: str, body: Any, **options: Any) -> bytes:
-        return await self._write("POST", path, lambda: self.api.create(path, body, **options))
-
-    async def patch(self, path: str, body: Any, **options: Any) -> bytes:
-        return await self._write("PATCH", path, lambda: self.api.patch(path, body, **options))
-
-    async def delete(self, path: str, options: Any = None, **more: Any) -> bytes:
-        return await self._write("DELETE", path, lambda: self.api.delete(path, options, **more))
 
     async def _write(self, method: str, path: str, send: Callable[[], Any]) -> bytes:
         if self.dead.is_set():
             raise Unanswered("dead", path=path, sent=False)
         self.writes.append((method, path))
-        if len(self.writes) == self.dies_at:
+        if len(self.writes) == self.fails_at:
             self.dead.set()
             if self.is_after:
                 await send()
