@@ -22,10 +22,6 @@ class Mismatch:
     use: ForeignUse
     holders: tuple[str, ...] = ()
 
-    def concerns(self, uid: str) -> bool:
-        """Tell whether the pod is the user, or holds the GPU."""
-        return uid == self.use.pod_uid or uid in self.holders
-
 
 def mismatches(ledger: Ledger, node: str) -> tuple[Mismatch, ...]:
     """Return every foreign use on a node."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from atoll.api import names
 from atoll.cluster import pods
-from atoll.cluster.allocations import Allocation, parse_ids
+from atoll.cluster.allocations import parse_ids
 from atoll.cluster.objects import Pod
 
 
@@ -38,11 +38,6 @@ def kept_for(pod: Pod) -> Kept | None:
     node, _, ids_text = text.rpartition(":")
     ids = parse_ids(ids_text)
     return Kept(node, ids, pod.spec.priority) if node and ids else None
-
-
-def kept_as(allocation: Allocation, priority: int) -> Kept:
-    """Return the keeping of a set."""
-    return Kept(allocation.node, allocation.device_ids, priority)
 
 
 class Keeping:
