@@ -116,8 +116,8 @@ async def test_what_was_begun_is_seen_through_by_the_next_leader(tmp_path: Path)
 
     async with troupe(tmp_path, begun) as stage:
         await stage.settled(lambda: is_gone(stage, "a"))
+        await stage.settled(lambda: (names.REASON_PREEMPTED, "a") in stage.notes.recorded)
         assert evictions(stage) == {"a"}
-        assert (names.REASON_PREEMPTED, "a") in stage.notes.recorded
 
 
 async def test_pod_is_told_when_its_gpus_went_to_somebody_above_it(tmp_path: Path) -> None:
