@@ -370,8 +370,9 @@ async def test_gangs_stay_in_one_clique_and_take_spare_trays_last(tmp_path: Path
                     made.add_member(gang, number, gpus=8)
             admitted = ["x", "y", "z"]
             await settled(running, lambda: sum(made.reason(gang) == "Admitted" for gang in admitted) == 2)
+            winners = [gang for gang in admitted if made.reason(gang) == "Admitted"]
+            await settled(running, lambda: not any(made.is_gated(f"{gang}-{n}") for gang in winners for n in range(3)))
 
-    winners = [gang for gang in admitted if made.reason(gang) == "Admitted"]
     homes = {gang: {made.pod(f"{gang}-{n}")["status"]["nominatedNodeName"] for n in range(3)} for gang in winners}
     assert {"tray-3", "tray-7"}.isdisjoint(set().union(*homes.values()))
     assert all(len({labels.index(tray) // 4 for tray in trays}) == 1 for trays in homes.values())
