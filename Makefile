@@ -36,7 +36,8 @@ test-unit: $(READY) tools ## Tests that need no cluster, on all cores
 test-e2e: $(READY) tools binaries ## Tests on the real control plane and real nodes (root on Linux)
 	$(BIN)/pytest -m "e2e and not long" -q
 
-test-long: $(READY) tools binaries ## Soaks, many seeds, and bind, release and doors on the oldest Kubernetes
+test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bind, release and doors on the oldest Kubernetes
+	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q
 	$(BIN)/pytest -m "long" -q
 	$(BIN)/python -m devcluster.build $(OLDEST)
 	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \

@@ -12,7 +12,7 @@ report. Pure. The record lives in the report itself, so a restart of the agent f
 * a report is written when something changes, so an XID that comes again and again counts at most once a minute.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -46,7 +46,7 @@ def fold(
             after[key] = _untold(incident, unread=unread, now=now, boot_id=boot_id, was_reset=was_reset)
     for key, sign in told.items():
         after[key] = _told(before.get(key), sign, now=now, boot_id=boot_id)
-    return _bounded(after.values())
+    return _bounded(after, told)
 
 
 def _is_cleared(incident: Incident, told: Iterable[Key], unread: frozenset[IncidentKind]) -> bool:
@@ -117,10 +117,17 @@ def _ended(incident: Incident, ended_by: str, now: str) -> Incident:
     return incident.model_copy(update={"ended_time": now, "ended_by": ended_by, "quiet_since": ""})
 
 
-def _bounded(incidents: Iterable[Incident]) -> tuple[Incident, ...]:
-    """The newest that fit, those that ended first to go; in a fixed order."""
-    kept = sorted(incidents, key=lambda one: (not one.ended_time, one.last_time), reverse=True)[:INCIDENTS_MAX]
-    return tuple(sorted(kept, key=lambda one: (one.kind, one.code)))
+def _bounded(incidents: Mapping[Key, Incident], told: Iterable[Key]) -> tuple[Incident, ...]:
+    """As many as a report holds, in a fixed order: what is told now, longest known first, so that a device with more
+    signs than that does not rewrite its report at each look; then what is open, then what ended last."""
+    now_told = sorted(told, key=lambda key: (key[0] is IncidentKind.XID, incidents[key].first_time, key))
+    newest = sorted(
+        incidents.keys() - set(now_told),
+        key=lambda key: (not incidents[key].ended_time, incidents[key].last_time, key),
+        reverse=True,
+    )
+    kept = [*now_told, *newest][:INCIDENTS_MAX]
+    return tuple(incidents[key] for key in sorted(kept))
 
 
 def _seconds(since: str, now: str) -> float:

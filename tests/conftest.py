@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import settings
 
 # A shell that runs the tests in the background has SIGINT ignored, and every process that a test starts would inherit
 # that and outlive the interrupt that the test sends it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What everybody runs must judge the change, not the day: properties draw the same examples every time. `make test-long`
+# searches, with `--hypothesis-profile=search`: other examples at each run, ten times as many.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("search", max_examples=1000)
+settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parent.parent
 E2E_SECONDS = 900

@@ -90,6 +90,18 @@ def test_an_incident_of_an_earlier_boot_that_holds_again_stays_open() -> None:
     assert (one.ended_time, one.boot_id, one.first_time) == ("", "b2", at(0))
 
 
+def test_what_is_told_now_outlives_a_record_full_of_later_xids() -> None:
+    """A card that is lost all the time stays on record, however many open XIDs came after it."""
+    lost = Sign(IncidentKind.LOST, message="GPU is lost")
+    last: tuple[Incident, ...] = ()
+    for second in range(40):
+        last = play((second, [lost, xid(second)]), last=last)
+
+    assert len(last) == INCIDENTS_MAX
+    assert [one.ended_time for one in last if one.kind is IncidentKind.LOST] == [""]
+    assert {one.code for one in last if one.kind is IncidentKind.XID} == set(range(9, 40))
+
+
 signs = st.lists(
     st.one_of(
         st.builds(Sign, kind=st.sampled_from(STANDING), code=st.integers(0, 3), count=st.integers(1, 1 << 20)),
@@ -115,5 +127,4 @@ def test_whatever_happens_the_record_is_bounded_and_true(
         assert len({(one.kind, one.code) for one in last}) == len(last)
         is_open = {(one.kind, one.code) for one in last if not one.ended_time}
         assert len(told) > INCIDENTS_MAX or {(sign.kind, sign.code) for sign in told} <= is_open
-        if len(told) <= INCIDENTS_MAX:
-            assert fold(last, told, unread=frozenset(unread), now=now, boot_id=boot_id) == last
+        assert fold(last, told, unread=frozenset(unread), now=now, boot_id=boot_id) == last
