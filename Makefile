@@ -40,7 +40,7 @@ test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bin
 	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q
 	$(BIN)/pytest -m "long" -q
 	$(BIN)/python -m devcluster.build $(OLDEST)
-	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \
+	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -n 2 --dist loadgroup -q tests/extender tests/webhook tests/deploy \
 		tests/controllers tests/e2e/test_one_pod.py tests/e2e/test_release.py tests/e2e/test_scheduler_facts.py
 
 simulate: $(READY) ## Break everything, many times, in a simulated cluster (HISTORIES=n SEED=s); a failing seed shrinks
