@@ -34,13 +34,13 @@ test-unit: $(READY) tools ## Tests that need no cluster, on all cores
 	$(BIN)/pytest -m "not e2e and not long" -n auto -q
 
 test-e2e: $(READY) tools binaries ## Tests on the real control plane and real nodes (root on Linux)
-	$(BIN)/pytest -m "e2e and not long" -n 2 --dist loadgroup --durations=20 -q
+	$(BIN)/pytest -m "e2e and not long" --durations=20 -q
 
 test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bind, release and doors on the oldest Kubernetes
 	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q
 	$(BIN)/pytest -m "long" -q
 	$(BIN)/python -m devcluster.build $(OLDEST)
-	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -n 2 --dist loadgroup -q tests/extender tests/webhook tests/deploy \
+	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \
 		tests/controllers tests/e2e/test_one_pod.py tests/e2e/test_release.py tests/e2e/test_scheduler_facts.py
 
 simulate: $(READY) ## Break everything, many times, in a simulated cluster (HISTORIES=n SEED=s); a failing seed shrinks

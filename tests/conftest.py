@@ -25,19 +25,11 @@ E2E_SECONDS = 900
 """An end-to-end test's share may include the start of its cluster; the waits inside of it are bounded by themselves."""
 
 
-SHARED_CLUSTERS = ("installation", "machine_room", "control_plane", "kubeconfig")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give end-to-end tests the time that a machine several times slower needs, where they name none themselves, and
-    keep those that share a cluster in one process, where several run them."""
+    """Give end-to-end tests the time that a machine several times slower needs, where they name none themselves."""
     for item in items:
-        if item.get_closest_marker("e2e"):
-            if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(E2E_SECONDS))
-            fixtures = getattr(item, "fixturenames", ())
-            shared = next((name for name in SHARED_CLUSTERS if name in fixtures), item.path.stem)
-            item.add_marker(pytest.mark.xdist_group(shared))
+        if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(E2E_SECONDS))
 
 
 @pytest.fixture(autouse=True)
