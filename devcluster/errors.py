@@ -38,12 +38,22 @@ class ClusterStateError(DevclusterError):
     """There is no cluster of that name, or there is one already."""
 
 
+_CURES = {
+    "inotify_init: too many open files": (
+        "this machine's inotify instances are used up, and a node takes about 10: run fewer nodes at a time, or raise "
+        "the limit (sysctl fs.inotify.max_user_instances=1024)"
+    ),
+    "no space left on device": "the disk is full: free some of it, and remove what killed clusters left with `atoll dev down`",
+}
+
+
 class StartError(DevclusterError):
     """A part of the cluster did not come up in time or ended at once."""
 
     def __init__(self, part: str, *, problem: str, log_tail: str) -> None:
-        """Name the part, what happened, and the last lines of its log."""
-        super().__init__(f"{part} {problem}; the end of its log:\n{log_tail or '(empty)'}")
+        """Name the part, what happened, the way out where the log tells it, and the last lines of its log."""
+        cures = "".join(f"; {cure}" for sign, cure in _CURES.items() if sign in log_tail)
+        super().__init__(f"{part} {problem}{cures}; the end of its log:\n{log_tail or '(empty)'}")
         self.part = part
         self.log_tail = log_tail
 

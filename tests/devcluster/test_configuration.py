@@ -215,3 +215,13 @@ def test_an_authority_is_made_once(tmp_path: Path) -> None:
     again = CertificateAuthority(layout.pki, now=control_plane.authority(layout)._now)
 
     assert again.pair.certificate.read_bytes() == first
+
+
+def test_a_machine_that_has_run_out_says_of_what() -> None:
+    """The log of a kubelet that dies for want of inotify instances is turned into the way out, in front of the log."""
+    log_tail = 'E1128 kubelet.go:1833] "Failed to start cAdvisor" err="inotify_init: too many open files"'
+    error = StartError("kubelet@hopper", problem="has ended", log_tail=log_tail)
+
+    assert str(error).startswith("kubelet@hopper has ended; this machine's inotify instances are used up")
+    assert "sysctl fs.inotify.max_user_instances=1024" in str(error)
+    assert str(error).endswith(log_tail)
