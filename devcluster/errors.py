@@ -43,7 +43,9 @@ _CURES = {
         "this machine's inotify instances are used up, and a node takes about 10: run fewer nodes at a time, or raise "
         "the limit (sysctl fs.inotify.max_user_instances=1024)"
     ),
-    "no space left on device": "the disk is full: free some of it, and remove what killed clusters left with `atoll dev down`",
+    "no space left on device": (
+        "the disk is full: free some of it; `atoll dev down` removes what killed clusters left behind"
+    ),
 }
 
 
