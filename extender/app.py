@@ -28,7 +28,7 @@ from extender.binder import Binder
 from extender.endings import Endings
 from extender.nominations import Nominations
 from extender.terms import Terms
-from extender.verdicts import NodeVerdicts, Question, judge_nodes
+from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
 from extender.victims import Preemptor, choose_victims
 from topology.demand import PRIOR, Demand
 

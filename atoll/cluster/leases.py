@@ -136,3 +136,9 @@ def lease_body(reservation: Reservation, device_id: int, device_uuid: str) -> di
             "leaseTransitions": 0,
         },
     }
+
+
+def may_be_gpu_lease(lease: Lease) -> bool:
+    """Tell whether a Lease is that of a GPU, by its label or, where somebody took that off, by its name."""
+    is_labelled = lease.metadata.labels.get(names.LEASE_KIND_LABEL) == names.LEASE_KIND_GPU
+    return is_labelled or lease.metadata.name.startswith("gpu-")

@@ -115,7 +115,7 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
     usable = sum(
         1 << i
         for i, device in enumerate(devices)
-        if standings[device.uuid].may_be_given_out and not _is_mig_parent(device)
+        if standings[device.uuid].may_be_given_out and not is_mig_parent(device)
     )
     return NodeDevices(
         node=status.metadata.name,
@@ -150,7 +150,8 @@ def parse_capability(text: str) -> tuple[int, int]:
     )
 
 
-def _is_mig_parent(device: Device) -> bool:
+def is_mig_parent(device: Device) -> bool:
+    """Tell whether the device is only the card of MIG instances, which are given out instead of it."""
     return device.mig is not None and device.mig.enabled and not device.mig.profile
 
 

@@ -5,6 +5,7 @@ of anything else. Separate, because a claim, a model and a report must agree to 
 """
 
 from decimal import ROUND_CEILING, Decimal, InvalidOperation, Overflow
+from functools import lru_cache
 
 from atoll.cluster.errors import MalformedValue
 
@@ -28,6 +29,7 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei"
 AMOUNT_MAX = 2**62
 
 
+@lru_cache(maxsize=4096)
 def parse_amount(resource: str, quantity: str | float) -> int:
     """Return a requested or allocatable quantity in the units that are counted: cpu in thousandths, all else whole.
 

@@ -11,9 +11,16 @@ heartbeat is. Boot ids are compared only where both are the kernel's own, which 
 from typing import Final
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.objects import Node
+from atoll.cluster.objects import Lease, Node
 
 BOOT_ID_LENGTH: Final = 36
+SILENCE_PERIODS: Final = 3
+HEARTBEAT_SECONDS_DEFAULT: Final = 60
+
+
+def silence_seconds_max(heartbeat: Lease) -> float:
+    """Return for how long a report stays fresh after this heartbeat of its agent."""
+    return float(heartbeat.spec.lease_duration_seconds or SILENCE_PERIODS * HEARTBEAT_SECONDS_DEFAULT)
 
 
 def is_of_the_past(status: GpuNodeStatus, node: Node | None) -> bool:

@@ -16,9 +16,10 @@ from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
+from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
-from atoll.cluster.reports import is_of_the_past
+from atoll.cluster.reports import is_of_the_past, silence_seconds_max
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
@@ -26,8 +27,6 @@ from atoll.kube.clock import Clock
 from atoll.kube.microtime import parse_microtime
 from atoll.kube.reflector import Reflector
 
-SILENCE_PERIODS = 3
-HEARTBEAT_SECONDS_DEFAULT = 60
 BLIND_SECONDS_MAX = 120.0
 """A collection that was not heard of for this long cannot be decided on; bookmarks come about once a minute."""
 
@@ -149,9 +148,7 @@ class ClusterMirror:
 
     def _take_lease(self, change: Change[Lease]) -> None:
         lease = change.object
-        if lease.metadata.labels.get(
-            names.LEASE_KIND_LABEL
-        ) != names.LEASE_KIND_GPU and not lease.metadata.name.startswith("gpu-"):
+        if not may_be_gpu_lease(lease):
             return
         if change.kind is ChangeKind.DELETED:
             self.ledger.drop_lease(lease.metadata.name)
@@ -162,9 +159,9 @@ class ClusterMirror:
         if change.kind is ChangeKind.DELETED:
             return
         spec = change.object.spec
-        silence = spec.lease_duration_seconds or SILENCE_PERIODS * HEARTBEAT_SECONDS_DEFAULT
         age = 0.0 if change.kind is ChangeKind.MODIFIED else self._age_seconds(spec.renew_time)
-        self.ledger.put_heartbeat(change.object.metadata.name, self._clock.monotonic_seconds() - age, silence)
+        heard_seconds = self._clock.monotonic_seconds() - age
+        self.ledger.put_heartbeat(change.object.metadata.name, heard_seconds, silence_seconds_max(change.object))
 
     def _age_seconds(self, renew_time: str | None) -> float:
         """Return how long ago a heartbeat was that we did not see happen, by the wall clocks of two machines."""

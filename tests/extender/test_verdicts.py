@@ -11,7 +11,7 @@ from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Expectation, Ledger
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate, select
-from extender.verdicts import NodeVerdicts, Question, judge_nodes
+from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
 from tests.builders import make_allocation, make_claim, make_lease, make_pod, make_report
 from topology.choice import Reason
 

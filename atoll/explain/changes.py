@@ -1,0 +1,193 @@
+"""One thing that could be different, and the cluster in which it is.
+
+In: a case (snapshot, pod, its claim) and a Change. Out: the changed case, to be decided again. Separate, so that who
+proposes a change and who checks it mean the same. Pure: nothing is changed, new values are made.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from atoll.api import names
+from atoll.api.claims import DeviceClaim, GpuClaim, InterconnectKind, PlacementPolicy
+from atoll.api.node_status import GpuNodeStatus, Health
+from atoll.cluster import host_fit
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.leases import parse_lease
+from atoll.cluster.objects import Container, Lease, Node, Pod, Toleration
+from atoll.explain.snapshot import ClusterSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A pod in a cluster, with the claim that it is judged by."""
+
+    snapshot: ClusterSnapshot
+    pod: Pod
+    claim: GpuClaim | None
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A node that is added: the Node, the report of its empty machine, its heartbeat."""
+
+    shape: str
+    node: Node
+    report: GpuNodeStatus
+    heartbeat: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is different; every field that is empty changes nothing. GPUs stand as (node, uuid)."""
+
+    relaxed: tuple[str, ...] = ()
+    count: int = 0
+    uncordoned: tuple[tuple[str, str], ...] = ()
+    healed: tuple[tuple[str, str], ...] = ()
+    ended: tuple[str, ...] = ()
+    opened: str = ""
+    added: Addition | None = None
+
+
+RELAXATIONS: Final[dict[str, Callable[[DeviceClaim], DeviceClaim]]] = {
+    "policy: contiguous": lambda asked: asked.model_copy(update={"policy": PlacementPolicy.CONTIGUOUS}),
+    "interconnect: any": lambda asked: asked.model_copy(update={"interconnect": InterconnectKind.ANY}),
+    "no minBandwidthGBps": lambda asked: asked.model_copy(update={"min_bandwidth_gbps": 0.0}),
+    "mixedModels: true": lambda asked: asked.model_copy(update={"mixed_models": True}),
+    "any model": lambda asked: asked.model_copy(update={"models": ()}),
+    "no memory": lambda asked: asked.model_copy(update={"memory": None}),
+    "no computeCapability": lambda asked: asked.model_copy(update={"compute_capability": None}),
+}
+"""What a claim can ask less of, the least painful first. A policy other than island is refused for links by none."""
+
+
+def relaxations_of(claim: GpuClaim | None) -> tuple[str, ...]:
+    """Return the relaxations that would make a claim ask less."""
+    if claim is None:
+        return ()
+    asked = claim.spec.devices
+    names_of = [name for name, relax in RELAXATIONS.items() if relax(asked) != asked]
+    if asked.policy in (PlacementPolicy.PACKED, PlacementPolicy.SPREAD):
+        names_of.remove("policy: contiguous")
+    return tuple(names_of)
+
+
+def changed(case: Case, change: Change) -> Case:
+    """Return the case in which the change has happened."""
+    claim, pod, snapshot = case.claim, case.pod, case.snapshot
+    if claim is not None and (change.relaxed or change.count):
+        asked = claim.spec.devices
+        for name in change.relaxed:
+            asked = RELAXATIONS[name](asked)
+        if change.count:
+            asked = asked.model_copy(update={"count": change.count})
+        claim = claim.model_copy(update={"spec": claim.spec.model_copy(update={"devices": asked})})
+    if change.count:
+        pod = with_count(pod, change.count, claim)
+    if change.uncordoned or change.healed:
+        reports = (well_again(one, change.uncordoned, change.healed) for one in snapshot.reports)
+        snapshot = replace(snapshot, reports=tuple(reports))
+    if change.ended:
+        snapshot = without_pods(snapshot, frozenset(change.ended))
+    if change.opened:
+        nodes = tuple(_opened(one, pod) if one.metadata.name == change.opened else one for one in snapshot.nodes)
+        node = next(one for one in snapshot.nodes if one.metadata.name == change.opened)
+        snapshot, pod = replace(snapshot, nodes=nodes), _admitted_by(pod, node)
+    if change.added is not None:
+        snapshot = with_node(snapshot, change.added)
+    return Case(snapshot, pod, claim)
+
+
+def with_count(pod: Pod, count: int, claim: GpuClaim | None) -> Pod:
+    """Return the pod with another count of GPUs: on the first container that asks for any, on no other."""
+    profile = claim.spec.devices.mig_profile if claim is not None else ""
+    resource = names.mig_resource(profile) if profile else names.GPU_RESOURCE
+    left = [count]
+
+    def recount(container: Container) -> Container:
+        resources = container.resources
+        if not (resource in resources.limits or resource in resources.requests):
+            return container
+        given, left[0] = left[0], 0
+        limits = {**resources.limits, resource: given}
+        requests = {**resources.requests, resource: given}
+        return msgspec.structs.replace(
+            container, resources=msgspec.structs.replace(resources, limits=limits, requests=requests)
+        )
+
+    inits = tuple(map(recount, pod.spec.init_containers))
+    containers = tuple(map(recount, pod.spec.containers))
+    spec = msgspec.structs.replace(pod.spec, init_containers=inits, containers=containers)
+    return msgspec.structs.replace(pod, spec=spec)
+
+
+def well_again(
+    status: GpuNodeStatus, uncordoned: Collection[tuple[str, str]], healed: Collection[tuple[str, str]]
+) -> GpuNodeStatus:
+    """Return the report in which these GPUs are no longer cordoned, or have nothing wrong with them any more."""
+    node = status.metadata.name
+    cordons = tuple(one for one in status.spec.cordons if (node, one.uuid) not in uncordoned)
+    status = status.model_copy(update={"spec": status.spec.model_copy(update={"cordons": cordons})})
+    if status.status is None or not any(name == node for name, _ in healed):
+        return status
+    devices = tuple(
+        device.model_copy(update={"health": Health(), "incidents": ()}) if (node, device.uuid) in healed else device
+        for device in status.status.devices
+    )
+    return status.model_copy(update={"status": status.status.model_copy(update={"devices": devices})})
+
+
+def without_pods(snapshot: ClusterSnapshot, uids: Collection[str]) -> ClusterSnapshot:
+    """Return the snapshot after the proven end of these pods: no Lease, no allocation, no process of theirs is left."""
+    reports = tuple(_without_uses(one, uids) for one in snapshot.reports)
+    return replace(
+        snapshot,
+        pods=tuple(pod for pod in snapshot.pods if pod.metadata.uid not in uids),
+        leases=tuple(lease for lease in snapshot.leases if _holder_uid(lease) not in uids),
+        reports=reports,
+    )
+
+
+def with_node(snapshot: ClusterSnapshot, added: Addition) -> ClusterSnapshot:
+    """Return the snapshot with one more node."""
+    return replace(
+        snapshot,
+        nodes=(*snapshot.nodes, added.node),
+        reports=(*snapshot.reports, added.report),
+        heartbeats=(*snapshot.heartbeats, added.heartbeat),
+    )
+
+
+def _without_uses(status: GpuNodeStatus, uids: Collection[str]) -> GpuNodeStatus:
+    report = status.status
+    if report is None or not any(entry.uid in uids for entry in report.pods):
+        return status
+    left = tuple(entry for entry in report.pods if entry.uid not in uids)
+    return status.model_copy(update={"status": report.model_copy(update={"pods": left})})
+
+
+def _holder_uid(lease: Lease) -> str:
+    try:
+        return parse_lease(lease).holder.uid
+    except MalformedValue:
+        return ""
+
+
+def _opened(node: Node, pod: Pod) -> Node:
+    """Return the Node without its cordon, and with the labels that the pod's selector names."""
+    labels = {**node.metadata.labels, **pod.spec.node_selector}
+    return msgspec.structs.replace(
+        node,
+        metadata=msgspec.structs.replace(node.metadata, labels=labels),
+        spec=msgspec.structs.replace(node.spec, unschedulable=False),
+    )
+
+
+def _admitted_by(pod: Pod, node: Node) -> Pod:
+    """Return the pod that tolerates the node's taints. Selector and affinity are left: they say what the user wants."""
+    more = tuple(Toleration(taint.key, "Equal", taint.value, taint.effect) for taint in host_fit.untolerated(pod, node))
+    spec = msgspec.structs.replace(pod.spec, tolerations=(*pod.spec.tolerations, *more))
+    return msgspec.structs.replace(pod, spec=spec)

@@ -1,0 +1,149 @@
+"""A snapshot as one JSON document, and back.
+
+In: a ClusterSnapshot, or bytes that somebody sends. Out: the other. Only the fields that decisions read are in it, in
+the shape of the API server's own objects: no environment, no image, no command, no foreign annotation. The document
+names its format, so that a later version can tell.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+
+from atoll.api import names
+from atoll.api.base import Model
+from atoll.api.claims import GpuClaim
+from atoll.api.gangs import GpuGang
+from atoll.api.node_status import GpuNodeStatus
+from atoll.api.topologies import Topology
+from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
+from atoll.cluster.objects import Lease, Node, Pod
+from atoll.explain.snapshot import ClusterSnapshot
+
+FORMAT: Final = "atoll-snapshot/1"
+BYTES_MAX: Final = 1 << 30
+FILLER: Final = "filler"
+"""Annotation that stands for foreign ones, where those are so many that the pod is refused for it."""
+
+M = TypeVar("M", bound=Model)
+
+
+class SnapshotMistake(ValueError):
+    """The bytes are no snapshot that this version can read."""
+
+
+def encode_snapshot(snapshot: ClusterSnapshot) -> bytes:
+    """Return the document."""
+    return msgspec.json.encode(document_of(snapshot))
+
+
+def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
+    """Return the document as plain values."""
+    return {
+        "format": FORMAT,
+        "takenAt": snapshot.taken_at,
+        "nodes": [_plain(node) for node in snapshot.nodes],
+        "pods": [_plain(_without_foreign(pod)) for pod in snapshot.pods],
+        "leases": [_plain(lease) for lease in snapshot.leases],
+        "heartbeats": [_plain(lease) for lease in snapshot.heartbeats],
+        "claims": [_model(claim) for claim in snapshot.claims],
+        "reports": [_model(report) for report in snapshot.reports],
+        "gangs": [_model(gang) for gang in snapshot.gangs],
+        "topologies": [_model(topology) for topology in snapshot.topologies],
+    }
+
+
+def decode_snapshot(data: bytes) -> ClusterSnapshot:
+    """Return the snapshot. Raises SnapshotMistake."""
+    if len(data) > BYTES_MAX:
+        raise SnapshotMistake(f"{len(data)} bytes are more than a snapshot may have ({BYTES_MAX})")
+    try:
+        document = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise SnapshotMistake(f"no JSON: {error}") from error
+    return snapshot_of(document)
+
+
+def snapshot_of(document: object) -> ClusterSnapshot:
+    """Return the snapshot of a document. Raises SnapshotMistake."""
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        told = document.get("format") if isinstance(document, dict) else None
+        raise SnapshotMistake(f"format is {str(told)[:80]!r}, this version reads {FORMAT!r}")
+    try:
+        return ClusterSnapshot(
+            taken_at=str(document.get("takenAt", "")),
+            nodes=msgspec.convert(document.get("nodes", []), tuple[Node, ...]),
+            pods=msgspec.convert(document.get("pods", []), tuple[Pod, ...]),
+            leases=msgspec.convert(document.get("leases", []), tuple[Lease, ...]),
+            heartbeats=msgspec.convert(document.get("heartbeats", []), tuple[Lease, ...]),
+            claims=_models(document, "claims", GpuClaim),
+            reports=_models(document, "reports", GpuNodeStatus),
+            gangs=_models(document, "gangs", GpuGang),
+            topologies=_models(document, "topologies", Topology),
+        )
+    except (msgspec.ValidationError, ValidationError) as error:
+        raise SnapshotMistake(f"an object of the snapshot cannot be read: {str(error)[:500]}") from error
+
+
+def _models(document: Mapping[str, Any], key: str, kind: type[M]) -> tuple[M, ...]:
+    entries = document.get(key, [])
+    if not isinstance(entries, list):
+        raise SnapshotMistake(f"{key} is no list")
+    return tuple(kind.model_validate_json(msgspec.json.encode(entry)) for entry in entries)
+
+
+def _without_foreign(pod: Pod) -> Pod:
+    """Leave out what others wrote on the pod, which may be private; its size stays where it matters."""
+    annotations = pod.metadata.annotations
+    own = {key: value for key, value in annotations.items() if _is_read(key)}
+    size_bytes = annotations_bytes(annotations)
+    if size_bytes > OTHER_BYTES_MAX:
+        own[FILLER] = "x" * max(0, size_bytes - annotations_bytes(own) - len(FILLER))
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=own))
+
+
+def _is_read(key: str) -> bool:
+    group = key.partition("/")[0]
+    return group == names.GROUP or group.endswith(f".{names.GROUP}") or key in (names.MIRROR, FILLER)
+
+
+def _model(model: Model) -> dict[str, Any]:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Any], ...]:
+    """Return (name, name on the wire, default) of every field; NODEFAULT where there is none."""
+    found = []
+    for field in msgspec.structs.fields(kind):
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        found.append((field.name, field.encode_name, default))
+    return tuple(found)
+
+
+def _plain(value: object) -> object:
+    """Return a thin object as plain values, without what stands at its default."""
+    if isinstance(value, msgspec.Struct):
+        given = ((wire, getattr(value, name), default) for name, wire, default in _fields(type(value)))
+        return {
+            wire: _plain(found) for wire, found, default in given if default is msgspec.NODEFAULT or found != default
+        }
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def with_objects(
+    snapshot: ClusterSnapshot, *, pods: Iterable[Pod] = (), claims: Iterable[GpuClaim] = ()
+) -> ClusterSnapshot:
+    """Return the snapshot with pods and claims added; one of the same namespace and name is replaced."""
+    more_pods = {(pod.metadata.namespace, pod.metadata.name): pod for pod in pods}
+    more_claims = {(claim.metadata.namespace, claim.metadata.name): claim for claim in claims}
+    kept = [p for p in snapshot.pods if (p.metadata.namespace, p.metadata.name) not in more_pods]
+    kept_claims = [c for c in snapshot.claims if (c.metadata.namespace, c.metadata.name) not in more_claims]
+    return replace(snapshot, pods=(*kept, *more_pods.values()), claims=(*kept_claims, *more_claims.values()))

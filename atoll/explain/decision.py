@@ -1,0 +1,136 @@
+"""The decision about one pod, recomputed: what kube-scheduler's own filters leave, then what the extender answers.
+
+In: a snapshot and a pod, perhaps one that nobody has created yet. Out: a Decision: nodes that fit and the best of them,
+and why each other node does not. The extender's part is `atoll.cluster.verdicts.judge_nodes` itself; kube-scheduler's
+part is `atoll.cluster.host_fit`, which follows its filters, and counted resources. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.api import names
+from atoll.api.claims import GpuClaim
+from atoll.cluster import host_fit, pod_fit
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Node, Pod
+from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.selection import Candidate
+from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
+from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot, ledger_of, pods_by_node
+
+INSUFFICIENT: Final = "insufficient "
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A snapshot made ready for questions: many pods are judged on one. The ledger is only asked, never told."""
+
+    snapshot: ClusterSnapshot
+    ledger: Ledger
+    nodes: Mapping[str, Node]
+    pods_by_node: Mapping[str, Sequence[Pod]]
+    by_uid: Mapping[str, Pod]
+    has_neighbour_rules: bool
+    _left: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def left(self, node: str) -> dict[str, int]:
+        """Return what a node has left of counted resources."""
+        found = self._left.get(node)
+        if found is None:
+            found = self._left[node] = host_fit.free(self.nodes[node], self.pods_by_node.get(node, ()))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What would become of a pod now. `closed`: per node what kube-scheduler itself has against it; `full`: nodes of
+    which it counts fewer GPUs as free than the pod asks for; `verdicts`: the extender's answer about all the others."""
+
+    request: Request | Rejection
+    closed: Mapping[str, tuple[str, ...]]
+    full: frozenset[str]
+    verdicts: NodeVerdicts
+
+    @property
+    def best(self) -> Candidate | None:
+        """Return where the pod would go, None where it fits nowhere."""
+        return self.verdicts.best
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether any node would take the pod now."""
+        return self.verdicts.best is not None
+
+
+def scene_of(snapshot: ClusterSnapshot) -> Scene:
+    """Make a snapshot ready."""
+    has_rules = any(pod_fit.anti_terms(pod) or pod_fit.affinity_terms(pod) for pod in snapshot.pods)
+    return Scene(
+        snapshot=snapshot,
+        ledger=ledger_of(snapshot),
+        nodes={node.metadata.name: node for node in snapshot.nodes},
+        pods_by_node=pods_by_node(snapshot.pods),
+        by_uid={pod.metadata.uid: pod for pod in snapshot.pods},
+        has_neighbour_rules=has_rules,
+    )
+
+
+def decide(scene: Scene, pod: Pod, claim: GpuClaim | None, *, only: Sequence[str] | None = None) -> Decision:
+    """Decide about the pod as kube-scheduler and extender would together; `only` these nodes, all by default."""
+    request = request_for(scene, pod, claim)
+    asked = list(scene.nodes) if only is None else [name for name in only if name in scene.nodes]
+    closed = closed_nodes(scene, pod, asked)
+    full = frozenset(name for name in asked if name not in closed and is_full(scene, pod, name))
+    open_nodes = [name for name in asked if name not in closed and name not in full]
+    return Decision(request, closed, full, judge(scene, pod, request, open_nodes))
+
+
+def request_for(scene: Scene, pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
+    """Return what the pod asks for, as the extender resolves it."""
+    return request_of(pod, claim, is_admitted=bool(scene.ledger.leases_of(pod.metadata.uid)))
+
+
+def judge(scene: Scene, pod: Pod, request: Request | Rejection, node_names: Sequence[str]) -> NodeVerdicts:
+    """Ask the extender's own function about these nodes."""
+    question = Question(uid=pod.metadata.uid, request=request, now_seconds=NOW_SECONDS, priority=pod.spec.priority)
+    return judge_nodes(node_names, question, scene.ledger)
+
+
+def closed_nodes(scene: Scene, pod: Pod, node_names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return what kube-scheduler's filters other than the GPU count have against the pod, per node that they refuse."""
+    needed = {resource: amount for resource, amount in host_fit.needs(pod).items() if not _is_gpus(resource)}
+    found: dict[str, tuple[str, ...]] = {}
+    for name, reason in _refused(scene, pod, node_names).items():
+        found[name] = (reason,)
+    for name in node_names:
+        short = shortages(scene.left(name), needed)
+        if short:
+            found[name] = (*found.get(name, ()), *short)
+    return found
+
+
+def shortages(left: Mapping[str, int], needed: Mapping[str, int]) -> tuple[str, ...]:
+    """Return a reason per resource of which too little is left."""
+    return tuple(
+        INSUFFICIENT + resource for resource, amount in sorted(needed.items()) if amount > left.get(resource, 0)
+    )
+
+
+def is_full(scene: Scene, pod: Pod, node: str) -> bool:
+    """Tell whether kube-scheduler counts fewer GPUs as free on the node than the pod asks for."""
+    needed = {resource: amount for resource, amount in host_fit.needs(pod).items() if _is_gpus(resource) and amount}
+    return bool(shortages(scene.left(node), needed))
+
+
+def _refused(scene: Scene, pod: Pod, node_names: Sequence[str]) -> dict[str, str]:
+    """Other nodes matter only for rules about neighbours; without any, only these nodes are looked at."""
+    has_rules = scene.has_neighbour_rules or pod_fit.anti_terms(pod) or pod_fit.affinity_terms(pod)
+    nodes = list(scene.nodes.values()) if has_rules else [scene.nodes[name] for name in node_names]
+    on_nodes = scene.pods_by_node if has_rules or host_fit.host_ports(pod) else {}
+    refused = host_fit.excluded_nodes(pod, nodes, on_nodes)
+    return {name: refused[name] for name in node_names if name in refused}
+
+
+def _is_gpus(resource: str) -> bool:
+    return resource == names.GPU_RESOURCE or resource.startswith(names.MIG_RESOURCE_PREFIX)

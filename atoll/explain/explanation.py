@@ -1,0 +1,201 @@
+"""Why a pod waits: the decision, grouped by what would have to change, with what would help.
+
+In: a scene and a pod. Out: a frozen Explanation: one headline, the nodes by the same reason, proposals. Pure. The
+headline is one bounded line, fit for an event; numbers of single nodes stand in the answers of the nodes.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from atoll.api import names
+from atoll.cluster import pods
+from atoll.cluster.objects import Pod
+from atoll.cluster.requests import Rejection, Request
+from atoll.explain.decision import Decision, Scene, decide
+from atoll.explain.nodes import NodeAnswer, Standing, answers, wish
+from atoll.explain.proposals import Help, find_help
+
+HEADLINE_LENGTH_MAX: Final = 900
+"""An event's note may have 1024 characters."""
+
+
+class State(StrEnum):
+    """What becomes of the pod."""
+
+    BOUND = "bound"
+    ENDED = "ended"
+    NO_GPUS = "no-gpus"
+    """The pod does not ask Atoll for anything."""
+    REFUSED = "refused"
+    """The request itself cannot be served as it is written."""
+    GATED = "gated"
+    """Somebody else's gate holds the pod."""
+    FITS = "fits"
+    BUSY = "busy"
+    WITHHELD = "withheld"
+    CLOSED = "closed"
+    """The nodes that could serve the pod are closed to it by kube-scheduler's own rules."""
+    UNKNOWN = "unknown"
+    """No machine that is known could serve it, and some nodes have no fresh report."""
+    NEVER = "never"
+    """No machine of the cluster could serve it, not even an empty one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes with the same standing for the same reason."""
+
+    standing: Standing
+    reason: str
+    others: tuple[str, ...]
+    nodes: tuple[NodeAnswer, ...]
+
+
+NO_HELP: Final = Help((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything about one pod. `waits_seconds`: since it was created; infinity where that is not known."""
+
+    pod: str
+    state: State
+    headline: str
+    asked: str
+    waits_seconds: float
+    groups: tuple[Group, ...] = ()
+    help: Help = NO_HELP
+    node: str = ""
+    device_ids: tuple[int, ...] = ()
+
+
+REMEDIES: Final = {
+    names.REJECT_CLAIM_MISSING: "create the GpuClaim that annotation gpu.scheduling/claim names",
+    names.REJECT_CLAIM_REPLACED: "create the pod anew: it was made for a GpuClaim that is gone",
+    names.REJECT_GANG: "ask `atoll explain gang/NAME`: its members start together or not at all",
+    names.REJECT_COUNT_MISMATCH: "make the containers' gpu.scheduling/gpu add up to the claim's count, and create the "
+    "pod anew",
+    names.REJECT_ANNOTATIONS: "take large annotations off the pod",
+}
+"""What to do about a request that is refused before any node is looked at."""
+
+
+def explain(scene: Scene, pod: Pod) -> Explanation:
+    """Explain one pod."""
+    settled = _settled(scene, pod)
+    if settled is not None:
+        return settled
+    claim = scene.snapshot.claim_of(pod)
+    decision = decide(scene, pod, claim)
+    if isinstance(decision.request, Rejection):
+        reason = decision.request.reason
+        remedy = REMEDIES.get(reason, "")
+        return _told(scene, pod, State.REFUSED, f"{reason}: {remedy}" if remedy else reason)
+    found = answers(scene, pod, decision.request, decision)
+    groups = grouped(found)
+    state = _state(found)
+    gates = ", ".join(gate.name for gate in pod.spec.scheduling_gates)
+    if gates:
+        return _told(scene, pod, State.GATED, f"held by the scheduling gates {gates}", groups=groups)
+    if state is State.FITS:
+        return _fitting(scene, pod, decision, groups)
+    return Explanation(
+        pod=_name(pod),
+        state=state,
+        headline=headline(decision.request, state, groups),
+        asked=wish(decision.request),
+        waits_seconds=scene.snapshot.age_seconds(pod.metadata.creation_timestamp),
+        groups=groups,
+        help=find_help(scene, pod, decision),
+    )
+
+
+def grouped(found: Sequence[NodeAnswer]) -> tuple[Group, ...]:
+    """Return the answers by standing, reason and other reasons: the nearest to a yes first, then the largest."""
+    by_key: dict[tuple[Standing, str, tuple[str, ...]], list[NodeAnswer]] = {}
+    for one in found:
+        by_key.setdefault((one.standing, one.reason, one.others), []).append(one)
+    order = list(Standing)
+    ranked = sorted(by_key.items(), key=lambda entry: (order.index(entry[0][0]), -len(entry[1]), entry[0][1:]))
+    return tuple(Group(*key, tuple(nodes)) for key, nodes in ranked)
+
+
+SENTENCES: Final = {
+    State.BUSY: "waits for GPUs that others hold",
+    State.WITHHELD: "waits for GPUs that are cordoned or sick",
+    State.CLOSED: "the nodes that could serve it are closed to it",
+    State.UNKNOWN: "no machine that is known could serve it, and some nodes have no fresh GPU report",
+    State.NEVER: "fits no machine of this cluster, not even an empty one",
+}
+
+
+def headline(request: Request, state: State, groups: Sequence[Group]) -> str:
+    """Return one line: what is asked, what it waits for, and how many nodes say what."""
+    count = sum(len(group.nodes) for group in groups)
+    reasons: Counter[str] = Counter()
+    for group in groups:
+        reasons[", ".join(dict.fromkeys((group.reason, *group.others)))] += len(group.nodes)
+    told = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda e: (-e[1], e[0])))
+    gpus = "1 GPU" if request.ask.count == 1 else f"{request.ask.count} GPUs"
+    text = f"{gpus} asked: {SENTENCES[state]}. Of {count} nodes: {told or 'none'}"
+    return text if len(text) <= HEADLINE_LENGTH_MAX else text[: HEADLINE_LENGTH_MAX - 3] + "..."
+
+
+def _settled(scene: Scene, pod: Pod) -> Explanation | None:
+    if not pods.is_gpu_pod(pod):
+        text = f"asks for no GPU of Atoll: no annotation {names.CLAIM}, no resource {names.GPU_RESOURCE}"
+        return _told(scene, pod, State.NO_GPUS, text)
+    if pods.is_terminal(pod):
+        return _told(scene, pod, State.ENDED, f"has ended ({pod.status.phase})")
+    if pod.spec.node_name:
+        allocation = scene.ledger.allocation_of(pod.metadata.uid)
+        ids = allocation.device_ids if allocation is not None else ()
+        gpus = f"GPUs {','.join(map(str, ids))}" if ids else "no GPU of Atoll"
+        text = f"runs on {pod.spec.node_name} with {gpus}"
+        return _told(scene, pod, State.BOUND, text, node=pod.spec.node_name, device_ids=ids)
+    return None
+
+
+def _fitting(scene: Scene, pod: Pod, decision: Decision, groups: tuple[Group, ...]) -> Explanation:
+    best = decision.best
+    assert best is not None
+    devices = scene.ledger.nodes[best.node].devices
+    ids = tuple(devices[position].id for position in best.choice.positions)
+    text = f"fits now, best on {best.node} with GPUs {','.join(map(str, ids))}; kube-scheduler has yet to bind it"
+    return _told(scene, pod, State.FITS, text, groups=groups, node=best.node, device_ids=ids)
+
+
+def _told(
+    scene: Scene,
+    pod: Pod,
+    state: State,
+    text: str,
+    *,
+    groups: tuple[Group, ...] = (),
+    node: str = "",
+    device_ids: tuple[int, ...] = (),
+) -> Explanation:
+    waits = scene.snapshot.age_seconds(pod.metadata.creation_timestamp)
+    return Explanation(_name(pod), state, text, "", waits, groups, node=node, device_ids=device_ids)
+
+
+def _state(found: Sequence[NodeAnswer]) -> State:
+    """What has to change for the pod, over all nodes: the least that would do."""
+    standings = {one.standing for one in found if not one.others}
+    for standing, state in (
+        (Standing.FITS, State.FITS),
+        (Standing.BUSY, State.BUSY),
+        (Standing.WITHHELD, State.WITHHELD),
+    ):
+        if standing in standings:
+            return state
+    if any(one.standing in (Standing.CLOSED, Standing.BUSY, Standing.WITHHELD) for one in found):
+        return State.CLOSED
+    return State.UNKNOWN if any(one.standing is Standing.SILENT for one in found) else State.NEVER
+
+
+def _name(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"

@@ -1,0 +1,202 @@
+"""What one node has to say to a pod, down to its GPUs and islands.
+
+In: a scene, a pod, its request. Out: a NodeAnswer per node: where it stands, the scheduler's reason, its islands with
+what is free, held and withheld. Pure; no node is judged here, the reasons are those of `atoll.explain.decision`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from atoll.api import names
+from atoll.cluster.health import judge as judge_health
+from atoll.cluster.machines import Cell, NodeDevices, cell_of, is_mig_parent
+from atoll.cluster.objects import Pod
+from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.selection import offer, plain, position_masks
+from atoll.explain.decision import Decision, Scene, judge
+from atoll.explain.snapshot import NOW_SECONDS
+from topology.islands import islands
+
+GPUS_COUNTED: Final = "kube-scheduler counts too few free GPUs"
+LISTED_MAX: Final = 16
+"""Ids that one text lists."""
+
+
+class Standing(StrEnum):
+    """What keeps a pod off a node, by what has to change."""
+
+    FITS = "fits"
+    CLOSED = "closed"
+    """The GPUs are there; kube-scheduler refuses the node for a reason of its own."""
+    BUSY = "busy"
+    """The machine could serve the pod, if what others hold there were free."""
+    WITHHELD = "withheld"
+    """The machine could serve the pod, if cordoned or sick GPUs could be given out."""
+    SILENT = "silent"
+    """No fresh report of the node's GPUs."""
+    NEVER = "never"
+    """The machine cannot serve the pod even when it is empty and well."""
+
+
+@dataclass(frozen=True, slots=True)
+class IslandState:
+    """One island by device ids. `free`: could be given to this pod. `unfit`: what the claim does not accept."""
+
+    name: str
+    kind: str
+    free: tuple[int, ...]
+    held: tuple[int, ...]
+    withheld: tuple[int, ...]
+    unfit: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """One node. `reason`: a constant phrase; `others`: kube-scheduler's own reasons beside it; `detail`: the numbers."""
+
+    node: str
+    standing: Standing
+    reason: str
+    others: tuple[str, ...]
+    detail: str
+    islands: tuple[IslandState, ...]
+
+
+def answers(scene: Scene, pod: Pod, request: Request, decision: Decision) -> tuple[NodeAnswer, ...]:
+    """Return every node's answer, by name."""
+    cells = scene.ledger.cells(now_seconds=NOW_SECONDS, asking_uid=pod.metadata.uid, asking_priority=pod.spec.priority)
+    fitting = frozenset(decision.verdicts.feasible)
+    reasons = {**_reasons(scene, pod, request, cells, decision), **dict.fromkeys(fitting, "")}
+    return tuple(_answer(scene, name, reasons[name], request, cells, decision) for name in sorted(scene.nodes))
+
+
+def _reasons(scene: Scene, pod: Pod, request: Request, cells: Mapping[str, Cell], decision: Decision) -> dict[str, str]:
+    """Return the extender's reason per node; empty where the GPUs fit. Nodes of one cell are asked once."""
+    is_tied = bool(scene.ledger.leases_of(pod.metadata.uid))
+    known: dict[Cell, str] = {}
+    found: dict[str, str] = {}
+    for name in scene.nodes:
+        if name in decision.verdicts.rejected:
+            found[name] = decision.verdicts.rejected[name]
+            continue
+        cell = cells.get(name)
+        reason = known.get(cell) if cell is not None and not is_tied else None
+        if reason is None:
+            reason = judge(scene, pod, request, [name]).rejected.get(name, "")
+        if cell is not None:
+            known[cell] = reason
+        found[name] = reason
+    return found
+
+
+def _answer(
+    scene: Scene, name: str, reason: str, request: Request, cells: Mapping[str, Cell], decision: Decision
+) -> NodeAnswer:
+    others = decision.closed.get(name, ())
+    devices = scene.ledger.nodes.get(name)
+    if devices is None or name not in cells:
+        unseen = reason or names.REJECT_NO_REPORT
+        return NodeAnswer(name, Standing.SILENT, unseen, others, _silence(scene, name), ())
+    if not reason:
+        is_fit = name in decision.verdicts.feasible
+        told = "" if is_fit else ", ".join(others) or GPUS_COUNTED
+        standing = Standing.FITS if is_fit else Standing.CLOSED if others else Standing.BUSY
+        parts = _islands(devices, cells[name], request)
+        return NodeAnswer(name, standing, told, others, _free_text(parts), parts)
+    standing = _standing(devices, request, reason)
+    parts = _islands(devices, cells[name], request)
+    detail = f"{_free_text(parts)}; {wish(request)}" if standing is not Standing.NEVER else _machine_text(devices)
+    return NodeAnswer(name, standing, reason, others, detail + _withheld_text(scene, devices, parts), parts)
+
+
+def could_serve(devices: NodeDevices, request: Request, *, only_well: bool = False) -> bool:
+    """Tell whether the machine could serve the request with nobody on it; `only_well`: without what is withheld."""
+    mask = devices.usable if only_well else all_positions(devices)
+    return not isinstance(offer(cell_of(devices.shape, mask), plain(request)), Rejection)
+
+
+def all_positions(devices: NodeDevices) -> int:
+    """Return the mask of everything that could be given out if it were free and well."""
+    return sum(1 << i for i, device in enumerate(devices.devices) if not is_mig_parent(device))
+
+
+def wish(request: Request) -> str:
+    """Return what the request wants of a set, in words: policy island, count 3, needs one island."""
+    ask = request.ask
+    parts = [f"count {ask.count}", f"policy {ask.policy}"]
+    if ask.interconnect != "any":
+        parts.append(f"interconnect {ask.interconnect}")
+    if ask.min_bandwidth_gbps:
+        parts.append(f"{ask.min_bandwidth_gbps:g} GB/s")
+    needs = ", needs them on one island" if ask.policy == "island" and ask.count > 1 else ""
+    return "asked: " + ", ".join(parts) + needs
+
+
+def _standing(devices: NodeDevices, request: Request, reason: str) -> Standing:
+    if reason == names.REJECT_FABRIC:
+        return Standing.WITHHELD
+    if not could_serve(devices, request):
+        return Standing.NEVER
+    return Standing.BUSY if could_serve(devices, request, only_well=True) else Standing.WITHHELD
+
+
+def _islands(devices: NodeDevices, cell: Cell, request: Request) -> tuple[IslandState, ...]:
+    masks = position_masks(devices.shape, request)
+    fitting = 0
+    for mask in () if isinstance(masks, Rejection) else masks:
+        fitting |= mask
+    found = []
+    for island in islands(devices.machine):
+        groups: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+        for position in island.positions:
+            bit = 1 << position
+            kind = 3 if not fitting & bit else 2 if not devices.usable & bit else 0 if cell.free & bit else 1
+            groups[kind].append(devices.devices[position].id)
+        found.append(IslandState(island.name, island.kind, *(tuple(sorted(group)) for group in groups)))
+    return tuple(found)
+
+
+def _free_text(parts: Sequence[IslandState]) -> str:
+    """Return `3 GPUs free, but on two islands: 0,1 | 6`."""
+    free = [part.free for part in parts if part.free]
+    total = sum(map(len, free))
+    if total == 0:
+        return "no GPU free"
+    gpus = "1 GPU free" if total == 1 else f"{total} GPUs free"
+    if len(free) == 1:
+        return f"{gpus}: {_ids(free[0])}"
+    return f"{gpus}, on {len(free)} islands: " + " | ".join(_ids(ids) for ids in free)
+
+
+def _machine_text(devices: NodeDevices) -> str:
+    models = sorted({f"{card.model} {card.memory_bytes >> 30} GiB" for card in devices.shape.cards})
+    sizes = " + ".join(str(len(island.positions)) for island in islands(devices.machine))
+    return (
+        f"the whole machine has {len(devices.devices)} GPUs ({', '.join(models) or 'none'}), islands of {sizes or '0'}"
+    )
+
+
+def _withheld_text(scene: Scene, devices: NodeDevices, parts: Sequence[IslandState]) -> str:
+    withheld = sorted(device_id for part in parts for device_id in part.withheld)
+    if not withheld:
+        return ""
+    status = next(one for one in scene.snapshot.reports if one.metadata.name == devices.node)
+    standings = judge_health(status).standings
+    told = []
+    for device_id in withheld[:LISTED_MAX]:
+        standing = standings[devices.devices[devices.position_by_id[device_id]].uuid]
+        told.append(f"{device_id} {standing.state}" + (f" ({standing.reason})" if standing.reason else ""))
+    return "; not given out: " + ", ".join(told)
+
+
+def _silence(scene: Scene, name: str) -> str:
+    if name not in scene.ledger.nodes:
+        return "no agent has reported this node, or its report is of another Node or boot"
+    return "the node's agent has not been heard for too long; look at its pod"
+
+
+def _ids(ids: Sequence[int]) -> str:
+    more = f",... ({len(ids)})" if len(ids) > LISTED_MAX else ""
+    return ",".join(map(str, ids[:LISTED_MAX])) + more

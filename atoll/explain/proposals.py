@@ -1,0 +1,309 @@
+"""What would help a pod that waits: changes, each of them decided again before it is proposed.
+
+In: a case. Out: Proposals, cheapest first, and the kinds of change of which none helps. The cost is a fixed order over
+kinds: what is under way anyway, what the user asks, what an administrator says with one word, what takes other pods
+their GPUs, what costs money. Pure and deterministic.
+
+    ending     a pod that is being deleted, or has ended without proof, goes     gpu    cordoned GPUs are given out
+    relax      the claim asks less of the set or of the cards                   repair sick GPUs get well
+    count      fewer GPUs                                                       end    running pods end
+    open       a node is uncordoned, its taints tolerated, labelled             add    a node is added
+
+Each kind is searched alone. Within a kind the smallest change is found: fewest relaxations, the largest count, fewest
+GPUs, fewest pods, all on the one node where the pod then fits. The pods of other nodes are not moved.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+from typing import Any, Final
+
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster import host_fit, pod_fit, pods
+from atoll.cluster.health import Availability
+from atoll.cluster.health import judge as judge_health
+from atoll.cluster.machines import cell_of, node_devices
+from atoll.cluster.objects import Pod
+from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.selection import offer, plain
+from atoll.explain.blockers import NodeHolders, holders_of, smallest_sets
+from atoll.explain.changes import Case, Change, changed, relaxations_of, well_again
+from atoll.explain.decision import Decision, Scene, decide, judge, scene_of
+from atoll.explain.shapes import additions
+
+SHOWN_MAX: Final = 3
+"""Proposals of one kind."""
+GPU_SETS_MAX: Final = 4096
+"""Sets of withheld GPUs that are tried on one node."""
+
+
+class Kind(StrEnum):
+    """What has to be different, the cheapest first."""
+
+    ENDING = "ending"
+    RELAX = "relax"
+    COUNT = "count"
+    OPEN = "open"
+    GPU = "gpu"
+    REPAIR = "repair"
+    END = "end"
+    ADD = "add"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One change after which the pod fits, where, and on which GPUs. `cost` orders proposals of one kind."""
+
+    kind: Kind
+    change: Change
+    node: str
+    device_ids: tuple[int, ...]
+    cost: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """All proposals, cheapest first; the kinds of which none helps; and those whose search was cut."""
+
+    proposals: tuple[Proposal, ...]
+    helpless: tuple[Kind, ...]
+    cut: tuple[Kind, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Hunt:
+    """What every search needs. `found`: the holders of every node."""
+
+    case: Case
+    scene: Scene
+    request: Request
+    holders: tuple[NodeHolders, ...]
+
+
+def find_help(scene: Scene, pod: Pod, decision: Decision) -> Help:
+    """Return what would help a pod that fits nowhere now; nothing for one whose request cannot be read."""
+    if isinstance(decision.request, Rejection) or decision.fits:
+        return Help((), ())
+    case = Case(scene.snapshot, pod, scene.snapshot.claim_of(pod))
+    held = (holders_of(scene, name, pod) for name in sorted(scene.nodes))
+    hunt = _Hunt(case, scene, decision.request, tuple(one for one in held if one is not None))
+    proposals: list[Proposal] = []
+    helpless: list[Kind] = []
+    cut: list[Kind] = []
+    for kind, search in _SEARCHES.items():
+        found, is_cut = search(hunt)
+        proposals += found
+        if not found and not is_cut:
+            helpless.append(kind)
+        if is_cut:
+            cut.append(kind)
+    return Help(tuple(proposals), tuple(helpless), tuple(cut))
+
+
+def check(case: Case, change: Change) -> Decision:
+    """Decide about the pod on the changed cluster, all of it."""
+    after = changed(case, change)
+    return decide(scene_of(after.snapshot), after.pod, after.claim)
+
+
+def _verified(hunt: _Hunt, kind: Kind, change: Change, node: str, cost: tuple[Any, ...]) -> Iterator[Proposal]:
+    """Decide again on what the change leaves of this node; yield the proposal if the pod fits there."""
+    after = changed(hunt.case, change)
+    small = after.snapshot.around(node, holder_uid=after.pod.metadata.uid)
+    if not _minds_neighbours(hunt.scene, after.pod):
+        small = replace(
+            small,
+            nodes=tuple(one for one in small.nodes if one.metadata.name == node),
+            pods=tuple(one for one in small.pods if one.spec.node_name in ("", node)),
+        )
+    best = decide(scene_of(small), after.pod, after.claim, only=[node])
+    if best.best is not None:
+        yield _proposal(kind, change, best, small.reports, cost)
+
+
+def _proposal(
+    kind: Kind, change: Change, decision: Decision, reports: Iterable[GpuNodeStatus], cost: tuple[Any, ...]
+) -> Proposal:
+    best = decision.best
+    assert best is not None
+    report = next(one for one in reports if one.metadata.name == best.node)
+    assert report.status is not None
+    ids = tuple(report.status.devices[position].id for position in best.choice.positions)
+    return Proposal(kind, change, best.node, ids, cost)
+
+
+def _minds_neighbours(scene: Scene, pod: Pod) -> bool:
+    return scene.has_neighbour_rules or bool(pod_fit.anti_terms(pod) or pod_fit.affinity_terms(pod))
+
+
+def _claim_change(hunt: _Hunt, kind: Kind, change: Change, cost: tuple[Any, ...]) -> Iterator[Proposal]:
+    """The cluster stays as it is, so its scene serves again."""
+    after = changed(hunt.case, change)
+    decision = decide(hunt.scene, after.pod, after.claim)
+    if decision.fits:
+        yield _proposal(kind, change, decision, hunt.case.snapshot.reports, cost)
+
+
+Found = tuple[list[Proposal], bool]
+
+
+def _ending(hunt: _Hunt) -> Found:
+    """Pods that end anyway, all of one node together."""
+    found: list[Proposal] = []
+    for one in hunt.holders:
+        ending = tuple(uid for uid in _all_on(hunt.scene, one) if _is_ending(hunt.scene, uid))
+        if ending:
+            found += _verified(hunt, Kind.ENDING, Change(ended=ending), one.node, (len(ending), one.node))
+    return _first(found), False
+
+
+def _relax(hunt: _Hunt) -> Found:
+    """The fewest relaxations; all sets of them are tried."""
+    possible = relaxations_of(hunt.case.claim)
+    for size in range(1, len(possible) + 1):
+        found: list[Proposal] = []
+        for rank, relaxed in enumerate(combinations(possible, size)):
+            found += _claim_change(hunt, Kind.RELAX, Change(relaxed=relaxed), (rank,))
+        if found:
+            return _first(found), False
+    return [], False
+
+
+def _count(hunt: _Hunt) -> Found:
+    """The largest smaller count."""
+    for count in range(hunt.request.ask.count - 1, 0, -1):
+        found = list(_claim_change(hunt, Kind.COUNT, Change(count=count), (-count,)))
+        if found:
+            return found, False
+    return [], False
+
+
+def _open(hunt: _Hunt) -> Found:
+    """Nodes whose GPUs fit, and which kube-scheduler refuses for what stands on the Node alone."""
+    pod = hunt.case.pod
+    found: list[Proposal] = []
+    for name, node in sorted(hunt.scene.nodes.items()):
+        is_open = not host_fit.node_reason(pod, node)
+        if is_open or not judge(hunt.scene, pod, hunt.request, [name]).feasible:
+            continue
+        taints = len(host_fit.untolerated(pod, node))
+        labels = sum(node.metadata.labels.get(key) != value for key, value in pod.spec.node_selector.items())
+        found += _verified(hunt, Kind.OPEN, Change(opened=name), name, (taints + labels, name))
+    return _first(found), False
+
+
+def _gpu(hunt: _Hunt) -> Found:
+    return _withheld(hunt, Kind.GPU)
+
+
+def _repair(hunt: _Hunt) -> Found:
+    return _withheld(hunt, Kind.REPAIR)
+
+
+def _withheld(hunt: _Hunt, kind: Kind) -> Found:
+    """The fewest GPUs of one node that would have to be given out again."""
+    reports = {one.metadata.name: one for one in hunt.case.snapshot.reports}
+    found: list[Proposal] = []
+    is_cut = False
+    for one in hunt.holders:
+        status = reports[one.node]
+        sets = _sets_of(kind, status)
+        for number, change in enumerate(sets):
+            if number >= GPU_SETS_MAX:
+                is_cut = True
+                break
+            if _fits_after(one, well_again(status, change.uncordoned, change.healed), hunt.request):
+                cost = (len(change.uncordoned) + len(change.healed), one.node)
+                verified = list(_verified(hunt, kind, change, one.node, cost))
+                found += verified
+                if verified:
+                    break
+    return _first(found), is_cut and not found
+
+
+def _sets_of(kind: Kind, status: GpuNodeStatus) -> Iterator[Change]:
+    """Yield the changes that give GPUs back, by how many."""
+    node, standings = status.metadata.name, judge_health(status).standings
+    is_cordon = kind is Kind.GPU
+    states = {Availability.CORDONED} if is_cordon else {Availability.QUARANTINED, Availability.UNKNOWN}
+    uuids = sorted(uuid for uuid, standing in standings.items() if standing.state in states)
+    for size in range(1, len(uuids) + 1):
+        for chosen in combinations(uuids, size):
+            gpus = tuple((node, uuid) for uuid in chosen)
+            yield Change(uncordoned=gpus) if is_cordon else Change(healed=gpus)
+
+
+def _fits_after(one: NodeHolders, status: GpuNodeStatus, request: Request) -> bool:
+    devices = node_devices(status)
+    if devices is None:
+        return False
+    return not isinstance(offer(cell_of(devices.shape, one.free & devices.usable), plain(request)), Rejection)
+
+
+def _end(hunt: _Hunt) -> Found:
+    """The fewest running pods of one node, those of the lowest priority first."""
+    ends = smallest_sets(hunt.scene, hunt.holders, hunt.case.pod, hunt.request)
+    by_uid = hunt.scene.by_uid
+    ranked = sorted((_price(by_uid, uids), node, tuple(sorted(uids))) for node, uids in ends.sets)
+    found: list[Proposal] = []
+    for price, node, uids in ranked:
+        found += _verified(hunt, Kind.END, Change(ended=uids), node, (len(uids), price, node))
+        if len(found) == SHOWN_MAX:
+            break
+    return found, ends.is_cut and not found
+
+
+def _price(by_uid: Mapping[str, Pod], uids: Iterable[str]) -> tuple[int, int, tuple[str, ...]]:
+    """Order of victims: the highest priority among them, then how many GPUs they hold, then their names."""
+    gone = [by_uid[uid] for uid in uids if uid in by_uid]
+    gpus = sum(count for one in gone for _, count in pods.device_counts(one))
+    named = tuple(sorted(f"{one.metadata.namespace}/{one.metadata.name}" for one in gone))
+    return max((one.spec.priority for one in gone), default=0), gpus, named
+
+
+def _add(hunt: _Hunt) -> Found:
+    """A node like one of the cluster's, then known machines, the smallest first."""
+    found: list[Proposal] = []
+    for rank, addition in enumerate(additions(hunt.case.snapshot, hunt.case.pod, name=_free_name(hunt.scene))):
+        name = addition.node.metadata.name
+        found += _verified(hunt, Kind.ADD, Change(added=addition), name, (rank,))
+        if len(found) == SHOWN_MAX:
+            break
+    return found, False
+
+
+def _free_name(scene: Scene) -> str:
+    name = "new-node"
+    while name in scene.nodes:
+        name += "-1"
+    return name
+
+
+def _all_on(scene: Scene, one: NodeHolders) -> tuple[str, ...]:
+    running = {pod.metadata.uid for pod in scene.pods_by_node.get(one.node, ())}
+    return tuple(sorted(running | set(one.uids)))
+
+
+def _is_ending(scene: Scene, uid: str) -> bool:
+    """Tell whether a holder goes anyway: it is deleted, has ended, or is gone and only its Leases are left."""
+    found = scene.by_uid.get(uid)
+    if found is None:
+        return bool(scene.ledger.leases_of(uid))
+    return found.metadata.deletion_timestamp is not None or pods.is_terminal(found)
+
+
+def _first(found: list[Proposal]) -> list[Proposal]:
+    return sorted(found, key=lambda one: one.cost)[:SHOWN_MAX]
+
+
+_SEARCHES: Final[dict[Kind, Callable[[_Hunt], Found]]] = {
+    Kind.ENDING: _ending,
+    Kind.RELAX: _relax,
+    Kind.COUNT: _count,
+    Kind.OPEN: _open,
+    Kind.GPU: _gpu,
+    Kind.REPAIR: _repair,
+    Kind.END: _end,
+    Kind.ADD: _add,
+}

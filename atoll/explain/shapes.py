@@ -1,0 +1,111 @@
+"""Nodes that could be added: copies of machines that the cluster has, and known machines.
+
+In: a snapshot, or a shape's name, and a pod whose selector the node should match. Out: an Addition, an empty and
+healthy machine with a fresh heartbeat. Pure; the same name gives the same node.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from atoll.api import names
+from atoll.api.base import ObjectMeta
+from atoll.api.node_status import (
+    Device,
+    GpuNodeStatus,
+    GpuNodeStatusReport,
+    GpuNodeStatusSpec,
+    Health,
+    Links,
+)
+from atoll.cluster.objects import Lease, LeaseSpec, Metadata, Node, NodeStatus, Pod
+from atoll.explain.changes import Addition
+from atoll.explain.snapshot import ClusterSnapshot
+from topology.profiles import profile, profile_names
+
+HOSTNAME = "kubernetes.io/hostname"
+ALLOCATABLE = {"cpu": "192", "memory": "2Ti", "ephemeral-storage": "4Ti", "pods": "110"}
+"""What a known machine is taken to have beside GPUs."""
+
+
+def additions(snapshot: ClusterSnapshot, pod: Pod, *, name: str = "new-node") -> Iterator[Addition]:
+    """Yield one node per kind of machine in the cluster, by the name of the first that has it, then every known one by
+    the number of its GPUs."""
+    nodes = {node.metadata.name: node for node in snapshot.nodes}
+    seen = set()
+    for report in sorted(snapshot.reports, key=lambda one: one.metadata.name):
+        node = nodes.get(report.metadata.name)
+        if node is None or report.status is None:
+            continue
+        kind = (report.status.links, tuple((d.model, d.memory_bytes, d.mig) for d in report.status.devices))
+        if repr(kind) not in seen:
+            seen.add(repr(kind))
+            yield like_node(snapshot, node, report, name=name)
+    for known in sorted(profile_names(), key=lambda one: (profile(one).machine.count, one)):
+        yield known_machine(known, snapshot, name=name, labels=pod.spec.node_selector)
+
+
+def like_node(snapshot: ClusterSnapshot, node: Node, report: GpuNodeStatus, *, name: str) -> Addition:
+    """Return another node like this one: its labels and taints, its machine, empty and well."""
+    assert report.status is not None
+    uuids = {device.uuid: f"{name}-{position}" for position, device in enumerate(report.status.devices)}
+    devices = tuple(_fresh(device, uuids) for device in report.status.devices)
+    status = report.status.model_copy(
+        update={"devices": devices, "pods": (), "host_uses": (), "node_uid": f"uid-of-{name}", "boot_id": ""}
+    )
+    labels = {**node.metadata.labels, HOSTNAME: name}
+    spec = msgspec.structs.replace(node.spec, unschedulable=False)
+    added = Node(Metadata(name, uid=f"uid-of-{name}", labels=labels), spec, NodeStatus(node.status.allocatable))
+    return Addition(f"like {node.metadata.name}", added, _status(name, status), _heartbeat(snapshot, name))
+
+
+def known_machine(
+    shape: str, snapshot: ClusterSnapshot, *, name: str, labels: dict[str, str] | None = None
+) -> Addition:
+    """Return a node with a known machine, see `topology.profiles`. Raises ProfileError for another shape."""
+    known = profile(shape)
+    geometry = known.machine
+    links = Links(
+        nvlink=geometry.links,
+        pcie=geometry.pcie or (),
+        nvlink_generation=geometry.nvlink_generation,
+        nvswitch=geometry.nvswitch,
+        link_gbps=geometry.link_gbps,
+        pcie_generation=geometry.pcie_generation,
+        inter_socket_gbps=geometry.inter_socket_gbps,
+    )
+    devices = tuple(
+        Device(
+            id=position,
+            uuid=f"{name}-{position}",
+            model=known.model,
+            product_name=known.product_name,
+            memory_bytes=known.memory_bytes,
+            compute_capability=known.compute_capability,
+            numa_node=geometry.numa[position],
+            index=position,
+            vendor=geometry.vendor,
+        )
+        for position in range(geometry.count)
+    )
+    status = GpuNodeStatusReport(node_uid=f"uid-of-{name}", devices=devices, links=links)
+    allocatable = {**ALLOCATABLE, names.GPU_RESOURCE: str(geometry.count)}
+    metadata = Metadata(name, uid=f"uid-of-{name}", labels={**(labels or {}), HOSTNAME: name})
+    node = Node(metadata, status=NodeStatus(allocatable))
+    return Addition(shape, node, _status(name, status), _heartbeat(snapshot, name))
+
+
+def _fresh(device: Device, uuids: dict[str, str]) -> Device:
+    mig = device.mig
+    if mig is not None and mig.parent_uuid:
+        mig = mig.model_copy(update={"parent_uuid": uuids.get(mig.parent_uuid, mig.parent_uuid)})
+    return device.model_copy(update={"uuid": uuids[device.uuid], "health": Health(), "incidents": (), "mig": mig})
+
+
+def _status(name: str, report: GpuNodeStatusReport) -> GpuNodeStatus:
+    metadata = ObjectMeta(name=name, uid=f"uid-of-report-{name}")
+    return GpuNodeStatus(metadata=metadata, spec=GpuNodeStatusSpec(), status=report)
+
+
+def _heartbeat(snapshot: ClusterSnapshot, name: str) -> Lease:
+    return Lease(Metadata(name), LeaseSpec(holder_identity=name, renew_time=snapshot.taken_at))

@@ -1,0 +1,102 @@
+"""The cluster at one moment, as frozen values: all that a decision about a pod depends on.
+
+In: lists of objects, taken together, and when. Out: a ClusterSnapshot, and the very Ledger that extender and
+controllers would hold after reading the same lists. Separate, so that a live cluster and a saved file are one thing.
+
+Not in it, because it lives in one process: sets that filter expects moments before their bind, and nodes on which a
+bind has just failed.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from atoll.api import names
+from atoll.api.claims import GpuClaim
+from atoll.api.gangs import GpuGang
+from atoll.api.node_status import GpuNodeStatus
+from atoll.api.topologies import Topology
+from atoll.cluster import pods
+from atoll.cluster.gangs.times import seconds_of
+from atoll.cluster.leases import may_be_gpu_lease
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Lease, Node, Pod
+from atoll.cluster.reports import is_of_the_past, silence_seconds_max
+
+NOW_SECONDS = 0.0
+"""The moment of a snapshot on the clock of its ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents."""
+
+    taken_at: str
+    nodes: tuple[Node, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    claims: tuple[GpuClaim, ...] = ()
+    reports: tuple[GpuNodeStatus, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    heartbeats: tuple[Lease, ...] = ()
+    gangs: tuple[GpuGang, ...] = ()
+    topologies: tuple[Topology, ...] = ()
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """Return the pod of that name."""
+        return next((p for p in self.pods if (p.metadata.namespace, p.metadata.name) == (namespace, name)), None)
+
+    def claim(self, namespace: str, name: str) -> GpuClaim | None:
+        """Return the GpuClaim of that name."""
+        return next((c for c in self.claims if (c.metadata.namespace, c.metadata.name) == (namespace, name)), None)
+
+    def claim_of(self, pod: Pod) -> GpuClaim | None:
+        """Return what is found under the name that the pod gives."""
+        return self.claim(pod.metadata.namespace, pods.claim_name(pod))
+
+    def age_seconds(self, time: str | None) -> float:
+        """Return how long before the snapshot a time was, never less than zero; infinity for a text that is none."""
+        then, now = seconds_of(time or ""), seconds_of(self.taken_at)
+        return max(0.0, now - then) if then is not None and now is not None else math.inf
+
+    def around(self, node: str, *, holder_uid: str) -> "ClusterSnapshot":
+        """Return what the GPUs of one node depend on, and the Leases of one pod; other nodes keep their pods only."""
+        return replace(
+            self,
+            reports=tuple(one for one in self.reports if one.metadata.name == node),
+            heartbeats=tuple(one for one in self.heartbeats if one.metadata.name == node),
+            leases=tuple(one for one in self.leases if _concerns(one, node, holder_uid)),
+        )
+
+
+def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
+    """Return the ledger that a process holds after reading these lists; its clock stands at NOW_SECONDS."""
+    ledger = Ledger()
+    nodes = {node.metadata.name: node for node in snapshot.nodes}
+    for heartbeat in snapshot.heartbeats:
+        age = snapshot.age_seconds(heartbeat.spec.renew_time)
+        ledger.put_heartbeat(heartbeat.metadata.name, NOW_SECONDS - age, silence_seconds_max(heartbeat))
+    for report in snapshot.reports:
+        if not is_of_the_past(report, nodes.get(report.metadata.name)):
+            ledger.put_report(report)
+    for lease in snapshot.leases:
+        if may_be_gpu_lease(lease):
+            ledger.put_lease(lease)
+    for pod in snapshot.pods:
+        if pods.is_gpu_pod(pod):
+            ledger.put_pod(pod)
+    return ledger
+
+
+def pods_by_node(found: Iterable[Pod]) -> dict[str, list[Pod]]:
+    """Return the pods that are bound, by node, those that have ended included."""
+    by_node: dict[str, list[Pod]] = {}
+    for pod in found:
+        if pod.spec.node_name:
+            by_node.setdefault(pod.spec.node_name, []).append(pod)
+    return by_node
+
+
+def _concerns(lease: Lease, node: str, holder_uid: str) -> bool:
+    """A Lease that cannot be read may mean any node that its name could."""
+    is_held = lease.spec.holder_identity.endswith(f"/{holder_uid}")
+    return is_held or lease.metadata.annotations.get(names.LEASE_NODE, node) == node

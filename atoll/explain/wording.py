@@ -1,0 +1,156 @@
+"""Proposals and explanations in words, and as plain values for programs.
+
+In: frozen values of this package. Out: sentences that say what to do on which object, and JSON. Pure.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, Final
+
+from atoll.cluster import host_fit, pods
+from atoll.cluster.objects import Pod
+from atoll.explain.decision import Scene
+from atoll.explain.explanation import Explanation, Group
+from atoll.explain.nodes import IslandState, NodeAnswer
+from atoll.explain.proposals import Kind, Proposal
+
+NAMED_MAX: Final = 8
+"""Pods or GPUs that one sentence names."""
+
+HELPLESS: Final[Mapping[Kind, str]] = {
+    Kind.ENDING: "no pod that is ending makes room",
+    Kind.RELAX: "no claim that asks less of the GPUs would fit",
+    Kind.COUNT: "no smaller count fits",
+    Kind.OPEN: "no node is closed that would fit if it were opened",
+    Kind.GPU: "no cordoned GPUs would make room",
+    Kind.REPAIR: "no sick GPUs would make room",
+    Kind.END: "no running pods of one node would make room by their end",
+    Kind.ADD: "no node of a known shape would fit",
+}
+"""What it means that nothing of a kind helps."""
+
+
+def sentence(proposal: Proposal, scene: Scene, pod: Pod) -> str:
+    """Return what to do, and what the pod then gets."""
+    return f"{_what(proposal, scene, pod)}: then it fits on {proposal.node} with GPUs {_list(proposal.device_ids)}"
+
+
+def _what(proposal: Proposal, scene: Scene, pod: Pod) -> str:
+    change = proposal.change
+    if proposal.kind is Kind.RELAX:
+        return f"use a claim with {', '.join(change.relaxed)}"
+    if proposal.kind is Kind.COUNT:
+        return f"ask for {change.count}"
+    if proposal.kind is Kind.OPEN:
+        return _opening(change.opened, scene, pod)
+    if proposal.kind in (Kind.GPU, Kind.REPAIR):
+        gpus = ", ".join(_gpu(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)[:NAMED_MAX])
+        return f"uncordon {gpus}" if proposal.kind is Kind.GPU else f"get {gpus} well"
+    if proposal.kind is Kind.ADD:
+        assert change.added is not None
+        return f"add a node ({change.added.shape})"
+    named = ", ".join(_pod(scene, uid) for uid in change.ended[:NAMED_MAX])
+    more = f" and {len(change.ended) - NAMED_MAX} more" if len(change.ended) > NAMED_MAX else ""
+    verb = "are proven to have ended" if proposal.kind is Kind.ENDING else "end"
+    return f"when {named}{more} {verb}"
+
+
+def _opening(name: str, scene: Scene, pod: Pod) -> str:
+    node = scene.nodes[name]
+    parts = ["uncordon the node"] if node.spec.unschedulable else []
+    parts += [
+        f"tolerate {taint.key}{'=' + taint.value if taint.value else ''}:{taint.effect}"
+        for taint in host_fit.untolerated(pod, node)
+    ]
+    parts += [
+        f"label it {key}={value}"
+        for key, value in sorted(pod.spec.node_selector.items())
+        if node.metadata.labels.get(key) != value
+    ]
+    return f"open node {name} ({', '.join(parts)})"
+
+
+def _gpu(scene: Scene, node: str, uuid: str) -> str:
+    devices = scene.ledger.nodes[node]
+    return f"GPU {node}/{devices.devices[devices.position_by_uuid[uuid]].id}"
+
+
+def _pod(scene: Scene, uid: str) -> str:
+    found = scene.by_uid.get(uid)
+    if found is not None:
+        return f"{found.metadata.namespace}/{found.metadata.name}"
+    records = scene.ledger.leases_of(uid)
+    return f"{records[0].holder.namespace}/{records[0].holder.name} (gone)" if records else f"pod {uid}"
+
+
+def explanation_json(told: Explanation, scene: Scene, pod: Pod) -> dict[str, Any]:
+    """Return an explanation as plain values."""
+    return {
+        "pod": told.pod,
+        "state": str(told.state),
+        "headline": told.headline,
+        "asked": told.asked,
+        "waitsSeconds": round(told.waits_seconds) if isfinite(told.waits_seconds) else None,
+        "node": told.node,
+        "deviceIds": list(told.device_ids),
+        "groups": [_group_json(group) for group in told.groups],
+        "proposals": [proposal_json(proposal, scene, pod) for proposal in told.help.proposals],
+        "helpless": {str(kind): HELPLESS[kind] for kind in told.help.helpless},
+        "searchCut": [str(kind) for kind in told.help.cut],
+    }
+
+
+def proposal_json(proposal: Proposal, scene: Scene, pod: Pod) -> dict[str, Any]:
+    """Return a proposal as plain values."""
+    change = proposal.change
+    return {
+        "kind": str(proposal.kind),
+        "text": sentence(proposal, scene, pod),
+        "node": proposal.node,
+        "deviceIds": list(proposal.device_ids),
+        "relaxed": list(change.relaxed),
+        "count": change.count,
+        "gpus": [_gpu(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)],
+        "pods": [_pod(scene, uid) for uid in change.ended],
+        "openedNode": change.opened,
+        "addedShape": change.added.shape if change.added is not None else "",
+    }
+
+
+def holders_text(scene: Scene, node: str) -> str:
+    """Return who holds which GPUs of a node."""
+    found = []
+    for uid in sorted(scene.ledger.pods):
+        allocation = scene.ledger.allocation_of(uid)
+        if allocation is not None and allocation.node == node:
+            holder = pods.holder_of(scene.ledger.pods[uid])
+            found.append(f"{holder.namespace}/{holder.name}: {_list(allocation.device_ids)}")
+    return "; ".join(found)
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    return {
+        "standing": str(group.standing),
+        "reason": group.reason,
+        "others": list(group.others),
+        "nodes": [_node_json(one) for one in group.nodes],
+    }
+
+
+def _node_json(one: NodeAnswer) -> dict[str, Any]:
+    return {"node": one.node, "detail": one.detail, "islands": [_island_json(part) for part in one.islands]}
+
+
+def _island_json(part: IslandState) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "kind": part.kind,
+        "free": list(part.free),
+        "held": list(part.held),
+        "withheld": list(part.withheld),
+        "unfit": list(part.unfit),
+    }
+
+
+def _list(ids: tuple[int, ...]) -> str:
+    return ",".join(map(str, ids))
