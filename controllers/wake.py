@@ -23,8 +23,8 @@ from atoll.cluster.wakeups import (
     WakePod,
     is_nominated_by_us,
     is_rejected,
-    missing_for,
     plan_wakeups,
+    waiting_note,
 )
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
@@ -224,12 +224,8 @@ class WakeReconciler:
             if not self._told.try_take():
                 return
             self._told_at[uid] = now
-            missing = ", ".join(f"{count} {reason}" for reason, count in missing_for(pod, request, rooms))
             self._context.events.record(
-                pod_reference(pod),
-                reason=names.REASON_WAITING,
-                note=f"{request.ask.count} GPUs asked, no node of {len(rooms)} can give them: {missing or 'no report'}",
-                action="Wait",
+                pod_reference(pod), reason=names.REASON_WAITING, note=waiting_note(pod, request, rooms), action="Wait"
             )
 
     def _observe_pod(self, change: Change[Any]) -> bool:

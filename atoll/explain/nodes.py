@@ -11,10 +11,11 @@ from typing import Final
 
 from atoll.api import names
 from atoll.cluster.health import judge as judge_health
-from atoll.cluster.machines import Cell, NodeDevices, cell_of, is_mig_parent
+from atoll.cluster.machines import Cell, NodeDevices
 from atoll.cluster.objects import Pod
+from atoll.cluster.prospects import could_serve
 from atoll.cluster.requests import Rejection, Request
-from atoll.cluster.selection import offer, plain, position_masks
+from atoll.cluster.selection import position_masks
 from atoll.explain.decision import Decision, Scene, judge
 from atoll.explain.snapshot import NOW_SECONDS
 from topology.islands import islands
@@ -54,7 +55,7 @@ class IslandState:
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """One node. `reason`: a constant phrase; `others`: kube-scheduler's own reasons beside it; `detail`: the numbers."""
+    """One node. `reason`: a constant phrase; `others`: kube-scheduler's own reasons; `detail`: the numbers."""
 
     node: str
     standing: Standing
@@ -109,17 +110,6 @@ def _answer(
     parts = _islands(devices, cells[name], request)
     detail = f"{_free_text(parts)}; {wish(request)}" if standing is not Standing.NEVER else _machine_text(devices)
     return NodeAnswer(name, standing, reason, others, detail + _withheld_text(scene, devices, parts), parts)
-
-
-def could_serve(devices: NodeDevices, request: Request, *, only_well: bool = False) -> bool:
-    """Tell whether the machine could serve the request with nobody on it; `only_well`: without what is withheld."""
-    mask = devices.usable if only_well else all_positions(devices)
-    return not isinstance(offer(cell_of(devices.shape, mask), plain(request)), Rejection)
-
-
-def all_positions(devices: NodeDevices) -> int:
-    """Return the mask of everything that could be given out if it were free and well."""
-    return sum(1 << i for i, device in enumerate(devices.devices) if not is_mig_parent(device))
 
 
 def wish(request: Request) -> str:

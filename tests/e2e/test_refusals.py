@@ -180,7 +180,8 @@ def test_more_gpus_than_any_node_has_wait_with_a_reason(world: World) -> None:
 
     assert f"4 Insufficient {names.GPU_RESOURCE}" in world.wait_rejected("large")
     note = world.wait(lambda: waiting_note(world, "large"), "the pod to be told what is missing")
-    assert note == f"9 GPUs asked, no node of 4 can give them: 4 {names.REJECT_NEVER_FITS}"
+    assert f"9 GPUs asked, fits no machine of the 4 here, not even an empty one: 4 {names.REJECT_NEVER_FITS};" in note
+    assert f"`atoll explain pod/large -n {world.namespace}`" in note
 
 
 def test_a_model_that_nobody_has_waits_with_a_reason(world: World) -> None:

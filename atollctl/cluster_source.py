@@ -1,0 +1,78 @@
+"""Where a question about the cluster takes its snapshot from: a live API server, or a saved file.
+
+In: a kubeconfig or a path. Out: a ClusterSnapshot. Reads only; the lists are taken together, so that they disagree by
+a moment at most.
+"""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.api import names
+from atoll.api.claims import GpuClaim
+from atoll.api.gangs import GpuGang
+from atoll.api.node_status import GpuNodeStatus
+from atoll.api.topologies import Topology
+from atoll.cluster.leases import may_be_gpu_lease
+from atoll.cluster.objects import decode_lease, decode_node, decode_pod
+from atoll.explain.codec import BYTES_MAX, SnapshotMistake, decode_snapshot
+from atoll.explain.snapshot import ClusterSnapshot
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.kube.errors import KubeError
+
+STATUS_WAITS = 1
+STATUS_UNREACHABLE = 2
+
+Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")]
+ContextName = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
+Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the pod or claim.")]
+SnapshotFile = Annotated[
+    Path | None, typer.Option("--snapshot", help="Answer from this file of `atoll snapshot` instead of a cluster.")
+]
+
+
+def read_cluster(
+    kubeconfig: Path | None, context: str | None, *, snapshot: Path | None = None, purpose: str
+) -> ClusterSnapshot:
+    """Return the file's snapshot, or that of the cluster now. Ends the command with one sentence where it cannot."""
+    try:
+        return read_file(snapshot) if snapshot is not None else asyncio.run(read_live(kubeconfig, context))
+    except (KubeError, OSError, SnapshotMistake) as error:
+        typer.echo(f"cannot {purpose}: {error}", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE) from error
+
+
+def read_file(path: Path) -> ClusterSnapshot:
+    """Return a saved snapshot. Raises OSError and SnapshotMistake."""
+    with path.open("rb") as file:
+        return decode_snapshot(file.read(BYTES_MAX + 1))
+
+
+async def read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnapshot:
+    """List what decisions depend on. Raises KubeError, and OSError where nobody answers."""
+    async with await ApiClient.connect(kubeconfig, context, user_agent="atoll") as client:
+        nodes, pods, leases, heartbeats, claims, reports, gangs, topologies = await asyncio.gather(
+            client.list(paths.nodes(), decode_node),
+            client.list(paths.pods(), decode_pod),
+            client.list(paths.leases(names.SYSTEM_NAMESPACE), decode_lease),
+            client.list(paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease),
+            client.list(paths.gpuclaims(), GpuClaim.model_validate_json),
+            client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json),
+            client.list(paths.gpugangs(), GpuGang.model_validate_json),
+            client.list(paths.topologies(), Topology.model_validate_json),
+        )
+    return ClusterSnapshot(
+        taken_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        nodes=tuple(nodes.items),
+        pods=tuple(pods.items),
+        claims=tuple(claims.items),
+        reports=tuple(reports.items),
+        leases=tuple(lease for lease in leases.items if may_be_gpu_lease(lease)),
+        heartbeats=tuple(heartbeats.items),
+        gangs=tuple(gangs.items),
+        topologies=tuple(topologies.items),
+    )

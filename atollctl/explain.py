@@ -1,0 +1,89 @@
+"""`atoll explain`: why a pod waits, down to GPUs and islands, and what would help.
+
+In: pod/NAME or claim/NAME, and a cluster or a saved snapshot. Out: text or JSON; status 0 where every pod runs or fits,
+1 where one waits, 2 where the question cannot be answered. The answers are made by `atoll.explain`. Read-only.
+"""
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atollctl.cluster_source import (
+    STATUS_UNREACHABLE,
+    STATUS_WAITS,
+    ContextName,
+    Kubeconfig,
+    Namespace,
+    SnapshotFile,
+    read_cluster,
+)
+
+if TYPE_CHECKING:
+    from atoll.cluster.objects import Pod
+    from atoll.explain.snapshot import ClusterSnapshot
+
+
+class Output(StrEnum):
+    """How the answer is shown. wide: every node, not only the first of each group."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    JSON = "json"
+
+
+Subject = Annotated[str, typer.Argument(metavar="pod/NAME|claim/NAME", help="What to explain.")]
+
+
+def explain_subject(
+    subject: Subject,
+    namespace: Namespace = "default",
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
+    snapshot: SnapshotFile = None,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TEXT,
+) -> None:
+    """Say why a pod waits for its GPUs, and what would help."""
+    from atoll.explain.decision import scene_of
+    from atoll.explain.explanation import State, explain
+    from atoll.explain.wording import explanation_json
+    from atollctl.explain_text import lines
+
+    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="explain")
+    chosen = pods_of(found, subject, namespace)
+    scene = scene_of(found)
+    told = [(explain(scene, pod), pod) for pod in chosen]
+    if output is Output.JSON:
+        typer.echo(json.dumps([explanation_json(one, scene, pod) for one, pod in told], indent=2))
+    else:
+        for number, (one, pod) in enumerate(told):
+            for line in (*([""] if number else []), *lines(one, scene, pod, show_all=output is Output.WIDE)):
+                typer.echo(line)
+    content = {State.BOUND, State.ENDED, State.FITS, State.NO_GPUS}
+    raise typer.Exit(0 if all(one.state in content for one, _ in told) else STATUS_WAITS)
+
+
+def pods_of(found: "ClusterSnapshot", subject: str, namespace: str) -> "list[Pod]":
+    """Return the pods that are meant. Ends the command with one sentence where there are none."""
+    from atoll.cluster import pods
+
+    kind, slash, name = subject.rpartition("/")
+    kind = kind if slash else "pod"
+    if kind in ("pod", "pods", "po"):
+        pod = found.pod(namespace, name)
+        chosen = [pod] if pod is not None else []
+    elif kind in ("claim", "gpuclaim", "gpuclaims", "gclaim"):
+        chosen = [pod for pod in found.pods if pod.metadata.namespace == namespace and pods.claim_name(pod) == name]
+        if not chosen and found.claim(namespace, name) is not None:
+            typer.echo(f"claim {namespace}/{name}: no pod names it in its annotation gpu.scheduling/claim")
+            raise typer.Exit(0)
+    else:
+        typer.echo(f"cannot explain {subject!r}: write pod/NAME or claim/NAME", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE)
+    if not chosen:
+        typer.echo(
+            f"cannot explain {kind}/{name}: there is none in namespace {namespace}; choose another by -n", err=True
+        )
+        raise typer.Exit(STATUS_UNREACHABLE)
+    return sorted(chosen, key=lambda pod: pod.metadata.name)

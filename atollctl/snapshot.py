@@ -1,0 +1,37 @@
+"""`atoll snapshot`: save what Atoll's decisions depend on, for a bug report or for questions offline.
+
+In: a kubeconfig. Out: one JSON file; `atoll explain` and `atoll simulate` answer from it as from the cluster. It holds
+no environment, no image, no command; with `--replace-names` no name of anything either. Read-only.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atollctl.cluster_source import STATUS_UNREACHABLE, ContextName, Kubeconfig, SnapshotFile, read_cluster
+
+
+def save_snapshot(
+    file: Annotated[Path, typer.Argument(help="Where to write it.")],
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
+    snapshot: SnapshotFile = None,
+    *,
+    replace_names: Annotated[
+        bool, typer.Option("--replace-names", help="Names, labels, uids and uuids become numbers; order is kept.")
+    ] = False,
+) -> None:
+    """Save nodes, pods, claims, GPU reports and Leases, gangs and topologies as one file."""
+    from atoll.explain.codec import encode_snapshot
+    from atoll.explain.pseudonyms import disguised
+
+    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="take a snapshot")
+    data = encode_snapshot(disguised(found) if replace_names else found)
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        typer.echo(f"cannot write the snapshot: {error}", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE) from error
+    counts = f"{len(found.nodes)} nodes, {len(found.pods)} pods, {len(found.reports)} GPU reports"
+    typer.echo(f"{file}: {counts}, {len(data)} bytes")

@@ -1,0 +1,398 @@
+"""Promises of explain: in each hand-made situation it names the true cause, and something that helps."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.api import names
+from atoll.explain.decision import scene_of
+from atoll.explain.explanation import Explanation, State, explain
+from atoll.explain.nodes import Standing
+from atoll.explain.proposals import Kind, check
+from atoll.explain.changes import Case
+from atoll.explain.wording import sentence
+from atollctl.explain_text import lines
+from tests.builders import make_claim, make_pod
+from tests.explain.situations import Situation, holder, situation, waiting, with_cpu, with_host_port
+from topology.choice import Reason
+
+ISLAND = {"policy": "island"}
+TAINT = {"taints": [{"key": "team", "value": "a", "effect": "NoSchedule"}]}
+LONG_AGO = "2026-01-31T10:00:00Z"
+
+
+def full(node: str = "n1", count: int = 8, **options: Any) -> Any:
+    """One pod that holds a whole machine."""
+    return holder(f"on-{node}", node, *range(count), **options)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What explain must say: the state, words of its text, and kinds of which a proposal must be among the answers."""
+
+    found: Situation
+    state: State
+    words: tuple[str, ...]
+    helped_by: tuple[Kind, ...] = ()
+    not_by: tuple[Kind, ...] = ()
+    standings: dict[str, Standing] = field(default_factory=dict)
+
+
+ADD = Kind.ADD
+SITUATIONS: dict[str, Told] = {
+    "all GPUs of the only node are held": Told(
+        situation({"n1": {}}, [full()], waiting(1)),
+        State.BUSY,
+        ("waits for GPUs that others hold", Reason.TOO_FEW_FREE, "no GPU free"),
+        (Kind.END, ADD),
+        (Kind.COUNT, Kind.GPU, Kind.OPEN),
+    ),
+    "three free, but on two islands, and one is needed": Told(
+        situation(
+            {"n3": {"profile": "rtx8000x4-bridged"}},
+            [holder("a", "n3", 1), holder("b", "n3", 3)],
+            waiting(2, claim=ISLAND),
+        ),
+        State.BUSY,
+        ("2 GPUs free, on 2 islands: 0 | 2", "needs them on one island", Reason.NO_ISLAND),
+        (Kind.RELAX, Kind.COUNT, Kind.END),
+    ),
+    "an island of three on a machine of pairs": Told(
+        situation({"n1": {"profile": "rtx8000x4-bridged"}}, [], waiting(3, claim=ISLAND)),
+        State.NEVER,
+        ("fits no machine of this cluster", "islands of 2 + 2"),
+        (Kind.RELAX, Kind.COUNT, ADD),
+        (Kind.END,),
+    ),
+    "more GPUs than any machine has": Told(
+        situation({"n1": {}, "n2": {"profile": "l40s-4"}}, [full()], waiting(12)),
+        State.NEVER,
+        ("not even an empty one", names.REJECT_NEVER_FITS, "has 4 GPUs"),
+        (Kind.COUNT, ADD),
+        (Kind.END,),
+    ),
+    "a model that nobody has": Told(
+        situation({"n1": {}}, [], waiting(1, claim={"models": ["nvidia-b200"]})),
+        State.NEVER,
+        (names.REJECT_NO_MODEL,),
+        (Kind.RELAX, ADD),
+        (Kind.COUNT,),
+    ),
+    "a model that is there and held": Told(
+        situation({"n1": {}, "n2": {"profile": "t4-4"}}, [full()], waiting(1, claim={"models": ["nvidia-v100"]})),
+        State.BUSY,
+        ("1 no GPU of a claimed model", "1 too few free GPUs"),
+        (Kind.RELAX, Kind.END, ADD),
+        standings={"n1": Standing.BUSY, "n2": Standing.NEVER},
+    ),
+    "more memory than the cards have": Told(
+        situation({"n1": {"profile": "t4-4"}}, [], waiting(1, claim={"memory": "40Gi"})),
+        State.NEVER,
+        (names.REJECT_NO_MEMORY,),
+        (Kind.RELAX, ADD),
+    ),
+    "a newer compute capability": Told(
+        situation({"n1": {}}, [], waiting(1, claim={"computeCapability": "9.0"})),
+        State.NEVER,
+        (names.REJECT_NO_CAPABILITY,),
+        (Kind.RELAX, ADD),
+    ),
+    "MIG instances where no card is split": Told(
+        situation(
+            {"n1": {"profile": "dgx-a100"}},
+            [],
+            waiting(1, claim={"migProfile": "3g.20gb"}, resource=names.mig_resource("3g.20gb")),
+        ),
+        State.NEVER,
+        (names.REJECT_MIG,),
+        (),
+        (Kind.END, Kind.COUNT),
+    ),
+    "NVLink on a machine without": Told(
+        situation({"n1": {"profile": "l40s-4"}}, [], waiting(2, claim={"interconnect": "nvlink"})),
+        State.NEVER,
+        (Reason.NO_NVLINK_ISLAND,),
+        (Kind.RELAX, Kind.COUNT, ADD),
+    ),
+    "PCIe alone where a switch joins all": Told(
+        situation({"n1": {"profile": "dgx-h100"}}, [], waiting(2, claim={"interconnect": "pcie"})),
+        State.NEVER,
+        (Reason.NO_PCIE_SET,),
+        (Kind.RELAX, Kind.COUNT, ADD),
+    ),
+    "more bandwidth than the links carry": Told(
+        situation({"n1": {}}, [], waiting(4, claim={"minBandwidthGBps": 5000})),
+        State.NEVER,
+        (Reason.NO_BANDWIDTH, "5000 GB/s"),
+        (Kind.RELAX, Kind.COUNT),
+    ),
+    "two conditions that fail together": Told(
+        situation({"n1": {"profile": "t4-4"}}, [], waiting(1, claim={"models": ["nvidia-b200"], "memory": "40Gi"})),
+        State.NEVER,
+        (names.REJECT_NO_MODEL, "any model, no memory"),
+        (Kind.RELAX,),
+    ),
+    "cordoned GPUs would be enough": Told(
+        situation({"n1": {"cordoned": (6, 7)}}, [holder("a", "n1", *range(6))], waiting(1)),
+        State.BUSY,
+        ("not given out: 6 cordoned, 7 cordoned", "uncordon GPU n1/6"),
+        (Kind.GPU, Kind.END, ADD),
+    ),
+    "every GPU is cordoned": Told(
+        situation({"n1": {"cordoned": tuple(range(8))}}, [], waiting(1)),
+        State.WITHHELD,
+        ("cordoned or sick", "uncordon GPU n1/0"),
+        (Kind.GPU,),
+        (Kind.END,),
+    ),
+    "the only free GPU is sick": Told(
+        situation({"n1": {"sick": (7,)}}, [holder("a", "n1", *range(7))], waiting(1)),
+        State.BUSY,
+        ("7 quarantined", "get GPU n1/7 well"),
+        (Kind.REPAIR, Kind.END),
+    ),
+    "a sick GPU breaks the only island that would do": Told(
+        situation(
+            {"n1": {"profile": "rtx8000x4-bridged", "sick": (1,)}}, [holder("a", "n1", 3)], waiting(2, claim=ISLAND)
+        ),
+        State.BUSY,
+        ("2 GPUs free, on 2 islands: 0 | 2", "get GPU n1/1 well"),
+        (Kind.REPAIR, Kind.END, Kind.RELAX),
+    ),
+    "a whole machine is wanted and one GPU is sick": Told(
+        situation({"n1": {"sick": (3,)}}, [], waiting(8)),
+        State.WITHHELD,
+        ("3 quarantined",),
+        (Kind.REPAIR, Kind.COUNT, ADD),
+        (Kind.END,),
+    ),
+    "the agent is silent": Told(
+        situation({"n1": {"heard": LONG_AGO}}, [], waiting(1)),
+        State.UNKNOWN,
+        (names.REJECT_STALE_REPORT, "has not been heard"),
+        (ADD,),
+    ),
+    "the node never reported": Told(
+        situation({"n1": {"report": False}}, [], waiting(1)),
+        State.UNKNOWN,
+        (names.REJECT_NO_REPORT,),
+        (ADD,),
+    ),
+    "there is no node at all": Told(situation({}, [], waiting(1)), State.NEVER, ("Of 0 nodes: none",), (ADD,)),
+    "a taint keeps the pod off": Told(
+        situation({"n1": {"node": TAINT}}, [], waiting(1)),
+        State.CLOSED,
+        ("untolerated taint", "tolerate team=a:NoSchedule"),
+        (Kind.OPEN, ADD),
+        (Kind.END, Kind.COUNT),
+        {"n1": Standing.CLOSED},
+    ),
+    "the node is cordoned": Told(
+        situation({"n1": {"node": {"unschedulable": True}}}, [], waiting(1)),
+        State.CLOSED,
+        ("cordoned", "uncordon the node"),
+        (Kind.OPEN, ADD),
+    ),
+    "the node is not ready": Told(
+        situation({"n1": {"node": {"ready": "False"}}}, [], waiting(1)),
+        State.CLOSED,
+        ("not ready",),
+        (ADD,),
+        (Kind.OPEN,),
+    ),
+    "a node selector matches nothing": Told(
+        situation({"n1": {}}, [], waiting(1, nodeSelector={"pool": "training"})),
+        State.CLOSED,
+        ("node selector", "label it pool=training"),
+        (Kind.OPEN, ADD),
+    ),
+    "node affinity matches nothing": Told(
+        situation(
+            {"n1": {}},
+            [],
+            waiting(
+                1,
+                affinity={
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
+                            ]
+                        }
+                    }
+                },
+            ),
+        ),
+        State.CLOSED,
+        ("node affinity",),
+    ),
+    "no cpu is left beside free GPUs": Told(
+        situation({"n1": {}}, [holder("a", "n1", 0, cpu="60")], waiting(1, cpu="8")),
+        State.CLOSED,
+        ("insufficient cpu", "team/a"),
+        (Kind.END, ADD),
+        (Kind.COUNT,),
+    ),
+    "a pod without GPUs has taken the cpu": Told(
+        situation(
+            {"n1": {}},
+            [],
+            waiting(1, cpu="8"),
+            others=[with_cpu(make_pod("web", gpus=None, node="n1", phase="Running"), "60")],
+        ),
+        State.CLOSED,
+        ("insufficient cpu", "when team/web end"),
+        (Kind.END, ADD),
+    ),
+    "more cpu than any node has": Told(
+        situation({"n1": {}}, [], waiting(1, cpu="100")),
+        State.CLOSED,
+        ("insufficient cpu",),
+        (ADD,),
+        (Kind.END,),
+    ),
+    "no cpu and no GPU": Told(
+        situation({"n1": {}}, [full(cpu="60")], waiting(1, cpu="8")),
+        State.CLOSED,
+        ("too few free GPUs, insufficient cpu",),
+        (Kind.END, ADD),
+    ),
+    "a taint on the free node, the other is full": Told(
+        situation({"n1": {"node": TAINT}, "n2": {}}, [full("n2")], waiting(1)),
+        State.BUSY,
+        ("1 too few free GPUs, 1 untolerated taint",),
+        (Kind.OPEN, Kind.END, ADD),
+        standings={"n1": Standing.CLOSED, "n2": Standing.BUSY},
+    ),
+    "a pod that is ending makes room": Told(
+        situation({"n1": {}}, [full(deleted=True)], waiting(1)),
+        State.BUSY,
+        ("when team/on-n1 are proven to have ended",),
+        (Kind.ENDING,),
+    ),
+    "a pod is gone and its Leases are not": Told(
+        situation({"n1": {}}, [(make_pod("x", gpus=None), full()[1])], waiting(1)),
+        State.BUSY,
+        ("team/on-n1 (gone) are proven to have ended",),
+        (Kind.ENDING,),
+    ),
+    "GPUs are kept for another pod": Told(
+        situation(
+            {"n1": {}},
+            [holder("a", "n1", *range(7))],
+            waiting(1),
+            others=[make_pod("q", annotations={names.KEPT: "n1:7"}, priority=5)],
+        ),
+        State.BUSY,
+        ("too few free GPUs",),
+        (Kind.END, ADD),
+    ),
+    "two small pods hold what one large wants": Told(
+        situation({"n1": {"profile": "l40s-4"}}, [holder("a", "n1", 0), holder("b", "n1", 1)], waiting(4)),
+        State.BUSY,
+        ("when team/a, team/b end",),
+        (Kind.END, Kind.COUNT),
+    ),
+    "one of low priority and one of high": Told(
+        situation(
+            {"n1": {"profile": "l40s-4"}},
+            [holder("a", "n1", 0, 1, priority=9), holder("b", "n1", 2, 3, priority=1)],
+            waiting(1),
+        ),
+        State.BUSY,
+        ("1. when team/b end", "2. when team/a end"),
+        (Kind.END,),
+    ),
+    "a host port is taken": Told(
+        situation(
+            {"n1": {}},
+            [],
+            (with_host_port(waiting(1)[0]), None),
+            others=[with_host_port(make_pod("web", gpus=None, node="n1", phase="Running"))],
+        ),
+        State.CLOSED,
+        ("host port in use", "when team/web end"),
+        (Kind.END, ADD),
+    ),
+    "the pod fits and is not yet bound": Told(
+        situation({"n1": {}}, [holder("a", "n1", 0)], waiting(2)), State.FITS, ("fits now, best on n1",)
+    ),
+    "the claim is missing": Told(
+        situation({"n1": {}}, [], (make_pod("p", annotations={names.CLAIM: "gone"}), None)),
+        State.REFUSED,
+        (names.REJECT_CLAIM_MISSING, "create the GpuClaim"),
+    ),
+    "the claim was made anew": Told(
+        situation({"n1": {}}, [], (make_pod("p", claim=make_claim("c", uid="old")), make_claim("c", uid="new"))),
+        State.REFUSED,
+        (names.REJECT_CLAIM_REPLACED, "create the pod anew"),
+    ),
+    "the containers ask for another count": Told(
+        situation({"n1": {}}, [], waiting(2, claim={}, gpus=1)),
+        State.REFUSED,
+        (names.REJECT_COUNT_MISMATCH,),
+    ),
+    "the pod belongs to a gang": Told(
+        situation({"n1": {}}, [], waiting(1, annotations={names.GANG: "g"})),
+        State.REFUSED,
+        (names.REJECT_GANG,),
+    ),
+    "somebody's gate holds the pod": Told(
+        situation({"n1": {}}, [], waiting(1, schedulingGates=[{"name": "example.com/quota"}])),
+        State.GATED,
+        ("example.com/quota",),
+    ),
+    "the pod asks for no GPU": Told(
+        situation({"n1": {}}, [], (make_pod("p", gpus=None), None)), State.NO_GPUS, (names.CLAIM,)
+    ),
+}
+
+
+def told_text(found: Situation, told: Explanation) -> str:
+    """Return everything that a reader gets to see of the reasons and proposals."""
+    scene = scene_of(found.snapshot)
+    flowed = " ".join(" ".join(lines(told, scene, found.pod, show_all=True)).split())
+    sentences = [f"{number}. {sentence(p, scene, found.pod)}" for number, p in enumerate(told.help.proposals, 1)]
+    kinds: dict[Kind, int] = {}
+    for p in told.help.proposals:
+        kinds[p.kind] = kinds.get(p.kind, 0) + 1
+        sentences.append(f"{kinds[p.kind]}. {sentence(p, scene, found.pod)}")
+    return " ".join((told.headline, flowed, *sentences))
+
+
+@pytest.mark.parametrize("told", SITUATIONS.values(), ids=SITUATIONS.keys())
+def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
+    """State, reason and numbers are those of the situation; each proposal is true when it is applied."""
+    answer = explain(scene_of(told.found.snapshot), told.found.pod)
+    text = told_text(told.found, answer)
+    kinds = {proposal.kind for proposal in answer.help.proposals}
+    standings = {one.node: one.standing for group in answer.groups for one in group.nodes}
+
+    assert answer.state is told.state, text
+    for word in told.words:
+        assert word in text, f"{word!r} is missing in: {text}"
+    assert set(told.helped_by) <= kinds, text
+    assert not kinds & set(told.not_by), text
+    assert standings.items() >= told.standings.items()
+    for proposal in answer.help.proposals:
+        assert check(Case(told.found.snapshot, told.found.pod, told.found.claim), proposal.change).fits
+
+
+def test_headline_fits_into_an_event() -> None:
+    """However many reasons there are, the one line stays short enough for an event's note."""
+    nodes = {f"n{i}": {"node": {"taints": [{"key": f"k{i}", "effect": "NoSchedule"}]}} for i in range(40)}
+
+    answer = explain(scene_of(situation(nodes).snapshot), situation(nodes).pod)
+
+    assert len(answer.headline) <= 900
+
+
+def test_waiting_time_is_that_of_the_snapshot() -> None:
+    """How long a pod waits is told by the moment of the snapshot, not by the clock of whoever reads it."""
+    found = situation({"n1": {}}, [full()])
+    metadata = msgspec.structs.replace(found.pod.metadata, creation_timestamp="2026-01-31T11:30:00Z")
+    pod = msgspec.structs.replace(found.pod, metadata=metadata)
+
+    assert explain(scene_of(found.snapshot), pod).waits_seconds == 1800
