@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import typer
 
-from atollctl import agent, audit, choose, explain, gpu, snapshot, topo
+from atollctl import agent, audit, choose, explain, gpu, simulate, snapshot, topo
 from devcluster.commands import app as dev
 
 app = typer.Typer(name="atoll", help="The right GPUs for every pod.", no_args_is_help=True, add_completion=True)
@@ -13,6 +13,7 @@ app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs, and see how they ar
 app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
 app.command(name="audit")(audit.audit_cluster)
 app.command(name="explain")(explain.explain_subject)
+app.command(name="simulate")(simulate.simulate_pods)
 app.command(name="snapshot")(snapshot.save_snapshot)
 app.command(name="topo")(topo.show_topology)
 app.command(name="choose")(choose.choose_gpus)

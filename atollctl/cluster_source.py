@@ -53,26 +53,34 @@ def read_file(path: Path) -> ClusterSnapshot:
 
 
 async def read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnapshot:
-    """List what decisions depend on. Raises KubeError, and OSError where nobody answers."""
-    async with await ApiClient.connect(kubeconfig, context, user_agent="atoll") as client:
-        nodes, pods, leases, heartbeats, claims, reports, gangs, topologies = await asyncio.gather(
-            client.list(paths.nodes(), decode_node),
-            client.list(paths.pods(), decode_pod),
-            client.list(paths.leases(names.SYSTEM_NAMESPACE), decode_lease),
-            client.list(paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease),
-            client.list(paths.gpuclaims(), GpuClaim.model_validate_json),
-            client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json),
-            client.list(paths.gpugangs(), GpuGang.model_validate_json),
-            client.list(paths.topologies(), Topology.model_validate_json),
-        )
+    """List what decisions depend on. Raises the first KubeError, and OSError where nobody answers."""
+    try:
+        return await _read_live(kubeconfig, context)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnapshot:
+    async with (
+        await ApiClient.connect(kubeconfig, context, user_agent="atoll") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        nodes = group.create_task(client.list(paths.nodes(), decode_node))
+        pods = group.create_task(client.list(paths.pods(), decode_pod))
+        leases = group.create_task(client.list(paths.leases(names.SYSTEM_NAMESPACE), decode_lease))
+        heartbeats = group.create_task(client.list(paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease))
+        claims = group.create_task(client.list(paths.gpuclaims(), GpuClaim.model_validate_json))
+        reports = group.create_task(client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json))
+        gangs = group.create_task(client.list(paths.gpugangs(), GpuGang.model_validate_json))
+        topologies = group.create_task(client.list(paths.topologies(), Topology.model_validate_json))
     return ClusterSnapshot(
         taken_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        nodes=tuple(nodes.items),
-        pods=tuple(pods.items),
-        claims=tuple(claims.items),
-        reports=tuple(reports.items),
-        leases=tuple(lease for lease in leases.items if may_be_gpu_lease(lease)),
-        heartbeats=tuple(heartbeats.items),
-        gangs=tuple(gangs.items),
-        topologies=tuple(topologies.items),
+        nodes=tuple(nodes.result().items),
+        pods=tuple(pods.result().items),
+        claims=tuple(claims.result().items),
+        reports=tuple(reports.result().items),
+        leases=tuple(lease for lease in leases.result().items if may_be_gpu_lease(lease)),
+        heartbeats=tuple(heartbeats.result().items),
+        gangs=tuple(gangs.result().items),
+        topologies=tuple(topologies.result().items),
     )

@@ -20,6 +20,8 @@ from devcluster.cluster import Cluster
 from devcluster.errors import ClusterStateError, DevclusterError
 from devcluster.node import NodeSpec
 from devcluster.programs import DEFAULT_KUBERNETES
+from topology.errors import ProfileError
+from topology.profiles import profile
 
 app = typer.Typer(help="Development clusters: a real Kubernetes with real nodes on this machine.", no_args_is_help=True)
 
@@ -91,9 +93,14 @@ def logs(
 
 
 def parse_node(text: str) -> NodeSpec:
-    """NAME or NAME=PROFILE."""
-    name, _, profile = text.partition("=")
-    return NodeSpec(name, profile=profile)
+    """NAME or NAME=PROFILE. Raises ClusterStateError for a profile that nobody knows, before anything is started."""
+    name, separator, shape = text.partition("=")
+    if separator:
+        try:
+            profile(shape)
+        except ProfileError as error:
+            raise ClusterStateError(f"node {name!r}: {error}") from error
+    return NodeSpec(name, profile=shape)
 
 
 def log_path(cluster: Cluster, process: str) -> Path:

@@ -17,6 +17,7 @@ from atoll.cluster.memory import encode_memory, memory_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
+from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
 from atoll.kube.authorization import Doorkeeper
 from atoll.kube.errors import KubeError
 from atoll.kube.mirror import ClusterMirror
@@ -28,7 +29,6 @@ from extender.binder import Binder
 from extender.endings import Endings
 from extender.nominations import Nominations
 from extender.terms import Terms
-from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
 from extender.victims import Preemptor, choose_victims
 from topology.demand import PRIOR, Demand
 

@@ -9,6 +9,7 @@ Phases: (1) take off what only Atoll may write; (2) leave alone what does not as
 
 import posixpath
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import Any, Final
 
 from atoll.api import names
@@ -34,10 +35,16 @@ DEVICE_MOUNT: Final = "/var/run/nvidia-container-devices"
 """NVIDIA's runtime can be set up to read the wanted GPUs from mounts below this folder instead of the variable."""
 
 
+KEY_LENGTH_MAX: Final = 128
+"""Of an unknown key, what is compared with the known ones."""
+
+
 def mutate(pod: Pod, *, namespace: str, user: User, claim: ClaimLookup | None, defaults: Defaults) -> Mutation | Denial:
     """Decide about the pod; `claim` is the lookup of the claim that it names, None when it names none."""
     if is_mirror(pod, user=user) or not concerns_atoll(pod):
-        return _refuse_unclaimed_class(pod, user=user) or _strip(pod, claim_uid="")
+        stripped = _strip(pod, claim_uid="")
+        told = Mutation(operations=stripped.operations, warnings=(*stripped.warnings, *_unknown(pod)))
+        return _refuse_unclaimed_class(pod, user=user) or told
     demand = resolve_demand(pod, namespace=namespace, claim=claim, defaults=defaults)
     if isinstance(demand, Denial):
         return demand
@@ -57,7 +64,7 @@ def mutate(pod: Pod, *, namespace: str, user: User, claim: ClaimLookup | None, d
             *counts,
             *_inject(pod, demand=demand),
         ),
-        warnings=(*stripped.warnings, *_warn(pod, demand=demand, defaults=defaults)),
+        warnings=(*stripped.warnings, *_unknown(pod), *_warn(pod, demand=demand, defaults=defaults)),
     )
 
 
@@ -79,6 +86,16 @@ def _strip(pod: Pod, *, claim_uid: str) -> Mutation:
         added = [add_op(pointer("metadata", "annotations", names.CLAIM_UID), claim_uid)]
     warnings = (f"only Atoll writes these annotations, they were removed: {', '.join(forged)}",) if forged else ()
     return Mutation(operations=(*removed, *added), warnings=warnings)
+
+
+def _unknown(pod: Pod) -> Iterator[str]:
+    """Warn of annotations under Atoll's prefix that mean nothing: most are misspelt, and ask for nothing then."""
+    for key in sorted(pod.annotations):
+        if not key.startswith(f"{names.GROUP}/") or key in names.USER_ANNOTATIONS or names.is_own_annotation(key):
+            continue
+        near = get_close_matches(key[:KEY_LENGTH_MAX], names.USER_ANNOTATIONS, n=1)
+        known = f"did you mean {near[0]}?" if near else f"pods may carry {', '.join(names.USER_ANNOTATIONS)}"
+        yield f"annotation {key[:80]} means nothing to Atoll and asks for no GPU; {known}"
 
 
 def _shape(pod: Pod, *, demand: Demand, defaults: Defaults) -> Iterator[dict[str, Any]]:

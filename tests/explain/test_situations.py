@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from atoll.api import names
+from atoll.explain.changes import Case
 from atoll.explain.decision import scene_of
 from atoll.explain.explanation import Explanation, State, explain
 from atoll.explain.nodes import Standing
 from atoll.explain.proposals import Kind, check
-from atoll.explain.changes import Case
 from atoll.explain.wording import sentence
 from atollctl.explain_text import lines
 from tests.builders import make_claim, make_pod

@@ -293,6 +293,27 @@ def test_forged_annotations_are_stripped_with_a_warning(claim: str | None) -> No
     assert all(key in decision.warnings[0] for key in FORGED)
 
 
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("gpu.scheduling/clam", "did you mean gpu.scheduling/claim?"),
+        ("gpu.scheduling/gangsize", "did you mean gpu.scheduling/gang-size?"),
+        ("gpu.scheduling/" + "x" * 300, "pods may carry gpu.scheduling/claim"),
+    ],
+)
+@pytest.mark.parametrize("claim", [None, "two"], ids=["unclaimed", "claimed"])
+def test_misspelt_annotation_is_warned_of(key: str, hint: str, claim: str | None) -> None:
+    """A key under Atoll's prefix that means nothing stays on the pod, and its writer is told."""
+    pod = make_pod(claim=claim, annotations={key: "two", "team/owner": "alice"})
+
+    decision = decide(pod)
+
+    assert isinstance(decision, Mutation)
+    (warning,) = decision.warnings
+    assert hint in warning
+    assert admit(pod)["metadata"]["annotations"].items() >= {key: "two", "team/owner": "alice"}.items()
+
+
 def test_a_stripped_pod_without_a_demand_is_otherwise_untouched() -> None:
     """A copy of a GPU pod that asks for nothing loses the annotations and nothing else."""
     pod = make_pod(claim=None, annotations=FORGED)

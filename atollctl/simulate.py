@@ -1,0 +1,164 @@
+"""`atoll simulate`: would these pods fit, where, with which GPUs, and what would be left.
+
+In: manifests, and a cluster or a saved snapshot, with nodes added or removed and pods gone where that is asked. Out:
+text or JSON; status 0 where every pod fits, 1 where one does not, 2 where the question cannot be answered. Reads only.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atollctl.cluster_source import (
+    STATUS_UNREACHABLE,
+    STATUS_WAITS,
+    ContextName,
+    Kubeconfig,
+    Namespace,
+    SnapshotFile,
+    read_cluster,
+)
+from atollctl.explain import Output
+
+if TYPE_CHECKING:
+    from atoll.explain.simulation import Outcome, Simulation
+    from atoll.explain.snapshot import ClusterSnapshot
+
+_ADDED = re.compile(r"(?:([0-9]{1,4})x)?([a-z0-9][a-z0-9.-]{0,252})", re.ASCII)
+
+
+class QuestionMistake(ValueError):
+    """The question names something that is not there."""
+
+
+def simulate_pods(
+    manifests: Annotated[list[Path], typer.Option("-f", "--filename", help="Pods, workloads and GpuClaims.")],
+    add: Annotated[
+        list[str] | None, typer.Option(help="Nodes that come: COUNTxSHAPE of a known machine, or COUNTxNODE.")
+    ] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A node that goes, with its pods.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="A pod that ends first: NAMESPACE/NAME or NAME.")] = None,
+    namespace: Namespace = "default",
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
+    snapshot: SnapshotFile = None,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TEXT,
+) -> None:
+    """Say what would become of pods that are not created yet."""
+    from atoll.explain.codec import with_objects
+    from atoll.explain.simulation import simulate
+    from atollctl.manifests import ManifestMistake, read_manifests, shaped
+
+    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="simulate")
+    try:
+        wanted = read_manifests(manifests, namespace=namespace)
+        found = changed_cluster(found, add or (), remove or (), without or (), namespace)
+        found = with_objects(found, claims=wanted.claims)
+        asking = shaped(wanted.pods, namespace=namespace, claim=found.claim, now=found.taken_at)
+    except (OSError, ManifestMistake, QuestionMistake) as error:
+        typer.echo(f"cannot simulate: {error}", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE) from error
+    for ignored in wanted.ignored:
+        typer.echo(f"left out: {ignored} is no pod, no workload of pods and no GpuClaim", err=True)
+    answer = simulate(found, asking)
+    if output is Output.JSON:
+        typer.echo(json.dumps(as_json(answer), indent=2))
+    else:
+        for line in text_lines(answer, show_all=output is Output.WIDE):
+            typer.echo(line)
+    raise typer.Exit(0 if all(one.allocation is not None for one in answer.outcomes) else STATUS_WAITS)
+
+
+def changed_cluster(
+    found: "ClusterSnapshot",
+    add: Sequence[str],
+    remove: Sequence[str],
+    without: Sequence[str],
+    namespace: str,
+) -> "ClusterSnapshot":
+    """Return the cluster that the question is about. Raises QuestionMistake."""
+    from atoll.explain.changes import without_pods
+    from atoll.explain.simulation import with_nodes, without_nodes
+
+    known = {node.metadata.name for node in found.nodes}
+    for name in remove:
+        if name not in known:
+            raise QuestionMistake(f"--remove {name}: there is no such node")
+    gone = []
+    for text in without:
+        space, _, name = text.rpartition("/")
+        pod = found.pod(space or namespace, name)
+        if pod is None:
+            raise QuestionMistake(f"--without {text}: there is no such pod in namespace {space or namespace}")
+        gone.append(pod.metadata.uid)
+    added = [one for text in add for one in _added(found, text)]
+    return with_nodes(without_nodes(without_pods(found, gone), remove), added)
+
+
+def _added(found: "ClusterSnapshot", text: str) -> "list[Any]":
+    from atoll.explain.shapes import known_machine, like_node
+    from atoll.explain.simulation import numbered
+    from topology.errors import ProfileError
+
+    match = _ADDED.fullmatch(text)
+    if match is None:
+        raise QuestionMistake(f"--add {text}: write COUNTxSHAPE, such as 4xdgx-h100")
+    count, shape = int(match[1] or 1), match[2]
+    names = numbered(count, shape)
+    node = next((one for one in found.nodes if one.metadata.name == shape), None)
+    report = next((one for one in found.reports if one.metadata.name == shape and one.status is not None), None)
+    if node is not None and report is not None:
+        return [like_node(found, node, report, name=name) for name in names]
+    try:
+        return [known_machine(shape, found, name=name) for name in names]
+    except ProfileError as error:
+        raise QuestionMistake(f"--add {text}: no node of that name, and {error}") from error
+
+
+def text_lines(answer: "Simulation", *, show_all: bool) -> list[str]:
+    """Return the answer as lines."""
+    lines = [_line(one) for one in answer.outcomes]
+    fitting = sum(one.allocation is not None for one in answer.outcomes)
+    before, after = sum(answer.before.free.values()), sum(answer.after.free.values())
+    totals = (
+        f"{fitting} of {len(answer.outcomes)} pods fit. Free GPUs: {before} before, {after} after; largest set on one"
+    )
+    lines += ["", f"{totals} island: {answer.before.largest_island} before, {answer.after.largest_island} after"]
+    changed = [name for name, free in answer.after.free.items() if show_all or free != answer.before.free.get(name, 0)]
+    lines += [f"  {name}: {answer.before.free.get(name, 0)} -> {answer.after.free[name]} free" for name in changed]
+    return lines
+
+
+def _line(one: "Outcome") -> str:
+    name = f"{one.pod.metadata.namespace}/{one.pod.metadata.name}"
+    if one.allocation is None:
+        return f"{name}: does not fit: {one.explanation.headline if one.explanation is not None else ''}"
+    ids = ",".join(map(str, one.allocation.device_ids))
+    ring = f", ring {one.ring_gbps:g} GB/s" if one.ring_gbps else ""
+    return f"{name}: {one.node} GPUs {ids} on {'+'.join(one.islands)}{ring}"
+
+
+def as_json(answer: "Simulation") -> dict[str, Any]:
+    """Return the answer as plain values."""
+    return {
+        "pods": [
+            {
+                "pod": f"{one.pod.metadata.namespace}/{one.pod.metadata.name}",
+                "fits": one.allocation is not None,
+                "node": one.node,
+                "deviceIds": list(one.allocation.device_ids) if one.allocation is not None else [],
+                "uuids": list(one.allocation.uuids) if one.allocation is not None else [],
+                "islands": list(one.islands),
+                "ringGBps": one.ring_gbps,
+                "relativeQuality": one.relative_quality,
+                "state": str(one.explanation.state) if one.explanation is not None else "fits",
+                "headline": one.explanation.headline if one.explanation is not None else "",
+            }
+            for one in answer.outcomes
+        ],
+        "before": {"free": dict(answer.before.free), "largestIsland": answer.before.largest_island},
+        "after": {"free": dict(answer.after.free), "largestIsland": answer.after.largest_island},
+    }
