@@ -21,7 +21,7 @@ from extender.app import Parts, build_app
 from extender.binder import Binder
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_situations import SITUATIONS
-from tests.extender.test_app import FakeBinder, FakeMirror
+from tests.extender.test_app import Extender, FakeBinder, FakeMirror
 from tests.fakes.clock import ManualClock
 
 SILENCE_SECONDS = 180.0
@@ -32,7 +32,7 @@ async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tupl
 
     The cluster is put into its ledger here, object by object, and not by the code under test.
     """
-    mirror, clock = FakeMirror(), ManualClock()
+    mirror, binder, clock = FakeMirror(), FakeBinder(), ManualClock()
     for report in snapshot.reports:
         mirror.ledger.put_report(report)
     for heartbeat in snapshot.heartbeats:
@@ -44,12 +44,13 @@ async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tupl
         if pods.is_gpu_pod(one):
             mirror.ledger.put_pod(one)
     mirror.claims = {(claim.metadata.namespace, claim.metadata.name): claim for claim in snapshot.claims}
-    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", FakeBinder()), clock, Metrics("extender"), 10.0)
+    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0)
     (body,) = document_of(ClusterSnapshot("", pods=(pod,)))["pods"]
     async with TestClient(TestServer(build_app(parts))) as http:
-        filtered = await (await http.post("/filter", json={"Pod": body, "NodeNames": nodes})).json()
+        extender = Extender(http, mirror, binder, clock)
+        filtered = await extender.call("filter", {"Pod": body, "NodeNames": nodes})
         asked = {"Pod": body, "NodeNames": filtered["NodeNames"] or nodes}
-        return filtered, await (await http.post("/prioritize", json=asked)).json()
+        return filtered, await extender.call("prioritize", asked)
 
 
 def open_nodes(found: Situation, decision: Decision) -> list[str]:
