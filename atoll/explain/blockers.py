@@ -5,7 +5,7 @@ over sets of them. Fast, because it works on bit masks with the tables that bind
 again on the changed cluster by `atoll.explain.proposals`. Bounded: a search that was cut says so.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
@@ -13,7 +13,7 @@ from typing import Final
 from atoll.cluster import host_fit
 from atoll.cluster.keeping import Kept
 from atoll.cluster.ledger import Ledger, Source
-from atoll.cluster.machines import NodeDevices, cell_of
+from atoll.cluster.machines import NodeDevices, Shape, cell_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
@@ -37,13 +37,9 @@ class NodeHolders:
     held: tuple[frozenset[str], ...]
     uids: tuple[str, ...]
 
-    def without(self, gone: frozenset[str]) -> int:
-        """Return the mask that the pod could have after the end of these."""
-        mask = self.free
-        for position, holders in enumerate(self.held):
-            if holders and holders <= gone:
-                mask |= 1 << position
-        return mask
+    def mask_of(self, uid: str) -> int:
+        """Return the mask of the positions that somebody holds, alone or with others."""
+        return sum(1 << position for position, holders in enumerate(self.held) if uid in holders)
 
 
 def holders_of(scene: Scene, node: str, pod: Pod) -> NodeHolders | None:
@@ -56,30 +52,38 @@ def holders_of(scene: Scene, node: str, pod: Pod) -> NodeHolders | None:
     free = ledger.free(node, now_seconds=NOW_SECONDS, asking_uid=uid, asking_priority=priority)
     kept = _kept_by(ledger, node, pod)
     held = tuple(
-        frozenset() if free >> position & 1 else _holders(ledger, node, device.id, device.uuid, kept) - {uid}
+        frozenset()
+        if free >> position & 1
+        else _holders(ledger, node, device.id, device.uuid, kept) - {uid} or frozenset((UNENDING,))
         for position, device in enumerate(devices.devices)
     )
     return NodeHolders(node, devices, free, held, tuple(sorted({one for group in held for one in group} - {UNENDING})))
 
 
 def smallest_sets(scene: Scene, found: Sequence[NodeHolders], pod: Pod, request: Request) -> "Ends":
-    """Return the sets of the smallest size whose end makes room on some node: GPUs and counted resources both."""
-    rooms = [room for one in found if (room := _Room.of(scene, one, pod, request)) is not None]
-    tried: dict[str, int] = {}
-    is_cut = False
-    for size in range(1, max((len(room.candidates) for room in rooms), default=0) + 1):
+    """Return the sets of the smallest size whose end makes room on some node: GPUs and counted resources both.
+
+    Nodes in the same situation, whose holders differ by name alone, are searched once.
+    """
+    alike: dict[_Question, list[_Room]] = {}
+    for one in found:
+        room = _Room.of(scene, one, pod, request)
+        if room is not None:
+            alike.setdefault(room.question, []).append(room)
+    questions = list(alike.items())
+    tried = [0] * len(questions)
+    for size in range(1, max((len(question.held) for question in alike), default=0) + 1):
         sets: list[tuple[str, frozenset[str]]] = []
-        for room in rooms:
-            for gone in room.sets(size):
-                tried[room.holders.node] = tried.get(room.holders.node, 0) + 1
-                if tried[room.holders.node] > SETS_MAX:
-                    is_cut = True
+        for number, (question, rooms) in enumerate(questions):
+            for gone in combinations(range(len(question.held)), size):
+                tried[number] += 1
+                if tried[number] > SETS_MAX:
                     break
-                if room.fits(gone):
-                    sets.append((room.holders.node, gone))
+                if question.fits(gone):
+                    sets += ((room.node, frozenset(room.candidates[index] for index in gone)) for room in rooms)
         if sets:
-            return Ends(tuple(sets), is_cut)
-    return Ends((), is_cut)
+            return Ends(tuple(sets), is_cut=False)
+    return Ends((), is_cut=any(count > SETS_MAX for count in tried))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +95,41 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """One node where enough ends would make room."""
+class _Question:
+    """One node without names. `held[i]`: mask of the positions that candidate i holds; `unending`: mask of those that
+    nobody's end frees; `short`: how much of each resource is missing; `gives[i]`: what candidate i gives of it."""
 
-    holders: NodeHolders
-    candidates: tuple[str, ...]
+    shape: Shape
     request: Request
-    pods: Mapping[str, Pod]
-    short: Mapping[str, int]
-    """Per resource of which too little is left: how much is missing."""
+    free: int
+    usable: int
+    unending: int
+    held: tuple[int, ...]
+    short: tuple[int, ...]
+    gives: tuple[tuple[int, ...], ...]
+
+    def fits(self, gone: Sequence[int]) -> bool:
+        """Tell whether the pod fits after the end of these candidates."""
+        left = self.unending
+        for index, mask in enumerate(self.held):
+            if index not in gone:
+                left |= mask
+        freed = ~left
+        mask = (self.free | freed) & self.usable
+        if mask.bit_count() < self.request.ask.count:
+            return False
+        if any(sum(self.gives[index][row] for index in gone) < missing for row, missing in enumerate(self.short)):
+            return False
+        return not isinstance(offer(cell_of(self.shape, mask), self.request), Rejection)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """One node where enough ends would make room, and whose end is meant by the numbers of its question."""
+
+    node: str
+    candidates: tuple[str, ...]
+    question: _Question
 
     @classmethod
     def of(cls, scene: Scene, holders: NodeHolders, pod: Pod, request: Request) -> "_Room | None":
@@ -119,28 +149,26 @@ class _Room:
             for uid, one in running.items()
             if uid not in holders.uids and (_gives(one, short) or host_fit.ports_clash(pod, (one,)))
         ]
-        room = cls(holders, (*holders.uids, *sorted(others)), request, running, short)
-        return room if room.fits(frozenset(room.candidates)) else None
+        candidates = (*holders.uids, *sorted(others))
+        question = _Question(
+            shape=holders.devices.shape,
+            request=plain(request),
+            free=holders.free,
+            usable=holders.devices.usable,
+            unending=holders.mask_of(UNENDING),
+            held=tuple(holders.mask_of(uid) for uid in candidates),
+            short=tuple(short.values()),
+            gives=tuple(_given(running.get(uid), tuple(short)) for uid in candidates),
+        )
+        return cls(holders.node, candidates, question) if question.fits(range(len(candidates))) else None
 
-    def sets(self, size: int) -> Iterator[frozenset[str]]:
-        return map(frozenset, combinations(self.candidates, size))
 
-    def fits(self, gone: frozenset[str]) -> bool:
-        mask = self.holders.without(gone) & self.holders.devices.usable
-        if mask.bit_count() < self.request.ask.count:
-            return False
-        if self.short and not self._frees_enough(gone):
-            return False
-        return not isinstance(offer(cell_of(self.holders.devices.shape, mask), plain(self.request)), Rejection)
-
-    def _frees_enough(self, gone: frozenset[str]) -> bool:
-        freed: dict[str, int] = {}
-        for uid in gone:
-            one = self.pods.get(uid)
-            if one is not None and one.status.phase not in ("Succeeded", "Failed"):
-                for resource, amount in host_fit.needs(one).items():
-                    freed[resource] = freed.get(resource, 0) + amount
-        return all(freed.get(resource, 0) >= missing for resource, missing in self.short.items())
+def _given(pod: Pod | None, resources: tuple[str, ...]) -> tuple[int, ...]:
+    """Return how much of each resource the end of a pod frees; one that has ended frees nothing more."""
+    if not resources or pod is None or pod.status.phase in ("Succeeded", "Failed"):
+        return (0,) * len(resources)
+    needed = host_fit.needs(pod)
+    return tuple(needed.get(resource, 0) for resource in resources)
 
 
 def _gives(pod: Pod, short: Mapping[str, int]) -> bool:

@@ -16,6 +16,7 @@ GPUs, fewest pods, all on the one node where the pod then fits. The pods of othe
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from heapq import nsmallest
 from itertools import combinations
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ from atoll.explain.shapes import additions
 
 SHOWN_MAX: Final = 3
 """Proposals of one kind."""
+END_SETS_MAX: Final = 64
+"""Sets of pods, the cheapest, that are decided again."""
 GPU_SETS_MAX: Final = 4096
 """Sets of withheld GPUs that are tried on one node."""
 
@@ -244,22 +247,34 @@ def _fits_after(one: NodeHolders, status: GpuNodeStatus, request: Request) -> bo
 def _end(hunt: _Hunt) -> Found:
     """The fewest running pods of one node, those of the lowest priority first."""
     ends = smallest_sets(hunt.scene, hunt.holders, hunt.case.pod, hunt.request)
-    by_uid = hunt.scene.by_uid
-    ranked = sorted((_price(by_uid, uids), node, tuple(sorted(uids))) for node, uids in ends.sets)
+    price_of = {uid: _price(hunt.scene, uid) for _, uids in ends.sets for uid in uids}
+    ranked = nsmallest(END_SETS_MAX, ((_total(price_of, uids), node, tuple(sorted(uids))) for node, uids in ends.sets))
     found: list[Proposal] = []
     for price, node, uids in ranked:
         found += _verified(hunt, Kind.END, Change(ended=uids), node, (len(uids), price, node))
         if len(found) == SHOWN_MAX:
             break
-    return found, ends.is_cut and not found
+    is_cut = ends.is_cut or len(ends.sets) > END_SETS_MAX
+    return found, is_cut and not found
 
 
-def _price(by_uid: Mapping[str, Pod], uids: Iterable[str]) -> tuple[int, int, tuple[str, ...]]:
+Price = tuple[int, int, str]
+
+
+def _price(scene: Scene, uid: str) -> Price:
+    """Return a pod's priority, the GPUs that it holds and its name: what its end would cost."""
+    gone = scene.by_uid.get(uid)
+    if gone is None:
+        return 0, 0, uid
+    gpus = sum(count for _, count in pods.device_counts(gone))
+    return gone.spec.priority, gpus, f"{gone.metadata.namespace}/{gone.metadata.name}"
+
+
+def _total(price_of: Mapping[str, Price], uids: Iterable[str]) -> tuple[int, int, tuple[str, ...]]:
     """Order of victims: the highest priority among them, then how many GPUs they hold, then their names."""
-    gone = [by_uid[uid] for uid in uids if uid in by_uid]
-    gpus = sum(count for one in gone for _, count in pods.device_counts(one))
-    named = tuple(sorted(f"{one.metadata.namespace}/{one.metadata.name}" for one in gone))
-    return max((one.spec.priority for one in gone), default=0), gpus, named
+    prices = [price_of[uid] for uid in uids]
+    named = tuple(sorted(name for _, _, name in prices))
+    return max(priority for priority, _, _ in prices), sum(gpus for _, gpus, _ in prices), named
 
 
 def _add(hunt: _Hunt) -> Found:

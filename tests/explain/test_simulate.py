@@ -111,7 +111,11 @@ def test_node_that_goes(tmp_path: Path) -> None:
     ("document", "options", "words"),
     [
         (pod_manifest(claim="none"), (), "would be denied"),
-        ({"items": [pod_manifest(schedulerName="mine"), claim_manifest()]}, (), "only gpu-scheduler gives Atoll's GPUs"),
+        (
+            {"items": [pod_manifest(schedulerName="mine"), claim_manifest()]},
+            (),
+            "only gpu-scheduler gives Atoll's GPUs",
+        ),
         ({"kind": "GpuClaim", "metadata": {"name": "x"}, "spec": {"devices": {"count": -1}}}, (), "GpuClaim x"),
         (7, (), "where an object is expected"),
         ({"kind": "Job", "metadata": {"name": "j"}, "spec": {}}, (), "no readable template"),
