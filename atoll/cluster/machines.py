@@ -156,30 +156,38 @@ def is_mig_parent(device: Device) -> bool:
 
 
 def _geometry(report: GpuNodeStatusReport) -> Machine:
-    links: Links = report.links
-    count = len(report.devices)
+    parents = tuple(
+        device.mig.parent_uuid if device.mig is not None and device.mig.profile else "" for device in report.devices
+    )
+    numa = tuple(
+        device.numa_node if device.numa_node is not None and device.numa_node >= 0 else None
+        for device in report.devices
+    )
+    return _machine(report.links, parents, numa, report.devices[0].vendor if report.devices else "nvidia")
+
+
+@lru_cache(maxsize=SHAPES_MAX)
+def _machine(links: Links, parents: tuple[str, ...], numa: tuple[int | None, ...], vendor: str) -> Machine:
+    """Return the geometry of a report; thousands of nodes have one of a few. `parents`: by device, of MIG instances."""
+    count = len(parents)
     rows = links.nvlink if len(links.nvlink) == count else links.pcie
     if len(rows) != count:
         rows = tuple(tuple("X" if column == row else "SYS" for column in range(count)) for row in range(count))
     return machine(
-        links=_with_instances(rows, report.devices),
-        pcie=_with_instances(links.pcie, report.devices) if len(links.pcie) == count else None,
-        numa=tuple(
-            device.numa_node if device.numa_node is not None and device.numa_node >= 0 else None
-            for device in report.devices
-        ),
+        links=_with_instances(rows, parents),
+        pcie=_with_instances(links.pcie, parents) if len(links.pcie) == count else None,
+        numa=numa,
         nvlink_generation=links.nvlink_generation,
         nvswitch=links.nvswitch,
         link_gbps=links.link_gbps,
         pcie_generation=links.pcie_generation,
         inter_socket_gbps=links.inter_socket_gbps,
-        vendor=report.devices[0].vendor if report.devices else "nvidia",
+        vendor=vendor,
     )
 
 
-def _with_instances(rows: tuple[tuple[str, ...], ...], devices: tuple[Device, ...]) -> tuple[tuple[str, ...], ...]:
+def _with_instances(rows: tuple[tuple[str, ...], ...], parents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Return the cells as MIG instances see them: those of one card share a board, and none of them has NVLink."""
-    parents = [device.mig.parent_uuid if device.mig is not None and device.mig.profile else "" for device in devices]
     if not any(parents):
         return rows
 
@@ -191,7 +199,7 @@ def _with_instances(rows: tuple[tuple[str, ...], ...], devices: tuple[Device, ..
         return WORST if direct_links(clean_cell(told)) else told
 
     return tuple(
-        tuple(cell(row, column, told) for column, told in enumerate(cells[: len(devices)]))
+        tuple(cell(row, column, told) for column, told in enumerate(cells[: len(parents)]))
         for row, cells in enumerate(rows)
     )
 

@@ -5,12 +5,12 @@ over sets of them. Fast, because it works on bit masks with the tables that bind
 again on the changed cluster by `atoll.explain.proposals`. Bounded: a search that was cut says so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from atoll.cluster import host_fit
+from atoll.cluster import host_fit, pods
 from atoll.cluster.keeping import Kept
 from atoll.cluster.ledger import Ledger, Source
 from atoll.cluster.machines import NodeDevices, Shape, cell_of
@@ -22,6 +22,8 @@ from atoll.explain.snapshot import NOW_SECONDS
 
 SETS_MAX: Final = 20_000
 """Sets of holders that are tried on one node."""
+ALTERNATIVES_MAX: Final = 3
+"""Sets of one node that are proposed."""
 UNENDING: Final = "\0"
 """Stands for what no pod's end would free: processes outside of pods, a Lease that cannot be read."""
 
@@ -42,15 +44,14 @@ class NodeHolders:
         return sum(1 << position for position, holders in enumerate(self.held) if uid in holders)
 
 
-def holders_of(scene: Scene, node: str, pod: Pod) -> NodeHolders | None:
-    """Look at one node; None without a fresh report."""
+def holders_of(scene: Scene, node: str, pod: Pod, kept: Sequence[tuple[str, Kept]]) -> NodeHolders | None:
+    """Look at one node, of which `kept` is for others; None without a fresh report."""
     ledger = scene.ledger
     devices = ledger.nodes.get(node)
     if devices is None or ledger.is_stale(node, NOW_SECONDS):
         return None
     uid, priority = pod.metadata.uid, pod.spec.priority
     free = ledger.free(node, now_seconds=NOW_SECONDS, asking_uid=uid, asking_priority=priority)
-    kept = _kept_by(ledger, node, pod)
     held = tuple(
         frozenset()
         if free >> position & 1
@@ -61,7 +62,8 @@ def holders_of(scene: Scene, node: str, pod: Pod) -> NodeHolders | None:
 
 
 def smallest_sets(scene: Scene, found: Sequence[NodeHolders], pod: Pod, request: Request) -> "Ends":
-    """Return the sets of the smallest size whose end makes room on some node: GPUs and counted resources both.
+    """Return sets of the smallest size whose end makes room on some node, in GPUs and counted resources both: of each
+    node those whose dearest pod is the cheapest.
 
     Nodes in the same situation, whose holders differ by name alone, are searched once.
     """
@@ -73,24 +75,33 @@ def smallest_sets(scene: Scene, found: Sequence[NodeHolders], pod: Pod, request:
     questions = list(alike.items())
     tried = [0] * len(questions)
     for size in range(1, max((len(question.held) for question in alike), default=0) + 1):
-        sets: list[tuple[str, frozenset[str]]] = []
+        sets: list[tuple[str, tuple[str, ...]]] = []
         for number, (question, rooms) in enumerate(questions):
-            for gone in combinations(range(len(question.held)), size):
+            fitting = 0
+            for gone in _cheapest_first(len(question.held), size):
                 tried[number] += 1
-                if tried[number] > SETS_MAX:
+                if tried[number] > SETS_MAX or fitting == ALTERNATIVES_MAX:
                     break
                 if question.fits(gone):
-                    sets += ((room.node, frozenset(room.candidates[index] for index in gone)) for room in rooms)
+                    fitting += 1
+                    sets += ((room.node, tuple(room.candidates[index] for index in gone)) for room in rooms)
         if sets:
             return Ends(tuple(sets), is_cut=False)
     return Ends((), is_cut=any(count > SETS_MAX for count in tried))
+
+
+def _cheapest_first(count: int, size: int) -> Iterator[tuple[int, ...]]:
+    """Yield the sets of so many of the first `count` numbers, those with the smallest largest number first."""
+    for top in range(size - 1, count):
+        for others in combinations(range(top), size - 1):
+            yield (*others, top)
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
     """(node, uids) of the sets that were found. is_cut: larger sets were not tried on some node."""
 
-    sets: tuple[tuple[str, frozenset[str]], ...]
+    sets: tuple[tuple[str, tuple[str, ...]], ...]
     is_cut: bool
 
 
@@ -149,7 +160,7 @@ class _Room:
             for uid, one in running.items()
             if uid not in holders.uids and (_gives(one, short) or host_fit.ports_clash(pod, (one,)))
         ]
-        candidates = (*holders.uids, *sorted(others))
+        candidates = tuple(sorted((*holders.uids, *others), key=lambda uid: price(scene, uid)))
         question = _Question(
             shape=holders.devices.shape,
             request=plain(request),
@@ -161,6 +172,18 @@ class _Room:
             gives=tuple(_given(running.get(uid), tuple(short)) for uid in candidates),
         )
         return cls(holders.node, candidates, question) if question.fits(range(len(candidates))) else None
+
+
+Price = tuple[int, int, str]
+
+
+def price(scene: Scene, uid: str) -> Price:
+    """Return a pod's priority, the GPUs that it asked for and its name: what its end would cost."""
+    gone = scene.by_uid.get(uid)
+    if gone is None:
+        return 0, 0, uid
+    gpus = sum(count for _, count in pods.device_counts(gone))
+    return gone.spec.priority, gpus, f"{gone.metadata.namespace}/{gone.metadata.name}"
 
 
 def _given(pod: Pod | None, resources: tuple[str, ...]) -> tuple[int, ...]:
@@ -176,12 +199,14 @@ def _gives(pod: Pod, short: Mapping[str, int]) -> bool:
     return any(needed.get(resource, 0) > 0 for resource in short)
 
 
-def _kept_by(ledger: Ledger, node: str, pod: Pod) -> tuple[tuple[str, Kept], ...]:
-    """Return who else keeps GPUs of the node that this pod must leave alone."""
-    found = ((uid, ledger.kept(uid)) for uid in ledger.pods if uid != pod.metadata.uid)
-    return tuple(
-        (uid, kept) for uid, kept in found if kept is not None and kept.node == node and kept.binds(pod.spec.priority)
-    )
+def kept_for_others(ledger: Ledger, pod: Pod) -> dict[str, list[tuple[str, Kept]]]:
+    """Return by node who else keeps GPUs that this pod must leave alone."""
+    found: dict[str, list[tuple[str, Kept]]] = {}
+    for uid in ledger.pods:
+        kept = ledger.kept(uid)
+        if kept is not None and uid != pod.metadata.uid and kept.binds(pod.spec.priority):
+            found.setdefault(kept.node, []).append((uid, kept))
+    return found
 
 
 def _holders(ledger: Ledger, node: str, device_id: int, uuid: str, kept: Sequence[tuple[str, Kept]]) -> frozenset[str]:

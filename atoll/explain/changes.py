@@ -146,7 +146,7 @@ def without_pods(snapshot: ClusterSnapshot, uids: Collection[str]) -> ClusterSna
     return replace(
         snapshot,
         pods=tuple(pod for pod in snapshot.pods if pod.metadata.uid not in uids),
-        leases=tuple(lease for lease in snapshot.leases if _holder_uid(lease) not in uids),
+        leases=tuple(lease for lease in snapshot.leases if not _is_held_by(lease, uids)),
         reports=reports,
     )
 
@@ -169,11 +169,14 @@ def _without_uses(status: GpuNodeStatus, uids: Collection[str]) -> GpuNodeStatus
     return status.model_copy(update={"status": report.model_copy(update={"pods": left})})
 
 
-def _holder_uid(lease: Lease) -> str:
+def _is_held_by(lease: Lease, uids: Collection[str]) -> bool:
+    """A Lease that cannot be read belongs to nobody whose end would free it."""
+    if lease.spec.holder_identity.rpartition("/")[2] not in uids:
+        return False
     try:
-        return parse_lease(lease).holder.uid
+        return parse_lease(lease).holder.uid in uids
     except MalformedValue:
-        return ""
+        return False
 
 
 def _opened(node: Node, pod: Pod) -> Node:

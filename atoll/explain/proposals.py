@@ -28,7 +28,7 @@ from atoll.cluster.machines import cell_of, node_devices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
-from atoll.explain.blockers import NodeHolders, holders_of, smallest_sets
+from atoll.explain.blockers import NodeHolders, Price, holders_of, kept_for_others, price, smallest_sets
 from atoll.explain.changes import Case, Change, changed, relaxations_of, well_again
 from atoll.explain.decision import Decision, Scene, decide, judge, scene_of
 from atoll.explain.shapes import additions
@@ -89,7 +89,8 @@ def find_help(scene: Scene, pod: Pod, decision: Decision) -> Help:
     if isinstance(decision.request, Rejection) or decision.fits:
         return Help((), ())
     case = Case(scene.snapshot, pod, scene.snapshot.claim_of(pod))
-    held = (holders_of(scene, name, pod) for name in sorted(scene.nodes))
+    kept = kept_for_others(scene.ledger, pod)
+    held = (holders_of(scene, name, pod, kept.get(name, ())) for name in sorted(scene.nodes))
     hunt = _Hunt(case, scene, decision.request, tuple(one for one in held if one is not None))
     proposals: list[Proposal] = []
     helpless: list[Kind] = []
@@ -247,27 +248,15 @@ def _fits_after(one: NodeHolders, status: GpuNodeStatus, request: Request) -> bo
 def _end(hunt: _Hunt) -> Found:
     """The fewest running pods of one node, those of the lowest priority first."""
     ends = smallest_sets(hunt.scene, hunt.holders, hunt.case.pod, hunt.request)
-    price_of = {uid: _price(hunt.scene, uid) for _, uids in ends.sets for uid in uids}
+    price_of = {uid: price(hunt.scene, uid) for _, uids in ends.sets for uid in uids}
     ranked = nsmallest(END_SETS_MAX, ((_total(price_of, uids), node, tuple(sorted(uids))) for node, uids in ends.sets))
     found: list[Proposal] = []
-    for price, node, uids in ranked:
-        found += _verified(hunt, Kind.END, Change(ended=uids), node, (len(uids), price, node))
+    for total, node, uids in ranked:
+        found += _verified(hunt, Kind.END, Change(ended=uids), node, (len(uids), total, node))
         if len(found) == SHOWN_MAX:
             break
     is_cut = ends.is_cut or len(ends.sets) > END_SETS_MAX
     return found, is_cut and not found
-
-
-Price = tuple[int, int, str]
-
-
-def _price(scene: Scene, uid: str) -> Price:
-    """Return a pod's priority, the GPUs that it holds and its name: what its end would cost."""
-    gone = scene.by_uid.get(uid)
-    if gone is None:
-        return 0, 0, uid
-    gpus = sum(count for _, count in pods.device_counts(gone))
-    return gone.spec.priority, gpus, f"{gone.metadata.namespace}/{gone.metadata.name}"
 
 
 def _total(price_of: Mapping[str, Price], uids: Iterable[str]) -> tuple[int, int, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from atoll.api import names
-from atoll.explain.decision import scene_of
+from atoll.explain.decision import Decision, decide, scene_of
 from atoll.explain.explanation import Explanation, State, explain
 from atoll.explain.proposals import Kind
 from atollctl.__main__ import app
@@ -26,6 +27,14 @@ def explained(world: World, name: str) -> Explanation:
     pod = snapshot.pod(world.namespace, name)
     assert pod is not None
     return explain(scene_of(snapshot), pod)
+
+
+def decided(world: World, name: str) -> Decision:
+    """Return the decision about a pod, recomputed on the cluster as it is now."""
+    snapshot = asyncio.run(read_live(world.cluster.kubeconfig, None))
+    pod = snapshot.pod(world.namespace, name)
+    assert pod is not None
+    return decide(scene_of(snapshot), pod, snapshot.claim_of(pod))
 
 
 def given(world: World, name: str) -> tuple[str, tuple[int, ...]]:
@@ -46,8 +55,10 @@ def test_explanation_is_the_schedulers_and_its_proposal_comes_true(world: World)
     told = explained(world, "second")
 
     assert told.state is State.BUSY
-    reasons = {group.reason: len(group.nodes) for group in told.groups}
-    assert f"{reasons[names.REJECT_NO_MODEL]} {names.REJECT_NO_MODEL}" in message
+    decision = decided(world, "second")
+    assert f"{len(decision.full)} Insufficient {names.GPU_RESOURCE}" in message
+    for reason, count in Counter(decision.verdicts.rejected.values()).items():
+        assert f"{count} {reason}" in message
     proposal = next(one for one in told.help.proposals if one.kind is Kind.END)
     assert proposal.change.ended == (world.get("first")["metadata"]["uid"],)
     world.delete("first")
