@@ -41,12 +41,16 @@ class ObjectMeta(Model):
 class Condition(Model):
     """One entry of `status.conditions`, as Kubernetes defines it."""
 
-    type: Annotated[str, Field(max_length=316)]
-    status: Annotated[str, Field(max_length=7, pattern="^(True|False|Unknown)$")]
-    reason: Annotated[str, Field(max_length=1024)]
-    message: Annotated[str, Field(max_length=4096)] = ""
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
-    last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+    type: Annotated[str, Field(description="what the condition is about", max_length=316)]
+    status: Annotated[str, Field(description="True, False or Unknown", max_length=7, pattern="^(True|False|Unknown)$")]
+    reason: Annotated[str, Field(description="a word for programs, in CamelCase", max_length=1024)]
+    message: Annotated[str, Field(description="a sentence for people, with the next step", max_length=4096)] = ""
+    observed_generation: Annotated[int, Field(description="generation of the spec that this is about", ge=0)] | None = (
+        None
+    )
+    last_transition_time: Annotated[
+        str, Field(description="when status last changed", max_length=64, json_schema_extra={"format": "date-time"})
+    ]
 
 
 def list_map(*keys: str) -> JsonDict:
@@ -59,4 +63,7 @@ def rules(*pairs: tuple[str, str]) -> JsonDict:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
-Conditions = Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))]
+Conditions = Annotated[
+    tuple[Condition, ...],
+    Field(description="what is true of the object now", max_length=16, json_schema_extra=list_map("type")),
+]

@@ -145,11 +145,17 @@ class GpuClaimSpec(Model):
 class ClaimAllocation(Model):
     """The GPUs of one pod that uses the claim."""
 
-    pod: Annotated[str, Field(max_length=253)]
-    uid: Annotated[str, Field(max_length=64)]
-    node: Annotated[str, Field(max_length=253)]
-    ids: Annotated[tuple[int, ...], Field(max_length=COUNT_MAX)]
-    uuids: Annotated[tuple[Annotated[str, Field(max_length=96)], ...], Field(max_length=COUNT_MAX)]
+    pod: Annotated[str, Field(description="name of the pod", max_length=253)]
+    uid: Annotated[str, Field(description="uid of the pod: one of the same name is another pod", max_length=64)]
+    node: Annotated[str, Field(description="node of the GPUs", max_length=253)]
+    ids: Annotated[
+        tuple[int, ...],
+        Field(description="Atoll's own numbers of the GPUs on that node, as in Leases", max_length=COUNT_MAX),
+    ]
+    uuids: Annotated[
+        tuple[Annotated[str, Field(max_length=96)], ...],
+        Field(description="the same GPUs, in the same order, by uuid", max_length=COUNT_MAX),
+    ]
 
 
 class ClaimPhase(StrEnum):
@@ -165,11 +171,18 @@ class GpuClaimStatus(Model):
 
     phase: ClaimPhase = ClaimPhase.UNUSED
     allocations: Annotated[
-        tuple[ClaimAllocation, ...], Field(max_length=ALLOCATIONS_MAX, json_schema_extra=list_map("uid"))
+        tuple[ClaimAllocation, ...],
+        Field(
+            description="the GPUs of the pods that use the claim",
+            max_length=ALLOCATIONS_MAX,
+            json_schema_extra=list_map("uid"),
+        ),
     ] = ()
-    allocated_pods: Annotated[int, Field(ge=0)] = 0
-    waiting_pods: Annotated[int, Field(ge=0)] = 0
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    allocated_pods: Annotated[int, Field(description="pods that have their GPUs", ge=0)] = 0
+    waiting_pods: Annotated[int, Field(description="pods that wait; atoll explain says why", ge=0)] = 0
+    observed_generation: Annotated[int, Field(description="generation of the spec that this is about", ge=0)] | None = (
+        None
+    )
     conditions: Conditions = ()
 
 

@@ -226,9 +226,9 @@ def custom_resource_definition(resource: CustomResource) -> Schema:
         "description": resource.description,
         **({"required": ["spec"]} if resource.spec_required else {}),
         "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            "apiVersion": {"type": "string", "description": "version of this kind's schema"},
+            "kind": {"type": "string", "description": "kind of the object"},
+            "metadata": {"type": "object", "description": "name, labels and annotations, as of every object"},
             "spec": structural_schema(resource.spec, defaults=True),
             "status": structural_schema(resource.status, defaults=False),
         },

@@ -69,8 +69,8 @@ LEVEL_RULES = (
 class Slice(Model):
     """Members are cut into slices of `size` consecutive ones; each slice lies in one domain of `level`."""
 
-    size: MemberCount
-    level: NodeLabel
+    size: Annotated[MemberCount, Field(description="members of one slice")]
+    level: Annotated[NodeLabel, Field(description="a nodeLabel of the topology")]
 
 
 class TopologyRequest(Model):
@@ -89,7 +89,7 @@ class TopologyRequest(Model):
     sub_group_index_label: Annotated[
         NodeLabel | None, Field(description="label of the pods that carries the index of their sub-group")
     ] = None
-    sub_group_count: MemberCount | None = None
+    sub_group_count: Annotated[MemberCount | None, Field(description="sub-groups that the members are cut into")] = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -112,8 +112,8 @@ class PodSet(Model):
 
     model_config = ConfigDict(json_schema_extra=rules(*POD_SET_RULES))
 
-    name: PodSetName
-    count: MemberCount
+    name: Annotated[PodSetName, Field(description="as the annotation gpu.scheduling/pod-set names it")]
+    count: Annotated[MemberCount, Field(description="members of this kind")]
     min_count: Annotated[MemberCount | None, Field(description="fewest members that are of use; count when absent")] = (
         None
     )
@@ -131,8 +131,10 @@ class RequeuingStrategy(Model):
     """When an evicted gang is tried again, and how often."""
 
     timestamp: RequeueTimestamp | None = None
-    backoff_base_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    backoff_max_seconds: Annotated[int, Field(ge=1, le=604_800)] | None = None
+    backoff_base_seconds: (
+        Annotated[int, Field(description="pause after the first eviction", ge=1, le=86_400)] | None
+    ) = None
+    backoff_max_seconds: Annotated[int, Field(description="longest pause", ge=1, le=604_800)] | None = None
     backoff_limit_count: Annotated[
         int | None, Field(ge=0, le=1000, description="evictions after which the next one deactivates the gang")
     ] = None
@@ -154,7 +156,7 @@ class WaitForPodsReady(Model):
 
     model_config = ConfigDict(json_schema_extra=rules(*DURATION_RULES))
 
-    enable: bool | None = None
+    enable: Annotated[bool | None, Field(description="evict the gang when its members are not ready in time")] = None
     timeout: Annotated[Duration | None, Field(description="from admission until the members are ready")] = None
     recovery_timeout: Annotated[
         Duration | None, Field(description="how long a gang that was ready may lack members")
@@ -197,7 +199,12 @@ class GpuGangSpec(Model):
     topology: Annotated[TopologyRequest | None, Field(description="for all members together")] = None
     pod_sets: Annotated[
         tuple[PodSet, ...],
-        Field(min_length=1, max_length=POD_SETS_MAX, json_schema_extra=list_map("name")),
+        Field(
+            description="the kinds of members",
+            min_length=1,
+            max_length=POD_SETS_MAX,
+            json_schema_extra=list_map("name"),
+        ),
     ]
     wait_for_pods_ready: WaitForPodsReady | None = None
 
@@ -229,15 +236,17 @@ class GpuGangSpec(Model):
 class DomainShare(Model):
     """How many members lie in one domain. `values` go from the widest of the listed levels down."""
 
-    values: Annotated[tuple[LabelText, ...], Field(max_length=LEVELS_MAX)]
-    count: Annotated[int, Field(ge=0)]
+    values: Annotated[
+        tuple[LabelText, ...], Field(description="the domain, by its labels' values", max_length=LEVELS_MAX)
+    ]
+    count: Annotated[int, Field(description="members there", ge=0)]
 
 
 class PodSetAssignment(Model):
     """Where the members of one pod set lie."""
 
-    name: PodSetName
-    count: Annotated[int, Field(ge=0)]
+    name: Annotated[PodSetName, Field(description="the pod set")]
+    count: Annotated[int, Field(description="members that were placed", ge=0)]
     levels: Annotated[
         tuple[NodeLabel, ...],
         Field(max_length=LEVELS_MAX, description="labels that `values` belong to; hostname alone where it is lowest"),
@@ -252,10 +261,11 @@ class PodSetAssignment(Model):
 class GangAssignment(Model):
     """The placement that the members were started with."""
 
-    topology: LabelText = ""
+    topology: Annotated[LabelText, Field(description="the Topology that was placed by")] = ""
     time: Annotated[str, Field(max_length=64, description="when the members were let go")] = ""
     pod_sets: Annotated[
-        tuple[PodSetAssignment, ...], Field(max_length=POD_SETS_MAX, json_schema_extra=list_map("name"))
+        tuple[PodSetAssignment, ...],
+        Field(description="where the members lie", max_length=POD_SETS_MAX, json_schema_extra=list_map("name")),
     ] = ()
 
 
@@ -263,33 +273,40 @@ class RequeueState(Model):
     """What past evictions mean for the next admission."""
 
     count: Annotated[int, Field(ge=0, description="evictions for pods that were not ready in time")] = 0
-    requeue_at: Annotated[str, Field(max_length=64)] | None = None
+    requeue_at: Annotated[str, Field(description="not tried again before then", max_length=64)] | None = None
 
 
 class SuspendedOwner(Model):
     """A Job or another owner of members that Atoll suspended and will resume."""
 
-    api_version: Annotated[str, Field(max_length=128)]
-    kind: Annotated[str, Field(max_length=63)]
-    name: Annotated[str, Field(max_length=253)]
-    uid: Annotated[str, Field(max_length=64)]
+    api_version: Annotated[str, Field(description="of the owner", max_length=128)]
+    kind: Annotated[str, Field(description="of the owner", max_length=63)]
+    name: Annotated[str, Field(description="of the owner", max_length=253)]
+    uid: Annotated[str, Field(description="of the owner", max_length=64)]
 
 
 class GpuGangStatus(Model):
     """What became of the gang."""
 
-    phase: Annotated[str, Field(max_length=32)] = ""
-    members: Annotated[int, Field(ge=0)] = 0
+    phase: Annotated[str, Field(description="one word for people", max_length=32)] = ""
+    members: Annotated[int, Field(description="members that exist", ge=0)] = 0
     ready: Annotated[int, Field(ge=0, description="members that are ready or have succeeded")] = 0
-    needed: Annotated[int, Field(ge=0)] = 0
+    needed: Annotated[int, Field(description="members without which none starts", ge=0)] = 0
     admissions: Annotated[int, Field(ge=0, description="how often the gang was admitted")] = 0
     was_ready: Annotated[bool, Field(description="ready at least once in this admission")] = False
     assignment: GangAssignment | None = None
     requeue_state: RequeueState | None = None
     suspended_owners: Annotated[
-        tuple[SuspendedOwner, ...], Field(max_length=OWNERS_MAX, json_schema_extra=list_map("uid"))
+        tuple[SuspendedOwner, ...],
+        Field(
+            description="owners that Atoll suspended and will resume",
+            max_length=OWNERS_MAX,
+            json_schema_extra=list_map("uid"),
+        ),
     ] = ()
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    observed_generation: Annotated[int, Field(description="generation of the spec that this is about", ge=0)] | None = (
+        None
+    )
     conditions: Conditions = ()
 
 

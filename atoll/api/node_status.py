@@ -32,8 +32,8 @@ class Health(Model):
     """Health of one device as the agent reads it."""
 
     state: HealthState = HealthState.HEALTHY
-    reason: ShortText = ""
-    since: Annotated[str, Field(max_length=64)] | None = None
+    reason: Annotated[ShortText, Field(description="what the agent reads, in words")] = ""
+    since: Annotated[str, Field(description="when it was first read so", max_length=64)] | None = None
 
 
 class IncidentKind(StrEnum):
@@ -68,14 +68,14 @@ class Incident(Model):
     """
 
     kind: IncidentKind
-    code: Annotated[int, Field(ge=0, le=65535)] = 0
+    code: Annotated[int, Field(description="number of the error, where it has one", ge=0, le=65535)] = 0
     count: Annotated[int, Field(ge=1, description="how often it came, or what the device counts")] = 1
-    message: Annotated[str, Field(max_length=128)] = ""
-    first_time: Annotated[str, Field(max_length=64)] = ""
-    last_time: Annotated[str, Field(max_length=64)] = ""
+    message: Annotated[str, Field(description="in words", max_length=128)] = ""
+    first_time: Annotated[str, Field(description="when it was first told", max_length=64)] = ""
+    last_time: Annotated[str, Field(description="when it was last told", max_length=64)] = ""
     quiet_since: Annotated[str, Field(max_length=64, description="not told any more since then, and soon over")] = ""
     boot_id: Annotated[str, Field(max_length=64, description="boot in which it was last told")] = ""
-    ended_time: Annotated[str, Field(max_length=64)] = ""
+    ended_time: Annotated[str, Field(description="when it was over; empty while it is open", max_length=64)] = ""
     ended_by: Annotated[str, Field(max_length=16, description="recovered, reset or reboot")] = ""
 
 
@@ -85,36 +85,44 @@ INCIDENTS_MAX = 32
 class Mig(Model):
     """MIG facts of one device: its own mode, or the profile and parent of an instance."""
 
-    enabled: bool = False
-    profile: Annotated[str, Field(max_length=24)] = ""
-    parent_uuid: Annotated[str, Field(max_length=96)] = ""
+    enabled: Annotated[bool, Field(description="the card is in MIG mode")] = False
+    profile: Annotated[
+        str, Field(description="profile of an instance, such as 3g.40gb; empty for a whole card", max_length=24)
+    ] = ""
+    parent_uuid: Annotated[str, Field(description="the card of an instance", max_length=96)] = ""
 
 
 class Device(Model):
     """One GPU or MIG instance."""
 
     id: Annotated[int, Field(ge=0, le=65535, description="stable per node, kept by uuid over reboots")]
-    uuid: Uuid
+    uuid: Annotated[Uuid, Field(description="the driver's name for the card, the same for ever")]
     model: Annotated[str, Field(max_length=63, description="slug of the product name")]
-    product_name: Annotated[str, Field(max_length=128)] = ""
-    memory_bytes: Annotated[int, Field(ge=0)] = 0
-    compute_capability: Annotated[str, Field(max_length=7)] = ""
-    island: LabelText = ""
-    numa_node: Annotated[int, Field(ge=-1)] | None = None
-    pci_bus_id: Annotated[str, Field(max_length=32)] = ""
+    product_name: Annotated[str, Field(description="as the driver prints it", max_length=128)] = ""
+    memory_bytes: Annotated[
+        int, Field(description="as the driver reports it, a little less than the card is sold with", ge=0)
+    ] = 0
+    compute_capability: Annotated[str, Field(description="such as 9.0", max_length=7)] = ""
+    island: Annotated[
+        LabelText, Field(description="GPUs of one island are joined by NVLink, or lie on one NUMA node")
+    ] = ""
+    numa_node: Annotated[int, Field(description="NUMA node, -1 where the machine does not tell", ge=-1)] | None = None
+    pci_bus_id: Annotated[str, Field(description="place on the PCI bus", max_length=32)] = ""
     index: Annotated[int, Field(ge=0, description="NVML index of the current boot")]
-    minor: Annotated[int, Field(ge=0)] | None = None
-    serial: Annotated[str, Field(max_length=32)] = ""
-    architecture: Annotated[str, Field(max_length=16)] = ""
+    minor: Annotated[int, Field(description="number of the device file", ge=0)] | None = None
+    serial: Annotated[str, Field(description="serial number", max_length=32)] = ""
+    architecture: Annotated[str, Field(description="such as hopper", max_length=16)] = ""
     cpu_affinity: Annotated[str, Field(max_length=256, description="CPUs near the device, such as 0-15,32-47")] = ""
-    ecc_enabled: bool | None = None
-    power_managed: bool | None = None
+    ecc_enabled: Annotated[bool | None, Field(description="whether memory errors are corrected")] = None
+    power_managed: Annotated[bool | None, Field(description="whether the driver manages its power")] = None
     nvlinks: Annotated[
         tuple[Annotated[str, Field(max_length=40)], ...],
         Field(max_length=64, description="links by far end, such as 18 switch"),
     ] = ()
-    incidents: Annotated[tuple[Incident, ...], Field(max_length=INCIDENTS_MAX)] = ()
-    vendor: Annotated[str, Field(max_length=16)] = "nvidia"
+    incidents: Annotated[
+        tuple[Incident, ...], Field(description="what was or is wrong with it", max_length=INCIDENTS_MAX)
+    ] = ()
+    vendor: Annotated[str, Field(description="nvidia or amd", max_length=16)] = "nvidia"
     health: Health = Health()
     mig: Mig | None = None
     bandwidth_gbps: Annotated[
@@ -125,28 +133,40 @@ class Device(Model):
 class Links(Model):
     """Link matrix in the order of `devices`, and what two machines of one matrix may differ in."""
 
-    nvlink: Annotated[tuple[Row, ...], Field(max_length=DEVICES_MAX)] = ()
-    pcie: Annotated[tuple[Row, ...], Field(max_length=DEVICES_MAX)] = ()
-    nvlink_generation: Annotated[int, Field(ge=0, le=99)] | None = None
-    nvswitch: bool = False
-    link_gbps: Annotated[float | None, Field(alias="linkGBps", ge=0)] = None
-    pcie_generation: Annotated[int, Field(ge=0, le=99)] | None = None
-    inter_socket_gbps: Annotated[float | None, Field(alias="interSocketGBps", ge=0)] = None
+    nvlink: Annotated[
+        tuple[Row, ...], Field(description="cells such as NV12 or SYS, a row per device", max_length=DEVICES_MAX)
+    ] = ()
+    pcie: Annotated[
+        tuple[Row, ...], Field(description="the same by PCIe alone, such as PIX or SYS", max_length=DEVICES_MAX)
+    ] = ()
+    nvlink_generation: Annotated[int, Field(description="generation of NVLink", ge=0, le=99)] | None = None
+    nvswitch: Annotated[bool, Field(description="links end in switches that join all")] = False
+    link_gbps: Annotated[float | None, Field(description="GB/s of one link and direction", alias="linkGBps", ge=0)] = (
+        None
+    )
+    pcie_generation: Annotated[int, Field(description="generation of PCIe", ge=0, le=99)] | None = None
+    inter_socket_gbps: Annotated[
+        float | None, Field(description="GB/s between the sockets", alias="interSocketGBps", ge=0)
+    ] = None
 
 
 class Fabric(Model):
     """NVLink fabric of the machine; both ids are needed, a clique id alone is not unique."""
 
-    cluster_uuid: Annotated[str, Field(alias="clusterUUID", max_length=64)] = ""
-    clique_id: Annotated[str, Field(max_length=32)] = ""
-    state: Annotated[str, Field(max_length=32)] = ""
+    cluster_uuid: Annotated[
+        str, Field(description="NVLink fabric that the machine belongs to", alias="clusterUUID", max_length=64)
+    ] = ""
+    clique_id: Annotated[
+        str, Field(description="part of the fabric in which every GPU reaches every other", max_length=32)
+    ] = ""
+    state: Annotated[str, Field(description="whether the fabric is ready", max_length=32)] = ""
     health: Annotated[str, Field(max_length=64, description="what is degraded, if anything")] = ""
 
 
 class PodEvidence(Model):
     """What the machine shows of one pod; absent entries mean not seen, never 'unknown'."""
 
-    uid: Annotated[str, Field(max_length=64)]
+    uid: Annotated[str, Field(description="uid of the pod", max_length=64)]
     live: Annotated[bool, Field(description="a sandbox or cgroup of the pod exists")] = False
     kubelet: Annotated[bool, Field(description="kubelet lists it, and not as terminal")] = False
     uuids: Annotated[
@@ -162,9 +182,11 @@ class Evidence(Model):
     """
 
     sequence: Annotated[int, Field(ge=0, description="grows with every reading that was published")] = 0
-    pod_resource_version: Annotated[str, Field(max_length=32)] = ""
-    live_read: bool = False
-    kubelet_read: bool = False
+    pod_resource_version: Annotated[
+        str, Field(description="position in the watch of the node's pods that was processed", max_length=32)
+    ] = ""
+    live_read: Annotated[bool, Field(description="sandboxes and cgroups could be read")] = False
+    kubelet_read: Annotated[bool, Field(description="kubelet's list of pods could be read")] = False
     processes_read: Annotated[
         bool, Field(description="processes of every GPU could be read; else their GPUs are as last read")
     ] = True
@@ -173,52 +195,86 @@ class Evidence(Model):
 class HostUse(Model):
     """Processes outside of any pod that use a GPU: nobody placed them, and they may use it as long as they run."""
 
-    uuid: Uuid
-    count: Annotated[int, Field(ge=1)] = 1
-    pids: Annotated[tuple[int, ...], Field(max_length=8)] = ()
+    uuid: Annotated[Uuid, Field(description="the GPU")]
+    count: Annotated[int, Field(description="how many processes", ge=1)] = 1
+    pids: Annotated[tuple[int, ...], Field(description="some of them, as the host counts", max_length=8)] = ()
 
 
 class GpuNodeStatusReport(Model):
     """The agent's report."""
 
-    agent_version: Annotated[str, Field(max_length=64)] = ""
-    boot_id: Annotated[str, Field(max_length=64)] = ""
-    node_uid: Annotated[str, Field(max_length=64)] = ""
-    observed_time: Annotated[str, Field(max_length=64)] | None = None
-    devices: Annotated[tuple[Device, ...], Field(max_length=DEVICES_MAX, json_schema_extra=list_map("uuid"))] = ()
+    agent_version: Annotated[str, Field(description="version of the agent", max_length=64)] = ""
+    boot_id: Annotated[str, Field(description="boot of the machine that this is about", max_length=64)] = ""
+    node_uid: Annotated[str, Field(description="uid of the Node that this is about", max_length=64)] = ""
+    observed_time: Annotated[str, Field(description="when it was read", max_length=64)] | None = None
+    devices: Annotated[
+        tuple[Device, ...],
+        Field(
+            description="GPUs and MIG instances of the machine",
+            max_length=DEVICES_MAX,
+            json_schema_extra=list_map("uuid"),
+        ),
+    ] = ()
     links: Links = Links()
     fabric: Fabric | None = None
-    pods: Annotated[tuple[PodEvidence, ...], Field(max_length=PODS_MAX, json_schema_extra=list_map("uid"))] = ()
-    host_uses: Annotated[tuple[HostUse, ...], Field(max_length=DEVICES_MAX, json_schema_extra=list_map("uuid"))] = ()
+    pods: Annotated[
+        tuple[PodEvidence, ...],
+        Field(description="what the machine shows of the pods", max_length=PODS_MAX, json_schema_extra=list_map("uid")),
+    ] = ()
+    host_uses: Annotated[
+        tuple[HostUse, ...],
+        Field(
+            description="GPUs that processes outside of pods use",
+            max_length=DEVICES_MAX,
+            json_schema_extra=list_map("uuid"),
+        ),
+    ] = ()
     evidence: Evidence = Evidence()
     conditions: Conditions = ()
-    device_count: Annotated[int, Field(ge=0)] = 0
-    healthy_count: Annotated[int, Field(ge=0)] = 0
-    models: Annotated[str, Field(max_length=256)] = ""
+    device_count: Annotated[int, Field(description="number of devices", ge=0)] = 0
+    healthy_count: Annotated[int, Field(description="devices that may be given out as far as the agent sees", ge=0)] = 0
+    models: Annotated[str, Field(description="models of the devices, for people", max_length=256)] = ""
 
 
 class Cordon(Model):
     """One GPU that an administrator keeps from new pods."""
 
-    uuid: Uuid
-    reason: Annotated[str, Field(max_length=256)] = ""
-    by: Annotated[str, Field(max_length=256)] = ""
+    uuid: Annotated[Uuid, Field(description="the card, wherever it is numbered")]
+    reason: Annotated[str, Field(description="why, for whoever waits for it", max_length=256)] = ""
+    by: Annotated[str, Field(description="who cordoned it", max_length=256)] = ""
 
 
 class Release(Model):
     """An administrator's word that a GPU is well again: its incidents up to `time` count no more."""
 
-    uuid: Uuid
-    time: Annotated[str, Field(max_length=64, pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{6})?Z$")]
-    reason: Annotated[str, Field(max_length=256)] = ""
-    by: Annotated[str, Field(max_length=256)] = ""
+    uuid: Annotated[Uuid, Field(description="the card")]
+    time: Annotated[
+        str,
+        Field(
+            description="incidents up to then count no more",
+            max_length=64,
+            pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{6})?Z$",
+        ),
+    ]
+    reason: Annotated[str, Field(description="why it is well again", max_length=256)] = ""
+    by: Annotated[str, Field(description="who said so", max_length=256)] = ""
 
 
 class GpuNodeStatusSpec(Model):
     """What administrators want."""
 
-    cordons: Annotated[tuple[Cordon, ...], Field(max_length=DEVICES_MAX, json_schema_extra=list_map("uuid"))] = ()
-    releases: Annotated[tuple[Release, ...], Field(max_length=DEVICES_MAX, json_schema_extra=list_map("uuid"))] = ()
+    cordons: Annotated[
+        tuple[Cordon, ...],
+        Field(
+            description="GPUs that get no new pod; whoever holds one keeps it",
+            max_length=DEVICES_MAX,
+            json_schema_extra=list_map("uuid"),
+        ),
+    ] = ()
+    releases: Annotated[
+        tuple[Release, ...],
+        Field(description="GPUs that were declared well", max_length=DEVICES_MAX, json_schema_extra=list_map("uuid")),
+    ] = ()
 
 
 class GpuNodeStatus(Model):

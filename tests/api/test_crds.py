@@ -153,3 +153,18 @@ def test_what_has_no_structural_form_is_refused(model: type[Model]) -> None:
     """The generator names the place instead of guessing."""
     with pytest.raises(crds.UnsupportedSchemaError, match=model.__name__):
         crds.structural_schema(model, defaults=True)
+
+
+def test_every_field_says_what_it_means() -> None:
+    """`kubectl explain` has words for each field of each kind, at every depth."""
+
+    def silent(schema: dict[str, Any], path: str) -> list[str]:
+        found = []
+        for name, child in schema.get("properties", {}).items():
+            found += [] if child.get("description") else [path + name]
+            found += silent(child, f"{path}{name}.") + silent(child.get("items", {}), f"{path}{name}[].")
+        return found
+
+    for kind, definition in DEFINITIONS.items():
+        (version,) = definition["spec"]["versions"]
+        assert silent(version["schema"]["openAPIV3Schema"], f"{kind}.") == []
