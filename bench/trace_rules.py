@@ -7,23 +7,24 @@ enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
 
+from atoll.cluster.fleet import Fleet
+from atoll.cluster.machines import Card, cell_of, shape_of
+from atoll.cluster.requests import Request
+from atoll.cluster.selection import Offer, offer
 from bench.baselines_fgd import MILLI, Bools, Ints, Kind, Typical, lost, scores, typical_of
 from bench.trace_files import Node, Pod
 from topology.asks import Ask
-from topology.choice import Choice, choose
 from topology.demand import Demand, Histogram
-from topology.model import Machine, machine
+from topology.model import Machine, machine, mask_of
 from topology.profiles import profile
-from topology.scores import Classes, best_node
 
 KNOWN: Final = {("V100M16", 8): "dgx1-v100", ("V100M32", 8): "dgx1-v100", ("G2", 8): "dgx-h100", ("G3", 8): "dgx-h100"}
 """Shapes of the models that have links; G2 and G3 are hidden names, taken for NVSwitch machines. Others: PCIe alone."""
-STRANDED: Final = 1.0
-"""What a free GPU whose CPU is gone costs `atoll, cpu`."""
 
 
 class Room:
@@ -161,23 +162,34 @@ def machine_of(node: Node) -> Machine:
 
 
 class Atoll:
-    """Atoll's tables over the nodes that kube-scheduler's filters leave; pods without GPUs go by best fit."""
+    """The extender's own choice of a node and a set, over the nodes that kube-scheduler's filters leave; pods without
+    GPUs go by best fit. It knows what CPU the nodes have left and the asks of all pods, as after a while of service.
+    """
 
-    def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod], *, shares: bool, sees_cpu: bool = False) -> None:
-        self._shares, self._sees_cpu = shares, sees_cpu
-        self._cpu_of_gpu = sum(pod.kind.cpu_milli for pod in pods if pod.kind.gpus) / max(
-            sum(pod.kind.gpus for pod in pods), 1
-        )
-        machines = {(node.model, node.gpus): machine_of(node) for node in nodes if node.gpus}
-        self._machines = list(dict.fromkeys(machines.values()))
-        self._class = np.array(
-            [self._machines.index(machines[node.model, node.gpus]) if node.gpus else 0 for node in nodes]
-        )
+    def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod], *, shares: bool, sees_cpu: bool = True) -> None:
+        self._shares = shares
         self._demand = demand_of(pods)
-        self._classes = Classes(self._machines, demand=self._demand)
+        self._fleet = Fleet()
+        self._shapes = [shape_of(machine_of(node), (_card(node),) * node.gpus) if node.gpus else None for node in nodes]
+        self._sees_cpu = sees_cpu
+        self._placed: set[int] = set()
+        room = Room(nodes)
+        for index in range(len(nodes)):
+            self._renew(room, index)
+        self._rows = np.array([self._fleet.row_of(_name(index)) for index in range(len(nodes))])
+        for pod in pods:
+            if pod.kind.gpus:
+                self._fleet.count_ask(pod.kind.gpus, pod.kind.cpu_milli)
 
     def __call__(self, room: Room, pod: Pod) -> Place | None:
         """Place a pod."""
+        for node in self._placed:
+            self._renew(room, node)
+        place = self._place(room, pod)
+        self._placed = {place[0]} if place is not None else set()
+        return place
+
+    def _place(self, room: Room, pod: Pod) -> Place | None:
         if not pod.kind.gpus:
             return best_fit(room, pod)
         fits = room.fitting(pod)
@@ -185,27 +197,51 @@ class Atoll:
             shared = _shared(room, fits, pod)
             if shared is not None:
                 return shared
-        free = (room.gpu_milli[fits] == MILLI) @ (1 << np.arange(room.gpu_milli.shape[1]))
-        ask = Ask(pod.kind.gpus)
-        costs = self._classes.costs(self._class[fits], free, ask)
-        best = self._with_cpu(costs, room, fits, pod) if self._sees_cpu else best_node(costs)
-        if best is None:
+        request, rows = _request(pod.kind.gpus), self._rows[fits]
+        states = self._fleet.states_of(rows)
+        keys = self._fleet.keys(states, request, self._demand)
+        keys = self._fleet.with_reserve(keys, states, request.ask, self._demand)
+        if not np.isfinite(keys.min(initial=np.inf)):
             return None
-        node = int(fits[best])
-        answer = choose(self._machines[self._class[node]], int(free[best]), ask, demand=self._demand)
-        assert isinstance(answer, Choice)
-        return node, answer.positions
+        name = self._fleet.pick(rows, keys, states, request, self._demand, cpu_milli=pod.kind.cpu_milli)
+        answer = offer(self._fleet.cell_of(name), request, self._demand)
+        assert isinstance(answer, Offer)
+        return int(name), answer.choice.positions
 
-    def _with_cpu(self, costs: np.ndarray, room: Room, fits: Ints, pod: Pod) -> int | None:
-        """The least cost with a price for free GPUs whose CPU is gone, then the least free CPU."""
-        if not len(fits):
-            return None
-        free, cpu_milli = (room.gpu_milli[fits] == MILLI).sum(axis=1), room.cpu_milli[fits]
-        before = np.maximum(free - cpu_milli / self._cpu_of_gpu, 0)
-        after = np.maximum(free - pod.kind.gpus - (cpu_milli - pod.kind.cpu_milli) / self._cpu_of_gpu, 0)
-        dear = np.round(costs + STRANDED * (after - before), 6)
-        best = int(np.lexsort((cpu_milli, dear))[0])
-        return best if np.isfinite(dear[best]) else None
+    def _renew(self, room: Room, index: int) -> None:
+        """Tell the fleet what is free on a node now."""
+        shape, name, total = self._shapes[index], _name(index), room.nodes[index].cpu_milli
+        if shape is None:
+            return
+        free = mask_of([int(at) for at in np.flatnonzero(room.gpu_milli[index] == MILLI)])
+        self._fleet.put(name, cell_of(shape, free))
+        if self._sees_cpu:
+            self._fleet.put_cpu(name, free_milli=int(room.cpu_milli[index]), allocatable_milli=total)
+
+
+def _name(index: int) -> str:
+    return f"{index:06}"
+
+
+def _card(node: Node) -> Card:
+    return Card(model=node.model, vendor="nvidia", memory_bytes=0, compute_capability=(0, 0), mig_profile="")
+
+
+@cache
+def _request(count: int) -> Request:
+    """What a pod without a claim asks for."""
+    return Request(
+        ask=Ask(count),
+        models=(),
+        mixed_models=False,
+        memory_bytes=0,
+        compute_capability=(0, 0),
+        mig_profile="",
+        vendor="nvidia",
+        claim="",
+        visible_devices=None,
+        container_counts=(),
+    )
 
 
 def _shared(room: Room, fits: Ints, pod: Pod) -> Place | None:
@@ -236,8 +272,8 @@ def rules(nodes: Sequence[Node], pods: Sequence[Pod], *, seed: int, full: bool) 
         "fgd": Gradient(nodes, pods),
     }
     if not full:
-        seeing = Atoll(nodes, pods, shares=False, sees_cpu=True)
-        return {**found, "atoll": Atoll(nodes, pods, shares=False), "atoll, cpu": seeing}
+        blind = Atoll(nodes, pods, shares=False, sees_cpu=False)
+        return {**found, "atoll": Atoll(nodes, pods, shares=False), "atoll, blind": blind}
     return {
         **found,
         "atoll, share": Atoll(nodes, pods, shares=True),

@@ -7,9 +7,8 @@ list is filled up with pods drawn from it by chance, or cut by chance, until it 
 
 Every rule sees only nodes with enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters see to.
 
-- `whole` plays only the pods that ask for whole GPUs. `atoll` is the product's rule: it is left only nodes with enough
-  CPU, but does not look at what CPU stays. `atoll, cpu` is not in the product: it shows what a price for free GPUs
-  whose CPU is gone would bring.
+- `whole` plays only the pods that ask for whole GPUs. `atoll` is the product's own choice, through the arrays that the
+  extender answers from; `atoll, blind` is the same where the CPU that nodes have left is not known.
 - `full` plays all pods. Atoll's claims know no fraction of a GPU: `share` lets pods that ask for one share a GPU that
   was given as one whole (the fullest that fits), and asks Atoll for a new one where none fits; `round-up` gives each
   a GPU of its own, of which only the asked fraction counts as allocated. Both are told; the other rules share.

@@ -27,7 +27,7 @@ def test_example_is_played_under_every_rule(capsys: pytest.CaptureFixture[str]) 
 
     assert code == 0
     assert [row["rule"] for row in rows] == [
-        *("by-chance", "first-fit", "best-fit", "fgd", "atoll", "atoll, cpu"),
+        *("by-chance", "first-fit", "best-fit", "fgd", "atoll", "atoll, blind"),
         *("by-chance", "first-fit", "best-fit", "fgd", "atoll, share", "atoll, round-up"),
     ]
     assert all(0 < row["allocated_100"] <= row["allocated_130"] <= 1 for row in rows)
