@@ -261,7 +261,7 @@ def _members(told: object) -> list[Any]:
     if told is None:
         return []
     parts = told.replace(",", " ").split() if isinstance(told, str) else told
-    if not isinstance(parts, list):
+    if not isinstance(parts, (list, tuple)):
         raise TypeError(f"{told!r} is no list of GPUs")
     found = [(part, _NUMBERED.fullmatch(part) if isinstance(part, str) else None) for part in parts]
     return [int(match[1]) if match else part for part, match in found]
