@@ -77,9 +77,11 @@ def node_name(number: int) -> str:
 
 
 def fill(nodes: int) -> Ledger:
-    """Return a ledger of machines with 8 GPUs, of four shapes, half of them in use, in random patterns."""
+    """Return a ledger of machines with 8 GPUs, of four shapes, half of them in use, in random patterns, with random CPU left."""
     rng = random.Random(SEED)
     ledger = Ledger()
+    for gpus in (1, 2, 4, 8) * 25:
+        ledger.fleet.count_ask(gpus, 16_000 * gpus)
     for number in range(nodes):
         name = node_name(number)
         known = profile(PROFILES[number % len(PROFILES)])
@@ -87,6 +89,7 @@ def fill(nodes: int) -> Ledger:
         ledger.put_heartbeat(name, time.monotonic(), 86_400.0)
         load = rng.choice((0.0, 0.5, 0.5, 1.0))
         used = tuple(device for device in range(8) if rng.random() < load)
+        ledger.fleet.put_cpu(name, free_milli=rng.randrange(192_000), allocatable_milli=192_000)
         if used:
             ledger.assume(f"uid-{name}", Allocation(name, used, tuple(f"GPU-{name}-{i}" for i in used)))
     return ledger

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -48,6 +49,15 @@ NEAREST: Final[dict[str, tuple[Policy, str]]] = {
     "required": (Policy.ISLAND, "required is island"),
 }
 SLACK: Final = 1e-6
+WORDS: Final = frozenset(
+    (
+        *("id", "src", "note", "comment", "policy", "topology", "vendor", "available", "start", "required", "size"),
+        *("count", "want", "sequence", "links", "pcie", "pci_only", "numa", "nvlink_generation", "nvlink_gen"),
+        *("nvswitch", "pcie_generation", "pcie_gen", "smp_GBps"),
+    )
+)
+"""Everything that a case may say and that is weighed, or needs no weighing."""
+_NUMBERED: Final = re.compile(r"(?:gpu|cuda|nvidia|device)?[-_: ]*([0-9]{1,4})", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +130,10 @@ def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:
     """Answer one case, a single ask or a sequence of them. name: of a case without an id."""
-    subject = _machine(case)
+    subject, named = _machine(case)
     policy, words = _policy(str(case.get("policy") or "besteffort"))
+    unheard = ", ".join(sorted(set(case) - WORDS))
+    words = "; ".join(filter(None, (words, named, f"not weighed: {unheard}" if unheard else "")))
     many = case.get("sequence") is not None
     outcomes = list(_play(subject, case, policy=policy) if many else [_single(subject, case, policy=policy)])
     verdict, reason = _verdict(outcomes, policy=policy)
@@ -139,11 +151,12 @@ def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:
     }
 
 
-def _machine(case: dict[str, Any]) -> Machine:
+def _machine(case: dict[str, Any]) -> tuple[Machine, str]:
+    """The machine of a case, and a word where another stands for it."""
     told = case["topology"] if isinstance(case.get("topology"), dict) else case
     if "links" not in told:
-        return profile(_known_name(str(told["topology"]))).machine
-    return machine(
+        return _known_machine(case, str(told["topology"]))
+    given = machine(
         told["links"],
         pcie=told.get("pcie", told.get("pci_only")),
         numa=told.get("numa"),
@@ -153,11 +166,32 @@ def _machine(case: dict[str, Any]) -> Machine:
         inter_socket_gbps=told.get("smp_GBps"),
         vendor=told.get("vendor", "nvidia"),
     )
+    return given, ""
 
 
-def _known_name(name: str) -> str:
-    """The known machine of that name, however it is spelled."""
-    return next((known for known in profile_names() if _letters(known) == _letters(name)), name)
+def _known_machine(case: dict[str, Any], name: str) -> tuple[Machine, str]:
+    """The known machine of that name, however it is spelled, or the only one whose name holds it or is held by it; else
+    one of as many GPUs as the case names."""
+    wanted = _letters(name)
+    known = [one for one in profile_names() if _letters(one) == wanted]
+    near = [one for one in profile_names() if wanted and (wanted in _letters(one) or _letters(one) in wanted)]
+    if known or len(near) == 1:
+        found = (known or near)[0]
+        return profile(found).machine, "" if known else f"{name} is taken for {found}"
+    count = min(_gpus_named(case), DEVICES_MAX)
+    if not count:
+        return profile(name).machine, ""
+    cells = [["X" if row == column else "SYS" for column in range(count)] for row in range(count)]
+    return machine(cells), f"no machine {name} is known; {count} GPUs joined alike stand for it"
+
+
+def _gpus_named(case: dict[str, Any]) -> int:
+    """How many GPUs a machine needs for all that a case names."""
+    steps = [case, *(case.get("sequence") or ())]
+    lists = [_members(step.get(key)) for step in steps for key in ("available", "start", "required")]
+    lists += [list(members) for step in steps for members in _wants(step.get("want")) or ()]
+    highest = max((one for members in lists for one in members if isinstance(one, int)), default=-1)
+    return max([highest + 1, *(_size(step) or 0 for step in steps)])
 
 
 def _letters(text: str) -> str:
@@ -179,13 +213,13 @@ def _policy(name: str) -> tuple[Policy, str]:
 
 
 def _single(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Outcome:
-    free = case.get("available", case.get("start"))
+    free = _first_told(case, "available", "start")
     return _outcome(subject, _step(subject, case, free=subject.full if free is None else _mask(subject, free)), policy)
 
 
 def _play(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Iterator[Outcome]:
     """A sequence on one machine: each ask meets what Atoll itself has left."""
-    start = case.get("start", case.get("available"))
+    start = _first_told(case, "start", "available")
     free = subject.full if start is None else _mask(subject, start)
     for ask in case["sequence"]:
         outcome = _outcome(subject, _step(subject, ask, free=free), policy)
@@ -194,32 +228,52 @@ def _play(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Iterator
 
 
 def _step(subject: Machine, told: dict[str, Any], *, free: int) -> Step:
-    required = told.get("required") or []
+    required = _members(told.get("required"))
     wants = _wants(told.get("want"))
-    size = told.get("size")
+    size = _size(told)
     return Step(
         free=free,
         required=_mask(subject, required),
         foreign=not all(_is_position(subject, one) for one in required),
-        size=int(size) if size is not None else len(wants[0]) if wants else 0,
+        size=size if size is not None else len(wants[0]) if wants else 0,
         wants=wants,
     )
 
 
-def _wants(told: list[Any] | None) -> tuple[tuple[int, ...], ...] | None:
+def _first_told(case: dict[str, Any], *keys: str) -> object:
+    return next((case[key] for key in keys if case.get(key) is not None), None)
+
+
+def _size(told: dict[str, Any]) -> int | None:
+    size = told["size"] if told.get("size") is not None else told.get("count")
+    return None if size is None else int(size)
+
+
+def _wants(told: object) -> tuple[tuple[int, ...], ...] | None:
     if told is None:
         return None
-    sets = told if told and all(isinstance(one, list) for one in told) else [told]
-    return tuple(tuple(map(int, one)) for one in sets)
+    sets = told if told and isinstance(told, list) and all(isinstance(one, list) for one in told) else [told]
+    return tuple(tuple(map(int, _members(one))) for one in sets)
+
+
+def _members(told: object) -> list[Any]:
+    """GPUs as numbers, whether told as 3, "3" or "GPU3", or several in one text; what is none is left as it is."""
+    if told is None:
+        return []
+    parts = told.replace(",", " ").split() if isinstance(told, str) else told
+    if not isinstance(parts, (list, tuple)):
+        raise TypeError(f"{told!r} is no list of GPUs")
+    found = [(part, _NUMBERED.fullmatch(part) if isinstance(part, str) else None) for part in parts]
+    return [int(match[1]) if match else part for part, match in found]
 
 
 def _is_position(subject: Machine, told: object) -> bool:
     return isinstance(told, int) and 0 <= told < subject.count
 
 
-def _mask(subject: Machine, told: Iterable[Any]) -> int:
+def _mask(subject: Machine, told: object) -> int:
     """Mask of those that are GPUs of the machine."""
-    return mask_of([one for one in told if _is_position(subject, one)])
+    return mask_of([one for one in _members(told) if _is_position(subject, one)])
 
 
 def _outcome(subject: Machine, step: Step, policy: Policy) -> Outcome:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from atoll.cluster import pods
+from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import Budgets
 from atoll.cluster.ledger import Expectation
 from atoll.cluster.memory import encode_memory, memory_of
@@ -27,6 +27,7 @@ from atoll.service.metrics import Metrics
 from extender import wire
 from extender.binder import Binder
 from extender.endings import Endings
+from extender.host_cpu import HostCpu
 from extender.nominations import Nominations
 from extender.terms import Terms
 from extender.victims import Preemptor, choose_victims
@@ -77,6 +78,7 @@ class Handlers:
         self._judged = Judged("", b"", 0, PRIOR, None)
         self._endings = Endings(parts.mirror.ledger, parts.clock)
         parts.mirror.on_change(self._endings.observe)
+        parts.mirror.on_change(HostCpu(parts.mirror.ledger.fleet).observe)
         parts.mirror.on_change(Terms(parts.mirror).observe)
         parts.mirror.on_change(Nominations(parts.mirror.ledger, parts.clock, self._request).observe)
         self._seconds = parts.metrics.histogram(
@@ -190,6 +192,7 @@ class Handlers:
             now_seconds=self._parts.clock.monotonic_seconds(),
             failed_nodes=self._parts.binder.failed_nodes(uid),
             priority=call.pod.spec.priority,
+            cpu_milli=host_fit.needs(call.pod).get("cpu", 0),
         )
         return judge_nodes(call.node_names or (), question, self._parts.mirror.ledger)
 

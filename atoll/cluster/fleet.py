@@ -8,6 +8,7 @@ holders, and only this page in numbers:
     state    what a node is now, shape and free positions. State 0 fits nothing; a shape of up to eight devices owns a
              block of states, one per mask, of a larger one each mask has its state once it occurs
     key      of a state, per request: rank of the model x PREFERENCE + cost, as atoll.cluster.selection tells it
+    cores    free CPU of a node, where it is known: nodes that are alike to topology are told apart by it, see `pick`
 
 An allocation renews one element of the array of states. The keys come from the very tables that bind chooses by.
 """
@@ -20,10 +21,20 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from atoll.cluster.host_cpu import (
+    ASKS_MIN,
+    GPUS_MAX,
+    RENEWED_EVERY,
+    UNKNOWN,
+    Asks,
+    asked_cores,
+    price_table,
+    whole_cores,
+)
 from atoll.cluster.machines import Cell, Shape, cell_of
 from atoll.cluster.requests import Request
-from atoll.cluster.selection import keys_of, plain
-from topology.asks import Ask
+from atoll.cluster.selection import Offer, keys_of, offer, plain
+from topology.asks import Ask, Policy
 from topology.demand import Demand
 from topology.scores import RESERVE, RESERVED_ONE_IN, reserves
 
@@ -31,6 +42,9 @@ EAGER_DEVICES_MAX: Final = 8
 STATES_MAX: Final = 1 << 18
 """States that are numbered before all numbers are given out anew: shapes of the past are forgotten then."""
 REQUESTS_MAX: Final = 64
+POORER_MAX: Final = 16
+"""Shapes with poorer links that are passed over, before the least key counts without prices."""
+DECIMALS: Final = 6
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -56,6 +70,12 @@ class Fleet:
         self._ranks: Ints | None = None
         self._many_whole: dict[Shape, tuple[int, int]] = {}
         self._scarce: set[Shape] = set()
+        self._cpu_milli: dict[str, tuple[int, int]] = {}
+        self._cores: Ints = np.full(64, UNKNOWN, dtype=np.int64)
+        self._asks = Asks()
+        self._priced_asks = 0
+        self._prices: Floats | None = None
+        self._moves: dict[tuple[int, int], Floats] = {}
         self._forget_numbers()
 
     def put(self, name: str, cell: Cell) -> None:
@@ -83,6 +103,22 @@ class Fleet:
     def row_of(self, name: str) -> int:
         """Return the row of a node; 0 where it is not known."""
         return self._row_of.get(name, 0)
+
+    def put_cpu(self, name: str, *, free_milli: int, allocatable_milli: int) -> None:
+        """Note how much CPU a node has, and how much of it no pod asks for; the node may not be known yet."""
+        self._cpu_milli[name] = free_milli, allocatable_milli
+        row = self._row_of.get(name, 0)
+        if row:
+            self._cores[row] = whole_cores(free_milli)
+
+    def forget_cpu(self, name: str) -> None:
+        """Forget a node's CPU."""
+        self._cpu_milli.pop(name, None)
+        self._cores[self._row_of.get(name, 0)] = UNKNOWN
+
+    def count_ask(self, gpus: int, cpu_milli: int) -> None:
+        """Count what a pod asks for, once per pod."""
+        self._asks.observe(gpus, cpu_milli)
 
     def rows_of(self, names: Sequence[str]) -> Ints:
         """Return the rows of these nodes; 0 for one that is not known.
@@ -145,6 +181,65 @@ class Fleet:
             keys[states == self._blocks[shape] + shape.machine.full] += RESERVE
         return keys
 
+    def pick(self, rows: Ints, keys: Floats, states: Ints, request: Request, demand: Demand, *, cpu_milli: int) -> str:
+        """Return the name of the best node of these rows, of which one at least has a finite key.
+
+        The least key, with the price of the CPU that the pod leaves there or not; then the least free CPU, then the
+        name. No price is worth links: a node that would give a poorer set than the least key does is passed over.
+        """
+        least = keys.min()
+        moves = self._moves_of(request, asked_cores(cpu_milli))
+        if moves is None:
+            return self.first_by_name(rows[keys == least])
+        near = np.flatnonzero(keys <= least + float(np.ptp(moves)))
+        cores = self._cores[rows[near]]
+        priced = np.round(keys[near] + moves[self._counts[states[near]] * (UNKNOWN + 1) + cores], DECIMALS)
+        quality = self._quality(int(states[np.argmin(keys)]), request, demand)
+        for _ in range(POORER_MAX):
+            first = near[priced == priced.min()]
+            tied = first[self._cores[rows[first]] == self._cores[rows[first]].min()]
+            state = int(states[tied[0]])
+            if request.ask.count == 1 or self._quality(state, request, demand) >= quality:
+                return self.first_by_name(rows[tied[states[tied] == state]])
+            priced[states[near] == state] = np.inf
+        return self.first_by_name(rows[keys == least])
+
+    def _quality(self, state: int, request: Request, demand: Demand) -> tuple[int, float]:
+        """Whether the set of a state lies in one island, and its quality relative to the best of its size."""
+        answer = offer(self.cell_at(state), plain(request), demand)
+        assert isinstance(answer, Offer)
+        return -len(answer.choice.islands), answer.choice.relative_quality
+
+    def _moves_of(self, request: Request, cores: int) -> Floats | None:
+        """Return by how much the price of a node changes when the pod comes, by free devices and free cores, flat; None
+        where nothing has a price: too little is known, or the pod wants to be spread or takes parts of GPUs."""
+        asks = self._asks.seen
+        if asks < ASKS_MIN or request.mig_profile or request.ask.policy is Policy.SPREAD:
+            return None
+        if self._prices is None or asks - self._priced_asks >= RENEWED_EVERY:
+            self._priced_asks, self._moves = asks, {}
+            self._prices = price_table(self._asks.kinds, *self._known_cpu())
+        count = min(request.ask.count, GPUS_MAX)
+        moves = self._moves.get((count, cores))
+        if moves is None:
+            after = np.zeros_like(self._prices)
+            columns = np.maximum(np.arange(UNKNOWN) - cores, 0)
+            after[count:, :UNKNOWN] = self._prices[: GPUS_MAX + 1 - count, columns]
+            moves = after - self._prices
+            moves[:count] = 0
+            moves = self._moves[count, cores] = moves.ravel()
+        return moves
+
+    def _known_cpu(self) -> tuple[Ints, Ints]:
+        """Devices and allocatable cores of all nodes with known CPU."""
+        known = [
+            (cell.shape.machine.count, whole_cores(self._cpu_milli[name][1]))
+            for name, cell in zip(self._name_of, self._cell_of, strict=True)
+            if cell is not None and name in self._cpu_milli
+        ]
+        pairs = np.array(known, dtype=np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
     def first_by_name(self, rows: Ints) -> str:
         """Return the name that comes first among these rows."""
         if self._ranks is None:
@@ -181,7 +276,9 @@ class Fleet:
             self._cell_of.append(None)
             if row == len(self._states):
                 self._states = np.concatenate((self._states, np.zeros_like(self._states)))
+                self._cores = np.concatenate((self._cores, np.full_like(self._cores, UNKNOWN)))
         self._row_of[name] = row
+        self._cores[row] = whole_cores(self._cpu_milli[name][0]) if name in self._cpu_milli else UNKNOWN
         return row
 
     def _forget_numbers(self) -> None:
@@ -190,6 +287,7 @@ class Fleet:
         self._firsts: list[int] = []
         self._blocks: dict[Shape, int] = {}
         self._singles: dict[Cell, int] = {}
+        self._counts: Ints = np.zeros(64, dtype=np.int64)
         self._keys: OrderedDict[tuple[Request, Demand], Floats] = OrderedDict()
 
     def _number_anew(self) -> None:
@@ -203,12 +301,19 @@ class Fleet:
         if count <= EAGER_DEVICES_MAX:
             self._entries.append((cell.shape, None))
             self._blocks[cell.shape] = first
-            self._size += 1 << count
+            self._note_counts(range(1 << count))
             return first + cell.free
         self._entries.append((cell.shape, cell.free))
         self._singles[cell] = first
-        self._size += 1
+        self._note_counts((cell.free,))
         return first
+
+    def _note_counts(self, masks: Sequence[int]) -> None:
+        """Number the states of these masks, the next ones, and note how many devices are free in each."""
+        first, self._size = self._size, self._size + len(masks)
+        if self._size > len(self._counts):
+            self._counts = np.concatenate((self._counts, np.zeros(self._size, dtype=np.int64)))
+        self._counts[first : self._size] = [min(mask.bit_count(), GPUS_MAX) for mask in masks]
 
     def _known_keys(self, request: Request, demand: Demand) -> Floats:
         """Return the array of keys of a request, long enough for every state; nan where nothing is known yet."""

@@ -22,7 +22,8 @@ from atoll.cluster.selection import Candidate, Offer, offer, plain
 @dataclass(frozen=True, slots=True)
 class NodeVerdicts:
     """Answer of filter: the names that fit, in the order of the question, and the first of them in the order (model
-    preference, cost, node name). `rejected` has the reason of every name where none fits; else nobody would read it."""
+    preference, cost and price of CPU, free CPU, node name). `rejected` has the reason of every name where none fits;
+    else nobody would read it."""
 
     feasible: Sequence[str] = ()
     rejected: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +34,8 @@ class NodeVerdicts:
 class Question:
     """What filter is asked: a pod's uid, its request, the moment, and nodes on which its bind failed moments ago.
 
-    `priority` decides whose kept GPUs the pod may take; without one it ranks below all.
+    `priority` decides whose kept GPUs the pod may take; without one it ranks below all. `cpu_milli` is what the pod
+    asks for beside GPUs.
     """
 
     uid: str
@@ -41,6 +43,7 @@ class Question:
     now_seconds: float
     failed_nodes: frozenset[str] = frozenset()
     priority: int | None = None
+    cpu_milli: int = 0
 
 
 def judge_nodes(node_names: Sequence[str], question: Question, ledger: Ledger) -> NodeVerdicts:
@@ -81,7 +84,7 @@ def _judge(node_names: Sequence[str], request: Request, question: Question, ledg
     least = keys.min(initial=np.inf)
     if least == np.inf:
         return NodeVerdicts(rejected=_reasons(node_names, states.tolist(), request, ledger))
-    name = fleet.first_by_name(rows[keys == least])
+    name = fleet.pick(rows, keys, states, request, demand, cpu_milli=question.cpu_milli)
     answer = offer(own.get(name) or fleet.cell_of(name), plain(request), demand)
     assert isinstance(answer, Offer)
     feasible = list(compress(node_names, (keys < np.inf).tolist()))

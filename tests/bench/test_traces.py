@@ -10,11 +10,12 @@ import pytest
 
 from bench import traces
 from bench.baselines_fgd import Kind
-from bench.traces import MILLI, Atoll, Gradient, Node, Pod, Room
+from bench.trace_files import Node, Pod, arrivals, read_nodes, read_pods
+from bench.trace_rules import MILLI, Atoll, Gradient, Room, rules
 
 EXAMPLES = Path(traces.__file__).parent / "examples"
-NODES = traces.read_nodes(EXAMPLES / "nodes.csv")
-PODS = traces.read_pods(EXAMPLES / "pods.csv")
+NODES = read_nodes(EXAMPLES / "nodes.csv")
+PODS = read_pods(EXAMPLES / "pods.csv")
 GPUS = sum(node.gpus for node in NODES)
 
 
@@ -26,7 +27,7 @@ def test_example_is_played_under_every_rule(capsys: pytest.CaptureFixture[str]) 
 
     assert code == 0
     assert [row["rule"] for row in rows] == [
-        *("by-chance", "first-fit", "best-fit", "fgd", "atoll", "atoll, cpu"),
+        *("by-chance", "first-fit", "best-fit", "fgd", "atoll", "atoll, blind"),
         *("by-chance", "first-fit", "best-fit", "fgd", "atoll, share", "atoll, round-up"),
     ]
     assert all(0 < row["allocated_100"] <= row["allocated_130"] <= 1 for row in rows)
@@ -63,20 +64,20 @@ def test_missing_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_arrivals_ask_for_a_third_more_than_there_is() -> None:
     """Pods are drawn until they ask for 130 % of the GPUs, the same ones for the same seed."""
-    come = traces.arrivals(PODS, GPUS, seed=42)
+    come = arrivals(PODS, GPUS, seed=42)
 
     asked = sum(pod.milli for pod in come)
     assert 1.3 * GPUS * MILLI <= asked < 1.3 * GPUS * MILLI + 8 * MILLI
-    assert come == traces.arrivals(PODS, GPUS, seed=42) != traces.arrivals(PODS, GPUS, seed=43)
+    assert come == arrivals(PODS, GPUS, seed=42) != arrivals(PODS, GPUS, seed=43)
 
 
 @pytest.mark.parametrize("name", ["by-chance", "first-fit", "best-fit", "fgd", "atoll, share", "atoll, round-up"])
 def test_no_rule_gives_what_is_not_there(name: str) -> None:
     """Every place has enough CPU, memory and GPUs of an allowed model, and a pod is refused only by a full cluster or,
     where fractions are rounded up, by one without a whole GPU."""
-    rule = traces.rules(NODES, PODS, seed=1, full=True)[name]
+    rule = rules(NODES, PODS, seed=1, full=True)[name]
     room = Room(NODES)
-    for pod in traces.arrivals(PODS, GPUS, seed=1):
+    for pod in arrivals(PODS, GPUS, seed=1):
         fits = room.fitting(pod)
         place = rule(room, pod)
         if place is None:

@@ -177,6 +177,15 @@ def test_instances_of_one_card_go_together_and_have_no_nvlink() -> None:
     assert single.choice.positions == (3,), "the card that is in use already"
 
 
+def test_divided_card_and_its_instances_are_never_given_as_whole_gpus() -> None:
+    """Whatever is free, a claim for whole GPUs gets none that is divided and no part of one."""
+    devices = DEVICES["divided"]
+    for free in range(1 << 8):
+        answer = select(devices, free, ask(1))
+        assert isinstance(answer, Rejection) or set(answer.choice.positions) <= {1, 2, 3, 4}
+        assert isinstance(answer, Rejection) == (free & 0b00011110 == 0)
+
+
 def test_demand_is_what_pods_have_asked_for() -> None:
     """A thousand pods of eight GPUs turn the demand; a pod that is seen again, or asks for none, counts no more."""
     ledger = Ledger()

@@ -1,0 +1,281 @@
+"""The rules that a trace is played under: which node and which GPUs each pod gets.
+
+In: what is free on every node (`Room`), a pod. Out: a node and positions, or None. Every rule sees only nodes with
+enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters see to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from atoll.cluster.fleet import Fleet
+from atoll.cluster.machines import Card, cell_of, shape_of
+from atoll.cluster.requests import Request
+from atoll.cluster.selection import Offer, offer
+from bench.baselines_fgd import MILLI, Bools, Ints, Kind, Typical, lost, scores, typical_of
+from bench.trace_files import Node, Pod
+from topology.asks import Ask
+from topology.demand import Demand, Histogram
+from topology.model import Machine, machine, mask_of
+from topology.profiles import profile
+
+KNOWN: Final = {("V100M16", 8): "dgx1-v100", ("V100M32", 8): "dgx1-v100", ("G2", 8): "dgx-h100", ("G3", 8): "dgx-h100"}
+"""Shapes of the models that have links; G2 and G3 are hidden names, taken for NVSwitch machines. Others: PCIe alone."""
+
+
+class Room:
+    """What is free on every node. Changed by `take` alone."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = tuple(nodes)
+        self.cpu_milli = np.array([node.cpu_milli for node in nodes], dtype=np.int64)
+        self.memory_mib = np.array([node.memory_mib for node in nodes], dtype=np.int64)
+        widest = max(max(node.gpus for node in nodes), 1)
+        self.gpu_milli = np.array(
+            [[MILLI * (at < node.gpus) for at in range(widest)] for node in nodes], dtype=np.int64
+        )
+        self.capacity = int(self.gpu_milli.sum())
+        self._allowed: dict[str, Bools] = {}
+
+    def allowed(self, models: str) -> Bools:
+        """Which nodes have a GPU model that a pod may run on."""
+        if models not in self._allowed:
+            kind = Kind(0, 0, 0, models)
+            self._allowed[models] = np.array([kind.may_run_on(node.model) for node in self.nodes], dtype=np.bool_)
+        return self._allowed[models]
+
+    def fitting(self, pod: Pod) -> Ints:
+        """Indices of the nodes that can take a pod."""
+        kind = pod.kind
+        fits = (self.cpu_milli >= kind.cpu_milli) & (self.memory_mib >= pod.memory_mib) & self.allowed(kind.models)
+        if kind.gpus:
+            fits &= (self.gpu_milli >= kind.gpu_milli).sum(axis=1) >= kind.gpus
+        return np.flatnonzero(fits)
+
+    def take(self, node: int, pod: Pod, positions: Iterable[int]) -> None:
+        """Place a pod."""
+        self.cpu_milli[node] -= pod.kind.cpu_milli
+        self.memory_mib[node] -= pod.memory_mib
+        for position in positions:
+            self.gpu_milli[node, position] -= pod.kind.gpu_milli
+        assert min(self.cpu_milli[node], self.memory_mib[node], self.gpu_milli[node].min()) >= 0
+
+
+Place = tuple[int, tuple[int, ...]]
+Rule = Callable[[Room, Pod], Place | None]
+
+
+def best_fit(room: Room, pod: Pod) -> Place | None:
+    """The node with the fewest free GPUs, then the least free CPU; the fullest GPU that holds a fraction."""
+    fits = room.fitting(pod)
+    if not len(fits):
+        return None
+    free = room.gpu_milli[fits].sum(axis=1)
+    node = int(fits[np.lexsort((room.cpu_milli[fits], free))[0]])
+    return node, first_positions(room, node, pod)
+
+
+def first_fit(room: Room, pod: Pod) -> Place | None:
+    """The first node that fits."""
+    fits = room.fitting(pod)
+    return (int(fits[0]), first_positions(room, int(fits[0]), pod)) if len(fits) else None
+
+
+def by_chance(seed: int) -> Rule:
+    """Any node that fits."""
+    random = np.random.default_rng(seed)
+
+    def place(room: Room, pod: Pod) -> Place | None:
+        fits = room.fitting(pod)
+        if not len(fits):
+            return None
+        node = int(random.choice(fits))
+        return node, first_positions(room, node, pod)
+
+    return place
+
+
+def first_positions(room: Room, node: int, pod: Pod) -> tuple[int, ...]:
+    """Whole GPUs: the first free ones; a fraction: the fullest GPU that holds it."""
+    free = room.gpu_milli[node]
+    able = np.flatnonzero(free >= max(pod.kind.gpu_milli, 1))
+    if not pod.whole:
+        able = able[np.argsort(free[able], kind="stable")]
+    return tuple(int(at) for at in able[: pod.kind.gpus])
+
+
+class Gradient:
+    """Fragmentation gradient descent; of equal scores the node with the fewest free GPUs, then the least free CPU."""
+
+    def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod]) -> None:
+        self._typical: Typical = typical_of(pod.kind for pod in pods)
+        rows = {node.model: self._typical.allowed_on(node.model) for node in nodes}
+        self._allowed = np.array([rows[node.model] for node in nodes])
+
+    def __call__(self, room: Room, pod: Pod) -> Place | None:
+        """Place a pod."""
+        fits = room.fitting(pod)
+        if not len(fits):
+            return None
+        before = lost(self._typical, room.cpu_milli[fits], room.gpu_milli[fits], self._allowed[fits])
+        best = np.full(len(fits), -1, dtype=np.int64)
+        at = np.full(len(fits), -1, dtype=np.int64)
+        for position in range(room.gpu_milli.shape[1]) if self._shares_a_gpu(pod) else (None,):
+            after, able = self._after(room, fits, pod, position)
+            score = np.where(able, scores(before, after), -1)
+            at = np.where(score > best, -1 if position is None else position, at)
+            best = np.maximum(best, score)
+        free = room.gpu_milli[fits].sum(axis=1)
+        chosen = int(np.lexsort((room.cpu_milli[fits], free, -best))[0])
+        node = int(fits[chosen])
+        return node, first_positions(room, node, pod) if at[chosen] < 0 else (int(at[chosen]),)
+
+    def _after(self, room: Room, fits: Ints, pod: Pod, position: int | None) -> tuple[np.ndarray, Bools]:
+        """What is lost after placing, and where that GPU can hold the pod."""
+        gpu_milli = room.gpu_milli[fits].copy()
+        able = np.ones(len(fits), dtype=np.bool_)
+        if position is not None:
+            able = gpu_milli[:, position] >= pod.kind.gpu_milli
+            gpu_milli[:, position] -= np.where(able, pod.kind.gpu_milli, 0)
+        elif pod.kind.gpus:
+            free = gpu_milli >= pod.kind.gpu_milli
+            gpu_milli -= np.where(free & (np.cumsum(free, axis=1) <= pod.kind.gpus), pod.kind.gpu_milli, 0)
+        cpu_milli = room.cpu_milli[fits] - pod.kind.cpu_milli
+        return lost(self._typical, cpu_milli, gpu_milli, self._allowed[fits]), able
+
+    @staticmethod
+    def _shares_a_gpu(pod: Pod) -> bool:
+        return pod.kind.gpus == 1 and pod.kind.gpu_milli < MILLI
+
+
+def machine_of(node: Node) -> Machine:
+    """The geometry a node is taken for: a known one, or GPUs joined by PCIe."""
+    known = KNOWN.get((node.model, node.gpus))
+    if known is not None:
+        return profile(known).machine
+    cells = [["X" if row == column else "NODE" for column in range(node.gpus)] for row in range(node.gpus)]
+    return machine(cells, pcie_generation=3)
+
+
+class Atoll:
+    """The extender's own choice of a node and a set, over the nodes that kube-scheduler's filters leave; pods without
+    GPUs go by best fit. It knows what CPU the nodes have left and the asks of all pods, as after a while of service.
+    """
+
+    def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod], *, shares: bool, sees_cpu: bool = True) -> None:
+        self._shares = shares
+        self._demand = demand_of(pods)
+        self._fleet = Fleet()
+        self._shapes = [shape_of(machine_of(node), (_card(node),) * node.gpus) if node.gpus else None for node in nodes]
+        self._sees_cpu = sees_cpu
+        self._placed: set[int] = set()
+        room = Room(nodes)
+        for index in range(len(nodes)):
+            self._renew(room, index)
+        self._rows = np.array([self._fleet.row_of(_name(index)) for index in range(len(nodes))])
+        for pod in pods:
+            if pod.kind.gpus:
+                self._fleet.count_ask(pod.kind.gpus, pod.kind.cpu_milli)
+
+    def __call__(self, room: Room, pod: Pod) -> Place | None:
+        """Place a pod."""
+        for node in self._placed:
+            self._renew(room, node)
+        place = self._place(room, pod)
+        self._placed = {place[0]} if place is not None else set()
+        return place
+
+    def _place(self, room: Room, pod: Pod) -> Place | None:
+        if not pod.kind.gpus:
+            return best_fit(room, pod)
+        fits = room.fitting(pod)
+        if not pod.whole and self._shares:
+            shared = _shared(room, fits, pod)
+            if shared is not None:
+                return shared
+        request, rows = _request(pod.kind.gpus), self._rows[fits]
+        states = self._fleet.states_of(rows)
+        keys = self._fleet.keys(states, request, self._demand)
+        keys = self._fleet.with_reserve(keys, states, request.ask, self._demand)
+        if not np.isfinite(keys.min(initial=np.inf)):
+            return None
+        name = self._fleet.pick(rows, keys, states, request, self._demand, cpu_milli=pod.kind.cpu_milli)
+        answer = offer(self._fleet.cell_of(name), request, self._demand)
+        assert isinstance(answer, Offer)
+        return int(name), answer.choice.positions
+
+    def _renew(self, room: Room, index: int) -> None:
+        """Tell the fleet what is free on a node now."""
+        shape, name, total = self._shapes[index], _name(index), room.nodes[index].cpu_milli
+        if shape is None:
+            return
+        free = mask_of([int(at) for at in np.flatnonzero(room.gpu_milli[index] == MILLI)])
+        self._fleet.put(name, cell_of(shape, free))
+        if self._sees_cpu:
+            self._fleet.put_cpu(name, free_milli=int(room.cpu_milli[index]), allocatable_milli=total)
+
+
+def _name(index: int) -> str:
+    return f"{index:06}"
+
+
+def _card(node: Node) -> Card:
+    return Card(model=node.model, vendor="nvidia", memory_bytes=0, compute_capability=(0, 0), mig_profile="")
+
+
+@cache
+def _request(count: int) -> Request:
+    """What a pod without a claim asks for."""
+    return Request(
+        ask=Ask(count),
+        models=(),
+        mixed_models=False,
+        memory_bytes=0,
+        compute_capability=(0, 0),
+        mig_profile="",
+        vendor="nvidia",
+        claim="",
+        visible_devices=None,
+        container_counts=(),
+    )
+
+
+def _shared(room: Room, fits: Ints, pod: Pod) -> Place | None:
+    """The fullest GPU that is shared already and holds the pod."""
+    gpu_milli = room.gpu_milli[fits]
+    open_milli = np.where((gpu_milli >= pod.kind.gpu_milli) & (gpu_milli < MILLI), gpu_milli, MILLI)
+    if not len(fits) or open_milli.min() == MILLI:
+        return None
+    at = np.unravel_index(int(np.argmin(open_milli)), open_milli.shape)
+    return int(fits[at[0]]), (int(at[1]),)
+
+
+def demand_of(pods: Iterable[Pod]) -> Demand:
+    """The sizes that the pods ask for, as Atoll's histogram counts them."""
+    histogram = Histogram()
+    for pod in pods:
+        if pod.kind.gpus:
+            histogram = histogram.observed(pod.kind.gpus)
+    return histogram.demand()
+
+
+def rules(nodes: Sequence[Node], pods: Sequence[Pod], *, seed: int, full: bool) -> dict[str, Rule]:
+    """The rules that a trace is played under."""
+    found: dict[str, Rule] = {
+        "by-chance": by_chance(seed),
+        "first-fit": first_fit,
+        "best-fit": best_fit,
+        "fgd": Gradient(nodes, pods),
+    }
+    if not full:
+        blind = Atoll(nodes, pods, shares=False, sees_cpu=False)
+        return {**found, "atoll": Atoll(nodes, pods, shares=False), "atoll, blind": blind}
+    return {
+        **found,
+        "atoll, share": Atoll(nodes, pods, shares=True),
+        "atoll, round-up": Atoll(nodes, pods, shares=False),
+    }
