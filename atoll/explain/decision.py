@@ -11,9 +11,10 @@ from typing import Final
 
 from atoll.api import names
 from atoll.api.claims import GpuClaim
-from atoll.cluster import host_fit, pod_fit
+from atoll.cluster import host_fit, pod_fit, pods
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod
+from atoll.cluster.quantities import parse_amount
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
@@ -66,7 +67,7 @@ class Decision:
 def scene_of(snapshot: ClusterSnapshot) -> Scene:
     """Make a snapshot ready."""
     has_rules = any(pod_fit.anti_terms(pod) or pod_fit.affinity_terms(pod) for pod in snapshot.pods)
-    return Scene(
+    scene = Scene(
         snapshot=snapshot,
         ledger=ledger_of(snapshot),
         nodes={node.metadata.name: node for node in snapshot.nodes},
@@ -74,6 +75,21 @@ def scene_of(snapshot: ClusterSnapshot) -> Scene:
         by_uid={pod.metadata.uid: pod for pod in snapshot.pods},
         has_neighbour_rules=has_rules,
     )
+    _tell_cpu(scene)
+    return scene
+
+
+def _tell_cpu(scene: Scene) -> None:
+    """Tell the ledger's fleet of CPU as the extender does: it decides between nodes that are equal in GPUs."""
+    for name, node in scene.nodes.items():
+        allocatable = parse_amount("cpu", node.status.allocatable.get("cpu", ""))
+        if allocatable:
+            free = scene.left(name).get("cpu", 0)
+            scene.ledger.fleet.put_cpu(name, free_milli=free, allocatable_milli=allocatable)
+    for pod in scene.ledger.pods.values():
+        gpus = sum(count for _, count in pods.device_counts(pod))
+        if gpus:
+            scene.ledger.fleet.count_ask(gpus, host_fit.needs(pod).get("cpu", 0))
 
 
 def decide(scene: Scene, pod: Pod, claim: GpuClaim | None, *, only: Sequence[str] | None = None) -> Decision:
@@ -93,7 +109,13 @@ def request_for(scene: Scene, pod: Pod, claim: GpuClaim | None) -> Request | Rej
 
 def judge(scene: Scene, pod: Pod, request: Request | Rejection, node_names: Sequence[str]) -> NodeVerdicts:
     """Ask the extender's own function about these nodes."""
-    question = Question(uid=pod.metadata.uid, request=request, now_seconds=NOW_SECONDS, priority=pod.spec.priority)
+    question = Question(
+        uid=pod.metadata.uid,
+        request=request,
+        now_seconds=NOW_SECONDS,
+        priority=pod.spec.priority,
+        cpu_milli=host_fit.needs(pod).get("cpu", 0),
+    )
     return judge_nodes(node_names, question, scene.ledger)
 
 
