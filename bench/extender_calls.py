@@ -77,7 +77,7 @@ def node_name(number: int) -> str:
 
 
 def fill(nodes: int) -> Ledger:
-    """Return a ledger of machines with 8 GPUs, of four shapes, half of them in use, in random patterns, with random CPU left."""
+    """Return a ledger of machines with 8 GPUs, of four shapes, half in use in random patterns, with random CPU left."""
     rng = random.Random(SEED)
     ledger = Ledger()
     for gpus in (1, 2, 4, 8) * 25:

@@ -44,6 +44,8 @@ STATES_MAX: Final = 1 << 18
 REQUESTS_MAX: Final = 64
 POORER_MAX: Final = 16
 """Shapes with poorer links that are passed over, before the least key counts without prices."""
+ALIKE: Final = 1e-7
+"""Keys and prices are rounded to a millionth, so that equal sums differ by less."""
 DECIMALS: Final = 6
 
 Ints = npt.NDArray[np.int64]
@@ -187,22 +189,26 @@ class Fleet:
         The least key, with the price of the CPU that the pod leaves there or not; then the least free CPU, then the
         name. No price is worth links: a node that would give a poorer set than the least key does is passed over.
         """
-        least = keys.min()
         moves = self._moves_of(request, asked_cores(cpu_milli))
         if moves is None:
-            return self.first_by_name(rows[keys == least])
-        near = np.flatnonzero(keys <= least + float(np.ptp(moves)))
-        cores = self._cores[rows[near]]
-        priced = np.round(keys[near] + moves[self._counts[states[near]] * (UNKNOWN + 1) + cores], DECIMALS)
-        quality = self._quality(int(states[np.argmin(keys)]), request, demand)
+            return self.first_by_name(rows[keys == keys.min()])
+        cores = self._cores.take(rows)
+        places = self._counts.take(states)
+        places *= UNKNOWN + 1
+        places += cores
+        priced = moves.take(places)
+        priced += keys
+        quality: tuple[int, float] | None = None
         for _ in range(POORER_MAX):
-            first = near[priced == priced.min()]
-            tied = first[self._cores[rows[first]] == self._cores[rows[first]].min()]
+            tied = np.flatnonzero(priced <= priced.min() + ALIKE)
+            tied = tied[cores[tied] == cores[tied].min()]
             state = int(states[tied[0]])
-            if request.ask.count == 1 or self._quality(state, request, demand) >= quality:
+            if request.ask.count > 1 and quality is None:
+                quality = self._quality(int(states[keys.argmin()]), request, demand)
+            if quality is None or self._quality(state, request, demand) >= quality:
                 return self.first_by_name(rows[tied[states[tied] == state]])
-            priced[states[near] == state] = np.inf
-        return self.first_by_name(rows[keys == least])
+            priced[states == state] = np.inf
+        return self.first_by_name(rows[keys == keys.min()])
 
     def _quality(self, state: int, request: Request, demand: Demand) -> tuple[int, float]:
         """Whether the set of a state lies in one island, and its quality relative to the best of its size."""
@@ -227,7 +233,7 @@ class Fleet:
             after[count:, :UNKNOWN] = self._prices[: GPUS_MAX + 1 - count, columns]
             moves = after - self._prices
             moves[:count] = 0
-            moves = self._moves[count, cores] = moves.ravel()
+            moves = self._moves[count, cores] = np.round(moves, DECIMALS).ravel()
         return moves
 
     def _known_cpu(self) -> tuple[Ints, Ints]:

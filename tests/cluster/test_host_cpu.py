@@ -102,6 +102,13 @@ def test_cpu_may_be_told_before_the_node_and_is_forgotten_with_it() -> None:
     assert picked(fleet, ["n2", "n3"], ask(1), 1) == "n2"
 
 
+def test_pair_of_double_links_is_given_although_cpu_is_dear_there() -> None:
+    """Two GPUs with 40 cores would strand three others on the whole mesh; the pair elsewhere has half the links."""
+    fleet = fleet_of({"poor": (MESH, 0b11, 40), "whole": (MESH, MESH.all, 64)})
+
+    assert picked(fleet, ["poor", "whole"], ask(2), 40) == "whole"
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(
