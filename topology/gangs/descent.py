@@ -13,8 +13,9 @@ children.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -176,12 +177,24 @@ def _straight(
     least = int(np.searchsorted(held, question.need)) + 1
     if hosts is not None and spread_of(question, hosts)[0] <= least:
         return None
-    offers = _offers(question, level, inside, unit=question.shape.size)
+    offers = _crowded(question, start, _offers(question, level, inside, unit=question.shape.size))
     found = fewest_below(offers, question.need, _ceilings(question, offers), leader=question.shape.leader)
     if found is None:
         return None
     question.budget.bounded |= not found.exact
     return down(question, level, found.picks)
+
+
+def _crowded(question: Question, start: int, offers: Sequence[Offer]) -> list[Offer]:
+    """The offers in another order: of equals those first that lie in the roomiest of the domains between."""
+    tree, level = question.tree, question.level
+
+    def order(offer: Offer) -> tuple[int, ...]:
+        around = [(upper, tree.ancestor(level, offer.domain, upper)) for upper in range(start, level)]
+        crowd = itertools.chain.from_iterable((-int(question.counts.slices[at][one]), one) for at, one in around)
+        return (offer.order[0], *crowd, *offer.order[1:])
+
+    return [replace(offer, order=order(offer)) for offer in offers]
 
 
 def _ceilings(question: Question, offers: Sequence[Offer]) -> list[Ceiling]:
