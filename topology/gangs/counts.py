@@ -2,9 +2,9 @@
 
 In: capacities per host, with and without the leader beside them, and the shape of the slices. Out: `Counts` per level.
 A domain holds the sum of its children, each rounded down to whole inner slices where those end at the child's level,
-and no more than its limit and those above it. With the leader inside it holds that sum less the smallest loss over the children that can
-take the leader. At the slice level slices are members divided by the size; above, the sum of the children's slices.
-These are exact: a domain can hold n slices (and the leader) if and only if its count says so.
+and no more than its limit and those above it. With the leader inside it holds that sum less the smallest loss over the
+children that can take the leader. At the slice level slices are members divided by the size; above, the sum of the
+children's slices. These are exact: a domain can hold n slices (and the leader) if and only if its count says so.
 """
 
 from __future__ import annotations

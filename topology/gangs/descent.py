@@ -52,8 +52,8 @@ class Budget:
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
     """level: index of the requested one. need: slices. weights: per level, what is lost to others when a domain is
-    used: free GPUs. likings: per level, negative where hosts are preferred. room: per level above the hosts where members
-    are limited, how many each domain takes: its count holds for it alone. apart: so do the counts of every level."""
+    used: free GPUs. likings: per level, negative where hosts are preferred. room: per level above the hosts where
+    members are limited, how many each domain takes: its count holds for it alone. apart: so do all others."""
 
     tree: DomainTree
     counts: Counts
