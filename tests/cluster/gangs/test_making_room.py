@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.api import names
 from atoll.cluster.gangs.lifecycle import GangView
-from atoll.cluster.gangs.making_room import Holding, Unit, fewest_units, unneeded, units_of
+from atoll.cluster.gangs.making_room import Holding, Unit, fewest_units, units_of, unneeded
 from atoll.cluster.gangs.membership import GangKey, Stage
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from tests.builders import make_pod
@@ -108,10 +108,7 @@ def test_victims_suffice_none_can_be_spared_and_the_worst_is_the_mildest(
         return frozenset(uid for unit in chosen for uid in unit.uids)
 
     enough = [
-        chosen
-        for size in range(len(units) + 1)
-        for chosen in itertools.combinations(units, size)
-        if fits(gone(chosen))
+        chosen for size in range(len(units) + 1) for chosen in itertools.combinations(units, size) if fits(gone(chosen))
     ]
     found = fewest_units(units, fits)
 
