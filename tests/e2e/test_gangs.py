@@ -321,7 +321,7 @@ def start_job(yard: Yard, gang: str, *, count: int, gpus: int, **container: Any)
 
 
 def test_a_gang_below_goes_whole_for_one_above_it_and_comes_back(yard: Yard) -> None:
-    """Half of its GPUs are wanted: its Job is suspended whole, loses no try, and runs again when the other has ended."""
+    """Half of its GPUs are wanted: its Job is suspended, loses no try, and runs again when the other has ended."""
     world = yard.world
     if world.maybe(f"{CLASSES}/{HIGH}") is None:
         world.cluster.api.request("POST", CLASSES, {"metadata": {"name": HIGH}, "value": 1000})
