@@ -16,10 +16,11 @@ SOON: dict[str, Any] = {"preemption_delay_seconds": 0.0, "gang_hold_after_second
 QUIET: dict[str, Any] = {"preemption": False, "gang_hold_after_seconds": 0.0}
 
 
-def add_single(made: Cluster, name: str, *devices: int, priority: int = 0) -> None:
-    """Add a running pod without a gang."""
+async def run_single(made: Cluster, running: Term, name: str, *devices: int, priority: int = 0) -> None:
+    """Add a running pod without a gang, and wait until its GPUs stand in the ledger on disk too."""
     body = pod_json(name, gpus=len(devices), node="n1", allocation=make_allocation("n1", *devices), priority=priority)
     made.server.put(f"{PODS}/{name}", strip_version({**body, "status": {"phase": "Running"}}))
+    await settled(running, lambda: len(made.leases_of(name)) == len(devices))
 
 
 def add_gang(made: Cluster, name: str, count: int, *, gpus: int = 4, priority: int = 0, **spec: Any) -> None:
@@ -100,8 +101,8 @@ async def test_members_that_are_not_needed_go_first(tmp_path: Path) -> None:
 async def test_idle_gpus_are_combined_with_those_of_victims(tmp_path: Path) -> None:
     """Four GPUs are idle, four are held by two pods: the one of lower importance that suffices goes alone."""
     async with cluster() as made, term(made, tmp_path, settings=SOON) as running:
-        add_single(made, "mild", 0, 1)
-        add_single(made, "dear", 2, 3, priority=5)
+        await run_single(made, running, "mild", 0, 1)
+        await run_single(made, running, "dear", 2, 3, priority=5)
         add_gang(made, "high", 3, gpus=2, priority=10)
         await wait_evicted(made, running, "mild")
         await settled(running, lambda: is_let_go(made, "high", 3), seconds=20)
@@ -114,7 +115,7 @@ async def test_nobody_goes_for_a_gang_that_may_not_push(tmp_path: Path, options:
     """Not for one of the same priority, so that no two gangs evict each other in turn; not where its pods say Never.
     What falls free is kept for it instead."""
     async with cluster() as made, term(made, tmp_path, settings=SOON) as running:
-        add_single(made, "running", 0, 1, 2, 3)
+        await run_single(made, running, "running", 0, 1, 2, 3)
         made.add_gang("wide", 2)
         for number in range(2):
             made.add_member("wide", number, **options)
@@ -129,7 +130,7 @@ async def test_nobody_goes_for_a_gang_that_may_not_push(tmp_path: Path, options:
 async def test_what_falls_free_is_kept_from_single_pods(tmp_path: Path) -> None:
     """The idle half of a machine is nobody's while the gang that is first in order waits for the other half."""
     async with cluster() as made, term(made, tmp_path, settings=QUIET) as running:
-        add_single(made, "running", 0, 1, 2, 3)
+        await run_single(made, running, "running", 0, 1, 2, 3)
         add_gang(made, "wide", 2)
         await settled(running, lambda: all(kept(made, "wide", 2)), seconds=20)
 
@@ -142,7 +143,7 @@ async def test_what_falls_free_is_kept_from_single_pods(tmp_path: Path) -> None:
 async def test_a_turn_ends(tmp_path: Path) -> None:
     """The pod that is waited for stays: after the time that the administrator gives, nothing is kept any more."""
     async with cluster() as made, term(made, tmp_path, settings={**QUIET, "gang_hold_seconds": 2.0}) as running:
-        add_single(made, "running", 0, 1, 2, 3)
+        await run_single(made, running, "running", 0, 1, 2, 3)
         add_gang(made, "wide", 2)
         await settled(running, lambda: all(kept(made, "wide", 2)), seconds=20)
         await settled(running, lambda: not any(kept(made, "wide", 2)), seconds=20)
@@ -151,7 +152,7 @@ async def test_a_turn_ends(tmp_path: Path) -> None:
 async def test_nothing_is_kept_where_the_administrator_does_not_want_it(tmp_path: Path) -> None:
     """gang_hold_seconds 0: a smaller gang takes what is idle, however long the large one waits."""
     async with cluster() as made, term(made, tmp_path, settings={**QUIET, "gang_hold_seconds": 0.0}) as running:
-        add_single(made, "running", 0, 1, 2, 3)
+        await run_single(made, running, "running", 0, 1, 2, 3)
         add_gang(made, "wide", 2)
         await settled(running, lambda: made.reason("wide") == "WaitForRoom")
         add_gang(made, "small", 1)
@@ -163,7 +164,7 @@ async def test_nothing_is_kept_where_the_administrator_does_not_want_it(tmp_path
 async def test_nothing_is_kept_for_a_gang_that_never_fits(tmp_path: Path) -> None:
     """It would keep GPUs from others for nothing."""
     async with cluster() as made, term(made, tmp_path, settings=SOON) as running:
-        add_single(made, "running", 0, 1, 2, 3)
+        await run_single(made, running, "running", 0, 1, 2, 3)
         add_gang(made, "huge", 3, priority=10)
         await settled(running, lambda: made.reason("huge") == "NeverFits")
         add_gang(made, "small", 1)
@@ -176,8 +177,8 @@ async def test_nothing_is_kept_for_a_gang_that_never_fits(tmp_path: Path) -> Non
 async def test_a_new_leader_takes_off_what_it_does_not_know(tmp_path: Path) -> None:
     """Nobody knows any more since when it is kept: the gang has its turn anew, or nobody has."""
     async with cluster() as made:
-        add_single(made, "running", 0, 1, 2, 3)
         async with term(made, tmp_path, settings=QUIET) as running:
+            await run_single(made, running, "running", 0, 1, 2, 3)
             add_gang(made, "wide", 2)
             await settled(running, lambda: all(kept(made, "wide", 2)), seconds=20)
         async with term(made, tmp_path, settings={**QUIET, "gang_hold_seconds": 0.0}) as running:
