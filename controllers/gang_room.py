@@ -8,6 +8,7 @@ ends the turn of a less important one.
 The annotation stands until the member is bound. A new leader does not know since when it does, and takes it off.
 """
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -112,7 +113,7 @@ class GangRoom:
         if rules.preemption and asking.may_preempt and waited >= rules.preemption_delay_seconds:
             clearing = await self._plan_evictions(asking)
         if clearing is None and rules.hold_seconds > 0 and waited >= rules.hold_after_seconds:
-            clearing, seconds = self._plan(asking, None), rules.hold_seconds
+            clearing, seconds = await self._plan(asking, None), rules.hold_seconds
         if clearing is None:
             if waited >= min(rules.preemption_delay_seconds, rules.hold_after_seconds):
                 self._not_before[key] = now + PLAN_SECONDS
@@ -137,7 +138,7 @@ class GangRoom:
 
     async def _plan_evictions(self, asking: Asking) -> Clearing | None:
         budgets = await self._budgets.read()
-        clearing = self._plan(asking, budgets)
+        clearing = await self._plan(asking, budgets)
         if clearing is None:
             return None
         singles = [pod for unit in clearing.evicted if unit.gang is None for pod in self._pods(unit)]
@@ -147,17 +148,18 @@ class GangRoom:
             log.info("May not evict for a gang", err=str(fault))
         return None if refused else clearing
 
-    def _plan(self, asking: Asking, budgets: Budgets | None) -> Clearing | None:
-        """Plan with evictions that the budgets allow, or without any."""
+    async def _plan(self, asking: Asking, budgets: Budgets | None) -> Clearing | None:
+        """Plan with evictions that the budgets allow, or without any. A plan takes many searches, so that it is made
+        beside the loop; what has changed meanwhile is found out when the turn begins."""
         holdings, admitted = self._book.holdings(), self._book.admitted()
         if budgets is None:
-            return plan_clearing(asking, holdings, admitted, is_spared=None)
-        allowed = budgets.allowed()
+            return await asyncio.to_thread(plan_clearing, asking, holdings, admitted, is_spared=None)
+        allowed, protecting = budgets.allowed(), {one.pod.metadata.uid: budgets.of(one.pod) for one in holdings}
 
         def is_spared(unit: Unit) -> bool:
-            return violations((budgets.of(pod) for pod in self._pods(unit)), allowed) > 0
+            return violations((protecting.get(uid, ()) for uid in sorted(unit.uids)), allowed) > 0
 
-        return plan_clearing(asking, holdings, admitted, is_spared=is_spared)
+        return await asyncio.to_thread(plan_clearing, asking, holdings, admitted, is_spared=is_spared)
 
     def _pods(self, unit: Unit) -> list[Pod]:
         pods = self._context.mirror.ledger.pods

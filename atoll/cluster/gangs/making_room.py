@@ -32,8 +32,8 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request
 
 UNITS_MAX: Final = 4096
-SPARED_MAX: Final = 16
-"""Units for each of which a search is made to see whether it can be spared."""
+SEARCHES_MAX: Final = 64
+"""Searches for one plan; once they are used up, some victim might have been spared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,15 @@ def unneeded(view: GangView) -> tuple[Member, ...]:
     return tuple(spare)
 
 
-def fewest_units(units: Sequence[Unit], fits: Callable[[frozenset[str]], bool]) -> tuple[Unit, ...] | None:
+def fewest_units(
+    units: Sequence[Unit],
+    fits: Callable[[frozenset[str]], bool],
+    touched: Callable[[frozenset[str]], Collection[str]] | None = None,
+) -> tuple[Unit, ...] | None:
     """Return units that suffice and of which none can be spared; None where all of them are not enough.
 
-    `units`: the least important first. `fits`: whether the gang fits without these pods; more never hurts.
+    `units`: the least important first. `fits`: whether the gang fits without these pods; more never hurts. `touched`:
+    of these pods those that are in the way of the places that are found then.
     """
     if fits(frozenset()):
         return ()
@@ -127,12 +132,28 @@ def fewest_units(units: Sequence[Unit], fits: Callable[[frozenset[str]], bool]) 
         middle = (low + high) // 2
         low, high = (low, middle) if fits(_uids(units[:middle])) else (middle, high)
     chosen = list(units[:high])
-    for unit in chosen[-2 : -2 - SPARED_MAX : -1]:
-        rest = [other for other in chosen if other is not unit]
-        if fits(_uids(rest)):
-            chosen = rest
+    if touched is not None:
+        in_the_way = touched(_uids(chosen))
+        chosen = [unit for unit in chosen if unit is units[high - 1] or not unit.uids.isdisjoint(in_the_way)]
+    chosen = _without_spared(chosen, fits)
     whole = {uid for unit in chosen if unit.gang is not None for uid in unit.uids}
     return tuple(unit for unit in chosen if unit.gang is not None or not unit.uids <= whole)
+
+
+def _without_spared(chosen: list[Unit], fits: Callable[[frozenset[str]], bool]) -> list[Unit]:
+    """Leave out runs of units that are not missed, long runs first, in each round the most important units first."""
+    left, size = SEARCHES_MAX, max(1, len(chosen) // 2)
+    while True:
+        end = len(chosen)
+        while end > 0 and left > 0:
+            rest = chosen[: max(0, end - size)] + chosen[end:]
+            left -= 1
+            if fits(_uids(rest)):
+                chosen = rest
+            end = max(0, end - size)
+        if size == 1:
+            return chosen
+        size //= 2
 
 
 def _uids(units: Iterable[Unit]) -> frozenset[str]:
@@ -189,7 +210,13 @@ def plan_clearing(
         landscape = without(asking.landscape, holdings, gone | ending)
         return search(asking.view, asking.chosen, asking.requests, asking.site, landscape)
 
-    chosen = fewest_units(units, lambda gone: isinstance(found(gone), Found))
+    def in_the_way(gone: frozenset[str]) -> set[str]:
+        answer = found(gone)
+        places = answer.placement.assignments if isinstance(answer, Found) else ()
+        hosts = {member.host for assignment in places for member in assignment.members}
+        return {one.pod.metadata.uid for one in running if one.node in hosts}
+
+    chosen = fewest_units(units, lambda gone: isinstance(found(gone), Found), in_the_way)
     if chosen is None:
         return None
     answer = found(_uids(chosen))
