@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
@@ -13,6 +14,7 @@ from atoll.kube import paths
 from bench.stand import NAMESPACE, make_namespace, write_reports
 from devcluster import Cluster
 from devcluster.api import Request
+from devcluster.errors import StartError
 from devcluster.installation import Installation
 from devcluster.waiting import wait_until
 
@@ -43,6 +45,17 @@ def hall() -> Iterator[Cluster]:
         installation.start_scheduler()
         installation.wait_ready(PARTS)
         yield cluster
+
+
+@contextmanager
+def told(hall: Cluster, gang: str) -> Iterator[None]:
+    """Add to a failure what the gang and its first member say."""
+    try:
+        yield
+    except StartError as error:
+        status = hall.api.get(gang).get("status")
+        first = hall.api.get(paths.pods(NAMESPACE, "wide-0"))
+        raise AssertionError(f"{error}; gang: {status}; pod: {first['spec']} {first['status']}") from error
 
 
 def test_64_members_fill_one_block_by_racks_and_hosts(hall: Cluster) -> None:
@@ -87,7 +100,8 @@ def test_64_members_fill_one_block_by_racks_and_hosts(hall: Cluster) -> None:
         found = {int(pod["metadata"]["name"].removeprefix("wide-")): pod["spec"].get("nodeName") for pod in pods}
         return {rank: int(node.removeprefix("node-")) for rank, node in found.items() if node}
 
-    wait_until(lambda: len(homes()) == MEMBERS, what="64 members to be bound", timeout_seconds=180)
+    with told(hall, f"{gangs}/wide"):
+        wait_until(lambda: len(homes()) == MEMBERS, what="64 members to be bound", timeout_seconds=120)
     placed = homes()
     assert len({node // BLOCK_HOSTS for node in placed.values()}) == 1
     assert all(placed[rank] // RACK_HOSTS == placed[rank // 16 * 16] // RACK_HOSTS for rank in placed)
