@@ -113,7 +113,7 @@ def test_a_replacement_goes_where_its_gang_is_bound_to(spec: Any, full: Any, pla
 
 @pytest.mark.parametrize(("full", "places"), [((), {3: "n4"}), (("n4",), {})], ids=["beside its mate", "it waits"])
 def test_a_member_of_a_broken_slice_goes_to_the_rest_of_it(full: Any, places: Any) -> None:
-    """Slices of two lie in one rack each: the fourth member goes to the third one's rack, whatever is free elsewhere."""
+    """Slices of two lie in one rack each: the fourth member goes to the rack of the third, or waits."""
     slices = {"mode": "unconstrained", "slices": [{"level": RACK, "size": 2}]}
     spec = {"podSets": [{"name": "workers", "count": 4, "topology": slices}]}
     assert Ground({0: "n1", 1: "n2", 2: "n3"}, full=full, **spec).place(3) == places
