@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from devcluster import NodeSpec
 from tests.e2e.world import HOLD, STAY, World
 
 pytestmark = pytest.mark.e2e
@@ -419,55 +418,3 @@ def test_block_admission_lets_nobody_pass_until_the_first_is_ready(yard: Yard) -
         assert yard.reason(second) == "WaitForOtherGangs"
         (world.locks / flag).touch()
         yard.wait_running(second, 2)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1500)
-def test_a_member_on_a_lost_node_is_replaced_and_a_node_that_is_added_starts_a_gang(yard: Yard) -> None:
-    """A machine loses power: the member there gets another place, the others run on. A gang that needs that machine
-    holds nothing until one of its kind is added."""
-    world = yard.world
-    cluster, lost = world.cluster, "hopper"
-    yard.gang("train", count=2)
-    body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": "member"},
-            "spec": {"gangRef": "train", "devices": {"count": 4}}}  # fmt: skip
-    cluster.api.request("POST", f"/apis/gpu.scheduling/v1/namespaces/{world.namespace}/gpuclaims", body)
-    job = job_body(yard, "train", "member", count=2, script=HOLD + STAY)
-    template = job["spec"]["template"]
-    template["metadata"]["labels"] = {"app": "train"}
-    term = {"labelSelector": {"matchLabels": {"app": "train"}}, "topologyKey": "kubernetes.io/hostname"}
-    wanted = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [lost]}]}
-    template["spec"]["affinity"] = {
-        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]},
-        "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": wanted}]},
-    }
-    template["spec"]["tolerations"] = [
-        {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
-        for taint in ("not-ready", "unreachable")
-    ]
-    cluster.api.request("POST", JOBS.format(world.namespace), job)
-    yard.wait_running("train", 2)
-    homes = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in world.pods()}
-    assert lost in homes.values()
-
-    try:
-        cluster.stop_node(lost)
-        cluster.wait_exit(f"agent@{lost}")
-
-        def running_elsewhere() -> bool:
-            live = [pod for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]
-            places = [pod["spec"].get("nodeName") for pod in live if pod["status"]["phase"] == "Running"]
-            return len(places) == 2 and lost not in places
-
-        world.wait(running_elsewhere, "the lost member to run elsewhere", seconds=400)
-        assert yard.status("train")["admissions"] == 1
-        world.claim("four", 4, **H100)
-        yard.gang("x", count=2)
-        for number in range(2):
-            yard.member("x", number, "four")
-        yard.wait_reason("x", "NeverFits", "WaitForRoom")
-        assert yard.leases("x") == 0
-    finally:
-        cluster.add_node(NodeSpec(lost, profile="dgx-h100"))
-        world.installation.start(f"agent@{lost}")
-    yard.wait_running("x", 2)
