@@ -16,6 +16,7 @@ from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import Act, Decision, GangView, Obstacle, decide
+from atoll.cluster.gangs.making_room import Asking
 from atoll.cluster.gangs.membership import GangKey
 from atoll.cluster.gangs.placing import Found, NoPlace, find_places
 from atoll.cluster.gangs.question import Landscape
@@ -28,6 +29,7 @@ from atoll.kube.errors import Conflict, KubeError, NotFound
 from atoll.kube.mirror import Kind
 from controllers.context import Context
 from controllers.gang_book import GangBook
+from controllers.gang_room import GangRoom
 from controllers.gang_writes import each, let_go, raise_first, reserve, take_back, write_status
 from controllers.gangs import gang_reference
 
@@ -49,6 +51,7 @@ class AdmissionReconciler:
         self._context = context
         self._book = book
         self._hopeless: set[GangKey] = set()
+        self._room = GangRoom(context, book)
 
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
@@ -73,11 +76,12 @@ class AdmissionReconciler:
         """Try the candidates; return when the next may be tried. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
+        turn_seconds = await self._room.tend()
         rests = {key: self._rest(key) for key in self._book.candidates}
         is_strict = self._book.rules.strict_order
         views = self._views(key for key, rest in rests.items() if is_strict or rest <= 0)
         lacking = [view for view in views if view.is_admitted]
-        waits: list[float | None] = [rest for rest in rests.values() if rest > 0]
+        waits: list[float | None] = [turn_seconds, *(rest for rest in rests.values() if rest > 0)]
         waits += [await self._try(view) for view in in_order(lacking)]
         waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
         return min((wait for wait in waits if wait is not None), default=None)
@@ -167,10 +171,13 @@ class AdmissionReconciler:
         landscape = self._book.landscape()
         if decision.act is Act.REPLACE:
             return await self._replace(view, decision, site, landscape)
-        answer = find_places(view, decision.members, requests, site, landscape)
+        key = (view.gang.metadata.namespace, view.gang.metadata.name)
+        answer = find_places(view, decision.members, requests, site, self._room.open(key, landscape))
         if isinstance(answer, NoPlace):
             if answer.reason == "NeverFits":
-                self._hopeless.add((view.gang.metadata.namespace, view.gang.metadata.name))
+                self._hopeless.add(key)
+            if answer.reason == "WaitForRoom":
+                await self._room.seek(key, Asking(view, decision.members, requests, site, landscape))
             return await self._wait(view, answer.reason, answer.message)
         return await self._admit(view, decision, answer, site)
 

@@ -15,6 +15,7 @@ from atoll.api.gangs import GpuGang
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.making_room import Holding
 from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts
@@ -22,6 +23,7 @@ from atoll.cluster.gangs.readiness_policy import Bounds, OutOfBounds, ReadinessP
 from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, fabric_clique, site_of
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
+from atoll.cluster.occupants import pods_by_node, sole_mask
 from atoll.cluster.release import version_number
 from atoll.cluster.requests import Request, request_of
 from atoll.kube.cache import Change, ChangeKind
@@ -31,11 +33,21 @@ from atoll.service.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class GangRules:
-    """What the administrator says about gangs. `strict_order`: a gang that finds no place keeps later ones waiting."""
+    """What the administrator says about gangs. `strict_order`: a gang that finds no place keeps later ones waiting.
+
+    `preemption`: pods of lower priority are evicted for a gang that has waited for `preemption_delay_seconds`.
+    `hold_after_seconds`: when GPUs that fall free begin to be kept for the gang that is first in order;
+    `hold_seconds`: how long, at most; 0 for never.
+    """
 
     policy: ReadinessPolicy = field(default_factory=ReadinessPolicy)
     bounds: Bounds = field(default_factory=Bounds)
     strict_order: bool = False
+    preemption: bool = True
+    preemption_delay_seconds: float = 5.0
+    preemption_timeout_seconds: float = 600.0
+    hold_after_seconds: float = 60.0
+    hold_seconds: float = 600.0
 
 
 class GangBook:
@@ -180,6 +192,22 @@ class GangBook:
         if self._landscape is None or self._landscape[0] != moment:
             self._landscape = (moment, self._look_around(dict(cells)))
         return self._landscape[1]
+
+    def holdings(self) -> list[Holding]:
+        """Return the pods that hold GPUs, with those that would be free without them; less what is kept for others."""
+        ledger = self.mirror.ledger
+        found = []
+        for node, holders in pods_by_node(ledger).items():
+            devices = ledger.nodes.get(node)
+            if devices is not None:
+                kept = ledger.kept_mask(node, "", None)
+                found += [Holding(pod, node, sole_mask(ledger, devices, pod.metadata.uid) & ~kept) for pod in holders]
+        return found
+
+    def admitted(self) -> dict[GangKey, GangView]:
+        """Return every admitted gang."""
+        views = {(one.metadata.namespace, one.metadata.name): self.view(one) for one in self.gangs()}
+        return {key: view for key, view in views.items() if view.is_admitted}
 
     def _look_around(self, cells: dict[str, Cell]) -> Landscape:
         on: dict[str, list[Pod]] = {}

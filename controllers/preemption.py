@@ -99,7 +99,7 @@ class PreemptionReconciler:
             return BLIND_SECONDS
         waits: list[float | None] = []
         for uid, pod in sorted(self._context.mirror.ledger.pods.items()):
-            if kept_for(pod) is not None:
+            if kept_for(pod) is not None and names.GANG not in pod.metadata.annotations:
                 waits.append(await self._pursue(uid, pod))
         waits += await self._begin_some(self._candidates(waits))
         return min((wait for wait in waits if wait is not None), default=None)

@@ -222,6 +222,11 @@ def _gang_loops(context: Context, settings: ControllersSettings) -> tuple[Loop[A
         policy=settings.wait_for_pods_ready.policy(),
         bounds=settings.wait_for_pods_ready.bounds(),
         strict_order=settings.gang_order == "strict",
+        preemption=settings.preemption,
+        preemption_delay_seconds=settings.preemption_delay_seconds,
+        preemption_timeout_seconds=settings.preemption_timeout_seconds,
+        hold_after_seconds=settings.gang_hold_after_seconds,
+        hold_seconds=settings.gang_hold_seconds,
     )
     book = GangBook(context.mirror, context.clock, rules)
     admission = Loop(

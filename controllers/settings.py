@@ -103,7 +103,8 @@ class ControllersSettings(Settings):
     claim_status_seconds: Annotated[float, Field(ge=0, le=600)] = 10.0
     """The status of one claim is written at most once in this time."""
     preemption: bool = True
-    """Evict pods of lower priority for a pod whose claim wants joined GPUs, where enough are free but not joined."""
+    """Evict pods of lower priority for a pod whose claim wants joined GPUs, where enough are free but not joined, and
+    for a gang that finds no place."""
     preemption_delay_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """How long such a pod has waited before that."""
     preemptions_per_minute: Annotated[float, Field(gt=0, le=600)] = 6.0
@@ -112,6 +113,10 @@ class ControllersSettings(Settings):
     """After this the GPUs of victims that do not end are no longer kept for the pod."""
     gang_order: Literal["best-effort", "strict"] = "best-effort"
     """strict: a gang that finds no place keeps those behind it waiting; best-effort: they may pass it."""
+    gang_hold_after_seconds: Annotated[float, Field(ge=0, le=86400)] = 60.0
+    """When GPUs that fall free begin to be kept for the waiting gang that is first in order."""
+    gang_hold_seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
+    """How long they are kept, at most; then other gangs and pods have their turn for as long. 0: never."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
     webhook_names: tuple[str, ...] = ()

@@ -1,4 +1,5 @@
-"""GPUs that are kept for waiting pods: freed by a preemption, or on the node that a pod is nominated to.
+"""GPUs that are kept for waiting pods: freed by a preemption, for a gang that waits for all of them at once, or on the
+node that a pod is nominated to.
 
 In: waiting pods, as the API server shows them. Out: which devices others leave alone. A keeping is soft: it hides
 devices from pods of the same or a lower priority, never from the pod itself, and holds nothing by Lease. It stands as
@@ -31,9 +32,13 @@ class Kept:
 
 
 def kept_for(pod: Pod) -> Kept | None:
-    """Read what the pod's annotation keeps; None for a pod that does not wait, and for a text that says nothing."""
+    """Read what the pod's annotation keeps; None for a pod that does not wait, and for a text that says nothing.
+
+    Members of a gang wait behind its gate, others do not wait while they are gated.
+    """
     text = pod.metadata.annotations.get(names.KEPT)
-    if text is None or not pods.is_waiting(pod):
+    is_member = names.GANG in pod.metadata.annotations and pods.is_unplaced(pod)
+    if text is None or not (is_member or pods.is_waiting(pod)):
         return None
     node, _, ids_text = text.rpartition(":")
     ids = parse_ids(ids_text)

@@ -60,7 +60,7 @@ def occupancy(
     ending = 0
     evictable: list[Occupant] = []
     for pod in holders:
-        mask = _mask_of(ledger, devices, pod.metadata.uid)
+        mask = sole_mask(ledger, devices, pod.metadata.uid)
         if pod.metadata.deletion_timestamp is not None:
             ending |= mask
         elif pod.spec.priority < priority and names.MIRROR not in pod.metadata.annotations and mask:
@@ -73,7 +73,7 @@ def _occupant(pod: Pod, mask: int, budgets: Budgets) -> Occupant:
     return Occupant(metadata.uid, mask, pod.spec.priority, metadata.creation_timestamp or "", budgets.of(pod))
 
 
-def _mask_of(ledger: Ledger, devices: NodeDevices, uid: str) -> int:
+def sole_mask(ledger: Ledger, devices: NodeDevices, uid: str) -> int:
     """Return the devices that nothing but this pod holds: the others do not become free with its end."""
     allocation = ledger.allocation_of(uid)
     if allocation is None:

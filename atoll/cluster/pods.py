@@ -78,12 +78,12 @@ def is_terminal(pod: Pod) -> bool:
 
 def is_waiting(pod: Pod) -> bool:
     """Tell whether kube-scheduler may still place the pod: no node, not ending, not gated."""
-    return (
-        not pod.spec.node_name
-        and not is_terminal(pod)
-        and pod.metadata.deletion_timestamp is None
-        and not pod.spec.scheduling_gates
-    )
+    return is_unplaced(pod) and not pod.spec.scheduling_gates
+
+
+def is_unplaced(pod: Pod) -> bool:
+    """Tell whether the pod may still get a node, gated or not."""
+    return not pod.spec.node_name and not is_terminal(pod) and pod.metadata.deletion_timestamp is None
 
 
 def container_statuses(pod: Pod) -> tuple[ContainerStatus, ...]:

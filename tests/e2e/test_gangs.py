@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -298,3 +300,121 @@ def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Y
         assert found["nodes"] == len(world.cluster.nodes)
     finally:
         world.cluster.api.request("DELETE", f"{path}/{topology}")
+
+
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+HIGH = "tests-high-gang"
+
+
+def is_suspended(yard: Yard, job: str) -> bool:
+    """Tell whether a Job is suspended."""
+    found = yard.world.cluster.api.get(f"{JOBS.format(yard.world.namespace)}/{job}")
+    return bool(found["spec"].get("suspend"))
+
+
+def start_job(yard: Yard, gang: str, *, count: int, gpus: int, **container: Any) -> None:
+    """Create a gang, its claim and its Job, all of whose members ask for H100s."""
+    yard.claim(gang, gpus)
+    body = job_body(yard, gang, "member", count=count, script=HOLD + STAY, **container)
+    yard.world.cluster.api.request("POST", JOBS.format(yard.world.namespace), body)
+
+
+def test_a_gang_below_goes_whole_for_one_above_it_and_comes_back(yard: Yard) -> None:
+    """Half of its GPUs are wanted: its Job is suspended, loses no try, and runs again when the other has ended."""
+    world = yard.world
+    if world.maybe(f"{CLASSES}/{HIGH}") is None:
+        world.cluster.api.request("POST", CLASSES, {"metadata": {"name": HIGH}, "value": 1000})
+    yard.gang("low", count=2)
+    start_job(yard, "low", count=2, gpus=4)
+    yard.wait_running("low", 2)
+
+    world.claim("four", 4, **H100)
+    yard.gang("high", count=1)
+    yard.member("high", 0, "four", priorityClassName=HIGH)
+    yard.wait_running("high", 1)
+
+    assert yard.reason("low", names.CONDITION_EVICTED) == "Preempted"
+    world.wait(lambda: yard.leases("low") == 0, "the gang below to hold nothing")
+    assert yard.leases("high") == 4
+    world.wait(lambda: not is_suspended(yard, "low"), "its Job to be resumed")
+    yard.wait_reason("low", "WaitForRoom")
+    world.delete("high-0")
+    yard.wait_running("low", 2)
+    job = world.cluster.api.get(f"{JOBS.format(world.namespace)}/low")
+    assert job["status"].get("failed", 0) == 0
+
+
+def test_a_gang_that_does_not_recover_in_time_is_evicted_and_comes_back(yard: Yard) -> None:
+    """Ready once, then a member is not ready for longer than recoveryTimeout: evicted, resumed, ready again."""
+    world = yard.world
+    flag = world.locks / f"ready-{world.namespace}"
+    flag.touch()
+    rules = {"enable": True, "timeout": "300s", "recoveryTimeout": "3s", "requeuingStrategy": QUICK}
+    yard.gang("train", count=2, waitForPodsReady=rules)
+    probe = {"exec": {"command": ["test", "-f", f"/locks/{flag.name}"]}, "periodSeconds": 1, "failureThreshold": 1}
+    start_job(yard, "train", count=2, gpus=4, readinessProbe=probe)
+    yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
+
+    flag.unlink()
+    yard.wait_reason("train", "PodsReadyTimeout", kind=names.CONDITION_EVICTED)
+    assert "recovered" in yard.condition("train", names.CONDITION_EVICTED)["message"]
+    flag.touch()
+    world.wait(lambda: yard.status("train").get("admissions", 0) >= 2, "a second admission")
+    yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
+
+
+def test_a_gang_that_is_deactivated_and_activated_again_starts_with_a_clean_record(yard: Yard) -> None:
+    """spec.active false suspends the Job and frees all; true resumes it, and the count of evictions begins anew."""
+    world = yard.world
+    yard.gang("train", count=2)
+    start_job(yard, "train", count=2, gpus=4)
+    yard.wait_running("train", 2)
+    for active in ("false", "true"):
+        patch = f'{{"spec":{{"active":{active}}}}}'
+        assert world.kubectl("patch", "gpugang", "train", "--type=merge", "-p", patch).returncode == 0
+        if active == "false":
+            world.wait(lambda: yard.leases("train") == 0, "nothing to be held")
+            world.wait(lambda: is_suspended(yard, "train"), "the Job to be suspended")
+            yard.wait_reason("train", "Deactivated", kind=names.CONDITION_ACTIVE)
+    yard.wait_running("train", 2)
+    assert "requeueState" not in yard.status("train")
+
+
+@contextmanager
+def controllers_with(world: World, *options: str) -> Iterator[None]:
+    """Run the controllers with further options."""
+    parts, usual = world.installation.parts, world.installation.parts["controllers"]
+    try:
+        world.installation.stop("controllers")
+        parts["controllers"] = replace(usual, arguments=(*usual.arguments, *options))
+        world.installation.start("controllers")
+        yield
+    finally:
+        world.installation.stop("controllers")
+        parts["controllers"] = usual
+        world.installation.start("controllers")
+
+
+@pytest.mark.long
+def test_block_admission_lets_nobody_pass_until_the_first_is_ready(yard: Yard) -> None:
+    """Two gangs fit side by side: the second is admitted only once all members of the first are ready."""
+    world = yard.world
+    flag = f"ready-{world.namespace}"
+    probe = {"exec": {"command": ["test", "-f", f"/locks/{flag}"]}, "periodSeconds": 1}
+    with controllers_with(world, "--wait-for-pods-ready-enable", "--wait-for-pods-ready-block-admission"):
+        world.claim("two", 2, **H100)
+        for gang in ("x", "y"):
+            yard.gang(gang, count=2)
+            for number in range(2):
+                body = yard.member_body(gang, f"{gang}-{number}", "two")
+                body["spec"]["containers"][0]["readinessProbe"] = probe
+                world.create(body)
+        world.wait(
+            lambda: sorted((yard.reason("x"), yard.reason("y"))) == ["Admitted", "WaitForOtherGangs"], "one to be first"
+        )
+        first, second = ("x", "y") if yard.reason("x") == "Admitted" else ("y", "x")
+        yard.wait_running(first, 2)
+        assert yard.leases(second) == 0
+        assert yard.reason(second) == "WaitForOtherGangs"
+        (world.locks / flag).touch()
+        yard.wait_running(second, 2)

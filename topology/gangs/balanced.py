@@ -1,10 +1,10 @@
 """Balanced placement: members spread evenly over few domains instead of filling one after the other.
 
-In: a Question in which a level is preferred. Out: Found, or None when there is no even spread, and the ordinary way is
-taken. After Kueue's KEP-2724: for each group of siblings at the requested level, the domains one level lower are filled
-greedily; T is the most that every one of so many domains can hold alike. The group of largest T wins, then of fewest
-domains at the requested level. Domains that hold less than T are left out, the fewest that hold everything with least
-surplus are chosen, each takes T, and what is left is dealt out evenly.
+In: a Question in which a level is preferred. Out: Found, or None when there is no even spread or members are limited
+per domain above, and the ordinary way is taken. After Kueue's KEP-2724: for each group of siblings at the requested
+level, the domains one level lower are filled greedily; T is the most that every one of so many domains can hold alike.
+The group of largest T wins, then of fewest domains at the requested level. Domains that hold less than T are left out,
+the fewest that hold everything with least surplus are chosen, each takes T, and what is left is dealt out evenly.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class _Group:
 def find_balanced(question: Question) -> Found | None:
     """The most even spread over the fewest domains; None when no group of siblings holds everything."""
     if question.mode is not Mode.PREFERRED or not question.need or question.level > question.shape.level:
+        return None
+    if any(limited < question.level + _goes_lower(question) for limited in question.room):
         return None
     best: _Group | None = None
     for siblings in _groups(question):

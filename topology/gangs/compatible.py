@@ -59,7 +59,7 @@ def find_compatible(question: Question) -> Found | None:
             return _down(question, level, level, (_Share(chosen.index, question.need, leader),), ascending=ascending)
     if question.mode is Mode.REQUIRED:
         return None
-    start = question.level if ascending else 0
+    start = question.level if ascending and not question.room else 0
     domains = _domains(question, start, range(question.tree.size(start)), 1)
     shares = _shares(domains, question.need, leader=leader, ascending=ascending)
     return None if shares is None else _down(question, start, -1, shares, ascending=ascending)
@@ -126,7 +126,7 @@ def _shares(domains: Sequence[_Domain], need: int, *, leader: bool, ascending: b
 def _down(question: Question, level: int, reached: int, shares: Sequence[_Share], *, ascending: bool) -> Found | None:
     tree, shape = question.tree, question.shape
     while level < tree.hosts:
-        if level + 1 <= shape.level and not question.apart:
+        if not question.is_apart(level):
             children = [child for share in shares for child in tree.children(level, share.index)]
             need, leader = sum(share.units for share in shares), any(share.leader for share in shares)
             groups = [(_domains(question, level + 1, children, 1), need, leader, 1)]

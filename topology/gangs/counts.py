@@ -2,9 +2,9 @@
 
 In: capacities per host, with and without the leader beside them, and the shape of the slices. Out: `Counts` per level.
 A domain holds the sum of its children, each rounded down to whole inner slices where those end at the child's level,
-and no more than its limit. With the leader inside it holds that sum less the smallest loss over the children that can
-take the leader. At the slice level slices are members divided by the size; above, the sum of the children's slices.
-These are exact: a domain can hold n slices (and the leader) if and only if its count says so.
+and no more than its limit and those above it. With the leader inside it holds that sum less the smallest loss over the
+children that can take the leader. At the slice level slices are members divided by the size; above, the sum of the
+children's slices. These are exact: a domain can hold n slices (and the leader) if and only if its count says so.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ def count_up(
     tree: DomainTree, capacity: Ints, *, beside: Ints, led: Bools, shape: Shape, room: Mapping[int, Ints]
 ) -> Counts:
     """Roll capacities per host up to the highest level. beside: capacity with the leader there, read where `led`."""
-    for level, left in room.items():
-        capacity, beside = np.minimum(capacity, left[tree.above[level]]), np.minimum(beside, left[tree.above[level]])
+    limits = _limits(tree, room)
+    if tree.hosts in limits:
+        capacity, beside = np.minimum(capacity, limits[tree.hosts]), np.minimum(beside, limits[tree.hosts])
     rows = [_host_row(capacity, beside, led, size=shape.size if tree.hosts == shape.level else 0)]
     for level in range(tree.hosts - 1, -1, -1):
-        rows.append(_roll_up(rows[-1], tree.starts[level], shape=shape, level=level, room=room))
+        rows.append(_roll_up(rows[-1], tree.starts[level], shape=shape, level=level, room=limits))
     rows.reverse()
     return Counts(
         members=tuple(row.members for row in rows),
@@ -74,6 +75,17 @@ def count_up(
         slices_led=tuple(row.slices_led for row in rows),
         led=tuple(row.led for row in rows),
     )
+
+
+def _limits(tree: DomainTree, room: Mapping[int, Ints]) -> dict[int, Ints]:
+    """Per level, what each domain may take at most by its own limit and by those above it; no level above the first
+    limit is named."""
+    limits: dict[int, Ints] = {}
+    for level in range(min(room, default=tree.hosts + 1), tree.hosts + 1):
+        first_hosts = np.searchsorted(tree.above[level], np.arange(tree.size(level)))
+        rows = [left[tree.above[limited][first_hosts]] for limited, left in room.items() if limited <= level]
+        limits[level] = np.minimum.reduce(rows)
+    return limits
 
 
 def _host_row(capacity: Ints, beside: Ints, led: Bools, *, size: int) -> _Row:

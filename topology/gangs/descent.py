@@ -2,7 +2,8 @@
 
 In: a Question: a tree, its Counts, how many slices are needed and how near. Out: `Found`, hosts with their counts, or
 None. The level is the lowest that the request allows where one domain holds everything. Then downwards: above the
-slices the children of all chosen domains compete, at and below them each domain fills its own.
+slices the children of all chosen domains compete, at and below them each domain fills its own. Where that uses more
+domains of the requested level than must be, they are chosen straight from the top, see topology.gangs.straight.
 
 Total order of what is found: fewest domains at the requested level, then at each lower level; then least surplus of
 the domain that holds everything, hosts that are liked more, least free GPUs, least members that would have fitted,
@@ -12,8 +13,9 @@ children.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -21,6 +23,7 @@ import numpy as np
 from topology.gangs.counts import Counts, Shape
 from topology.gangs.model import Mode
 from topology.gangs.selection import Offer, Pick, Picks, fewest
+from topology.gangs.straight import Ceiling, fewest_below
 from topology.gangs.tree import DomainTree
 from topology.quality import Bools, Ints
 
@@ -49,8 +52,8 @@ class Budget:
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
     """level: index of the requested one. need: slices. weights: per level, what is lost to others when a domain is
-    used: free GPUs. likings: per level, negative where hosts are preferred. apart: counts of a level hold for each of
-    its domains alone, because members are limited per domain."""
+    used: free GPUs. likings: per level, negative where hosts are preferred. room: per level above the hosts where
+    members are limited, how many each domain takes: its count holds for it alone. apart: so do all others."""
 
     tree: DomainTree
     counts: Counts
@@ -60,8 +63,13 @@ class Question:
     level: int
     weights: tuple[Ints, ...]
     likings: tuple[Ints, ...]
+    room: Mapping[int, Ints] = field(default_factory=dict)
     apart: bool = False
     budget: Budget = field(default_factory=Budget)
+
+    def is_apart(self, level: int) -> bool:
+        """Whether children of domains of a level may not compete: each fills its own."""
+        return self.apart or level + 1 > self.shape.level or any(limited <= level for limited in self.room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ def find(question: Question) -> Found | None:
             return _best_of(question, level, candidates)
     if question.mode is Mode.REQUIRED:
         return None
-    start = question.level if question.mode is Mode.UNCONSTRAINED and not question.apart else 0
+    start = question.level if question.mode is Mode.UNCONSTRAINED and not question.room else 0
     everything = range(question.tree.size(start))
     found = (
         _landed(question, start, picks, level=-1, order=(picks.surplus,))
@@ -150,9 +158,54 @@ def _landed(question: Question, start: int, picks: Picks, *, level: int, order: 
     if not picks.exact:
         question.budget.bounded = True
     hosts = down(question, start, picks.picks)
-    if hosts is None:
+    straight = _straight(question, start, picks.picks, hosts, within=level)
+    if straight is not None and (hosts is None or spread_of(question, straight) < spread_of(question, hosts)):
+        hosts = straight
+    return None if hosts is None else Found(level, hosts, spread_of(question, hosts), order)
+
+
+def _straight(
+    question: Question, start: int, picks: Sequence[Pick], hosts: Sequence[HostCount] | None, *, within: int
+) -> tuple[HostCount, ...] | None:
+    """The fewest domains of the requested level below the one pick (or, with `within` -1, below everything); None
+    where what was found has no more of them than there must be."""
+    tree, level = question.tree, question.level
+    if start >= level:
         return None
-    return Found(level, hosts, spread_of(question, hosts), order)
+    inside = tree.below(start, picks[0].domain, level) if within >= 0 else range(tree.size(level))
+    held = np.cumsum(np.sort(question.counts.slices[level][inside])[::-1])
+    least = int(np.searchsorted(held, question.need)) + 1
+    if hosts is not None and spread_of(question, hosts)[0] <= least:
+        return None
+    offers = _crowded(question, start, _offers(question, level, inside, unit=question.shape.size))
+    found = fewest_below(offers, question.need, _ceilings(question, offers), leader=question.shape.leader)
+    if found is None:
+        return None
+    question.budget.bounded |= not found.exact
+    return down(question, level, found.picks)
+
+
+def _crowded(question: Question, start: int, offers: Sequence[Offer]) -> list[Offer]:
+    """The offers in another order: of equals those first that lie in the roomiest of the domains between."""
+    tree, level = question.tree, question.level
+
+    def order(offer: Offer) -> tuple[int, ...]:
+        around = [(upper, tree.ancestor(level, offer.domain, upper)) for upper in range(start, level)]
+        crowd = itertools.chain.from_iterable((-int(question.counts.slices[at][one]), one) for at, one in around)
+        return (offer.order[0], *crowd, *offer.order[1:])
+
+    return [replace(offer, order=order(offer)) for offer in offers]
+
+
+def _ceilings(question: Question, offers: Sequence[Offer]) -> list[Ceiling]:
+    """Limits above the requested level, lowest first, in slices."""
+    tree, level = question.tree, question.level
+    found: list[Ceiling] = []
+    for limited in sorted((one for one in question.room if one < level), reverse=True):
+        above = {offer.domain: tree.ancestor(level, offer.domain, limited) for offer in offers}
+        left = {domain: int(question.room[limited][domain]) // question.shape.size for domain in set(above.values())}
+        found.append(Ceiling(above, left))
+    return found
 
 
 def _least(found: Iterable[Found | None]) -> Found | None:
@@ -165,7 +218,7 @@ def down(question: Question, level: int, picks: Sequence[Pick]) -> tuple[HostCou
     if level == tree.hosts:
         size = shape.size if shape.level == level else 1
         return tuple(HostCount(pick.domain, pick.units * size, pick.leader) for pick in picks)
-    if level + 1 > shape.level or question.apart:
+    if question.is_apart(level):
         return down(question, level + 1, _each(question, level, picks))
     children = [child for pick in picks for child in tree.children(level, pick.domain)]
     need, leader = sum(pick.units for pick in picks), any(pick.leader for pick in picks)

@@ -56,7 +56,7 @@ def question_of(
         level=unit.level,
         weights=_rolled(tree, occupancy.snapshot.gpus, np.add),
         likings=_rolled(tree, disliked, np.minimum),
-        apart=any(level < tree.hosts for level in room),
+        room={level: left for level, left in room.items() if level < tree.hosts},
         budget=budget,
     )
 

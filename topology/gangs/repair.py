@@ -46,6 +46,14 @@ class _Part:
     request: TopologyRequest
     within: tuple[Bools, ...]
 
+    def split(self) -> list[_Part]:
+        """Single slices, or single ranks where there are none; nothing where this is one already."""
+        size = self.request.slices[0].size if self.request.slices else 1
+        groups: dict[int, list[int]] = {}
+        for rank in self.ranks:
+            groups.setdefault(rank // size, []).append(rank)
+        return [replace(self, ranks=tuple(ranks)) for ranks in groups.values()] if len(groups) > 1 else []
+
 
 def replace_lost(
     pod_set: PodSet,
@@ -152,12 +160,16 @@ def _placed(pod_set: PodSet, occupancy: Occupancy, parts: Sequence[_Part]) -> Re
     budget = Budget()
     refusals: list[Refusal] = []
     places: dict[int, int] = {}
-    for part in parts:
+    left = list(reversed(parts))
+    while left:
+        part = left.pop()
         wanted = replace(pod_set, count=len(part.ranks), min_count=None, request=part.request)
         unit = unit_of(wanted, None, part.request, occupancy.snapshot.tree)
         found = unit if isinstance(unit, Refusal) else _first(unit, occupancy, part.within, budget)
         if isinstance(found, Refusal) or isinstance(unit, Refusal):
-            refusals += [found] if isinstance(found, Refusal) else []
+            smaller = part.split()
+            left += reversed(smaller)
+            refusals += [found] if isinstance(found, Refusal) and not smaller else []
             continue
         put(unit, found, occupancy)
         hosts = [place.host for place in sorted(found.hosts, key=lambda one: one.host) for _ in range(place.members)]

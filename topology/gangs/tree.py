@@ -60,6 +60,19 @@ class DomainTree:
         end = int(starts[domain + 1]) if domain + 1 < len(starts) else self.size(level + 1)
         return range(int(starts[domain]), end)
 
+    def below(self, level: int, domain: int, target: int) -> range:
+        """Indices, at a lower level, of all domains inside one; at its own level, the domain itself."""
+        first, last = domain, domain
+        for step in range(level, target):
+            first, last = self.children(step, first).start, self.children(step, last).stop - 1
+        return range(first, last + 1)
+
+    def ancestor(self, level: int, domain: int, target: int) -> int:
+        """Index, at a higher level, of the domain around one; at its own level, the domain itself."""
+        for step in range(level, target, -1):
+            domain = int(self.parents[step - 1][domain])
+        return domain
+
 
 def path_of(labels: Mapping[str, str], levels: Sequence[str]) -> tuple[str, ...] | None:
     """The path that labels give a host; None when one of the levels is missing or empty: the host is outside."""

@@ -313,6 +313,12 @@ def give_up(status: GpuGangStatus, message: str, *, now_seconds: float) -> GpuGa
     return _close_admission(_wait(status, "AdmissionUndone", message, now_seconds))
 
 
+def preempt(view: GangView, message: str, *, now_seconds: float) -> GpuGangStatus:
+    """Return the status of an admitted gang that gives way to another: it is evicted whole, and waits again at once."""
+    why = Obstacle("Preempted", message)
+    return _evict(view, view.status, why, now_seconds=now_seconds, pause=None).status
+
+
 def wait_for(status: GpuGangStatus, reason: str, message: str, *, now_seconds: float) -> GpuGangStatus:
     """Return the status of a gang that found no place, or may not have one yet."""
     return _wait(status, reason, message, now_seconds)

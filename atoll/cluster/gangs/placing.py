@@ -39,17 +39,17 @@ def find_places(
     view: GangView, chosen: Sequence[Member], requests: Mapping[str, Request], site: Site, landscape: Landscape
 ) -> Found | NoPlace:
     """Decide where the members go."""
-    answer = _find(view, chosen, requests, site, landscape)
+    answer = search(view, chosen, requests, site, landscape)
     if isinstance(answer, Found) or answer.reason != "WaitForRoom":
         return answer
-    never = isinstance(_find(view, chosen, requests, site, landscape.emptied()), NoPlace)
+    never = isinstance(search(view, chosen, requests, site, landscape.emptied()), NoPlace)
     return NoPlace("NeverFits", answer.message) if never else answer
 
 
-def _find(
+def search(
     view: GangView, chosen: Sequence[Member], requests: Mapping[str, Request], site: Site, landscape: Landscape
 ) -> Found | NoPlace:
-    """Try all members, then as few as are enough."""
+    """Try all members, then as few as are enough, on this landscape alone."""
     done = Counter(member.pod_set for member in view.members if member.stage is Stage.SUCCEEDED)
     needed = view.gang.spec.quorum - done.total()
     first: NoPlace | None = None

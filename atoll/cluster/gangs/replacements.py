@@ -2,28 +2,30 @@
 
 In: an admitted gang, the members to place, the cluster. Out: a place for each that has one. What the gang required
 when it was admitted holds on: a member goes into the domain that its pod set, its slice and the whole gang lie in now,
-by the labels that the nodes have today. Beyond that the narrowest domain around the others is tried first, then wider
-ones. One member after the other: losing a few is what happens, and each is charged before the next is placed.
+by the labels that the nodes have today; beyond that the narrowest domain around the others is tried first, then wider
+ones. How that is found is told in topology.gangs.repair; here stands only who counts as lost and as remaining.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from atoll.api.gangs import GpuGangSpec, TopologyMode, TopologyRequest
+from atoll.api.gangs import GpuGangSpec, TopologyMode
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
-from atoll.cluster.gangs.membership import Member, Stage
+from atoll.cluster.gangs.membership import STARTED, Member, Stage
 from atoll.cluster.gangs.question import Landscape, ask
 from atoll.cluster.gangs.seats import Seat, seat_of
 from atoll.cluster.gangs.sites import Site
 from atoll.cluster.requests import Request
-from topology.gangs.model import Gang, Placement
-from topology.gangs.model import PodSet as WantedPodSet
-from topology.gangs.model import TopologyRequest as Unconstrained
-from topology.gangs.search import place
+from topology.gangs.model import Assignment, Gang, Mode, Placement, PodSet
+from topology.gangs.model import Member as Place
+from topology.gangs.repair import Repair, replace_lost
 from topology.gangs.snapshot import Snapshot
 
 MISSING_MAX = 64
 """Members placed in one round; the next round goes on."""
+NOWHERE = ""
+Anchors = list[tuple[str, list[str]]]
 
 
 def place_missing(
@@ -34,84 +36,67 @@ def place_missing(
     question = ask(spec, missing[:MISSING_MAX], requests, site, landscape)
     if isinstance(question, Obstacle):
         return ()
-    nodes = {member.uid: _node_of(member) for member in view.members if member.stage is not Stage.FAILED}
-    others = [member for member in view.members if nodes.get(member.uid) in site.paths]
+    homes = _homes(view.members, site)
     snapshot, seats = question.snapshot, []
-    wanted = {pod_set.name: pod_set for pod_set in question.gang.pod_sets}
-    for member in missing[:MISSING_MAX]:
-        found = _place_one(member, wanted[member.pod_set], _prefixes(spec, member, others, nodes, site), site, snapshot)
-        if found is None:
-            continue
-        gang, placement = found
-        snapshot = snapshot.take(placement, gang)
-        seats.append(seat_of(placement.assignments[0].members[0], member, landscape.devices))
+    for pod_set in question.gang.pod_sets:
+        asked = {member.rank: member for member in question.asked[pod_set.name]}
+        kin = [Place(one.rank, home) for one, home in homes if one.pod_set == pod_set.name and one.rank not in asked]
+        repair = _nearest(_bound(pod_set), snapshot, kin, list(asked), _anchors(spec, homes, site, kin=bool(kin)))
+        snapshot = _taken(snapshot, pod_set, repair.members)
+        seats += [seat_of(place, asked[place.rank], landscape.devices) for place in repair.members]
     return tuple(seats)
 
 
-def _place_one(
-    member: Member, pod_set: WantedPodSet, prefixes: Iterable[tuple[str, ...]], site: Site, snapshot: Snapshot
-) -> tuple[Gang, Placement] | None:
-    """Try the domains, the narrowest first."""
-    gang = Gang((replace(pod_set, name=member.pod_set, count=1, min_count=None, request=Unconstrained(), group=""),))
-    for prefix in prefixes:
-        outside = [name for name, path in site.paths.items() if path[: len(prefix)] != prefix]
-        if len(outside) == len(site.paths):
-            continue
-        answer = place(gang, snapshot.without(outside) if outside else snapshot)
-        if isinstance(answer, Placement):
-            return gang, answer
-    return None
+def _homes(members: Sequence[Member], site: Site) -> list[tuple[Member, str]]:
+    """Return the members that run or are about to, and their nodes; where none does, those that have ended well."""
+    found = [(member, home) for member in members if (home := _node_of(member)) in site.paths]
+    running = [entry for entry in found if entry[0].stage in STARTED or entry[0].stage is Stage.GATED]
+    return running or [entry for entry in found if entry[0].stage is not Stage.FAILED]
 
 
-def _prefixes(
-    spec: GpuGangSpec, member: Member, others: Sequence[Member], nodes: Mapping[str, str], site: Site
-) -> list[tuple[str, ...]]:
-    """Return the domains to try, narrowest first, none wider than what is required."""
-    own_set = next(pod_set for pod_set in spec.pod_sets if pod_set.name == member.pod_set)
-    kin = [other for other in others if other.pod_set == member.pod_set]
-    floor = 0
-    anchor: tuple[str, ...] | None = None
-    for request, group in ((spec.topology, others), (own_set.topology, kin)):
-        anchor, floor = _keep_to(request, group, nodes, site, anchor, floor)
-    for layer in own_set.topology.slices if own_set.topology is not None else ():
-        mates = [other for other in kin if other.rank // layer.size == member.rank // layer.size]
-        anchor, floor = _keep_to(_required(layer.level), mates, nodes, site, anchor, floor)
-    around = _common([site.paths[nodes[other.uid]] for other in kin or others])
-    if anchor is not None and around[:floor] != anchor[:floor]:
-        around = anchor
-    return [around[:length] for length in range(len(around), floor - 1, -1)]
+def _bound(pod_set: PodSet) -> PodSet:
+    """Return the pod set as its replacements see it: what asks for nothing stays near its others all the same."""
+    request = pod_set.request
+    mode = Mode.AUTO if request.mode is Mode.UNCONSTRAINED else request.mode
+    return replace(pod_set, min_count=None, request=replace(request, mode=mode))
 
 
-def _keep_to(
-    request: TopologyRequest | None,
-    group: Sequence[Member],
-    nodes: Mapping[str, str],
-    site: Site,
-    anchor: tuple[str, ...] | None,
-    floor: int,
-) -> tuple[tuple[str, ...] | None, int]:
-    """Narrow (anchor, floor) to the domain of a required level that the group lies in."""
-    if request is None or request.mode is not TopologyMode.REQUIRED or request.level not in site.levels or not group:
-        return anchor, floor
-    length = site.levels.index(request.level) + 1
-    if length <= floor:
-        return anchor, floor
-    return site.paths[nodes[group[0].uid]][:length], length
+def _anchors(spec: GpuGangSpec, homes: Sequence[tuple[Member, str]], site: Site, *, kin: bool) -> Iterator[Anchors]:
+    """Yield the domains to try in turn: that which the whole gang requires; within it, for a pod set of which nobody is
+    left, the narrowest around the others first."""
+    hosts, whole = [home for _, home in homes], spec.topology
+    required: Anchors = []
+    if whole is not None and whole.mode is TopologyMode.REQUIRED and whole.level in site.levels:
+        required = [(whole.level, hosts)]
+    for level in () if kin or not hosts else reversed(site.levels):
+        yield [*required, (level, _common(hosts, site, level))]
+    yield required
 
 
-def _required(level: str) -> TopologyRequest:
-    return TopologyRequest(mode=TopologyMode.REQUIRED, level=level)
+def _common(hosts: Sequence[str], site: Site, level: str) -> list[str]:
+    """Return the hosts in the domain of the level in which most of them lie."""
+    length = site.levels.index(level) + 1
+    most = Counter(site.paths[host][:length] for host in hosts).most_common(1)[0][0]
+    return [host for host in hosts if site.paths[host][:length] == most]
 
 
-def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the longest path that all begin with."""
-    if not paths:
-        return ()
-    common = paths[0]
-    for path in paths[1:]:
-        length = next((i for i, (a, b) in enumerate(zip(common, path, strict=False)) if a != b), len(common))
-        common = common[:length]
-    return common
+def _nearest(
+    pod_set: PodSet, snapshot: Snapshot, kin: Sequence[Place], ranks: Sequence[int], anchors: Iterator[Anchors]
+) -> Repair:
+    """Try the anchors in turn until all have a place; else as many as the widest gives."""
+    repair = Repair((), ())
+    for bound in anchors:
+        members = [*kin, *(Place(rank, NOWHERE) for rank in ranks)]
+        repair = replace_lost(pod_set, snapshot, members, {NOWHERE}, anchors=bound)
+        if len(repair.members) == len(ranks):
+            break
+    return repair
+
+
+def _taken(snapshot: Snapshot, pod_set: PodSet, places: Sequence[Place]) -> Snapshot:
+    """Charge what one pod set got before the next is placed."""
+    assignment = Assignment(pod_set.name, "", (), tuple(places))
+    return snapshot.take(Placement(snapshot.tree.levels, (assignment,), 0, bounded=False), Gang((pod_set,)))
 
 
 def _node_of(member: Member) -> str:

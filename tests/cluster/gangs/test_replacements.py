@@ -111,6 +111,14 @@ def test_a_replacement_goes_where_its_gang_is_bound_to(spec: Any, full: Any, pla
     assert Ground({0: "n1"}, full=full, **spec).place(1) == places
 
 
+@pytest.mark.parametrize(("full", "places"), [((), {3: "n4"}), (("n4",), {})], ids=["beside its mate", "it waits"])
+def test_a_member_of_a_broken_slice_goes_to_the_rest_of_it(full: Any, places: Any) -> None:
+    """Slices of two lie in one rack each: the fourth member goes to the rack of the third, or waits."""
+    slices = {"mode": "unconstrained", "slices": [{"level": RACK, "size": 2}]}
+    spec = {"podSets": [{"name": "workers", "count": 4, "topology": slices}]}
+    assert Ground({0: "n1", 1: "n2", 2: "n3"}, full=full, **spec).place(3) == places
+
+
 def test_several_lost_members_are_each_charged_before_the_next() -> None:
     """Two spare machines in the block, three lost members: two places, all different."""
     places = Ground({0: "n1", 4: "n2"}, **required(BLOCK)).place(1, 2, 3)

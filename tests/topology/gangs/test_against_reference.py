@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.topology.gangs.worlds import counts_of, gangs, snapshot_of, worlds
-from topology.gangs.model import Mode, Placement, Refusal
+from tests.topology.gangs.worlds import counts_of, gangs, lean_gangs, lean_worlds, snapshot_of, worlds
+from topology.gangs.model import Gang, Mode, Placement, Refusal
 from topology.gangs.reference import World, distance, faults, holds, nearest, workers_of
 from topology.gangs.search import place
 
@@ -40,6 +40,14 @@ def test_no_placement_is_nearer_or_in_fewer_domains(world: World, data: st.DataO
         assert distance(gang, world, counts_of(answer)) == oracle
 
 
+@settings(deadline=None, max_examples=120)
+@given(world=lean_worlds(), data=st.data())
+def test_hosts_without_gpus_are_found_as_near_as_can_be(world: World, data: st.DataObject) -> None:
+    """Racks of every shape, limits at every level, slices and a leader: found, right, and in the fewest domains."""
+    gang = data.draw(lean_gangs(world))
+    _check(gang, world)
+
+
 @settings(deadline=None, max_examples=60)
 @given(world=worlds(), data=st.data())
 def test_device_sets_of_one_host_are_disjoint_and_as_asked(world: World, data: st.DataObject) -> None:
@@ -67,10 +75,21 @@ def test_device_sets_of_one_host_are_disjoint_and_as_asked(world: World, data: s
 @given(world=worlds(), data=st.data())
 def test_many_worlds_agree_with_trying_everything(world: World, data: st.DataObject) -> None:
     """Found exactly when there is a placement, right, and as near as can be, over thousands of worlds."""
-    gang = data.draw(gangs(world))
+    _check(data.draw(gangs(world)), world)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@settings(deadline=None, max_examples=1500)
+@given(world=lean_worlds(), data=st.data())
+def test_many_hosts_without_gpus_agree_with_trying_everything(world: World, data: st.DataObject) -> None:
+    """The same over thousands of shapes of racks."""
+    _check(data.draw(lean_gangs(world)), world)
+
+
+def _check(gang: Gang, world: World) -> None:
     answer = place(gang, snapshot_of(world))
     oracle = nearest(gang, world)
-
     assert isinstance(answer, Placement) == (oracle is not None)
     if oracle is not None and isinstance(answer, Placement):
         assert faults(gang, world, counts_of(answer)) == []

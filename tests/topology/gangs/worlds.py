@@ -41,6 +41,35 @@ def worlds(draw: st.DrawFn, *, hosts_max: int = 5) -> World:
 
 
 @st.composite
+def lean_worlds(draw: st.DrawFn) -> World:
+    """Hosts on which only pods count: many shapes of racks in few examples."""
+    hosts = [
+        Host(f"h{number}", (f"b{draw(st.integers(0, 1))}", f"r{draw(st.integers(0, 2))}"), {"pods": size})
+        for number, size in enumerate(draw(st.lists(st.integers(0, 3), min_size=3, max_size=6)))
+    ]
+    return World(LEVELS, tuple(hosts))
+
+
+@st.composite
+def lean_gangs(draw: st.DrawFn, world: World) -> Gang:
+    """Pods that ask for nothing but a place, in slices, limited per domain, or behind a leader."""
+    count = draw(st.integers(1, 7))
+    grouped = draw(st.booleans())
+    limits = draw(st.lists(st.builds(Limit, st.sampled_from(("host", *LEVELS)), st.integers(1, 4)), max_size=2))
+    excluded = draw(st.sets(st.sampled_from([host.name for host in world.hosts]), max_size=2))
+    workers = PodSet(
+        "workers",
+        max(count, 2) if grouped else count,
+        {"pods": 1},
+        request=draw(requests(max(count, 2) if grouped else count)),
+        limits=tuple(limits),
+        group="g" if grouped else "",
+    )
+    leader = PodSet("leader", 1, {"pods": 1}, excluded=dict.fromkeys(excluded, "cordoned"), group="g")
+    return Gang((workers, leader) if grouped else (workers,))
+
+
+@st.composite
 def requests(draw: st.DrawFn, count: int) -> TopologyRequest:
     """Any request that can be met by `count` members in principle."""
     levels = [*LEVELS, "host"]
@@ -64,7 +93,11 @@ def pod_sets(
     """Members that need a little, may not use some hosts and may be limited per domain."""
     count = draw(st.integers(1, count_max))
     excluded = draw(st.sets(st.sampled_from([host.name for host in world.hosts]), max_size=1))
-    limits = draw(st.sampled_from(((), (), (Limit("host", 1),), (Limit("rack", 2),)))) if not plain else ()
+    limits = (
+        draw(st.sampled_from(((), (), (Limit("host", 1),), (Limit("rack", 2),), (Limit("block", 3),))))
+        if not plain
+        else ()
+    )
     return PodSet(
         name,
         count,

@@ -1,0 +1,75 @@
+"""Choosing the fewest domains of the requested level straight from a much higher domain.
+
+In: a Question, domains of a higher level, how many slices they are to hold. Out: picks at the requested level, or None.
+Level by level, the fewest racks may hide the fewest hosts; and where members are limited per rack, which rack is filled
+first decides how many hosts there are. Here the levels between count only by their limits. The fewest domains come from
+the gains: a domain adds what it holds, cut off where a limit above it is reached. Below one limit the gains in falling
+order give the most that any number of domains holds, and a cut-off leaves them falling; so merging the children's gains
+upwards and taking the first ones is exact. The leader's domain is paid for in any case, so its gain comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from topology.gangs.selection import LEADER_KINDS_MAX, Offer, Pick, Picks, fewest
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Limits of one level above the offers. above: for each offer's domain, the limited domain that it lies in; left:
+    what each of those may hold, in the offers' units."""
+
+    above: Mapping[int, int]
+    left: Mapping[int, int]
+
+
+def fewest_below(offers: Sequence[Offer], need: int, ceilings: Sequence[Ceiling], *, leader: bool) -> Picks | None:
+    """The fewest domains that hold the need (and the leader) below all ceilings, which are named lowest first."""
+    if not ceilings:
+        return fewest(offers, need, leader=leader)
+    if not leader:
+        return _taken(offers, need, ceilings, None)
+    kinds: dict[tuple[object, ...], Offer] = {}
+    for offer in sorted((one for one in offers if one.led), key=lambda one: (one.units - one.units_led, one.order)):
+        places = tuple(ceiling.above[offer.domain] for ceiling in ceilings)
+        kinds.setdefault((offer.units, offer.units_led, places), offer)
+    leading = list(kinds.values())[:LEADER_KINDS_MAX]
+    found = [picks for one in leading if (picks := _taken(offers, need, ceilings, one)) is not None]
+    best = min(found, key=lambda picks: len(picks.picks), default=None)
+    return best if best is None else replace(best, exact=len(kinds) <= LEADER_KINDS_MAX)
+
+
+def _taken(offers: Sequence[Offer], need: int, ceilings: Sequence[Ceiling], led: Offer | None) -> Picks | None:
+    """The first gains that reach the need; that of the leader's domain is among them."""
+    gains = [(offer, offer.units) for offer in offers if offer is not led and offer.units > 0]
+    if led is not None:
+        gains.append((led, led.units_led))
+    for ceiling in ceilings:
+        gains = _cut_off(_falling(gains, led), ceiling)
+    picks: list[Pick] = []
+    rest = need
+    for offer, gain in _falling(gains, led):
+        if rest <= 0 and offer is not led:
+            break
+        picks.append(Pick(offer.domain, min(gain, rest), leader=offer is led))
+        rest -= picks[-1].units
+    return Picks(tuple(picks), 0) if rest <= 0 else None
+
+
+def _falling(gains: Sequence[tuple[Offer, int]], led: Offer | None) -> list[tuple[Offer, int]]:
+    return sorted(gains, key=lambda one: (one[0] is not led, -one[1], one[0].order))
+
+
+def _cut_off(gains: Sequence[tuple[Offer, int]], ceiling: Ceiling) -> list[tuple[Offer, int]]:
+    """Of the gains below each limited domain, as much as it may hold; the leader's domain stays, even with none."""
+    left = dict(ceiling.left)
+    kept: list[tuple[Offer, int]] = []
+    for position, (offer, gain) in enumerate(gains):
+        domain = ceiling.above[offer.domain]
+        held = min(gain, left[domain])
+        left[domain] -= held
+        if held > 0 or position == 0:
+            kept.append((offer, held))
+    return kept
