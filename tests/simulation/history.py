@@ -455,10 +455,7 @@ def run_world(world: World) -> None:
     try:
         loop.run_until_complete(_run(world))
     finally:
-        for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-        loop._ready.clear()  # type: ignore[attr-defined]
-        loop._scheduled.clear()  # type: ignore[attr-defined]
+        loop.clear()
 
 
 async def _run(world: World) -> None:
