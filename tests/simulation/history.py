@@ -362,6 +362,11 @@ class World:
                 self.excused.discard(name)
                 return
 
+    def _lose_both(self, step: Step) -> None:
+        """Somebody deletes a Lease by hand and its pod by force, before anybody could write the Lease again."""
+        self._lose_lease(step)
+        self._force_delete(step)
+
     # End
 
     def calm_down(self) -> None:
