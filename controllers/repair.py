@@ -65,8 +65,8 @@ class RepairReconciler:
     async def reconcile(self, uid: str) -> float | None:
         """Write what is missing. Raises KubeError."""
         pod = self._context.mirror.ledger.pods.get(uid)
-        if lost := self._context.mirror.ledger.lost.records(uid):
-            await asyncio.gather(*(self._create(record.holder, _lacking(record)) for record in lost))
+        if left_behind := self._context.mirror.ledger.lost.records(uid):
+            await asyncio.gather(*(self._create(record.holder, _lacking(record)) for record in left_behind))
             return None
         if pod is None:
             return None

@@ -255,7 +255,7 @@ GUARDS: dict[str, Guard] = {
     "kubelet's own word": Guard("somebody else set the phase", _terminal_phase_is_enough, seed=27),
     "machine of the report": Guard("another machine has the name now", _any_machine_of_that_name, seed=24),
     "annotation outranks the Lease": Guard(
-        "a lost Lease sells a GPU in use", _annotation_does_not_outrank_the_lease, seed=27
+        "a lost Lease sells a GPU in use", _annotation_does_not_outrank_the_lease, seed=39
     ),
     "lost Leases are remembered": Guard(
         "a Lease and its pod go at once, and the container runs on", _lost_leases_are_forgotten
