@@ -1,6 +1,7 @@
 """Makes Leases say what bound pods prove.
 
-In: a bound pod and the Leases of its devices. Out: missing Leases written again; a device that somebody else holds is
+In: a bound pod and the Leases of its devices. Out: missing Leases written again, also of a pod that left after it had
+lost one, whose release then needs proof like any other; a device that somebody else holds is
 told as double use and nothing is released. Keys are pod uids. Unreadable Leases are the business of `relabel`.
 """
 
@@ -14,12 +15,14 @@ from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.errors import MalformedValue
+from atoll.cluster.holds import Source
 from atoll.cluster.leases import Holder, LeaseRecord, Reservation, lease_body, lease_name, parse_lease
 from atoll.cluster.objects import Pod
 from atoll.cluster.repairs import LackingLease, required_leases
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import AlreadyExists
+from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import Kind
 from controllers.context import Context, pod_reference
 from controllers.lease_writes import read_lease
@@ -41,29 +44,30 @@ class RepairReconciler:
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
         """Return the pod that changed, and the pods that name the device of a Lease that went."""
         ledger = self._context.mirror.ledger
-        if kind is Kind.POD and change.kind is not ChangeKind.DELETED:
+        if kind is Kind.POD:
             uid = change.object.metadata.uid
-            return (uid,) if ledger.allocation_of(uid) is not None else ()
+            return (uid,) if ledger.allocation_of(uid) is not None or ledger.lost.records(uid) else ()
         if kind is Kind.LEASE:
             record = _record(change)
             if record is None or change.kind is ChangeKind.ADDED:
                 return ()
-            return tuple(
-                hold.key
-                for hold in ledger.holds(record.node, record.device_id, record.device_uuid)
-                if hold.key in ledger.pods
-            )
+            holds = ledger.holds(record.node, record.device_id, record.device_uuid)
+            return tuple(hold.key for hold in holds if hold.key in ledger.pods or hold.source is Source.LOST)
         return ()
 
     def all_keys(self) -> Iterable[str]:
         """Return every bound pod that lacks a Lease of its own for one of its devices."""
         ledger = self._context.mirror.ledger
         allocations = ((uid, ledger.allocation_of(uid)) for uid in ledger.pods)
-        return tuple(uid for uid, held in allocations if held is not None and not self._holds_all(uid, held))
+        lacking = (uid for uid, held in allocations if held is not None and not self._holds_all(uid, held))
+        return (*lacking, *ledger.lost.departed())
 
     async def reconcile(self, uid: str) -> float | None:
         """Write what is missing. Raises KubeError."""
         pod = self._context.mirror.ledger.pods.get(uid)
+        if left_behind := self._context.mirror.ledger.lost.records(uid):
+            await asyncio.gather(*(self._create(record.holder, _lacking(record)) for record in left_behind))
+            return None
         if pod is None:
             return None
         missing, contested = self._compare(pod)
@@ -71,7 +75,7 @@ class RepairReconciler:
             return None
         sighting = await look_up(self._context.api, pods.holder_of(pod))
         live = set(required_leases(sighting.pod)) if sighting.pod is not None else set()
-        won = await asyncio.gather(*(self._create(pod, lease) for lease in missing if lease in live))
+        won = await asyncio.gather(*(self._create(pods.holder_of(pod), lease) for lease in missing if lease in live))
         lost = [lease for lease, is_ours in zip((m for m in missing if m in live), won, strict=True) if not is_ours]
         for lease in (*lost, *(c for c in contested if c in live)):
             await self._tell_double_use(pod, lease)
@@ -90,7 +94,7 @@ class RepairReconciler:
         held = [lease for lease in required if lease.name in ledger.leases]
         return missing, [lease for lease in held if ledger.leases[lease.name].holder.uid != lease.holder.uid]
 
-    async def _create(self, pod: Pod, lease: LackingLease) -> bool:
+    async def _create(self, holder: Holder, lease: LackingLease) -> bool:
         """Create one Lease; False when another holder has it. The bind's own Lease may only not have been seen yet."""
         now = self._context.now_text()
         report = self._context.mirror.ledger.nodes.get(lease.node)
@@ -104,7 +108,7 @@ class RepairReconciler:
         self._context.metrics.leases_recreated.inc()
         log.warning("Wrote a missing Lease again", lease=lease.name, pod=str(lease.holder))
         self._context.events.record(
-            pod_reference(pod),
+            ObjectReference("v1", "Pod", holder.name, holder.namespace, holder.uid),
             reason=names.REASON_LEASE_RECREATED,
             note=f"the Lease {lease.name} of a GPU that this pod uses was missing; it was written again",
             action="Repair",
@@ -138,6 +142,12 @@ class RepairReconciler:
             action="Repair",
             type="Warning",
         )
+
+
+def _lacking(record: LeaseRecord) -> LackingLease:
+    return LackingLease(
+        record.lease_name, record.holder, record.claim, record.node, record.device_id, record.device_uuid
+    )
 
 
 def _record(change: Change[Any]) -> LeaseRecord | None:

@@ -60,6 +60,7 @@ async def _serve(values: ExtenderSettings, clock: SystemClock, context: ssl.SSLC
             values.expectation_seconds,
             budgets=budgets.read,
             doorkeeper=Doorkeeper(client),
+            scheduler_lease=values.scheduler_lease,
         )
         app = build_app(parts)
         try:

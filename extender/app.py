@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from atoll.api import names
 from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import Budgets
 from atoll.cluster.ledger import Expectation
@@ -57,6 +58,8 @@ class Parts:
     """Lists the disruption budgets; asked only when kube-scheduler wants to preempt."""
     doorkeeper: Doorkeeper | None = None
     """Says who may read the memory; without it nobody may."""
+    scheduler_lease: str = names.SCHEDULER_LEADER_LEASE
+    """Name of kube-scheduler's leader Lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Handlers:
         self._endings = Endings(parts.mirror.ledger, parts.clock)
         parts.mirror.on_change(self._endings.observe)
         parts.mirror.on_change(HostCpu(parts.mirror.ledger.fleet).observe)
-        parts.mirror.on_change(Terms(parts.mirror).observe)
+        parts.mirror.on_change(Terms(parts.mirror, parts.scheduler_lease).observe)
         parts.mirror.on_change(Nominations(parts.mirror.ledger, parts.clock, self._request).observe)
         self._seconds = parts.metrics.histogram(
             "call_seconds", "Time to answer a call of kube-scheduler", labels=["verb"]

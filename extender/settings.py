@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from atoll.api import names
 from atoll.api.claims import VisibleDevices
 from atoll.service.settings import Settings
 
@@ -32,6 +33,8 @@ class ExtenderSettings(Settings):
     """After this the controllers may take back the Leases of a pod that was never bound."""
     expectation_seconds: Annotated[float, Field(ge=1, le=60)] = 10.0
     """How long the GPUs that a pod will probably get are counted as spoken for while its bind has not arrived."""
+    scheduler_lease: Annotated[str, Field(min_length=1, max_length=253)] = names.SCHEDULER_LEADER_LEASE
+    """Leader Lease of kube-scheduler in atoll-system (leaderElection.resourceName): each term of it begins anew."""
     requests_per_second: Annotated[float, Field(gt=0)] = 1000.0
     """Requests to the API server per second; one bind takes one request per GPU and one more."""
     burst: Annotated[int, Field(ge=1)] = 2000

@@ -23,10 +23,11 @@ log = structlog.get_logger(__name__)
 
 
 class Terms:
-    """Follows the Lease of names.SCHEDULER_LEADER_LEASE. A Lease that was there at our own start begins no term."""
+    """Follows the Lease `lease_name` of the system namespace. One that was there at our own start begins no term."""
 
-    def __init__(self, mirror: ClusterMirror) -> None:
+    def __init__(self, mirror: ClusterMirror, lease_name: str = names.SCHEDULER_LEADER_LEASE) -> None:
         self._mirror = mirror
+        self._lease_name = lease_name
         self._seen: LeaseSpec | None = None
 
     def observe(self, kind: Kind, change: Change[Any]) -> None:
@@ -34,7 +35,7 @@ class Terms:
         if kind is not Kind.LEASE or change.kind is ChangeKind.DELETED:
             return
         lease: Lease = change.object
-        if lease.metadata.name != names.SCHEDULER_LEADER_LEASE:
+        if lease.metadata.name != self._lease_name:
             return
         before, self._seen = self._seen, lease.spec
         is_news = before is not None or self._mirror.leases.synced.is_set()

@@ -7,10 +7,11 @@ from the ledger, which answers for whole nodes at a time; this is for the check 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from atoll.cluster.holds import Hold, Source
 from atoll.cluster.transitions import AVAILABILITY, Availability, News, Occupancy, Verb, news_of, occupancy_of, step
 
 if TYPE_CHECKING:
-    from atoll.cluster.ledger import Hold, Ledger
+    from atoll.cluster.ledger import Ledger
 
 STORY_MAX = 4
 """Things that happened to a device which are remembered."""
@@ -36,13 +37,14 @@ class Stories:
 def occupancy(ledger: "Ledger", node: str, device_id: int, uuid: str) -> Occupancy:
     """Return who has a device, by all that is known of it."""
     holds = ledger.holds(node, device_id, uuid)
+    is_lost = any(hold.source is Source.LOST for hold in holds)
     records = [ledger.leases[hold.key] for hold in holds if hold.source == "lease"]
     return occupancy_of(
         assumed=any(hold.source == "assumed" for hold in holds),
-        leased=bool(records) or ledger.is_blocked(node, device_id),
+        leased=bool(records) or is_lost or ledger.is_blocked(node, device_id),
         bound=any(hold.source == "pod" for hold in holds),
         holder_left=any(ledger.has_left(record.holder.uid) for record in records),
-        doubted=any(record.doubt for record in records),
+        doubted=is_lost or any(record.doubt for record in records),
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from atoll.cluster.foreign import ForeignUse
-from atoll.cluster.ledger import Ledger, Source
+from atoll.cluster.holds import Source
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
 
 TOLD_MAX = 4

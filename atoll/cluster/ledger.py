@@ -20,46 +20,27 @@ Questions about all nodes are answered from `cells`, of which a change of one no
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
-from atoll.api.node_status import Device, GpuNodeStatus
+from atoll.api import node_status
+from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.device_states import Stories, check_assumable
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.foreign import ForeignUse, Sightings
+from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, Source
 from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
+from atoll.cluster.lost_leases import Device, LostLeases
 from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices
 from atoll.cluster.objects import Lease, Pod
-from atoll.cluster.transitions import Verb
+from atoll.cluster.release import version_number
 from topology.demand import PRIOR, Demand, Histogram
 from topology.model import DEVICES_MAX
 
 K = TypeVar("K")
-
-
-class Source(StrEnum):
-    """What a hold is known from, strongest last."""
-
-    FOREIGN = "foreign"
-    ASSUMED = "assumed"
-    LEASE = "lease"
-    POD = "pod"
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """One reason why a device is not free. `key` is the pod uid, or the Lease name for a Lease."""
-
-    source: Source
-    key: str
-
-
-_BEGINNINGS = {Source.ASSUMED: Verb.ASSUME, Source.LEASE: Verb.RESERVE, Source.POD: Verb.CONFIRM}
-_ENDS = {Source.ASSUMED: Verb.FORGET, Source.LEASE: Verb.RELEASE, Source.POD: Verb.END}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +80,8 @@ class Ledger:
         self._silent_seconds = math.inf
         self._lease_names: dict[str, set[str]] = {}
         self._left: set[str] = set()
+        self.lost = LostLeases()
+        self._lost_devices: dict[str, tuple[Device, ...]] = {}
         self.stories = Stories()
         self._by_id: dict[tuple[str, int], set[Hold]] = {}
         self._by_uuid: dict[tuple[str, str], set[Hold]] = {}
@@ -119,6 +102,8 @@ class Ledger:
         """Take a node's report; one that contradicts itself leaves the node without devices."""
         name = status.metadata.name
         self._sightings.put(name, status.status)
+        for uid in self.lost.observe(name, status.status):
+            self._renew_lost(uid)
         devices = node_devices(status)
         if devices is None:
             self.drop_report(name)
@@ -159,9 +144,11 @@ class Ledger:
         self.leases[name] = record
         self._lease_names.setdefault(record.holder.uid, set()).add(name)
         self._hold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
+        self.lost.note_written(record.holder.uid, name)
+        self._renew_lost(record.holder.uid)
 
-    def drop_lease(self, name: str) -> None:
-        """Forget a Lease that no longer exists."""
+    def drop_lease(self, name: str, *, version: int = 0) -> None:
+        """Forget a Lease that no longer exists; `version` says since when, 0 where that is not known."""
         if self.unreadable_leases.pop(name, None):
             self._note_change(*self.nodes)
         record = self.leases.pop(name, None)
@@ -173,6 +160,24 @@ class Ledger:
                 self._left.discard(record.holder.uid)
             self._sightings.note_end(record.node, record.holder.uid, (record.device_uuid,))
             self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
+            uid = record.holder.uid
+            if version and (uid in self._allocations or self.lost.is_known(uid)):
+                self.lost.note_deleted(record, version)
+            self._renew_lost(uid)
+
+    def _renew_lost(self, uid: str) -> None:
+        """Hold what a pod that left had lost its Leases of, and nothing else for it."""
+        if not self.lost.is_known(uid) and uid not in self._lost_devices:
+            return
+        hold = Hold(Source.LOST, uid)
+        for node, device_id, uuid in self._lost_devices.pop(uid, ()):
+            self._unhold(node, (device_id,), (uuid,), hold)
+        if devices := self.lost.devices(uid):
+            self._lost_devices[uid] = devices
+        elif uid not in self._allocations and uid not in self._lease_names:
+            self.lost.forget(uid)
+        for node, device_id, uuid in devices:
+            self._hold(node, (device_id,), (uuid,), hold)
 
     def leases_of(self, pod_uid: str) -> tuple[LeaseRecord, ...]:
         """Return the Leases whose holder is the pod, by node and device id."""
@@ -198,17 +203,26 @@ class Ledger:
             self.forget(uid)
             self.unexpect(uid)
         self._note_left(uid, has_left=pods.is_terminal(pod))
+        if allocation is not None and pods.is_terminal(pod):
+            self._note_departure(pod)
         if allocation is not None and not pods.is_terminal(pod):
             self._allocations[uid] = allocation
             self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.POD, uid))
 
-    def drop_pod(self, uid: str) -> None:
-        """Forget a pod that no longer exists. Its Leases stay until the controllers have proof of its end."""
-        self.pods.pop(uid, None)
+    def drop_pod(self, uid: str, *, final: Pod | None = None) -> None:
+        """Forget a pod that no longer exists; `final` is its last object. Its Leases stay until its end is proven."""
+        last = self.pods.pop(uid, None)
         self._drop_pod_hold(uid)
+        if final is not None and last is not None:
+            self._note_departure(final)
         self.forget(uid)
         self.unexpect(uid)
         self.keep(uid, None)
+
+    def _note_departure(self, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        self.lost.note_left(pod, version_number(pod.metadata.resource_version), has_leases=uid in self._lease_names)
+        self._renew_lost(uid)
 
     def _note_left(self, uid: str, *, has_left: bool) -> None:
         if has_left and uid in self._lease_names:
@@ -440,7 +454,7 @@ class Ledger:
             self.unexpect(uid)
         self._expires_seconds = min((expected.until_seconds for expected in self._expected.values()), default=math.inf)
 
-    def _is_free(self, node: str, device: Device) -> bool:
+    def _is_free(self, node: str, device: node_status.Device) -> bool:
         is_held = bool(self._holds(node, device.id, device.uuid)) or self.is_blocked(node, device.id)
         return not is_held and not self.foreign_uses(node, device.uuid)
 
@@ -456,7 +470,7 @@ class Ledger:
             self._by_id.setdefault((node, device_id), set()).add(hold)
         for uuid in uuids:
             self._by_uuid.setdefault((node, uuid), set()).add(hold)
-        self.stories.tell(node, ids, _BEGINNINGS[hold.source], hold.key)
+        self.stories.tell(node, ids, BEGINNINGS[hold.source], hold.key)
         self._note_change(node)
 
     def _unhold(self, node: str, ids: tuple[int, ...], uuids: tuple[str, ...], hold: Hold) -> None:
@@ -464,7 +478,7 @@ class Ledger:
             _discard(self._by_id, (node, device_id), hold)
         for uuid in uuids:
             _discard(self._by_uuid, (node, uuid), hold)
-        self.stories.tell(node, ids, _ENDS[hold.source], hold.key)
+        self.stories.tell(node, ids, ENDS[hold.source], hold.key)
         self._note_change(node)
 
     def _note_expected(self, node: str) -> None:

@@ -19,6 +19,7 @@ from atoll.cluster import pods
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
+from atoll.cluster.release import version_number
 from atoll.cluster.reports import is_of_the_past, silence_seconds_max
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
@@ -142,7 +143,7 @@ class ClusterMirror:
     def _take_pod(self, change: Change[Pod]) -> None:
         pod = change.object
         if change.kind is ChangeKind.DELETED:
-            self.ledger.drop_pod(pod.metadata.uid)
+            self.ledger.drop_pod(pod.metadata.uid, final=pod)
         elif pods.is_gpu_pod(pod) or pod.metadata.uid in self.ledger.pods:
             self.ledger.put_pod(pod)
 
@@ -151,7 +152,8 @@ class ClusterMirror:
         if not may_be_gpu_lease(lease):
             return
         if change.kind is ChangeKind.DELETED:
-            self.ledger.drop_lease(lease.metadata.name)
+            version = 0 if change.synthetic else version_number(lease.metadata.resource_version)
+            self.ledger.drop_lease(lease.metadata.name, version=version)
         else:
             self.ledger.put_lease(lease)
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.holds import Source
 from atoll.cluster.leases import Holder
-from atoll.cluster.ledger import Ledger, Source
+from atoll.cluster.ledger import Ledger
 from tests.builders import make_allocation, make_lease, make_pod, report_json, uuid_of
 
 NOW = 1000.0

@@ -12,8 +12,9 @@ from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import IllegalTransition
+from atoll.cluster.holds import Hold, Source
 from atoll.cluster.leases import Holder, lease_name, parse_lease
-from atoll.cluster.ledger import Expectation, Hold, Ledger, Source
+from atoll.cluster.ledger import Expectation, Ledger
 from atoll.cluster.objects import Lease, Pod
 from tests.builders import make_allocation, make_lease, make_pod, make_report, uuid_of
 

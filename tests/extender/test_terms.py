@@ -80,3 +80,14 @@ def test_each_change_of_leadership_begins_anew() -> None:
     for lease_spec in (spec(), spec(renewed=SOON), spec("b", transitions=2), spec(transitions=3)):
         terms.observe(Kind.LEASE, change(lease_spec))
     assert mirror.beginnings == 3
+
+
+def test_scheduler_may_lead_by_a_lease_of_another_name() -> None:
+    """The setting says which Lease tells of terms, and no other one does."""
+    mirror = Mirror(is_synced=True)
+    terms = Terms(mirror, "kube-scheduler-gpu")  # type: ignore[arg-type]
+
+    terms.observe(Kind.LEASE, change(spec()))
+    assert mirror.beginnings == 0
+    terms.observe(Kind.LEASE, change(spec(), name="kube-scheduler-gpu"))
+    assert mirror.beginnings == 1

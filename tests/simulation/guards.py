@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.cluster import release as proof
 from atoll.cluster.ledger import Ledger
+from atoll.cluster.lost_leases import LostLeases
 from atoll.cluster.objects import Pod
 from atoll.kube import patches
 from controllers import departures, lease_writes, lookups, orphans
@@ -228,25 +229,40 @@ def _successor_taken_for_its_predecessor() -> Undo:
     return swapping((Ledger, "put_pod", put))
 
 
+def _lost_leases_are_forgotten() -> Undo:
+    return swapping((LostLeases, "records", lambda *_: ()))
+
+
 GUARDS: dict[str, Guard] = {
     "version in the Binding": Guard("a late Binding lands on a moved pod", _binding_without_version, seed=168),
-    "preconditions on deletes": Guard("a late deletion hits the successor's Lease", _deletes_without_preconditions),
-    "assume before await": Guard("two binds of one process choose one GPU", _assume_after_the_first_await, seed=3),
-    "attempt token": Guard("a rollback frees what a newer attempt relies on", _attempts_without_tokens),
-    "token of the unanswered": Guard("a rollback frees another attempt's Lease", _unanswered_deleted_whoever_made_them),
-    "taken over stays": Guard("a failed adoption frees the bound pod's Lease", _taken_over_leases_go_back),
+    "preconditions on deletes": Guard(
+        "a late deletion hits the successor's Lease", _deletes_without_preconditions, seed=42
+    ),
+    "assume before await": Guard("two binds of one process choose one GPU", _assume_after_the_first_await, seed=18),
+    "attempt token": Guard("a rollback frees what a newer attempt relies on", _attempts_without_tokens, seed=22),
+    "token of the unanswered": Guard(
+        "a rollback frees another attempt's Lease", _unanswered_deleted_whoever_made_them, seed=85
+    ),
+    "taken over stays": Guard("a failed adoption frees the bound pod's Lease", _taken_over_leases_go_back, seed=88),
     "take-over moves the pod": Guard(
         "the old Binding lands after the GPU was sold", _take_over_without_moving_the_pod, seed=9
     ),
     "Leases asked before a newer version": Guard(
         "a bind goes on with Leases that were taken back", _newer_version_without_asking_for_the_leases, seed=92
     ),
-    "live look before release": Guard("the cache has not seen the pod yet", _release_without_a_live_look),
+    "live look before release": Guard("the cache has not seen the pod yet", _release_without_a_live_look, seed=228),
     "uid of the live look": Guard("a successor keeps the predecessor's GPUs for ever", _look_up_by_name, seed=12),
     "kubelet's own word": Guard("somebody else set the phase", _terminal_phase_is_enough, seed=27),
-    "machine of the report": Guard("another machine has the name now", _any_machine_of_that_name),
-    "annotation outranks the Lease": Guard("a lost Lease sells a GPU in use", _annotation_does_not_outrank_the_lease),
-    "identity is the uid": Guard("a successor frees its predecessor's GPUs", _successor_taken_for_its_predecessor),
+    "machine of the report": Guard("another machine has the name now", _any_machine_of_that_name, seed=24),
+    "annotation outranks the Lease": Guard(
+        "a lost Lease sells a GPU in use", _annotation_does_not_outrank_the_lease, seed=39
+    ),
+    "lost Leases are remembered": Guard(
+        "a Lease and its pod go at once, and the container runs on", _lost_leases_are_forgotten
+    ),
+    "identity is the uid": Guard(
+        "a successor frees its predecessor's GPUs", _successor_taken_for_its_predecessor, seed=4
+    ),
 }
 """Whose loss a history shows."""
 

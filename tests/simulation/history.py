@@ -362,6 +362,11 @@ class World:
                 self.excused.discard(name)
                 return
 
+    def _lose_both(self, step: Step) -> None:
+        """Somebody deletes a Lease by hand and its pod by force, before anybody could write the Lease again."""
+        self._lose_lease(step)
+        self._force_delete(step)
+
     # End
 
     def calm_down(self) -> None:
@@ -455,10 +460,7 @@ def run_world(world: World) -> None:
     try:
         loop.run_until_complete(_run(world))
     finally:
-        for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-        loop._ready.clear()  # type: ignore[attr-defined]
-        loop._scheduled.clear()  # type: ignore[attr-defined]
+        loop.clear()
 
 
 async def _run(world: World) -> None:

@@ -7,11 +7,13 @@ a clock that is virtual. Killing one drops it with everything in memory; what it
 import asyncio
 import random
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from atoll.api.claims import VisibleDevices
+from atoll.api.node_status import GpuNodeStatus
 from atoll.kube.client import ApiClient
 from atoll.kube.mirror import ClusterMirror
 from controllers import runner
@@ -199,6 +201,13 @@ class ControllersProcess:
 def _seed(mirror: ClusterMirror, seed: int) -> None:
     for reflector in mirror.reflectors.values():
         reflector._rng = random.Random(seed)
+    mirror.node_statuses._decode = _read_report
+
+
+@lru_cache(maxsize=64)
+def _read_report(raw: bytes) -> GpuNodeStatus:
+    """Read what the shipped decoder reads, once for all processes: a report is frozen, and reading it is dear."""
+    return GpuNodeStatus.model_validate_json(raw)
 
 
 def prepare_process() -> None:

@@ -7,6 +7,7 @@ was sent is carried out even if its sender has given up or died meanwhile: that 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import lru_cache
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
@@ -206,7 +207,7 @@ class SimulatedSession:
         """Carry out one request as the weather has it."""
         if self.is_dead:
             await self.loop.create_future()
-        path, query = url.raw_path, dict(parse_qsl(url.raw_query_string))
+        path, query = _split(url.raw_path_qs)
         if query.get("watch") == "true":
             return await self._watch(path, query, timeout)
         fault = self._fault(method, path)
@@ -317,6 +318,12 @@ class SimulatedSession:
         if self._weather.strikes("replayed", self.name):
             first = max(0, first - REPLAYED_EVENTS)
         return [event.line for event in log[first:]]
+
+
+@lru_cache(maxsize=4096)
+def _split(target: str) -> tuple[str, Mapping[str, str]]:
+    path, _, query = target.partition("?")
+    return path, dict(parse_qsl(query))
 
 
 def _answer(status: int, body: bytes) -> Answer:

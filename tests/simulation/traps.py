@@ -90,7 +90,8 @@ TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
     ),
     "a Lease is lost while its pod runs": (
         (Step(2.0, "create", "p0", number=4), *crowd(2.0, 2), Step(7.0, "lose Lease", "p0"), *crowd(7.01, 0, 2, 4),
-         Step(9.0, "lose Lease", "p0"), Step(9.01, "create", "p4", number=1)),
+         Step(9.0, "lose Lease", "p0"), Step(9.01, "create", "p4", number=1),
+         *(Step(12.0, "pause kubelet", node, number=6.0) for node in BOTH), Step(12.6, "lose both", "p0")),
         (("slow", 0.1),),
     ),
 }  # fmt: skip

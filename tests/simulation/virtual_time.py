@@ -5,6 +5,12 @@ follows from the delays that the simulation draws, and from nothing of this mach
 """
 
 import asyncio
+import contextvars
+import heapq
+import sys
+from asyncio import events
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,34 +21,115 @@ class Deadlock(Exception):
     """Every task waits for another one; no time will wake any of them."""
 
 
+class Timer:
+    """Fits TimerHandle as far as asyncio uses one."""
+
+    __slots__ = ("arguments", "callback", "context", "is_cancelled")
+
+    def __init__(self, callback: Callable[..., Any] | None, arguments: tuple[Any, ...], context: Any) -> None:
+        self.callback = callback
+        self.arguments = arguments
+        self.context = context
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """Do nothing when the time has come."""
+        self.is_cancelled = True
+        self.callback = None
+        self.arguments = ()
+
+    def cancelled(self) -> bool:
+        """Tell whether it was cancelled."""
+        return self.is_cancelled
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Jumps from timer to timer. `time` is virtual seconds since the beginning."""
+    """Jumps from timer to timer. `time` is virtual seconds since the beginning.
+
+    A whole loop of its own, because histories spend most of their time in it: no handles for what runs at once, no
+    selector, no debugging. Timers of one moment run in the order in which they were set.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._virtual_seconds = 0.0
-        self._clock_resolution = 1e-9
-        self._selector = self
+        self._seconds = 0.0
+        self._count = 0
+        self._soon: deque[tuple[Callable[..., Any], tuple[Any, ...], Any]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
 
     def __del__(self) -> None:
         """Nothing was opened, and tasks that are thrown away may still look for their loop."""
 
     def time(self) -> float:
         """Return virtual seconds."""
-        return self._virtual_seconds
+        return self._seconds
 
-    def select(self, timeout: float | None) -> list[Any]:
-        """Take the place of the selector: nothing ever comes from outside, so only time can go on."""
-        if timeout is None:
-            raise Deadlock("all tasks wait for each other")
-        self._virtual_seconds += max(0.0, timeout)
-        return []
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        """Call after everything that was asked for before."""
+        self._soon.append((callback, args, contextvars.copy_context() if context is None else context))
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        """Call at a virtual time."""
+        timer = Timer(callback, args, contextvars.copy_context() if context is None else context)
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, timer))
+        return timer
 
-    def _write_to_self(self) -> None:
-        pass
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
+        """Call after some virtual seconds."""
+        return self.call_at(self._seconds + delay, callback, *args, context=context)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
+        """Begin a task; nobody complains when it is thrown away."""
+        task = asyncio.Task(coro, loop=self, name=name or "", context=context)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        return task
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until the work is done. Raises what it raises, and Deadlock when time cannot go on."""
+        work = asyncio.ensure_future(future, loop=self)
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=self._close_generator)
+        events._set_running_loop(self)
+        try:
+            while not work.done():
+                self._turn()
+        finally:
+            events._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+        return work.result()
+
+    def clear(self) -> None:
+        """Forget everything that was to be called."""
+        self._soon.clear()
+        self._timers.clear()
+
+    def _turn(self) -> None:
+        """Run what is to run now, or else what is due next."""
+        soon = self._soon
+        if not soon:
+            self._pass_time()
+        for _ in range(len(soon)):
+            callback, arguments, context = soon.popleft()
+            try:
+                context.run(callback, *arguments)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as every loop does: the others go on
+                self.call_exception_handler({"message": "a callback failed", "exception": error})
+
+    def _pass_time(self) -> None:
+        timers = self._timers
+        while timers:
+            when, _, timer = heapq.heappop(timers)
+            if timer.callback is not None:
+                self._seconds = max(self._seconds, when)
+                self._soon.append((timer.callback, timer.arguments, timer.context))
+                return
+        raise Deadlock("all tasks wait for each other")
+
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self.call_soon(self.create_task, generator.aclose())
 
 
 class VirtualClock:

@@ -45,11 +45,11 @@ class Weather:
     rates: dict[str, float]
     counts: Counter[str] = field(default_factory=Counter)
     is_calm: bool = False
-    _uses: Counter[str] = field(default_factory=Counter)
+    _uses: dict[str, int] = field(default_factory=dict)
 
     def draw(self, what: str) -> float:
         """Return a number in [0, 1): the next one for this purpose."""
-        use = self._uses[what]
+        use = self._uses.get(what, 0)
         self._uses[what] = use + 1
         return crc32(f"{what}/{use}/{self.seed}".encode()) * _MIX % 2**32 / 2**32
 

@@ -1,0 +1,35 @@
+"""Why a device is not free: what the ledger keeps for each device, and the verbs with which that begins and ends."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from atoll.cluster.transitions import Verb
+
+
+class Source(StrEnum):
+    """What a hold is known from, strongest last."""
+
+    FOREIGN = "foreign"
+    LOST = "lost"
+    ASSUMED = "assumed"
+    LEASE = "lease"
+    POD = "pod"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One reason why a device is not free. `key` is the pod uid, or the Lease name for a Lease."""
+
+    source: Source
+    key: str
+
+
+BEGINNINGS: Final = {
+    Source.LOST: Verb.DOUBT,
+    Source.ASSUMED: Verb.ASSUME,
+    Source.LEASE: Verb.RESERVE,
+    Source.POD: Verb.CONFIRM,
+}
+ENDS: Final = {Source.LOST: Verb.RELEASE, Source.ASSUMED: Verb.FORGET, Source.LEASE: Verb.RELEASE, Source.POD: Verb.END}
+"""Verbs of the table in `atoll.cluster.transitions`; what is foreign has no place in it."""

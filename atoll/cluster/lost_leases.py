@@ -1,0 +1,124 @@
+"""What the ledger still knows when a Lease went that nobody ought to have deleted, and then its pod.
+
+In: deletions of Leases and departures of pods, each with its resourceVersion, and the reports of nodes. Out: the
+devices that stay held although neither a Lease nor a pod names them any more. Separate, because nothing in the API
+server remembers them: the controllers write such a Lease again, and until it is seen, or a report proves the pod's
+end, this is all that keeps the device from being sold.
+
+A Lease that goes *before* its pod does was lost; one that goes after it was released on proof. The two watches may show
+that in any order, so the versions decide. A deletion that was only inferred has no version, and tells nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll.api.node_status import GpuNodeStatusReport
+from atoll.cluster.allocations import bound_allocation
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.leases import LeaseRecord
+from atoll.cluster.objects import Pod
+from atoll.cluster.release import Departure, Proof, has_ended, judge, observe
+from atoll.cluster.repairs import names_device
+
+Device = tuple[str, int, str]
+"""Node, id, uuid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A pod's last object and the version at which it was gone or terminal."""
+
+    pod: Pod
+    version: int
+
+
+class LostLeases:
+    """Lost Leases by the uid of their holder. One event loop owns it."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, dict[str, tuple[LeaseRecord, int]]] = {}
+        self._left: dict[str, Left] = {}
+        self._departures: dict[str, Departure] = {}
+
+    def note_written(self, uid: str, lease_name: str) -> None:
+        """A Lease of this holder exists, perhaps again."""
+        lost = self._lost.get(uid, {})
+        if lost.pop(lease_name, None) is not None and not lost:
+            self.forget(uid)
+
+    def note_deleted(self, record: LeaseRecord, version: int) -> None:
+        """A Lease was deleted at `version`, while its holder was bound or after it left."""
+        uid = record.holder.uid
+        left = self._left.get(uid)
+        if left is None or version < left.version:
+            self._lost.setdefault(uid, {})[record.lease_name] = (record, version)
+
+    def note_left(self, pod: Pod, version: int, *, has_leases: bool) -> None:
+        """A pod was gone or terminal as of `version`; `has_leases`: one may yet turn out to be lost before that."""
+        uid = pod.metadata.uid
+        if uid not in self._left:
+            kept = {n: row for n, row in self._lost.get(uid, {}).items() if row[1] < version}
+            self._lost.pop(uid, None)
+            if kept:
+                self._lost[uid] = kept
+        if has_leases or uid in self._lost:
+            first = self._left.get(uid)
+            self._left[uid] = Left(pod, first.version if first is not None else version)
+
+    def forget(self, uid: str) -> None:
+        """Know nothing of a pod any more."""
+        self._lost.pop(uid, None)
+        self._left.pop(uid, None)
+        self._departures.pop(uid, None)
+
+    def is_known(self, uid: str) -> bool:
+        """Tell whether a Lease of the pod was lost, or may turn out to have been."""
+        return uid in self._lost or uid in self._left
+
+    def departed(self) -> Iterable[str]:
+        """Return the pods that left after they had lost a Lease."""
+        return [uid for uid in self._lost if uid in self._left]
+
+    def records(self, uid: str) -> tuple[LeaseRecord, ...]:
+        """Return the lost Leases of a pod that left, and whose end kubelet has not told of."""
+        left, lost = self._left.get(uid), self._lost.get(uid)
+        if left is None or not lost or has_ended(left.pod):
+            return ()
+        try:
+            allocation = bound_allocation(left.pod)
+        except MalformedValue:
+            return ()
+        return tuple(r for r, _ in lost.values() if allocation is not None and names_device(allocation, r))
+
+    def devices(self, uid: str) -> tuple[Device, ...]:
+        """Return what stays held for a pod that left."""
+        return tuple((record.node, record.device_id, record.device_uuid) for record in self.records(uid))
+
+    def observe(self, node: str, report: GpuNodeStatusReport | None) -> tuple[str, ...]:
+        """Take a node's report; return the pods of which it proves the end."""
+        if report is None or not self._left:
+            return ()
+        ended = []
+        for uid in self.departed():
+            records = [record for record in self.records(uid) if record.node == node]
+            if records:
+                departure = observe(self._departures.get(uid) or self._begin(uid, records), report)
+                self._departures[uid] = departure
+                if isinstance(judge(departure), Proof):
+                    ended.append(uid)
+        for uid in ended:
+            self.forget(uid)
+        return tuple(ended)
+
+    def _begin(self, uid: str, records: list[LeaseRecord]) -> Departure:
+        left = self._left[uid]
+        return Departure(
+            uid=uid,
+            node=records[0].node,
+            pod=left.pod,
+            is_deleted=True,
+            deletion_seen=True,
+            version=left.version,
+            node_uid=records[0].node_uid,
+            device_uuids=frozenset(record.device_uuid for record in records),
+        )

@@ -1,0 +1,131 @@
+"""A Lease that somebody deletes by hand, and then its pod by force: the device is not for sale without proof."""
+
+import orjson
+import pytest
+
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.device_states import occupancy
+from atoll.cluster.leases import Holder, lease_name
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Pod, decode_pod
+from atoll.cluster.transitions import Occupancy
+from tests.builders import make_allocation, make_lease, make_pod, pod_json, report_json, uuid_of
+
+HOLDER = Holder("team", "p", "u1")
+NAME = lease_name("n1", 0)
+LOST_AT, LEFT_AT = 50, 60
+
+
+def pod(version: int, **options: object) -> Pod:
+    """Return the holder, bound to device 0 of n1."""
+    return make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0), version=str(version), **options)
+
+
+def report(sequence: int, *, position: int = LEFT_AT, live: bool = False) -> GpuNodeStatus:
+    """Return a complete report of n1 that speaks of u1 only while its sandbox lives."""
+    body = report_json("n1", "t4-4")
+    body["status"]["pods"] = [{"uid": "u1", "live": True, "kubelet": True}] if live else []
+    body["status"]["evidence"] = {
+        "sequence": sequence, "podResourceVersion": str(position), "liveRead": True, "kubeletRead": True,
+    }  # fmt: skip
+    return GpuNodeStatus.model_validate_json(orjson.dumps(body))
+
+
+def is_free(ledger: Ledger) -> bool:
+    """Tell whether device 0 may be sold."""
+    return bool(ledger.free("n1", now_seconds=0.0) & 1)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """A ledger in which u1 holds device 0 of n1, by annotation and by Lease."""
+    ledger = Ledger()
+    ledger.put_report(report(1, position=1, live=True))
+    ledger.put_pod(pod(40))
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    return ledger
+
+
+@pytest.mark.parametrize("is_pod_first", [False, True], ids=["Lease first", "pod first"])
+def test_lease_lost_before_its_pod_went_is_kept_in_mind(ledger: Ledger, is_pod_first: bool) -> None:
+    """Whichever watch is faster, the device is in doubt, and the ledger says which Lease must be written again."""
+    acts = [
+        lambda: ledger.drop_lease(NAME, version=LOST_AT),
+        lambda: ledger.drop_pod("u1", final=pod(LEFT_AT)),
+    ]
+    for act in reversed(acts) if is_pod_first else acts:
+        act()
+
+    assert not is_free(ledger)
+    assert occupancy(ledger, "n1", 0, uuid_of("n1", 0)) is Occupancy.IN_DOUBT
+    assert [record.lease_name for record in ledger.lost.records("u1")] == [NAME]
+    assert list(ledger.lost.departed()) == ["u1"]
+
+
+@pytest.mark.parametrize("is_pod_first", [False, True], ids=["Lease first", "pod first"])
+def test_lease_that_ended_after_its_pod_was_released(ledger: Ledger, is_pod_first: bool) -> None:
+    """A Lease goes after its pod when the controllers had proof; a pod watch that is late does not undo that."""
+    acts = [
+        lambda: ledger.drop_lease(NAME, version=LEFT_AT + 1),
+        lambda: ledger.drop_pod("u1", final=pod(LEFT_AT)),
+    ]
+    for act in reversed(acts) if is_pod_first else acts:
+        act()
+
+    assert is_free(ledger)
+    assert not ledger.lost.is_known("u1")
+
+
+def test_lease_that_is_written_again_takes_over(ledger: Ledger) -> None:
+    """From then on the Lease holds the device, and its end frees it."""
+    ledger.drop_lease(NAME, version=LOST_AT)
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    assert ledger.lost.records("u1") == ()
+    assert not is_free(ledger)
+
+    ledger.drop_lease(NAME, version=LEFT_AT + 9)
+    assert is_free(ledger)
+
+
+def test_lease_written_again_while_the_pod_lives_was_never_lost(ledger: Ledger) -> None:
+    """The usual repair leaves nothing behind."""
+    ledger.drop_lease(NAME, version=LOST_AT)
+    ledger.put_lease(make_lease("n1", 0, holder=HOLDER))
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+    ledger.drop_lease(NAME, version=LEFT_AT + 1)
+
+    assert is_free(ledger)
+
+
+def test_reports_that_prove_the_end_free_the_device(ledger: Ledger) -> None:
+    """Where nobody writes the Lease again, the agent's word counts: seen live, and past the departure no longer."""
+    ledger.drop_lease(NAME, version=LOST_AT)
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+    ledger.put_report(report(2, position=LEFT_AT - 1))
+    ledger.put_report(report(3, live=True))
+    assert not is_free(ledger)
+
+    ledger.put_report(report(4))
+    assert is_free(ledger)
+    assert not ledger.lost.is_known("u1")
+
+
+def test_pod_whose_end_kubelet_told_holds_nothing(ledger: Ledger) -> None:
+    """Terminated by kubelet's own word is proof, with or without a Lease."""
+    ledger.drop_lease(NAME, version=LOST_AT)
+    body = pod_json(uid="u1", node="n1", allocation=make_allocation("n1", 0), phase="Succeeded", version=str(LEFT_AT))
+    body["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]
+    ledger.drop_pod("u1", final=decode_pod(orjson.dumps(body)))
+
+    assert is_free(ledger)
+
+
+def test_stray_lease_that_ends_is_not_lost(ledger: Ledger) -> None:
+    """A Lease beside the pod's own devices holds nothing when it is gone, however the pod leaves."""
+    ledger.put_lease(make_lease("n1", 1, holder=HOLDER))
+    ledger.drop_lease(lease_name("n1", 1), version=LOST_AT)
+    ledger.drop_pod("u1", final=pod(LEFT_AT))
+
+    assert ledger.lost.records("u1") == ()
+    assert ledger.free("n1", now_seconds=0.0) & 2

@@ -1,0 +1,259 @@
+"""Everything around Atoll fails for minutes, on a cluster of its own; afterwards every promise holds and nothing leaks.
+
+Parts are killed and paused, kube-scheduler too; the API server is killed and comes back, etcd stands still, every
+connection of Atoll's central parts to the API server is cut at once, a real kubelet falls silent, is killed, and comes
+back. Meanwhile pods come and go, some by force.
+"""
+
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from atoll.cluster.allocations import parse_allocation
+from devcluster import Cluster, NodeSpec, control_plane
+from devcluster.errors import ApiError, DevclusterError
+from devcluster.installation import Installation, Part
+from tests.e2e.conftest import OPTIONS
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3000)]
+
+SECONDS = float(os.environ.get("ATOLL_CHAOS_SECONDS", "300"))
+PAUSE_SECONDS_MAX = 20.0
+FAULT_EVERY_SECONDS = 4.0
+LIVE_MAX = 14
+SIZES = (1, 1, 1, 2, 2, 4)
+SETTLE_SECONDS = 600.0
+RELAY_PORT = 7443
+NODES = (NodeSpec("volta", profile="dgx1-v100"), NodeSpec("hopper", profile="dgx-h100"))
+CENTRAL = ("controllers", "webhook", "extender")
+RELAY = f"""
+import asyncio, socket, sys
+from devcluster.proxy import relay
+async def main():
+    listener = socket.create_server(("127.0.0.1", {RELAY_PORT}))
+    await (await relay(listener, host=sys.argv[1], port=int(sys.argv[2]))).serve_forever()
+asyncio.run(main())
+"""
+"""Ended and started again it cuts every connection that leads through it."""
+
+
+class RelayedInstallation(Installation):
+    """Atoll whose central parts reach the API server through a relay that can be cut."""
+
+    def start_parts(self) -> None:
+        """Start the relay before those who need it."""
+        self.start_relay()
+        super().start_parts()
+
+    def start_relay(self) -> None:
+        """Let connections through."""
+        host, port = self.cluster.server_url_inside.removeprefix("https://").split(":")
+        self.cluster.spawn("relay", [sys.executable, "-c", RELAY, host, port])
+
+    def _kubeconfig(self, part: Part) -> Path:
+        direct = super()._kubeconfig(part)
+        if part.name not in CENTRAL:
+            return direct
+        relayed = direct.with_name(f"{direct.name}-relayed")
+        relayed.touch(mode=0o600)
+        relayed.write_text(
+            direct.read_text().replace(self.cluster.server_url_inside, f"https://127.0.0.1:{RELAY_PORT}")
+        )
+        return relayed
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A cluster of this test's own: its API server does not survive."""
+    with Cluster.start(f"chaos-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
+        installation = RelayedInstallation(cluster, options=OPTIONS)
+        installation.install()
+        yield World.enter(installation, f"t-{uuid4().hex[:8]}")
+
+
+class Chaos:
+    """Breaks something every few seconds and mends it a while later; users go on meanwhile."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.world = world
+        self.cluster = world.cluster
+        self.rng = rng
+        self.counts: Counter[str] = Counter()
+        self._mends: list[tuple[float, Callable[[], None]]] = []
+        self._broken: set[str] = set()
+        self._created = 0
+
+    # Faults
+
+    def _later(self, name: str, mend: Callable[[], None], seconds_max: float = PAUSE_SECONDS_MAX) -> None:
+        self._broken.add(name)
+        due = time.monotonic() + self.rng.uniform(0.5, seconds_max)
+
+        def act() -> None:
+            mend()
+            self._broken.discard(name)
+
+        self._mends.append((due, act))
+
+    def _whole_part(self) -> str:
+        parts = [name for name in self.world.installation.parts if name not in self._broken]
+        return self.rng.choice(parts) if parts else ""
+
+    def kill_part(self) -> None:
+        """SIGKILL to a part of Atoll."""
+        if name := self._whole_part():
+            self.world.installation.kill(name)
+            self._later(name, lambda: self.world.installation.start(name, wait=False))
+
+    def pause_part(self) -> None:
+        """SIGSTOP to a part of Atoll: it goes on with what it believed."""
+        if name := self._whole_part():
+            self.cluster.signal(name, "STOP")
+            self._later(name, lambda: self.cluster.signal(name, "CONT"))
+
+    def kill_scheduler(self) -> None:
+        """SIGKILL to kube-scheduler."""
+        if "kube-scheduler" not in self._broken:
+            self.cluster.stop_scheduler()
+            self._later("kube-scheduler", lambda: None, 5.0)  # started again with whatever else has ended
+
+    def kill_api_server(self) -> None:
+        """SIGKILL to the API server, which comes back."""
+        if not self._broken & {"kube-apiserver", "etcd"}:
+            self.cluster.signal("kube-apiserver", "KILL")
+            self.cluster.wait_exit("kube-apiserver")
+            self._later("kube-apiserver", self._start_api_server, 4.0)
+
+    def pause_etcd(self) -> None:
+        """SIGSTOP to etcd: every write waits."""
+        if not self._broken & {"kube-apiserver", "etcd"}:
+            self.cluster.signal("etcd", "STOP")
+            self._later("etcd", lambda: self.cluster.signal("etcd", "CONT"), 6.0)
+
+    def cut_connections(self) -> None:
+        """Cut every watch and request of the central parts at once."""
+        self.cluster.signal("relay", "KILL")
+        self.cluster.wait_exit("relay")
+        self.world.installation.start_relay()
+
+    def pause_kubelet(self) -> None:
+        """A kubelet falls silent; its containers run on."""
+        name = f"kubelet@{self.rng.choice(NODES).name}"
+        if name not in self._broken:
+            self.cluster.signal(name, "STOP")
+            self._later(name, lambda: self.cluster.signal(name, "CONT"))
+
+    def lose_kubelet(self) -> None:
+        """A kubelet dies; its containers run on until it is back."""
+        node = self.rng.choice(NODES).name
+        if f"kubelet@{node}" not in self._broken:
+            self.cluster.signal(f"kubelet@{node}", "KILL")
+            self._later(f"kubelet@{node}", lambda: self.cluster.restart_kubelet(node))
+
+    FAULTS = (
+        kill_part, kill_part, pause_part, pause_part, kill_scheduler, kill_api_server, pause_etcd, cut_connections,
+        cut_connections, pause_kubelet, lose_kubelet,
+    )  # fmt: skip
+
+    # Mending
+
+    def _start_api_server(self) -> None:
+        command = control_plane.api_server_command(self.cluster._binaries, self.cluster.layout)
+        self.cluster._spawn_part("kube-apiserver", command)
+
+    def _mend(self, *, everything: bool = False) -> None:
+        """Mend what is due; one that cannot be mended yet, because something else is broken, is tried again."""
+        due = [(at, act) for at, act in self._mends if everything or at <= time.monotonic()]
+        for row in due:
+            with suppress(DevclusterError, OSError):
+                row[1]()
+                self._mends.remove(row)
+
+    def _revive(self) -> None:
+        """Start what ended by itself because it lost the API server, as a supervisor does."""
+        for name, process in self.cluster.processes().items():
+            if process.running or name in self._broken:
+                continue
+            with suppress(DevclusterError, OSError):
+                if name in self.world.installation.parts:
+                    self.world.installation.start(name, wait=False)
+                elif name == "kube-scheduler":
+                    self.world.installation.start_scheduler()
+                elif name == "kube-controller-manager":
+                    self.cluster._start_controller_manager(node_grace_seconds=control_plane.NODE_GRACE_SECONDS)
+
+    def mend_all(self) -> None:
+        """Mend everything, and wait until every part is ready."""
+        self.world.wait(self._is_mended, "everything to be mended", seconds=SETTLE_SECONDS)
+        self.world.installation.wait_ready(self.world.installation.parts)
+        for node in NODES:
+            self.cluster.wait_node_ready(node.name)
+
+    def _is_mended(self) -> bool:
+        self._mend(everything=True)
+        self._revive()
+        return not self._mends and all(process.running for process in self.cluster.processes().values())
+
+    # Users
+
+    def _use(self) -> None:
+        """Create or delete a pod, as far as anybody answers."""
+        with suppress(DevclusterError, OSError):
+            pods = self.world.pods()
+            if len(pods) < LIVE_MAX:
+                name = f"pod-{self._created:04}"
+                body = self.world.pod_body(name, f"size-{self.rng.choice(SIZES)}", terminationGracePeriodSeconds=1)
+                self.world.create(body)
+                self._created += 1
+            else:
+                for pod in self.rng.sample(pods, 4):
+                    self.world.delete(pod["metadata"]["name"], force=self.rng.random() < 0.25)
+
+    def run(self, seconds: float) -> None:
+        """Break, mend and use for so long."""
+        for size in sorted(set(SIZES)):
+            self.world.claim(f"size-{size}", size)
+        end, fault_at = time.monotonic() + seconds, 0.0
+        while time.monotonic() < end:
+            if time.monotonic() >= fault_at:
+                fault = self.rng.choice(self.FAULTS)
+                self.counts[fault.__name__] += 1
+                with suppress(DevclusterError, OSError):
+                    fault(self)
+                fault_at = time.monotonic() + self.rng.uniform(0.3, 1.7) * FAULT_EVERY_SECONDS
+            self._mend()
+            self._revive()
+            self._use()
+        self.mend_all()
+        print(f"{self._created} pods; faults: {dict(self.counts)}")
+
+
+def test_chaos_breaks_no_promise(world: World) -> None:
+    """After minutes of faults of every kind the audit is clean, no Lease is left, and no GPU ever had two users."""
+    seed = int(os.environ.get("ATOLL_SEED") or random.SystemRandom().randrange(10**6))
+    print(f"seed {seed}; repeat with ATOLL_SEED={seed}")
+    chaos = Chaos(world, random.Random(seed))
+    try:
+        chaos.run(SECONDS)
+    finally:
+        with suppress(ApiError):
+            chaos.mend_all()
+
+    bound = [pod for pod in world.pods() if pod["spec"].get("nodeName")]
+    assert [pod["metadata"]["name"] for pod in bound if parse_allocation(pod["metadata"]["annotations"]) is None] == []
+    world.check_audit()
+    for pod in world.pods():
+        world.delete(pod["metadata"]["name"])
+    world.wait(lambda: not world.pods(), "every pod to be gone", seconds=SETTLE_SECONDS)
+    world.wait(lambda: not world.leases(), "every Lease to be released", seconds=SETTLE_SECONDS)
+    world.check_no_contention()
+    world.check_audit()
