@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.adapters import PCI_DEVICES
 from agent.amd_driver import AMD_STEPS, AmdDriver
 from agent.backends import BOOT_ID_PATH
 from agent.driver import Facts, Library
@@ -28,9 +29,14 @@ class AmdBackend(NvmlBackend):
     device_steps = AMD_STEPS
 
     def __init__(
-        self, library: Library = None, *, step_seconds: float = STEP_SECONDS, boot_id_path: Path = BOOT_ID_PATH
+        self,
+        library: Library = None,
+        *,
+        step_seconds: float = STEP_SECONDS,
+        boot_id_path: Path = BOOT_ID_PATH,
+        pci_devices: Path = PCI_DEVICES,
     ) -> None:
-        super().__init__(step_seconds=step_seconds, boot_id_path=boot_id_path)
+        super().__init__(step_seconds=step_seconds, boot_id_path=boot_id_path, pci_devices=pci_devices)
         own = OwnDriver(AmdDriver(library)) if library is not None else None
         self.steps = own or DriverWorker(step_seconds=step_seconds, library="amdsmi")
 

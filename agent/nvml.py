@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from agent.adapters import PCI_DEVICES, Adapters
 from agent.backends import BOOT_ID_PATH, kernel_boot_id
 from agent.driver import STEPS, Driver, Facts, Library
 from agent.driver_client import DriverRefused, DriverSilent, DriverWorker, OwnDriver, Steps
@@ -66,7 +67,12 @@ class NvmlBackend:
     device_steps: tuple[str, ...] = STEPS
 
     def __init__(
-        self, library: Library = None, *, step_seconds: float = STEP_SECONDS, boot_id_path: Path = BOOT_ID_PATH
+        self,
+        library: Library = None,
+        *,
+        step_seconds: float = STEP_SECONDS,
+        boot_id_path: Path = BOOT_ID_PATH,
+        pci_devices: Path = PCI_DEVICES,
     ) -> None:
         own = OwnDriver(Driver(library)) if library is not None else None
         self.steps: Steps = own or DriverWorker(step_seconds=step_seconds)
@@ -74,6 +80,7 @@ class NvmlBackend:
         self._known: dict[int, Facts] = {}
         self._look = 0
         self._boot_id_path = boot_id_path
+        self._adapters = Adapters(pci_devices)
 
     def read(self) -> MachineReading:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
@@ -81,7 +88,9 @@ class NvmlBackend:
         count = self._count()
         facts = [self._device_facts(index) for index in range(count)]
         self._compare(facts)
-        return self.assemble(facts, self._events([one["index"] for one in facts if not one.get("silent")]))
+        reading = self.assemble(facts, self._events([one["index"] for one in facts if not one.get("silent")]))
+        nics = self._adapters.near([device.pci_bus_id for device in reading.devices])
+        return replace(reading, links=replace(reading.links, nics=nics))
 
     def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:
         """A reading of all facts and of what happened since the last look."""
