@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.adapters import PCI_DEVICES
 from agent.amd_driver import AMD_STEPS, AmdDriver
 from agent.backends import BOOT_ID_PATH
 from agent.driver import Facts, Library
 from agent.driver_client import DriverWorker, OwnDriver
 from agent.links import plain_bus_id
 from agent.nvml import STEP_SECONDS, NvmlBackend
+from agent.pci import PCI_DEVICES
 from agent.readings import Cells, DeviceReading, LinksReading, MachineReading
 from agent.signs import signs, unread_kinds
 from topology.links import SELF, WORST
@@ -26,6 +26,7 @@ class AmdBackend(NvmlBackend):
     """The cards of this machine by amdsmi. `library` stands in for that module in tests."""
 
     driver = "AMD SMI"
+    kernel_driver = "amdgpu"
     device_steps = AMD_STEPS
 
     def __init__(

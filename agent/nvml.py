@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from agent.adapters import PCI_DEVICES, Adapters
 from agent.backends import BOOT_ID_PATH, kernel_boot_id
 from agent.driver import STEPS, Driver, Facts, Library
 from agent.driver_client import DriverRefused, DriverSilent, DriverWorker, OwnDriver, Steps
 from agent.errors import ReadingFailed
 from agent.links import link_matrix, plain_bus_id
+from agent.pci import PCI_DEVICES, PciTree
 from agent.readings import (
     Cells,
     DeviceReading,
@@ -64,6 +64,7 @@ class NvmlBackend:
     """NVML of this machine. `library` stands in for the module pynvml in tests, and is asked in this process."""
 
     driver = "NVML"
+    kernel_driver = "nvidia"
     device_steps: tuple[str, ...] = STEPS
 
     def __init__(
@@ -80,7 +81,7 @@ class NvmlBackend:
         self._known: dict[int, Facts] = {}
         self._look = 0
         self._boot_id_path = boot_id_path
-        self._adapters = Adapters(pci_devices)
+        self._pci = PciTree(pci_devices)
 
     def read(self) -> MachineReading:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
@@ -89,8 +90,10 @@ class NvmlBackend:
         facts = [self._device_facts(index) for index in range(count)]
         self._compare(facts)
         reading = self.assemble(facts, self._events([one["index"] for one in facts if not one.get("silent")]))
-        nics = self._adapters.near([device.pci_bus_id for device in reading.devices])
-        return replace(reading, links=replace(reading.links, nics=nics))
+        self._pci.look()
+        slots = [device.pci_bus_id for device in reading.devices]
+        unseen = self._pci.slots_unseen(slots, kernel_driver=self.kernel_driver)
+        return replace(reading, links=replace(reading.links, nics=self._pci.nics(slots)), slots_unseen=unseen)
 
     def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:
         """A reading of all facts and of what happened since the last look."""

@@ -132,7 +132,7 @@ class FabricReading:
 @dataclass(frozen=True, slots=True)
 class MachineReading:
     """One look at the whole machine. expected_count: how many devices the driver counts, readable or not. problem: why
-    nothing could be read, empty otherwise."""
+    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count."""
 
     devices: tuple[DeviceReading, ...]
     links: LinksReading = field(default_factory=LinksReading)
@@ -140,6 +140,7 @@ class MachineReading:
     expected_count: int | None = None
     vendor: str = "nvidia"
     problem: str = ""
+    slots_unseen: tuple[str, ...] = ()
 
     def pids_by_uuid(self) -> Mapping[str, tuple[int, ...]]:
         """Processes of each device and MIG instance that says who it is; one whose processes could not be read has none

@@ -9,8 +9,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from agent.adapters import PCI_DEVICES
 from agent.backends import BOOT_ID_PATH
+from agent.pci import PCI_DEVICES
 from atoll.service import settings
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]

@@ -22,10 +22,17 @@ class PciTree:
         self.devices.mkdir(parents=True, exist_ok=True)
 
     def plug(
-        self, *path: str, kind: str = GPU_CLASS, numa: int = 0, rdma: str = "", network: str = "", function_of: str = ""
+        self,
+        *path: str,
+        kind: str = GPU_CLASS,
+        numa: int = 0,
+        rdma: str = "",
+        network: str = "",
+        function_of: str = "",
+        driver: str = "nvidia",
     ) -> None:
         """Add a device by its path: host bridge, bridges, device. rdma, network: its names as an adapter; function_of:
-        the adapter whose virtual function it is."""
+        the adapter whose virtual function it is; driver: that of the kernel which drives it."""
         place = self._folder / "devices" / "/".join(path)
         place.mkdir(parents=True, exist_ok=True)
         (place / "class").write_text(f"{kind}\n")
@@ -34,10 +41,10 @@ class PciTree:
             if name:
                 (place / group / name).mkdir(parents=True, exist_ok=True)
         if function_of:
-            (place / "physfn").symlink_to(self.devices / function_of)
-        link = self.devices / path[-1]
-        link.unlink(missing_ok=True)
-        link.symlink_to(place)
+            self._link(place / "physfn", self.devices / function_of)
+        if kind == GPU_CLASS:
+            self._link(place / "driver", self._folder / "bus" / "pci" / "drivers" / driver)
+        self._link(self.devices / path[-1], place)
 
     def below_switches(self, bus_ids: Sequence[str], groups: Sequence[Sequence[int]]) -> None:
         """Put the GPUs of each group below a PCIe switch of their own, with an RDMA adapter: mlx5_0, mlx5_1, ..."""
@@ -48,3 +55,8 @@ class PciTree:
                 self.plug(*switch, f"{domain}:02:{port:02x}.0", bus_ids[position].removeprefix("0000"))
             adapter = (f"{domain}:02:{len(group):02x}.0", f"{domain}:f0:00.0")
             self.plug(*switch, *adapter, kind=INFINIBAND_CLASS, rdma=f"mlx5_{number}")
+
+    @staticmethod
+    def _link(link: Path, target: Path) -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)

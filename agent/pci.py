@@ -1,9 +1,9 @@
-"""Which network adapters are near to which GPUs, as the machine's PCI tree tells.
+"""What the machine's PCI tree tells: which network adapters are near to which GPUs, and GPUs that the driver misses.
 
 In: the kernel's list of PCI devices, and the bus ids of the GPUs. Out: one NicReading per adapter, in words of
-`nvidia-smi topo`. Neither driver of a GPU knows this, and nothing here touches a device: the kernel answers from its
-memory. A virtual function is left out, it is where its adapter is. Where adapters do RDMA, the others are left out:
-they are for logging in.
+`nvidia-smi topo`, and slots. No library of a GPU's vendor knows this, and nothing here touches a device: the kernel
+answers from its memory. A virtual function is left out, it is where its adapter is. Where adapters do RDMA, the others
+are left out: they are for logging in.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,12 @@ from topology.model import NICS_MAX
 
 PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
 LOOKED_FOR_EVERY: Final = 20
-"""Looks between two looks for adapters: they are plugged in by hand."""
+"""Looks between two readings of the tree: what is in it is plugged in by hand."""
 PCI_DEVICES_MAX: Final = 8192
 NAME_LENGTH_MAX: Final = 63
 _NETWORK: Final = "0x02"
+_GPUS: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
+"""Classes of PCI devices: VGA, 3D and other display controllers, and processing accelerators, as AMD's are."""
 _PORTS_OF_ONE_SWITCH: Final = 2
 """Places below the bridge that two devices share: the switch's port and the device."""
 
@@ -43,22 +45,29 @@ class Adapter:
     does_rdma: bool
 
 
-class Adapters:
-    """The machine's adapters, looked for now and then."""
+class PciTree:
+    """The machine's PCI devices, looked for now and then."""
 
     def __init__(self, pci_devices: Path = PCI_DEVICES) -> None:
         self._folder = pci_devices
         self._looks = 0
         self._places: Mapping[str, PciPlace] = {}
         self._adapters: tuple[Adapter, ...] = ()
+        self._gpu_slots: Mapping[str, str] = {}
         self._is_read = False
 
-    def near(self, bus_ids: Sequence[str | None]) -> tuple[NicReading, ...] | None:
+    def look(self) -> None:
+        """Read the tree anew where that is due; one that cannot be read is as it was."""
+        if self._looks % LOOKED_FOR_EVERY == 0:
+            try:
+                self._read()
+            except OSError:
+                self._looks -= 1
+        self._looks += 1
+
+    def nics(self, bus_ids: Sequence[str | None]) -> tuple[NicReading, ...] | None:
         """Each adapter with its relation to these devices, in their order; None where the machine tells nothing of
         them, and a relation None for a device that the kernel does not list."""
-        if self._looks % LOOKED_FOR_EVERY == 0:
-            self._look()
-        self._looks += 1
         places = [self._places.get(bus_id or "") for bus_id in bus_ids]
         if not self._is_read or not any(places):
             return None
@@ -67,15 +76,30 @@ class Adapters:
             for adapter in self._adapters
         )
 
-    def _look(self) -> None:
-        try:
-            folders = sorted(self._folder.iterdir())[:PCI_DEVICES_MAX]
-            self._places = {plain_bus_id(folder.name): _place(folder) for folder in folders}
-            found = [_adapter(folder, self._places[plain_bus_id(folder.name)]) for folder in folders if _is_own(folder)]
-        except OSError:
-            return
-        rdma = [adapter for adapter in found if adapter.does_rdma]
-        self._adapters = tuple((rdma or found)[:NICS_MAX])
+    def slots_unseen(self, bus_ids: Sequence[str | None], *, kernel_driver: str) -> tuple[str, ...]:
+        """Slots with a GPU that this driver of the kernel drives and that is none of these; nothing where none of these
+        is in the tree. A GPU that nobody drives, or that is handed to a virtual machine, is not missed."""
+        if not any(bus_id in self._gpu_slots for bus_id in bus_ids):
+            return ()
+        return tuple(
+            slot for slot, driver in self._gpu_slots.items() if driver == kernel_driver and slot not in bus_ids
+        )
+
+    def _read(self) -> None:
+        folders = {plain_bus_id(folder.name): folder for folder in sorted(self._folder.iterdir())[:PCI_DEVICES_MAX]}
+        kinds = {slot: _text(folder / "class") for slot, folder in folders.items()}
+        self._places = {slot: _place(folder) for slot, folder in folders.items()}
+        found = [
+            _adapter(folder, self._places[slot])
+            for slot, folder in folders.items()
+            if kinds[slot].startswith(_NETWORK) and not (folder / "physfn").exists()
+        ]
+        self._adapters = tuple(([one for one in found if one.does_rdma] or found)[:NICS_MAX])
+        self._gpu_slots = {
+            slot: (folder / "driver").resolve().name
+            for slot, folder in folders.items()
+            if kinds[slot].startswith(_GPUS) and not (folder / "physfn").exists()
+        }
         self._is_read = True
 
 
@@ -100,10 +124,6 @@ def _place(folder: Path) -> PciPlace:
     roots = [number for number, part in enumerate(parts) if part.startswith("pci") and ":" in part]
     node = _text(folder / "numa_node")
     return PciPlace(parts[roots[-1] :] if roots else (folder.name,), int(node) if node.isdecimal() else None)
-
-
-def _is_own(folder: Path) -> bool:
-    return _text(folder / "class").startswith(_NETWORK) and not (folder / "physfn").exists()
 
 
 def _adapter(folder: Path, place: PciPlace) -> Adapter:

@@ -1,17 +1,19 @@
-"""Network adapters near the GPUs: read off the machine's PCI tree, told in the report, used where sets tie."""
+"""The machine's PCI tree: adapters near the GPUs are told and used where sets tie, and a GPU that is gone is missed."""
 
 from pathlib import Path
 
 import pytest
 
-from agent.adapters import LOOKED_FOR_EVERY, Adapters, PciPlace, relation
 from agent.nvml import NvmlBackend
+from agent.pci import LOOKED_FOR_EVERY, PciPlace, PciTree, relation
 from agent.readings import NicReading
+from atoll.api import names
 from atoll.api.base import ObjectMeta
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
 from atoll.cluster.machines import node_devices
 from devcluster.mock_nvml.machine_file import bus_id
-from devcluster.pci_tree import ETHERNET_CLASS, INFINIBAND_CLASS, PciTree
+from devcluster.pci_tree import ETHERNET_CLASS, INFINIBAND_CLASS
+from devcluster.pci_tree import PciTree as PlayedTree
 from tests.agent.real_bindings import Bench, machine_of
 from topology.asks import Ask
 from topology.choice import Choice, choose
@@ -25,11 +27,18 @@ FOUR_PAIRS = ((0, 2), (1, 3), (4, 7), (5, 6))
 
 
 @pytest.fixture
-def pci(tmp_path: Path) -> PciTree:
+def pci(tmp_path: Path) -> PlayedTree:
     """A tree with one GPU below a switch."""
-    made = PciTree(tmp_path / "sys")
+    made = PlayedTree(tmp_path / "sys")
     made.plug(*SWITCH, "0000:02:00.0", "0000:03:00.0")
     return made
+
+
+def looked(devices: Path) -> PciTree:
+    """A tree that was read once."""
+    tree = PciTree(devices)
+    tree.look()
+    return tree
 
 
 @pytest.mark.parametrize(
@@ -50,47 +59,49 @@ def test_relations_are_those_of_the_tree(path: tuple[str, ...], numa: int | None
     assert relation(gpu, nic) == relation(nic, gpu) == want
 
 
-def test_adapters_that_do_rdma_hide_the_others(pci: PciTree) -> None:
+def test_adapters_that_do_rdma_hide_the_others(pci: PlayedTree) -> None:
     """What counts are the adapters that collectives use; a port for logging in is named where there are no others."""
     pci.plug("pci0000:00", "0000:00:09.0", kind=ETHERNET_CLASS, network="eno1")
-    assert Adapters(pci.devices).near([GPU]) == (NicReading("eno1", ("PHB",)),)
+    assert looked(pci.devices).nics([GPU]) == (NicReading("eno1", ("PHB",)),)
 
     pci.plug(*SWITCH, "0000:02:01.0", "0000:04:00.0", kind=INFINIBAND_CLASS, network="ib0", rdma="mlx5_0")
-    assert Adapters(pci.devices).near([GPU]) == (NicReading("mlx5_0", ("PIX",)),)
+    assert looked(pci.devices).nics([GPU]) == (NicReading("mlx5_0", ("PIX",)),)
 
 
-def test_a_virtual_function_is_where_its_adapter_is(pci: PciTree) -> None:
+def test_a_virtual_function_is_where_its_adapter_is(pci: PlayedTree) -> None:
     """A hundred functions of one adapter are one adapter."""
     pci.plug(*SWITCH, "0000:02:01.0", "0000:04:00.0", kind=ETHERNET_CLASS, rdma="mlx5_0")
     pci.plug(*SWITCH, "0000:02:01.0", "0000:04:00.1", kind=ETHERNET_CLASS, rdma="mlx5_1", function_of="0000:04:00.0")
 
-    assert Adapters(pci.devices).near([GPU]) == (NicReading("mlx5_0", ("PIX",)),)
+    assert looked(pci.devices).nics([GPU]) == (NicReading("mlx5_0", ("PIX",)),)
 
 
-def test_what_the_kernel_does_not_tell_is_unknown(pci: PciTree, tmp_path: Path) -> None:
+def test_what_the_kernel_does_not_tell_is_unknown(pci: PlayedTree, tmp_path: Path) -> None:
     """No tree, or one without these GPUs (a VM that hides them): nothing is said, which is not "no adapters"."""
     pci.plug(*SWITCH, "0000:02:01.0", "0000:04:00.0", kind=INFINIBAND_CLASS, rdma="mlx5_0")
 
-    assert Adapters(tmp_path / "nowhere").near([GPU]) is None
-    assert Adapters(pci.devices).near(["00000000:99:00.0", None]) is None
-    assert Adapters(pci.devices).near([GPU, None]) == (NicReading("mlx5_0", ("PIX", None)),)
+    assert looked(tmp_path / "nowhere").nics([GPU]) is None
+    assert looked(pci.devices).nics(["00000000:99:00.0", None]) is None
+    assert looked(pci.devices).nics([GPU, None]) == (NicReading("mlx5_0", ("PIX", None)),)
 
 
-def test_the_tree_is_read_now_and_then(pci: PciTree) -> None:
+def test_the_tree_is_read_now_and_then(pci: PlayedTree) -> None:
     """Adapters are plugged in by hand: a new one is told soon, and not looked for at every look."""
-    adapters = Adapters(pci.devices)
-    assert adapters.near([GPU]) == ()
+    tree = looked(pci.devices)
+    assert tree.nics([GPU]) == ()
     pci.plug(*SWITCH, "0000:02:01.0", "0000:04:00.0", kind=INFINIBAND_CLASS, rdma="mlx5_0")
-    told = [adapters.near([GPU]) for _ in range(LOOKED_FOR_EVERY)]
+    for _ in range(LOOKED_FOR_EVERY - 1):
+        tree.look()
+        assert tree.nics([GPU]) == ()
+    tree.look()
 
-    assert told[:-1] == [()] * (LOOKED_FOR_EVERY - 1)
-    assert told[-1] == (NicReading("mlx5_0", ("PIX",)),)
+    assert tree.nics([GPU]) == (NicReading("mlx5_0", ("PIX",)),)
 
 
 @pytest.fixture
 def bench(mock_environment: Path, tmp_path: Path) -> Bench:
     """An NVSwitch machine that has an adapter below each PCIe switch, read through the real bindings."""
-    pci = PciTree(tmp_path / "machine")
+    pci = PlayedTree(tmp_path / "machine")
     pci.below_switches([bus_id(position) for position in range(8)], FOUR_PAIRS)
     return Bench(mock_environment, machine_of("dgx-h100"), NvmlBackend(pci_devices=pci.devices))
 
@@ -136,3 +147,26 @@ def chosen(geometry: Machine, *, free: int) -> tuple[int, ...]:
     answer = choose(geometry, free, Ask(2))
     assert isinstance(answer, Choice)
     return answer.positions
+
+
+def test_a_gpu_that_the_driver_does_not_count_is_missed(bench: Bench) -> None:
+    """F4: the kernel lists eight, the driver counts seven, without any error and from the first look on: seven are in
+    use, and the condition names the slot."""
+    bench.machine.facts["count"] = "7"
+    report = bench.look()
+    bench.backend.close()
+    readable = next(one for one in report.conditions if one.type == names.CONDITION_DEVICES_READABLE)
+
+    assert report.healthy_count == len(report.devices) == 7
+    assert readable.status == "False"
+    assert readable.message.endswith(f"the driver misses what sits in PCI slot {bus_id(7)}")
+
+
+def test_a_gpu_of_another_driver_is_not_missed(pci: PlayedTree) -> None:
+    """One that is handed to a virtual machine, another vendor's, or a machine that hides its tree: nothing to tell."""
+    pci.plug("pci0000:00", "0000:00:05.0", driver="vfio-pci")
+    pci.plug("pci0000:00", "0000:00:06.0", driver="ast")
+    tree = looked(pci.devices)
+
+    assert tree.slots_unseen([GPU], kernel_driver="nvidia") == ()
+    assert tree.slots_unseen(["00000000:99:00.0"], kernel_driver="nvidia") == ()
