@@ -228,7 +228,7 @@ def custom_resource_definition(resource: CustomResource) -> Schema:
         "properties": {
             "apiVersion": {"type": "string", "description": "version of this kind's schema"},
             "kind": {"type": "string", "description": "kind of the object"},
-            "metadata": {"type": "object", "description": "name, labels and annotations, as of every object"},
+            "metadata": {"type": "object"},
             "spec": structural_schema(resource.spec, defaults=True),
             "status": structural_schema(resource.status, defaults=False),
         },
