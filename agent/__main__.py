@@ -119,9 +119,13 @@ async def report_once(values: AgentSettings, backend: Backend) -> str:
 
 def _backend(values: AgentSettings) -> Backend:
     if values.backend is BackendName.NVML:
-        return NvmlBackend(step_seconds=values.step_seconds, boot_id_path=values.boot_id_file)
+        return NvmlBackend(
+            step_seconds=values.step_seconds, boot_id_path=values.boot_id_file, pci_devices=values.pci_devices
+        )
     if values.backend is BackendName.AMD:
-        return AmdBackend(step_seconds=values.step_seconds, boot_id_path=values.boot_id_file)
+        return AmdBackend(
+            step_seconds=values.step_seconds, boot_id_path=values.boot_id_file, pci_devices=values.pci_devices
+        )
     uuids = tuple(part for part in values.simulated_uuids.split(",") if part)
     machine = play(
         profile(values.profile), seed=values.seed or values.node, order=values.simulated_order, given_uuids=uuids

@@ -14,6 +14,7 @@ from agent.driver import Facts, Library
 from agent.driver_client import DriverWorker, OwnDriver
 from agent.links import plain_bus_id
 from agent.nvml import STEP_SECONDS, NvmlBackend
+from agent.pci import PCI_DEVICES
 from agent.readings import Cells, DeviceReading, LinksReading, MachineReading
 from agent.signs import signs, unread_kinds
 from topology.links import SELF, WORST
@@ -25,12 +26,18 @@ class AmdBackend(NvmlBackend):
     """The cards of this machine by amdsmi. `library` stands in for that module in tests."""
 
     driver = "AMD SMI"
+    kernel_driver = "amdgpu"
     device_steps = AMD_STEPS
 
     def __init__(
-        self, library: Library = None, *, step_seconds: float = STEP_SECONDS, boot_id_path: Path = BOOT_ID_PATH
+        self,
+        library: Library = None,
+        *,
+        step_seconds: float = STEP_SECONDS,
+        boot_id_path: Path = BOOT_ID_PATH,
+        pci_devices: Path = PCI_DEVICES,
     ) -> None:
-        super().__init__(step_seconds=step_seconds, boot_id_path=boot_id_path)
+        super().__init__(step_seconds=step_seconds, boot_id_path=boot_id_path, pci_devices=pci_devices)
         own = OwnDriver(AmdDriver(library)) if library is not None else None
         self.steps = own or DriverWorker(step_seconds=step_seconds, library="amdsmi")
 

@@ -34,12 +34,14 @@ def _devices_readable(reading: MachineReading, devices: Sequence[Device]) -> Fin
     expected = reading.expected_count
     if reading.problem:
         return names.CONDITION_DEVICES_READABLE, False, names.REASON_DEVICES_MISSING, reading.problem
-    if not unseen and not nameless:
+    if not unseen and not nameless and not reading.slots_unseen:
         return names.CONDITION_DEVICES_READABLE, True, names.REASON_ALL_READ, f"{len(devices)} devices"
     told = "; ".join(
         f"device {device.id} {device.health.state}: {device.health.reason}" for device in unseen[:PAIRS_SHOWN_MAX]
     )
-    message = f"{expected} counted by the driver, {nameless} of them do not say who they are; {told}"
+    message = f"{expected} counted by the driver, {nameless} of them do not say who they are; {told}".removesuffix("; ")
+    if reading.slots_unseen:
+        message += f"; the driver misses what sits in PCI slot {', '.join(reading.slots_unseen[:PAIRS_SHOWN_MAX])}"
     return names.CONDITION_DEVICES_READABLE, False, names.REASON_DEVICES_MISSING, message
 
 

@@ -9,8 +9,9 @@ answer, it stays, unknown.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from agent.readings import Cells, LinksReading, MachineReading, MigReading
+from agent.readings import Cells, LinksReading, MachineReading, MigReading, NicReading
 from atoll.api.node_status import Device, Health, HealthState, Mig
 from topology.links import SELF, WORST
 
@@ -56,21 +57,21 @@ def uuids_with_instances(reading: MachineReading) -> list[str | None]:
 
 def links_with_instances(reading: MachineReading) -> LinksReading:
     """The links of a reading with rows for instances after those of the devices."""
-    links = reading.links
-    cards = [*range(len(reading.devices))]
+    links, whole = reading.links, len(reading.devices)
+    cards = [*range(whole)]
     cards += [position for position, device in enumerate(reading.devices) for _ in device.instances]
-    if len(cards) == len(reading.devices) or links.links is None:
+    if len(cards) == whole or links.links is None:
         return links
-    return LinksReading(
-        links=_rows(links.links, links.pcie, cards, whole=len(reading.devices)),
-        pcie=_rows(links.pcie, links.pcie, cards, whole=len(reading.devices)) if links.pcie is not None else None,
-        nvlink_generation=links.nvlink_generation,
-        nvswitch=links.nvswitch,
-        link_gbps=links.link_gbps,
-        pcie_generation=links.pcie_generation,
-        inter_socket_gbps=links.inter_socket_gbps,
-        unread=links.unread,
+    return replace(
+        links,
+        links=_rows(links.links, links.pcie, cards, whole=whole),
+        pcie=_rows(links.pcie, links.pcie, cards, whole=whole) if links.pcie is not None else None,
+        nics=_nics(links.nics, cards) if links.nics is not None else None,
     )
+
+
+def _nics(nics: Sequence[NicReading], cards: Sequence[int]) -> tuple[NicReading, ...]:
+    return tuple(NicReading(nic.name, tuple(nic.cells[card] for card in cards)) for nic in nics)
 
 
 def _rows(rows: Cells, pcie: Cells | None, cards: Sequence[int], *, whole: int) -> Cells:

@@ -15,7 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.readings import Cells, NvLink, Remote
+from agent.readings import Cells, NicReading, NvLink, Remote
+from atoll.api.node_status import Nic
 from topology.links import SELF, WORST
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
@@ -85,3 +86,23 @@ def _cells_by_pair(rows: Cells | None, order: Sequence[str | None]) -> Mapping[t
         for second, cell in zip(order, row, strict=False)
         if first is not None and second is not None
     }
+
+
+def nics_by_uuid(
+    uuids: Sequence[str],
+    now: tuple[Sequence[NicReading] | None, Sequence[str | None]],
+    last: tuple[Sequence[Nic], Sequence[str]],
+) -> tuple[Nic, ...]:
+    """Adapters with cells in the order of `uuids`; now and last: adapters and the uuids that their cells are in the
+    order of. An adapter that is not told any more was unplugged; a cell that is not told is as it was."""
+    if now[0] is None and not last[0]:
+        return ()
+    before = {nic.name: dict(zip(last[1], nic.cells, strict=False)) for nic in last[0]}
+    told: dict[str, dict[str, str]] = {name: {} for name in before} if now[0] is None else {}
+    for nic in now[0] or ():
+        pairs = zip(now[1], nic.cells, strict=False)
+        told[nic.name] = {uuid: cell for uuid, cell in pairs if uuid is not None and cell is not None}
+    return tuple(
+        Nic(name=name, cells=tuple(cells.get(uuid, before.get(name, {}).get(uuid, WORST)) for uuid in uuids))
+        for name, cells in sorted(told.items())
+    )

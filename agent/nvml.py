@@ -16,6 +16,7 @@ from agent.driver import STEPS, Driver, Facts, Library
 from agent.driver_client import DriverRefused, DriverSilent, DriverWorker, OwnDriver, Steps
 from agent.errors import ReadingFailed
 from agent.links import link_matrix, plain_bus_id
+from agent.pci import PCI_DEVICES, PciTree
 from agent.readings import (
     Cells,
     DeviceReading,
@@ -63,10 +64,16 @@ class NvmlBackend:
     """NVML of this machine. `library` stands in for the module pynvml in tests, and is asked in this process."""
 
     driver = "NVML"
+    kernel_driver = "nvidia"
     device_steps: tuple[str, ...] = STEPS
 
     def __init__(
-        self, library: Library = None, *, step_seconds: float = STEP_SECONDS, boot_id_path: Path = BOOT_ID_PATH
+        self,
+        library: Library = None,
+        *,
+        step_seconds: float = STEP_SECONDS,
+        boot_id_path: Path = BOOT_ID_PATH,
+        pci_devices: Path = PCI_DEVICES,
     ) -> None:
         own = OwnDriver(Driver(library)) if library is not None else None
         self.steps: Steps = own or DriverWorker(step_seconds=step_seconds)
@@ -74,6 +81,7 @@ class NvmlBackend:
         self._known: dict[int, Facts] = {}
         self._look = 0
         self._boot_id_path = boot_id_path
+        self._pci = PciTree(pci_devices)
 
     def read(self) -> MachineReading:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
@@ -81,7 +89,11 @@ class NvmlBackend:
         count = self._count()
         facts = [self._device_facts(index) for index in range(count)]
         self._compare(facts)
-        return self.assemble(facts, self._events([one["index"] for one in facts if not one.get("silent")]))
+        reading = self.assemble(facts, self._events([one["index"] for one in facts if not one.get("silent")]))
+        self._pci.look()
+        slots = [device.pci_bus_id for device in reading.devices]
+        unseen = self._pci.slots_unseen(slots, kernel_driver=self.kernel_driver)
+        return replace(reading, links=replace(reading.links, nics=self._pci.nics(slots)), slots_unseen=unseen)
 
     def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:
         """A reading of all facts and of what happened since the last look."""

@@ -90,12 +90,21 @@ class DeviceReading:
 
 
 @dataclass(frozen=True, slots=True)
+class NicReading:
+    """One network adapter and its PCIe relation to each device of the reading; None where it is not known."""
+
+    name: str
+    cells: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LinksReading:
     """How the devices of a reading are joined; rows and columns in the order of its devices.
 
     links: NVLink where there is any, else the PCIe relation. pcie: the PCIe relation that NVLink hides. Either end of a
     pair may tell something different; whoever compares takes the weaker side. unread: positions of devices whose
-    NVLinks could not be read, so that their cells say too little.
+    NVLinks could not be read, so that their cells say too little. nics: network adapters, None where the machine does
+    not tell.
     """
 
     links: Cells | None = None
@@ -106,6 +115,7 @@ class LinksReading:
     pcie_generation: int | None = None
     inter_socket_gbps: float | None = None
     unread: frozenset[int] = frozenset()
+    nics: tuple[NicReading, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,7 @@ class FabricReading:
 @dataclass(frozen=True, slots=True)
 class MachineReading:
     """One look at the whole machine. expected_count: how many devices the driver counts, readable or not. problem: why
-    nothing could be read, empty otherwise."""
+    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count."""
 
     devices: tuple[DeviceReading, ...]
     links: LinksReading = field(default_factory=LinksReading)
@@ -130,6 +140,7 @@ class MachineReading:
     expected_count: int | None = None
     vendor: str = "nvidia"
     problem: str = ""
+    slots_unseen: tuple[str, ...] = ()
 
     def pids_by_uuid(self) -> Mapping[str, tuple[int, ...]]:
         """Processes of each device and MIG instance that says who it is; one whose processes could not be read has none

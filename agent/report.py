@@ -14,7 +14,7 @@ from agent.conditions import conditions
 from agent.evidence import PodSighting
 from agent.incidents import fold
 from agent.instances import instance_devices, is_instance, links_with_instances, uuids_with_instances
-from agent.links import rows_by_uuid
+from agent.links import nics_by_uuid, rows_by_uuid
 from agent.readings import DeviceReading, LinksReading, MachineReading, Sign
 from atoll.api.node_status import (
     DEVICES_MAX,
@@ -228,6 +228,7 @@ def _links(reading: MachineReading, devices: Sequence[Device], previous: GpuNode
         link_gbps=_known(now, "link_gbps", last.link_gbps),
         pcie_generation=_known(now, "pcie_generation", last.pcie_generation),
         inter_socket_gbps=_known(now, "inter_socket_gbps", last.inter_socket_gbps),
+        nics=nics_by_uuid(uuids, (now.nics, order), (last.nics, last_order)),
     )
 
 

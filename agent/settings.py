@@ -10,6 +10,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from agent.backends import BOOT_ID_PATH
+from agent.pci import PCI_DEVICES
 from atoll.service import settings
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -61,6 +62,8 @@ class AgentSettings(settings.Settings):
     pod_resources: Path | None = None
     """The kubelet's pod-resources socket, where the agent may open it: usually as root only,
     /var/lib/kubelet/pod-resources/kubelet.sock. It shows pods that device plugins gave GPUs to."""
+    pci_devices: Path = PCI_DEVICES
+    """Where the kernel lists the machine's PCI devices, among them the network adapters near its GPUs."""
     boot_id_file: Path = BOOT_ID_PATH
     """Where the identity of the current boot is read; development clusters give each node its own."""
 

@@ -171,7 +171,9 @@ class Installation:
     def _agent(self, node: str, profile: str) -> Part:
         machine = self.cluster.node(node)
         played = self._machines.get(node)
-        source = {"--backend": "nvml"} if played else {"--backend": "simulated", "--profile": profile}
+        source = {"--backend": "simulated", "--profile": profile}
+        if played:
+            source = {"--backend": "nvml", "--pci-devices": str(played.pci_devices)}
         settings = {
             "--node": node,
             **source,

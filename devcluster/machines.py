@@ -14,7 +14,9 @@ from devcluster import nvidia
 from devcluster.errors import BuildError
 from devcluster.mock_nvml import MachineFile, build
 from devcluster.mock_nvml.library import CompilerMissing, environment
+from devcluster.mock_nvml.machine_file import bus_id
 from devcluster.paths import cache_root
+from devcluster.pci_tree import PciTree
 from topology.profiles import profile
 
 DEVICE_LIST = "nvidia.json"
@@ -23,9 +25,20 @@ DEVICE_LIST = "nvidia.json"
 class GpuMachine:
     """The played GPUs of one node; change `file`, then `plug`."""
 
-    def __init__(self, folder: Path, profile_name: str, *, seed: str, order: Sequence[int] | None = None) -> None:
-        """Play the machine in a node's folder. `order[i]` is the position of the GPU with NVML index i."""
+    def __init__(
+        self,
+        folder: Path,
+        profile_name: str,
+        *,
+        seed: str,
+        order: Sequence[int] | None = None,
+        switches: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Play the machine in a node's folder. `order[i]` is the position of the GPU with NVML index i; `switches`:
+        positions of the GPUs that sit below one PCIe switch each, with a network adapter."""
         self._folder = folder
+        self._switches = switches
+        self._pci = PciTree(folder / "pci")
         self.file = MachineFile(profile(profile_name), seed=seed, order=order)
         try:
             self._library = build(cache_root() / "mock-nvml")
@@ -37,9 +50,15 @@ class GpuMachine:
         """What a program needs so that its NVML bindings see this machine."""
         return environment(self._library, self._folder / "machine")
 
+    @property
+    def pci_devices(self) -> Path:
+        """Where the machine's PCI devices are listed."""
+        return self._pci.devices
+
     def plug(self) -> None:
         """Let driver and runtime see the machine as it is now."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._pci.below_switches([bus_id(position) for position in range(len(self.file.order))], self._switches)
         devices = self._folder / DEVICE_LIST
         unfinished = devices.with_name(f".{DEVICE_LIST}")
         unfinished.write_text(nvidia.device_list(nvidia.cdi_devices(self.file.facts)))

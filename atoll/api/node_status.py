@@ -130,6 +130,13 @@ class Device(Model):
     ] = 0.0
 
 
+class Nic(Model):
+    """One network adapter, and its PCIe relation to each device in the order of `devices`."""
+
+    name: Annotated[str, Field(description="as programs name it, such as mlx5_0", min_length=1, max_length=63)]
+    cells: Annotated[Row, Field(description="cells such as PIX or SYS, one per device")] = ()
+
+
 class Links(Model):
     """Link matrix in the order of `devices`, and what two machines of one matrix may differ in."""
 
@@ -148,6 +155,10 @@ class Links(Model):
     inter_socket_gbps: Annotated[
         float | None, Field(description="GB/s between the sockets", alias="interSocketGBps", ge=0)
     ] = None
+    nics: Annotated[
+        tuple[Nic, ...],
+        Field(max_length=64, json_schema_extra=list_map("name"), description="network adapters near the devices"),
+    ] = ()
 
 
 class Fabric(Model):

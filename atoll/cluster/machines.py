@@ -183,7 +183,14 @@ def _machine(links: Links, parents: tuple[str, ...], numa: tuple[int | None, ...
         pcie_generation=links.pcie_generation,
         inter_socket_gbps=links.inter_socket_gbps,
         vendor=vendor,
+        nics=_nic_rows(links, count=count),
     )
+
+
+def _nic_rows(links: Links, *, count: int) -> tuple[tuple[str, ...], ...] | None:
+    """Return one row of adapter cells per device; None where no adapter is told of."""
+    columns = [nic.cells for nic in links.nics if len(nic.cells) == count]
+    return tuple(zip(*columns, strict=True)) if columns else None
 
 
 def _with_instances(rows: tuple[tuple[str, ...], ...], parents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

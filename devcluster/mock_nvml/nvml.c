@@ -245,6 +245,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **out) {
     return NOT_FOUND;
 }
 
+int nvmlDeviceGetIndex(Handle *h, unsigned *out) { ENTER(h); *out = (unsigned)h->gpu; return h->mig ? UNSUPPORTED : OK; }
 TEXT(nvmlDeviceGetUUID, "uuid")
 TEXT(nvmlDeviceGetName, "name")
 TEXT(nvmlDeviceGetSerial, "serial")

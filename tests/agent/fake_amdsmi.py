@@ -34,6 +34,7 @@ class FakeAmdSmi:
     profile: Profile
     broken: dict[str, set[int]] = field(default_factory=dict)
     pids: dict[int, list[int]] = field(default_factory=dict)
+    ecc: dict[int, int] = field(default_factory=dict)
     AmdSmiException = AmdSmiException
     AmdSmiMemoryType = AmdSmiMemoryType
 
@@ -67,7 +68,10 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "amdsmi_get_gpu_memory_total": lambda smi, at, kind: smi.profile.memory_bytes,
     "amdsmi_get_gpu_device_bdf": lambda smi, at: f"0000:{at + 1:02x}:00.0",
     "amdsmi_topo_get_numa_node_number": lambda smi, at: smi.profile.machine.numa[at],
-    "amdsmi_get_gpu_total_ecc_count": lambda smi, at: {"correctable_count": 0, "uncorrectable_count": 0},
+    "amdsmi_get_gpu_total_ecc_count": lambda smi, at: {
+        "correctable_count": 0,
+        "uncorrectable_count": smi.ecc.get(at, 0),
+    },
     "amdsmi_get_gpu_process_list": lambda smi, at: [{"pid": pid} for pid in smi.pids.get(at, [])],
     "amdsmi_topo_get_link_type": lambda smi, first, second: {
         "hops": 1,

@@ -17,6 +17,8 @@ from devcluster.mock_nvml import MachineFile
 from topology.profiles import profile
 
 STEP_SECONDS = 0.5
+NOWHERE = Path("/nonexistent")
+"""Instead of the PCI tree of the machine that runs the tests."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -26,7 +28,7 @@ class Bench:
 
     path: Path
     machine: MachineFile
-    backend: NvmlBackend = field(default_factory=lambda: NvmlBackend(step_seconds=STEP_SECONDS))
+    backend: NvmlBackend = field(default_factory=lambda: NvmlBackend(step_seconds=STEP_SECONDS, pci_devices=NOWHERE))
     report: GpuNodeStatusReport | None = None
     boot_id: str = "b1"
     minute: int = 0

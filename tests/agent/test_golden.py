@@ -13,7 +13,7 @@ import pytest
 from agent.nvml import NvmlBackend
 from atoll.api.node_status import GpuNodeStatusReport, HealthState
 from devcluster.mock_nvml.sick import STORIES
-from tests.agent.real_bindings import Bench, machine_of
+from tests.agent.real_bindings import NOWHERE, Bench, machine_of
 from topology.model import machine as make_machine
 from topology.profiles import profile, profile_names
 
@@ -24,7 +24,7 @@ NVIDIA = [name for name in profile_names() if profile(name).machine.vendor == "n
 @pytest.fixture(scope="module")
 def shared(mock_environment: Path) -> Iterator[NvmlBackend]:
     """One worker for all machines: the library reads the file anew at every call."""
-    backend = NvmlBackend()
+    backend = NvmlBackend(pci_devices=NOWHERE)
     yield backend
     backend.close()
 

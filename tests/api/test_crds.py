@@ -156,7 +156,8 @@ def test_what_has_no_structural_form_is_refused(model: type[Model]) -> None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    """`kubectl explain` has words for each field of each kind, at every depth; those of metadata are the server's."""
+    """`kubectl explain` has words for each field of each kind, at every depth. The API server describes metadata, and
+    refuses a definition that does."""
 
     def silent(schema: dict[str, Any], path: str) -> list[str]:
         found = []

@@ -144,4 +144,5 @@ def test_bandwidth_fields_keep_their_published_spelling() -> None:
         "nvswitch": False,
         "linkGBps": 25.0,
         "interSocketGBps": 20.8,
+        "nics": [],
     }

@@ -24,7 +24,7 @@ from atoll.cluster.health import XIDS, Action, Availability, action_of, judge
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import select
-from tests.builders import make_claim, make_pod, make_report
+from tests.builders import make_allocation, make_claim, make_pod, make_report
 
 T0, T1, T2 = (f"2026-01-01T00:0{minute}:00.000000Z" for minute in range(3))
 
@@ -162,6 +162,28 @@ def test_the_ledger_obeys_and_islands_shrink() -> None:
 
     assert chosen(ill, 7) == (0, 1, 3, 4, 5, 6, 7)
     assert isinstance(chosen(ill, 8), str)
+
+
+def test_a_gpu_that_falls_ill_under_its_pod_frees_nothing() -> None:
+    """F3: a pod holds all eight and two of them fall ill: nothing is free, neither six nor less than nothing; when the
+    pod is gone six are; when the two are well again, all."""
+    holder = make_pod(uid="u1", node="n1", allocation=make_allocation("n1", *range(8)))
+    sick = {number: {"incidents": [incident(code=79).to_json()]} for number in (2, 5)}
+    ledger = Ledger()
+    ledger.put_report(make_report("n1", "dgx-h100"))
+    ledger.put_pod(holder)
+
+    ledger.put_report(make_report("n1", "dgx-h100", devices=sick))
+    assert to_be_had(ledger) == 0
+    ledger.drop_pod(holder.metadata.uid)
+    assert to_be_had(ledger) == 0b11011011
+    ledger.put_report(make_report("n1", "dgx-h100"))
+    assert to_be_had(ledger) == 0b11111111
+
+
+def to_be_had(ledger: Ledger) -> int:
+    """Mask of the devices of n1 that are free and may be given out."""
+    return ledger.free("n1", now_seconds=0) & ledger.nodes["n1"].usable
 
 
 @pytest.mark.parametrize("state", [1, 2])

@@ -24,6 +24,8 @@ HOPPER = NodeSpec("hopper", profile="dgx-h100", nvidia=NvidiaRuntime.HANDLER)
 AMPERE = NodeSpec("ampere", profile="hgx-a100-4-redstone", nvidia=NvidiaRuntime.DEFAULT)
 ORDERS = {"hopper": (3, 0, 6, 1, 7, 4, 2, 5), "ampere": (1, 0, 3, 2)}
 """NVML index -> position; on machines where index, minor number and id agree, taking one for another would pass."""
+SWITCHES = {"hopper": ((0, 2), (1, 3), (4, 7), (5, 6))}
+"""Positions of the GPUs that share a PCIe switch and a network adapter."""
 SPLIT_GPU = 0
 """NVML index of ampere's GPU that is split."""
 INSTANCES = (("3g.20gb", 19_968), ("3g.20gb", 19_968))
@@ -52,7 +54,13 @@ class MachineRoom:
         """Start the nodes, plug their GPUs in and install Atoll."""
         with Cluster.start(f"room-{uuid4().hex[:6]}", nodes=(HOPPER, AMPERE), scheduler=False) as cluster:
             machines = {
-                node.name: GpuMachine(node.gpu_folder, node.profile, seed=node.name, order=ORDERS[node.name])
+                node.name: GpuMachine(
+                    node.gpu_folder,
+                    node.profile,
+                    seed=node.name,
+                    order=ORDERS[node.name],
+                    switches=SWITCHES.get(node.name, ()),
+                )
                 for node in cluster.nodes
             }
             machines["ampere"].file.split(SPLIT_GPU, *INSTANCES)

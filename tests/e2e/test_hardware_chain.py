@@ -17,6 +17,7 @@ from tests.e2e.machine_room import (
     HOPPER,
     INSTANCES,
     SPLIT_GPU,
+    SWITCHES,
     MachineRoom,
     device_nodes,
     looking_container,
@@ -60,7 +61,7 @@ def container_id(world: World, name: str) -> str:
 
 
 def test_the_report_is_what_the_drivers_library_tells(machine_room: MachineRoom, room_world: World) -> None:
-    """Uuid, index, minor number and links of every GPU; the counts on the Node follow from them."""
+    """Uuid, index, minor number, links and nearest adapter of every GPU; the counts on the Node follow from them."""
     for node, machine in machine_room.machines.items():
         whole = {one["index"]: one for one in devices(room_world, node) if not is_instance(one)}
         told = {index: machine.file.facts[f"gpu.{index}.uuid"] for index in range(len(machine.file.order))}
@@ -70,9 +71,27 @@ def test_the_report_is_what_the_drivers_library_tells(machine_room: MachineRoom,
     links = room_world.report("hopper")["status"]["links"]
     assert links["nvswitch"] is True
     assert {one["island"] for one in devices(room_world, "hopper")} == {"nvlink-group-0"}
+    assert adapters(room_world, "hopper") == {frozenset(group) for group in SWITCHES["hopper"]}
     room_world.wait(lambda: allocatable(room_world, "hopper", names.GPU_RESOURCE) == 8, "hopper's count")
     room_world.wait(lambda: allocatable(room_world, "ampere", names.GPU_RESOURCE) == 3, "ampere's count of whole GPUs")
     room_world.wait(lambda: allocatable(room_world, "ampere", MIG_RESOURCE) == len(INSTANCES), "the count of instances")
+
+
+def adapters(world: World, node: str) -> set[frozenset[int]]:
+    """Return the minor numbers of the GPUs below each network adapter's switch; minor numbers follow the slots here."""
+    minors = [one["minor"] for one in devices(world, node)]
+    nics = world.report(node)["status"]["links"]["nics"]
+    return {frozenset(minors[at] for at, cell in enumerate(nic["cells"]) if cell == "PIX") for nic in nics}
+
+
+def test_a_pair_of_gpus_shares_an_adapter_where_all_else_is_equal(room_world: World) -> None:
+    """Behind switches every pair is equal by NVLink: a pod of two gets GPUs below one PCIe switch."""
+    room_world.claim("two", 2, models=["nvidia-h100"])
+    room_world.create(looking_pod(room_world, "pair", "two"))
+    room_world.wait_running("pair")
+    found = frozenset(int(node.removeprefix("nvidia")) for node in device_nodes(room_world, "pair"))
+
+    assert found in adapters(room_world, "hopper")
 
 
 def test_claims_of_a_mig_profile_get_an_instance_each_by_uuid(machine_room: MachineRoom, room_world: World) -> None:

@@ -1,0 +1,62 @@
+"""A machine's PCI tree, played: folders as the kernel shows them below /sys, with the bridges above each device.
+
+In: devices by their path from the host bridge. Out: a folder that stands for /sys/bus/pci/devices. What the agent reads
+of it is which network adapters are near to which GPUs; no library of a GPU's vendor tells that.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+GPU_CLASS = "0x030200"
+ETHERNET_CLASS = "0x020000"
+INFINIBAND_CLASS = "0x020700"
+
+
+class PciTree:
+    """`devices` is what stands for /sys/bus/pci/devices."""
+
+    def __init__(self, folder: Path) -> None:
+        """Play a tree in a folder, which may hold one already."""
+        self._folder = folder
+        self.devices = folder / "bus" / "pci" / "devices"
+        self.devices.mkdir(parents=True, exist_ok=True)
+
+    def plug(
+        self,
+        *path: str,
+        kind: str = GPU_CLASS,
+        numa: int = 0,
+        rdma: str = "",
+        network: str = "",
+        function_of: str = "",
+        driver: str = "nvidia",
+    ) -> None:
+        """Add a device by its path: host bridge, bridges, device. rdma, network: its names as an adapter; function_of:
+        the adapter whose virtual function it is; driver: that of the kernel which drives it."""
+        place = self._folder / "devices" / "/".join(path)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "class").write_text(f"{kind}\n")
+        (place / "numa_node").write_text(f"{numa}\n")
+        for group, name in (("infiniband", rdma), ("net", network)):
+            if name:
+                (place / group / name).mkdir(parents=True, exist_ok=True)
+        if function_of:
+            self._link(place / "physfn", self.devices / function_of)
+        if kind == GPU_CLASS:
+            self._link(place / "driver", self._folder / "bus" / "pci" / "drivers" / driver)
+        self._link(self.devices / path[-1], place)
+
+    def below_switches(self, bus_ids: Sequence[str], groups: Sequence[Sequence[int]]) -> None:
+        """Put the GPUs of each group below a PCIe switch of their own, with an RDMA adapter: mlx5_0, mlx5_1, ..."""
+        for number, group in enumerate(groups):
+            domain = f"{number + 1:04x}"
+            switch = (f"pci{domain}:00", f"{domain}:00:01.0", f"{domain}:01:00.0")
+            for port, position in enumerate(group):
+                self.plug(*switch, f"{domain}:02:{port:02x}.0", bus_ids[position].removeprefix("0000"))
+            adapter = (f"{domain}:02:{len(group):02x}.0", f"{domain}:f0:00.0")
+            self.plug(*switch, *adapter, kind=INFINIBAND_CLASS, rdma=f"mlx5_{number}")
+
+    @staticmethod
+    def _link(link: Path, target: Path) -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
