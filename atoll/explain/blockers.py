@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import Final
 
 from atoll.cluster import host_fit, pods
-from atoll.cluster.keeping import Kept
 from atoll.cluster.holds import Source
+from atoll.cluster.keeping import Kept
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices, Shape, cell_of
 from atoll.cluster.objects import Pod
