@@ -75,7 +75,7 @@ class Explanation:
 REMEDIES: Final = {
     names.REJECT_CLAIM_MISSING: "create the GpuClaim that annotation gpu.scheduling/claim names",
     names.REJECT_CLAIM_REPLACED: "create the pod anew: it was made for a GpuClaim that is gone",
-    names.REJECT_GANG: "ask `atoll explain gang/NAME`: its members start together or not at all",
+    names.REJECT_GANG: "look at its gang, `kubectl describe gpugang`: its members start together or not at all",
     names.REJECT_COUNT_MISMATCH: "make the containers' gpu.scheduling/gpu add up to the claim's count, and create the "
     "pod anew",
     names.REJECT_ANNOTATIONS: "take large annotations off the pod",

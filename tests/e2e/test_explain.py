@@ -68,9 +68,13 @@ def test_explanation_is_the_schedulers_and_its_proposal_comes_true(world: World)
 
 
 def test_simulation_predicts_what_then_happens(world: World, tmp_path: Path) -> None:
-    """Pod after pod: the node and the devices that were foretold, when nothing else changes meanwhile."""
-    world.claim("pair", 2)
-    world.claim("trio", 3, policy="island")
+    """Pod after pod: the node and the devices that were foretold, when nothing else changes meanwhile.
+
+    The claims name a model: what the extender remembers of pods long gone stands in no object, and may decide between
+    machines that are equally good otherwise.
+    """
+    world.claim("pair", 2, models=["nvidia-h100"])
+    world.claim("trio", 3, policy="island", models=["nvidia-h100"])
     for name, claim in (("a", "trio"), ("b", "pair"), ("c", "pair"), ("d", "trio")):
         body = world.pod_body(name, claim)
         (tmp_path / "pod.yaml").write_text(yaml.safe_dump(body))

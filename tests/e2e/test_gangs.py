@@ -76,6 +76,16 @@ class Yard:
             lambda: self.reason(name, kind) in reasons, f"gang {name} to say {' or '.join(reasons)} in {kind}"
         )
 
+    def wait_evicted(self, name: str, words: str) -> None:
+        """Wait for the event of an eviction that says so: the condition is over as soon as the gang may come back."""
+        self.world.wait(
+            lambda: any(
+                event["reason"] == names.REASON_GANG_EVICTED and words in event["note"]
+                for event in self.world.events(name)
+            ),
+            f"gang {name} to be evicted with the words {words!r}",
+        )
+
     def phases(self, gang: str) -> list[str]:
         """Return the phases of a gang's pods."""
         found = [pod for pod in self.world.pods() if pod["metadata"].get("annotations", {}).get(names.GANG) == gang]
@@ -159,7 +169,7 @@ def test_a_job_that_is_not_ready_in_time_is_requeued_without_losing_tries(yard: 
     world.cluster.api.request("POST", path, body)
 
     yard.wait_running("train", 2)
-    yard.wait_reason("train", "PodsReadyTimeout", kind=names.CONDITION_EVICTED)
+    yard.wait_evicted("train", "not ready in time")
     world.wait(lambda: yard.leases("train") == 0, "the evicted gang to hold nothing")
     (world.locks / f"ready-{world.namespace}").touch()
     yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
@@ -333,7 +343,7 @@ def test_a_gang_below_goes_whole_for_one_above_it_and_comes_back(yard: Yard) -> 
     yard.member("high", 0, "four", priorityClassName=HIGH)
     yard.wait_running("high", 1)
 
-    assert yard.reason("low", names.CONDITION_EVICTED) == "Preempted"
+    yard.wait_evicted("low", f"gives way to gang {world.namespace}/high")
     world.wait(lambda: yard.leases("low") == 0, "the gang below to hold nothing")
     assert yard.leases("high") == 4
     world.wait(lambda: not is_suspended(yard, "low"), "its Job to be resumed")
@@ -356,8 +366,7 @@ def test_a_gang_that_does_not_recover_in_time_is_evicted_and_comes_back(yard: Ya
     yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
 
     flag.unlink()
-    yard.wait_reason("train", "PodsReadyTimeout", kind=names.CONDITION_EVICTED)
-    assert "recovered" in yard.condition("train", names.CONDITION_EVICTED)["message"]
+    yard.wait_evicted("train", "not recovered in time")
     flag.touch()
     world.wait(lambda: yard.status("train").get("admissions", 0) >= 2, "a second admission")
     yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)

@@ -72,11 +72,16 @@ def test_fifty_pods_share_nothing_and_leave_no_gpu_idle(world: World) -> None:
     world.check_audit()
 
 
+def reasons(note: str) -> list[str]:
+    """Return the reasons of one event, each behind the number of nodes that have it."""
+    return note.partition(": ")[2].partition("; ")[0].split(", ")
+
+
 def told_reasons(world: World) -> list[str]:
-    """Return the reasons that events give to waiting pods: `N GPUs asked, ...: 3 REASON, 1 REASON`."""
+    """Return the reasons that events give to waiting pods: `N GPUs asked, ...: 3 REASON, 1 REASON; what to do next`."""
     path = f"/apis/events.k8s.io/v1/namespaces/{world.namespace}/events"
     events = [event for event in world.cluster.api.get(path)["items"] if event["reason"] == names.REASON_WAITING]
-    missing = [entry for event in events for entry in event["note"].partition(": ")[2].split(", ")]
+    missing = [entry for event in events for entry in reasons(event["note"])]
     return [entry.partition(" ")[2] for entry in missing]
 
 
