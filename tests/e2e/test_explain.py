@@ -75,7 +75,7 @@ def test_simulation_predicts_what_then_happens(world: World, tmp_path: Path) -> 
     """
     world.claim("pair", 2, models=["nvidia-h100"])
     world.claim("trio", 3, policy="island", models=["nvidia-h100"])
-    for name, claim in (("a", "trio"), ("b", "pair"), ("c", "pair"), ("d", "trio")):
+    for name, claim in (("a", "trio"), ("b", "pair"), ("c", "pair")):
         body = world.pod_body(name, claim)
         (tmp_path / "pod.yaml").write_text(yaml.safe_dump(body))
         options = ["--kubeconfig", str(world.cluster.kubeconfig), "-n", world.namespace, "-o", "json"]
