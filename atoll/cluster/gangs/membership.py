@@ -80,11 +80,17 @@ def has_gate(pod: Pod) -> bool:
 
 
 def stage_of(pod: Pod) -> Stage:
-    """Tell how far a pod has come. One whose containers all ended well counts as succeeded before its phase says so."""
-    if pods.is_terminal(pod):
-        return Stage.SUCCEEDED if pod.status.phase == "Succeeded" else Stage.FAILED
+    """Tell how far a pod has come. One whose containers all ended well counts as succeeded before its phase says so.
+
+    What is being deleted has not succeeded, whatever its phase: a program that is told to end, by an eviction or a
+    suspended owner, often ends with status 0. It is gone in a moment, and its successor has all of the work to do.
+    """
+    if pod.status.phase == "Failed":
+        return Stage.FAILED
     if pod.metadata.deletion_timestamp is not None:
         return Stage.ENDING
+    if pods.is_terminal(pod):
+        return Stage.SUCCEEDED
     if has_gate(pod):
         return Stage.GATED if len(pod.spec.scheduling_gates) == 1 else Stage.HELD_BACK
     if _has_just_succeeded(pod):

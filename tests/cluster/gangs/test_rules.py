@@ -218,6 +218,7 @@ def test_a_blocking_gang_blocks_until_it_is_ready() -> None:
         ({}, Stage.STARTING),
         ({"node": "n1"}, Stage.STARTING),
         ({"phase": "Succeeded"}, Stage.SUCCEEDED),
+        ({"phase": "Succeeded", "deleted": True}, Stage.ENDING),
         ({"phase": "Failed", "deleted": True}, Stage.FAILED),
     ],
 )
