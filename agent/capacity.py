@@ -18,7 +18,7 @@ from typing import Any
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatusReport
 from atoll.cluster.objects import Node, Pod
-from atoll.cluster.pods import container_count, device_counts, is_terminal
+from atoll.cluster.pods import container_count, device_count, is_terminal
 
 
 def offer(report: GpuNodeStatusReport) -> dict[str, int]:
@@ -52,7 +52,7 @@ def capacity_patch(node: Node, *, offered: Mapping[str, int], used: Mapping[str,
 
 def _request(pod: Pod, resource: str) -> int:
     """What the kubelet counts for a pod: its containers together, or its hungriest init container if that is more."""
-    together = sum(count for _, count in device_counts(pod, resource))
+    together = device_count(pod, resource)
     return max(together, *(container_count(container, resource) for container in pod.spec.init_containers), 0)
 
 

@@ -28,6 +28,7 @@ from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
 from atollctl.audit_memory import ExtenderAddress, read_memory
 from atollctl.audit_repair import CONTROLLERS, Outcome, repair
+from atollctl.options import ContextName, Kubeconfig
 
 PAUSE_SECONDS = 2.0
 STATUS_FINDINGS = 1
@@ -45,8 +46,8 @@ class Output(StrEnum):
 
 
 def audit_cluster(
-    kubeconfig: Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")] = None,
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
     output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
     *,
     extender: Annotated[

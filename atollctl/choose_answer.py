@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from atollctl.drawing import HEADING, REMARK, Line
 from atollctl.topo_source import InputError, Source
-from topology.asks import Ask, Interconnect, Policy
+from topology.asks import Ask, Interconnect, Policy, gpus
 from topology.choice import Choice, Refusal, choose, would_ever_fit
 from topology.errors import AskError
 from topology.model import DEVICES_MAX, mask_of
@@ -139,9 +139,8 @@ def _reasons(source: Source, ask: Ask, chosen: Choice, best: Choice, *, required
 
 
 def _refused(source: Source, ask: Ask, refusal: Refusal, *, free: tuple[int, ...], required: tuple[int, ...]) -> str:
-    asked = f"{ask.count} GPUs" if ask.count > 1 else "1 GPU"
     holding = f" with {_gpus(required)}" if required else ""
-    facts = f"{refusal.reason}: asked for {asked}{holding}, {len(free)} of {source.machine.count} free"
+    facts = f"{refusal.reason}: asked for {gpus(ask.count)}{holding}, {len(free)} of {source.machine.count} free"
     if would_ever_fit(source.machine, ask) is not None:
         return f"{facts}; it would not fit the empty machine either"
     best = choose(source.machine, source.machine.full, ask)

@@ -27,8 +27,6 @@ from atoll.kube.errors import KubeError
 STATUS_WAITS = 1
 STATUS_UNREACHABLE = 2
 
-Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")]
-ContextName = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the pod or claim.")]
 SnapshotFile = Annotated[
     Path | None, typer.Option("--snapshot", help="Answer from this file of `atoll snapshot` instead of a cluster.")

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atollctl.cluster_source import (
-    STATUS_UNREACHABLE,
-    STATUS_WAITS,
-    ContextName,
-    Kubeconfig,
-    Namespace,
-    SnapshotFile,
-    read_cluster,
-)
+from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
+from atollctl.options import ContextName, Kubeconfig
 
 if TYPE_CHECKING:
     from atoll.cluster.objects import Pod

@@ -21,6 +21,7 @@ from atoll.cluster.health import judge
 from atoll.kube import patches, paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import Conflict, KubeError, NotFound
+from atollctl.options import ContextName, Kubeconfig
 
 ATTEMPTS_MAX = 5
 STATUS_REFUSED = 2
@@ -31,8 +32,6 @@ Target = Annotated[
     str, typer.Argument(metavar="NODE/ID", help="Node, and the GPU's id there as `atoll topo` shows it.")
 ]
 Reason = Annotated[str, typer.Option(help="Why, for whoever looks at it later.")]
-Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")]
-ContextName = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
 
 Change = Callable[[GpuNodeStatusSpec, Device], GpuNodeStatusSpec]
 

@@ -12,16 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atollctl.cluster_source import (
-    STATUS_UNREACHABLE,
-    STATUS_WAITS,
-    ContextName,
-    Kubeconfig,
-    Namespace,
-    SnapshotFile,
-    read_cluster,
-)
+from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
 from atollctl.explain import Output
+from atollctl.options import ContextName, Kubeconfig
 
 if TYPE_CHECKING:
     from atoll.explain.simulation import Outcome, Simulation

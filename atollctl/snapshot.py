@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from atollctl.cluster_source import STATUS_UNREACHABLE, ContextName, Kubeconfig, SnapshotFile, read_cluster
+from atollctl.cluster_source import STATUS_UNREACHABLE, SnapshotFile, read_cluster
+from atollctl.options import ContextName, Kubeconfig
 
 
 def save_snapshot(

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from atollctl.options import ContextName, Kubeconfig
+
 STATUS_BAD_INPUT = 2
 
 FromFile = Annotated[Path | None, typer.Option("--from", help="Saved `nvidia-smi topo -m`; - reads standard input.")]
@@ -32,8 +34,8 @@ def show_topology(
     from_file: FromFile = None,
     profile_name: ProfileName = None,
     model: Model = "",
-    kubeconfig: Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")] = None,
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
     output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TABLE,
 ) -> None:
     """Draw a machine's islands and links."""

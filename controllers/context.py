@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.cluster.leases import LeaseRecord
+from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod
 from atoll.kube.events import EventType, ObjectReference
 from atoll.kube.microtime import format_microtime
@@ -55,9 +55,9 @@ def pod_reference(pod: Pod) -> ObjectReference:
     return ObjectReference("v1", "Pod", metadata.name, metadata.namespace, metadata.uid)
 
 
-def holder_reference(record: LeaseRecord) -> ObjectReference:
-    """Return the reference of the pod that holds a Lease, as the Lease names it."""
-    return ObjectReference("v1", "Pod", record.holder.name, record.holder.namespace, record.holder.uid)
+def holder_reference(holder: Holder) -> ObjectReference:
+    """Return the reference of a pod that holds a Lease, as the Lease names it."""
+    return ObjectReference("v1", "Pod", holder.name, holder.namespace, holder.uid)
 
 
 def node_reference(node: str) -> ObjectReference:

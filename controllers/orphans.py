@@ -143,7 +143,7 @@ class OrphanReconciler:
             self._context.metrics.orphans.labels(outcome).inc()
             log.info("Deleted an orphan Lease", lease=record.lease_name, holder=str(record.holder), outcome=outcome)
             self._context.events.record(
-                holder_reference(record),
+                holder_reference(record.holder),
                 reason=names.REASON_ORPHAN_LEASE,
                 note=f"reservation of GPU {record.device_id} on node {record.node} ended: the pod was not bound to it",
                 action="Release",

@@ -22,9 +22,8 @@ from atoll.cluster.repairs import LackingLease, required_leases
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import AlreadyExists
-from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import Kind
-from controllers.context import Context, pod_reference
+from controllers.context import Context, holder_reference, pod_reference
 from controllers.lease_writes import read_lease
 from controllers.lookups import look_up
 
@@ -108,7 +107,7 @@ class RepairReconciler:
         self._context.metrics.leases_recreated.inc()
         log.warning("Wrote a missing Lease again", lease=lease.name, pod=str(lease.holder))
         self._context.events.record(
-            ObjectReference("v1", "Pod", holder.name, holder.namespace, holder.uid),
+            holder_reference(holder),
             reason=names.REASON_LEASE_RECREATED,
             note=f"the Lease {lease.name} of a GPU that this pod uses was missing; it was written again",
             action="Repair",

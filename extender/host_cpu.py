@@ -59,7 +59,7 @@ class HostCpu:
                 self._tell(place[0])
 
     def _count(self, pod: Pod) -> None:
-        gpus = sum(count for _, count in pods.device_counts(pod))
+        gpus = pods.device_count(pod)
         if gpus > 0:
             self._fleet.count_ask(gpus, needs(pod).get("cpu", 0))
 

@@ -13,6 +13,11 @@ from topology.errors import AskError
 from topology.model import DEVICES_MAX
 
 
+def gpus(count: int) -> str:
+    """Return a count in words: 1 GPU, 3 GPUs."""
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
 class Policy(StrEnum):
     """How the devices of a set should lie to each other."""
 

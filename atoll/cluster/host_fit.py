@@ -26,6 +26,7 @@ from atoll.cluster.objects import (
     Toleration,
 )
 from atoll.cluster.pod_fit import NEIGHBOURS, Neighbours
+from atoll.cluster.pods import is_terminal
 from atoll.cluster.quantities import parse_amount
 
 NOT_READY: Final = "not ready"
@@ -46,7 +47,6 @@ _ZONE_LABELS: Final = (
     "failure-domain.beta.kubernetes.io/region",
 )
 _ZONE_SEPARATOR: Final = "__"
-_TERMINAL: Final = ("Succeeded", "Failed")
 _DISLIKED: Final = 1000
 """One PreferNoSchedule taint outweighs every preferred affinity (100 at most each) that a pod sensibly has."""
 
@@ -170,7 +170,7 @@ def free(node: Node, pods: Iterable[Pod]) -> dict[str, int]:
     """Return what is left on a node beside its pods; those that have ended do not count, those that are ending do."""
     left = _amounts(node.status.allocatable)
     for pod in pods:
-        if pod.status.phase not in _TERMINAL:
+        if not is_terminal(pod):
             for resource, amount in needs(pod).items():
                 left[resource] = left.get(resource, 0) - amount
     return left
@@ -193,7 +193,7 @@ def ports_clash(pod: Pod, others: Iterable[Pod]) -> bool:
     return bool(wanted) and any(
         protocol == taken_protocol and port == taken_port and (address == taken or "0.0.0.0" in (address, taken))  # noqa: S104
         for other in others
-        if other.status.phase not in _TERMINAL
+        if not is_terminal(other)
         for taken_protocol, taken, taken_port in host_ports(other)
         for protocol, address, port in wanted
     )

@@ -245,7 +245,7 @@ class Ledger:
         return self._demand
 
     def _note_size(self, pod: Pod) -> None:
-        count = sum(count for _, count in pods.device_counts(pod))
+        count = pods.device_count(pod)
         if 0 < count <= DEVICES_MAX:
             self._sizes = self._sizes.observed(count)
             self._demand = None

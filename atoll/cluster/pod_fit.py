@@ -11,9 +11,9 @@ from typing import Final
 
 from atoll.cluster.labels import selects
 from atoll.cluster.objects import LabelSelector, Node, Pod, PodAffinityTerm, Requirement
+from atoll.cluster.pods import is_terminal
 
 NEIGHBOURS: Final = "pod affinity"
-_TERMINAL: Final = ("Succeeded", "Failed")
 Domain = tuple[str, str]
 NamespaceLabels = Mapping[str, Mapping[str, str]]
 
@@ -68,6 +68,11 @@ def affinity_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:
     return pro.required_during_scheduling_ignored_during_execution if pro is not None else ()
 
 
+def minds_neighbours(pod: Pod) -> bool:
+    """Tell whether the pod requires to be near other pods, or away from them."""
+    return bool(anti_terms(pod) or affinity_terms(pod))
+
+
 def own_limits(pod: Pod) -> tuple[str, ...]:
     """Return the node labels of which each value may hold one member of the pod's own kind."""
     terms = (term for term in anti_terms(pod) if term_matches(term, of=pod, other=pod, labels={}))
@@ -108,7 +113,7 @@ def _narrowed(term: PodAffinityTerm, of: Pod) -> LabelSelector:
 def _running(nodes: Sequence[Node], pods_by_node: Mapping[str, Sequence[Pod]]) -> Iterator[tuple[Node, Pod]]:
     for node in nodes:
         for pod in pods_by_node.get(node.metadata.name, ()):
-            if pod.status.phase not in _TERMINAL:
+            if not is_terminal(pod):
                 yield node, pod
 
 

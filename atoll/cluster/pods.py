@@ -56,6 +56,11 @@ def device_counts(pod: Pod, resource: str = names.GPU_RESOURCE) -> tuple[tuple[s
     return tuple((name, count) for name, count in counted if count > 0)
 
 
+def device_count(pod: Pod, resource: str = names.GPU_RESOURCE) -> int:
+    """Return how many devices the containers ask for together."""
+    return sum(count for _, count in device_counts(pod, resource))
+
+
 def has_own_counts(pod: Pod, resource: str = names.GPU_RESOURCE) -> bool:
     """Tell whether the containers asked for devices themselves, so that each sees its own part and the others none.
 

@@ -21,6 +21,7 @@ from atoll.cluster.objects import Node, Pod, Taint, Toleration
 from atoll.cluster.prospects import fits_none
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate, select
+from topology.asks import gpus
 from topology.demand import PRIOR, Demand
 
 PATIENCE_SECONDS = 4.0
@@ -244,13 +245,12 @@ def missing_for(pod: Pod, request: Request, rooms: Sequence[Room]) -> tuple[tupl
 def waiting_note(pod: Pod, request: Request, rooms: Sequence[Room]) -> str:
     """Return the event of a waiting pod: what is missing, whether it is busy or never fits, and what to do next."""
     missing = ", ".join(f"{count} {reason}" for reason, count in missing_for(pod, request, rooms)) or "no report"
-    asked = "1 GPU" if request.ask.count == 1 else f"{request.ask.count} GPUs"
     if rooms and fits_none((room.devices for room in rooms), request):
         verdict = f"fits no machine of the {len(rooms)} here, not even an empty one"
     else:
         verdict = f"no node of {len(rooms)} can give them now"
     next_step = f"`atoll explain pod/{pod.metadata.name} -n {pod.metadata.namespace}` says what would help"
-    return f"{asked} asked, {verdict}: {missing}; {next_step}"
+    return f"{gpus(request.ask.count)} asked, {verdict}: {missing}; {next_step}"
 
 
 def _rank(entry: tuple[Pod, Request]) -> tuple[int, str, str]:

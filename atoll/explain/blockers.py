@@ -183,13 +183,13 @@ def price(scene: Scene, uid: str) -> Price:
     gone = scene.by_uid.get(uid)
     if gone is None:
         return 0, 0, uid
-    gpus = sum(count for _, count in pods.device_counts(gone))
+    gpus = pods.device_count(gone)
     return gone.spec.priority, gpus, f"{gone.metadata.namespace}/{gone.metadata.name}"
 
 
 def _given(pod: Pod | None, resources: tuple[str, ...]) -> tuple[int, ...]:
     """Return how much of each resource the end of a pod frees; one that has ended frees nothing more."""
-    if not resources or pod is None or pod.status.phase in ("Succeeded", "Failed"):
+    if not resources or pod is None or pods.is_terminal(pod):
         return (0,) * len(resources)
     needed = host_fit.needs(pod)
     return tuple(needed.get(resource, 0) for resource in resources)

@@ -35,6 +35,10 @@ class Scene:
     has_neighbour_rules: bool
     _left: dict[str, dict[str, int]] = field(default_factory=dict)
 
+    def minds_neighbours(self, pod: Pod) -> bool:
+        """Tell whether pods of other nodes can matter to the pod: by a rule of its own, or of one that is here."""
+        return self.has_neighbour_rules or pod_fit.minds_neighbours(pod)
+
     def left(self, node: str) -> dict[str, int]:
         """Return what a node has left of counted resources."""
         found = self._left.get(node)
@@ -66,7 +70,7 @@ class Decision:
 
 def scene_of(snapshot: ClusterSnapshot) -> Scene:
     """Make a snapshot ready."""
-    has_rules = any(pod_fit.anti_terms(pod) or pod_fit.affinity_terms(pod) for pod in snapshot.pods)
+    has_rules = any(map(pod_fit.minds_neighbours, snapshot.pods))
     scene = Scene(
         snapshot=snapshot,
         ledger=ledger_of(snapshot),
@@ -87,7 +91,7 @@ def _tell_cpu(scene: Scene) -> None:
             free = scene.left(name).get("cpu", 0)
             scene.ledger.fleet.put_cpu(name, free_milli=free, allocatable_milli=allocatable)
     for pod in scene.ledger.pods.values():
-        gpus = sum(count for _, count in pods.device_counts(pod))
+        gpus = pods.device_count(pod)
         if gpus:
             scene.ledger.fleet.count_ask(gpus, host_fit.needs(pod).get("cpu", 0))
 
@@ -147,7 +151,7 @@ def is_full(scene: Scene, pod: Pod, node: str) -> bool:
 
 def _refused(scene: Scene, pod: Pod, node_names: Sequence[str]) -> dict[str, str]:
     """Other nodes matter only for rules about neighbours; without any, only these nodes are looked at."""
-    has_rules = scene.has_neighbour_rules or pod_fit.anti_terms(pod) or pod_fit.affinity_terms(pod)
+    has_rules = scene.minds_neighbours(pod)
     nodes = list(scene.nodes.values()) if has_rules else [scene.nodes[name] for name in node_names]
     on_nodes = scene.pods_by_node if has_rules or host_fit.host_ports(pod) else {}
     refused = host_fit.excluded_nodes(pod, nodes, on_nodes)

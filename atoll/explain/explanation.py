@@ -17,6 +17,7 @@ from atoll.cluster.requests import Rejection, Request
 from atoll.explain.decision import Decision, Scene, decide
 from atoll.explain.nodes import NodeAnswer, Standing, answers, wish
 from atoll.explain.proposals import Help, find_help
+from topology.asks import gpus
 
 HEADLINE_LENGTH_MAX: Final = 900
 """An event's note may have 1024 characters."""
@@ -139,8 +140,7 @@ def headline(request: Request, state: State, groups: Sequence[Group]) -> str:
     for group in groups:
         reasons[", ".join(dict.fromkeys((group.reason, *group.others)))] += len(group.nodes)
     told = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda e: (-e[1], e[0])))
-    gpus = "1 GPU" if request.ask.count == 1 else f"{request.ask.count} GPUs"
-    text = f"{gpus} asked: {SENTENCES[state]}. Of {count} nodes: {told or 'none'}"
+    text = f"{gpus(request.ask.count)} asked: {SENTENCES[state]}. Of {count} nodes: {told or 'none'}"
     return text if len(text) <= HEADLINE_LENGTH_MAX else text[: HEADLINE_LENGTH_MAX - 3] + "..."
 
 

@@ -18,6 +18,7 @@ from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import position_masks
 from atoll.explain.decision import Decision, Scene, judge
 from atoll.explain.snapshot import NOW_SECONDS
+from topology.asks import gpus
 from topology.islands import islands
 
 GPUS_COUNTED: Final = "kube-scheduler counts too few free GPUs"
@@ -154,10 +155,10 @@ def _free_text(parts: Sequence[IslandState]) -> str:
     total = sum(map(len, free))
     if total == 0:
         return "no GPU free"
-    gpus = "1 GPU free" if total == 1 else f"{total} GPUs free"
+    told = f"{gpus(total)} free"
     if len(free) == 1:
-        return f"{gpus}: {_ids(free[0])}"
-    return f"{gpus}, on {len(free)} islands: " + " | ".join(_ids(ids) for ids in free)
+        return f"{told}: {_ids(free[0])}"
+    return f"{told}, on {len(free)} islands: " + " | ".join(_ids(ids) for ids in free)
 
 
 def _machine_text(devices: NodeDevices) -> str:

@@ -21,7 +21,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster import host_fit, pod_fit, pods
+from atoll.cluster import host_fit, pods
 from atoll.cluster.health import Availability
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import cell_of, node_devices
@@ -115,7 +115,7 @@ def _verified(hunt: _Hunt, kind: Kind, change: Change, node: str, cost: tuple[An
     """Decide again on what the change leaves of this node; yield the proposal if the pod fits there."""
     after = changed(hunt.case, change)
     small = after.snapshot.around(node, holder_uid=after.pod.metadata.uid)
-    if not _minds_neighbours(hunt.scene, after.pod):
+    if not hunt.scene.minds_neighbours(after.pod):
         small = replace(
             small,
             nodes=tuple(one for one in small.nodes if one.metadata.name == node),
@@ -135,10 +135,6 @@ def _proposal(
     assert report.status is not None
     ids = tuple(report.status.devices[position].id for position in best.choice.positions)
     return Proposal(kind, change, best.node, ids, cost)
-
-
-def _minds_neighbours(scene: Scene, pod: Pod) -> bool:
-    return scene.has_neighbour_rules or bool(pod_fit.anti_terms(pod) or pod_fit.affinity_terms(pod))
 
 
 def _claim_change(hunt: _Hunt, kind: Kind, change: Change, cost: tuple[Any, ...]) -> Iterator[Proposal]:
