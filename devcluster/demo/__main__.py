@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from atoll.cluster.errors import MalformedValue
@@ -73,22 +74,26 @@ def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) 
 
 def _start_and_play(stage: Stage, name: str, *, keep: bool, scenes: Sequence[Scene]) -> str:
     """Return the summary. The cluster ends, unless it was to be kept and at most an expectation failed."""
-    is_left = False
-    with stage.step(f"control plane and four nodes: {', '.join(node.name for node in NODES)}") as report:
-        cluster = Cluster.start(name, nodes=NODES, scheduler=False, persistent=keep, report=report)
-    try:
-        summary = _play(stage, cluster, scenes)
-        is_left = keep
-    except ExpectationFailed as error:
-        is_left = keep
-        logs = cluster.layout.logs if keep else _save_logs(cluster)
-        end = f"; end the cluster with {ATOLL} dev down {name}" if keep else ""
-        raise ExpectationFailed(f"{error}; read {logs / error.process}.log{end}", process=error.process) from error
-    finally:
-        if not is_left:
-            with stage.step("everything is removed"):
-                cluster.stop()
+    with ExitStack() as owned:
+        with stage.step(f"control plane and four nodes: {', '.join(node.name for node in NODES)}") as report:
+            cluster = Cluster.start(name, nodes=NODES, scheduler=False, persistent=keep, report=report)
+            owned.callback(_remove, stage, cluster)
+        try:
+            summary = _play(stage, cluster, scenes)
+        except ExpectationFailed as error:
+            logs = cluster.layout.logs if keep else _save_logs(cluster)
+            end = f"; end the cluster with {ATOLL} dev down {name}" if keep else ""
+            if keep:
+                owned.pop_all()
+            raise ExpectationFailed(f"{error}; read {logs / error.process}.log{end}", process=error.process) from error
+        if keep:
+            owned.pop_all()
     return summary
+
+
+def _remove(stage: Stage, cluster: Cluster) -> None:
+    with stage.step("everything is removed"):
+        cluster.stop()
 
 
 def _play(stage: Stage, cluster: Cluster, scenes: Sequence[Scene]) -> str:

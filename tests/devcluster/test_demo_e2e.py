@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +34,29 @@ def take_a_lease_away(play):
     play.observer.cluster.kubectl("delete", "lease", "-n", "atoll-system", lease, f"--as={user}", check=True)
 
 sys.exit(perform(sys.argv[1], scenes=(run_examples, take_a_lease_away, check)))
+"""
+
+INTERRUPT = """
+import signal, sys
+from devcluster.cluster import Cluster
+from devcluster.demo.__main__ import main
+from devcluster.demo.stage import Stage
+
+name, moment = sys.argv[1:]
+wait, show = Cluster._wait, Stage._print
+
+def wait_or_interrupt(cluster, question, *, what, **options):
+    if (what, moment) == ("the API server", "while the API server comes up"):
+        signal.raise_signal(signal.SIGINT)
+    wait(cluster, question, what=what, **options)
+
+def show_and_interrupt(stage, markup):
+    show(stage, markup)
+    if "control plane and four nodes" in markup:
+        signal.raise_signal(signal.SIGINT)
+
+Cluster._wait, Stage._print = wait_or_interrupt, show_and_interrupt
+sys.exit(main(["--name", name]))
 """
 
 
@@ -86,16 +108,12 @@ def test_a_broken_promise_fails_the_demo(name: str, tmp_path: Path) -> None:
     assert not state.cluster_folder(name).exists()
 
 
-def test_interrupting_the_demo_leaves_nothing_behind(name: str) -> None:
-    """Ctrl-C ends the cluster and says so."""
-    command = [sys.executable, "-m", "devcluster.demo", "--name", name]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        seen = next((line for line in process.stdout if "control plane" in line), "")
-        process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-    assert seen, "the demo ended before its cluster was up"
-    assert process.returncode == 130
-    assert "nothing is left running" in rest
+@pytest.mark.parametrize("moment", ["while the API server comes up", "when the cluster has just come up"])
+def test_interrupting_the_demo_leaves_nothing_behind(name: str, moment: str) -> None:
+    """Ctrl-C ends the cluster and says so, also between its start and the first scene."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPT, name, moment], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "interrupted; nothing is left running" in done.stdout
     assert not state.cluster_folder(name).exists()
