@@ -21,15 +21,24 @@ settings.register_profile("search", max_examples=1000)
 settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parent.parent
+WITH_NODES = ("agent", "devcluster", "e2e")
+"""The folders whose end-to-end tests start real nodes."""
 E2E_SECONDS = 900
 """An end-to-end test's share may include the start of its cluster; the waits inside of it are bounded by themselves."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give end-to-end tests the time that a machine several times slower needs, where they name none themselves."""
+    """Give end-to-end tests the time that a machine several times slower needs, where they name none themselves.
+
+    `make test-e2e` runs them in two processes. Those that start nodes share one of them: ten kubelets use up the
+    inotify instances that Linux gives a user, and clusters of both processes at once would be more.
+    """
     for item in items:
-        if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(E2E_SECONDS))
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group("nodes" if item.path.parent.name in WITH_NODES else "plane"))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(E2E_SECONDS))
 
 
 @pytest.fixture(autouse=True)
