@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from atoll.api import names
+from atoll.kube.election import EXIT_STATUS_OVERRUN
 from devcluster.cluster import Cluster
 from devcluster.errors import DevclusterError
 from devcluster.machines import GpuMachine
@@ -130,9 +131,17 @@ class Installation:
         self.cluster.wait_exit(name)
 
     def kill(self, name: str) -> None:
-        """End a part with SIGKILL, as the kernel would when memory runs out."""
-        self.cluster.signal(name, "KILL")
-        self.cluster.wait_exit(name)
+        """End a part with SIGKILL, as the kernel would when memory runs out; one that has ended by itself stays so."""
+        if self.cluster.processes()[name].running:
+            self.cluster.signal(name, "KILL")
+            self.cluster.wait_exit(name)
+
+    def revive(self) -> None:
+        """Start again what ended by itself because it lost its term, as a Deployment would; returns at once."""
+        processes = self.cluster.processes()
+        for name in self.parts:
+            if name in processes and processes[name].exit_code == EXIT_STATUS_OVERRUN:
+                self.start(name, wait=False)
 
     def restart(self, name: str) -> None:
         """Kill a part and start it again; returns when it is ready."""

@@ -64,8 +64,8 @@ class Stage:
         self._print(f"[green]{self._yes}[/green] {escape(text)}")
 
     def broken(self, text: str) -> None:
-        """Say that something did not hold."""
-        self._print(f"[bold red]{self._no}[/bold red] {escape(text)}")
+        """Say that something did not hold, on one line however long: it may name a file to open."""
+        self._console.print(f"{' ' * _INDENT}[bold red]{self._no}[/bold red] {escape(text)}", soft_wrap=True)
 
     @contextmanager
     def step(self, text: str) -> Iterator[Callable[[str], None]]:

@@ -246,6 +246,14 @@ def test_without_a_terminal_everything_is_plain_lines(encoding: str, mark: str) 
     assert lines[-1] == "  export KUBECONFIG=/" + "x" * 300
 
 
+def test_what_is_broken_is_told_on_one_line() -> None:
+    """It may end with the name of a log, which a line break in the middle would make useless."""
+    buffer = io.StringIO()
+    Stage(Console(file=buffer, highlight=False)).broken("a promise is broken; read /" + "x" * 200 + ".log")
+
+    assert buffer.getvalue().splitlines() == ["  ✗ a promise is broken; read /" + "x" * 200 + ".log"]
+
+
 def test_where_real_nodes_cannot_run_one_sentence_says_the_way_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

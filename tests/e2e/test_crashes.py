@@ -69,8 +69,10 @@ class Storm:
             self.down.append(part)
 
     def start_all(self) -> None:
+        processes = self.world.cluster.processes()
         for part in self.down:
-            self.world.installation.start(part, wait=False)
+            if not processes[part].running:
+                self.world.installation.start(part, wait=False)
         self.world.installation.wait_ready(self.down)
         self.down.clear()
 

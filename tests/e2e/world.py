@@ -28,6 +28,8 @@ WAIT_SECONDS = 240.0
 """A bound for what should take seconds: slow machines reach it never, broken promises always."""
 AUDIT_SECONDS = 60.0
 PAUSE_SECONDS = 0.2
+REVIVAL_SECONDS = 10.0
+"""How soon a part is started again that a busy machine made lose its term."""
 CONTENTION = "contention"
 
 TELL = 'echo "CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER=$CUDA_DEVICE_ORDER"'
@@ -74,6 +76,7 @@ class World:
     @classmethod
     def enter(cls, installation: Installation, namespace: str) -> World:
         """Make the namespace and wait for its account."""
+        installation.revive()
         world = cls(installation, namespace)
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         world.cluster.api.request("POST", "/api/v1/namespaces", body)
@@ -257,12 +260,17 @@ class World:
 
     def wait(self, question: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS) -> T:
         """Return the first true answer; fail with `what` when none comes."""
-        deadline = time.monotonic() + seconds
+        started = time.monotonic()
+        revival = started + REVIVAL_SECONDS
         while True:
             answer = question()
             if answer:
                 return answer
-            assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+            now = time.monotonic()
+            assert now < started + seconds, f"waited {seconds:.0f} s for {what}"
+            if now > revival:
+                self.installation.revive()
+                revival = now + REVIVAL_SECONDS
             time.sleep(PAUSE_SECONDS)
 
     def wait_phase(self, name: str, *phases: str) -> dict[str, Any]:
