@@ -91,8 +91,9 @@ class Chaos:
         self._mends: list[tuple[float, Callable[[], None]]] = []
         self._broken: set[str] = set()
         self._created = 0
+        self._deck: list[Callable[[Chaos], bool]] = []
 
-    # Faults
+    # Faults: each tells whether it happened
 
     def _later(self, name: str, mend: Callable[[], None], seconds_max: float = PAUSE_SECONDS_MAX) -> None:
         self._broken.add(name)
@@ -108,61 +109,94 @@ class Chaos:
         parts = [name for name in self.world.installation.parts if name not in self._broken]
         return self.rng.choice(parts) if parts else ""
 
-    def kill_part(self) -> None:
+    def kill_part(self) -> bool:
         """SIGKILL to a part of Atoll."""
         if name := self._whole_part():
             self.world.installation.kill(name)
             self._later(name, lambda: self.world.installation.start(name, wait=False))
+        return bool(name)
 
-    def pause_part(self) -> None:
+    def pause_part(self) -> bool:
         """SIGSTOP to a part of Atoll: it goes on with what it believed."""
         if name := self._whole_part():
             self.cluster.signal(name, "STOP")
             self._later(name, lambda: self.cluster.signal(name, "CONT"))
+        return bool(name)
 
-    def kill_scheduler(self) -> None:
+    def kill_scheduler(self) -> bool:
         """SIGKILL to kube-scheduler."""
-        if "kube-scheduler" not in self._broken:
-            self.cluster.stop_scheduler()
-            self._later("kube-scheduler", lambda: None, 5.0)  # started again with whatever else has ended
+        if "kube-scheduler" in self._broken:
+            return False
+        self.cluster.stop_scheduler()
+        self._later("kube-scheduler", lambda: None, 5.0)  # started again with whatever else has ended
+        return True
 
-    def kill_api_server(self) -> None:
+    def kill_api_server(self) -> bool:
         """SIGKILL to the API server, which comes back."""
-        if not self._broken & {"kube-apiserver", "etcd"}:
-            self.cluster.signal("kube-apiserver", "KILL")
-            self.cluster.wait_exit("kube-apiserver")
-            self._later("kube-apiserver", self._start_api_server, 4.0)
+        if self._broken & {"kube-apiserver", "etcd"}:
+            return False
+        self.cluster.signal("kube-apiserver", "KILL")
+        self.cluster.wait_exit("kube-apiserver")
+        self._later("kube-apiserver", self._start_api_server, 4.0)
+        return True
 
-    def pause_etcd(self) -> None:
+    def pause_etcd(self) -> bool:
         """SIGSTOP to etcd: every write waits."""
-        if not self._broken & {"kube-apiserver", "etcd"}:
-            self.cluster.signal("etcd", "STOP")
-            self._later("etcd", lambda: self.cluster.signal("etcd", "CONT"), 6.0)
+        if self._broken & {"kube-apiserver", "etcd"}:
+            return False
+        self.cluster.signal("etcd", "STOP")
+        self._later("etcd", lambda: self.cluster.signal("etcd", "CONT"), 6.0)
+        return True
 
-    def cut_connections(self) -> None:
+    def cut_connections(self) -> bool:
         """Cut every watch and request of the central parts at once."""
         self.cluster.signal("relay", "KILL")
         self.cluster.wait_exit("relay")
         self.world.installation.start_relay()
+        return True
 
-    def pause_kubelet(self) -> None:
+    def _whole_kubelet(self) -> str:
+        nodes = [node.name for node in NODES if f"kubelet@{node.name}" not in self._broken]
+        return self.rng.choice(nodes) if nodes else ""
+
+    def pause_kubelet(self) -> bool:
         """A kubelet falls silent; its containers run on."""
-        name = f"kubelet@{self.rng.choice(NODES).name}"
-        if name not in self._broken:
+        if node := self._whole_kubelet():
+            name = f"kubelet@{node}"
             self.cluster.signal(name, "STOP")
             self._later(name, lambda: self.cluster.signal(name, "CONT"))
+        return bool(node)
 
-    def lose_kubelet(self) -> None:
+    def lose_kubelet(self) -> bool:
         """A kubelet dies; its containers run on until it is back."""
-        node = self.rng.choice(NODES).name
-        if f"kubelet@{node}" not in self._broken:
+        if node := self._whole_kubelet():
             self.cluster.signal(f"kubelet@{node}", "KILL")
             self._later(f"kubelet@{node}", lambda: self.cluster.restart_kubelet(node))
+        return bool(node)
 
     FAULTS = (
         kill_part, kill_part, pause_part, pause_part, kill_scheduler, kill_api_server, pause_etcd, cut_connections,
         cut_connections, pause_kubelet, lose_kubelet,
     )  # fmt: skip
+    """A deck: shuffled, dealt to its end and shuffled again, so that a run of a minute has met every kind."""
+
+    def _fault(self) -> Callable[["Chaos"], bool]:
+        """Deal the next fault. One that cannot happen now, because its victim is broken already, goes back."""
+        if not self._deck:
+            self._deck = self.rng.sample(self.FAULTS, len(self.FAULTS))
+        return self._deck.pop()
+
+    def _break(self) -> None:
+        """Let the next fault happen that can."""
+        put_back = []
+        while len(put_back) < len(self.FAULTS):
+            fault = self._fault()
+            with suppress(DevclusterError, OSError):
+                if fault(self):
+                    self.counts[fault.__name__] += 1
+                    break
+            put_back.append(fault)
+        self._deck = [*put_back, *self._deck]
 
     # Mending
 
@@ -225,10 +259,7 @@ class Chaos:
         end, fault_at = time.monotonic() + seconds, 0.0
         while time.monotonic() < end:
             if time.monotonic() >= fault_at:
-                fault = self.rng.choice(self.FAULTS)
-                self.counts[fault.__name__] += 1
-                with suppress(DevclusterError, OSError):
-                    fault(self)
+                self._break()
                 fault_at = time.monotonic() + self.rng.uniform(0.3, 1.7) * FAULT_EVERY_SECONDS
             self._mend()
             self._revive()
@@ -248,6 +279,7 @@ def test_chaos_breaks_no_promise(world: World) -> None:
         with suppress(ApiError):
             chaos.mend_all()
 
+    assert {fault.__name__ for fault in Chaos.FAULTS} == set(chaos.counts)
     bound = [pod for pod in world.pods() if pod["spec"].get("nodeName")]
     assert [pod["metadata"]["name"] for pod in bound if parse_allocation(pod["metadata"]["annotations"]) is None] == []
     world.check_audit()
