@@ -12,8 +12,9 @@ from typing import Any
 import structlog
 
 from atoll.api import names
-from atoll.cluster.health import Availability, Judgement, Standing, judge
+from atoll.cluster.health import Judgement, Standing, judge
 from atoll.cluster.objects import Pod
+from atoll.cluster.transitions import Availability
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.events import EventType
 from atoll.kube.mirror import Kind

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atoll.cluster.holds import Hold, Source
-from atoll.cluster.transitions import AVAILABILITY, Availability, News, Occupancy, Verb, news_of, occupancy_of, step
+from atoll.cluster.transitions import Availability, News, Occupancy, Verb, availability_of, occupancy_of, step
 
 if TYPE_CHECKING:
     from atoll.cluster.ledger import Ledger
@@ -49,19 +49,12 @@ def occupancy(ledger: "Ledger", node: str, device_id: int, uuid: str) -> Occupan
 
 
 def availability(ledger: "Ledger", node: str, device_id: int, *, now_seconds: float) -> Availability:
-    """Tell whether a device may be given out, as far as its report, its cordon and its agent's silence say."""
+    """Return what the ledger goes by when it gives devices out: the report's state, unknown in silence."""
     devices = ledger.nodes.get(node)
     position = devices.position_by_id.get(device_id) if devices is not None else None
-    if devices is None or position is None:
-        return AVAILABILITY[Availability.UNKNOWN, News.SILENCE]
-    is_cordoned = devices.devices[position].uuid in devices.cordoned
-    news = news_of(
-        is_reported=True,
-        is_heard=not ledger.is_stale(node, now_seconds),
-        is_sound=is_cordoned or bool(devices.usable >> position & 1),
-        is_cordoned=is_cordoned,
-    )
-    return AVAILABILITY[Availability.UNKNOWN, news]
+    if devices is None or position is None or ledger.is_stale(node, now_seconds):
+        return availability_of(News.SILENCE)
+    return devices.availability[position]
 
 
 def check_assumable(ledger: "Ledger", node: str, device_id: int, uuid: str, own: "set[Hold]") -> None:

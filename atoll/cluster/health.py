@@ -9,17 +9,19 @@ stays with its pod whatever its standing is: only new pods are kept away.
     cordoned     an administrator keeps it
     unknown      it cannot be read
 
-What an incident is worth stands in two tables: XIDS for errors that the driver tells by number (classes as in NVIDIA's
-catalogue of XID errors), KINDS for everything else. A number that is not listed is worth a warning: one unknown word
-must not take cards out of work, and an error that does takes the card down in other ways that are seen.
+The states and what leads to them are the second table of `atoll.cluster.transitions`; here stands what amounts to
+which news. What an incident is worth stands in two tables: XIDS for errors that the driver tells by number (classes as
+in NVIDIA's catalogue of XID errors), KINDS for everything else. A number that is not listed is worth a warning: one
+unknown word must not take cards out of work, and an error that does takes the card down in other ways that are seen.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Final
 
 from atoll.api.node_status import Device, GpuNodeStatus, HealthState, Incident, IncidentKind
+from atoll.cluster.transitions import Availability, News, availability_of, news_of
 
 
 class Action(IntEnum):
@@ -29,15 +31,6 @@ class Action(IntEnum):
     WARN = 1
     QUARANTINE = 2
     DRAIN = 3
-
-
-class Availability(StrEnum):
-    """Where a device stands."""
-
-    HEALTHY = "healthy"
-    QUARANTINED = "quarantined"
-    CORDONED = "cordoned"
-    UNKNOWN = "unknown"
 
 
 XIDS: Final[Mapping[int, tuple[Action, str]]] = {
@@ -179,17 +172,29 @@ def _open(device: Device, released: str) -> Iterable[Incident]:
 
 
 def _standing(device: Device, incidents: Iterable[Incident], cordons: Mapping[str, str], drain: str) -> Standing:
-    """The first that applies: cordon, what the agent cannot read, incidents by weight, the node's drain."""
-    if device.uuid in cordons:
-        return Standing(Availability.CORDONED, cordons[device.uuid])
-    if device.health.state is HealthState.UNKNOWN:
-        return Standing(Availability.UNKNOWN, device.health.reason)
-    if device.health.state is not HealthState.HEALTHY:
-        return Standing(Availability.QUARANTINED, device.health.reason)
+    """Return where the facts put a device, and the reason of the news that decided."""
     worst = max(incidents, key=action_of, default=None)
-    action = action_of(worst) if worst is not None else Action.IGNORE
-    if worst is not None and action >= Action.QUARANTINE:
-        return Standing(Availability.QUARANTINED, describe(worst))
-    if drain:
-        return Standing(Availability.QUARANTINED, f"the node must be drained: {drain}")
-    return Standing(Availability.HEALTHY, describe(worst) if worst is not None and action is Action.WARN else "")
+    illness = _illness(device, worst, drain)
+    news = news_of(
+        is_heard=True,
+        is_cordoned=device.uuid in cordons,
+        is_readable=device.health.state is not HealthState.UNKNOWN,
+        is_sound=illness is None,
+    )
+    warning = describe(worst) if worst is not None and action_of(worst) is Action.WARN else ""
+    reasons = {
+        News.CORDON: cordons.get(device.uuid, ""),
+        News.SILENCE: device.health.reason,
+        News.SICK: illness or "",
+        News.SOUND: warning,
+    }
+    return Standing(availability_of(news), reasons[news])
+
+
+def _illness(device: Device, worst: Incident | None, drain: str) -> str | None:
+    """Return what is wrong with a device, by weight: what the agent says, its incidents, its node; None if nothing."""
+    if device.health.state is not HealthState.HEALTHY:
+        return device.health.reason
+    if worst is not None and action_of(worst) >= Action.QUARANTINE:
+        return describe(worst)
+    return f"the node must be drained: {drain}" if drain else None

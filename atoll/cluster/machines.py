@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport, Links
 from atoll.cluster.health import is_fabric_ready, judge
+from atoll.cluster.transitions import Availability
 from topology.errors import TopologyError
 from topology.links import SAME_BOARD, WORST, clean_cell, direct_links
 from topology.model import Machine, machine
@@ -66,7 +67,8 @@ class NodeDevices:
     usable: int
     position_by_id: dict[int, int]
     position_by_uuid: dict[str, int]
-    cordoned: frozenset[str] = frozenset()
+    availability: tuple[Availability, ...] = ()
+    """Of each position, by the second state machine of `atoll.cluster.transitions`."""
 
     @property
     def machine(self) -> Machine:
@@ -112,10 +114,11 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
     except TopologyError:
         return None
     standings = judge(status).standings
+    availability = tuple(standings[device.uuid].state for device in devices)
     usable = sum(
         1 << i
         for i, device in enumerate(devices)
-        if standings[device.uuid].may_be_given_out and not is_mig_parent(device)
+        if availability[i] is Availability.HEALTHY and not is_mig_parent(device)
     )
     return NodeDevices(
         node=status.metadata.name,
@@ -126,7 +129,7 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
         usable=usable,
         position_by_id=position_by_id,
         position_by_uuid=position_by_uuid,
-        cordoned=frozenset(cordon.uuid for cordon in status.spec.cordons),
+        availability=availability,
     )
 
 

@@ -137,6 +137,7 @@ class News(StrEnum):
     SICK = "reported sick"
     CORDON = "cordoned"
     SILENCE = "not reported"
+    """Its card is not in the report, cannot be read, or the agent was silent for too long."""
 
 
 _A, _N = Availability, News
@@ -163,13 +164,22 @@ AVAILABILITY: Final[Mapping[tuple[Availability, News], Availability]] = {
 sickness lasts is the agent's to say, because only it sees the errors."""
 
 
-def news_of(*, is_reported: bool, is_heard: bool, is_sound: bool, is_cordoned: bool) -> News:
-    """Return what the evidence of a device amounts to; silence outranks sickness, and sickness a cordon.
+def news_of(*, is_heard: bool, is_cordoned: bool, is_readable: bool, is_sound: bool) -> News:
+    """Return what the evidence of a device amounts to: the first that applies, as an administrator asks for it.
 
-    `is_heard`: its agent's heartbeat is younger than its bound, by our own clock and from when we received it.
+    `is_heard`: it is in a report whose agent's heartbeat is younger than its bound, by our own clock and from when we
+    received it; an older one says nothing. An administrator's cordon outranks what is wrong with the card, and a card
+    that cannot be read is not judged.
     """
-    if not is_reported or not is_heard:
+    if not is_heard:
         return News.SILENCE
-    if not is_sound:
-        return News.SICK
-    return News.CORDON if is_cordoned else News.SOUND
+    if is_cordoned:
+        return News.CORDON
+    if not is_readable:
+        return News.SILENCE
+    return News.SOUND if is_sound else News.SICK
+
+
+def availability_of(news: News) -> Availability:
+    """Return the state after this news, which is the same from every state."""
+    return AVAILABILITY[Availability.UNKNOWN, news]

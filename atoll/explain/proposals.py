@@ -22,12 +22,12 @@ from typing import Any, Final
 
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import host_fit, pods
-from atoll.cluster.health import Availability
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import cell_of, node_devices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
+from atoll.cluster.transitions import Availability
 from atoll.explain.blockers import NodeHolders, Price, holders_of, kept_for_others, price, smallest_sets
 from atoll.explain.changes import Case, Change, changed, relaxations_of, well_again
 from atoll.explain.decision import Decision, Scene, decide, judge, scene_of

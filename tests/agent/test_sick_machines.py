@@ -13,8 +13,9 @@ from agent.errors import ReadingFailed
 from atoll.api import names
 from atoll.api.base import ObjectMeta
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport, HealthState, IncidentKind
-from atoll.cluster.health import Availability, judge
+from atoll.cluster.health import judge
 from atoll.cluster.machines import node_devices
+from atoll.cluster.transitions import Availability
 from devcluster.mock_nvml import sick
 from tests.agent.real_bindings import Bench, machine_of
 

@@ -20,10 +20,11 @@ from atoll.api.node_status import (
     Mig,
     Release,
 )
-from atoll.cluster.health import XIDS, Action, Availability, action_of, judge
+from atoll.cluster.health import XIDS, Action, action_of, judge
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import select
+from atoll.cluster.transitions import Availability
 from tests.builders import make_allocation, make_claim, make_pod, make_report
 
 T0, T1, T2 = (f"2026-01-01T00:0{minute}:00.000000Z" for minute in range(3))

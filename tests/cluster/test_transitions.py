@@ -84,20 +84,33 @@ def test_availability_forgets_the_past() -> None:
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ((False, True, True, False), News.SILENCE),
-        ((True, False, False, True), News.SILENCE),
-        ((True, True, False, True), News.SICK),
-        ((True, True, True, True), News.CORDON),
-        ((True, True, True, False), News.SOUND),
+        ((False, True, True, True), News.SILENCE),
+        ((True, True, False, False), News.CORDON),
+        ((True, False, False, False), News.SILENCE),
+        ((True, False, True, False), News.SICK),
+        ((True, False, True, True), News.SOUND),
     ],
-    ids=["not reported", "agent silent", "sick and cordoned", "cordoned", "sound"],
+    ids=["agent silent", "cordoned, sick and not to be read", "not to be read", "sick", "sound"],
 )
-def test_silence_outranks_sickness_outranks_cordon(facts: tuple[bool, bool, bool, bool], expected: News) -> None:
-    """What nobody vouches for is unknown, whatever it was said to be before."""
-    is_reported, is_heard, is_sound, is_cordoned = facts
+def test_what_decides_first(facts: tuple[bool, bool, bool, bool], expected: News) -> None:
+    """What nobody vouches for is unknown, whatever it was said to be before; an administrator's word comes next."""
+    is_heard, is_cordoned, is_readable, is_sound = facts
 
-    found = news_of(is_reported=is_reported, is_heard=is_heard, is_sound=is_sound, is_cordoned=is_cordoned)
+    found = news_of(is_heard=is_heard, is_cordoned=is_cordoned, is_readable=is_readable, is_sound=is_sound)
     assert found is expected
+
+
+def test_ledger_gives_out_what_the_second_table_calls_healthy() -> None:
+    """What may be given out is the table's word, for each device of a report with every state in it."""
+    ledger = Ledger()
+    ledger.put_report(make_report("n1", "t4-4", sick=(0,), cordoned=(1,)))
+    ledger.put_heartbeat("n1", 100.0, 30.0)
+    for now in (110.0, 131.0):
+        told = [availability(ledger, "n1", number, now_seconds=now) for number in range(4)]
+        cell = ledger.cells(now_seconds=now).get("n1")
+        given = cell.free if cell is not None else 0
+
+        assert [bool(given >> number & 1) for number in range(4)] == [one is Availability.HEALTHY for one in told]
 
 
 def test_bound_device_can_be_quarantined_cordoned_or_unknown() -> None:

@@ -8,7 +8,8 @@ import pytest
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus, Incident, IncidentKind
 from atoll.cluster.allocations import allocation_annotations
-from atoll.cluster.health import Availability, Judgement, Standing, judge
+from atoll.cluster.health import Judgement, Standing, judge
+from atoll.cluster.transitions import Availability
 from controllers.health import news
 from tests.builders import make_allocation, pod_json, report_json
 from tests.controllers.troupe import PODS, REPORTS, Server, strip_version, troupe

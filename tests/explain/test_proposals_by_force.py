@@ -9,8 +9,9 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from atoll.api import names
-from atoll.cluster.health import Availability, judge
+from atoll.cluster.health import judge
 from atoll.cluster.requests import Rejection
+from atoll.cluster.transitions import Availability
 from atoll.explain.changes import Case, Change, changed, relaxations_of
 from atoll.explain.decision import decide, scene_of
 from atoll.explain.proposals import Help, Kind, check, find_help
