@@ -1,0 +1,170 @@
+"""What Atoll costs a large cluster that does nothing, and how long it takes to be back: on a real control plane.
+
+    python -m bench.load [--nodes 1000] [--pending 2000] [--idle-seconds 60]
+
+Every GPU of every node is held (a whole-machine pod each, bound by Atoll, so 8 Leases per node), and pods wait for
+more. Then nothing happens for a while: requests that the API server dispatched by Atoll's FlowSchema (kube-scheduler
+shares the extender's account), CPU and memory of each process. Then extender and controllers are killed, one after the
+other, and the time until they are ready again is held against one LIST of the objects that they read. At last a pod
+ends, and waiting ones must get its GPUs.
+
+Nodes are fake (kwok), their reports written once: what agents would send is told as arithmetic, not measured. Times
+include the start of a Python interpreter. Exits 1 when something did not come in time.
+"""
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+
+from atoll.api import names
+from atoll.kube import paths
+from bench.figures import Row, table
+from bench.journal import Journal, TooSlow
+from bench.stand import GPUS, NAMESPACE, Stand, make_namespace
+from devcluster import Cluster
+from devcluster.errors import DevclusterError
+
+WAIT_SECONDS = 900.0
+SETTLE_SECONDS = 20.0
+"""Until wake-ups, claim status and the last back-offs of filling are over."""
+HEARTBEAT_SECONDS = 60.0
+_DISPATCHED = re.compile(r"^apiserver_flowcontrol_dispatched_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
+_SCHEMA = re.compile(r'flow_schema="([^"]*)"')
+READ = (paths.pods(), paths.leases(names.SYSTEM_NAMESPACE), paths.gpunodestatuses())
+"""What extender and controllers list, but for the small collections."""
+
+
+def dispatched(metrics: str) -> Counter[str]:
+    """Return how many requests the API server dispatched by flow schema, from its metrics; watches count once."""
+    found: Counter[str] = Counter()
+    for labels, value in _DISPATCHED.findall(metrics):
+        schema = _SCHEMA.search(labels)
+        if schema is not None:
+            found[schema[1]] += round(float(value))
+    return found
+
+
+def fill(stand: Stand, nodes: int, pending: int) -> list[Row]:
+    """Hold every GPU, then let pods wait. Raises TooSlow."""
+    journal = stand.journal
+    started = time.monotonic()
+    holders = stand.create(nodes, gpus=GPUS)
+    journal.wait(lambda: len(journal.bound_at) >= len(holders), f"the binding of {nodes} pods", WAIT_SECONDS)
+    journal.wait(lambda: len(journal.leases) >= nodes * GPUS, f"{nodes * GPUS} Leases", WAIT_SECONDS)
+    held = time.monotonic()
+    waiters = stand.create(pending)
+    journal.wait(lambda: journal.rejected.issuperset(waiters), f"the rejection of {pending} pods", WAIT_SECONDS)
+    return [
+        Row("to hold everything", f"{held - started:.0f} s", f"{nodes} pods of {GPUS} GPUs created, to the last Lease"),
+        Row("to refuse the rest", f"{time.monotonic() - held:.0f} s", f"{pending} pods created, to the last refusal"),
+    ]
+
+
+def idle(stand: Stand, nodes: int, seconds: float) -> list[Row]:
+    """Measure what is used while nothing happens."""
+    time.sleep(SETTLE_SECONDS)
+    calls, cpu, began = _calls(stand), stand.cpu_seconds(), time.monotonic()
+    time.sleep(seconds)
+    calls_after, cpu_after, length = _calls(stand), stand.cpu_seconds(), time.monotonic() - began
+    more = {schema: (count - calls[schema]) / length for schema, count in calls_after.items()}
+    ours = {schema: rate for schema, rate in more.items() if "atoll" in schema}
+    others = sum(rate for schema, rate in more.items() if schema not in ours)
+    shown = ", ".join(f"{schema} {rate:.2f}" for schema, rate in sorted(ours.items()))
+    rows = [
+        Row("idle, requests per second, Atoll", f"{sum(ours.values()):.2f}", f"{length:.0f} s; {shown or 'no schema'}"),
+        Row("idle, requests per second, all others", f"{others:.2f}", "kwok's heartbeats of nodes among them"),
+        Row(
+            "idle, agents' heartbeats",
+            f"{nodes / HEARTBEAT_SECONDS:.1f}/s",
+            f"arithmetic: {nodes} agents, one small Lease a minute each, in their own namespace",
+        ),
+    ]
+    memory = stand.memory_bytes()
+    for name in cpu:
+        share = 100 * (cpu_after[name] - cpu[name]) / length
+        rows.append(Row(f"idle, {name}", f"{share:.1f} % CPU, {memory[name] / 2**20:.0f} MiB", "of one core; resident"))
+    return rows
+
+
+def restart(stand: Stand) -> list[Row]:
+    """Kill and start the two that remember; the ratio is to one LIST of what they read. Raises StartError."""
+    began = time.monotonic()
+    sizes = [len(stand.cluster.api.get(path)["items"]) for path in READ]
+    listing = time.monotonic() - began
+    objects = " + ".join(map(str, sizes))
+    rows = [Row("LIST", f"{listing:.1f} s", f"{objects} pods, Leases, reports, one after another, decoded")]
+    for name in ("extender", "controllers"):
+        stand.installation.kill(name)
+        began = time.monotonic()
+        stand.installation.start(name)
+        length = time.monotonic() - began
+        rows.append(
+            Row(f"restart, {name}", f"{length:.1f} s, {length / listing:.1f} x LIST", "SIGKILL, start, until ready")
+        )
+    return rows
+
+
+def move_on(stand: Stand) -> list[Row]:
+    """End one pod; a waiting one must get its GPUs. Raises TooSlow."""
+    journal = stand.journal
+    holder = next(pod for pod in sorted(journal.bound_at))
+    bound = len(journal.bound_at)
+    stand.delete([holder])
+    journal.wait(lambda: len(journal.bound_at) >= bound + GPUS, f"{GPUS} waiting pods in freed GPUs", WAIT_SECONDS)
+    last = max(journal.bound_at.values())
+    since = last - journal.ended_at[holder]
+    return [Row(f"{GPUS} waiting pods bound", f"{since:.1f} s", "since the holder was seen to end, after the restarts")]
+
+
+def _calls(stand: Stand) -> Counter[str]:
+    return dispatched(stand.cluster.api.get("/metrics"))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(arguments: argparse.Namespace, rows: list[Row]) -> None:
+    """Run every part, adding to the table. Raises TooSlow and DevclusterError."""
+    started = time.monotonic()
+    with Cluster.start(arguments.name, scheduler=False) as cluster:
+        make_namespace(cluster)
+        with Journal(cluster.kubeconfig, NAMESPACE) as journal:
+            stand = Stand(cluster, journal)
+            stand.set_up(arguments.nodes)
+            _say(f"{arguments.nodes} nodes after {time.monotonic() - started:.0f} s")
+            rows += fill(stand, arguments.nodes, arguments.pending)
+            _say(f"full after {time.monotonic() - started:.0f} s")
+            rows += idle(stand, arguments.nodes, arguments.idle_seconds)
+            rows += restart(stand)
+            rows += move_on(stand)
+
+
+def main() -> int:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1000, help=f"fake nodes of {GPUS} GPUs, each held whole")
+    parser.add_argument("--pending", type=int, default=2000, help="pods that wait for a GPU")
+    parser.add_argument("--idle-seconds", type=float, default=60.0, help="how long nothing happens")
+    parser.add_argument("--name", default="bench-load", help="name of the cluster")
+    arguments = parser.parse_args()
+    if arguments.nodes < 1 or arguments.pending < GPUS or arguments.idle_seconds <= 0:
+        parser.error(f"needs a node, {GPUS} waiting pods and some idle time")
+    rows: list[Row] = []
+    status = 0
+    started = time.monotonic()
+    try:
+        measure(arguments, rows)
+    except (TooSlow, DevclusterError, OSError) as failure:
+        _say(f"FAILED: {failure}")
+        status = 1
+    length = time.monotonic() - started
+    print(f"{arguments.nodes} nodes x {GPUS} GPUs held, {arguments.pending} pods waiting, {length:.0f} s in all")
+    print(table(rows))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
