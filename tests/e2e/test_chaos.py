@@ -228,7 +228,7 @@ class Chaos:
     def mend_all(self) -> None:
         """Mend everything, and wait until every part is ready."""
         self.world.wait(self._is_mended, "everything to be mended", seconds=SETTLE_SECONDS)
-        self.world.installation.wait_ready(self.world.installation.parts)
+        self.world.wait(self._is_ready, "every part to be ready", seconds=SETTLE_SECONDS)
         for node in NODES:
             self.cluster.wait_node_ready(node.name)
 
@@ -236,6 +236,11 @@ class Chaos:
         self._mend(everything=True)
         self._revive()
         return not self._mends and all(process.running for process in self.cluster.processes().values())
+
+    def _is_ready(self) -> bool:
+        """A part that lost its leadership just now ends, and is started again as a supervisor would."""
+        self._revive()
+        return all(self.world.installation.is_ready(name) for name in self.world.installation.parts)
 
     # Users
 
