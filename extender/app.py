@@ -30,6 +30,7 @@ from extender.binder import Binder
 from extender.endings import Endings
 from extender.host_cpu import HostCpu
 from extender.nominations import Nominations
+from extender.refusals import Refusals
 from extender.terms import Terms
 from extender.victims import Preemptor, choose_victims
 from topology.demand import PRIOR, Demand
@@ -80,7 +81,9 @@ class Handlers:
         self._parts = parts
         self._judged = Judged("", b"", 0, PRIOR, None)
         self._endings = Endings(parts.mirror.ledger, parts.clock)
+        self._refusals = Refusals(parts.clock)
         parts.mirror.on_change(self._endings.observe)
+        parts.mirror.on_change(self._refusals.observe)
         parts.mirror.on_change(HostCpu(parts.mirror.ledger.fleet).observe)
         parts.mirror.on_change(Terms(parts.mirror, parts.scheduler_lease).observe)
         parts.mirror.on_change(Nominations(parts.mirror.ledger, parts.clock, self._request).observe)
@@ -193,7 +196,7 @@ class Handlers:
             uid=uid,
             request=self._request(call.pod),
             now_seconds=self._parts.clock.monotonic_seconds(),
-            failed_nodes=self._parts.binder.failed_nodes(uid),
+            failed_nodes=self._parts.binder.failed_nodes(uid) | self._refusals.nodes(call.pod),
             priority=call.pod.spec.priority,
             cpu_milli=host_fit.needs(call.pod).get("cpu", 0),
         )

@@ -32,7 +32,8 @@ class NodeVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What filter is asked: a pod's uid, its request, the moment, and nodes on which its bind failed moments ago.
+    """What filter is asked: a pod's uid, its request, the moment, and nodes on which its bind failed moments ago or
+    that refused the last pods of its owner.
 
     `priority` decides whose kept GPUs the pod may take; without one it ranks below all. `cpu_milli` is what the pod
     asks for beside GPUs.

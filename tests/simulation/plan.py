@@ -8,6 +8,9 @@ from tests.simulation.weather import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS
 
 SECONDS = 20.0
 STEPS = (4, 13)
+SHORT_SECONDS = 9.0
+SHORT_STEPS = (2, 6)
+"""As dense as the long ones. Most failures need few steps, and more short histories fit into the same time."""
 PODS = 6
 NODES = ("n1", "n2")
 EXTENDERS = ("extender-0", "extender-1")
@@ -76,13 +79,14 @@ RARE = {*CALL_FAULTS, *BINDING_FAULTS}
 """Faults that few requests can meet, and that strike the more often."""
 
 
-def plan_of(seed: int) -> Plan:
+def plan_of(seed: int, *, is_short: bool = False) -> Plan:
     """Draw a history. Every seed stresses some kinds of steps and faults and leaves others out."""
     rng = random.Random(seed)
     kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in KINDS.items()}
     kinds["create"] = KINDS["create"]
-    count = rng.randint(*STEPS)
-    times = sorted(rng.uniform(0.3, SECONDS) if rng.random() < 0.7 else rng.uniform(0.3, 6.0) for _ in range(count))
+    count = rng.randint(*(SHORT_STEPS if is_short else STEPS))
+    length = SHORT_SECONDS if is_short else SECONDS
+    times = sorted(rng.uniform(0.3, length) if rng.random() < 0.7 else rng.uniform(0.3, 6.0) for _ in range(count))
     drawn = rng.choices(tuple(kinds), weights=tuple(kinds.values()), k=count)
     drawn_steps = [_step(rng, at, kind) for at, kind in zip(times, drawn, strict=True)]
     created = [step for step in drawn_steps if step.kind in {"create", "replace"}]

@@ -97,9 +97,15 @@ TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
 }  # fmt: skip
 
 
+THOROUGH = 1500
+"""Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
+
+
 def history_of(seed: int) -> Plan:
-    """Return the history of a seed: every third is a trap, the others are drawn."""
-    return trap_of(seed, seed // 3) if seed % 3 == 0 else plan_of(seed)
+    """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn."""
+    if seed < THOROUGH:
+        return trap_of(seed, seed // 3) if seed % 3 == 0 else plan_of(seed)
+    return trap_of(seed, seed // 12) if seed % 12 == 0 else plan_of(seed, is_short=True)
 
 
 def trap_of(seed: int, number: int) -> Plan:
