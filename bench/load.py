@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from atoll.api import names
 from atoll.kube import paths
@@ -27,6 +28,7 @@ from devcluster import Cluster
 from devcluster.errors import DevclusterError
 
 WAIT_SECONDS = 900.0
+REVIVE_SECONDS = 10.0
 SETTLE_SECONDS = 20.0
 """Until wake-ups, claim status and the last back-offs of filling are over."""
 HEARTBEAT_SECONDS = 60.0
@@ -46,16 +48,29 @@ def dispatched(metrics: str) -> Counter[str]:
     return found
 
 
+def wait(stand: Stand, question: Callable[[], bool], what: str) -> None:
+    """Wait, and start again meanwhile what lost its leadership on a busy machine and ended. Raises TooSlow."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return stand.journal.wait(question, what, REVIVE_SECONDS)
+        except TooSlow:
+            if time.monotonic() > deadline:
+                raise
+        for name in stand.revive():
+            _say(f"{name} had ended, and was started again")
+
+
 def fill(stand: Stand, nodes: int, pending: int) -> list[Row]:
     """Hold every GPU, then let pods wait. Raises TooSlow."""
     journal = stand.journal
     started = time.monotonic()
     holders = stand.create(nodes, gpus=GPUS)
-    journal.wait(lambda: len(journal.bound_at) >= len(holders), f"the binding of {nodes} pods", WAIT_SECONDS)
-    journal.wait(lambda: len(journal.leases) >= nodes * GPUS, f"{nodes * GPUS} Leases", WAIT_SECONDS)
+    wait(stand, lambda: len(journal.bound_at) >= len(holders), f"the binding of {nodes} pods")
+    wait(stand, lambda: len(journal.leases) >= nodes * GPUS, f"{nodes * GPUS} Leases")
     held = time.monotonic()
     waiters = stand.create(pending)
-    journal.wait(lambda: journal.rejected.issuperset(waiters), f"the rejection of {pending} pods", WAIT_SECONDS)
+    wait(stand, lambda: journal.rejected.issuperset(waiters), f"the rejection of {pending} pods")
     return [
         Row("to hold everything", f"{held - started:.0f} s", f"{nodes} pods of {GPUS} GPUs created, to the last Lease"),
         Row("to refuse the rest", f"{time.monotonic() - held:.0f} s", f"{pending} pods created, to the last refusal"),
@@ -112,7 +127,7 @@ def move_on(stand: Stand) -> list[Row]:
     holder = next(pod for pod in sorted(journal.bound_at))
     bound = len(journal.bound_at)
     stand.delete([holder])
-    journal.wait(lambda: len(journal.bound_at) >= bound + GPUS, f"{GPUS} waiting pods in freed GPUs", WAIT_SECONDS)
+    wait(stand, lambda: len(journal.bound_at) >= bound + GPUS, f"{GPUS} waiting pods in freed GPUs")
     last = max(journal.bound_at.values())
     since = last - journal.ended_at[holder]
     return [Row(f"{GPUS} waiting pods bound", f"{since:.1f} s", "since the holder was seen to end, after the restarts")]

@@ -146,6 +146,16 @@ class Stand:
     def _processes(self) -> dict[str, Any]:
         return {name: status for name, status in self.cluster.processes().items() if status.running}
 
+    def revive(self) -> list[str]:
+        """Start what has ended by itself, because it lost its leadership; return the names."""
+        ended = [name for name in (*CONTENDERS[self._contender], "webhook", "kube-scheduler") if not self._runs(name)]
+        for name in ended:
+            if name == "kube-scheduler":
+                self.installation.start_scheduler()
+            else:
+                self._start(name)
+        return ended
+
     def _runs(self, name: str) -> bool:
         return name in self._processes()
 

@@ -31,9 +31,9 @@ TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
         (("late Binding", 0.5), ("lost Binding", 0.2), ("slow", 0.1)),
     ),
     "nobody knows whether the Binding landed, and the pod is gone": (
-        (Step(2.0, "create", "p0", number=4), *(Step(2.9, "pause kubelet", node, number=12.0) for node in BOTH),
-         Step(3.2, "force delete", "p0"), *crowd(6.0, 4, 4)),
-        (("lost Binding", 0.9),),
+        (Step(2.0, "create", "p0", number=4), *(Step(2.8, "pause kubelet", node, number=12.0) for node in BOTH),
+         Step(3.05, "force delete", "p0"), *crowd(6.0, 4, 4)),
+        (("lost Binding", 0.8),),
     ),
     "the cache has not seen the pod whose Lease it knows": (
         (Step(1.0, "slow watch", "controllers-0", "pods", 15.0), Step(2.0, "create", "p0", number=2),
