@@ -263,12 +263,16 @@ GUARDS: dict[str, Guard] = {
     "identity is the uid": Guard(
         "a successor frees its predecessor's GPUs", _successor_taken_for_its_predecessor, seed=4
     ),
+    "Leases stay in doubt": Guard(
+        "an unanswered Binding had landed after all", _leases_given_back_when_in_doubt, seed=174
+    ),
+    "earlier copies of a Binding": Guard(
+        "an unanswered copy lands later, or had landed", _first_answer_taken_for_the_only_one, seed=174
+    ),
 }
 """Whose loss a history shows."""
 
 CANDIDATES: dict[str, Guard] = {
-    "Leases stay in doubt": Guard("an unanswered Binding had landed after all", _leases_given_back_when_in_doubt),
-    "earlier copies of a Binding": Guard("an unanswered copy lands later", _first_answer_taken_for_the_only_one),
     "position of the evidence": Guard("a report from before the departure frees", _evidence_of_any_time),
     "seen deletion": Guard("a pod that was bound in the gap counts as never bound", _every_deletion_counts_as_seen),
     "boot after the departure": Guard("kubelet restarts a pod that is still bound", _any_new_boot_is_proof),
