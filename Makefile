@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster
 KEEP ?= 0
 OLDEST := 1.35.4
-HISTORIES ?= 1000
+HISTORIES ?= 10000
 SEED ?= 0
 
 
@@ -39,6 +39,7 @@ test-e2e: $(READY) tools binaries ## Tests on the real control plane and real no
 test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bind, release and doors on the oldest Kubernetes
 	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q
 	$(BIN)/pytest -m "long" -q
+	ATOLL_HISTORIES=10000 $(BIN)/pytest -n 2 -q tests/simulation/test_simulation.py -k promises
 	$(BIN)/python -m devcluster.build $(OLDEST)
 	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \
 		tests/controllers tests/e2e/test_one_pod.py tests/e2e/test_release.py tests/e2e/test_scheduler_facts.py

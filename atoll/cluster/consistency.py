@@ -17,7 +17,7 @@ from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
-from atoll.cluster.leases import Holder, LeaseRecord, lease_name, parse_lease
+from atoll.cluster.leases import Holder, LeaseRecord, lease_name, may_be_gpu_lease, parse_lease
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.renumbering import stale_containers
 from atoll.cluster.repairs import Standing, standing
@@ -161,7 +161,7 @@ def _must_have_gpus(pod: Pod) -> bool:
 
 def _read_leases(books: _Books, leases: Iterable[Lease]) -> Iterator[Finding]:
     for lease in leases:
-        if lease.metadata.labels.get(names.LEASE_KIND_LABEL) != names.LEASE_KIND_GPU:
+        if not may_be_gpu_lease(lease):
             continue
         try:
             record = parse_lease(lease)

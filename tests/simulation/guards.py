@@ -269,16 +269,14 @@ GUARDS: dict[str, Guard] = {
     "earlier copies of a Binding": Guard(
         "an unanswered copy lands later, or had landed", _first_answer_taken_for_the_only_one, seed=174
     ),
+    "position of the evidence": Guard("a report from before the departure frees", _evidence_of_any_time, seed=1209),
+    "seen deletion": Guard(
+        "a pod that was bound in the gap counts as never bound", _every_deletion_counts_as_seen, seed=1206
+    ),
+    "boot after the departure": Guard("kubelet restarts a pod that is still bound", _any_new_boot_is_proof, seed=21),
+    "kubelet's list": Guard("kubelet starts the sandbox again", _what_kubelet_lists_does_not_matter, seed=1356),
 }
 """Whose loss a history shows."""
-
-CANDIDATES: dict[str, Guard] = {
-    "position of the evidence": Guard("a report from before the departure frees", _evidence_of_any_time),
-    "seen deletion": Guard("a pod that was bound in the gap counts as never bound", _every_deletion_counts_as_seen),
-    "boot after the departure": Guard("kubelet restarts a pod that is still bound", _any_new_boot_is_proof),
-    "kubelet's list": Guard("kubelet starts the sandbox again", _what_kubelet_lists_does_not_matter),
-}
-"""Whose loss no history has shown yet: try them with `--without`, and move them up when one does."""
 
 
 @contextmanager
@@ -287,7 +285,7 @@ def without(guard: str) -> Iterator[None]:
     if not guard:
         yield
         return
-    undo = (GUARDS | CANDIDATES)[guard].remove()
+    undo = GUARDS[guard].remove()
     try:
         yield
     finally:

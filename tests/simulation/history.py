@@ -194,6 +194,19 @@ class World:
         if self._pod(step) is not None:
             self.server.delete(f"{PODS}/{step.target}", force=True)
 
+    def _force_delete_soon(self, step: Step) -> None:
+        """Delete by force just after the pod was bound."""
+        pod = self._pod(step)
+        if pod is not None and pod["spec"].get("nodeName"):
+            self.loop.call_later(self.weather.between("soon", 0.0, 0.1), self._force_delete, step)
+        elif pod is not None:
+            self.loop.call_later(0.02, self._force_delete_soon, step)
+
+    def _crash_sandbox(self, step: Step) -> None:
+        pod = self._pod(step)
+        if pod is not None and pod["spec"].get("nodeName"):
+            self.machine(pod["spec"]["nodeName"]).crash(pod["metadata"]["uid"])
+
     def _replace(self, step: Step) -> None:
         self._force_delete(step)
         self._create(step)

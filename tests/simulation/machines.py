@@ -165,6 +165,12 @@ class Machine:
         state = [{"name": "main", "state": {"running": {}}}]
         self._write(uid, want.name, {"status": {"phase": "Running", "containerStatuses": state}})
 
+    def crash(self, uid: str) -> None:
+        """The pod's sandbox dies; kubelet starts it again after a while, as long as it wants the pod."""
+        if self.running.pop(uid, None) is not None:
+            self.cgroups.discard(uid)
+            self._later("restart", (1.0, 3.0), self._start, uid)
+
     def finish(self, uid: str) -> None:
         """The containers end by themselves, and kubelet says so."""
         want = self.wants.pop(uid, None)

@@ -12,8 +12,8 @@ from tests.simulation.guards import GUARDS
 from tests.simulation.plan import KINDS, Plan, Step, plan_of, shrink
 from tests.simulation.weather import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
 
-HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "1000"))
-"""Set ATOLL_HISTORIES for more: 10,000 take some minutes of two cores that nobody else uses."""
+HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "2000"))
+"""ATOLL_HISTORIES says another number: 10,000 in `make test-long`, some minutes of two cores."""
 PARTS = 2
 GUARD_HISTORIES_MAX = 300
 """Counted from the seed at which a guard's loss was seen; usually the first of them fails."""

@@ -57,7 +57,7 @@ TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
         (),
     ),
     "the machine booted before the pod was deleted": (
-        (Step(2.0, "create", "p0", number=2), *(Step(6.0, "silence agent", node, number=9.0) for node in BOTH),
+        (Step(2.0, "create", "p0", number=2), *(Step(6.0, "silence agent", node, number=5.4) for node in BOTH),
          *(Step(6.1, "reboot", node, number=0.5) for node in BOTH),
          *(Step(10.0, "pause kubelet", node, number=15.0) for node in BOTH), Step(10.3, "force delete", "p0"),
          *crowd(12.0, 4, 4)),
@@ -96,7 +96,46 @@ TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
     ),
 }  # fmt: skip
 
-
+LATER_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
+    "a pod is known, then bound and deleted while nobody looks": (
+        (Step(1.5, "stop scheduler"), Step(2.0, "create", "p0", number=4),
+         Step(2.6, "silence watch", "controllers-0", "pods"), Step(3.0, "switch scheduler"),
+         *(Step(6.0, "pause kubelet", node, number=12.0) for node in BOTH), Step(6.4, "force delete", "p0"),
+         Step(6.8, "compact"), *crowd(7.0, 4, 4)),
+        (),
+    ),
+    "pods come and go before kubelet hears of them": (
+        (*(Step(3.0 + 0.6 * number, kind, f"p{number % 3 + 3}", number=1)
+           for number in range(12) for kind in ("create", "force delete soon")), *crowd(10.5, 4, 4)),
+        (("slow", 0.05),),
+    ),
+    "a sandbox dies before kubelet hears of the deletion": (
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4), *crowd(4.0, 4, 4),
+         *(Step(13.2, kind, name) for kind in ("crash sandbox", "force delete soon") for name in ("p0", "p3")),
+         *(Step(13.4 + 0.02 * number, "touch", "p1") for number in range(6))),
+        (),
+    ),
+    "a bind that died is taken back while its Binding is on the way": (
+        (Step(2.0, "create", "p0", number=4), Step(2.3, "kill extender", "extender-0", number=3.0),
+         Step(2.4, "kill extender", "extender-1", number=3.0), *crowd(2.5, 4, 4),
+         Step(9.0, "kill controllers", "controllers-0", number=1.0), Step(14.0, "touch", "p0")),
+        (("late Binding", 0.8), ("slow", 0.1)),
+    ),
+    "a successor is bound while its predecessor is in doubt": (
+        (Step(2.0, "create", "p0", number=4), *(Step(4.6, "pause kubelet", node, number=9.0) for node in BOTH),
+         Step(5.0, "replace", "p0", number=4), Step(5.6, "replace", "p0", number=4), Step(7.0, "lose both", "p0"),
+         Step(8.0, "kill controllers", "controllers-0", number=2.0), Step(8.1, "switch scheduler"), *crowd(9.0, 4, 2)),
+        (("twice", 0.15), ("answer lost", 0.1)),
+    ),
+    "the machine is replaced while a release is under way": (
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4), Step(6.0, "delete", "p0"),
+         Step(6.3, "replace machine", "n1", number=1.0), Step(6.3, "replace machine", "n2", number=3.0),
+         Step(6.5, "hold process", "controllers-0", number=3.0), Step(7.0, "force delete", "p3"), *crowd(8.0, 4, 4)),
+        (("late", 0.1), ("twice", 0.1)),
+    ),
+}  # fmt: skip
+"""Those that were added later have seeds of their own, so that a seed keeps its history."""
+LATER_FROM = 1200
 THOROUGH = 1500
 """Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
 
@@ -111,7 +150,8 @@ def history_of(seed: int) -> Plan:
 def trap_of(seed: int, number: int) -> Plan:
     """Return a trap, its times moved a little; `number` says which."""
     rng = random.Random(seed)
-    steps, rates = TRAPS[list(TRAPS)[number % len(TRAPS)]]
+    traps = TRAPS if seed < LATER_FROM else LATER_TRAPS if seed < THOROUGH else TRAPS | LATER_TRAPS
+    steps, rates = list(traps.values())[number % len(traps)]
     kept = [step for step in steps if step.kind != "create" or step.number > 0]
     moved = (replace(step, at_seconds=step.at_seconds + rng.uniform(0.0, JITTER_SECONDS)) for step in kept)
     return Plan(seed, tuple(sorted(moved, key=lambda step: step.at_seconds)), rates)
