@@ -118,7 +118,6 @@ def restart(stand: Stand) -> list[Row]:
         began = time.monotonic()
         stand.installation.start(name)
         length = time.monotonic() - began
-        how = "SIGKILL, start, until ready; asked by a process of its own each time"
         shown = f"{length:.1f} s, of it {importing:.1f} s imports; the rest {(length - importing) / listing:.1f} x LIST"
         rows.append(
             Row(f"restart, {name}", shown, "SIGKILL, start, until ready; asked by a process of its own each time")
