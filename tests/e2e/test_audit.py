@@ -80,7 +80,7 @@ def plant(world: World, pod: dict[str, Any], device_id: int, holder: str) -> str
 
 def test_planted_leases_are_found_and_only_what_is_disproved_is_removed(lonely: World) -> None:
     """Three false Leases beside a sound pod: one is deleted, one leads to a question, one is left to a person."""
-    lonely.claim("pair", 2)
+    lonely.claim("pair", 2, models=["nvidia-h100"])
     pod = lonely.pod("train", "pair")
     lonely.wait_running("train")
     uid = pod["metadata"]["uid"]
