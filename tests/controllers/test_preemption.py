@@ -2,18 +2,24 @@
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
+import orjson
 import pytest
 from aiohttp import web
 
 from atoll.api import names
 from atoll.cluster.leases import Holder
+from atoll.cluster.objects import Pod
+from controllers.preemption import IN_FLIGHT_MAX, PreemptionReconciler
 from controllers.pursuit import BUDGET_PATIENCE_SECONDS, UNUSED_SECONDS, Attempt, Outlook, Step, next_step
+from controllers.settings import ControllersSettings
 from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
 from tests.controllers.troupe import CLAIMS, LEASES, PODS, REPORTS, Server, Troupe, strip_version, troupe
 from tests.fakes.api_server import answering
-from tests.fakes.clock import until
+from tests.fakes.clock import ManualClock, until
 
 BUDGETS = "/apis/policy/v1/namespaces/team/poddisruptionbudgets"
 PAIRS = "h100-nvl-8"
@@ -221,3 +227,32 @@ def after(seconds: float, outlook: Outlook, **attempt: Any) -> Step | str:
 def test_course_of_an_attempt(seconds: float, outlook: Outlook, attempt: dict[str, Any], expected: Step | str) -> None:
     """Evict, ask again, wait, or end with a reason that the pod is told."""
     assert after(seconds, outlook, **attempt) == expected
+
+
+async def test_attempts_are_bounded_in_rate_and_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred pods that could push somebody out: some begin at once, then so many a minute, never more at a time."""
+    clock, begun = ManualClock(), list[str]()
+    api = SimpleNamespace(get=AsyncMock(return_value=orjson.dumps(pod_json("high", priority=10))))
+    mirror = SimpleNamespace(ledger=SimpleNamespace(pods={}))
+    context = SimpleNamespace(clock=clock, api=api, mirror=mirror)
+    reconciler = PreemptionReconciler(context, ControllersSettings(preemptions_per_minute=6.0))  # type: ignore[arg-type]
+
+    async def start(pod: Pod, _plan: object) -> bool:
+        begun.append(pod.metadata.uid)
+        return True
+
+    monkeypatch.setattr(reconciler, "_is_open", AsyncMock(return_value=True))
+    monkeypatch.setattr(reconciler, "_start", start)
+    waiting = [make_pod(f"high-{number}", priority=10) for number in range(100)]
+    plans = (object(),)
+    for expected in (IN_FLIGHT_MAX, 6, 6):
+        begun.clear()
+        for pod in waiting:
+            assert await reconciler._begin(pod, plans) is not None  # type: ignore[arg-type]
+        assert len(begun) == expected
+        await clock.advance(60.0)
+
+    reconciler._attempts = {f"uid-{number}": object() for number in range(IN_FLIGHT_MAX)}  # type: ignore[misc]
+    begun.clear()
+    await reconciler._begin(waiting[0], plans)  # type: ignore[arg-type]
+    assert begun == []
