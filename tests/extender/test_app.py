@@ -106,6 +106,27 @@ async def test_nothing_is_decided_before_the_ledger_is_complete(extender: Extend
     assert (await extender.http.get("/livez")).status == 200
 
 
+async def test_thousands_of_names_are_answered_from_memory_with_few_bytes(extender: Extender) -> None:
+    """Filter and prioritize over 5,000 nodes: there is no API server here to ask, and the answer is names alone."""
+    now = extender.clock.monotonic_seconds()
+    nodes = [f"node-{number}" for number in range(5_000)]
+    report = make_report("n1", "t4-4")
+    for name in nodes:
+        metadata = report.metadata.model_copy(update={"name": name})
+        extender.mirror.ledger.put_report(report.model_copy(update={"metadata": metadata}))
+        extender.mirror.ledger.put_heartbeat(name, now, 180.0)
+
+    answer = await extender.http.post("/filter", json=arguments(nodes=nodes))
+    body = await answer.read()
+    assert orjson.loads(body)["NodeNames"] == nodes
+    assert len(body) < 100_000
+    best = await extender.call("prioritize", arguments(nodes=nodes))
+    assert len(best) == 1
+    refused = await extender.http.post("/filter", json=arguments("q", gpus=8, nodes=nodes))
+    assert len(await refused.read()) < 500_000
+    assert extender.binder.calls == []
+
+
 @pytest.mark.parametrize("verb", ["filter", "prioritize", "bind", "preempt"])
 @pytest.mark.parametrize("body", [b"", b"{", b'{"Pod":null}', b"\x00" * 100], ids=["empty", "cut", "null", "zeros"])
 async def test_nonsense_is_answered_with_400(extender: Extender, verb: str, body: bytes) -> None:
