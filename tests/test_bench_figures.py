@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import figures
+from bench import figures, load
 
 MOMENTS = st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=50)
 
@@ -73,3 +73,14 @@ def test_table_is_aligned() -> None:
     rows = [figures.Row("short", "1", "x"), figures.Row("much longer", "22222", "y")]
 
     assert figures.table(rows) == "short        1      x\nmuch longer  22222  y"
+
+
+def test_dispatched_requests_are_summed_by_flow_schema() -> None:
+    """Every priority level of a schema counts for it; other metrics and comments do not."""
+    text = """# HELP apiserver_flowcontrol_dispatched_requests_total Number of requests
+apiserver_flowcontrol_dispatched_requests_total{flow_schema="atoll",priority_level="atoll"} 40
+apiserver_flowcontrol_dispatched_requests_total{flow_schema="atoll",priority_level="exempt"} 2
+apiserver_flowcontrol_dispatched_requests_total{flow_schema="exempt",priority_level="exempt"} 1e+03
+apiserver_flowcontrol_rejected_requests_total{flow_schema="atoll",priority_level="atoll"} 7
+"""
+    assert load.dispatched(text) == {"atoll": 42, "exempt": 1000}
