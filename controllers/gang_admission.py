@@ -197,8 +197,14 @@ class AdmissionReconciler:
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
         )
         log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(seats), nodes=nodes)
-        await self._let_go(seats)
+        if all(self._is_here(seat) for seat in seats):
+            await self._let_go(seats)
         return True
+
+    def _is_here(self, seat: Seat) -> bool:
+        """Tell whether the member is still there; where one went meanwhile, the loop of gangs looks at the whole."""
+        pod = self._context.mirror.pods.by_uid.get(seat.member.uid)
+        return pod is not None and pod.metadata.deletion_timestamp is None
 
     async def _reserve(self, view: GangView, seats: Sequence[Seat]) -> bool:
         """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""

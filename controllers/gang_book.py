@@ -21,6 +21,7 @@ from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts
 from atoll.cluster.gangs.readiness_policy import Bounds, OutOfBounds, ReadinessPolicy, policy_for
 from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, fabric_clique, site_of
+from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.occupants import pods_by_node, sole_mask
@@ -142,7 +143,8 @@ class GangBook:
     def view(self, gang: GpuGang) -> GangView:
         """Return everything that a decision about the gang is made on."""
         found = self.pods_of((gang.metadata.namespace, gang.metadata.name))
-        members = members_of(found, gang.spec, {pod.metadata.uid: self.holds(pod) for pod in found})
+        holders = {pod.metadata.uid: self.holds(pod) for pod in found}
+        members = members_of(found, gang.spec, holders, {pod.metadata.uid: self._held_since(pod) for pod in found})
         policy = policy_for(self.rules.policy, self.rules.bounds, gang.spec.wait_for_pods_ready)
         if isinstance(policy, OutOfBounds):
             return GangView(gang, members, self.rules.policy, Obstacle("OutOfBounds", policy.message))
@@ -153,6 +155,13 @@ class GangBook:
         """Tell whether GPUs are reserved for a pod, or are just being reserved."""
         ledger = self.mirror.ledger
         return bool(ledger.leases_of(pod.metadata.uid)) or ledger.assumed(pod.metadata.uid) is not None
+
+    def _held_since(self, pod: Pod) -> float | None:
+        """Return when the first of a pod's Leases came to be; None for a pod that has none, or is bound."""
+        if pod.spec.node_name:
+            return None
+        times = (seconds_of(record.created) for record in self.mirror.ledger.leases_of(pod.metadata.uid))
+        return min((time for time in times if time is not None), default=None)
 
     def site(self, gang: GpuGang) -> Site | Obstacle:
         """Return where the nodes stand for this gang."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
-from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_SET, GangKey
+from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
@@ -137,7 +137,8 @@ def gang_body(
 
 def _named_set(pod: Pod) -> str:
     labels = pod.metadata.labels
-    return pod.metadata.annotations.get(names.POD_SET) or labels.get(JOBSET_SET) or labels.get(KUBEFLOW_SET, "").lower()
+    owners = (labels[key] for key in (JOBSET_SET, KUBEFLOW_SET, KUBEFLOW_ROLE) if labels.get(key))
+    return pod.metadata.annotations.get(names.POD_SET) or next(owners, "").lower()
 
 
 def topology_of(members: Sequence[Pod]) -> dict[str, str] | None:

@@ -16,7 +16,6 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster.budgets import Budgets, violations
-from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.making_room import Asking, Clearing, Unit, plan_clearing
 from atoll.cluster.gangs.membership import GangKey
 from atoll.cluster.gangs.question import Landscape
@@ -31,7 +30,8 @@ from atoll.kube.patches import merge_patch
 from controllers.context import Context
 from controllers.evictions import Refused, evict
 from controllers.gang_book import GangBook
-from controllers.gang_writes import each, write_status
+from controllers.gang_writes import each
+from controllers.gang_yielding import send_away
 from controllers.gangs import gang_reference
 
 log = structlog.get_logger(__name__)
@@ -201,7 +201,8 @@ class GangRoom:
         name = "/".join(turn.key)
         for unit in turn.clearing.evicted:
             if unit.gang is not None:
-                await self._send_away(unit.gang, f"gives way to gang {name}, which has a higher priority")
+                message = f"gives way to gang {name}, which has a higher priority"
+                await send_away(self._context, self._book, unit.gang, message)
                 continue
             for pod in self._pods(unit):
                 if pod.metadata.deletion_timestamp is None and pod.spec.priority < turn.priority:
@@ -209,24 +210,6 @@ class GangRoom:
                         await evict(self._context.api, pod)
                     except (Refused, KubeError) as error:
                         log.info("May not evict yet", pod=unit.name, err=str(error))
-
-    async def _send_away(self, key: GangKey, message: str) -> None:
-        """Tell an admitted gang to give way; the loop of gangs stops it."""
-        gang = self._book.gang(key)
-        if gang is None or key in self._book.busy or not self._book.is_current(gang):
-            return
-        view = self._book.view(gang)
-        if not view.is_admitted:
-            return
-        status = lifecycle.preempt(view, message, now_seconds=self._book.now_seconds())
-        try:
-            version = await write_status(self._context, gang, status)
-        except (Conflict, NotFound):
-            return
-        if version:
-            self._book.note_written(gang.metadata.uid, version)
-        self._context.metrics.gang_evictions.labels("Preempted").inc()
-        self._tell(key, names.REASON_GANG_EVICTED, message)
 
     async def _end(self, reason: str) -> None:
         """Keep nothing any more; the gang may have another turn when others could have had theirs."""

@@ -14,11 +14,11 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
 from atoll.cluster import host_fit
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import Act, Decision, decide, give_up
-from atoll.cluster.gangs.membership import STARTED, GangKey, Member
+from atoll.cluster.gangs.lifecycle import Act, Decision, cannot_start, decide, give_up, has_begun
+from atoll.cluster.gangs.membership import STARTED, GangKey, Member, has_gate, stage_of
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, NotFound
+from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.events import EventType, ObjectReference
 from atoll.kube.mirror import Kind
 from controllers.context import Context
@@ -76,6 +76,7 @@ class GangReconciler:
         gang = self._book.gang(key)
         self._book.candidates.discard(key)
         if gang is None or await self._maker.is_outlived(gang):
+            await self._undo_without_gang(key)
             return await self._maker.make(key)
         if not self._book.is_current(gang):
             return BEHIND_SECONDS
@@ -98,12 +99,7 @@ class GangReconciler:
                 self._tell(gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone")
                 return BUSY_SECONDS
             case Act.LET_GO:
-                refusing = self._refusing_node(decision.members)
-                if refusing and not any(member.stage in STARTED for member in self._book.view(gang).members):
-                    message = f"node {refusing} would refuse a member by now"
-                    await self.write(gang, give_up(decision.status, message, now_seconds=self._book.now_seconds()))
-                    return BUSY_SECONDS
-                return await self._let_go(decision.members)
+                return await self._go_on(gang, decision)
             case Act.EVICT:
                 return await self._evict(gang, decision)
             case Act.RESUME:
@@ -139,6 +135,25 @@ class GangReconciler:
         ledger = self._context.mirror.ledger
         leases, assumed = ledger.leases_of(member.uid), ledger.assumed(member.uid)
         return leases[0].node if leases else assumed.node if assumed is not None else ""
+
+    async def _go_on(self, gang: GpuGang, decision: Decision) -> float | None:
+        """Let the rest go, unless a node or the API server would not have a member any more."""
+        view, now = self._book.view(gang), self._book.now_seconds()
+        refusing = self._refusing_node(decision.members)
+        if refusing and not has_begun(view):
+            message = f"node {refusing} would refuse a member by now"
+            await self.write(gang, give_up(decision.status, message, now_seconds=now))
+            return BUSY_SECONDS
+        try:
+            return await self._let_go(decision.members)
+        except (Forbidden, Invalid) as error:
+            message = f"a member cannot be pinned to its node: {error}"
+        if not view.status.was_ready:
+            jitter = jitter_of(self._context.new_token())
+            return await self._evict(gang, cannot_start(view, message[:1000], now_seconds=now, jitter=jitter))
+        log.warning("Gave up members that cannot be pinned", gang=gang.metadata.name, err=message)
+        await take_back(self._context, decision.members)
+        return AGAIN_SECONDS * 10
 
     async def _let_go(self, members: Sequence[Member]) -> float:
         async def open_one(member: Member) -> bool:
@@ -192,6 +207,13 @@ class GangReconciler:
         if resumed:
             self._tell(gang, names.REASON_GANG_RESUMED, f"resumed {', '.join(resumed)[:400]}")
         return AGAIN_SECONDS
+
+    async def _undo_without_gang(self, key: GangKey) -> None:
+        """Take back what gated pods hold whose gang is deleted: nobody would let them go with it."""
+        found = self._book.pods_of(key)
+        held = [pod for pod in found if has_gate(pod) and self._book.holds(pod)]
+        if held:
+            await take_back(self._context, [Member(pod, "", 0, stage_of(pod), holds=True) for pod in held])
 
     async def _resume_abandoned(self, key: GangKey) -> None:
         """Resume what was suspended for a gang that is deleted: nobody else would."""

@@ -5,17 +5,22 @@ evictions through the eviction API, which disruption budgets may refuse. The ann
 goes on where the last one stopped, and the extender keeps everybody of no higher priority off those GPUs. It goes when
 the pod does, or when the attempt has led to nothing in time; then the pod is left alone for ever longer, and after a
 few attempts for good. There is one key: all waiting pods are weighed together, the most important first.
+
+Of a gang only members go that it does not need. Where that does not help, a gang gives way whole.
 """
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.gangs.lifecycle import GangView
+from atoll.cluster.gangs.membership import gang_key
+from atoll.cluster.gangs.promises import needs, promises
 from atoll.cluster.island_hosts import decode_demands, refusal, unjudged
 from atoll.cluster.island_preemption import IslandPlan, Situation, may_preempt, plan_island
 from atoll.cluster.keeping import Kept, kept_for
@@ -30,6 +35,8 @@ from atoll.kube.mirror import Kind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, pod_reference
 from controllers.evictions import Refused, evict
+from controllers.gang_book import GangBook
+from controllers.gang_yielding import send_away
 from controllers.pursuit import Attempt, Outlook, Step, next_step
 from controllers.settings import ControllersSettings
 
@@ -64,9 +71,10 @@ class PreemptionReconciler:
 
     name = "preemption"
 
-    def __init__(self, context: Context, settings: ControllersSettings) -> None:
+    def __init__(self, context: Context, settings: ControllersSettings, book: GangBook | None = None) -> None:
         clock = context.clock
         self._context = context
+        self._book = book
         self._settings = settings
         self._budgets = BudgetList(context.api, clock)
         per_second = settings.preemptions_per_minute / 60
@@ -151,6 +159,7 @@ class PreemptionReconciler:
         waits: list[float | None] = []
         hopeless: set[tuple[object, ...]] = set()
         planned = 0
+        admitted = tuple(self._book.admitted().values()) if candidates and self._book is not None else ()
         for pod in candidates:
             request = self._request(pod)
             kind = (request, pod.spec.priority, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
@@ -159,7 +168,7 @@ class PreemptionReconciler:
             if planned >= PLANNED_MAX:
                 return [*waits, LOOK_SECONDS]
             planned += 1
-            plans = plan_island(pod, request, await self._situation(pod))
+            plans = await self._plans(pod, request, admitted)
             if plans:
                 waits.append(await self._begin(pod, plans))
             else:
@@ -179,6 +188,17 @@ class PreemptionReconciler:
             if await self._is_open(pod, plan) and await self._start(pod, plan):
                 return LOOK_SECONDS
         return RETRY_SECONDS
+
+    async def _plans(self, pod: Pod, request: Request, admitted: Sequence[GangView]) -> tuple[IslandPlan, ...]:
+        """Plan with members that their gangs do not need; only where that leads nowhere, with gangs that end whole."""
+        situation = await self._situation(pod)
+        plans: tuple[IslandPlan, ...] = ()
+        for whole_below in (None, pod.spec.priority) if admitted else (None,):
+            gangs = promises(admitted, whole_below=whole_below)
+            plans = plan_island(pod, request, replace(situation, budgets=replace(situation.budgets, gangs=gangs)))
+            if plans:
+                break
+        return plans
 
     async def _situation(self, pod: Pod) -> Situation:
         mirror = self._context.mirror
@@ -262,6 +282,9 @@ class PreemptionReconciler:
 
     async def _evict(self, pod: Pod, kept: Kept, victim: Pod, attempt: Attempt) -> None:
         try:
+            if await self._end_gang(pod, victim):
+                attempt.refuse(victim.metadata.uid, self._now(), LOOK_SECONDS)
+                return
             await evict(self._context.api, victim)
         except Refused as error:
             attempt.refuse(victim.metadata.uid, self._now(), error.retry_after_seconds)
@@ -281,6 +304,19 @@ class PreemptionReconciler:
             action="Evict",
             type="Warning",
         )
+
+    async def _end_gang(self, pod: Pod, victim: Pod) -> bool:
+        """Tell the victim's gang to give way whole if it needs the victim; False where the victim goes alone."""
+        key = gang_key(victim)
+        gang = self._book.gang(key) if self._book is not None and key is not None else None
+        if self._book is None or key is None or gang is None:
+            return False
+        view = self._book.view(gang)
+        gone = [member for member in view.members if member.uid == victim.metadata.uid]
+        if not view.is_admitted or not needs(view, gone):
+            return False
+        await send_away(self._context, self._book, key, f"gives way to pod {_name(pod)}, which has a higher priority")
+        return True
 
     async def _end(self, pod: Pod, node: str, reason: str) -> float | None:
         """Keep nothing any more for a pod that did not get its GPUs."""

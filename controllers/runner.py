@@ -200,6 +200,7 @@ def build_loops(context: Context, departures: Departures, settings: ControllersS
 
     release = Loop(ReleaseReconciler(context, departures, ask), clock, metrics)
     wake = WakeReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
+    book = _gang_book(context, settings) if context.mirror.gangs is not None else None
     return (
         release,
         evidence,
@@ -210,14 +211,13 @@ def build_loops(context: Context, departures: Departures, settings: ControllersS
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
-        Loop(PreemptionReconciler(context, settings), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
+        Loop(PreemptionReconciler(context, settings, book), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
-        *(_gang_loops(context, settings) if context.mirror.gangs is not None else ()),
+        *(_gang_loops(context, book) if book is not None else ()),
     )
 
 
-def _gang_loops(context: Context, settings: ControllersSettings) -> tuple[Loop[Any], ...]:
-    """Return the loops of gangs: each by itself, and all that wait against each other."""
+def _gang_book(context: Context, settings: ControllersSettings) -> GangBook:
     rules = GangRules(
         policy=settings.wait_for_pods_ready.policy(),
         bounds=settings.wait_for_pods_ready.bounds(),
@@ -228,7 +228,11 @@ def _gang_loops(context: Context, settings: ControllersSettings) -> tuple[Loop[A
         hold_after_seconds=settings.gang_hold_after_seconds,
         hold_seconds=settings.gang_hold_seconds,
     )
-    book = GangBook(context.mirror, context.clock, rules)
+    return GangBook(context.mirror, context.clock, rules)
+
+
+def _gang_loops(context: Context, book: GangBook) -> tuple[Loop[Any], ...]:
+    """Return the loops of gangs: each by itself, and all that wait against each other."""
     admission = Loop(
         AdmissionReconciler(context, book), context.clock, context.metrics, delay_seconds=ADMISSION_DELAY_SECONDS
     )

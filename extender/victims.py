@@ -4,6 +4,9 @@ In: nodes with the victims that kube-scheduler chose by count, cpu and memory, t
 that remain. Its victims stay, whatever they are good for; where they leave the pod without the GPUs that its claim
 wants, others of a lower priority are added, see atoll.cluster.island_victims. kube-scheduler's dry run knows no GPUs,
 so it may also offer nodes without victims: such a node gets some, or goes.
+
+A member of a gang counts as a victim that breaks a budget, because the gang may not run without it: kube-scheduler then
+prefers nodes whose pods go alone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,15 +55,16 @@ def _victims(given: Victims, scene: Occupancy, request: Request, ledger: Ledger,
     """Return all victims of one node; None where none of them help."""
     chosen = {victim.uid for victim in given.pods or ()}
     room = scene.without(chosen)
+    broken = given.pdb_violations + sum(bool(budgets.gangs.of(pod)) for uid in chosen if (pod := ledger.pods.get(uid)))
     if not isinstance(select(scene.devices, room, request), Rejection):
-        return given
+        return Victims(given.pods, broken)
     allowed = _left(budgets, ledger, chosen)
     others = (occupant for occupant in scene.evictable if occupant.uid not in chosen)
     found = find_victims(scene.devices, room, request, others, allowed=allowed)
     if found is None:
         return None
     added = tuple(Victim(victim.uid) for victim in found.victims)
-    return Victims((*(given.pods or ()), *added), given.pdb_violations + found.violations)
+    return Victims((*(given.pods or ()), *added), broken + found.violations)
 
 
 def _left(budgets: Budgets, ledger: Ledger, chosen: Iterable[str]) -> dict[str, int]:
@@ -68,6 +72,6 @@ def _left(budgets: Budgets, ledger: Ledger, chosen: Iterable[str]) -> dict[str, 
     left = budgets.allowed()
     for uid in chosen:
         pod = ledger.pods.get(uid)
-        for key in budgets.of(pod) if pod is not None else ():
+        for key in budgets.promises_of(pod) if pod is not None else ():
             left[key] = left.get(key, 0) - 1
     return left

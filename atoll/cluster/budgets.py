@@ -1,14 +1,18 @@
-"""PodDisruptionBudgets: which pods they protect, and how many evictions they allow now.
+"""PodDisruptionBudgets and gangs: which pods they protect, and how many evictions they allow now.
 
 In: budgets as the API server stores them, pods. Out: the budgets of a pod, and a count of victims that would break one.
 The API server has the last word: an eviction that breaks a budget is refused with 429. Pure.
+
+A gang is a budget too: it allows as many evictions as it has members that it does not need. Who knows nothing of it but
+its name takes it that it needs every one.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from atoll.api import names
 from atoll.cluster.objects import Metadata, Pod
 
 
@@ -83,18 +87,43 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class GangPromises:
+    """What gangs promise to their members: by uid the keys, and how many evictions each key allows."""
+
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    allowed: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, pod: Pod) -> tuple[str, ...]:
+        """Return the keys that protect a pod; none for one in no gang."""
+        gang = pod.metadata.annotations.get(names.GANG)
+        if not gang:
+            return ()
+        return self.keys.get(pod.metadata.uid, (gang_promise(pod.metadata.namespace, gang),))
+
+
+def gang_promise(namespace: str, gang: str) -> str:
+    """Return the key of a gang as a whole; no budget has it, because names have no spaces."""
+    return f"gang {namespace}/{gang}"
+
+
+@dataclass(frozen=True, slots=True)
 class Budgets:
-    """Every budget of the cluster at one moment."""
+    """Every budget of the cluster at one moment, and what is known of gangs."""
 
     all: tuple[Budget, ...] = ()
+    gangs: GangPromises = field(default_factory=GangPromises)
 
     def of(self, pod: Pod) -> tuple[str, ...]:
         """Return the keys of the budgets that protect the pod, sorted."""
         return tuple(sorted(budget.key for budget in self.all if budget.protects(pod)))
 
+    def promises_of(self, pod: Pod) -> tuple[str, ...]:
+        """Return the keys of all that protects the pod where it goes alone: its budgets and its gang."""
+        return (*self.of(pod), *self.gangs.of(pod))
+
     def allowed(self) -> dict[str, int]:
-        """Return how many evictions each allows now, by key."""
-        return {budget.key: budget.allowed for budget in self.all}
+        """Return how many evictions each budget and gang allows now, by key."""
+        return {**self.gangs.allowed, **{budget.key: budget.allowed for budget in self.all}}
 
 
 def violations(victims: Iterable[tuple[str, ...]], allowed: Mapping[str, int]) -> int:

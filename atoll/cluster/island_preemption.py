@@ -6,7 +6,8 @@ knows no islands, so that this part is ours. Pure: the shell asks for every vict
 
 Nothing is planned for a pod that fits somewhere already, or will when a pod ends that is ending; where a budget forbids
 it; or for a claim that would take any GPUs. Victims have a strictly lower priority, so that no two pods evict each
-other in turn.
+other in turn. A gang is a budget for its members, so that those that it needs stay; where nothing else helps, the
+shell asks again with gangs that give way whole.
 """
 
 from collections.abc import Collection, Mapping, Sequence

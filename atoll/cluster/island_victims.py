@@ -6,7 +6,7 @@ kube-scheduler, and by the controllers, where the count would do and the islands
 
 The answer is the first feasible set in this total order, so it is minimal: none of its victims can be spared.
 
-1. fewest victims whose eviction breaks a disruption budget
+1. fewest victims whose eviction breaks a disruption budget, or a gang below what it needs
 2. fewest victims of the highest priority among the occupants, then of the next, and so on down
 3. the youngest: of the highest priority first, the older a pod the rather it is spared; then by uid
 

@@ -30,7 +30,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a GPU Lease says. `deadline` is a UTC time text of the reservation; it frees nothing by itself."""
+    """What a GPU Lease says. `deadline` is a UTC time text of the reservation; it frees nothing by itself. `created`:
+    since when the Lease exists, whoever has written it since."""
 
     lease_name: str
     lease_uid: str
@@ -45,6 +46,7 @@ class LeaseRecord:
     claim: str
     gang: str = ""
     doubt: str = ""
+    created: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def parse_lease(lease: Lease) -> LeaseRecord:
         claim=annotations.get(names.LEASE_CLAIM, ""),
         gang=annotations.get(names.LEASE_GANG, ""),
         doubt=annotations.get(names.LEASE_IN_DOUBT, ""),
+        created=lease.metadata.creation_timestamp or "",
     )
 
 

@@ -70,7 +70,7 @@ def occupancy(
 
 def _occupant(pod: Pod, mask: int, budgets: Budgets) -> Occupant:
     metadata = pod.metadata
-    return Occupant(metadata.uid, mask, pod.spec.priority, metadata.creation_timestamp or "", budgets.of(pod))
+    return Occupant(metadata.uid, mask, pod.spec.priority, metadata.creation_timestamp or "", budgets.promises_of(pod))
 
 
 def sole_mask(ledger: Ledger, devices: NodeDevices, uid: str) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.builders import make_allocation, pod_json, report_json
+from tests.builders import claim_json, make_allocation, pod_json, report_json
 from tests.controllers.gang_stage import Cluster, Term, cluster, settled, term
-from tests.controllers.troupe import PODS, REPORTS, strip_version
+from tests.controllers.troupe import CLAIMS, PODS, REPORTS, strip_version
 
 SOON: dict[str, Any] = {"preemption_delay_seconds": 0.0, "gang_hold_after_seconds": 0.0}
 QUIET: dict[str, Any] = {"preemption": False, "gang_hold_after_seconds": 0.0}
@@ -41,10 +41,15 @@ def evicted(running: Term) -> set[str]:
     return {path.split("/")[-2] for _, path in running.api.writes if path.endswith("/eviction")}
 
 
-async def wait_evicted(made: Cluster, running: Term, *names: str) -> None:
-    """Wait until pods are evicted; then the agent reports, twice, that they run no more."""
+async def wait_gone(running: Term, *names: str) -> None:
+    """Wait until pods are evicted."""
     uids = {f"uid-of-{name}" for name in names}
     await settled(running, lambda: not uids & running.mirror.ledger.pods.keys(), seconds=20)
+
+
+async def wait_evicted(made: Cluster, running: Term, *names: str) -> None:
+    """Wait until pods are evicted; then the agent reports, twice, that they run no more."""
+    await wait_gone(running, *names)
     for sequence in (1, 2):
         body = strip_version(report_json("n1"))
         evidence = {"podResourceVersion": str(10**6), "kubeletRead": True, "liveRead": True, "sequence": sequence}
@@ -183,3 +188,55 @@ async def test_a_new_leader_takes_off_what_it_does_not_know(tmp_path: Path) -> N
             await settled(running, lambda: all(kept(made, "wide", 2)), seconds=20)
         async with term(made, tmp_path, settings={**QUIET, "gang_hold_seconds": 0.0}) as running:
             await settled(running, lambda: not any(kept(made, "wide", 2)), seconds=20)
+
+
+PAIRS = "h100-nvl-8"
+"""Eight cards, bridged in pairs 0-1, 2-3, 4-5, 6-7."""
+
+
+def put_runner(made: Cluster, name: str, node: str, device: int, *, priority: int = 0, gang: str = "") -> None:
+    """Put a running pod with one GPU, of a gang where one is named."""
+    notes = {names.GANG: gang} if gang else {}
+    allocation = make_allocation(node, device)
+    body = pod_json(name, gpus=1, node=node, allocation=allocation, priority=priority, annotations=notes)
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    made.server.put(f"{PODS}/{name}", strip_version({**body, "status": ready}))
+
+
+def put_seeker(made: Cluster, *, priority: int) -> None:
+    """Put a pod that wants a pair, and that kube-scheduler has set aside."""
+    made.server.put(f"{CLAIMS}/pair", claim_json("pair", uid="uid-of-pair", count=2, policy="island"))
+    notes = {names.CLAIM: "pair", names.CLAIM_UID: "uid-of-pair"}
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    body = pod_json("seeker", gpus=2, priority=priority, annotations=notes)
+    made.server.put(f"{PODS}/seeker", strip_version({**body, "status": {"phase": "Pending", "conditions": [refused]}}))
+
+
+@pytest.mark.parametrize(
+    ("least", "gone", "reason"),
+    [
+        pytest.param(1, {"low-0"}, "Admitted", id="a member that is not needed goes alone"),
+        pytest.param(2, {"low-0", "low-1"}, "WaitForRelease", id="where all are needed the gang goes whole"),
+    ],
+)
+async def test_a_single_pod_that_wants_an_island_takes_no_gang_below_its_minimum(
+    tmp_path: Path, least: int, gone: set[str], reason: str
+) -> None:
+    """Of each pair one GPU is held; only the gang's member there may go. The other one is on a machine that is full."""
+    async with cluster("n1", "n2", profile=PAIRS) as made:
+        for number in range(3):
+            put_runner(made, f"dear-{number}", "n1", 2 * number, priority=10)
+        made.add_gang("low", 2, minMember=least)
+        put_runner(made, "low-0", "n1", 6, gang="low")
+        put_runner(made, "low-1", "n2", 0, gang="low")
+        for device in range(1, 8):
+            put_runner(made, f"full-{device}", "n2", device, priority=10)
+        async with term(made, tmp_path, settings={"preemption_delay_seconds": 0.0}) as running:
+            await settled(running, lambda: made.reason("low") == "Admitted")
+            put_seeker(made, priority=5)
+            told = (names.REASON_GPUS_FREEING, "seeker")
+            await settled(running, lambda: told in running.notes.recorded, seconds=20)
+            await wait_gone(running, *gone)
+
+            assert evicted(running) == gone
+            assert made.reason("low") == reason

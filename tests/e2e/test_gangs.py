@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -205,9 +205,27 @@ def test_a_member_that_goes_is_replaced_on_its_own(yard: Yard) -> None:
     yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
 
 
-@pytest.mark.parametrize("held", [5, pytest.param(1, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
-def test_controllers_that_are_killed_during_an_admission_finish_or_undo_it(yard: Yard, held: int) -> None:
-    """Killed when so many Leases stand: no member runs without its GPUs, and the next leader starts the whole gang."""
+def is_any_let_go(yard: Yard) -> bool:
+    """Tell whether a pod of the namespace has no gate."""
+    return any(not pod["spec"].get("schedulingGates") for pod in yard.world.pods())
+
+
+STEPS: dict[str, Callable[[Yard], bool]] = {
+    "some Leases": lambda yard: len(yard.world.leases()) >= 5,
+    "the first Lease": lambda yard: len(yard.world.leases()) >= 1,
+    "every Lease": lambda yard: len(yard.world.leases()) >= 8,
+    "the condition": lambda yard: yard.reason("x") == "Admitted",
+    "the first gate": is_any_let_go,
+    "the first member that runs": lambda yard: "Running" in yard.phases("x"),
+}
+"""How far an admission has come when the controllers are killed."""
+
+
+@pytest.mark.parametrize(
+    "step", [name if name == "some Leases" else pytest.param(name, marks=pytest.mark.long) for name in STEPS]
+)
+def test_controllers_that_are_killed_during_an_admission_finish_or_undo_it(yard: Yard, step: str) -> None:
+    """Killed at this step: no member runs without its GPUs, and the next leader starts the whole gang."""
     world = yard.world
     world.claim("two", 2, **H100)
     yard.gang("x", count=4)
@@ -215,7 +233,7 @@ def test_controllers_that_are_killed_during_an_admission_finish_or_undo_it(yard:
         yard.member("x", number, "two")
     yard.wait_reason("x", "WaitForQuorum")
     yard.member("x", 3, "two")
-    world.wait(lambda: len(world.leases()) >= held, f"{held} Leases")
+    world.wait(lambda: STEPS[step](yard), step)
     world.installation.kill("controllers")
     for pod in world.pods():
         is_gated = bool(pod["spec"].get("schedulingGates"))
@@ -273,8 +291,19 @@ def test_a_deactivated_gang_gives_everything_back(yard: Yard) -> None:
     world.wait(lambda: world.pods() == [], "the pods to be gone")
 
 
+def jobset_labels(replicated: str, index: int) -> dict[str, str]:
+    """Return the labels by which a JobSet's pods tell their replicated Job and their place in it."""
+    return {
+        "jobset.sigs.k8s.io/replicatedjob-name": replicated,
+        "jobset.sigs.k8s.io/replicatedjob-replicas": "1",
+        "jobset.sigs.k8s.io/job-index": "0",
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+
+
 def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Yard) -> None:
-    """Two pod sets with claims of their own: the workers on one machine, nobody before the leader is there."""
+    """Two pod sets with claims of their own, labelled as a JobSet's pods: the workers on one machine, nobody before the
+    leader is there."""
     world = yard.world
     topology = f"machines-{world.namespace}"
     body = {
@@ -293,12 +322,12 @@ def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Y
         yard.gang("x", count=0, podSets=sets, topologyName=topology)
         for number in range(3):
             worker = yard.member_body("x", f"worker-{number}", "two")
-            worker["metadata"]["annotations"][names.POD_SET] = "workers"
+            worker["metadata"]["labels"] = jobset_labels("workers", number)
             world.create(worker)
         yard.wait_reason("x", "WaitForQuorum")
         assert world.leases() == []
         leader = yard.member_body("x", "leader", "one")
-        leader["metadata"]["annotations"][names.POD_SET] = "leader"
+        leader["metadata"]["labels"] = jobset_labels("leader", 0)
         world.create(leader)
 
         yard.wait_running("x", 4)

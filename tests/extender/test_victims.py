@@ -110,6 +110,17 @@ def test_node_that_cannot_be_helped_is_dropped(count: int, claim: dict[str, Any]
     assert answer(offered("low1"), preemptor(count, **claim), ledger) == {}
 
 
+def test_members_of_gangs_are_the_last_victims() -> None:
+    """Their gang may not run without them: whoever belongs to none goes first, and kube-scheduler is told to prefer
+    nodes where nobody of a gang need go."""
+    ledger = scene(plain=(5, (0, 1)))
+    ledger.put_pod(holder("bound", 0, 2, 3, annotations={names.GANG: "g"}))
+    ledger.put_pod(holder("dear", 10, 4, 5, 6, 7))
+
+    assert answer(offered(), preemptor(2, policy="island"), ledger) == {"n1": ({"plain"}, 0)}
+    assert answer(offered("bound"), preemptor(2, policy="island"), ledger) == {"n1": ({"bound"}, 1)}
+
+
 def test_node_without_a_fresh_report_is_dropped() -> None:
     """What nobody knows about, nobody evicts for; the same holds for a pod whose request cannot be read."""
     ledger = scene(low=(0, (0, 1, 2, 3, 4, 5, 6, 7)))

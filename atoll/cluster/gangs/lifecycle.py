@@ -20,14 +20,10 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, RequeueState
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.membership import STARTED, Member, Stage, without_pod_set
-from atoll.cluster.gangs.readiness import Tally, owner_uid, placeable, quorum, readiness
+from atoll.cluster.gangs.readiness import Tally, owner_uid, placeable, placed, quorum, readiness
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, pause_seconds, surpasses
+from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
 from atoll.cluster.gangs.times import seconds_of, text_of
-
-REFUSED_SECONDS = 15.0
-"""kube-scheduler may refuse a member once because its own view lags behind; after this long it means it."""
-STUCK_SECONDS = 60.0
-"""A member that joins a gang that runs already is given up after this long: what it holds would be lost to others."""
 
 
 class Act(StrEnum):
@@ -158,24 +154,42 @@ def _decide_admitted(
     view: GangView, status: GpuGangStatus, tallied: Tally, *, now_seconds: float, jitter: float
 ) -> Decision:
     held = tuple(member for member in view.members if member.holds and member.is_gated)
+    if held and not has_begun(view) and not quorum(view.gang.spec, view.members).is_enough:
+        gone = give_up(status, "members went before any was let go", now_seconds=now_seconds)
+        return Decision(Act.NOTHING, gone, again_seconds=0.0)
     if held:
         return Decision(Act.LET_GO, _phase(status, "Starting"), held)
     if not any(member.stage in STARTED for member in view.members) and not tallied.is_enough:
         return Decision(Act.NOTHING, _forget_admission(status, now_seconds), again_seconds=0.0)
     status = _note_start(status, now_seconds)
     status = _note_readiness(status, tallied, now_seconds)
+    preempted = _preempted(view)
+    if preempted is not None:
+        return _evict(view, status, preempted, now_seconds=now_seconds, pause=None)
     failing = _failing(view, status, tallied, now_seconds)
     if failing is not None:
         count = (status.requeue_state.count if status.requeue_state else 0) + 1
         pause = (count, pause_seconds(view.policy.requeuing, count, jitter=jitter))
         return _evict(view, status, failing, now_seconds=now_seconds, pause=pause)
     again = _next_look(view, status, now_seconds)
-    stuck = tuple(m for m in view.members if (_refused_since(m) or now_seconds) + STUCK_SECONDS <= now_seconds)
+    stuck = tuple(m for m in view.members if (refused_since(m, status) or now_seconds) + STUCK_SECONDS <= now_seconds)
     if stuck:
         return Decision(Act.DROP, _phase(status, "Recovering"), stuck, again_seconds=1.0)
     chosen, _ = placeable(view.gang.spec, view.members)
     status = _phase(status, "Running" if tallied.is_enough else "Starting" if not status.was_ready else "Recovering")
     return Decision(Act.REPLACE if chosen else Act.NOTHING, status, chosen, again)
+
+
+def has_begun(view: GangView) -> bool:
+    """Tell whether any member of the admission was let go: from then on it is no longer undone, but evicted."""
+    return any(member.stage in STARTED for member in view.members)
+
+
+def cannot_start(view: GangView, message: str, *, now_seconds: float, jitter: float = 0.0) -> Decision:
+    """Decide about a gang of which a member takes no pin: this admission ends, and is tried again after a pause."""
+    count = (view.status.requeue_state.count if view.status.requeue_state else 0) + 1
+    pause = (count, pause_seconds(view.policy.requeuing, count, jitter=jitter))
+    return _evict(view, view.status, Obstacle("MemberRefused", message), now_seconds=now_seconds, pause=pause)
 
 
 def _note_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
@@ -219,31 +233,30 @@ def _failing(view: GangView, status: GpuGangStatus, tallied: Tally, now_seconds:
     if status.was_ready:
         return None
     for member in view.members:
-        refused = _refused_since(member)
-        if refused is not None and refused + REFUSED_SECONDS <= now_seconds:
+        refused = refused_since(member, status)
+        if refused is not None and refused + patience_seconds(member) <= now_seconds:
             return Obstacle(
-                "SchedulerRefused", f"kube-scheduler refuses pod {member.pod.metadata.name}: {_why(member)}"
+                "SchedulerRefused", f"kube-scheduler refuses pod {member.pod.metadata.name}: {why_refused(member)}"
             )
     return None
 
 
-def _refused_since(member: Member) -> float | None:
-    if member.stage is not Stage.STARTING or member.pod.spec.node_name:
+def _preempted(view: GangView) -> Obstacle | None:
+    """Return why the gang gives way: kube-scheduler takes members that it needs, and the rest would run in vain."""
+    if placed(view.gang.spec, view.members).is_enough:
         return None
-    for condition in member.pod.status.conditions:
-        if condition.type == "PodScheduled" and condition.status == "False" and condition.reason != "SchedulingGated":
-            return seconds_of(condition.last_transition_time or "")
+    for member in view.members:
+        if member.stage in {Stage.ENDING, Stage.FAILED} and is_victim(member.pod):
+            return Obstacle("Preempted", f"kube-scheduler preempts member {member.pod.metadata.name}, which is needed")
     return None
-
-
-def _why(member: Member) -> str:
-    return next((c.message[:300] for c in member.pod.status.conditions if c.type == "PodScheduled"), "")
 
 
 def _next_look(view: GangView, status: GpuGangStatus, now_seconds: float) -> float | None:
     times = [_deadline(view, status)]
-    patience = STUCK_SECONDS if status.was_ready else REFUSED_SECONDS
-    times += [since + patience for m in view.members if (since := _refused_since(m)) is not None]
+    for member in view.members:
+        refused = refused_since(member, status)
+        if refused is not None:
+            times.append(refused + (STUCK_SECONDS if status.was_ready else patience_seconds(member)))
     left = [time - now_seconds for time in times if time is not None]
     return max(0.05, min(left)) if left else None
 

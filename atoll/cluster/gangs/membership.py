@@ -19,9 +19,13 @@ JOBSET_SET = "jobset.sigs.k8s.io/replicatedjob-name"
 JOBSET_INDEX = "jobset.sigs.k8s.io/job-index"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 KUBEFLOW_SET = "training.kubeflow.org/replica-type"
+KUBEFLOW_ROLE = "training.kubeflow.org/job-role"
+"""What the MPI operator writes instead; others write it on the master alone, beside the type."""
 KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
+GROUP_SIZE = "leaderworkerset.sigs.k8s.io/size"
+"""An annotation: the leader and its workers together."""
 STATEFUL_INDEX = "apps.kubernetes.io/pod-index"
 INDEX_LABELS = (COMPLETION_INDEX, "kubernetes.io/job-completion-index", KUBEFLOW_INDEX, WORKER_INDEX, STATEFUL_INDEX)
 SUB_GROUP_LABELS = (JOBSET_INDEX, GROUP_INDEX)
@@ -49,13 +53,15 @@ DONE = frozenset({Stage.SUCCEEDED, Stage.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One pod of a gang. `pod_set` is empty for a pod of no known set; `holds`: GPUs are reserved for it."""
+    """One pod of a gang. `pod_set` is empty for a pod of no known set; `holds`: GPUs are reserved for it, as far as
+    that is known since `held_since` (seconds since 1970)."""
 
     pod: Pod
     pod_set: str
     rank: int
     stage: Stage
     holds: bool
+    held_since: float | None = None
 
     @property
     def uid(self) -> str:
@@ -115,7 +121,7 @@ def pod_set_of(pod: Pod, spec: GpuGangSpec) -> str:
     annotated = pod.metadata.annotations.get(names.POD_SET)
     if annotated is not None:
         return annotated if annotated in known else ""
-    for label in (JOBSET_SET, KUBEFLOW_SET):
+    for label in (JOBSET_SET, KUBEFLOW_SET, KUBEFLOW_ROLE):
         named = pod.metadata.labels.get(label, "").lower()
         if named in known:
             return named
@@ -125,14 +131,22 @@ def pod_set_of(pod: Pod, spec: GpuGangSpec) -> str:
     return spec.pod_sets[0].name if len(known) == 1 else ""
 
 
-def members_of(found: Iterable[Pod], spec: GpuGangSpec, holders: Mapping[str, bool]) -> tuple[Member, ...]:
-    """Return the members among pods of one gang, by pod set, rank and name. `holders` tells who has GPUs reserved."""
+def members_of(
+    found: Iterable[Pod],
+    spec: GpuGangSpec,
+    holders: Mapping[str, bool],
+    since: Mapping[str, float | None] | None = None,
+) -> tuple[Member, ...]:
+    """Return the members among pods of one gang, by pod set, rank and name. `holders` tells who has GPUs reserved, and
+    `since` from when on."""
     by_set: dict[str, list[Pod]] = {}
     for pod in found:
         by_set.setdefault(pod_set_of(pod, spec), []).append(pod)
     sets = {pod_set.name: pod_set for pod_set in spec.pod_sets}
     members = [
-        Member(pod, name, rank, stage_of(pod), holders.get(pod.metadata.uid, False))
+        Member(
+            pod, name, rank, stage_of(pod), holders.get(pod.metadata.uid, False), (since or {}).get(pod.metadata.uid)
+        )
         for name, group in by_set.items()
         for pod, rank in _ranked(group, sets.get(name))
     ]
@@ -157,6 +171,10 @@ def _index(pod: Pod, pod_set: PodSet | None) -> int | None:
     index = next((number for label in wanted if (number := _number(labels.get(label))) is not None), None)
     if pod_set is None:
         return index
+    if GROUP_SIZE in labels and not (
+        request is not None and (request.pod_index_label or request.sub_group_index_label)
+    ):
+        return _group_rank(labels, pod_set)
     count = request.sub_group_count if request is not None and request.sub_group_count else None
     groups = (request.sub_group_index_label,) if request is not None and request.sub_group_index_label else ()
     group = next((n for label in (*groups, *SUB_GROUP_LABELS) if (n := _number(labels.get(label))) is not None), None)
@@ -166,6 +184,20 @@ def _index(pod: Pod, pod_set: PodSet | None) -> int | None:
     if not replicas or pod_set.count % replicas:
         return index
     return group * (pod_set.count // replicas) + (index or 0)
+
+
+def _group_rank(labels: Mapping[str, str], pod_set: PodSet) -> int | None:
+    """Return the rank in a LeaderWorkerSet: groups in turn, in each the leader (worker 0) first; or within the set of
+    the leaders, or that of the workers, where the gang has those."""
+    size, worker = _number(labels.get(GROUP_SIZE)), _number(labels.get(WORKER_INDEX))
+    group = _number(labels.get(GROUP_INDEX)) or 0
+    if not size or worker is None:
+        return worker
+    if pod_set.name == LEADER:
+        return group
+    if pod_set.name == WORKER:
+        return group * (size - 1) + worker - 1
+    return group * size + worker
 
 
 def _number(text: str | None) -> int | None:

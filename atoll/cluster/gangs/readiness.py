@@ -76,6 +76,11 @@ def readiness(spec: GpuGangSpec, members: Iterable[Member]) -> Tally:
     return tally(spec, members, READY)
 
 
+def placed(spec: GpuGangSpec, members: Iterable[Member]) -> Tally:
+    """Count the members that have a place and have not failed, ready or not, or have succeeded."""
+    return tally(spec, members, STARTED | {Stage.SUCCEEDED})
+
+
 def owner_uid(member: Member) -> str:
     """Return the uid of the member's controller, an empty text for a bare pod."""
     return next((owner.uid for owner in member.pod.metadata.owner_references if owner.controller), "")

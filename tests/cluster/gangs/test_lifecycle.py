@@ -9,9 +9,10 @@ import pytest
 from atoll.api import names
 from atoll.api.gangs import GangAssignment, SuspendedOwner
 from atoll.cluster.gangs import lifecycle
-from atoll.cluster.gangs.lifecycle import REFUSED_SECONDS, STUCK_SECONDS, Act
+from atoll.cluster.gangs.lifecycle import Act
 from atoll.cluster.gangs.membership import Member, Stage
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, Requeuing
+from atoll.cluster.gangs.refusals import REFUSED_SECONDS, STUCK_SECONDS
 from atoll.cluster.gangs.times import seconds_of, text_of
 from atoll.cluster.objects import OwnerReference, PodCondition
 from tests.cluster.gangs.builders import NOW, WAITING, Life, make_gang, member, members
@@ -254,10 +255,10 @@ def test_deactivation_gives_everything_back_and_counts_nothing() -> None:
     assert life.look(*members(GATED, GATED)).act is Act.PLACE
 
 
-def refused(number: int, since: float) -> Member:
+def refused(number: int, since: float, *, reason: str = "Unschedulable", **options: Any) -> Member:
     """Return a member that kube-scheduler will not take."""
-    one = member(number, STARTING, holds=True)
-    condition = PodCondition("PodScheduled", "False", "Unschedulable", "Insufficient cpu", text_of(since))
+    one = replace(member(number, STARTING, holds=True), **options)
+    condition = PodCondition("PodScheduled", "False", reason, "Insufficient cpu", text_of(since))
     status = msgspec.structs.replace(one.pod.status, conditions=(condition,))
     return replace(one, pod=msgspec.structs.replace(one.pod, status=status))
 
@@ -275,6 +276,63 @@ def test_a_pinned_member_that_is_refused_ends_the_admission() -> None:
     assert late.act is Act.EVICT
     assert life.condition(EVICTED) == ("True", "SchedulerRefused")
     assert life.gang.status.requeue_state.count == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "patience"),
+    [
+        pytest.param("Unschedulable", REFUSED_SECONDS, id="refused"),
+        pytest.param("SchedulerError", STUCK_SECONDS, id="a bind that nobody has answered"),
+    ],
+)
+def test_the_time_that_a_member_was_gated_is_no_refusal(reason: str, patience: float) -> None:
+    """PodScheduled is False since the pod was created, gated: its transition is as old as the pod, which may have
+    waited for an hour. The patience with kube-scheduler begins when the gang is let go."""
+    life = admitted(2, ReadinessPolicy())
+    life.look(*members(STARTING, STARTING), after=3600)
+    old = refused(0, NOW, reason=reason)
+
+    assert life.look(old, member(1, STARTING), after=1).act is Act.NOTHING
+    assert life.look(old, member(1, STARTING), after=patience - 3).act is Act.NOTHING
+    assert life.look(old, member(1, STARTING), after=3).act is Act.EVICT
+
+
+def test_the_time_that_a_replacement_was_gated_is_no_refusal() -> None:
+    """It waited for room for an hour; its time to start begins when it got its GPUs."""
+    life = running(2, ReadinessPolicy())
+    life.now += 3600
+    stuck = refused(1, NOW, held_since=life.now)
+
+    assert life.look(*members(READY), stuck, after=STUCK_SECONDS - 1).act is Act.NOTHING
+    assert life.look(*members(READY), stuck, after=2).act is Act.DROP
+
+
+def taken(number: int, stage: Stage = ENDING, *, reason: str = "PreemptionByScheduler") -> Member:
+    """Return a member that ends because somebody has chosen it."""
+    one = member(number, stage)
+    status = msgspec.structs.replace(one.pod.status, conditions=(PodCondition("DisruptionTarget", "True", reason),))
+    return replace(one, pod=msgspec.structs.replace(one.pod, status=status))
+
+
+@pytest.mark.parametrize("stage", [ENDING, FAILED])
+def test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole(stage: Stage) -> None:
+    """Below its minimum the rest would run in vain: evicted whole, without a pause and without counting (I1)."""
+    life = running(3)
+
+    decision = life.look(*members(READY, READY), taken(2, stage))
+
+    assert decision.act is Act.EVICT
+    assert {one.rank for one in decision.members} == {0, 1}
+    assert life.condition(EVICTED) == ("True", "Preempted")
+    assert life.gang.status.requeue_state is None
+
+
+def test_a_gang_of_which_others_take_a_member_waits_for_its_successor() -> None:
+    """A drain is no preemption, and a member beyond the minimum may go: the others run on."""
+    drained = running(3)
+    assert drained.look(*members(READY, READY), taken(2, reason="EvictionByEvictionAPI")).act is not Act.EVICT
+    elastic = running(3, minMember=2)
+    assert elastic.look(*members(READY, READY), taken(2)).act is not Act.EVICT
 
 
 def test_a_replacement_that_cannot_start_is_given_up_alone() -> None:
