@@ -79,7 +79,7 @@ class Looker:
             self.failures += 1
             log.warning("Machine cannot be read", err=str(error), failures=self.failures)
             if self._last is not None and self.failures <= FAILURES_BORNE:
-                return self._last
+                return self._last.as_remembered()
             return MachineReading(devices=(), problem=str(error))
 
     async def _read_within_time(self) -> MachineReading:

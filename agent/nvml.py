@@ -18,6 +18,7 @@ from agent.errors import ReadingFailed
 from agent.links import link_matrix, plain_bus_id
 from agent.pci import PCI_DEVICES, PciTree
 from agent.readings import (
+    UNTOLD,
     Cells,
     DeviceReading,
     FabricReading,
@@ -87,9 +88,12 @@ class NvmlBackend:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
         self._look += 1
         count = self._count()
-        facts = [self._device_facts(index) for index in range(count)]
+        events = self._events([])
+        facts = recognized([self._asked_facts(index) for index in range(count)], self._known)
+        self._known |= {one["index"]: {key: one.get(key) for key in FACE} for one in facts if one.get("uuid")}
         self._compare(facts)
-        reading = self.assemble(facts, self._events([one["index"] for one in facts if not one.get("silent")]))
+        events += self._events([one["index"] for one in facts if not one.get("silent")])
+        reading = self.assemble(facts, events)
         self._pci.look()
         slots = [device.pci_bus_id for device in reading.devices]
         unseen = self._pci.slots_unseen(slots, kernel_driver=self.kernel_driver)
@@ -113,16 +117,8 @@ class NvmlBackend:
         except (DriverSilent, DriverRefused) as error:
             raise ReadingFailed(self.driver, f"{error}; is the driver loaded, and its library visible here?") from error
 
-    def _device_facts(self, index: int) -> Facts:
-        """Every step of one device, until one of them is its last; a sick one is who it was when it was well."""
-        facts = self._asked_facts(index)
-        if facts.get("uuid"):
-            self._known[index] = {key: facts.get(key) for key in ("uuid", "bus_id")}
-        elif facts.get("lost") or facts.get("silent"):
-            facts |= self._known.get(index, {})
-        return facts
-
     def _asked_facts(self, index: int) -> Facts:
+        """Every step of one device, until one of them is its last."""
         silence = self._silent.get(index)
         if silence is not None and self._look < silence.ask_again_at:
             return {"index": index, "silent": silence.message}
@@ -158,12 +154,38 @@ class NvmlBackend:
                 one |= {key: value for key, value in answer.items() if value or key not in one}
 
     def _events(self, indices: Sequence[int]) -> list[list[Any]]:
-        """What happened since the last look. A card that is lost has its last word here."""
+        """What happened since they were asked for last, and listen to these devices from now on. Asked before a look,
+        because what is not told yet is lost with a worker that hangs, and after it: a card that is lost has its last
+        word there."""
         try:
             self._reopened()
             return list(self.steps.ask("events", 0, indices)["events"])
         except (DriverSilent, DriverRefused, ReadingFailed):
             return []
+
+
+FACE: Final = ("uuid", "bus_id")
+
+
+def recognized(facts: Sequence[Facts], known: Mapping[int, Facts]) -> list[Facts]:
+    """Devices with at most one to each uuid. A sick one that does not say who it is, is who was known at its index,
+    unless another says that of itself; of two that say the same, the second is nobody. Pure."""
+    told = {one["uuid"] for one in facts if one.get("uuid")}
+    taken: set[str] = set()
+    found = []
+    for one in facts:
+        uuid = one.get("uuid")
+        if uuid in taken:
+            found.append({**one, "uuid": None, "fault": f"tells the uuid of another device: {uuid}"})
+            continue
+        face = known.get(one["index"], {}) if one.get("lost") or one.get("silent") else {}
+        if uuid is None and face and face["uuid"] not in told:
+            uuid = face["uuid"]
+            found.append({**one, **face})
+        else:
+            found.append(one)
+        taken |= {uuid} if uuid else set()
+    return found
 
 
 class _Silence:
@@ -184,6 +206,7 @@ def machine_reading(facts: Sequence[Facts], *, events: Sequence[Sequence[Any]] =
         links=links,
         fabric=_fabric(facts),
         expected_count=len(facts),
+        fabric_unread=any(one.get("fabric") is None for one in facts),
     )
 
 
@@ -202,6 +225,7 @@ def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
         minor=facts.get("minor"),
         mig_enabled=bool(mig) if mig is not None else None,
         process_ids=tuple(sorted({one[0] for one in processes})) if processes is not None else None,
+        processes_unread=bool(facts.get("unlisted")),
         fault=facts.get("lost") or facts.get("fault") or facts.get("silent") or "",
         is_lost=bool(facts.get("lost")),
         serial=facts.get("serial"),
@@ -211,6 +235,7 @@ def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
         power_managed=_flag(facts.get("power_management")),
         nvlinks=_link_summary(facts.get("links")),
         instances=_instances(facts),
+        instances_unread=bool(facts.get("uninstanced")),
         signs=signs(facts) + (event_signs(events, uuid) if uuid else ()),
         signs_unread=unread_kinds(facts),
     )
@@ -309,7 +334,7 @@ def _pcie(facts: Sequence[Facts]) -> Cells:
     }
     order = range(len(facts))
     return tuple(
-        tuple(SELF if first == second else told.get((first, second), WORST) for second in order) for first in order
+        tuple(SELF if first == second else told.get((first, second), UNTOLD) for second in order) for first in order
     )
 
 

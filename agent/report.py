@@ -277,7 +277,7 @@ def _best_gbps(geometry: Machine, position: int, island: Sequence[int]) -> float
 def _fabric(reading: MachineReading, previous: GpuNodeStatusReport | None) -> Fabric | None:
     found = reading.fabric
     if found is None:
-        return previous.fabric if previous is not None and reading.problem else None
+        return previous.fabric if previous is not None and reading.is_fabric_unknown else None
     return Fabric(
         cluster_uuid=found.cluster_uuid[:64],
         clique_id=found.clique_id[:32],
