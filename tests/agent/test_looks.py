@@ -2,13 +2,15 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.errors import ReadingFailed
 from agent.looks import Looker, owners_of
-from agent.readings import MachineReading
+from agent.readings import MachineReading, Sign
+from atoll.api.node_status import IncidentKind
 from tests.agent.builders import make_device, make_reading
 
 UID = "11111111-2222-3333-4444-555555555555"
@@ -55,6 +57,19 @@ async def test_one_failure_is_borne_and_two_are_told(tmp_path: Path) -> None:
 
     assert [shown(reading) for reading in readings] == [["a"], ["a"], [], ["a"]]
     assert ["gone" in reading.problem for reading in readings] == [False, False, True, False]
+
+
+async def test_what_had_happened_is_not_told_again_by_a_borne_failure(tmp_path: Path) -> None:
+    """A reading that stands in for a failed one says who is there, not who used it just then, nor its events again."""
+    event = Sign(IncidentKind.XID, 48, stands=False)
+    good = make_reading(replace(make_device(0, "a"), process_ids=(7,), signs=(event,)))
+    machine = looker(ScriptedBackend(good, ReadingFailed("NVML", "gone")), tmp_path)
+
+    looks = [await machine.look() for _ in range(2)]
+
+    assert [look.machine.devices[0].signs for look in looks] == [(event,), ()]
+    assert looks[1].machine.devices[0].signs_unread == frozenset(IncidentKind)
+    assert looks[1].use.unread == {"a"}
 
 
 async def test_a_machine_that_was_never_read_is_told_at_once(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_what_cannot_be_shown_here_still_cannot(row: str) -> None:
 
 def test_the_room_plays_what_the_tests_take_for_granted(machine_room: MachineRoom, room_world: World) -> None:
     """Index, minor number and id of the machines' GPUs differ, or these tests would not tell them apart."""
-    for node, machine in machine_room.machines.items():
+    for node, machine in machine_room.nvidia.items():
         devices = [device for device in room_world.report(node)["status"]["devices"] if not device.get("mig")]
         assert any(device["index"] != device["minor"] for device in devices)
         assert {device["uuid"] for device in devices} <= set(machine.file.facts.values())
