@@ -53,7 +53,7 @@ class AmdDriver:
         facts = _STEPS[name](self, self._handles[index], others) if name in _STEPS else {}
         return facts | {"lost": "", "fault": ""}
 
-    def events(self, _indices: Sequence[int]) -> list[list[Any]]:
+    def events(self) -> list[list[Any]]:
         """Nothing: AMD's library tells no XIDs; memory errors are counted."""
         return []
 

@@ -68,16 +68,11 @@ class Driver:
         facts = {} if handle is None else _STEPS[name](self, handle, others)
         return facts | {"lost": self._lost, "fault": self._fault}
 
-    def events(self, indices: Sequence[int]) -> list[list[Any]]:
-        """What happened to these devices since the last call, as [uuid, type, data]; a device that is new here is
-        listened to from now on."""
+    def events(self) -> list[list[Any]]:
+        """What happened to the devices that are listened to since the last call, as [uuid, type, data]."""
         nvml = self._nvml
         if self._events is None:
-            self._events = self._plain(nvml.nvmlEventSetCreate)
-        if self._events is None:
             return []
-        for index in indices:
-            self._listen(index)
         found: list[list[Any]] = []
         while len(found) < EVENTS_MAX:
             event = self._plain(nvml.nvmlEventSetWait_v2, self._events, 0)
@@ -87,15 +82,19 @@ class Driver:
             found.append([uuid, int(event.eventType), int(event.eventData)])
         return found
 
-    def _listen(self, index: int) -> None:
+    def _listen(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        """Listen to a device from now on, where that is not done yet. A step of its own: a card that hangs in it shall
+        not take the events of all others along."""
         nvml = self._nvml
-        handle = self._plain(nvml.nvmlDeviceGetHandleByIndex, index)
-        if handle is None or _address(handle) in self._uuid_by_handle:
-            return
+        if self._events is None:
+            self._events = self._plain(nvml.nvmlEventSetCreate)
+        if self._events is None or _address(handle) in self._uuid_by_handle:
+            return {}
         self._uuid_by_handle[_address(handle)] = _text(self._plain(nvml.nvmlDeviceGetUUID, handle))
         supported = self._plain(nvml.nvmlDeviceGetSupportedEventTypes, handle)
         if supported and supported & _EVENTS:
             self._plain(nvml.nvmlDeviceRegisterEvents, handle, supported & _EVENTS, self._events)
+        return {}
 
     def _handle(self, index: int) -> Handle:
         return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
@@ -265,7 +264,7 @@ class Driver:
         return {"pairs": found}
 
 
-STEPS: Final = ("identity", "health", "mig", "processes", "links", "fabric")
+STEPS: Final = ("identity", "health", "mig", "processes", "links", "fabric", "listen")
 """Steps of one device, in the order in which they are asked; `pairs` follows when all devices are known."""
 _STEPS: Final = {
     "identity": Driver._identity,
@@ -274,6 +273,7 @@ _STEPS: Final = {
     "processes": Driver._processes,
     "links": Driver._links,
     "fabric": Driver._fabric,
+    "listen": Driver._listen,
     "pairs": Driver._pairs,
 }
 

@@ -52,7 +52,7 @@ class OwnDriver:
     def ask(self, step: str, index: int = 0, others: Sequence[int] = ()) -> Facts:
         """Facts of one step. Raises DriverRefused."""
         if step == "events":
-            return {"events": self._driver.events(others)}
+            return {"events": self._driver.events()}
         if step != "open":
             return self._driver.step(step, index, others)
         try:

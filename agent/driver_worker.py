@@ -45,7 +45,7 @@ def _answer(driver: Driver | AmdDriver, request: list[Any]) -> dict[str, Any]:
         if step == "open":
             return {"facts": driver.open()}
         if step == "events":
-            return {"facts": {"events": driver.events(others)}}
+            return {"facts": {"events": driver.events()}}
         return {"facts": driver.step(step, index, others)}
     except Exception as error:  # noqa: BLE001 - whatever the bindings raise becomes an answer
         return {"error": f"{type(error).__name__}: {error}"}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from agent.cadence import Cadence
+from agent.cadence import Cadence, start_wait_seconds
 from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
 from agent.evidence import GpuUse, PodSighting, Roster, sight, with_handed
 from agent.identities import LookUp, assign
@@ -59,7 +59,7 @@ class Rhythm:
     poll_seconds: float
     urgent_seconds: float
     heartbeat_seconds: float
-    start_jitter_seconds: float
+    start_spread_seconds: float
 
 
 class NodeAgent:
@@ -130,21 +130,27 @@ class NodeAgent:
 
     async def follow_pods(self) -> None:
         """Keep the pods of this node."""
+        await self._wait_for_turn()
         await self.pods.run()
 
     async def follow_node(self) -> None:
         """Keep the Node."""
+        await self._wait_for_turn()
         await self._nodes.run()
 
     async def follow_report(self) -> None:
         """Keep what is stored of our report."""
+        await self._wait_for_turn()
         await self._reports.run()
+
+    async def _wait_for_turn(self) -> None:
+        """Every list, watch and write of an agent comes after this."""
+        await self._clock.sleep(start_wait_seconds(self.node, spread_seconds=self._rhythm.start_spread_seconds))
 
     async def keep_looking(self) -> None:
         """Look at the machine whenever that is due, and publish."""
         for reflector in (self.pods, self._nodes, self._reports):
             await reflector.synced.wait()
-        await self._clock.sleep(self._rng.random() * self._rhythm.start_jitter_seconds)
         backoff = Backoff(self._rng)
         while True:
             self._wake.clear()

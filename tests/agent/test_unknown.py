@@ -10,12 +10,14 @@ import pynvml
 import pytest
 
 from agent.driver import PROCESSES_MAX
+from agent.driver_client import DriverWorker
 from agent.nvml import NvmlBackend, recognized
 from atoll.api import names
-from atoll.api.node_status import IncidentKind
+from atoll.api.node_status import HealthState, IncidentKind
 from devcluster.mock_nvml import sick
 from tests.agent.fake_nvml import FakeGpu, FakeNvml
 from tests.agent.real_bindings import NOWHERE, Bench, machine_of
+from topology.profiles import profile
 
 UNKNOWN, UNSUPPORTED = 999, 3
 MakeBench = Callable[..., Bench]
@@ -80,6 +82,7 @@ def test_a_relation_that_cannot_be_read_is_as_it_was(bench: MakeBench, name: str
     assert (report.links.nvlink, report.links.pcie) == (before.links.nvlink, before.links.pcie)
     assert [one.island for one in report.devices] == [one.island for one in before.devices]
     assert [one.status for one in report.conditions if one.type == names.CONDITION_LINKS_CONSISTENT] == ["True"]
+    assert {one.health.state for one in report.devices} == {HealthState.HEALTHY}
 
 
 def test_a_fabric_that_cannot_be_read_is_as_it_was(bench: MakeBench) -> None:
@@ -133,6 +136,34 @@ def test_what_happened_before_a_hang_is_not_lost_with_the_worker(bench: MakeBenc
     report = stage.look()
 
     assert [(one.kind, one.code) for one in report.devices[0].incidents] == [(IncidentKind.XID, 48)]
+
+
+def test_a_card_that_hangs_where_one_listens_to_it_silences_no_other(bench: MakeBench) -> None:
+    """One card cannot be listened to; the errors of the others are told from the first look on."""
+    stage = bench(story=lambda machine: machine.hang(sick.ILL, "nvmlDeviceGetSupportedEventTypes"))
+    stage.machine.event(0, 48)
+    report = stage.look()
+
+    assert [(one.kind, one.code) for one in report.devices[0].incidents] == [(IncidentKind.XID, 48)]
+    assert [one.id for one in report.devices if one.health.state is not HealthState.HEALTHY] == [sick.ILL]
+
+
+def test_a_card_that_hangs_in_comparisons_costs_few_workers(bench: MakeBench) -> None:
+    """The one that hangs with everybody is found, and left out ever longer; the others are compared at every look."""
+    stage = bench("pcie8-pix-pxb", lambda machine: machine.hang(2, "nvmlDeviceGetTopologyCommonAncestor"))
+    worker = stage.backend.steps
+    assert isinstance(worker, DriverWorker)
+    report, starts = stage.report, worker.starts
+    assert report is not None
+    whole = profile("pcie8-pix-pxb").machine.links
+    for one in range(8):
+        for other in range(8):
+            assert 2 in {one, other} or report.links.nvlink[one][other] == whole[one][other]
+    for _ in range(8):
+        stage.look()
+
+    assert starts <= 4
+    assert worker.starts - starts <= 3 * 3
 
 
 LOST = {"lost": "GPU is lost"}

@@ -41,8 +41,8 @@ def cordons(world: World) -> list[tuple[str, str]]:
 
 
 def test_a_cordoned_gpu_goes_to_no_new_pod_until_it_is_given_back(room_world: World, accounts: dict[str, Path]) -> None:
-    """Who holds the GPU keeps it, who comes later waits and is told why, and starts when the cordon is gone. Only the
-    role for machines may do it."""
+    """Who holds the GPU keeps it, who comes later waits, and starts when the cordon is gone. Only the role for machines
+    may do it."""
     world = room_world
     world.claim("one", 1, models=["nvidia-h100"])
     world.claim("whole", COUNT, models=["nvidia-h100"])
@@ -66,7 +66,9 @@ def test_a_cordoned_gpu_goes_to_no_new_pod_until_it_is_given_back(room_world: Wo
     world.delete("holder")
     world.wait(lambda: not world.leases(), "its GPU to be free")
     world.create(looking_pod(world, "late", "whole"))
-    assert "cordon" in world.wait_rejected("late")
+    world.wait_rejected("late")
+    listed = atoll_gpu(world, accounts[OPERATOR], "list").stdout
+    assert [line for line in listed.splitlines() if f"{target} " in line and "cordoned" in line], listed
     world.claim("rest", COUNT - 1, models=["nvidia-h100"])
     world.create(looking_pod(world, "others", "rest"))
     world.wait_running("others")

@@ -1,0 +1,123 @@
+"""Hundreds of agents that start together, against a real API server."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from agent.evidence import KubeletReading
+from agent.looks import Looker
+from agent.node_agent import NodeAgent, Rhythm
+from agent.simulated import SimulatedBackend, play
+from atoll.api import names
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.service.clock import SystemClock
+from topology.profiles import profile
+
+pytestmark = pytest.mark.e2e
+
+AGENTS = 300
+SPREAD_SECONDS = 30.0
+WAIT_SECONDS = 240.0
+WRITES_MAX = 5
+"""The object, its report, the heartbeat's patch that finds nothing, the heartbeat, the Node's capacity."""
+
+
+class SilentKubelet:
+    """A kubelet that does not answer: nothing is owed then, and each agent writes what a start takes."""
+
+    async def read(self) -> KubeletReading | None:
+        return None
+
+
+class Counted(ApiClient):
+    """A client that notes its writes: (method, when)."""
+
+    writes: list[tuple[str, float]]
+
+    async def request(self, method: str, path: str, **options: Any) -> bytes:
+        if method != "GET":
+            self.writes.append((method, time.monotonic()))
+        return await super().request(method, path, **options)
+
+
+async def start(node: str, kubeconfig: Path, folder: Path, writes: list[tuple[str, float]]) -> None:
+    """Run one agent until it is cancelled, with a client of its own, as a DaemonSet's pod has it."""
+    client = await Counted.connect(kubeconfig, requests_per_second=10, burst=50)
+    assert isinstance(client, Counted)
+    client.writes = writes
+    async with client:
+        agent = NodeAgent(
+            node,
+            client=client,
+            looker=Looker(SimulatedBackend(play(profile("t4-4"), seed=node)), cgroup_mount=folder, timeout_seconds=60),
+            kubelet=SilentKubelet(),
+            rhythm=Rhythm(600.0, 600.0, heartbeat_seconds=600.0, start_spread_seconds=SPREAD_SECONDS),
+            agent_version="1",
+            clock=SystemClock(),
+            rng=random.Random(node),
+        )
+        async with asyncio.TaskGroup() as group:
+            for work in (
+                agent.follow_pods(),
+                agent.follow_node(),
+                agent.follow_report(),
+                agent.keep_looking(),
+                agent.keep_heartbeat(),
+                agent.keep_capacity(),
+            ):
+                group.create_task(work)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_three_hundred_agents_start_together(control_plane: Path, tmp_path: Path) -> None:
+    """Every report, heartbeat and capacity arrives; an agent writes a handful of times and then rests; and the writes
+    are spread: no tenth of the time sees a third of them."""
+    nodes = [f"mass-{number:03}" for number in range(AGENTS)]
+    writes: dict[str, list[tuple[str, float]]] = {node: [] for node in nodes}
+    async with await ApiClient.connect(control_plane, requests_per_second=500, burst=500) as admin:
+        for node in nodes:
+            await admin.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+        began = time.monotonic()
+        agents = [asyncio.ensure_future(start(node, control_plane, tmp_path, writes[node])) for node in nodes]
+        try:
+            await all_told(admin, set(nodes))
+        finally:
+            for agent in agents:
+                agent.cancel()
+            ended = await asyncio.gather(*agents, return_exceptions=True)
+            for node in nodes:
+                await admin.delete(paths.nodes(node))
+                await admin.delete(paths.gpunodestatuses(node))
+                await admin.delete(paths.leases(names.HEARTBEAT_NAMESPACE, node))
+
+    firsts = sorted(min(when for _, when in told) - began for told in writes.values())
+    tenths = Counter(int(10 * first / SPREAD_SECONDS) for first in firsts)
+    print(f"first writes by tenths of {SPREAD_SECONDS:g} s: {sorted(tenths.items())}, last at {firsts[-1]:.1f} s")
+    assert [one for one in ended if not isinstance(one, asyncio.CancelledError)] == []
+    assert {node: len(told) for node, told in writes.items() if len(told) > WRITES_MAX} == {}
+    assert max(tenths.values()) < AGENTS / 3
+
+
+async def all_told(admin: ApiClient, nodes: set[str]) -> None:
+    """Wait until every node has its report, heartbeat and capacity."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while missing := nodes - await told(admin):
+        assert time.monotonic() < deadline, f"{len(missing)} nodes are not told, {min(missing)} among them"
+        await asyncio.sleep(0.5)
+
+
+async def told(admin: ApiClient) -> set[str]:
+    reports = orjson.loads(await admin.get(paths.gpunodestatuses()))["items"]
+    beats = orjson.loads(await admin.get(paths.leases(names.HEARTBEAT_NAMESPACE)))["items"]
+    nodes = orjson.loads(await admin.get(paths.nodes()))["items"]
+    offering = {one["metadata"]["name"] for one in nodes if names.GPU_RESOURCE in one["status"].get("capacity", {})}
+    reported = {one["metadata"]["name"] for one in reports if one.get("status", {}).get("deviceCount") == 4}
+    return offering & reported & {one["metadata"]["name"] for one in beats}
