@@ -7,7 +7,8 @@ report. Pure. The record lives in the report itself, so a restart of the agent f
 * whatever holds or does not is open while it holds, and for a while after: a minute the first time, twice as long each
   time it comes back, at most an hour. So a card that comes and goes is not given out in between;
 * errors that only a reset clears (ECC counters, pending remaps, a recovery action) end with it, and their end is how a
-  reset is recognised: it ends the card's XIDs too;
+  reset is recognised: it ends the card's XIDs too. A recovery action that turns into another one did not end, and one
+  that asks to drain the card's peers ends without a reset;
 * what could not be read is as it was;
 * a report is written when something changes, so an XID that comes again and again counts at most once a minute.
 """
@@ -30,6 +31,9 @@ _CLEARED_BY_RESET: Final = frozenset(
     {IncidentKind.ECC, IncidentKind.RECOVERY, IncidentKind.ROW_REMAP, IncidentKind.RETIRED_PAGES}
 )
 
+DRAIN_OF_PEERS: Final = 3
+"""Recovery action that needs no reset."""
+
 Key = tuple[IncidentKind, int]
 
 
@@ -39,7 +43,7 @@ def fold(
     """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read."""
     before: dict[Key, Incident] = {(one.kind, one.code): one for one in last}
     told: dict[Key, Sign] = {(sign.kind, sign.code): sign for sign in signs}
-    was_reset = any(_is_cleared(one, told, unread) for one in before.values())
+    was_reset = any(_is_cleared(one, {kind for kind, _ in told}, unread) for one in before.values())
     after: dict[Key, Incident] = {}
     for key, incident in before.items():
         if key not in told:
@@ -49,12 +53,15 @@ def fold(
     return _bounded(after, told)
 
 
-def _is_cleared(incident: Incident, told: Iterable[Key], unread: frozenset[IncidentKind]) -> bool:
-    return (
-        not incident.ended_time
-        and incident.kind in _CLEARED_BY_RESET
-        and incident.kind not in unread
-        and (incident.kind, incident.code) not in set(told)
+def _is_cleared(incident: Incident, told: set[IncidentKind], unread: frozenset[IncidentKind]) -> bool:
+    is_open = not incident.ended_time and _needs_reset(incident)
+    return is_open and incident.kind not in unread and incident.kind not in told
+
+
+def _needs_reset(incident: Incident) -> bool:
+    return incident.kind in _CLEARED_BY_RESET and (incident.kind, incident.code) != (
+        IncidentKind.RECOVERY,
+        DRAIN_OF_PEERS,
     )
 
 
@@ -66,7 +73,7 @@ def _untold(
         return incident
     if incident.boot_id and boot_id and incident.boot_id != boot_id:
         return _ended(incident, REBOOT, now)
-    if incident.kind is IncidentKind.XID or incident.kind in _CLEARED_BY_RESET:
+    if incident.kind is IncidentKind.XID or _needs_reset(incident):
         return _ended(incident, RESET, now) if was_reset else incident
     if not incident.quiet_since:
         return incident.model_copy(update={"quiet_since": now})

@@ -19,7 +19,8 @@ from agent.evidence import GpuUse, PodSighting, Roster, sight, with_handed
 from agent.identities import LookUp, assign
 from agent.kubelet import Kubelet, kubelet_url
 from agent.looks import Look, Looker
-from agent.publishing import StatusWriter, says_something_new, send_heartbeat
+from agent.pod_resources import plugin_names
+from agent.publishing import StatusWriter, send_heartbeat
 from agent.report import Circumstances, build_report, on_record, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
@@ -185,7 +186,7 @@ class NodeAgent:
             last_host=previous.host_uses if previous else (),
         )
         report = await self._compose(look, sighting, previous, position=position)
-        if says_something_new(report, previous) or cadence.must_publish(is_complete=sighting.is_complete):
+        if self._writer.is_news(report) or cadence.must_publish(is_complete=sighting.is_complete):
             await self._writer.publish(report)
             self.publications_count += 1
         self._note(sighting, cadence)
@@ -244,7 +245,9 @@ class NodeAgent:
         use = look.use.with_missing(known, look.machine.pids_by_uuid())
         if look.handed is None:
             return use
-        return with_handed(use, look.handed, self.pods.by_uid.values(), [*known, *look.machine.pids_by_uuid()])
+        slots = plugin_names(previous.devices if previous is not None else ())
+        own = {uuid: uuid for uuid in (*known, *look.machine.pids_by_uuid())}
+        return with_handed(use, look.handed, self.pods.by_uid.values(), slots | own)
 
     def _note(self, sighting: PodSighting, cadence: Cadence) -> None:
         """Remember a look. A deletion that arrived while it was taken is not paid by it."""

@@ -20,6 +20,8 @@ from atoll.kube.errors import AlreadyExists, Conflict, NotFound
 from atoll.kube.microtime import format_microtime
 
 ATTEMPTS_MAX = 3
+DIFFERENCES_MAX = 2
+"""The first may come of an old state that the patch was made for; what the second lacks, the API server left out."""
 SILENT_PERIODS = 3
 """A heartbeat that missed this many periods is stale."""
 
@@ -57,6 +59,7 @@ class StatusWriter:
         self._node = node
         self._clock = clock
         self._sequence = 0
+        self._refused: tuple[GpuNodeStatusReport, GpuNodeStatusReport | None] | None = None
         self.stored: GpuNodeStatus | None = None
 
     @property
@@ -70,8 +73,20 @@ class StatusWriter:
         if known is None or not is_older(version, known.metadata.resource_version):
             self.stored = seen
 
+    def is_news(self, report: GpuNodeStatusReport) -> bool:
+        """Tell whether a report is worth a write: it says something new, and not just what the API server left out when
+        it was told, as one with older CRDs does with fields that it does not know."""
+        if not says_something_new(report, self.stored_report):
+            return False
+        if self._refused is None:
+            return True
+        sent, kept = self._refused
+        return self.stored_report != kept or says_something_new(report, sent)
+
     async def publish(self, report: GpuNodeStatusReport) -> None:
         """Write the report under the next sequence number; makes the object where there is none. Raises KubeError."""
+        self._refused = None
+        differences = 0
         for _ in range(ATTEMPTS_MAX):
             stored = self.stored or await self._fetch_or_create()
             numbered = self._numbered(report, stored.status)
@@ -89,6 +104,10 @@ class StatusWriter:
             self.take(GpuNodeStatus.model_validate_json(answer))
             if self.stored_report == numbered:
                 return
+            differences += 1
+            if differences == DIFFERENCES_MAX:
+                self._refused = (numbered, self.stored_report)
+                break
         log.warning("Stored report differs from the one written", node=self._node)
 
     def _numbered(self, report: GpuNodeStatusReport, stored: GpuNodeStatusReport | None) -> GpuNodeStatusReport:

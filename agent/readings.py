@@ -169,19 +169,17 @@ class MachineReading:
     def as_remembered(self) -> "MachineReading":
         """This reading in place of one that failed: what it says of the machine stands, but not who used it just then
         and what had just happened."""
-        return replace(
-            self,
-            devices=tuple(
-                replace(
-                    device,
-                    process_ids=None,
-                    instances=tuple(replace(one, process_ids=None) for one in device.instances),
-                    signs=(),
-                    signs_unread=frozenset(IncidentKind),
-                )
-                for device in self.devices
-            ),
+        known = self.without_users()
+        nothing_new = frozenset(IncidentKind)
+        return replace(known, devices=tuple(replace(one, signs=(), signs_unread=nothing_new) for one in known.devices))
+
+    def without_users(self) -> "MachineReading":
+        """This reading without what it says of processes, which is too old."""
+        devices = (
+            replace(one, process_ids=None, instances=tuple(replace(part, process_ids=None) for part in one.instances))
+            for one in self.devices
         )
+        return replace(self, devices=tuple(devices))
 
     def _users(self) -> Iterator[tuple[str, tuple[int, ...] | None]]:
         for device in self.devices:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from agent.simulated import SimulatedBackend, play
 from atoll.api import names
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
+from atoll.kube.credentials import Credentials
+from atoll.kube.errors import NotFound
 from atoll.service.clock import SystemClock
 from topology.profiles import profile
 
@@ -47,12 +50,10 @@ class Counted(ApiClient):
         return await super().request(method, path, **options)
 
 
-async def start(node: str, kubeconfig: Path, folder: Path, writes: list[tuple[str, float]]) -> None:
+async def start(node: str, credentials: Credentials, folder: Path, writes: list[tuple[str, float]]) -> None:
     """Run one agent until it is cancelled, with a client of its own, as a DaemonSet's pod has it."""
-    client = await Counted.connect(kubeconfig, requests_per_second=10, burst=50)
-    assert isinstance(client, Counted)
-    client.writes = writes
-    async with client:
+    async with Counted(credentials, user_agent="atoll-agent", requests_per_second=10, burst=50) as client:
+        client.writes = writes
         agent = NodeAgent(
             node,
             client=client,
@@ -85,18 +86,18 @@ async def test_three_hundred_agents_start_together(control_plane: Path, tmp_path
     async with await ApiClient.connect(control_plane, requests_per_second=500, burst=500) as admin:
         for node in nodes:
             await admin.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+        credentials = await Credentials.load(control_plane)
         began = time.monotonic()
-        agents = [asyncio.ensure_future(start(node, control_plane, tmp_path, writes[node])) for node in nodes]
+        agents = [asyncio.ensure_future(start(node, credentials, tmp_path, writes[node])) for node in nodes]
         try:
             await all_told(admin, set(nodes))
         finally:
             for agent in agents:
                 agent.cancel()
             ended = await asyncio.gather(*agents, return_exceptions=True)
-            for node in nodes:
-                await admin.delete(paths.nodes(node))
-                await admin.delete(paths.gpunodestatuses(node))
-                await admin.delete(paths.leases(names.HEARTBEAT_NAMESPACE, node))
+            for path in (path for node in nodes for path in traces(node)):
+                with suppress(NotFound):
+                    await admin.delete(path)
 
     firsts = sorted(min(when for _, when in told) - began for told in writes.values())
     tenths = Counter(int(10 * first / SPREAD_SECONDS) for first in firsts)
@@ -106,18 +107,23 @@ async def test_three_hundred_agents_start_together(control_plane: Path, tmp_path
     assert max(tenths.values()) < AGENTS / 3
 
 
+def traces(node: str) -> tuple[str, ...]:
+    """What a node and its agent leave."""
+    return paths.nodes(node), paths.gpunodestatuses(node), paths.leases(names.HEARTBEAT_NAMESPACE, node)
+
+
 async def all_told(admin: ApiClient, nodes: set[str]) -> None:
     """Wait until every node has its report, heartbeat and capacity."""
     deadline = time.monotonic() + WAIT_SECONDS
     while missing := nodes - await told(admin):
         assert time.monotonic() < deadline, f"{len(missing)} nodes are not told, {min(missing)} among them"
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2.0)
 
 
 async def told(admin: ApiClient) -> set[str]:
-    reports = orjson.loads(await admin.get(paths.gpunodestatuses()))["items"]
-    beats = orjson.loads(await admin.get(paths.leases(names.HEARTBEAT_NAMESPACE)))["items"]
-    nodes = orjson.loads(await admin.get(paths.nodes()))["items"]
+    """Nodes that have it all."""
+    wanted = (paths.gpunodestatuses(), paths.leases(names.HEARTBEAT_NAMESPACE), paths.nodes())
+    reports, beats, nodes = [orjson.loads(await admin.get(one, timeout_seconds=60))["items"] for one in wanted]
     offering = {one["metadata"]["name"] for one in nodes if names.GPU_RESOURCE in one["status"].get("capacity", {})}
     reported = {one["metadata"]["name"] for one in reports if one.get("status", {}).get("deviceCount") == 4}
     return offering & reported & {one["metadata"]["name"] for one in beats}
