@@ -10,7 +10,8 @@ report. Pure. The record lives in the report itself, so a restart of the agent f
   reset is recognised: it ends the card's XIDs too. A recovery action that turns into another one did not end, and one
   that asks to drain the card's peers ends without a reset;
 * what could not be read is as it was;
-* a report is written when something changes, so an XID that comes again and again counts at most once a minute.
+* a report is written when something changes, so an XID that comes again and again counts at most once a minute; but
+  the first after an administrator's release counts at once, or the release would hide it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,9 +39,16 @@ Key = tuple[IncidentKind, int]
 
 
 def fold(
-    last: Iterable[Incident], signs: Sequence[Sign], *, unread: frozenset[IncidentKind], now: str, boot_id: str
+    last: Iterable[Incident],
+    signs: Sequence[Sign],
+    *,
+    unread: frozenset[IncidentKind],
+    now: str,
+    boot_id: str,
+    released: str = "",
 ) -> tuple[Incident, ...]:
-    """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read."""
+    """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read; released:
+    when an administrator declared the device well, empty if never."""
     before: dict[Key, Incident] = {(one.kind, one.code): one for one in last}
     told: dict[Key, Sign] = {(sign.kind, sign.code): sign for sign in signs}
     was_reset = any(_is_cleared(one, {kind for kind, _ in told}, unread) for one in before.values())
@@ -49,7 +57,7 @@ def fold(
         if key not in told:
             after[key] = _untold(incident, unread=unread, now=now, boot_id=boot_id, was_reset=was_reset)
     for key, sign in told.items():
-        after[key] = _told(before.get(key), sign, now=now, boot_id=boot_id)
+        after[key] = _told(before.get(key), sign, now=now, boot_id=boot_id, released=released)
     return _bounded(after, told)
 
 
@@ -82,7 +90,7 @@ def _untold(
     return incident
 
 
-def _told(last: Incident | None, sign: Sign, *, now: str, boot_id: str) -> Incident:
+def _told(last: Incident | None, sign: Sign, *, now: str, boot_id: str, released: str) -> Incident:
     """An incident that this look told of. One that nothing changed in stays as it is, so that nothing is written."""
     if last is None:
         return _opened(sign, sign.count, now=now, boot_id=boot_id)
@@ -96,7 +104,8 @@ def _told(last: Incident | None, sign: Sign, *, now: str, boot_id: str) -> Incid
     elif last.quiet_since or not sign.stands:
         count += sign.count
     is_same = count == last.count and sign.message[:128] == last.message and last.boot_id == boot_id
-    is_repeat = not sign.stands and last.boot_id == boot_id and _seconds(last.last_time, now) < XID_SECONDS_MIN
+    is_early = last.boot_id == boot_id and _seconds(last.last_time, now) < XID_SECONDS_MIN
+    is_repeat = not sign.stands and is_early and last.last_time > released
     if (is_same and not last.quiet_since) or is_repeat:
         return last
     update = {"count": min(count, COUNT_MAX), "message": sign.message[:128], "last_time": now, "boot_id": boot_id}

@@ -305,6 +305,7 @@ class NodeAgent:
                 node_uid=node.metadata.uid if node is not None else "",
                 position=position,
                 now=format_microtime(self._clock.now()),
+                releases=self._writer.releases,
             ),
         )
 

@@ -67,6 +67,11 @@ class StatusWriter:
         """The report as it is stored."""
         return self.stored.status if self.stored is not None else None
 
+    @property
+    def releases(self) -> Mapping[str, str]:
+        """Uuid to the time at which an administrator declared the device well."""
+        return {one.uuid: one.time for one in self.stored.spec.releases} if self.stored is not None else {}
+
     def take(self, seen: GpuNodeStatus) -> None:
         """Note the object as an answer or the watch shows it; an older state than the one known changes nothing."""
         version, known = seen.metadata.resource_version, self.stored

@@ -147,3 +147,13 @@ def test_what_is_a_reset_and_what_is_not(before: int, after: int, want: bool) ->
     last = fold(last, asked[1:], unread=NOTHING, now=at(60), boot_id="b1")
 
     assert [bool(one.ended_time) for one in last if one.kind is IncidentKind.XID] == [want]
+
+
+@pytest.mark.parametrize(("released", "want"), [(0, 0), (20, 40)], ids=["before the error", "between the two"])
+def test_an_error_soon_after_a_release_is_not_hidden_by_it(released: int, want: int) -> None:
+    """An XID counts once a minute; but what an administrator declared over at 20 s and comes again at 40 s is new."""
+    error = Sign(IncidentKind.XID, 79, stands=False)
+    last = fold((), [error], unread=NOTHING, now=at(0), boot_id="b1")
+    last = fold(last, [error], unread=NOTHING, now=at(40), boot_id="b1", released=at(released) if released else "")
+
+    assert [one.last_time for one in last] == [at(want)]
