@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.backends import BOOT_ID_PATH, kernel_boot_id
-from agent.driver import STEPS, Driver, Facts, Library
+from agent.driver import EVENTS_MAX, STEPS, Driver, Facts, Library
 from agent.driver_client import DriverRefused, DriverSilent, DriverWorker, OwnDriver, Steps
 from agent.errors import ReadingFailed
 from agent.links import link_matrix, plain_bus_id
@@ -84,6 +84,7 @@ class NvmlBackend:
         self._silent: dict[int, _Silence] = {}
         self._incomparable: dict[int, _Silence] = {}
         self._known: dict[int, Facts] = {}
+        self._untold: list[list[Any]] = []
         self._look = 0
         self._boot_id_path = boot_id_path
         self._pci = PciTree(pci_devices)
@@ -92,13 +93,16 @@ class NvmlBackend:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
         self._look += 1
         count = self._count()
-        events, worker = self._events(), self._worker()
+        self._untold += self._events()
+        worker = self._worker()
         facts = recognized([self._asked_facts(index) for index in range(count)], self._known)
         self._known |= {one["index"]: {key: one.get(key) for key in FACE} for one in facts if one.get("uuid")}
         self._compare(facts)
         if worker != self._worker():
             self._listen_again(facts)
-        reading = self.assemble(facts, events + self._events())
+        events = self._untold + self._events()
+        self._untold = []
+        reading = self.assemble(facts, events)
         self._pci.look()
         slots = [device.pci_bus_id for device in reading.devices]
         unseen = self._pci.slots_unseen(slots, kernel_driver=self.kernel_driver)
@@ -204,7 +208,7 @@ class NvmlBackend:
         a worker that hangs, and after it: a card that is lost has its last word there."""
         try:
             self._reopened()
-            return list(self.steps.ask("events")["events"])
+            return list(self.steps.ask("events")["events"])[: EVENTS_MAX - len(self._untold)]
         except (DriverSilent, DriverRefused, ReadingFailed):
             return []
 

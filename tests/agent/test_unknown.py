@@ -11,6 +11,7 @@ import pytest
 
 from agent.driver import PROCESSES_MAX
 from agent.driver_client import DriverWorker
+from agent.errors import ReadingFailed
 from agent.nvml import NvmlBackend, recognized
 from atoll.api import names
 from atoll.api.node_status import HealthState, IncidentKind
@@ -164,6 +165,18 @@ def test_a_card_that_hangs_in_comparisons_costs_few_workers(bench: MakeBench) ->
 
     assert starts <= 4
     assert worker.starts - starts <= 3 * 3
+
+
+def test_what_happened_before_a_look_that_fails_is_told_by_the_next(bench: MakeBench) -> None:
+    """The driver can be opened no more in the middle of a look: what was heard until then is not forgotten."""
+    stage = bench()
+    stage.machine.event(0, 48).hang(sick.ILL).fail(-1, "nvmlInitWithFlags", code=UNKNOWN)
+    with pytest.raises(ReadingFailed):
+        stage.look()
+    stage.machine.heal()
+    report = stage.look()
+
+    assert [(one.kind, one.code) for one in report.devices[0].incidents] == [(IncidentKind.XID, 48)]
 
 
 LOST = {"lost": "GPU is lost"}
