@@ -43,7 +43,7 @@ class AgentSettings(settings.Settings):
     """How often the heartbeat Lease is renewed; silent for three periods means stale."""
     start_jitter_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
     """An agent waits up to this before it asks the API server for anything, each node's as its name has it, so that a
-    whole cluster of agents does not start at once. Each start makes about ten requests: for thousands of nodes, wait
+    whole cluster of agents does not start at once. Each start makes some twenty requests: for thousands of nodes, wait
     longer."""
     once: bool = False
     """Print the report of this machine as JSON and end; nothing is written to the cluster, which need not exist."""
