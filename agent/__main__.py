@@ -77,7 +77,8 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
             rng=random.Random(),  # noqa: S311 - jitter
         )
         app = application(body_bytes_max=BODY_BYTES_MAX)
-        _add_health(app, agent, stale_seconds=max(READY_SECONDS_MIN, 4 * values.poll_seconds))
+        stale_seconds = values.start_jitter_seconds + max(READY_SECONDS_MIN, 4 * values.poll_seconds)
+        _add_health(app, agent, stale_seconds=stale_seconds)
         try:
             await supervise(
                 pods=agent.follow_pods(),

@@ -15,11 +15,13 @@ from agent.driver_client import DriverWorker, OwnDriver
 from agent.links import plain_bus_id
 from agent.nvml import STEP_SECONDS, NvmlBackend
 from agent.pci import PCI_DEVICES
-from agent.readings import Cells, DeviceReading, LinksReading, MachineReading
+from agent.readings import UNTOLD, Cells, DeviceReading, LinksReading, MachineReading
 from agent.signs import signs, unread_kinds
 from topology.links import SELF, WORST
 
 SAME_NODE = "NODE"
+NUMA_NODES_MAX = 1024
+"""The library tells an unknown node as the greatest number there is."""
 
 
 class AmdBackend(NvmlBackend):
@@ -55,7 +57,7 @@ class AmdBackend(NvmlBackend):
 
 
 def _device(facts: Facts) -> DeviceReading:
-    capability, processes, node = facts.get("compute_capability"), facts.get("processes"), facts.get("numa_node")
+    capability, processes = facts.get("compute_capability"), facts.get("processes")
     bus_id = facts.get("bus_id")
     return DeviceReading(
         index=facts["index"],
@@ -63,16 +65,22 @@ def _device(facts: Facts) -> DeviceReading:
         product_name=facts.get("product_name"),
         memory_bytes=facts.get("memory_bytes"),
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
-        numa_node=node if node is not None and node >= 0 else None,
+        numa_node=_numa_node(facts),
         pci_bus_id=plain_bus_id(bus_id) if bus_id is not None else None,
         process_ids=tuple(sorted({one[0] for one in processes})) if processes is not None else None,
-        fault=facts.get("lost") or facts.get("silent") or "",
+        processes_unread=bool(facts.get("unlisted")),
+        fault=facts.get("lost") or facts.get("fault") or facts.get("silent") or "",
         is_lost=bool(facts.get("lost")),
         serial=facts.get("serial"),
         mig_enabled=False,
         signs=signs(facts),
         signs_unread=unread_kinds(facts),
     )
+
+
+def _numa_node(facts: Facts) -> int | None:
+    node = facts.get("numa_node")
+    return node if isinstance(node, int) and 0 <= node < NUMA_NODES_MAX else None
 
 
 def _cells(facts: Sequence[Facts]) -> Cells:
@@ -83,9 +91,11 @@ def _cells(facts: Sequence[Facts]) -> Cells:
         if first == second:
             return SELF
         links = told.get((first, second))
+        if links is None:
+            return UNTOLD
         if links:
             return f"XGMI{links}"
-        nodes = {facts[first].get("numa_node"), facts[second].get("numa_node")}
-        return SAME_NODE if links == 0 and len(nodes) == 1 and nodes != {None} else WORST
+        nodes = {_numa_node(facts[first]), _numa_node(facts[second])}
+        return SAME_NODE if len(nodes) == 1 and nodes != {None} else WORST
 
     return tuple(tuple(cell(first, second) for second in order) for first in order)

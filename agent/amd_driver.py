@@ -6,7 +6,7 @@ ROCR_VISIBLE_DEVICES names it: GPU- and the sixteen digits of its serial number.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from agent.driver import Facts
@@ -18,6 +18,10 @@ Answer = Any
 PROCESSES_MAX: Final = 1024
 _SERIAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
 _GFX: Final = re.compile(r"gfx(\d+)([0-9a-f])([0-9a-f])")
+_NOT_TOLD: Final = frozenset({"", "N/A"})
+"""How the bindings write down what the library left empty."""
+_XGMI, _UNKNOWN_LINKS = 2, frozenset({3, 4})
+"""amdsmi_link_type_t."""
 
 
 class AmdDriver:
@@ -40,7 +44,7 @@ class AmdDriver:
         """Let go of the driver; the next `open` opens it again."""
         if self._is_open:
             self._is_open = False
-            self._ask(self._smi.amdsmi_shut_down)
+            self._ask("amdsmi_shut_down")
 
     def step(self, name: str, index: int, others: Sequence[int] = ()) -> Facts:
         """One step for one device. others: the devices that it is compared with, for `pairs`."""
@@ -49,43 +53,52 @@ class AmdDriver:
         facts = _STEPS[name](self, self._handles[index], others) if name in _STEPS else {}
         return facts | {"lost": "", "fault": ""}
 
-    def events(self, _indices: Sequence[int]) -> list[list[Any]]:
+    def events(self) -> list[list[Any]]:
         """Nothing: AMD's library tells no XIDs; memory errors are counted."""
         return []
 
-    def _ask(self, call: Callable[..., Any], *arguments: Handle) -> Answer:
+    def _ask(self, call: str, *arguments: Handle) -> Answer:
+        """Call a function of the library; None when it refuses. The bindings differ from release to release, in what
+        they have and in what they raise for an answer that they do not understand."""
         try:
-            return call(*arguments)
-        except self._smi.AmdSmiException:
+            return getattr(self._smi, call)(*arguments)
+        except Exception:  # noqa: BLE001 - whatever the bindings raise costs one fact
             return None
 
     def _identity(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        smi = self._smi
-        asic = self._ask(smi.amdsmi_get_gpu_asic_info, handle) or {}
-        serial = _SERIAL.fullmatch(str(asic.get("asic_serial", "")))
-        version = _GFX.match(str(asic.get("target_graphics_version", "")))
+        asic = self._ask("amdsmi_get_gpu_asic_info", handle)
+        serial = _serial(asic) if asic is not None else None
+        told = asic or {}
+        version = _GFX.match(str(told.get("target_graphics_version", "")))
         return {
-            "uuid": f"GPU-{serial[1].lower():0>16}" if serial else self._ask(smi.amdsmi_get_gpu_device_uuid, handle),
-            "product_name": asic.get("market_name"),
-            "serial": serial[1].lower() if serial else None,
-            "memory_bytes": self._ask(smi.amdsmi_get_gpu_memory_total, handle, smi.AmdSmiMemoryType.VRAM),
+            "uuid": self._uuid(handle, serial) if asic is not None else None,
+            "product_name": _text(told.get("market_name")),
+            "serial": serial,
+            "memory_bytes": self._ask("amdsmi_get_gpu_memory_total", handle, self._smi.AmdSmiMemoryType.VRAM),
             "compute_capability": [int(version[1]), int(version[2], 16)] if version else None,
-            "bus_id": self._ask(smi.amdsmi_get_gpu_device_bdf, handle),
-            "numa_node": self._ask(smi.amdsmi_topo_get_numa_node_number, handle),
+            "bus_id": _text(self._ask("amdsmi_get_gpu_device_bdf", handle)),
+            "numa_node": self._ask("amdsmi_topo_get_numa_node_number", handle),
         }
 
+    def _uuid(self, handle: Handle, serial: str | None) -> str | None:
+        """The name of a card that has a serial number or none. One that does not tell which has no name, because it
+        would be taken for another card under the other name."""
+        return f"GPU-{serial:0>16}" if serial else _text(self._ask("amdsmi_get_gpu_device_uuid", handle))
+
     def _health(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        counts = self._ask(self._smi.amdsmi_get_gpu_total_ecc_count, handle) or {}
+        counts = self._ask("amdsmi_get_gpu_total_ecc_count", handle) or {}
         return {
             "ecc_uncorrected": counts.get("uncorrectable_count"),
             "ecc_corrected": counts.get("correctable_count"),
         }
 
     def _processes(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        found = self._ask(self._smi.amdsmi_get_gpu_process_list, handle)
-        if found is None:
+        """Pids; the library refuses where there are more than it can tell."""
+        found = self._ask("amdsmi_get_gpu_process_list", handle)
+        if found is None or not all(isinstance(one, dict) and "pid" in one for one in found):
             return {"processes": None}
-        return {"processes": sorted([int(one["pid"]), None, None] for one in found[:PROCESSES_MAX])}
+        pids = sorted({int(one["pid"]) for one in found})
+        return {"processes": [[pid, None, None] for pid in pids[:PROCESSES_MAX]], "unlisted": len(pids) > PROCESSES_MAX}
 
     def _pairs(self, handle: Handle, others: Sequence[int]) -> Facts:
         """[device, links] for every other one: how many xGMI links join them, 0 for none, None where it is not told.
@@ -93,15 +106,26 @@ class AmdDriver:
         return {"pairs": [[other, self._xgmi_links(handle, self._handles[other])] for other in others]}
 
     def _xgmi_links(self, handle: Handle, other: Handle) -> int | None:
-        smi = self._smi
-        told = self._ask(smi.amdsmi_topo_get_link_type, handle, other)
-        if told is None:
+        told = self._ask("amdsmi_topo_get_link_type", handle, other)
+        kind = told.get("type") if isinstance(told, dict) else None
+        number = getattr(kind, "value", kind)
+        if not isinstance(number, int) or number in _UNKNOWN_LINKS:
             return None
-        if "XGMI" not in str(getattr(told["type"], "name", told["type"])):
+        if number != _XGMI:
             return 0
-        rates = self._ask(smi.amdsmi_get_minmax_bandwidth_between_processors, handle, other) or {}
+        rates = self._ask("amdsmi_get_minmax_bandwidth_between_processors", handle, other) or {}
         least, most = rates.get("min_bandwidth") or 0, rates.get("max_bandwidth") or 0
         return max(1, round(most / least)) if least else 1
+
+
+def _serial(asic: Facts) -> str | None:
+    """Serial number as hexadecimal digits; None for a card that has none, which tells zero."""
+    match = _SERIAL.fullmatch(str(asic.get("asic_serial", "")))
+    return match[1].lower() if match and match[1].strip("0") else None
+
+
+def _text(value: Answer) -> str | None:
+    return value if isinstance(value, str) and value not in _NOT_TOLD else None
 
 
 AMD_STEPS: Final = ("identity", "health", "processes")

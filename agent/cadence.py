@@ -6,12 +6,21 @@ counts as owed. Pure: no clock, no task. Separate because controllers rely on th
 * after a start and after each deletion of a pod that had GPUs, two further complete readings are published;
 * while such a pod is gone from the API but still live or listed, evidence is read again about every second;
 * a reading that could not be completed pays nothing, and repeats ever more slowly, up to the poll interval.
+
+Beside it stands where in the time over which a cluster's agents start one of them does.
 """
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 READINGS_OWED = 2
 """Complete readings that prove an absence: one might have begun before the kubelet learned of the deletion."""
+
+
+def start_wait_seconds(node: str, *, spread_seconds: float) -> float:
+    """How long a node's agent waits before it asks the API server for anything: by the node's name, so that the agents
+    of a cluster are spread evenly whatever starts them together, and one of them always waits the same."""
+    return spread_seconds * int.from_bytes(sha256(node.encode()).digest()[:6]) / 2.0**48
 
 
 @dataclass(frozen=True, slots=True)

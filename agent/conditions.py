@@ -6,7 +6,7 @@ In: a reading, the devices as reported, the evidence. Out: conditions with the t
 from collections.abc import Iterable, Sequence
 
 from agent.evidence import PodSighting
-from agent.readings import FabricReading, MachineReading
+from agent.readings import UNTOLD, FabricReading, MachineReading
 from atoll.api import names
 from atoll.api.base import Condition
 from atoll.api.node_status import Device, HealthState
@@ -25,7 +25,9 @@ def conditions(
     before = {condition.type: condition for condition in last}
     found = [_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(sighting)]
     found += [_fabric_ready(reading.fabric)] if reading.fabric is not None else []
-    return tuple(_condition(*finding, last=before.get(finding[0]), now=now) for finding in found)
+    told = tuple(_condition(*finding, last=before.get(finding[0]), now=now) for finding in found)
+    kept = before.get(names.CONDITION_FABRIC_READY) if reading.fabric is None and reading.is_fabric_unknown else None
+    return (*told, kept) if kept is not None else told
 
 
 def _devices_readable(reading: MachineReading, devices: Sequence[Device]) -> Finding:
@@ -53,7 +55,12 @@ def _links_consistent(reading: MachineReading) -> Finding:
             names.REASON_LINKS_UNREAD,
             "links could not be read; the last known stand",
         )
-    pairs = [pair for pair in asymmetric_pairs(reading.links.links) if not reading.links.unread.intersection(pair)]
+    cells = reading.links.links
+    pairs = [
+        (one, other)
+        for one, other in asymmetric_pairs(cells)
+        if not reading.links.unread & {one, other} and UNTOLD not in {cells[one][other], cells[other][one]}
+    ]
     if not pairs:
         return names.CONDITION_LINKS_CONSISTENT, True, names.REASON_ALL_READ, "both ends of every pair agree"
     told = ", ".join(f"{first}-{second}" for first, second in pairs[:PAIRS_SHOWN_MAX])

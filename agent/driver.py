@@ -68,16 +68,11 @@ class Driver:
         facts = {} if handle is None else _STEPS[name](self, handle, others)
         return facts | {"lost": self._lost, "fault": self._fault}
 
-    def events(self, indices: Sequence[int]) -> list[list[Any]]:
-        """What happened to these devices since the last call, as [uuid, type, data]; a device that is new here is
-        listened to from now on."""
+    def events(self) -> list[list[Any]]:
+        """What happened to the devices that are listened to since the last call, as [uuid, type, data]."""
         nvml = self._nvml
         if self._events is None:
-            self._events = self._plain(nvml.nvmlEventSetCreate)
-        if self._events is None:
             return []
-        for index in indices:
-            self._listen(index)
         found: list[list[Any]] = []
         while len(found) < EVENTS_MAX:
             event = self._plain(nvml.nvmlEventSetWait_v2, self._events, 0)
@@ -87,32 +82,45 @@ class Driver:
             found.append([uuid, int(event.eventType), int(event.eventData)])
         return found
 
-    def _listen(self, index: int) -> None:
+    def _listen(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        """Listen to a device from now on, where that is not done yet. A step of its own: a card that hangs in it shall
+        not take the events of all others along."""
         nvml = self._nvml
-        handle = self._plain(nvml.nvmlDeviceGetHandleByIndex, index)
-        if handle is None or _address(handle) in self._uuid_by_handle:
-            return
+        if self._events is None:
+            self._events = self._plain(nvml.nvmlEventSetCreate)
+        if self._events is None or _address(handle) in self._uuid_by_handle:
+            return {}
         self._uuid_by_handle[_address(handle)] = _text(self._plain(nvml.nvmlDeviceGetUUID, handle))
         supported = self._plain(nvml.nvmlDeviceGetSupportedEventTypes, handle)
         if supported and supported & _EVENTS:
             self._plain(nvml.nvmlDeviceRegisterEvents, handle, supported & _EVENTS, self._events)
+        return {}
 
     def _handle(self, index: int) -> Handle:
         return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
 
     def _ask(self, call: Callable[..., Any], *arguments: Handle) -> Answer:
         """Call the library for the device of this step; None when it refuses. What it says of the device is noted."""
+        return self._told(call, *arguments)[0]
+
+    def _told(self, call: Callable[..., Any], *arguments: Handle) -> tuple[Answer, bool]:
+        """As `_ask`, and whether the library told something: an answer, or that there is nothing of the kind."""
         if self._lost:
-            return None
+            return None, False
         answer, error = self._try(call, *arguments)
         if error is None:
-            return answer
+            return answer, True
         code = getattr(error, "value", None)
         if code in {self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_GPU_NOT_FOUND}:
             self._lost = str(error)
         elif code == self._nvml.NVML_ERROR_RESET_REQUIRED or call == self._nvml.nvmlDeviceGetHandleByIndex:
             self._fault = self._fault or str(error)
-        return None
+        return None, self._means_nothing_there(error)
+
+    def _means_nothing_there(self, error: Exception) -> bool:
+        nvml = self._nvml
+        nothing = {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+        return getattr(error, "value", None) in nothing
 
     def _plain(self, call: Callable[..., Any], *arguments: Handle) -> Answer:
         """Call the library for nobody in particular; None when it refuses."""
@@ -168,18 +176,19 @@ class Driver:
         }
 
     def _processes(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        """Pids with the GPU and compute instance that they run in; None where the library tells neither list."""
+        """Pids with the GPU and compute instance that they run in; None where the library does not tell who computes.
+        unlisted: there may be others, because there are too many, or those that draw were not told."""
         nvml = self._nvml
-        calls = (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses)
-        answers = [self._ask(call, handle) for call in calls]
-        if answers[0] is None:
+        computing = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        drawing, is_told = self._told(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+        if computing is None:
             return {"processes": None}
         found = {
             (int(process.pid), getattr(process, "gpuInstanceId", None), getattr(process, "computeInstanceId", None))
-            for answer in answers
-            for process in (answer or ())[:PROCESSES_MAX]
+            for process in (*computing, *(drawing or ()))
         }
-        return {"processes": [list(one) for one in sorted(found, key=str)]}
+        listed = sorted(found, key=str)[:PROCESSES_MAX]
+        return {"processes": [list(one) for one in listed], "unlisted": not is_told or len(found) > len(listed)}
 
     def _links(self, handle: Handle, _others: Sequence[int]) -> Facts:
         """Every link as [active, kind of the far end, its bus id]; None where the library gives another answer than
@@ -204,24 +213,29 @@ class Driver:
         return [True, kind, _text(pci.busId) if pci is not None else None]
 
     def _fabric(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        """The fabric as the card tells it: empty where there is none, None where that is not known."""
         info = self._nvml.c_nvmlGpuFabricInfo_v2_t()
-        if self._ask(self._nvml.nvmlDeviceGetGpuFabricInfoV, handle, pointer(info)) is None:
-            return {"fabric": None}
+        answer, is_told = self._told(self._nvml.nvmlDeviceGetGpuFabricInfoV, handle, pointer(info))
+        if answer is None:
+            return {"fabric": {} if is_told else None}
         told = {"state": int(info.state), "status": int(info.status), "clique": int(info.cliqueId)}
         return {"fabric": told | {"mask": int(info.healthMask), "cluster": bytes(info.clusterUuid).hex()}}
 
     def _mig(self, handle: Handle, _others: Sequence[int]) -> Facts:
+        """MIG mode and instances. uninstanced: there may be others, because a question about them failed."""
         nvml = self._nvml
         mode = _first(self._ask(nvml.nvmlDeviceGetMigMode, handle))
         if not mode:
             return {"mig": mode, "instances": []}
-        count = self._ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-        found = []
-        for position in range(min(count, MIG_DEVICES_MAX)):
-            instance = self._ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, position)
-            if instance is not None:
-                found.append(self._instance(instance))
-        return {"mig": mode, "instances": found}
+        count = self._ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+        answers = [
+            self._told(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, position)
+            for position in range(min(count or 0, MIG_DEVICES_MAX))
+        ]
+        found = [self._instance(instance) for instance, _ in answers if instance is not None]
+        is_whole = count is not None and all(is_told for _, is_told in answers)
+        is_whole &= all(one["uuid"] and one["product_name"] for one in found)
+        return {"mig": mode, "instances": found, "uninstanced": not is_whole}
 
     def _instance(self, handle: Handle) -> Facts:
         nvml = self._nvml
@@ -235,19 +249,22 @@ class Driver:
         }
 
     def _pairs(self, handle: Handle, others: Sequence[int]) -> Facts:
-        """[device, PCIe level, P2P status] for every other one. An error is neither's fault for certain, so nobody is
-        blamed."""
+        """[device, PCIe level, P2P status] for every other one of which both are told. An error is neither's fault for
+        certain, so nobody is blamed."""
         nvml = self._nvml
         found = []
         for other in others:
             peer = self._plain(nvml.nvmlDeviceGetHandleByIndex, other)
-            if peer is not None:
-                level = self._plain(nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer)
-                found.append([other, level, self._plain(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_READ)])
+            if peer is None:
+                continue
+            level, no_level = self._try(nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer)
+            status, no_status = self._try(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_READ)
+            if all(error is None or self._means_nothing_there(error) for error in (no_level, no_status)):
+                found.append([other, level, status])
         return {"pairs": found}
 
 
-STEPS: Final = ("identity", "health", "mig", "processes", "links", "fabric")
+STEPS: Final = ("identity", "health", "mig", "processes", "links", "fabric", "listen")
 """Steps of one device, in the order in which they are asked; `pairs` follows when all devices are known."""
 _STEPS: Final = {
     "identity": Driver._identity,
@@ -256,6 +273,7 @@ _STEPS: Final = {
     "processes": Driver._processes,
     "links": Driver._links,
     "fabric": Driver._fabric,
+    "listen": Driver._listen,
     "pairs": Driver._pairs,
 }
 

@@ -52,7 +52,7 @@ class OwnDriver:
     def ask(self, step: str, index: int = 0, others: Sequence[int] = ()) -> Facts:
         """Facts of one step. Raises DriverRefused."""
         if step == "events":
-            return {"events": self._driver.events(others)}
+            return {"events": self._driver.events()}
         if step != "open":
             return self._driver.step(step, index, others)
         try:
@@ -98,12 +98,22 @@ class DriverWorker:
             self._abandon()
             word = f"no answer within {seconds:g} s" if isinstance(error, TimeoutError) else "the driver's library died"
             raise DriverSilent(f"{word} ({step})") from error
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            self._abandon()
+        return self._facts(line, step)
+
+    def _facts(self, line: bytes, step: str) -> Facts:
+        """Facts of an answer. Raises DriverRefused for one that tells an error, DriverSilent for one that tells
+        nothing."""
+        try:
+            answer: Any = json.loads(line)
+        except ValueError:
+            answer = None
+        facts = answer.get("facts") if isinstance(answer, dict) else None
+        if isinstance(facts, dict):
+            return facts
+        self._abandon()
+        if isinstance(answer, dict) and "error" in answer:
             raise DriverRefused(str(answer["error"]))
-        facts: Facts = answer["facts"]
-        return facts
+        raise DriverSilent(f"the worker's answer makes no sense ({step})")
 
     def close(self) -> None:
         """End the worker."""

@@ -1,11 +1,13 @@
 """`python -m agent.driver_worker pynvml`: asks the driver on behalf of the agent, in a process that may be killed.
 
 In: one JSON list per line, [step, index, others]. Out: one JSON object per line, in the same order: {"facts": ...}, or
-{"error": text} when the library as a whole refuses. Nothing else is imported than what that takes: this process shall
-stay small, and it lives as long as the agent.
+{"error": text} when the library as a whole refuses, or cannot be loaded. What libraries print goes to the standard
+error instead. Nothing else is imported than what that takes: this process shall stay small, and it lives as long as
+the agent.
 """
 
 import json
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -16,14 +18,25 @@ from agent.driver import Driver
 
 def main() -> int:
     """Answer until the input ends."""
-    name = sys.argv[1]
-    library = import_module(name)
-    driver = AmdDriver(library) if name == "amdsmi" else Driver(library)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    driver, problem = _driver(sys.argv[1])
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(_answer(driver, json.loads(line))) + "\n")
-        sys.stdout.flush()
-    driver.close()
+        answer = _answer(driver, json.loads(line)) if driver is not None else {"error": problem}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    if driver is not None:
+        driver.close()
     return 0
+
+
+def _driver(name: str) -> tuple[Driver | AmdDriver | None, str]:
+    """The driver by the bindings of that name; None and why where they cannot be imported."""
+    try:
+        library = import_module(name)
+    except Exception as error:  # noqa: BLE001 - AMD's raise whatever came of a library that they did not find
+        return None, f"cannot import {name}: {type(error).__name__}: {error}"
+    return (AmdDriver(library) if name == "amdsmi" else Driver(library)), ""
 
 
 def _answer(driver: Driver | AmdDriver, request: list[Any]) -> dict[str, Any]:
@@ -32,7 +45,7 @@ def _answer(driver: Driver | AmdDriver, request: list[Any]) -> dict[str, Any]:
         if step == "open":
             return {"facts": driver.open()}
         if step == "events":
-            return {"facts": {"events": driver.events(others)}}
+            return {"facts": {"events": driver.events()}}
         return {"facts": driver.step(step, index, others)}
     except Exception as error:  # noqa: BLE001 - whatever the bindings raise becomes an answer
         return {"error": f"{type(error).__name__}: {error}"}

@@ -103,17 +103,17 @@ class GpuUse:
 
 
 def with_handed(
-    use: GpuUse, handed: Mapping[tuple[str, str], frozenset[str]], pods: Iterable[Pod], known: Iterable[str]
+    use: GpuUse, handed: Mapping[tuple[str, str], frozenset[str]], pods: Iterable[Pod], known: Mapping[str, str]
 ) -> GpuUse:
     """Count what the kubelet handed to pods by device plugins as used by them.
 
-    handed: device ids by namespace and name, because the kubelet tells no uid; ids that are none of our `known` GPUs
-    are other devices.
+    handed: device ids by namespace and name, because the kubelet tells no uid. known: the uuids of our GPUs by what
+    device plugins call them; ids that are not in it are other devices.
     """
-    gpus = frozenset(known)
     users = dict(use.pods)
     for pod in pods:
-        found = handed.get((pod.metadata.namespace, pod.metadata.name), frozenset()) & gpus
+        ids = handed.get((pod.metadata.namespace, pod.metadata.name), frozenset())
+        found = frozenset(known[one] for one in ids if one in known)
         if found and not is_terminal(pod):
             users[pod.metadata.uid] = users.get(pod.metadata.uid, frozenset()) | found
     return replace(use, pods=users)

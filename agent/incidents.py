@@ -7,9 +7,11 @@ report. Pure. The record lives in the report itself, so a restart of the agent f
 * whatever holds or does not is open while it holds, and for a while after: a minute the first time, twice as long each
   time it comes back, at most an hour. So a card that comes and goes is not given out in between;
 * errors that only a reset clears (ECC counters, pending remaps, a recovery action) end with it, and their end is how a
-  reset is recognised: it ends the card's XIDs too;
+  reset is recognised: it ends the card's XIDs too. A recovery action that turns into another one did not end, and one
+  that asks to drain the card's peers ends without a reset;
 * what could not be read is as it was;
-* a report is written when something changes, so an XID that comes again and again counts at most once a minute.
+* a report is written when something changes, so an XID that comes again and again counts at most once a minute; but
+  the first after an administrator's release counts at once, or the release would hide it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,31 +32,44 @@ _CLEARED_BY_RESET: Final = frozenset(
     {IncidentKind.ECC, IncidentKind.RECOVERY, IncidentKind.ROW_REMAP, IncidentKind.RETIRED_PAGES}
 )
 
+DRAIN_OF_PEERS: Final = 3
+"""Recovery action that needs no reset."""
+
 Key = tuple[IncidentKind, int]
 
 
 def fold(
-    last: Iterable[Incident], signs: Sequence[Sign], *, unread: frozenset[IncidentKind], now: str, boot_id: str
+    last: Iterable[Incident],
+    signs: Sequence[Sign],
+    *,
+    unread: frozenset[IncidentKind],
+    now: str,
+    boot_id: str,
+    released: str = "",
 ) -> tuple[Incident, ...]:
-    """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read."""
+    """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read; released:
+    when an administrator declared the device well, empty if never."""
     before: dict[Key, Incident] = {(one.kind, one.code): one for one in last}
     told: dict[Key, Sign] = {(sign.kind, sign.code): sign for sign in signs}
-    was_reset = any(_is_cleared(one, told, unread) for one in before.values())
+    was_reset = any(_is_cleared(one, {kind for kind, _ in told}, unread) for one in before.values())
     after: dict[Key, Incident] = {}
     for key, incident in before.items():
         if key not in told:
             after[key] = _untold(incident, unread=unread, now=now, boot_id=boot_id, was_reset=was_reset)
     for key, sign in told.items():
-        after[key] = _told(before.get(key), sign, now=now, boot_id=boot_id)
+        after[key] = _told(before.get(key), sign, now=now, boot_id=boot_id, released=released)
     return _bounded(after, told)
 
 
-def _is_cleared(incident: Incident, told: Iterable[Key], unread: frozenset[IncidentKind]) -> bool:
-    return (
-        not incident.ended_time
-        and incident.kind in _CLEARED_BY_RESET
-        and incident.kind not in unread
-        and (incident.kind, incident.code) not in set(told)
+def _is_cleared(incident: Incident, told: set[IncidentKind], unread: frozenset[IncidentKind]) -> bool:
+    is_open = not incident.ended_time and _needs_reset(incident)
+    return is_open and incident.kind not in unread and incident.kind not in told
+
+
+def _needs_reset(incident: Incident) -> bool:
+    return incident.kind in _CLEARED_BY_RESET and (incident.kind, incident.code) != (
+        IncidentKind.RECOVERY,
+        DRAIN_OF_PEERS,
     )
 
 
@@ -66,7 +81,7 @@ def _untold(
         return incident
     if incident.boot_id and boot_id and incident.boot_id != boot_id:
         return _ended(incident, REBOOT, now)
-    if incident.kind is IncidentKind.XID or incident.kind in _CLEARED_BY_RESET:
+    if incident.kind is IncidentKind.XID or _needs_reset(incident):
         return _ended(incident, RESET, now) if was_reset else incident
     if not incident.quiet_since:
         return incident.model_copy(update={"quiet_since": now})
@@ -75,7 +90,7 @@ def _untold(
     return incident
 
 
-def _told(last: Incident | None, sign: Sign, *, now: str, boot_id: str) -> Incident:
+def _told(last: Incident | None, sign: Sign, *, now: str, boot_id: str, released: str) -> Incident:
     """An incident that this look told of. One that nothing changed in stays as it is, so that nothing is written."""
     if last is None:
         return _opened(sign, sign.count, now=now, boot_id=boot_id)
@@ -89,7 +104,8 @@ def _told(last: Incident | None, sign: Sign, *, now: str, boot_id: str) -> Incid
     elif last.quiet_since or not sign.stands:
         count += sign.count
     is_same = count == last.count and sign.message[:128] == last.message and last.boot_id == boot_id
-    is_repeat = not sign.stands and last.boot_id == boot_id and _seconds(last.last_time, now) < XID_SECONDS_MIN
+    is_early = last.boot_id == boot_id and _seconds(last.last_time, now) < XID_SECONDS_MIN
+    is_repeat = not sign.stands and is_early and last.last_time > released
     if (is_same and not last.quiet_since) or is_repeat:
         return last
     update = {"count": min(count, COUNT_MAX), "message": sign.message[:128], "last_time": now, "boot_id": boot_id}

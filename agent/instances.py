@@ -28,7 +28,7 @@ def instance_devices(
 ) -> list[Device]:
     """Instances of all devices, and those on record whose card tells nothing of them at present."""
     parents = {device.uuid: device for device in whole}
-    told = {one.uuid for one in reading.devices if one.uuid is not None and one.mig_enabled is not None}
+    told = {one.uuid for one in reading.devices if one.mig_enabled is not None and not one.instances_unread}
     seen = [
         (instance, parents[device.uuid])
         for device in reading.devices

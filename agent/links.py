@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.readings import Cells, NicReading, NvLink, Remote
+from agent.readings import UNTOLD, Cells, NicReading, NvLink, Remote
 from atoll.api.node_status import Nic
 from topology.links import SELF, WORST
 
@@ -84,7 +84,7 @@ def _cells_by_pair(rows: Cells | None, order: Sequence[str | None]) -> Mapping[t
         (first, second): cell
         for first, row in zip(order, rows, strict=True)
         for second, cell in zip(order, row, strict=False)
-        if first is not None and second is not None
+        if first is not None and second is not None and cell != UNTOLD
     }
 
 

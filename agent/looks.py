@@ -60,6 +60,7 @@ class Looker:
         self._timeout_seconds = timeout_seconds
         self._pod_resources = pod_resources
         self._hanging: asyncio.Future[MachineReading] | None = None
+        self._hanging_evidence: asyncio.Future[Look] | None = None
         self._last: MachineReading | None = None
         self._boot_id = ""
         self.failures = 0
@@ -68,7 +69,7 @@ class Looker:
         """Read everything once. What fails is marked in the Look, never raised."""
         machine = await self._machine()
         boot_id = await self._boot()
-        return await asyncio.to_thread(self._with_evidence, machine, boot_id)
+        return await self._evidence(machine, boot_id)
 
     async def _machine(self) -> MachineReading:
         try:
@@ -79,11 +80,12 @@ class Looker:
             self.failures += 1
             log.warning("Machine cannot be read", err=str(error), failures=self.failures)
             if self._last is not None and self.failures <= FAILURES_BORNE:
-                return self._last
+                return self._last.as_remembered()
             return MachineReading(devices=(), problem=str(error))
 
     async def _read_within_time(self) -> MachineReading:
-        """Read, or wait on for the reading that hangs from before."""
+        """Read, or wait on for the reading that hangs from before; what that one says of users is too old."""
+        is_late = self._hanging is not None
         reading = self._hanging or asyncio.ensure_future(asyncio.to_thread(self._read))
         try:
             self._hanging = reading
@@ -94,7 +96,7 @@ class Looker:
             self._hanging = None
             raise
         self._hanging = None
-        return answer
+        return answer.without_users() if is_late else answer
 
     def _read(self) -> MachineReading:
         try:
@@ -112,16 +114,41 @@ class Looker:
             log.warning("Boot id cannot be read", err=str(error))
         return self._boot_id
 
+    async def _evidence(self, machine: MachineReading, boot_id: str) -> Look:
+        """The evidence, read anew. While a reading hangs nothing is known: its result would come too late for whoever
+        asks now, so it is thrown away."""
+        unknown = Look(
+            machine, boot_id, None, GpuUse(unread=frozenset(machine.pids_by_uuid()) | machine.uuids_unread())
+        )
+        if self._hanging_evidence is not None and not self._hanging_evidence.done():
+            return unknown
+        reading = asyncio.ensure_future(asyncio.to_thread(self._with_evidence, machine, boot_id))
+        self._hanging_evidence = reading
+        try:
+            return await asyncio.wait_for(asyncio.shield(reading), self._timeout_seconds)
+        except TimeoutError:
+            log.warning("Evidence cannot be read", err=f"no answer within {self._timeout_seconds:g} s")
+            return unknown
+
     def _with_evidence(self, machine: MachineReading, boot_id: str) -> Look:
         cgroups = read_cgroups(self._cgroup_root, mount=self._cgroup_mount)
         pids_by_uuid = machine.pids_by_uuid()
         owners, hidden = owners_of({pid for pids in pids_by_uuid.values() for pid in pids}, read=self._read_process)
         unread = machine.uuids_unread() | {uuid for uuid, pids in pids_by_uuid.items() if hidden.intersection(pids)}
+        if not self._lists_processes():
+            unread |= frozenset(pids_by_uuid)
         handed: Handed | None = None
         if self._pod_resources is not None:
             handed = handed_out(self._pod_resources, timeout_seconds=POD_RESOURCES_SECONDS)
             unread |= frozenset(pids_by_uuid) if handed is None else frozenset()
         return Look(machine, boot_id, cgroups, gpu_use(pids_by_uuid, owners, unread=unread), handed)
+
+    def _lists_processes(self) -> bool:
+        """Tell whether any process is listed: where none is, those of the GPUs have not ended but cannot be seen."""
+        try:
+            return any(entry.name.isdecimal() for entry in self._proc_mount.iterdir())
+        except OSError:
+            return False
 
     def _read_process(self, pid: int) -> str:
         with (self._proc_mount / str(pid) / "cgroup").open(encoding="utf-8", errors="replace") as file:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from agent.cadence import Cadence
+from agent.cadence import Cadence, start_wait_seconds
 from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
 from agent.evidence import GpuUse, PodSighting, Roster, sight, with_handed
 from agent.identities import LookUp, assign
 from agent.kubelet import Kubelet, kubelet_url
 from agent.looks import Look, Looker
-from agent.publishing import StatusWriter, says_something_new, send_heartbeat
+from agent.pod_resources import plugin_names
+from agent.publishing import StatusWriter, send_heartbeat
 from agent.report import Circumstances, build_report, on_record, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
@@ -59,7 +60,7 @@ class Rhythm:
     poll_seconds: float
     urgent_seconds: float
     heartbeat_seconds: float
-    start_jitter_seconds: float
+    start_spread_seconds: float
 
 
 class NodeAgent:
@@ -130,21 +131,27 @@ class NodeAgent:
 
     async def follow_pods(self) -> None:
         """Keep the pods of this node."""
+        await self._wait_for_turn()
         await self.pods.run()
 
     async def follow_node(self) -> None:
         """Keep the Node."""
+        await self._wait_for_turn()
         await self._nodes.run()
 
     async def follow_report(self) -> None:
         """Keep what is stored of our report."""
+        await self._wait_for_turn()
         await self._reports.run()
+
+    async def _wait_for_turn(self) -> None:
+        """Every list, watch and write of an agent comes after this."""
+        await self._clock.sleep(start_wait_seconds(self.node, spread_seconds=self._rhythm.start_spread_seconds))
 
     async def keep_looking(self) -> None:
         """Look at the machine whenever that is due, and publish."""
         for reflector in (self.pods, self._nodes, self._reports):
             await reflector.synced.wait()
-        await self._clock.sleep(self._rng.random() * self._rhythm.start_jitter_seconds)
         backoff = Backoff(self._rng)
         while True:
             self._wake.clear()
@@ -179,7 +186,7 @@ class NodeAgent:
             last_host=previous.host_uses if previous else (),
         )
         report = await self._compose(look, sighting, previous, position=position)
-        if says_something_new(report, previous) or cadence.must_publish(is_complete=sighting.is_complete):
+        if self._writer.is_news(report) or cadence.must_publish(is_complete=sighting.is_complete):
             await self._writer.publish(report)
             self.publications_count += 1
         self._note(sighting, cadence)
@@ -238,7 +245,9 @@ class NodeAgent:
         use = look.use.with_missing(known, look.machine.pids_by_uuid())
         if look.handed is None:
             return use
-        return with_handed(use, look.handed, self.pods.by_uid.values(), [*known, *look.machine.pids_by_uuid()])
+        slots = plugin_names(previous.devices if previous is not None else ())
+        own = {uuid: uuid for uuid in (*known, *look.machine.pids_by_uuid())}
+        return with_handed(use, look.handed, self.pods.by_uid.values(), slots | own)
 
     def _note(self, sighting: PodSighting, cadence: Cadence) -> None:
         """Remember a look. A deletion that arrived while it was taken is not paid by it."""
@@ -296,6 +305,7 @@ class NodeAgent:
                 node_uid=node.metadata.uid if node is not None else "",
                 position=position,
                 now=format_microtime(self._clock.now()),
+                releases=self._writer.releases,
             ),
         )
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.backends import BOOT_ID_PATH, kernel_boot_id
-from agent.driver import STEPS, Driver, Facts, Library
+from agent.driver import EVENTS_MAX, STEPS, Driver, Facts, Library
 from agent.driver_client import DriverRefused, DriverSilent, DriverWorker, OwnDriver, Steps
 from agent.errors import ReadingFailed
 from agent.links import link_matrix, plain_bus_id
 from agent.pci import PCI_DEVICES, PciTree
 from agent.readings import (
+    UNTOLD,
     Cells,
     DeviceReading,
     FabricReading,
@@ -35,6 +36,9 @@ from topology.links import SELF, WORST
 STEP_SECONDS: Final = 3.0
 SKIPPED_LOOKS_MAX: Final = 16
 """A silent device is asked at least every so many looks."""
+LISTEN: Final = "listen"
+HANGS_OF_ONE: Final = 2
+"""A device that hangs with so many others is to blame for it, not they."""
 
 _PCIE_CELLS: Final = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t."""
@@ -78,7 +82,9 @@ class NvmlBackend:
         own = OwnDriver(Driver(library)) if library is not None else None
         self.steps: Steps = own or DriverWorker(step_seconds=step_seconds)
         self._silent: dict[int, _Silence] = {}
+        self._incomparable: dict[int, _Silence] = {}
         self._known: dict[int, Facts] = {}
+        self._untold: list[list[Any]] = []
         self._look = 0
         self._boot_id_path = boot_id_path
         self._pci = PciTree(pci_devices)
@@ -87,9 +93,16 @@ class NvmlBackend:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
         self._look += 1
         count = self._count()
-        facts = [self._device_facts(index) for index in range(count)]
+        self._untold += self._events()
+        worker = self._worker()
+        facts = recognized([self._asked_facts(index) for index in range(count)], self._known)
+        self._known |= {one["index"]: {key: one.get(key) for key in FACE} for one in facts if one.get("uuid")}
         self._compare(facts)
-        reading = self.assemble(facts, self._events([one["index"] for one in facts if not one.get("silent")]))
+        if worker != self._worker():
+            self._listen_again(facts)
+        events = self._untold + self._events()
+        self._untold = []
+        reading = self.assemble(facts, events)
         self._pci.look()
         slots = [device.pci_bus_id for device in reading.devices]
         unseen = self._pci.slots_unseen(slots, kernel_driver=self.kernel_driver)
@@ -113,16 +126,8 @@ class NvmlBackend:
         except (DriverSilent, DriverRefused) as error:
             raise ReadingFailed(self.driver, f"{error}; is the driver loaded, and its library visible here?") from error
 
-    def _device_facts(self, index: int) -> Facts:
-        """Every step of one device, until one of them is its last; a sick one is who it was when it was well."""
-        facts = self._asked_facts(index)
-        if facts.get("uuid"):
-            self._known[index] = {key: facts.get(key) for key in ("uuid", "bus_id")}
-        elif facts.get("lost") or facts.get("silent"):
-            facts |= self._known.get(index, {})
-        return facts
-
     def _asked_facts(self, index: int) -> Facts:
+        """Every step of one device, until one of them is its last."""
         silence = self._silent.get(index)
         if silence is not None and self._look < silence.ask_again_at:
             return {"index": index, "silent": silence.message}
@@ -135,13 +140,21 @@ class NvmlBackend:
         self._silent.pop(index, None)
         return facts
 
+    def _worker(self) -> int | None:
+        return self.steps.pid if isinstance(self.steps, DriverWorker) else None
+
+    def _listen_again(self, facts: Sequence[Facts]) -> None:
+        """Listen to every device that answers: a worker that was lost in this look took along whom it listened to."""
+        for one in facts:
+            if LISTEN in self.device_steps and not (one.get("silent") or one.get("lost")):
+                self._ask(LISTEN, one["index"])
+
     def _ask(self, step: str, index: int, others: Sequence[int] = ()) -> Facts:
         try:
             self._reopened()
             return self.steps.ask(step, index, others)
         except (DriverSilent, DriverRefused) as error:
-            looks = min(SKIPPED_LOOKS_MAX, 2 * self._silent[index].looks if index in self._silent else 1)
-            self._silent[index] = _Silence(str(error), looks, self._look + looks)
+            self._silent[index] = _Silence.after(self._silent.get(index), str(error), look=self._look)
             return {"silent": str(error)}
 
     def _reopened(self) -> None:
@@ -150,24 +163,88 @@ class NvmlBackend:
             self._count()
 
     def _compare(self, facts: Sequence[Facts]) -> None:
-        """Ask each device for its relation to the others, as far as they answer."""
-        able = [one["index"] for one in facts if not (one.get("silent") or one.get("lost")) and one.get("uuid")]
-        for one in facts:
-            if one["index"] in able:
-                answer = self._ask("pairs", one["index"], [index for index in able if index != one["index"]])
-                one |= {key: value for key, value in answer.items() if value or key not in one}
+        """Ask each device for its relation to the others, as far as they answer. A hang is one card's of two, and not a
+        reason to take either for ill: who hangs is left out of comparisons, ever longer."""
+        able = {one["index"]: one for one in facts if one.get("uuid") and not (one.get("silent") or one.get("lost"))}
+        for index, awaited in self._incomparable.items():
+            if self._look < awaited.ask_again_at:
+                able.pop(index, None)
+        for index in tuple(able):
+            if index in able:
+                answer, hanging = self._pairs(index, [other for other in able if other != index])
+                able[index] |= {key: value for key, value in answer.items() if value or key not in able[index]}
+                for one in hanging:
+                    del able[one]
 
-    def _events(self, indices: Sequence[int]) -> list[list[Any]]:
-        """What happened since the last look. A card that is lost has its last word here."""
+    def _pairs(self, index: int, others: Sequence[int]) -> tuple[Facts, frozenset[int]]:
+        """The relations of one device to the others, and who of all of them hangs: the one of two that does so with
+        a third as well."""
+        answer = self._relations(index, others)
+        if answer is not None:
+            self._incomparable.pop(index, None)
+            return answer, frozenset()
+        found: list[Any] = []
+        hanging: list[int] = []
+        for other in others:
+            answer = self._relations(index, [other]) if len(hanging) < HANGS_OF_ONE else {}
+            if answer is None:
+                hanging.append(other)
+            else:
+                found += answer.get("pairs", ())
+        culprits = frozenset({index} if len(hanging) == HANGS_OF_ONE else hanging)
+        for one in culprits:
+            self._incomparable[one] = _Silence.after(self._incomparable.get(one), "pairs", look=self._look)
+        return {"pairs": found}, culprits
+
+    def _relations(self, index: int, others: Sequence[int]) -> Facts | None:
         try:
             self._reopened()
-            return list(self.steps.ask("events", 0, indices)["events"])
+            return self.steps.ask("pairs", index, others)
+        except (DriverSilent, DriverRefused):
+            return None
+
+    def _events(self) -> list[list[Any]]:
+        """What happened since they were asked for last. Asked before a look, because what is not told yet is lost with
+        a worker that hangs, and after it: a card that is lost has its last word there."""
+        try:
+            self._reopened()
+            return list(self.steps.ask("events")["events"])[: EVENTS_MAX - len(self._untold)]
         except (DriverSilent, DriverRefused, ReadingFailed):
             return []
 
 
+FACE: Final = ("uuid", "bus_id")
+
+
+def recognized(facts: Sequence[Facts], known: Mapping[int, Facts]) -> list[Facts]:
+    """Devices with at most one to each uuid. A sick one that does not say who it is, is who was known at its index,
+    unless another says that of itself; of two that say the same, the second is nobody. Pure."""
+    told = {one["uuid"] for one in facts if one.get("uuid")}
+    taken: set[str] = set()
+    found = []
+    for one in facts:
+        uuid = one.get("uuid")
+        if uuid in taken:
+            found.append({**one, "uuid": None, "fault": f"tells the uuid of another device: {uuid}"})
+            continue
+        face = known.get(one["index"], {}) if one.get("lost") or one.get("silent") else {}
+        if uuid is None and face and face["uuid"] not in told:
+            uuid = face["uuid"]
+            found.append({**one, **face})
+        else:
+            found.append(one)
+        taken |= {uuid} if uuid else set()
+    return found
+
+
 class _Silence:
     """A device that did not answer: what it was asked, and at which look it is asked again."""
+
+    @classmethod
+    def after(cls, last: "_Silence | None", message: str, *, look: int) -> "_Silence":
+        """The silence of a device at a look: it is asked again ever later."""
+        looks = min(SKIPPED_LOOKS_MAX, 2 * last.looks if last is not None else 1)
+        return cls(message, looks, look + looks)
 
     def __init__(self, message: str, looks: int, ask_again_at: int) -> None:
         self.message = message
@@ -184,6 +261,7 @@ def machine_reading(facts: Sequence[Facts], *, events: Sequence[Sequence[Any]] =
         links=links,
         fabric=_fabric(facts),
         expected_count=len(facts),
+        fabric_unread=any(one.get("fabric") is None for one in facts),
     )
 
 
@@ -202,6 +280,7 @@ def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
         minor=facts.get("minor"),
         mig_enabled=bool(mig) if mig is not None else None,
         process_ids=tuple(sorted({one[0] for one in processes})) if processes is not None else None,
+        processes_unread=bool(facts.get("unlisted")),
         fault=facts.get("lost") or facts.get("fault") or facts.get("silent") or "",
         is_lost=bool(facts.get("lost")),
         serial=facts.get("serial"),
@@ -211,6 +290,7 @@ def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
         power_managed=_flag(facts.get("power_management")),
         nvlinks=_link_summary(facts.get("links")),
         instances=_instances(facts),
+        instances_unread=bool(facts.get("uninstanced")),
         signs=signs(facts) + (event_signs(events, uuid) if uuid else ()),
         signs_unread=unread_kinds(facts),
     )
@@ -309,7 +389,7 @@ def _pcie(facts: Sequence[Facts]) -> Cells:
     }
     order = range(len(facts))
     return tuple(
-        tuple(SELF if first == second else told.get((first, second), WORST) for second in order) for first in order
+        tuple(SELF if first == second else told.get((first, second), UNTOLD) for second in order) for first in order
     )
 
 

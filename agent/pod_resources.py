@@ -12,9 +12,11 @@ end of the stream is a success, anything else is none.
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
+
+from atoll.api.node_status import Device
 
 PATH: Final = "/v1.PodResourcesLister/List"
 ANSWER_BYTES_MAX: Final = 16 << 20
@@ -39,6 +41,12 @@ def handed_out(path: Path, *, timeout_seconds: float) -> Handed | None:
             return pods_of(_call(connection, str(path), time.monotonic() + timeout_seconds))
     except (OSError, ValueError, UnicodeDecodeError):
         return None
+
+
+def plugin_names(devices: Iterable[Device]) -> dict[str, str]:
+    """Uuids by the PCI slots that AMD's device plugin calls its cards by; NVIDIA's uses uuids."""
+    amd = (one for one in devices if one.vendor == "amd" and one.pci_bus_id)
+    return {spelling: one.uuid for one in amd for spelling in (one.pci_bus_id, one.pci_bus_id.removeprefix("0000"))}
 
 
 def pods_of(message: bytes) -> Handed:

@@ -20,6 +20,8 @@ from atoll.kube.errors import AlreadyExists, Conflict, NotFound
 from atoll.kube.microtime import format_microtime
 
 ATTEMPTS_MAX = 3
+DIFFERENCES_MAX = 2
+"""The first may come of an old state that the patch was made for; what the second lacks, the API server left out."""
 SILENT_PERIODS = 3
 """A heartbeat that missed this many periods is stale."""
 
@@ -57,6 +59,7 @@ class StatusWriter:
         self._node = node
         self._clock = clock
         self._sequence = 0
+        self._refused: tuple[GpuNodeStatusReport, GpuNodeStatusReport | None] | None = None
         self.stored: GpuNodeStatus | None = None
 
     @property
@@ -64,14 +67,31 @@ class StatusWriter:
         """The report as it is stored."""
         return self.stored.status if self.stored is not None else None
 
+    @property
+    def releases(self) -> Mapping[str, str]:
+        """Uuid to the time at which an administrator declared the device well."""
+        return {one.uuid: one.time for one in self.stored.spec.releases} if self.stored is not None else {}
+
     def take(self, seen: GpuNodeStatus) -> None:
         """Note the object as an answer or the watch shows it; an older state than the one known changes nothing."""
         version, known = seen.metadata.resource_version, self.stored
         if known is None or not is_older(version, known.metadata.resource_version):
             self.stored = seen
 
+    def is_news(self, report: GpuNodeStatusReport) -> bool:
+        """Tell whether a report is worth a write: it says something new, and not just what the API server left out when
+        it was told, as one with older CRDs does with fields that it does not know."""
+        if not says_something_new(report, self.stored_report):
+            return False
+        if self._refused is None:
+            return True
+        sent, kept = self._refused
+        return self.stored_report != kept or says_something_new(report, sent)
+
     async def publish(self, report: GpuNodeStatusReport) -> None:
         """Write the report under the next sequence number; makes the object where there is none. Raises KubeError."""
+        self._refused = None
+        differences = 0
         for _ in range(ATTEMPTS_MAX):
             stored = self.stored or await self._fetch_or_create()
             numbered = self._numbered(report, stored.status)
@@ -89,6 +109,10 @@ class StatusWriter:
             self.take(GpuNodeStatus.model_validate_json(answer))
             if self.stored_report == numbered:
                 return
+            differences += 1
+            if differences == DIFFERENCES_MAX:
+                self._refused = (numbered, self.stored_report)
+                break
         log.warning("Stored report differs from the one written", node=self._node)
 
     def _numbered(self, report: GpuNodeStatusReport, stored: GpuNodeStatusReport | None) -> GpuNodeStatusReport:

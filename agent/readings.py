@@ -5,13 +5,17 @@ read", never zero or absent: one bad call costs one field, one lost GPU never hi
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from atoll.api.node_status import IncidentKind
 
 Cells = tuple[tuple[str, ...], ...]
 """A square matrix of link cells ("NV12", "PIX", "SYS", "X" on the diagonal) in the order of the devices."""
+
+
+UNTOLD = ""
+"""Cell of a pair whose relation was not told."""
 
 
 class Remote(StrEnum):
@@ -63,7 +67,7 @@ class DeviceReading:
 
     uuid None: something sits at this index, but it does not say who it is. process_ids: pids that use it. nvlinks: its
     links by far end, such as "18 switch". signs: what is worth remembering; signs_unread: kinds that nothing is known
-    of.
+    of. processes_unread: there may be more processes than those that are told; instances_unread: more instances.
     """
 
     index: int
@@ -87,6 +91,8 @@ class DeviceReading:
     instances: tuple[MigReading, ...] = ()
     signs: tuple[Sign, ...] = ()
     signs_unread: frozenset[IncidentKind] = frozenset()
+    processes_unread: bool = False
+    instances_unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,8 @@ class FabricReading:
 @dataclass(frozen=True, slots=True)
 class MachineReading:
     """One look at the whole machine. expected_count: how many devices the driver counts, readable or not. problem: why
-    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count."""
+    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count.
+    fabric_unread: fabric is None because it could not be read, not because there is none."""
 
     devices: tuple[DeviceReading, ...]
     links: LinksReading = field(default_factory=LinksReading)
@@ -141,6 +148,12 @@ class MachineReading:
     vendor: str = "nvidia"
     problem: str = ""
     slots_unseen: tuple[str, ...] = ()
+    fabric_unread: bool = False
+
+    @property
+    def is_fabric_unknown(self) -> bool:
+        """Tell whether a fabric that is not told may be there."""
+        return self.fabric_unread or bool(self.problem)
 
     def pids_by_uuid(self) -> Mapping[str, tuple[int, ...]]:
         """Processes of each device and MIG instance that says who it is; one whose processes could not be read has none
@@ -148,8 +161,25 @@ class MachineReading:
         return {uuid: pids for uuid, pids in self._users() if pids is not None}
 
     def uuids_unread(self) -> frozenset[str]:
-        """Devices and instances whose processes could not be read: those may be many or none."""
-        return frozenset(uuid for uuid, pids in self._users() if pids is None)
+        """Devices and instances whose processes could not all be read: those may be many or none."""
+        unlisted = {device.uuid for device in self.devices if device.processes_unread and device.uuid is not None}
+        unlisted |= {one.uuid for device in self.devices if device.processes_unread for one in device.instances}
+        return frozenset(uuid for uuid, pids in self._users() if pids is None) | unlisted
+
+    def as_remembered(self) -> "MachineReading":
+        """This reading in place of one that failed: what it says of the machine stands, but not who used it just then
+        and what had just happened."""
+        known = self.without_users()
+        nothing_new = frozenset(IncidentKind)
+        return replace(known, devices=tuple(replace(one, signs=(), signs_unread=nothing_new) for one in known.devices))
+
+    def without_users(self) -> "MachineReading":
+        """This reading without what it says of processes, which is too old."""
+        devices = (
+            replace(one, process_ids=None, instances=tuple(replace(part, process_ids=None) for part in one.instances))
+            for one in self.devices
+        )
+        return replace(self, devices=tuple(devices))
 
     def _users(self) -> Iterator[tuple[str, tuple[int, ...] | None]]:
         for device in self.devices:

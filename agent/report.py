@@ -8,7 +8,7 @@ record only when a new one sits in its slot.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.conditions import conditions
 from agent.evidence import PodSighting
@@ -42,13 +42,15 @@ _NOT_SLUG = re.compile(r"[^a-z0-9.]+")
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a report says beside the devices. now: UTC time as text; position: in the watch of this node's pods."""
+    """What a report says beside the devices. now: UTC time as text; position: in the watch of this node's pods;
+    releases: uuid to the time at which an administrator declared the device well."""
 
     agent_version: str
     boot_id: str
     node_uid: str
     position: str
     now: str
+    releases: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_slug(product_name: str, *, vendor: str) -> str:
@@ -189,7 +191,9 @@ def _absent(device: Device, nameless: Sequence[DeviceReading], *, told: Circumst
 def _incidents(
     last: Device | None, signs: Sequence[Sign], *, unread: frozenset[IncidentKind], told: Circumstances
 ) -> tuple[Incident, ...]:
-    return fold(last.incidents if last else (), signs, unread=unread, now=told.now, boot_id=told.boot_id)
+    released = told.releases.get(last.uuid, "") if last else ""
+    before = last.incidents if last else ()
+    return fold(before, signs, unread=unread, now=told.now, boot_id=told.boot_id, released=released)
 
 
 def _in_place_of(device: Device, nameless: Sequence[DeviceReading]) -> DeviceReading | None:
@@ -277,7 +281,7 @@ def _best_gbps(geometry: Machine, position: int, island: Sequence[int]) -> float
 def _fabric(reading: MachineReading, previous: GpuNodeStatusReport | None) -> Fabric | None:
     found = reading.fabric
     if found is None:
-        return previous.fabric if previous is not None and reading.problem else None
+        return previous.fabric if previous is not None and reading.is_fabric_unknown else None
     return Fabric(
         cluster_uuid=found.cluster_uuid[:64],
         clique_id=found.clique_id[:32],

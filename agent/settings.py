@@ -42,7 +42,9 @@ class AgentSettings(settings.Settings):
     heartbeat_seconds: Seconds = 60.0
     """How often the heartbeat Lease is renewed; silent for three periods means stale."""
     start_jitter_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """The first look waits a random time up to this, so that a whole cluster of agents does not start at once."""
+    """An agent waits up to this before it asks the API server for anything, each node's as its name has it, so that a
+    whole cluster of agents does not start at once. Each start makes some twenty requests: for thousands of nodes, wait
+    longer."""
     once: bool = False
     """Print the report of this machine as JSON and end; nothing is written to the cluster, which need not exist."""
 

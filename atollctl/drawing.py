@@ -10,23 +10,24 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from atollctl.topo_source import Source, best_pair_gbps, gpus_text, ranges
+from atollctl.topo_source import Adapter, Source, best_pair_gbps, gpus_text, ranges
 from topology.groups import cliques, numa_groups
 from topology.islands import Island, island_of, islands
-from topology.links import PCIE_CLOSENESS, SELF, direct_links
+from topology.links import PCIE_CLOSENESS, SELF, WORST, direct_links, strength
 from topology.quality import rate
 
 Span = tuple[str, str]
 Line = tuple[Span, ...]
 
 CLIQUES_SHOWN_MAX: Final = 12
+ADAPTERS_SHOWN_MAX: Final = 64
 STRONG, WEAK, FAR, NEAR, HEADING, REMARK = "bold green", "green", "dim", "cyan", "bold", "yellow"
 BLANK: Final[Line] = ()
 
 
 def machine_lines(source: Source) -> tuple[Line, ...]:
-    """Title, link matrix in the order of islands, islands, fully linked groups and remarks."""
-    blocks = (_title(source), _matrix(source), _islands(source), _groups(source), _remarks(source))
+    """Title, link matrix in the order of islands, islands, fully linked groups, network adapters and remarks."""
+    blocks = (_title(source), _matrix(source), _islands(source), _groups(source), _adapters(source), _remarks(source))
     lines: list[Line] = []
     for block in blocks:
         lines += [*([BLANK] if lines and block else []), *block]
@@ -53,6 +54,10 @@ def machine_json(source: Source) -> dict[str, Any]:
         ],
         "links": [list(row) for row in machine.links],
         "islands": [_island_json(source, island) for island in islands(machine)],
+        "adapters": [
+            {"name": adapter.name, "cells": list(adapter.cells), "nearest": list(source.ids_of(nearest_to(adapter)[1]))}
+            for adapter in source.adapters
+        ],
         "fullyLinked": [list(source.ids_of(group)) for group in cliques(machine)[:CLIQUES_SHOWN_MAX]],
         "remarks": list(source.remarks),
     }
@@ -92,6 +97,12 @@ def ring_text(source: Source, island: Island) -> str:
         return ""
     rating = rate(source.machine, island.positions)
     return f"ring {'' if rating.exact else 'at least '}{source.bandwidth(rating.ring_gbps)}"
+
+
+def nearest_to(adapter: Adapter) -> tuple[str, tuple[int, ...]]:
+    """The best relation that an adapter has to any GPU, and the positions that have it."""
+    best = max(adapter.cells, key=strength)
+    return best, tuple(position for position, cell in enumerate(adapter.cells) if cell == best)
 
 
 def _title(source: Source) -> list[Line]:
@@ -137,6 +148,22 @@ def _islands(source: Source) -> list[Line]:
         texts = [f"{text:<{width}}" for text, width in zip(row, widths, strict=True)]
         lines.append(((f"  {'  '.join([*texts, ring_text(source, island)])}".rstrip(), ""),))
     return lines
+
+
+def _adapters(source: Source) -> list[Line]:
+    """Each network adapter with the GPUs that are nearest to it, adapters of the same GPUs in one line."""
+    together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for adapter in source.adapters[:ADAPTERS_SHOWN_MAX]:
+        together.setdefault(nearest_to(adapter), []).append(adapter.name)
+    if not together:
+        return []
+    rows = [(gpus_text(source.ids_of(near)), cell, ", ".join(names)) for (cell, near), names in together.items()]
+    width = max(len(row[0]) for row in rows)
+    lines: list[Line] = [(("Network adapters, by the GPUs nearest to them", HEADING),)]
+    for near, cell, names in rows:
+        lines.append(((f"  {near:<{width}}  ", ""), (f"{cell:<4}", FAR if cell == WORST else NEAR), (f"  {names}", "")))
+    hidden = len(source.adapters) - ADAPTERS_SHOWN_MAX
+    return [*lines, ((f"  and {hidden} more", ""),)] if hidden > 0 else lines
 
 
 def _groups(source: Source) -> list[Line]:

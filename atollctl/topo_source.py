@@ -16,6 +16,7 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.health import judge
 from atoll.cluster.machines import NodeDevices, node_devices
 from topology.errors import TopologyError
+from topology.links import clean_cell
 from topology.model import DEVICES_MAX, Machine, positions_of
 from topology.profiles import Profile, profile, profile_names
 from topology.quality import rate
@@ -27,6 +28,7 @@ LINE_LENGTH_MAX: Final = 4096
 ID_DIGITS_MAX: Final = 5
 TITLE_LENGTH_MAX: Final = 72
 TEXT_SHOWN_MAX: Final = 2048
+_LEGEND: Final = re.compile(r"^[ \t]*(NIC\d{1,5}): (\S{1,63})[ \t\r]*$", re.MULTILINE)
 HOW_TO_SAVE: Final = "save the output of `nvidia-smi topo -m` unchanged"
 RELATIVE: Final = "The generation of the links is unknown, so bandwidths are relative; --model tells it."
 RELATIVE_STILL: Final = "The model is not known to have such links, so bandwidths are relative."
@@ -40,9 +42,18 @@ class InputError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """One network adapter by its name, and its PCIe relation to each position."""
+
+    name: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """One machine. ids: the GPU number of each position; cards: product or model name, empty where unknown; unusable:
-    positions that are sick, cordoned or cut into MIG instances; remarks: sentences that any answer has to carry."""
+    positions that are sick, cordoned or cut into MIG instances; remarks: sentences that any answer has to carry;
+    adapters: network adapters with their PCIe relation to each position."""
 
     name: str
     machine: Machine
@@ -50,6 +61,7 @@ class Source:
     cards: str = ""
     unusable: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def rates_known(self) -> bool:
@@ -101,6 +113,7 @@ def source_of_text(text: str, *, name: str, model: str = "") -> Source:
         ids=ids,
         cards=known.product_name if known is not None else "",
         remarks=tuple(remarks),
+        adapters=_adapters_of_text(matrix, text),
     )
 
 
@@ -133,7 +146,24 @@ def source_of_report(status: GpuNodeStatus) -> Source:
         unusable=positions_of(devices.all & ~devices.usable),
     )
     remarks = () if source.rates_known else ("The agent could not read the generation: bandwidths are relative.",)
-    return replace(source, remarks=remarks + _standing_remarks(status, devices))
+    return replace(source, remarks=remarks + _standing_remarks(status, devices), adapters=_adapters_of(status))
+
+
+def _adapters_of(status: GpuNodeStatus) -> tuple[Adapter, ...]:
+    """Adapters of a report whose cells are in the order of its devices."""
+    report = status.status
+    if report is None:
+        return ()
+    told = (nic for nic in report.links.nics if len(nic.cells) == len(report.devices))
+    return tuple(Adapter(printable(nic.name), tuple(map(clean_cell, nic.cells))) for nic in told)
+
+
+def _adapters_of_text(matrix: TopologyText, text: str) -> tuple[Adapter, ...]:
+    """Adapters of a matrix under the names of its legend, where there is one."""
+    names = dict(_LEGEND.findall(text))
+    return tuple(
+        Adapter(printable(names.get(nic.name, nic.name)), tuple(map(clean_cell, nic.cells))) for nic in matrix.nics
+    )
 
 
 def _standing_remarks(status: GpuNodeStatus, devices: NodeDevices) -> tuple[str, ...]:

@@ -79,7 +79,8 @@ class Installation:
     ) -> None:
         """`options` adds command-line arguments per module: {"agent": ["--poll-seconds", "2"]}.
 
-        The agents of nodes in `machines` read those by the real NVML bindings; the others play their node's profile.
+        The agents of nodes in `machines` read those by their vendor's real bindings; the others play their node's
+        profile.
         """
         self.cluster = cluster
         self._options = options or {}
@@ -182,7 +183,7 @@ class Installation:
         played = self._machines.get(node)
         source = {"--backend": "simulated", "--profile": profile}
         if played:
-            source = {"--backend": "nvml", "--pci-devices": str(played.pci_devices)}
+            source = {"--backend": played.backend, "--pci-devices": str(played.pci_devices)}
         settings = {
             "--node": node,
             **source,

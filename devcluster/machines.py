@@ -1,8 +1,9 @@
 """GPUs of a node, played: what the driver's library tells of them, and what NVIDIA's runtime may hand out.
 
-In: a machine as the mock of libnvidia-ml describes it. Out: two files in the node's folder, which agent and runtime of
-that node read, and the environment of a program whose NVML bindings are to see the machine. Both files are written
-together, or a container could be given a GPU that the agent does not report.
+In: a machine as the mock of its vendor's library describes it. Out: two files in the node's folder, which agent and
+runtime of that node read, and the environment of a program whose bindings are to see the machine. Both files are
+written together, or a container could be given a GPU that the agent does not report. For AMD's cards there is no
+runtime here, and so no list.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from devcluster import nvidia
+from devcluster import mock_amdsmi, mock_nvml, nvidia
 from devcluster.errors import BuildError
-from devcluster.mock_nvml import MachineFile, build
-from devcluster.mock_nvml.library import CompilerMissing, environment
+from devcluster.mock_amdsmi.library import BindingsMissing
+from devcluster.mock_nvml import MachineFile
+from devcluster.mock_nvml.library import CompilerMissing
+from devcluster.mock_nvml.library import environment as nvml_environment
 from devcluster.mock_nvml.machine_file import bus_id
 from devcluster.paths import cache_root
 from devcluster.pci_tree import PciTree
@@ -39,16 +42,21 @@ class GpuMachine:
         self._folder = folder
         self._switches = switches
         self._pci = PciTree(folder / "pci")
-        self.file = MachineFile(profile(profile_name), seed=seed, order=order)
-        try:
-            self._library = build(cache_root() / "mock-nvml")
-        except CompilerMissing as error:
-            raise BuildError(f"cannot build the mock of libnvidia-ml: {error}") from error
+        self.is_amd = profile(profile_name).machine.vendor == "amd"
+        kind = mock_amdsmi.AmdMachineFile if self.is_amd else MachineFile
+        self.file = kind(profile(profile_name), seed=seed, order=order)
+        self._library = _library(is_amd=self.is_amd)
+
+    @property
+    def backend(self) -> str:
+        """Which of the agent's backends reads the machine."""
+        return "amd" if self.is_amd else "nvml"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a program needs so that its NVML bindings see this machine."""
-        return environment(self._library, self._folder / "machine")
+        """What a program needs so that its bindings see this machine."""
+        told = mock_amdsmi.environment if self.is_amd else nvml_environment
+        return told(self._library, self._folder / "machine")
 
     @property
     def pci_devices(self) -> Path:
@@ -59,12 +67,26 @@ class GpuMachine:
         """Let driver and runtime see the machine as it is now."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._pci.below_switches([bus_id(position) for position in range(len(self.file.order))], self._switches)
+        if not self.is_amd:
+            self._list_devices()
+        self.file.write(self._folder / "machine")
+
+    def _list_devices(self) -> None:
         devices = self._folder / DEVICE_LIST
         unfinished = devices.with_name(f".{DEVICE_LIST}")
         unfinished.write_text(nvidia.device_list(nvidia.cdi_devices(self.file.facts)))
         unfinished.replace(devices)
-        self.file.write(self._folder / "machine")
 
     def renumber(self, order: Sequence[int]) -> None:
         """Give the same GPUs other NVML indices, as a boot may; takes effect when plugged."""
-        self.file = MachineFile(self.file.profile, seed=self.file.seed, order=order)
+        self.file = type(self.file)(self.file.profile, seed=self.file.seed, order=order)
+
+
+def _library(*, is_amd: bool) -> Path:
+    """The mock of the vendor's library, compiled. Raises BuildError."""
+    try:
+        return (
+            mock_amdsmi.build(cache_root() / "mock-amdsmi") if is_amd else mock_nvml.build(cache_root() / "mock-nvml")
+        )
+    except (CompilerMissing, BindingsMissing) as error:
+        raise BuildError(f"cannot build the mock of a vendor's library: {error}") from error

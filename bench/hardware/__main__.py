@@ -105,6 +105,7 @@ def _discovery(report: dict[str, Any], summary: dict[str, Any], out: Path | None
         yield Finding(f"gpu {position} healthy", device["health"]["state"] == "healthy", str(device["health"]))
     yield checks.fabric_finding(report.get("fabric"), gpus[0])
     yield from checks.topology_findings(report["links"], report["devices"], topology)
+    yield from checks.adapter_findings(report["links"], report["devices"], topology)
 
 
 def _cuda(report: dict[str, Any]) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 In: a report or reading and the other side's answer. Out: Findings, one per promise. Pure; processes are run elsewhere.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ CUDA_ANSWERS = frozenset({0, 100})
 """CUDA_SUCCESS and CUDA_ERROR_NO_DEVICE; anything else says nothing of what is visible."""
 MEMORY_TOLERANCE = 0.02
 """nvidia-smi shows the frame buffer with or without the driver's own part, depending on its version."""
+_LEGEND = re.compile(r"^\s*(NIC\d+): (\S+)\s*$", re.MULTILINE)
 NOTHING = frozenset({"", "N/A", "[N/A]", "Not Active", "Requested functionality has been deprecated"})
 
 
@@ -93,6 +95,21 @@ def topology_findings(links: Mapping[str, Any], devices: Sequence[Mapping[str, A
     listed = [any(one in row.split() for row in text.splitlines()) for one in told]
     yield Finding("CPU affinity", all(listed), f"agent {told}, each in a row of nvidia-smi topo -m")
     yield same("NUMA nodes", [devices[position].get("numaNode") for position in order], list(theirs.numa))
+
+
+def adapter_findings(links: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], text: str) -> Iterable[Finding]:
+    """Each network adapter that `nvidia-smi topo -m` names, and its relation to every GPU in the order of their index.
+    nvidia-smi names those that do RDMA; where it names none, the agent may tell what else there is."""
+    names = dict(_LEGEND.findall(text))
+    theirs = {names.get(nic.name, nic.name): nic.cells for nic in read_topology(text).nics}
+    order = sorted(range(len(devices)), key=lambda position: devices[position]["index"])
+    ours = {nic["name"]: tuple(nic["cells"][position] for position in order) for nic in links.get("nics", ())}
+    if not theirs:
+        yield Finding("network adapters", holds=True, detail=f"nvidia-smi names none, agent {sorted(ours)}")
+        return
+    yield same("names of network adapters", sorted(ours), sorted(theirs))
+    for name in sorted(ours.keys() & theirs.keys()):
+        yield same(f"adapter {name}", ours[name], theirs[name])
 
 
 def sees_exactly(what: str, *, promised: Sequence[str], seen: Mapping[str, Any]) -> Finding:

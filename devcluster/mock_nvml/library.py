@@ -1,14 +1,16 @@
-"""Building the mock library with the machine's C compiler.
+"""Building mock libraries with the machine's C compiler.
 
-In: a folder. Out: the path of `libnvidia-ml.so.1` in it. Compiled anew only where the source is newer.
+In: a folder. Out: the path of the library in it. Compiled anew only where a source is newer.
 """
 
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("nvml.c")
+MACHINE = Path(__file__).with_name("machine.h")
 LIBRARY = "libnvidia-ml.so.1"
 COMPILE_SECONDS_MAX = 120
 
@@ -19,21 +21,28 @@ class CompilerMissing(Exception):
 
 def build(folder: Path) -> Path:
     """Compile the library into a folder and return its path. Raises CompilerMissing and subprocess errors."""
-    target = folder / LIBRARY
-    if target.exists() and target.stat().st_mtime >= SOURCE.stat().st_mtime:
+    return compiled(folder / LIBRARY, (SOURCE,))
+
+
+def compiled(target: Path, sources: Sequence[Path], *, warns: bool = True) -> Path:
+    """Compile sources into a shared library, where one of them is newer, and return its path. Raises CompilerMissing
+    and subprocess errors."""
+    if target.exists() and all(target.stat().st_mtime >= one.stat().st_mtime for one in (*sources, MACHINE)):
         return target
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise CompilerMissing("gcc is not on PATH; install it (apt-get install gcc libc6-dev) and run again")
-    folder.mkdir(parents=True, exist_ok=True)
-    made = folder / f"{LIBRARY}.{os.getpid()}"
-    options = ("-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Wno-format-truncation", f"-Wl,-soname,{LIBRARY}")
-    subprocess.run((compiler, *options, "-o", str(made), str(SOURCE)), check=True, timeout=COMPILE_SECONDS_MAX)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = target.with_name(f"{target.name}.{os.getpid()}")
+    warnings = ("-Wall", "-Wextra", "-Wno-format-truncation") if warns else ("-w",)
+    options = ("-shared", "-fPIC", "-O2", *warnings, f"-Wl,-soname,{target.name}")
+    command = (compiler, *options, "-o", str(made), *map(str, sources))
+    subprocess.run(command, check=True, timeout=COMPILE_SECONDS_MAX)
     made.replace(target)
     return target
 
 
-def environment(library: Path, machine_file: Path) -> dict[str, str]:
+def environment(library: Path, machine_file: Path, *, variable: str = "ATOLL_MOCK_NVML") -> dict[str, str]:
     """What a program's environment needs so that its bindings load the library and play the machine."""
     folders = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    return {"LD_LIBRARY_PATH": ":".join(folders), "ATOLL_MOCK_NVML": str(machine_file)}
+    return {"LD_LIBRARY_PATH": ":".join(folders), variable: str(machine_file)}

@@ -31,6 +31,9 @@ _EVENT_TYPES: Final = 0x1 | 0x2 | 0x8
 class MachineFile:
     """Facts of one machine. `order[i]` is the position in the profile of the GPU with NVML index i."""
 
+    lost_code = GPU_IS_LOST
+    """How the library says that a GPU is lost."""
+
     def __init__(self, profile: Profile, *, seed: str, order: Sequence[int] | None = None) -> None:
         self.profile = profile
         self.seed = seed
@@ -61,9 +64,9 @@ class MachineFile:
                 self.facts[key] = str(value)
         return self
 
-    def fail(self, index: int | str, function: str = "*", *, code: int = GPU_IS_LOST, each: int = 1) -> "MachineFile":
-        """Let a function fail for a GPU; index or function may be `*`."""
-        self.facts[f"fail.{index}.{function}"] = f"{code}/{each}"
+    def fail(self, index: int | str, function: str = "*", *, code: int = 0, each: int = 1) -> "MachineFile":
+        """Let a function fail for a GPU, as a lost one's do unless `code` says else; index or function may be `*`."""
+        self.facts[f"fail.{index}.{function}"] = f"{code or self.lost_code}/{each}"
         return self
 
     def hang(self, index: int | str, function: str = "*", *, seconds: float = 3600.0) -> "MachineFile":

@@ -22,9 +22,8 @@ class AmdSmiMemoryType(Enum):
     VRAM = 0
 
 
-class LinkType(Enum):
-    XGMI = 1
-    PCIE = 2
+PCIE, XGMI = 1, 2
+"""amdsmi_link_type_t; the bindings give bare numbers."""
 
 
 @dataclass
@@ -75,7 +74,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "amdsmi_get_gpu_process_list": lambda smi, at: [{"pid": pid} for pid in smi.pids.get(at, [])],
     "amdsmi_topo_get_link_type": lambda smi, first, second: {
         "hops": 1,
-        "type": LinkType.XGMI if _links(smi, first, second) else LinkType.PCIE,
+        "type": XGMI if _links(smi, first, second) else PCIE,
     },
     "amdsmi_get_minmax_bandwidth_between_processors": lambda smi, first, second: {
         "min_bandwidth": LINK_MBPS,

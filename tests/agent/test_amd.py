@@ -1,19 +1,23 @@
 """AMD's cards through the shape of its own library: the same promises as for NVIDIA's."""
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agent import __main__ as program
 from agent.amd import AmdBackend
+from atoll.api import names
 from atoll.api.node_status import HealthState, IncidentKind
+from devcluster.mock_amdsmi import AmdMachineFile, build, environment
 from tests.agent.fake_amdsmi import FakeAmdSmi
-from tests.agent.real_bindings import report_of
+from tests.agent.real_bindings import NOWHERE, Bench, report_of
 from tests.agent.test_golden import compare
 from topology.links import direct_links
 from topology.profiles import profile, profile_names
 
+UNKNOWN = 7
 AMD = [name for name in profile_names() if profile(name).machine.vendor == "amd"]
 
 
@@ -61,6 +65,112 @@ def test_processes_are_told() -> None:
     reading = AmdBackend(FakeAmdSmi(profile("mi300x-8"), pids={2: [12, 11]})).read()
 
     assert reading.devices[2].process_ids == (11, 12)
+
+
+@pytest.fixture(scope="session")
+def amd_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mock of AMD's library, compiled."""
+    return build(tmp_path_factory.mktemp("mock-amdsmi"))
+
+
+@pytest.fixture
+def bench(amd_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
+    """Makes benches that read by AMD's own bindings, in the worker process."""
+    made: list[Bench] = []
+    for variable, value in environment(amd_library, tmp_path / "machine").items():
+        monkeypatch.setenv(variable, value)
+
+    def make(name: str = "mi300x-8") -> Bench:
+        machine = AmdMachineFile(profile(name), seed="golden")
+        for position in machine.order:
+            machine.set(position, serial=f"0x{0xA5_0000_0000_0000 + position:016X}")
+        made.append(Bench(tmp_path / "machine", machine, AmdBackend(step_seconds=2.0, pci_devices=NOWHERE)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.backend.close()
+
+
+@pytest.mark.parametrize("name", AMD)
+def test_amds_own_bindings_tell_the_same(bench: Callable[..., Bench], name: str) -> None:
+    """What the stand-in tells is what the bindings make of the library's answers, number by number."""
+    compare(name, bench(name).look())
+
+
+def test_the_bindings_way_of_saying_that_nothing_is_known(bench: Callable[..., Bench]) -> None:
+    """An unknown NUMA node is the greatest number there is, a missing name N/A, a missing serial number zero: none of
+    them is taken at its word, and cards without serial numbers are not one card."""
+    stage = bench()
+    for index in (2, 3):
+        stage.machine.set(index, serial="0x0")
+    stage.machine.set(4, numa=-1).set(5, name=None)
+    report = stage.look()
+
+    assert len({device.uuid for device in report.devices}) == 8
+    assert (report.devices[4].numa_node, report.devices[5].model) == (None, "")
+    assert {device.health.state for device in report.devices} == {HealthState.HEALTHY}
+
+
+@pytest.mark.parametrize(
+    "call", ["amdsmi_get_gpu_asic_info", "amdsmi_get_gpu_device_bdf", "amdsmi_topo_get_link_type", "*"]
+)
+def test_a_question_that_fails_changes_nobodys_identity_or_links(bench: Callable[..., Bench], call: str) -> None:
+    """A card that does not tell its serial number once must not become another card under its other name."""
+    stage = bench("mi250x-8gcd")
+    before = stage.look()
+    stage.machine.fail(3, call, code=UNKNOWN)
+    report = stage.look()
+
+    assert [(one.id, one.uuid, one.pci_bus_id) for one in report.devices] == [
+        (one.id, one.uuid, one.pci_bus_id) for one in before.devices
+    ]
+    assert report.links == before.links
+    assert {one.id for one in report.devices if one.health.state is not HealthState.HEALTHY} <= {3}
+    stage.machine.heal()
+    assert stage.look().devices[:3] == before.devices[:3]
+
+
+def test_two_partitions_of_one_card_are_not_counted_twice(bench: Callable[..., Bench]) -> None:
+    """Partitions of a card share its serial number: one stands for it, the other is told as a card without a name."""
+    stage = bench()
+    stage.machine.set(1, serial=stage.machine.facts["gpu.0.serial"])
+    report = stage.look()
+
+    assert len(report.devices) == 7
+    assert [one.status for one in report.conditions if one.type == names.CONDITION_DEVICES_READABLE] == ["False"]
+
+
+@pytest.mark.parametrize("how", ["amdsmi_get_gpu_asic_info", "amdsmi_topo_get_link_type"])
+def test_a_card_that_hangs_in_amds_library_hides_nobody(bench: Callable[..., Bench], how: str) -> None:
+    """The worker is given up with the step, and the others are read by the next one."""
+    stage = bench()
+    before = stage.look()
+    stage.machine.hang(3, how)
+    report = stage.look()
+
+    assert [one.health.state for one in report.devices if one.id != 3] == [HealthState.HEALTHY] * 7
+    assert report.links == before.links
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("raise OSError('no libamd_smi.so')", "cannot import amdsmi: OSError: no libamd_smi.so"),
+        ("print('Unable to find libamd_smi.so')\nraise KeyError('libamd_smi.so')", "cannot import amdsmi: KeyError"),
+    ],
+)
+def test_bindings_that_cannot_be_imported_are_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, want: str
+) -> None:
+    """Without ROCm the module may be missing, or print and break: the report says so, and has no device."""
+    (tmp_path / "amdsmi.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program.main(["--node", "n1", "--backend", "amd", "--once", "--pci-devices", "/nonexistent"])
+    report = json.loads(capsys.readouterr().out)
+
+    assert report.get("devices", []) == []
+    assert any(want in one["message"] for one in report["conditions"])
 
 
 STAND_IN = """

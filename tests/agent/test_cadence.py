@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cadence import READINGS_OWED, Cadence
+from agent.cadence import READINGS_OWED, Cadence, start_wait_seconds
 
 START = Cadence(poll_seconds=30.0, urgent_seconds=1.0)
 
@@ -19,6 +19,19 @@ def test_two_complete_readings_are_published_after_a_start_and_after_a_deletion(
             cadence = cadence.after_reading(is_complete=True)
         assert published == [(True, 1.0), (True, 1.0), (False, 30.0), (False, 30.0)]
         cadence = cadence.after_deletion()
+
+
+@pytest.mark.parametrize("pattern", ["gpu-{}", "ip-10-0-{}.ec2.internal", "rack{}-node"])
+def test_a_cluster_of_agents_starts_evenly_spread(pattern: str) -> None:
+    """However regular the names: of a thousand agents no tenth of the time sees half again as many as its share, every
+    wait is within the spread, and a node's is always the same."""
+    waits = [start_wait_seconds(pattern.format(number), spread_seconds=30.0) for number in range(1000)]
+    tenths = [sum(3.0 * tenth <= wait < 3.0 * (tenth + 1) for wait in waits) for tenth in range(10)]
+
+    assert sum(tenths) == 1000
+    assert max(tenths) < 150
+    assert waits == [start_wait_seconds(pattern.format(number), spread_seconds=30.0) for number in range(1000)]
+    assert start_wait_seconds("n1", spread_seconds=0.0) == 0.0
 
 
 def test_an_incomplete_reading_pays_nothing_and_slows_down() -> None:

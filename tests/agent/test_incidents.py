@@ -1,5 +1,6 @@
 """The memory of what was wrong with a device."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,3 +129,31 @@ def test_whatever_happens_the_record_is_bounded_and_true(
         is_open = {(one.kind, one.code) for one in last if not one.ended_time}
         assert len(told) > INCIDENTS_MAX or {(sign.kind, sign.code) for sign in told} <= is_open
         assert fold(last, told, unread=frozenset(unread), now=now, boot_id=boot_id) == last
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "want"),
+    [
+        pytest.param(1, 4, False, id="another action is asked for: nobody has reset the card"),
+        pytest.param(3, 0, False, id="the card's peers were drained, which is no reset"),
+        pytest.param(1, 0, True, id="nothing is asked for any more: the card was reset"),
+    ],
+)
+def test_what_is_a_reset_and_what_is_not(before: int, after: int, want: bool) -> None:
+    """An error of the card ends with a reset alone, and a recovery action that changes is none."""
+    error = Sign(IncidentKind.XID, 48, stands=False)
+    asked = [Sign(IncidentKind.RECOVERY, code) for code in (before, after) if code]
+    last = fold((), [error, asked[0]], unread=NOTHING, now=at(0), boot_id="b1")
+    last = fold(last, asked[1:], unread=NOTHING, now=at(60), boot_id="b1")
+
+    assert [bool(one.ended_time) for one in last if one.kind is IncidentKind.XID] == [want]
+
+
+@pytest.mark.parametrize(("released", "want"), [(0, 0), (20, 40)], ids=["before the error", "between the two"])
+def test_an_error_soon_after_a_release_is_not_hidden_by_it(released: int, want: int) -> None:
+    """An XID counts once a minute; but what an administrator declared over at 20 s and comes again at 40 s is new."""
+    error = Sign(IncidentKind.XID, 79, stands=False)
+    last = fold((), [error], unread=NOTHING, now=at(0), boot_id="b1")
+    last = fold(last, [error], unread=NOTHING, now=at(40), boot_id="b1", released=at(released) if released else "")
+
+    assert [one.last_time for one in last] == [at(want)]

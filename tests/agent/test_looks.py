@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.cgroups import CgroupReading
 from agent.errors import ReadingFailed
 from agent.looks import Looker, owners_of
-from agent.readings import MachineReading
+from agent.readings import MachineReading, Sign
+from atoll.api.node_status import IncidentKind
 from tests.agent.builders import make_device, make_reading
 
 UID = "11111111-2222-3333-4444-555555555555"
@@ -55,6 +58,19 @@ async def test_one_failure_is_borne_and_two_are_told(tmp_path: Path) -> None:
 
     assert [shown(reading) for reading in readings] == [["a"], ["a"], [], ["a"]]
     assert ["gone" in reading.problem for reading in readings] == [False, False, True, False]
+
+
+async def test_what_had_happened_is_not_told_again_by_a_borne_failure(tmp_path: Path) -> None:
+    """A reading that stands in for a failed one says who is there, not who used it just then, nor its events again."""
+    event = Sign(IncidentKind.XID, 48, stands=False)
+    good = make_reading(replace(make_device(0, "a"), process_ids=(7,), signs=(event,)))
+    machine = looker(ScriptedBackend(good, ReadingFailed("NVML", "gone")), tmp_path)
+
+    looks = [await machine.look() for _ in range(2)]
+
+    assert [look.machine.devices[0].signs for look in looks] == [(event,), ()]
+    assert looks[1].machine.devices[0].signs_unread == frozenset(IncidentKind)
+    assert looks[1].use.unread == {"a"}
 
 
 async def test_a_machine_that_was_never_read_is_told_at_once(tmp_path: Path) -> None:
@@ -138,3 +154,51 @@ async def test_a_cancelled_look_can_be_taken_again(tmp_path: Path) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
     assert shown((await machine.look()).machine)
+
+
+async def test_evidence_that_hangs_is_unknown_and_is_not_taken_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that does not answer costs one thread and a deadline; what it answers too late is thrown away."""
+    gate, reads = threading.Event(), []
+
+    def read(root: str, *, mount: Path) -> CgroupReading:
+        reads.append(root)
+        assert gate.wait(30)
+        return CgroupReading(frozenset({f"read {len(reads)}"}), frozenset())
+
+    monkeypatch.setattr("agent.looks.read_cgroups", read)
+    machine = looker(ScriptedBackend(make_reading(make_device(0, "a"))), tmp_path, timeout_seconds=0.05)
+    looks = [await machine.look() for _ in range(3)]
+    gate.set()
+    assert machine._hanging_evidence is not None
+    await machine._hanging_evidence
+    late = await machine.look()
+
+    assert [(look.cgroups, look.use.unread) for look in looks] == [(None, {"a"})] * 3
+    assert len(reads) == 2
+    assert late.cgroups == CgroupReading(frozenset({"read 2"}), frozenset())
+
+
+async def test_a_driver_that_answers_late_does_not_say_who_uses_the_machine(tmp_path: Path) -> None:
+    """A reading that was begun before this look tells the machine; its processes are of another time."""
+    gate = threading.Event()
+    machine = looker(ScriptedBackend(gate), tmp_path, timeout_seconds=0.05)
+    await machine.look()
+    gate.set()
+    assert machine._hanging is not None
+    await machine._hanging
+    late = await machine.look()
+
+    assert shown(late.machine) == ["late"]
+    assert late.use.unread == {"late"}
+
+
+async def test_where_no_process_is_listed_none_has_ended(tmp_path: Path) -> None:
+    """A wrong proc mount shows no process at all: those that the driver names are unknown then, not gone."""
+    backend = ScriptedBackend(make_reading(replace(make_device(0, "a"), process_ids=(7,))))
+    look = await looker(backend, tmp_path).look()
+    assert look.use.unread == {"a"}
+
+    (tmp_path / "proc/1").mkdir(parents=True)
+    assert (await looker(backend, tmp_path).look()).use.unread == frozenset()

@@ -113,7 +113,7 @@ class World:
                 timeout_seconds=5.0,
             ),
             kubelet=self.kubelet,
-            rhythm=Rhythm(poll_seconds, 0.01, heartbeat_seconds=60.0, start_jitter_seconds=0.0),
+            rhythm=Rhythm(poll_seconds, 0.01, heartbeat_seconds=60.0, start_spread_seconds=0.0),
             agent_version="1",
             clock=SystemClock(),
             rng=random.Random(1),

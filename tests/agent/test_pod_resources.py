@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.evidence import GpuUse, with_handed
-from agent.pod_resources import handed_out, pods_of
+from agent.pod_resources import handed_out, plugin_names, pods_of
+from atoll.api.node_status import Device
 from tests.agent.builders import make_pod
 
 DATA, HEADERS, SETTINGS, PING, END = 0, 1, 4, 6, 1
@@ -138,6 +139,16 @@ def test_what_a_plugin_gave_counts_as_used() -> None:
         ("x", "y"): frozenset({"GPU-b"}),
     }
 
-    use = with_handed(GpuUse(pods={"q": frozenset({"GPU-b"})}), handed, [running], ["GPU-a", "GPU-b"])
+    use = with_handed(GpuUse(pods={"q": frozenset({"GPU-b"})}), handed, [running], {"GPU-a": "GPU-a", "GPU-b": "GPU-b"})
 
     assert use.pods == {"q": {"GPU-b"}, running.metadata.uid: {"GPU-a"}}
+
+
+def test_amds_plugin_calls_cards_by_their_slot() -> None:
+    """The ids of AMD's device plugin are PCI slots as the kernel writes them; those of NVIDIA's cards mean nothing."""
+    amd = Device(id=0, uuid="GPU-a", model="", index=0, vendor="amd", pci_bus_id="00000000:03:00.0")
+    nvidia = amd.model_copy(update={"uuid": "GPU-b", "vendor": "nvidia", "pci_bus_id": "00000000:04:00.0"})
+
+    pod = make_pod("p")
+    handed = {(pod.metadata.namespace, pod.metadata.name): frozenset({"0000:03:00.0", "0000:04:00.0"})}
+    assert with_handed(GpuUse(), handed, [pod], plugin_names([amd, nvidia])).pods == {"p": frozenset({"GPU-a"})}

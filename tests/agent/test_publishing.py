@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,6 +112,31 @@ async def test_a_cut_connection_is_repeated(server: FakeApiServer, client: ApiCl
     await writer.publish(report(healthy=False))
 
     assert server.objects[PATH]["status"]["devices"][0]["health"]["state"] == "unhealthy"
+
+
+async def test_what_the_api_server_leaves_out_is_not_written_again_and_again(
+    server: FakeApiServer, client: ApiClient
+) -> None:
+    """CRDs older than the agent: a field that they do not know is dropped. Two tries, then silence until something else
+    is new, or somebody else changed the report."""
+    writer = StatusWriter(client, "n1", clock=ManualClock())
+    await writer.publish(report())
+    plain = server._faults[-1][1]
+
+    async def older(request: web.Request) -> web.StreamResponse:
+        server.bodies[-1]["status"].pop("models", None)
+        return await plain(request)
+
+    server._faults.extendleft([("/status?", older)] * 100)
+    told = report().model_copy(update={"models": "nvidia-h100"})
+    writes = server.count("PATCH")
+
+    assert writer.is_news(told)
+    await writer.publish(told)
+    assert server.count("PATCH") - writes == 2
+    assert not writer.is_news(told)
+    assert not writer.is_news(told.model_copy(update={"observed_time": "later"}))
+    assert writer.is_news(told.model_copy(update={"boot_id": "b2"}))
 
 
 async def test_the_heartbeat_is_made_and_renewed(server: FakeApiServer, client: ApiClient) -> None:

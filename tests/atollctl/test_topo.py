@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from atoll.api.node_status import Nic
 from atoll.kube import paths
 from atollctl.__main__ import app
 from atollctl.drawing import machine_json, machine_lines
@@ -308,6 +309,48 @@ def test_styles_are_only_for_terminals_that_want_them(environment: dict[str, str
     result = RUNNER.invoke(app, ["topo", "--profile", "l4-8"], env={**unset, "TERM": "xterm-256color", **environment})
 
     assert ("\x1b[" in result.stdout) == styled
+
+
+ADAPTERS = """\
+\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity
+GPU0\tX\tPIX\tSYS\tSYS\tPXB\tSYS\t0-7\t0
+GPU1\tPIX\tX\tSYS\tSYS\tPXB\tSYS\t0-7\t0
+GPU2\tSYS\tSYS\tX\tPIX\tSYS\tPIX\t8-15\t1
+GPU3\tSYS\tSYS\tPIX\tX\tSYS\tNODE\t8-15\t1
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_1
+"""
+
+
+def test_adapters_are_drawn_by_the_gpus_that_are_nearest_to_them() -> None:
+    """Of a saved matrix under the names of its legend, of a node under those of its report; none where none is told."""
+    text = drawn(source_of_text(ADAPTERS, name="topo.txt"))
+    status = make_report("n1", "a100-pcie4-bridged", ids=(3, 5, 8, 9))
+    assert status.status is not None
+    nics = [
+        Nic(name="mlx5_1", cells=("SYS", "SYS", "PXB", "PXB")),
+        Nic(name="mlx5_2", cells=("SYS", "SYS", "PXB", "PXB")),
+    ]
+    links = status.status.links.model_copy(update={"nics": tuple(nics)})
+    report = status.status.model_copy(update={"links": links})
+    node = source_of_report(status.model_copy(update={"status": report}))
+
+    assert [line.split() for line in text.splitlines() if "mlx5" in line] == [
+        ["GPUs", "0,", "1", "PXB", "mlx5_0"],
+        ["GPU", "2", "PIX", "mlx5_1"],
+    ]
+    assert [line.split() for line in drawn(node).splitlines() if "mlx5" in line] == [
+        ["GPUs", "8,", "9", "PXB", "mlx5_1,", "mlx5_2"]
+    ]
+    assert machine_json(node)["adapters"][0] == {
+        "name": "mlx5_1",
+        "cells": ["SYS", "SYS", "PXB", "PXB"],
+        "nearest": [8, 9],
+    }
+    assert "adapters" not in drawn(source_of_profile("dgx-h100"))
 
 
 def test_json_for_programs() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "e2e" / "test_isolation.py"
+AMD_TESTS = ROOT / "tests" / "e2e" / "test_amd.py"
 
 
 def rows() -> list[tuple[str, str]]:
@@ -37,7 +38,8 @@ def test_a_row_is_shown_by_a_test_or_says_that_it_is_not(setup: str, shown: str)
     found = re.fullmatch(r"(not shown: )?`(.+)`", shown)
     assert found is not None, f"{setup}: {shown}"
     is_missing, name = found.groups()
-    assert name in (probes() if is_missing else re.findall(r"^def (test_\w+)\(", TESTS.read_text(), re.MULTILINE))
+    text = TESTS.read_text() + AMD_TESTS.read_text()
+    assert name in (probes() if is_missing else re.findall(r"^def (test_\w+)\(", text, re.MULTILINE))
 
 
 def test_every_probe_is_a_row() -> None:

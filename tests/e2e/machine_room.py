@@ -1,8 +1,9 @@
-"""Two nodes whose agents read played GPUs through the real NVML bindings, with NVIDIA's own container runtime.
+"""Three nodes whose agents read played GPUs through their vendor's real bindings, two with NVIDIA's own runtime.
 
 `hopper` keeps runc as its default runtime and offers NVIDIA's as a handler, the set-up that Atoll recommends. On
-`ampere` NVIDIA's is everybody's default, as many installers leave it, and its first GPU is split. The webhook puts
-claimed pods into Atoll's RuntimeClass. A container that runs `LOOK` prints its device nodes beside its variables.
+`ampere` NVIDIA's is everybody's default, as many installers leave it, and its first GPU is split. `instinct` has AMD's
+cards and no runtime that knows them. The webhook puts pods with NVIDIA claims into Atoll's RuntimeClass. A container
+that runs `LOOK` prints its device nodes beside its variables.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from tests.e2e.world import HOLD, STAY, World
 
 HOPPER = NodeSpec("hopper", profile="dgx-h100", nvidia=NvidiaRuntime.HANDLER)
 AMPERE = NodeSpec("ampere", profile="hgx-a100-4-redstone", nvidia=NvidiaRuntime.DEFAULT)
-ORDERS = {"hopper": (3, 0, 6, 1, 7, 4, 2, 5), "ampere": (1, 0, 3, 2)}
+INSTINCT = NodeSpec("instinct", profile="mi250x-8gcd")
+ORDERS = {
+    "hopper": (3, 0, 6, 1, 7, 4, 2, 5),
+    "ampere": (1, 0, 3, 2),
+    "instinct": (5, 0, 3, 1, 2, 4, 7, 6),
+}
 """NVML index -> position; on machines where index, minor number and id agree, taking one for another would pass."""
 SWITCHES = {"hopper": ((0, 2), (1, 3), (4, 7), (5, 6))}
 """Positions of the GPUs that share a PCIe switch and a network adapter."""
@@ -52,7 +58,7 @@ class MachineRoom:
     @contextmanager
     def open(cls) -> Iterator[MachineRoom]:
         """Start the nodes, plug their GPUs in and install Atoll."""
-        with Cluster.start(f"room-{uuid4().hex[:6]}", nodes=(HOPPER, AMPERE), scheduler=False) as cluster:
+        with Cluster.start(f"room-{uuid4().hex[:6]}", nodes=(HOPPER, AMPERE, INSTINCT), scheduler=False) as cluster:
             machines = {
                 node.name: GpuMachine(
                     node.gpu_folder,
@@ -69,6 +75,11 @@ class MachineRoom:
             installation = Installation(cluster, options=OPTIONS, machines=machines)
             installation.install()
             yield cls(installation, machines)
+
+    @property
+    def nvidia(self) -> dict[str, GpuMachine]:
+        """The machines with NVIDIA's cards."""
+        return {name: machine for name, machine in self.machines.items() if not machine.is_amd}
 
     def reboot(self, spec: NodeSpec, *, order: Sequence[int]) -> None:
         """Pull the plug of a node and let it boot with other NVML indices; returns when its agent reports again."""

@@ -62,7 +62,7 @@ def container_id(world: World, name: str) -> str:
 
 def test_the_report_is_what_the_drivers_library_tells(machine_room: MachineRoom, room_world: World) -> None:
     """Uuid, index, minor number, links and nearest adapter of every GPU; the counts on the Node follow from them."""
-    for node, machine in machine_room.machines.items():
+    for node, machine in machine_room.nvidia.items():
         whole = {one["index"]: one for one in devices(room_world, node) if not is_instance(one)}
         told = {index: machine.file.facts[f"gpu.{index}.uuid"] for index in range(len(machine.file.order))}
         assert {index: one["uuid"] for index, one in whole.items()} == told

@@ -252,9 +252,21 @@ def test_what_cannot_be_shown_here_still_cannot(row: str) -> None:
     pytest.skip(f"{row}: this machine has no such thing")
 
 
+@pytest.mark.parametrize("row", PROBES)
+def test_a_row_that_can_be_shown_is_a_failure(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each skipped row runs its own probe, and fails once that one passes."""
+    ran: list[str] = []
+    for one in PROBES:
+        monkeypatch.setitem(PROBES, one, lambda one=one: ran.append(one) or True)
+
+    with pytest.raises(AssertionError, match="write its test"):
+        test_what_cannot_be_shown_here_still_cannot(row)
+    assert ran == [row]
+
+
 def test_the_room_plays_what_the_tests_take_for_granted(machine_room: MachineRoom, room_world: World) -> None:
     """Index, minor number and id of the machines' GPUs differ, or these tests would not tell them apart."""
-    for node, machine in machine_room.machines.items():
+    for node, machine in machine_room.nvidia.items():
         devices = [device for device in room_world.report(node)["status"]["devices"] if not device.get("mig")]
         assert any(device["index"] != device["minor"] for device in devices)
         assert {device["uuid"] for device in devices} <= set(machine.file.facts.values())

@@ -38,7 +38,7 @@ hold() {{ (
   flock -n 9 || echo "$1 wanted by $HOSTNAME" >> /locks/{CONTENTION}
   exec sleep 1000000
 ) 9>"/locks/$1" & }}
-for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES" | tr , ' '); do hold "$uuid"; done
+for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES,$ROCR_VISIBLE_DEVICES" | tr , ' '); do hold "$uuid"; done
 {TELL}
 """
 STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"

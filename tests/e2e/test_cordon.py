@@ -1,0 +1,82 @@
+"""`atoll gpu` against a real cluster: an administrator keeps one GPU from new pods, and gives it back."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.machine_room import looking_pod
+from tests.e2e.world import World
+
+pytestmark = pytest.mark.e2e
+
+OPERATOR, STRANGER = "operator", "stranger"
+NODE, COUNT = "hopper", 8
+
+
+def atoll_gpu(world: World, kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `atoll gpu` as the account of that file."""
+    return world.cluster.run(sys.executable, "-m", "atollctl", "gpu", *words, "--kubeconfig", str(kubeconfig))
+
+
+@pytest.fixture
+def accounts(room_world: World) -> Iterator[dict[str, Path]]:
+    """Kubeconfigs of an account with the role for machines, and of one with none."""
+    world = room_world
+    for account in (OPERATOR, STRANGER):
+        assert world.kubectl("create", "serviceaccount", account).returncode == 0
+    binding = f"machines-{world.namespace}"
+    words = ("--clusterrole=atoll-machine-operator", f"--serviceaccount={world.namespace}:{OPERATOR}")
+    done = world.cluster.kubectl("create", "clusterrolebinding", binding, *words)
+    assert done.returncode == 0, done.stderr
+    yield {one: world.cluster.service_account_kubeconfig(world.namespace, one) for one in (OPERATOR, STRANGER)}
+    world.cluster.kubectl("delete", "clusterrolebinding", binding)
+
+
+def cordons(world: World) -> list[tuple[str, str]]:
+    """Return the cordons of the node as (uuid, reason)."""
+    return [(one["uuid"], one["reason"]) for one in world.report(NODE)["spec"].get("cordons", [])]
+
+
+def test_a_cordoned_gpu_goes_to_no_new_pod_until_it_is_given_back(room_world: World, accounts: dict[str, Path]) -> None:
+    """Who holds the GPU keeps it, who comes later waits, and starts when the cordon is gone. Only the role for machines
+    may do it."""
+    world = room_world
+    world.claim("one", 1, models=["nvidia-h100"])
+    world.claim("whole", COUNT, models=["nvidia-h100"])
+    world.create(looking_pod(world, "holder", "one"))
+    world.wait_running("holder")
+    allocation = world.allocation("holder")
+    assert allocation is not None
+    (number,), (uuid,) = allocation.device_ids, allocation.uuids
+    target = f"{NODE}/{number}"
+
+    refused = atoll_gpu(world, accounts[STRANGER], "cordon", target, "--reason", "mine")
+    assert (refused.returncode, cordons(world)) == (2, [])
+    assert "forbidden" in refused.stderr
+
+    done = atoll_gpu(world, accounts[OPERATOR], "cordon", target, "--reason", "fan is loud")
+    assert done.returncode == 0, done.stderr
+    assert cordons(world) == [(uuid, "fan is loud")]
+    world.restart_container("holder")
+    assert world.seen("holder").nvidia == (uuid,)
+
+    world.delete("holder")
+    world.wait(lambda: not world.leases(), "its GPU to be free")
+    world.create(looking_pod(world, "late", "whole"))
+    world.wait_rejected("late")
+    listed = atoll_gpu(world, accounts[OPERATOR], "list").stdout
+    assert [line for line in listed.splitlines() if f"{target} " in line and "cordoned" in line], listed
+    world.claim("rest", COUNT - 1, models=["nvidia-h100"])
+    world.create(looking_pod(world, "others", "rest"))
+    world.wait_running("others")
+    assert uuid not in world.seen("others").nvidia
+    world.delete("others")
+
+    done = atoll_gpu(world, accounts[OPERATOR], "uncordon", target)
+    assert done.returncode == 0, done.stderr
+    assert cordons(world) == []
+    world.wait_running("late")
+    assert uuid in world.seen("late").nvidia
