@@ -194,6 +194,58 @@ async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(
     assert made.gang("g")["status"]["requeueState"]["count"] == 1
 
 
+WORKLOAD = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads/job-job-1"
+
+
+def add_under_kueue(made: Cluster, spec: dict[str, Any], *, owner_uid: str = "job-uid") -> None:
+    """Create a Job that Kueue has admitted, and its members."""
+    made.server.put(f"{JOBS}/job", JOB)
+    metadata = {"name": "job-job-1", "uid": "w", "ownerReferences": [{**OWNED[0], "uid": owner_uid}]}
+    made.server.put(WORKLOAD, {"metadata": metadata, "spec": spec})
+    made.add_gang("g", 2, waitForPodsReady=QUICK)
+    for number in range(2):
+        name = made.add_member("g", number, annotations={"kueue.x-k8s.io/workload": "job-job-1"})
+        made.change_pod(name, metadata={"ownerReferences": OWNED})
+
+
+@pytest.mark.parametrize(
+    ("owner_uid", "switched", "left"),
+    [
+        pytest.param("job-uid", WORKLOAD, f"{JOBS}/job", id="its-own"),
+        pytest.param("else", f"{JOBS}/job", WORKLOAD, id="of-another-owner"),
+    ],
+)
+async def test_an_evicted_gang_under_kueue_turns_the_switch_of_its_workload(
+    tmp_path: Path, owner_uid: str, switched: str, left: str
+) -> None:
+    """Kueue would resume the Job at once; a Workload of another owner is none of the gang's business."""
+    off, on = ({"active": False}, {"active": True}) if switched == WORKLOAD else ({"suspend": True}, {"suspend": False})
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_under_kueue(made, {}, owner_uid=owner_uid)
+        await settled(running, lambda: is_let_go(made, "g"))
+        await settled(running, lambda: made.server.objects[switched]["spec"] == off, seconds=20)
+        assert names.GANG_SUSPENDED in made.server.objects[switched]["metadata"]["annotations"]
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: made.server.objects[switched]["spec"] == on, seconds=20)
+
+    assert names.GANG_SUSPENDED not in made.server.objects[switched]["metadata"]["annotations"]
+    assert made.server.objects[left]["spec"] == {}
+
+
+async def test_a_workload_that_somebody_else_put_out_of_action_stays_so(tmp_path: Path) -> None:
+    """An administrator has stopped it, or Kueue has: Atoll resumes only what it stopped itself."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_under_kueue(made, {"active": False})
+        await settled(running, lambda: made.reason("g", names.CONDITION_EVICTED) == "PodsReadyTimeout", seconds=20)
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: made.reason("g") == "WaitForQuorum", seconds=20)
+
+    assert made.server.objects[WORKLOAD]["spec"] == {"active": False}
+    assert made.server.objects[f"{JOBS}/job"]["spec"] == {}
+
+
 async def test_a_gang_that_is_deleted_in_its_pause_leaves_no_job_suspended(tmp_path: Path) -> None:
     """Nobody would resume it later: its end resumes what was suspended for it."""
     slow = {**QUICK, "requeuingStrategy": {"backoffBaseSeconds": 3600}}
