@@ -157,7 +157,7 @@ def fit_for_a_process(manifests: str) -> Iterator[dict[str, Any]]:
 
 def _objects(manifests: str) -> Iterable[dict[str, Any]]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return (body for body in yaml.load_all(manifests, Loader=loader) if body)  # noqa: S506 - both are safe loaders
+    return (body for body in yaml.load_all(manifests, Loader=loader) if body)
 
 
 def _endpoints() -> dict[str, Any]:

@@ -84,7 +84,13 @@ def _handler(
 def _note(review: Review, decision: Mutation | Denial, metrics: WebhookMetrics) -> None:
     if isinstance(decision, Denial):
         metrics.reviews.labels("denied").inc()
-        log.info("Denied a request", resource=review.resource.resource, namespace=review.namespace, user=review.user.username, err=decision.message)
+        log.info(
+            "Denied a request",
+            resource=review.resource.resource,
+            namespace=review.namespace,
+            user=review.user.username,
+            err=decision.message,
+        )
         return
     answer = "changed" if decision.operations else "unchanged" if review.creates_pod or review.writes_job else "ignored"
     metrics.reviews.labels(answer).inc()

@@ -29,7 +29,7 @@ def complete_template(
         return completed
     if not is_new:
         return Denial(
-            f"the template of this Job would lack what GpuClaim {demand.claim_name!r} adds, and the containers of a Job "
+            f"the template of this Job would lack what GpuClaim {demand.claim_name!r} adds, and a Job's containers "
             "cannot be changed any more: create the Job anew with the annotation in its template"
         )
     return Mutation(operations=tuple(map(_in_template, completed.operations)), warnings=completed.warnings)

@@ -1,8 +1,8 @@
 """The part of a pod that the webhook reads, typed and frozen, and where in it each container stands.
 
-In: the raw JSON of a pod at CREATE, or of a Job. Out: a `Pod`, or `MalformedPod` where the JSON has another shape. Separate from
-`atoll.cluster`, because a patch must know what a *stored* pod never shows: which maps and lists are absent.
-`None` means absent, so that the patch creates the parent first.
+In: the raw JSON of a pod at CREATE, or of a Job. Out: a `Pod`, or `MalformedPod` where the JSON has another shape.
+Separate from `atoll.cluster`, because a patch must know what a *stored* pod never shows: which maps and lists are
+absent. `None` means absent, so that the patch creates the parent first.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What tests say to the real Kueue: queues with a quota of GPUs, Jobs and pod groups in them, and what became of those."""
+"""What tests say to the real Kueue: queues with a quota of GPUs, what is put into them, and what became of it."""
 
 from __future__ import annotations
 

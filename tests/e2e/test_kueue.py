@@ -1,4 +1,4 @@
-"""The real Kueue beside Atoll: Kueue says who may start, by quota; Atoll says on which GPUs; nobody says the other's part.
+"""The real Kueue beside Atoll: Kueue says who may start, by quota; Atoll says on which GPUs.
 
 One cluster with two real machines in two racks, Atoll from deploy/ and Kueue from its own manifests.
 """
@@ -156,14 +156,16 @@ def test_a_pod_group_under_kueues_topology_gets_gpus_where_kueue_puts_it(open_qu
 
 
 def test_gpus_of_a_preempted_job_are_given_on_only_after_proof(open_queue: Open) -> None:
-    """Kueue frees the quota when it marks the pods; their containers run on, and the next gang holds nothing until then.
+    """Kueue frees the quota when it marks the pods; while their containers run on, the next gang holds nothing.
 
     When the more important Job is gone, the preempted one comes back whole.
     """
     queues = open_queue(quota=16)
     world = queues.world
     flag = f"end-{world.namespace}"
-    linger = f"trap 'while [ ! -f /locks/{flag} ]; do sleep 0.2; done; exit 0' TERM; while :; do sleep 1 & wait $!; done"
+    linger = (
+        f"trap 'while [ ! -f /locks/{flag} ]; do sleep 0.2; done; exit 0' TERM; while :; do sleep 1 & wait $!; done"
+    )
     for name in ("low", "high"):
         queues.gang(name, count=2, gpus=8)
     queues.job("low", count=2, script=HOLD + linger)

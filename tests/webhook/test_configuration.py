@@ -57,7 +57,7 @@ def test_jobs_without_a_claim_and_writes_that_ask_for_nothing_new_are_not_sent(j
 
 
 def test_jobs_are_asked_about_as_pods_are(jobs: dict[str, Any], webhook: dict[str, Any]) -> None:
-    """The same service, time and policies: a claimed Job of such a namespace waits for the webhook as its pods would."""
+    """The same service, time and policies: a claimed Job of such a namespace waits as its pods would."""
     own = {"name", "rules", "namespaceSelector", "matchConditions"}
 
     assert {key: value for key, value in jobs.items() if key not in own} == {

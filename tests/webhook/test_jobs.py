@@ -164,7 +164,9 @@ def test_a_sum_that_the_claim_contradicts_is_refused() -> None:
     assert "make the sums equal" in decision.message
 
 
-@pytest.mark.parametrize("body", [b"null", b"[]", b"{}", b'{"spec":{"template":{}}}', b'{"spec":{"template":{"spec":1}}}'])
+@pytest.mark.parametrize(
+    "body", [b"null", b"[]", b"{}", b'{"spec":{"template":{}}}', b'{"spec":{"template":{"spec":1}}}']
+)
 def test_what_is_no_job_is_a_fault(body: bytes) -> None:
     """The server answers 400, and the API server goes by the failure policy."""
     with pytest.raises(MalformedPod):
