@@ -21,7 +21,7 @@ from tests.e2e.conftest import OPTIONS
 from tests.e2e.queues import HIGH, PRIORITY_LABEL, RACK, TOPOLOGY_FLAVOR, Queues, make_flavors
 from tests.e2e.world import HOLD, World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kueue"
 HOSTNAME = "kubernetes.io/hostname"
