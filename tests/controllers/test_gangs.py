@@ -194,6 +194,54 @@ async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(
     assert made.gang("g")["status"]["requeueState"]["count"] == 1
 
 
+HOSTNAME = "kubernetes.io/hostname"
+
+
+def add_placed(made: Cluster, hosts: tuple[str, ...], annotations: dict[str, str]) -> None:
+    """Create a gang of four whose members each name a host, four GPUs each."""
+    for name in ("n2", "n3"):
+        made.add_node(name, labels={HOSTNAME: name})
+    made.add_gang("g", 4)
+    for number, host in enumerate(hosts):
+        made.add_member("g", number, annotations=annotations, nodeSelector={HOSTNAME: host})
+
+
+async def test_members_stay_where_kueues_topology_puts_each_of_them(tmp_path: Path) -> None:
+    """One pod set, different hosts: the choice is Kueue's and stands; all get GPUs there at once, counted as one set."""
+    hosts = ("n3", "n2", "n3", "n2")
+    async with cluster() as made:
+        add_placed(made, hosts, {"kueue.x-k8s.io/podset-unconstrained-topology": "true"})
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: is_let_go(made, "g", 4))
+            held = [made.leases_of(f"g-{number}")[0]["metadata"]["annotations"] for number in range(4)]
+            assert [one[names.LEASE_NODE] for one in held] == list(hosts)
+            assert made.held() == 16
+            (assigned,) = made.gang("g")["status"]["assignment"]["podSets"]
+
+    assert (assigned["name"], assigned["count"]) == ("workers", 4)
+    assert {tuple(one["values"]): one["count"] for one in assigned["domains"]} == {("n2",): 2, ("n3",): 2}
+
+
+async def test_members_that_kueue_put_where_they_do_not_fit_wait_whole(tmp_path: Path) -> None:
+    """Three members of four GPUs each on one host of eight: nobody is moved to the other one, and nobody holds a GPU."""
+    async with cluster() as made:
+        add_placed(made, ("n2", "n2", "n2", "n3"), {"kueue.x-k8s.io/podset-required-topology": RACK})
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: made.reason("g") in {"NeverFits", "WaitForRoom"})
+
+    assert made.held() == 0
+
+
+async def test_members_of_one_pod_set_that_ask_for_different_hosts_by_themselves_are_told(tmp_path: Path) -> None:
+    """Without Kueue it is a mistake: what a pod set requires could not be kept."""
+    async with cluster() as made:
+        add_placed(made, ("n2", "n3", "n2", "n3"), {})
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: "ask for different things" in str(made.gang("g").get("status")))
+
+    assert made.held() == 0
+
+
 WORKLOAD = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads/job-job-1"
 
 
