@@ -207,7 +207,7 @@ def add_placed(made: Cluster, hosts: tuple[str, ...], annotations: dict[str, str
 
 
 async def test_members_stay_where_kueues_topology_puts_each_of_them(tmp_path: Path) -> None:
-    """One pod set, different hosts: the choice is Kueue's and stands; all get GPUs there at once, counted as one set."""
+    """One pod set, different hosts: Kueue's choice stands; all get GPUs there at once, counted as one set."""
     hosts = ("n3", "n2", "n3", "n2")
     async with cluster() as made:
         add_placed(made, hosts, {"kueue.x-k8s.io/podset-unconstrained-topology": "true"})
@@ -223,7 +223,7 @@ async def test_members_stay_where_kueues_topology_puts_each_of_them(tmp_path: Pa
 
 
 async def test_members_that_kueue_put_where_they_do_not_fit_wait_whole(tmp_path: Path) -> None:
-    """Three members of four GPUs each on one host of eight: nobody is moved to the other one, and nobody holds a GPU."""
+    """Three members of four GPUs each on one host of eight: nobody is moved, and nobody holds a GPU."""
     async with cluster() as made:
         add_placed(made, ("n2", "n2", "n2", "n3"), {"kueue.x-k8s.io/podset-required-topology": RACK})
         async with term(made, tmp_path) as running:

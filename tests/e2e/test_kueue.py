@@ -120,31 +120,32 @@ def test_a_pod_group_waits_for_kueue_and_then_for_its_gpus(open_queue: Open) -> 
     assert all(HOSTNAME not in pod["spec"].get("nodeSelector", {}) for pod in pods)
 
 
-def check_topology(queues: Queues, pods: list[dict[str, Any]]) -> None:
-    """Every pod runs where Kueue put it, in one rack, on GPUs of that machine."""
+def check_topology(queues: Queues, pods: list[dict[str, Any]], *, gpus: int, racks: int) -> None:
+    """Every pod runs where Kueue put it, in so many racks, on GPUs of that machine."""
+    for pod in pods:
+        assert pod["spec"]["nodeName"] == pod["spec"]["nodeSelector"][HOSTNAME]
     chosen = {pod["spec"]["nodeSelector"][HOSTNAME] for pod in pods}
-    assert {pod["spec"]["nodeName"] for pod in pods} == chosen
     allocations = [queues.world.allocation(pod["metadata"]["name"]) for pod in pods]
     assert {one.node for one in allocations if one is not None} == chosen
-    assert len({uuid for one in allocations if one is not None for uuid in one.uuids}) == 8
-    racks = {queues.api.get(f"/api/v1/nodes/{name}")["metadata"]["labels"][RACK] for name in chosen}
-    assert len(racks) == 1
+    assert len({uuid for one in allocations if one is not None for uuid in one.uuids}) == gpus
+    found = {queues.api.get(f"/api/v1/nodes/{name}")["metadata"]["labels"][RACK] for name in chosen}
+    assert len(found) == racks
 
 
 def test_a_job_under_kueues_topology_gets_gpus_where_kueue_puts_it(open_queue: Open) -> None:
-    """Kueue chooses the machines by its topology and gate; Atoll chooses the GPUs on them, and no other machine."""
+    """Kueue chooses a machine for each pod; Atoll chooses the GPUs on it, and no other machine."""
     queues = open_queue(quota=16, flavor=TOPOLOGY_FLAVOR)
-    queues.gang("train", count=2, gpus=4)
-    queues.job("train", count=2, annotations={REQUIRED: RACK})
+    queues.gang("train", count=3, gpus=4)
+    queues.job("train", count=3)
 
-    pods = queues.wait_running("train", 2)
-    assert queues.counted("train") == 8
-    assert queues.held("train") == 8
-    check_topology(queues, pods)
+    pods = queues.wait_running("train", 3)
+    assert queues.counted("train") == 12
+    assert queues.held("train") == 12
+    check_topology(queues, pods, gpus=12, racks=2)
 
 
 def test_a_pod_group_under_kueues_topology_gets_gpus_where_kueue_puts_it(open_queue: Open) -> None:
-    """The same for pods that nobody owns."""
+    """The same for pods that nobody owns, and a rack that Kueue was asked for."""
     queues = open_queue(quota=16, flavor=TOPOLOGY_FLAVOR)
     queues.gang("group", count=2, gpus=4)
     for number in range(2):
@@ -152,7 +153,7 @@ def test_a_pod_group_under_kueues_topology_gets_gpus_where_kueue_puts_it(open_qu
 
     pods = queues.wait_running("group", 2)
     assert queues.held("group") == 8
-    check_topology(queues, pods)
+    check_topology(queues, pods, gpus=8, racks=1)
 
 
 def test_gpus_of_a_preempted_job_are_given_on_only_after_proof(open_queue: Open) -> None:

@@ -25,7 +25,7 @@ from topology.gangs.spares import with_spares
 
 NO_REPORT = "no fresh GPU report"
 KUEUES_TOPOLOGY = tuple(f"kueue.x-k8s.io/podset-{mode}-topology" for mode in ("required", "preferred", "unconstrained"))
-"""Annotations of pods that may be under Kueue's topology-aware scheduling, which writes a node selector into each pod."""
+"""On pods that may be under Kueue's topology-aware scheduling, which writes a node selector into each of them."""
 PART = "/"
 """Between the name of a pod set and the number of a part of it; no name of a pod set holds one."""
 
@@ -162,7 +162,8 @@ def _unlike(name: str, members: Sequence[Member], requests: Mapping[str, Request
         if not (same_request and same_place and host_fit.needs(member.pod) == host_fit.needs(first.pod)):
             return Obstacle(
                 "Invalid",
-                f"pods {first.pod.metadata.name} and {member.pod.metadata.name} of pod set {name.partition(PART)[0]} ask for different "
+                f"pods {first.pod.metadata.name} and {member.pod.metadata.name} of pod set "
+                f"{name.partition(PART)[0]} ask for different "
                 "things; give each kind of pod a pod set of its own",
             )
     return None
@@ -209,11 +210,9 @@ def _pod_set(
 
 
 def _enough(spec: GpuGangSpec, name: str, members: Sequence[Member], done: Mapping[str, int] | None) -> int:
-    return (
-        len(members)
-        if done is None or PART in name
-        else max(0, min(len(members), least_of(spec, name) - done.get(name, 0)))
-    )
+    if done is None or PART in name:
+        return len(members)
+    return max(0, min(len(members), least_of(spec, name) - done.get(name, 0)))
 
 
 def _constraints(pod: Pod) -> tuple[object, ...]:
