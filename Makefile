@@ -38,6 +38,7 @@ test-e2e: $(READY) tools binaries ## Tests on the real control plane and real no
 
 test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bind, release and doors on the oldest Kubernetes
 	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q
+	$(BIN)/python -m devcluster.build kueue
 	$(BIN)/pytest -m "long" -q
 	$(BIN)/python -m devcluster.build $(OLDEST)
 	ATOLL_KUBERNETES=$(OLDEST) $(BIN)/pytest -m "e2e and not long" -q tests/extender tests/webhook tests/deploy \
