@@ -9,6 +9,7 @@ from tests.e2e.world import HOLD, STAY, World, unless_missing
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 HIGH = "tests-high"
 FLAVOR = "gpus"
@@ -58,9 +59,13 @@ class Queues:
         self.api.request("POST", f"{KUEUE}/namespaces/{self.name}/localqueues", local)
 
     def leave(self) -> None:
-        """Delete Jobs, pods and Workloads, in this order: pods of a group stay as long as their Workload wants them."""
+        """Delete Jobs, pods and Workloads. Kueue keeps the pods of a group, until they are replaced: that is waived."""
         for path in (JOBS.format(self.name), f"/api/v1/namespaces/{self.name}/pods", self.workloads_path):
             self.api.request("DELETE", f"{path}?propagationPolicy=Background")
+        for pod in self.world.pods():
+            if GROUP_LABEL in pod["metadata"].get("labels", {}):
+                waived = '{"metadata":{"finalizers":null}}'
+                self.world.kubectl("patch", "pod", pod["metadata"]["name"], "--type=merge", "-p", waived)
         self.world.wait(lambda: not self.world.pods(), "the pods of the queue to be gone")
         self.api.request("DELETE", f"{KUEUE}/clusterqueues/{self.name}")
 
@@ -116,7 +121,7 @@ class Queues:
     def group_pod(self, group: str, number: int, *, count: int, annotations: dict[str, str] | None = None) -> None:
         """Create a pod of a group of Kueue's, which is a member of the gang of that name."""
         body = self.world.pod_body(f"{group}-{number}", group, restartPolicy="Never")
-        body["metadata"]["labels"] = {QUEUE_LABEL: QUEUE, "kueue.x-k8s.io/pod-group-name": group}
+        body["metadata"]["labels"] = {QUEUE_LABEL: QUEUE, GROUP_LABEL: group}
         body["metadata"]["annotations"] |= {"kueue.x-k8s.io/pod-group-total-count": str(count), **(annotations or {})}
         self.world.create(body)
 
