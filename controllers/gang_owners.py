@@ -3,6 +3,9 @@
 In: a member. Out: its topmost owner that has a switch to suspend, and the write that turns it. Deleting pods one by one
 would count as failures of a Job; a suspended Job loses nothing. What Atoll suspended carries the gang's uid in an
 annotation, written together with the switch; nothing else is ever resumed.
+
+Kueue would resume an owner that it manages at once, so that there the switch is that of Kueue's Workload: Kueue then
+suspends the owner and gives its quota back, and admits it anew when the switch is turned again.
 """
 
 import json
@@ -27,13 +30,19 @@ HOPS_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Suspendable:
-    """A kind with a switch: its plural, and where in spec the switch stands."""
+    """A kind with a switch: its plural, where in spec the switch stands, and what it says when it is off."""
 
     plural: str
     section: str = ""
+    switch: str = "suspend"
+    off: bool = True
 
 
 _RUN_POLICY = "runPolicy"
+_KUEUE: Final = "kueue.x-k8s.io/v1beta2"
+_WORKLOAD: Final = "Workload"
+WORKLOAD_ANNOTATION: Final = "kueue.x-k8s.io/workload"
+"""Kueue writes the name of the Workload on the pods of whatever it has admitted."""
 KINDS: Final[dict[tuple[str, str], Suspendable]] = {
     ("batch", "Job"): Suspendable("jobs"),
     ("jobset.x-k8s.io", "JobSet"): Suspendable("jobsets"),
@@ -44,13 +53,17 @@ KINDS: Final[dict[tuple[str, str], Suspendable]] = {
     ("kubeflow.org", "XGBoostJob"): Suspendable("xgboostjobs", _RUN_POLICY),
     ("kubeflow.org", "PaddleJob"): Suspendable("paddlejobs", _RUN_POLICY),
     ("kubeflow.org", "JAXJob"): Suspendable("jaxjobs", _RUN_POLICY),
+    ("kueue.x-k8s.io", _WORKLOAD): Suspendable("workloads", switch="active", off=False),
 }
 
 
 async def root_owners(
     context: Context, namespace: str, members: Iterable[Member]
 ) -> tuple[tuple[SuspendedOwner, ...], tuple[Member, ...]]:
-    """Return the topmost owners that can be suspended, and the members that have none. Raises KubeError."""
+    """Return the topmost owners that can be suspended, and the members that have none. Raises KubeError.
+
+    In place of an owner that Kueue has admitted its Workload is returned.
+    """
     roots: dict[str, SuspendedOwner | None] = {}
     bare = []
     for member in members:
@@ -62,29 +75,47 @@ async def root_owners(
             first = SuspendedOwner(
                 api_version=reference.api_version, kind=reference.kind, name=reference.name, uid=reference.uid
             )
-            roots[reference.uid] = await _root(context, namespace, first)
+            workload = member.pod.metadata.annotations.get(WORKLOAD_ANNOTATION, "")
+            roots[reference.uid] = await _root(context, namespace, first, workload=workload)
         if roots[reference.uid] is None:
             bare.append(member)
     found = {root.uid: root for root in roots.values() if root is not None}
     return tuple(found.values())[:OWNERS_MAX], tuple(bare)
 
 
-async def _root(context: Context, namespace: str, owner: SuspendedOwner) -> SuspendedOwner | None:
+async def _root(context: Context, namespace: str, owner: SuspendedOwner, *, workload: str) -> SuspendedOwner | None:
     """Follow controllers upwards; None when none of those that can be read has a switch."""
     root: SuspendedOwner | None = None
+    above: SuspendedOwner | None = owner
     for _ in range(HOPS_MAX):
-        body = await _read(context, namespace, owner)
+        body = await _read(context, namespace, above) if above is not None else None
         if body is None:
-            return root
-        root = owner
-        references = body["metadata"].get("ownerReferences") or []
-        above = next((one for one in references if one.get("controller")), None)
-        if above is None:
-            return root
-        owner = SuspendedOwner(
-            api_version=above.get("apiVersion", ""), kind=above["kind"], name=above["name"], uid=above["uid"]
-        )
-    return root
+            break
+        root, above = above, _controller_of(body)
+    return await _workload(context, namespace, workload, root) if root is not None and workload else root
+
+
+def _controller_of(body: dict[str, Any]) -> SuspendedOwner | None:
+    references = body["metadata"].get("ownerReferences") or []
+    above = next((one for one in references if one.get("controller")), None)
+    if above is None:
+        return None
+    return SuspendedOwner(
+        api_version=above.get("apiVersion", ""), kind=above["kind"], name=above["name"], uid=above["uid"]
+    )
+
+
+async def _workload(context: Context, namespace: str, name: str, owner: SuspendedOwner) -> SuspendedOwner:
+    """Return the Workload under which Kueue has admitted an owner, or the owner where there is none of it."""
+    path = paths.group(_KUEUE, "workloads", namespace=namespace, name=name)
+    try:
+        metadata = json.loads(await context.api.get(path))["metadata"]
+    except (NotFound, Forbidden) as error:
+        log.warning("Could not read the Workload of a gang's owner", workload=f"{namespace}/{name}", err=str(error))
+        return owner
+    if not any(one["uid"] == owner.uid for one in metadata.get("ownerReferences") or []):
+        return owner
+    return SuspendedOwner(api_version=_KUEUE, kind=_WORKLOAD, name=name, uid=metadata["uid"])
 
 
 async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:
@@ -129,7 +160,7 @@ async def _switch(
     context: Context, namespace: str, owner: SuspendedOwner, body: dict[str, Any], *, suspended: bool, mark: str | None
 ) -> None:
     kind = KINDS[owner.api_version.partition("/")[0], owner.kind]
-    value: dict[str, Any] = {"suspend": suspended}
+    value: dict[str, Any] = {kind.switch: kind.off is suspended}
     patch = merge_patch(
         uid=owner.uid,
         resource_version=body["metadata"]["resourceVersion"],
@@ -151,7 +182,7 @@ def _is_suspended(body: dict[str, Any], owner: SuspendedOwner) -> bool:
     kind = KINDS[owner.api_version.partition("/")[0], owner.kind]
     spec = body.get("spec") or {}
     section = (spec.get(kind.section) or {}) if kind.section else spec
-    return bool(section.get("suspend"))
+    return section.get(kind.switch, not kind.off) is kind.off
 
 
 def path_of(namespace: str, owner: SuspendedOwner) -> str | None:

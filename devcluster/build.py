@@ -56,13 +56,14 @@ def ensure_binaries(
     real_nodes: bool = True,
     kwok: bool = False,
     nvidia: bool = False,
+    kueue: bool = False,
     cache: Path | None = None,
     report: Report = report_to_stderr,
 ) -> Binaries:
     """Every program of such a cluster, built where it is missing. Raises BuildError: which program, and why."""
     cache = cache or cache_root()
     found = assets_from_environment(os.environ, kubernetes=kubernetes, report=report)
-    rows = programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok, nvidia=nvidia)
+    rows = programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok, nvidia=nvidia, kueue=kueue)
     wanted = [row for row in rows if row.name not in found]
     toolchain = find_toolchain(cache, report=report)
     targets = {row: cache / "bin" / folder_name(row, go_version=toolchain.version) / row.name for row in wanted}
@@ -155,12 +156,12 @@ def _module_lock(folder: Path, *, report: Report) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """Build everything for the versions named (default: one); 'kwok' among them adds the fake-node controller."""
-    kwok = "kwok" in arguments
-    versions = [argument for argument in arguments if argument != "kwok"] or [DEFAULT_KUBERNETES]
+    """Build everything for the versions named (default: one); 'kwok' among them adds the fake nodes, 'kueue' Kueue."""
+    kwok, kueue = "kwok" in arguments, "kueue" in arguments
+    versions = [argument for argument in arguments if argument not in {"kwok", "kueue"}] or [DEFAULT_KUBERNETES]
     try:
         for version in versions:
-            binaries = ensure_binaries(version, kwok=kwok, nvidia=True)
+            binaries = ensure_binaries(version, kwok=kwok, nvidia=True, kueue=kueue)
             report_to_stderr(f"Kubernetes {version}: {len(binaries.paths)} programs ready in {cache_root() / 'bin'}")
     except BuildError as error:
         report_to_stderr(str(error))

@@ -26,6 +26,8 @@ _NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
 _NVIDIA_FLAGS = "-s -w -extldflags=-Wl,-z,lazy"
 """It loads the driver's library when it needs it, not when it starts."""
 
+KUEUE = "sigs.k8s.io/kueue"
+"""The module of Kueue, which holds its manifests too."""
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 CNI_PLUGINS = {"bridge": "main/bridge", "host-local": "ipam/host-local", "loopback": "main/loopback"}
 
@@ -56,7 +58,13 @@ def required_version(go_mod: Path, *, of: str) -> str:
 
 
 def programs_for(
-    kubernetes: str, *, real_nodes: bool, kwok: bool, nvidia: bool = False, modules: Path = MODULES
+    kubernetes: str,
+    *,
+    real_nodes: bool,
+    kwok: bool,
+    nvidia: bool = False,
+    kueue: bool = False,
+    modules: Path = MODULES,
 ) -> list[Program]:
     """The programs of a cluster, in the order to build them. Raises BuildError for a version without a module."""
     folders = kubernetes_versions(modules)
@@ -72,6 +80,10 @@ def programs_for(
         rows += [Program(name, "nvidia", f"{_NVIDIA}/cmd/{name}", _NVIDIA_FLAGS, needs_c=True) for name in PROGRAMS]
     if kwok:
         rows.append(Program("kwok", "kwok", f"{_KWOK}/cmd/kwok"))
+    if kueue:
+        version = required_version(modules / "kueue" / "go.mod", of=KUEUE)
+        flags = f"-s -w -X {KUEUE}/pkg/version.GitVersion=v{version}"
+        rows.append(Program("kueue", "kueue", f"{KUEUE}/cmd/kueue", flags))
     return rows
 
 

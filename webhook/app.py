@@ -14,6 +14,7 @@ from aiohttp import web
 from atoll.service.http import application
 from webhook.demand import ClaimLookup, Defaults, claim_name_of
 from webhook.errors import WebhookError
+from webhook.jobs import complete_template
 from webhook.metrics import WebhookMetrics
 from webhook.mutation import is_mirror, mutate
 from webhook.review import BODY_BYTES_MAX, Denial, Mutation, Review, decode_review, encode_answer
@@ -38,6 +39,8 @@ def webhook_application(*, claims: Finder, defaults: Defaults, metrics: WebhookM
 
 async def decide(review: Review, *, claims: Finder, defaults: Defaults) -> Mutation | Denial:
     """Answer one review; raises MalformedPod."""
+    if review.writes_job:
+        return await _decide_job(review, claims=claims, defaults=defaults)
     if not review.creates_pod:
         return Mutation()
     pod = review.pod()
@@ -48,6 +51,16 @@ async def decide(review: Review, *, claims: Finder, defaults: Defaults) -> Mutat
         return name
     claim = None if name is None else await claims.find(review.namespace, name)
     return mutate(pod, namespace=review.namespace, user=review.user, claim=claim, defaults=defaults)
+
+
+async def _decide_job(review: Review, *, claims: Finder, defaults: Defaults) -> Mutation | Denial:
+    template = review.template()
+    name = claim_name_of(template)
+    if name is None or isinstance(name, Denial):
+        return name or Mutation()
+    claim = await claims.find(review.namespace, name)
+    is_new = review.operation == "CREATE"
+    return complete_template(template, namespace=review.namespace, claim=claim, defaults=defaults, is_new=is_new)
 
 
 def _handler(
@@ -71,7 +84,13 @@ def _handler(
 def _note(review: Review, decision: Mutation | Denial, metrics: WebhookMetrics) -> None:
     if isinstance(decision, Denial):
         metrics.reviews.labels("denied").inc()
-        log.info("Denied a pod", namespace=review.namespace, user=review.user.username, err=decision.message)
+        log.info(
+            "Denied a request",
+            resource=review.resource.resource,
+            namespace=review.namespace,
+            user=review.user.username,
+            err=decision.message,
+        )
         return
-    answer = "changed" if decision.operations else "unchanged" if review.creates_pod else "ignored"
+    answer = "changed" if decision.operations else "unchanged" if review.creates_pod or review.writes_job else "ignored"
     metrics.reviews.labels(answer).inc()

@@ -48,6 +48,17 @@ def mutate(pod: Pod, *, namespace: str, user: User, claim: ClaimLookup | None, d
     demand = resolve_demand(pod, namespace=namespace, claim=claim, defaults=defaults)
     if isinstance(demand, Denial):
         return demand
+    completed = complete(pod, demand=demand, defaults=defaults)
+    if isinstance(completed, Denial):
+        return completed
+    stripped = _strip(pod, claim_uid=demand.claim_uid)
+    return Mutation(
+        operations=(*stripped.operations, *completed.operations), warnings=(*stripped.warnings, *completed.warnings)
+    )
+
+
+def complete(pod: Pod, *, demand: Demand, defaults: Defaults) -> Mutation | Denial:
+    """Refuse what could not be kept, and add what is missing; for a pod, and for the template of pods alike."""
     for rule in RULES:
         denial = rule(pod, demand)
         if denial is not None:
@@ -55,16 +66,14 @@ def mutate(pod: Pod, *, namespace: str, user: User, claim: ClaimLookup | None, d
     counts = count_gpus(pod, demand=demand)
     if isinstance(counts, Denial):
         return counts
-    stripped = _strip(pod, claim_uid=demand.claim_uid)
     return Mutation(
         operations=(
-            *stripped.operations,
             *_shape(pod, demand=demand, defaults=defaults),
             *inject_gate(pod, gang=demand.gang),
             *counts,
             *_inject(pod, demand=demand),
         ),
-        warnings=(*stripped.warnings, *_unknown(pod), *_warn(pod, demand=demand, defaults=defaults)),
+        warnings=(*_unknown(pod), *_warn(pod, demand=demand, defaults=defaults)),
     )
 
 

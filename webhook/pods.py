@@ -1,8 +1,8 @@
 """The part of a pod that the webhook reads, typed and frozen, and where in it each container stands.
 
-In: the raw JSON of a pod at CREATE. Out: a `Pod`, or `MalformedPod` where the JSON has another shape. Separate from
-`atoll.cluster`, because a patch must know what a *stored* pod never shows: which maps and lists are absent.
-`None` means absent, so that the patch creates the parent first.
+In: the raw JSON of a pod at CREATE, or of a Job. Out: a `Pod`, or `MalformedPod` where the JSON has another shape.
+Separate from `atoll.cluster`, because a patch must know what a *stored* pod never shows: which maps and lists are
+absent. `None` means absent, so that the patch creates the parent first.
 """
 
 from collections.abc import Iterator
@@ -107,6 +107,25 @@ class Pod(View, frozen=True):
         return self.metadata.annotations or {}
 
 
+class PodTemplate(View, frozen=True):
+    """What a Job makes its pods of."""
+
+    spec: PodSpec
+    metadata: PodMetadata = PodMetadata()
+
+
+class JobSpec(View, frozen=True):
+    """The part of a Job's `spec` that decides what its pods ask for."""
+
+    template: PodTemplate
+
+
+class Job(View, frozen=True):
+    """A Job as it arrives."""
+
+    spec: JobSpec
+
+
 class Placed(msgspec.Struct, frozen=True):
     """A container together with where it stands in the pod."""
 
@@ -118,6 +137,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(Pod)
+_JOB_DECODER: Final = msgspec.json.Decoder(Job)
 
 
 def decode_pod(raw: bytes | memoryview) -> Pod:
@@ -126,6 +146,15 @@ def decode_pod(raw: bytes | memoryview) -> Pod:
         return _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedPod(str(error)) from error
+
+
+def decode_template(raw: bytes | memoryview) -> Pod:
+    """Decode the JSON of a Job and return the pod that its template describes; raises `MalformedPod`."""
+    try:
+        template = _JOB_DECODER.decode(raw).spec.template
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedPod(str(error)) from error
+    return Pod(metadata=template.metadata, spec=template.spec)
 
 
 def placed_containers(pod: Pod) -> Iterator[Placed]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from webhook.errors import MalformedReview
-from webhook.pods import Pod, decode_pod
+from webhook.pods import Pod, decode_pod, decode_template
 
 API_VERSION: Final = "admission.k8s.io/v1"
 BODY_BYTES_MAX: Final = 8 << 20
@@ -50,13 +50,23 @@ class Review(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def creates_pod(self) -> bool:
-        """True only for the CREATE of a pod itself: nothing else is ever changed."""
+        """True only for the CREATE of a pod itself: of pods, nothing else is ever changed."""
         is_pod = self.resource == GroupResource(resource="pods") and not self.sub_resource
         return is_pod and self.operation == "CREATE"
+
+    @property
+    def writes_job(self) -> bool:
+        """True for the CREATE and the UPDATE of a Job itself, not of its status."""
+        is_job = self.resource == GroupResource(group="batch", resource="jobs") and not self.sub_resource
+        return is_job and self.operation in {"CREATE", "UPDATE"}
 
     def pod(self) -> Pod:
         """Decode the object as a pod; raises `MalformedPod`."""
         return decode_pod(bytes(self.object))
+
+    def template(self) -> Pod:
+        """Decode the object as a Job and return what its template describes; raises `MalformedPod`."""
+        return decode_template(bytes(self.object))
 
 
 class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
@@ -66,7 +76,7 @@ class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Denial(msgspec.Struct, frozen=True):
-    """The pod may not be created as it is; the message says what to change.
+    """The object may not be stored as it is; the message says what to change.
 
     `code` is 400 for a contradiction in the pod, 403 for something that Atoll does not allow, 503 for "try again".
     """
@@ -76,7 +86,7 @@ class Denial(msgspec.Struct, frozen=True):
 
 
 class Mutation(msgspec.Struct, frozen=True):
-    """What changes in the pod; without operations it is admitted as it is."""
+    """What changes in the object; without operations it is admitted as it is."""
 
     operations: tuple[dict[str, Any], ...] = ()
     """JSON patch (RFC 6902)."""

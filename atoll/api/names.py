@@ -200,6 +200,9 @@ GANG_CONDITIONS: Final = {
     ),
 }
 
+COMPLETE_JOBS: Final = "gpu.scheduling/complete-jobs"
+"""Label of a namespace, "true": templates of Jobs that name a claim are completed, so that quotas count their GPUs."""
+
 EVIDENCE_WANTED: Final = "gpu.scheduling/evidence-wanted"
 """Annotation on a GpuNodeStatus. Whenever its value changes, the agent lists its pods anew, takes two complete readings
 that begin after that, and publishes them: for whoever lost sight of a deletion and needs a report from beyond it."""

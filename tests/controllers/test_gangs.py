@@ -194,6 +194,106 @@ async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(
     assert made.gang("g")["status"]["requeueState"]["count"] == 1
 
 
+HOSTNAME = "kubernetes.io/hostname"
+
+
+def add_placed(made: Cluster, hosts: tuple[str, ...], annotations: dict[str, str]) -> None:
+    """Create a gang of four whose members each name a host, four GPUs each."""
+    for name in ("n2", "n3"):
+        made.add_node(name, labels={HOSTNAME: name})
+    made.add_gang("g", 4)
+    for number, host in enumerate(hosts):
+        made.add_member("g", number, annotations=annotations, nodeSelector={HOSTNAME: host})
+
+
+async def test_members_stay_where_kueues_topology_puts_each_of_them(tmp_path: Path) -> None:
+    """One pod set, different hosts: Kueue's choice stands; all get GPUs there at once, counted as one set."""
+    hosts = ("n3", "n2", "n3", "n2")
+    async with cluster() as made:
+        add_placed(made, hosts, {"kueue.x-k8s.io/podset-unconstrained-topology": "true"})
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: is_let_go(made, "g", 4))
+            held = [made.leases_of(f"g-{number}")[0]["metadata"]["annotations"] for number in range(4)]
+            assert [one[names.LEASE_NODE] for one in held] == list(hosts)
+            assert made.held() == 16
+            (assigned,) = made.gang("g")["status"]["assignment"]["podSets"]
+
+    assert (assigned["name"], assigned["count"]) == ("workers", 4)
+    assert {tuple(one["values"]): one["count"] for one in assigned["domains"]} == {("n2",): 2, ("n3",): 2}
+
+
+async def test_members_that_kueue_put_where_they_do_not_fit_wait_whole(tmp_path: Path) -> None:
+    """Three members of four GPUs each on one host of eight: nobody is moved, and nobody holds a GPU."""
+    async with cluster() as made:
+        add_placed(made, ("n2", "n2", "n2", "n3"), {"kueue.x-k8s.io/podset-required-topology": RACK})
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: made.reason("g") in {"NeverFits", "WaitForRoom"})
+
+    assert made.held() == 0
+
+
+async def test_members_of_one_pod_set_that_ask_for_different_hosts_by_themselves_are_told(tmp_path: Path) -> None:
+    """Without Kueue it is a mistake: what a pod set requires could not be kept."""
+    async with cluster() as made:
+        add_placed(made, ("n2", "n3", "n2", "n3"), {})
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: "ask for different things" in str(made.gang("g").get("status")))
+
+    assert made.held() == 0
+
+
+WORKLOAD = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads/job-job-1"
+
+
+def add_under_kueue(made: Cluster, spec: dict[str, Any], *, owner_uid: str = "job-uid") -> None:
+    """Create a Job that Kueue has admitted, and its members."""
+    made.server.put(f"{JOBS}/job", JOB)
+    metadata = {"name": "job-job-1", "uid": "w", "ownerReferences": [{**OWNED[0], "uid": owner_uid}]}
+    made.server.put(WORKLOAD, {"metadata": metadata, "spec": spec})
+    made.add_gang("g", 2, waitForPodsReady=QUICK)
+    for number in range(2):
+        name = made.add_member("g", number, annotations={"kueue.x-k8s.io/workload": "job-job-1"})
+        made.change_pod(name, metadata={"ownerReferences": OWNED})
+
+
+@pytest.mark.parametrize(
+    ("owner_uid", "switched", "left"),
+    [
+        pytest.param("job-uid", WORKLOAD, f"{JOBS}/job", id="its-own"),
+        pytest.param("else", f"{JOBS}/job", WORKLOAD, id="of-another-owner"),
+    ],
+)
+async def test_an_evicted_gang_under_kueue_turns_the_switch_of_its_workload(
+    tmp_path: Path, owner_uid: str, switched: str, left: str
+) -> None:
+    """Kueue would resume the Job at once; a Workload of another owner is none of the gang's business."""
+    off, on = ({"active": False}, {"active": True}) if switched == WORKLOAD else ({"suspend": True}, {"suspend": False})
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_under_kueue(made, {}, owner_uid=owner_uid)
+        await settled(running, lambda: is_let_go(made, "g"))
+        await settled(running, lambda: made.server.objects[switched]["spec"] == off, seconds=20)
+        assert names.GANG_SUSPENDED in made.server.objects[switched]["metadata"]["annotations"]
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: made.server.objects[switched]["spec"] == on, seconds=20)
+
+    assert names.GANG_SUSPENDED not in made.server.objects[switched]["metadata"]["annotations"]
+    assert made.server.objects[left]["spec"] == {}
+
+
+async def test_a_workload_that_somebody_else_put_out_of_action_stays_so(tmp_path: Path) -> None:
+    """An administrator has stopped it, or Kueue has: Atoll resumes only what it stopped itself."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_under_kueue(made, {"active": False})
+        await settled(running, lambda: made.reason("g", names.CONDITION_EVICTED) == "PodsReadyTimeout", seconds=20)
+        for number in range(2):
+            made.delete(f"g-{number}")
+        await settled(running, lambda: made.reason("g") == "WaitForQuorum", seconds=20)
+
+    assert made.server.objects[WORKLOAD]["spec"] == {"active": False}
+    assert made.server.objects[f"{JOBS}/job"]["spec"] == {}
+
+
 async def test_a_gang_that_is_deleted_in_its_pause_leaves_no_job_suspended(tmp_path: Path) -> None:
     """Nobody would resume it later: its end resumes what was suspended for it."""
     slow = {**QUICK, "requeuingStrategy": {"backoffBaseSeconds": 3600}}

@@ -136,6 +136,14 @@ OWNER_DOORS = [
         identity="controllers",
         policy="atoll-owners",
     ),
+    Request(
+        title="the controllers change more of a Workload than its switch",
+        path="/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads/training",
+        body={"spec": {"active": False, "priority": 7}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-workloads",
+    ),
 ]
 
 SHAPE_DOORS = [

@@ -98,6 +98,10 @@ PARTS = [
     Request(title="the controllers suspend the Job of a gang", path="/apis/batch/v1/namespaces/doors/jobs/training",
             body={"metadata": {"annotations": {"gpu.scheduling/suspended": "u"}}, "spec": {"suspend": True}},
             content_type=MERGE, identity="controllers"),
+    Request(title="the controllers stop the Workload of a gang",
+            path="/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads/training",
+            body={"metadata": {"annotations": {"gpu.scheduling/suspended": "u"}}, "spec": {"active": False}},
+            content_type=MERGE, identity="controllers"),
     Request(title="the controllers pin a member and open its gate", path=f"{PODS}/gated", content_type=MERGE,
             body={"spec": {"schedulingGates": [], "affinity": {"nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [

@@ -53,6 +53,32 @@ def refused_by(answer: Answer) -> str:
     return "" if answer.is_accepted else rest.partition("'")[0]
 
 
+def send_workload(api: Api) -> None:
+    """Create a Workload as Kueue would, of a kind that has only its name."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1beta2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    kind = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "workloads.kueue.x-k8s.io"},
+        "spec": {
+            "group": "kueue.x-k8s.io",
+            "names": {"kind": "Workload", "listKind": "WorkloadList", "plural": "workloads", "singular": "workload"},
+            "scope": "Namespaced",
+            "versions": [version],
+        },
+    }
+    api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kind)
+    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads"
+    body = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": {"name": "training"},
+        "spec": {"podSets": [{"name": "main", "count": 2}], "queueName": "queue", "priority": 0},
+    }
+    wait_for(lambda: api.send("POST", path, body).status in {201, 409}, "the kind of Kueue's Workloads is served")
+
+
 @pytest.fixture(scope="session")
 def furnished(api: Api, remove_policies: Callable[[], None]) -> Api:
     """An API server with the objects that the doors lead to, and the policies off."""
@@ -91,6 +117,7 @@ def furnished(api: Api, remove_policies: Callable[[], None]) -> Api:
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "app"}]}}
     training = {"metadata": {"name": "training"}, "spec": {"suspend": True, "parallelism": 2, "template": template}}
     api.send("POST", "/apis/batch/v1/namespaces/doors/jobs", {"apiVersion": "batch/v1", "kind": "Job", **training})
+    send_workload(api)
     for name, annotations in (("held", ALLOCATION), ("walled", ALLOCATION), ("plain", {}), ("volumes", {})):
         api.send("POST", f"{PODS}/{name}/binding", binding(name, annotations))
     return api

@@ -85,6 +85,15 @@ def test_nvidias_runtime_is_built_only_for_who_asks() -> None:
     assert {row.name for row in asked if row.needs_c} == {"nvidia-container-runtime", "nvidia-ctk", "nvidia-cdi-hook"}
 
 
+def test_kueue_is_built_only_for_who_asks() -> None:
+    """It takes minutes, and few tests need it."""
+    plain = programs.programs_for("1.37.2", real_nodes=True, kwok=True, nvidia=True)
+    asked = programs.programs_for("1.37.2", real_nodes=True, kwok=True, nvidia=True, kueue=True)
+
+    assert [row.name for row in asked if row not in plain] == ["kueue"]
+    assert asked[-1].link_flags.endswith("pkg/version.GitVersion=v0.17.0")
+
+
 def test_the_stamped_version_is_the_pinned_one() -> None:
     """Clients must not see v0.0.0-master."""
     flags = programs.kubernetes_link_flags("1.37.2")
@@ -100,7 +109,7 @@ def test_programs_are_packages_that_their_module_pins(folder: str) -> None:
     rows = [
         row
         for version in programs.kubernetes_versions()
-        for row in programs.programs_for(version, real_nodes=True, kwok=True, nvidia=True)
+        for row in programs.programs_for(version, real_nodes=True, kwok=True, nvidia=True, kueue=True)
     ]
 
     packages = {row.package for row in rows if row.module == folder}

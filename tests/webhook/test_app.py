@@ -89,6 +89,58 @@ async def test_a_claimed_pod_is_patched(url: str, finder: FakeFinder) -> None:
     assert finder.asked == [("team", "two")]
 
 
+def job_review(claim: str | None = "two", **request: Any) -> dict[str, Any]:
+    """Ask about a Job whose template names `claim`."""
+    annotations = {} if claim is None else {names.CLAIM: claim}
+    template = {"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "main"}]}}
+    resource = {"group": "batch", "version": "v1", "resource": "jobs"}
+    return {"resource": resource, "object": {"spec": {"template": template}}, **request}
+
+
+async def test_the_template_of_a_claimed_job_is_patched(url: str, finder: FakeFinder) -> None:
+    """The claim is looked up where the Job is."""
+    response = await ask(url, **job_review())
+
+    assert response["allowed"]
+    assert {"op": "add", "path": "/spec/template/spec/schedulerName", "value": "gpu-scheduler"} in json.loads(
+        base64.b64decode(response["patch"])
+    )
+    assert finder.asked == [("team", "two")]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(job_review("nobody"), id="missing-claim"),
+        pytest.param(job_review("../../secrets/x"), id="impossible-name"),
+        pytest.param(job_review(operation="UPDATE"), id="claim-that-comes-later"),
+    ],
+)
+async def test_a_job_whose_gpus_could_not_be_counted_is_denied(url: str, how: dict[str, Any]) -> None:
+    """A quota would let it pass for nothing."""
+    response = await ask(url, **how)
+
+    assert not response["allowed"]
+    assert "patch" not in response
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(job_review(None), id="no-claim"),
+        pytest.param(job_review(operation="DELETE", object=None), id="delete"),
+        pytest.param(job_review(subResource="status"), id="status"),
+    ],
+)
+async def test_a_job_that_asks_for_nothing_is_let_pass(url: str, finder: FakeFinder, how: dict[str, Any]) -> None:
+    """Without a look-up and without a change."""
+    response = await ask(url, **how)
+
+    assert response["allowed"]
+    assert "patch" not in response
+    assert finder.asked == []
+
+
 async def test_a_missing_claim_is_denied(url: str) -> None:
     """The pod's owner reads what to do."""
     response = await ask(url, claim="three")

@@ -20,11 +20,49 @@ def configuration() -> dict[str, Any]:
     return content
 
 
+def named(configuration: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = (one for one in configuration["webhooks"] if one["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
 @pytest.fixture
 def webhook(configuration: dict[str, Any]) -> dict[str, Any]:
-    (only,) = configuration["webhooks"]
-    assert isinstance(only, dict)
-    return only
+    """The webhook for pods."""
+    return named(configuration, "pods.gpu.scheduling")
+
+
+@pytest.fixture
+def jobs(configuration: dict[str, Any]) -> dict[str, Any]:
+    """The webhook for Jobs."""
+    return named(configuration, "jobs.gpu.scheduling")
+
+
+def test_jobs_are_sent_only_where_a_namespace_asks_for_it(jobs: dict[str, Any], webhook: dict[str, Any]) -> None:
+    """By a label, never from the namespaces that keep the cluster alive, and never for a subresource."""
+    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["jobs"]}
+
+    assert jobs["rules"] == [{**rule, "scope": "Namespaced"}]
+    assert jobs["namespaceSelector"]["matchLabels"] == {names.COMPLETE_JOBS: "true"}
+    assert jobs["namespaceSelector"]["matchExpressions"] == webhook["namespaceSelector"]["matchExpressions"]
+
+
+def test_jobs_without_a_claim_and_writes_that_ask_for_nothing_new_are_not_sent(jobs: dict[str, Any]) -> None:
+    """The Job controller, a queue that resumes a Job, and Jobs of others never depend on the webhook."""
+    names_a_claim, asks_anew = (condition["expression"] for condition in jobs["matchConditions"])
+
+    assert f"'{names.CLAIM}' in object.spec.template" in names_a_claim
+    assert asks_anew.startswith("oldObject == null ||")
+    assert [key for key in names.USER_ANNOTATIONS if f"'{key}'" not in asks_anew] == []
+
+
+def test_jobs_are_asked_about_as_pods_are(jobs: dict[str, Any], webhook: dict[str, Any]) -> None:
+    """The same service, time and policies: a claimed Job of such a namespace waits as its pods would."""
+    own = {"name", "rules", "namespaceSelector", "matchConditions"}
+
+    assert {key: value for key, value in jobs.items() if key not in own} == {
+        key: value for key, value in webhook.items() if key not in own
+    }
 
 
 def test_only_the_creation_of_pods_is_sent(webhook: dict[str, Any]) -> None:

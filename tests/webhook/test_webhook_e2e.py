@@ -290,6 +290,63 @@ def test_pods_made_by_controllers_are_shaped(site: Site) -> None:
     wait_for(lambda: schedulers() == [names.SCHEDULER_NAME] * 2, "the pods of the ReplicaSet")
 
 
+QUEUED = "queued"
+"""A namespace whose templates are completed."""
+
+
+def job(name: str, claim_name: str | None = None, **spec: Any) -> dict[str, Any]:
+    annotations = {names.CLAIM: claim_name} if claim_name else {}
+    containers = [{"name": "main", "image": "app"}]
+    template = {"metadata": {"annotations": annotations}, "spec": {"restartPolicy": "Never", "containers": containers}}
+    body = {"suspend": True, "template": template, **spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": body}
+
+
+@pytest.fixture(scope="module")
+def queued(site: Site) -> Site:
+    """The site with a namespace whose Jobs are sent to the webhook."""
+    labels = {names.COMPLETE_JOBS: "true"}
+    site.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": QUEUED, "labels": labels}})
+    site.cluster.kubectl("create", "-n", QUEUED, "-f", "-", input=json.dumps(claim("two")), check=True)
+    wait_for(
+        lambda: site.create(job("probe", "nobody"), "-n", QUEUED, "--dry-run=server").returncode != 0,
+        "the label to be seen",
+    )
+    return site
+
+
+def test_the_template_of_a_claimed_job_shows_its_gpus_where_the_namespace_says_so(queued: Site) -> None:
+    """What is stored requests the claim's count; the same Job elsewhere stays as its user wrote it."""
+    stored = queued.admit(job("counted", "two"), "-n", QUEUED)
+    elsewhere = queued.admit(job("counted", "two"))
+
+    spec = stored["spec"]["template"]["spec"]
+    assert spec["containers"][0]["resources"] == {"limits": {GPU: "2"}, "requests": {GPU: "2"}}
+    assert spec["schedulerName"] == names.SCHEDULER_NAME
+    assert not elsewhere["spec"]["template"]["spec"]["containers"][0].get("resources")
+
+
+def test_pods_of_a_completed_template_are_admitted(queued: Site) -> None:
+    """The webhook for pods and the policies find them as they want them."""
+    queued.admit(job("running", "two", suspend=False), "-n", QUEUED)
+
+    def resources() -> Any:
+        listed = queued.cluster.kubectl("get", "pods", "-n", QUEUED, "-l", "job-name=running", "-o", "json")
+        return [one["spec"]["containers"][0]["resources"]["limits"] for one in json.loads(listed.stdout)["items"]]
+
+    wait_for(lambda: resources() == [{GPU: "2"}], "the pod of the Job")
+
+
+def test_a_claim_that_comes_after_the_job_is_refused(queued: Site) -> None:
+    """A suspended Job's annotations may change; its containers may not, so that its GPUs could not be counted."""
+    queued.admit(job("later"), "-n", QUEUED)
+    patch = {"spec": {"template": {"metadata": {"annotations": {names.CLAIM: "two"}}}}}
+    done = queued.cluster.kubectl("patch", "job", "later", "-n", QUEUED, "--type=merge", "-p", json.dumps(patch))
+
+    assert done.returncode != 0
+    assert "create the Job anew" in done.stderr
+
+
 def test_a_namespace_outside_of_the_webhook_is_no_way_around_it(site: Site) -> None:
     """kube-system is never sent to the webhook, so the policy refuses there what nobody shaped."""
     refused = site.create(pod("sneaky", None, asking("main", "1")), "-n", "kube-system")
@@ -323,7 +380,21 @@ def test_a_new_authority_is_followed_without_a_restart(site: Site) -> None:
     assert site.cluster.processes()["webhook"].pid == pid
 
 
-def test_with_the_webhook_dead_only_gpu_pods_wait(site: Site) -> None:
+def check_jobs_without_the_webhook(queued: Site) -> None:
+    """Only new Jobs that name a claim, in a namespace that asked for it, wait; every other write goes on."""
+    refused = queued.create(job("closed", "two"), "-n", QUEUED)
+    assert refused.returncode != 0
+    assert "failed calling webhook" in refused.stderr
+    assert queued.create(job("plain"), "-n", QUEUED).returncode == 0
+    assert queued.create(job("claimed-elsewhere", "two")).returncode == 0
+    for change in ({"suspend": False}, {"suspend": True}):
+        patch = json.dumps({"spec": change, "metadata": {"labels": {"queue": "x"}}})
+        done = queued.cluster.kubectl("patch", "job", "counted", "-n", QUEUED, "--type=merge", "-p", patch)
+        assert done.returncode == 0, done.stderr
+    assert queued.cluster.kubectl("delete", "job", "counted", "-n", QUEUED).returncode == 0
+
+
+def test_with_the_webhook_dead_only_gpu_pods_wait(site: Site, queued: Site) -> None:
     """Fail closed for GPUs, open for the rest: plain pods and kube-system never notice."""
     site.cluster.signal("webhook", "KILL")
     site.cluster.wait_exit("webhook")
@@ -333,6 +404,7 @@ def test_with_the_webhook_dead_only_gpu_pods_wait(site: Site) -> None:
         assert refused.returncode != 0
         assert "failed calling webhook" in refused.stderr
         assert site.create(pod("network"), "-n", "kube-system").returncode == 0
+        check_jobs_without_the_webhook(queued)
     finally:
         site.start_webhook()
     site.wait_until_served()

@@ -5,7 +5,7 @@ an Obstacle that names what contradicts itself. What kube-scheduler would refuse
 atoll.cluster.host_fit. What does not fit the landscape without its pods never fits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.api.gangs import GpuGangSpec
@@ -24,6 +24,10 @@ from topology.gangs.snapshot import Snapshot, snapshot
 from topology.gangs.spares import with_spares
 
 NO_REPORT = "no fresh GPU report"
+KUEUES_TOPOLOGY = tuple(f"kueue.x-k8s.io/podset-{mode}-topology" for mode in ("required", "preferred", "unconstrained"))
+"""On pods that may be under Kueue's topology-aware scheduling, which writes a node selector into each of them."""
+PART = "/"
+"""Between the name of a pod set and the number of a part of it; no name of a pod set holds one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +82,10 @@ def ask(
     With `done`, the successes per pod set, as many of each as are still needed are enough; without it, all must fit.
     """
     asked = {
-        pod_set.name: found
+        name: part
         for pod_set in spec.pod_sets
         if (found := tuple(member for member in chosen if member.pod_set == pod_set.name))
+        for name, part in _parts(pod_set.name, found)
     }
     for name, members in asked.items():
         problem = _unlike(name, members, requests)
@@ -130,6 +135,19 @@ def hosts_of(site: Site, landscape: Landscape) -> Iterable[Host]:
     return hosts
 
 
+def _parts(name: str, members: tuple[Member, ...]) -> Iterator[tuple[str, tuple[Member, ...]]]:
+    """Yield the members for which Kueue has chosen different domains apart: its choice stands, the GPUs are ours."""
+    chosen: dict[tuple[tuple[str, str], ...], list[Member]] = {}
+    if any(key in members[0].pod.metadata.annotations for key in KUEUES_TOPOLOGY):
+        for member in members:
+            chosen.setdefault(tuple(sorted((member.pod.spec.node_selector or {}).items())), []).append(member)
+    if len(chosen) <= 1:
+        yield name, members
+        return
+    for number, part in enumerate(chosen.values()):
+        yield f"{name}{PART}{number}", tuple(part)
+
+
 def _kinds(landscape: Landscape, site: Site) -> dict[Shape, str]:
     shapes = dict.fromkeys(landscape.cells[name].shape for name in sorted(site.paths) if name in landscape.cells)
     return {shape: f"shape-{number}" for number, shape in enumerate(shapes)}
@@ -144,7 +162,8 @@ def _unlike(name: str, members: Sequence[Member], requests: Mapping[str, Request
         if not (same_request and same_place and host_fit.needs(member.pod) == host_fit.needs(first.pod)):
             return Obstacle(
                 "Invalid",
-                f"pods {first.pod.metadata.name} and {member.pod.metadata.name} of pod set {name} ask for different "
+                f"pods {first.pod.metadata.name} and {member.pod.metadata.name} of pod set "
+                f"{name.partition(PART)[0]} ask for different "
                 "things; give each kind of pod a pod set of its own",
             )
     return None
@@ -159,7 +178,7 @@ def _pod_set(
     site: Site,
     kinds: Mapping[Shape, str],
 ) -> PodSet:
-    wanted = next(pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name)
+    wanted = next((pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name), None)
     pod = members[0].pod
     nodes = [landscape.nodes[host] for host in site.paths]
     excluded = host_fit.excluded_nodes(pod, nodes, landscape.pods_on)
@@ -191,7 +210,9 @@ def _pod_set(
 
 
 def _enough(spec: GpuGangSpec, name: str, members: Sequence[Member], done: Mapping[str, int] | None) -> int:
-    return len(members) if done is None else max(0, min(len(members), least_of(spec, name) - done.get(name, 0)))
+    if done is None or PART in name:
+        return len(members)
+    return max(0, min(len(members), least_of(spec, name) - done.get(name, 0)))
 
 
 def _constraints(pod: Pod) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from atoll.api import names
 from atoll.api.gangs import DOMAINS_MAX, DomainShare, GangAssignment, PodSetAssignment
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.gangs.membership import Member
+from atoll.cluster.gangs.question import PART
 from atoll.cluster.gangs.sites import HOSTNAME, Site
 from atoll.cluster.machines import NodeDevices
 from topology.gangs.model import Assignment, Placement
@@ -49,8 +50,13 @@ def seat_of(placed: PlacedMember, member: Member, devices: Mapping[str, NodeDevi
 
 def assignment_of(placement: Placement, site: Site) -> GangAssignment:
     """Return what the status says of a placement."""
+    whole: dict[str, Assignment] = {}
+    for part in placement.assignments:
+        name = part.pod_set.partition(PART)[0]
+        known = whole.get(name, Assignment(name, "", (), ()))
+        whole[name] = Assignment(name, "", (*known.domains, *part.domains), (*known.members, *part.members))
     return GangAssignment(
-        topology=site.name, pod_sets=tuple(_pod_set_assignment(one, site.levels) for one in placement.assignments)
+        topology=site.name, pod_sets=tuple(_pod_set_assignment(one, site.levels) for one in whole.values())
     )
 
 
