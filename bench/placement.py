@@ -126,9 +126,10 @@ def _score_figures(nodes: int) -> dict[str, Any]:
     random = np.random.default_rng(7)
     shapes = random.integers(0, len(machines), nodes)
     free = np.array([random.integers(0, machines[shape].full + 1) for shape in shapes])
+    pods = random.integers(0, 9, nodes)
     cells, flat = random.integers(0, 256, nodes), random.random(256)
-    classes.costs(shapes, free, ask)
-    scored = _seconds(lambda: best_node(classes.costs(shapes, free, ask)))
+    classes.costs(shapes, free, ask, pods)
+    scored = _seconds(lambda: best_node(classes.costs(shapes, free, ask, pods)))
     plain = _seconds(lambda: int(np.argmin(flat[cells])))
     return {"figure": "score", "nodes": nodes, "microseconds": scored * 1e6, "ratio_to_one_gather": scored / plain}
 
