@@ -67,6 +67,7 @@ class Classes:
         self._whole = np.zeros(sum(sizes), dtype=np.bool_)
         self._whole[(self._offsets + self._full)[self._eager]] = True
         self._cells = np.empty(0, dtype=np.int64)
+        self._shares = np.empty(0)
         self._known: dict[Ask, tuple[Floats, Bools]] = {}
 
     def costs(
@@ -84,8 +85,15 @@ class Classes:
             whole = self._whole.take(cells) if self._eager.all() else free_of_node == self._full[class_of_node]
             costs[reserved(np.flatnonzero(whole), class_of_node, sparing=sparing)] += RESERVE
         if pods_of_node is not None and ask.policy is not Policy.SPREAD:
-            costs += EMPTYING_BY_PODS.take(pods_of_node, mode="clip")
+            costs += self._emptying(pods_of_node)
         return costs
+
+    def _emptying(self, pods_of_node: Indices) -> Floats:
+        """What one more pod pays on each node, in an array that is used again, as in `_cells_of`."""
+        if len(self._shares) < len(pods_of_node):
+            self._shares = np.empty(len(pods_of_node))
+        shares = self._shares[: len(pods_of_node)]
+        return np.take(EMPTYING_BY_PODS, pods_of_node, out=shares, mode="clip")
 
     def _cells_of(self, class_of_node: Indices, free_of_node: Indices) -> Indices:
         """Place of each node in the flat tables; the array is used again by the next call, because fetching new memory

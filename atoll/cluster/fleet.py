@@ -8,7 +8,7 @@ holders, and only this page in numbers:
     state    what a node is now, shape and free positions. State 0 fits nothing; a shape of up to eight devices owns a
              block of states, one per mask, of a larger one each mask has its state once it occurs
     key      of a state, per request: rank of the model x PREFERENCE + cost, as atoll.cluster.selection tells it
-    pods     how many pods hold devices of a node: one with few will be empty soon, see topology.scores
+    emptying what one more pod pays on a node: most where few hold devices of it, see topology.scores
     cores    free CPU of a node, where it is known: nodes that are alike to topology are told apart by it, see `pick`
 
 An allocation renews one element of the array of states. The keys come from the very tables that bind chooses by.
@@ -72,7 +72,8 @@ class Fleet:
         self._scarce: set[Shape] = set()
         self._cpu_milli: dict[str, tuple[int, int]] = {}
         self._cores: Ints = np.full(64, UNKNOWN, dtype=np.int64)
-        self._pods: Ints = np.zeros(64, dtype=np.int64)
+        self._emptying: Floats = np.zeros(64)
+        self._spare_floats: Floats = np.empty(0)
         self._asks = Asks()
         self._priced_asks = 0
         self._prices: Floats | None = None
@@ -86,7 +87,7 @@ class Fleet:
         row = self._row_of.get(name) or self._add(name)
         self._replace(row, cell)
         self._states[row] = self.state_of(cell)
-        self._pods[row] = min(pods, PODS_MAX)
+        self._emptying[row] = EMPTYING_BY_PODS[min(pods, PODS_MAX)]
 
     def silence(self, name: str) -> None:
         """Note that a node can give out nothing, because nothing new is known of it."""
@@ -173,11 +174,13 @@ class Fleet:
         return keys
 
     def with_node_costs(self, keys: Floats, rows: Ints, states: Ints, ask: Ask, demand: Demand) -> Floats:
-        """Return the keys with what weighs nodes against each other, as `topology.scores` tells it: the price of one
-        more pod, and RESERVE on the last whole machines of a shape of up to eight devices."""
+        """Add to the keys what weighs nodes against each other, as `topology.scores` tells it: the price of one more
+        pod, and RESERVE on the last whole machines of a shape of up to eight devices. Return them."""
         if ask.policy is Policy.SPREAD:
             return keys
-        keys = keys + EMPTYING_BY_PODS.take(self._pods.take(rows))
+        if len(self._spare_floats) < len(rows):
+            self._spare_floats = np.empty(len(rows))
+        keys += np.take(self._emptying, rows, out=self._spare_floats[: len(rows)], mode="clip")
         for shape in self._scarce:
             if reserves(shape.machine, ask, demand):
                 keys[states == self._blocks[shape] + shape.machine.full] += RESERVE
@@ -283,7 +286,7 @@ class Fleet:
             if row == len(self._states):
                 self._states = np.concatenate((self._states, np.zeros_like(self._states)))
                 self._cores = np.concatenate((self._cores, np.full_like(self._cores, UNKNOWN)))
-                self._pods = np.concatenate((self._pods, np.zeros_like(self._pods)))
+                self._emptying = np.concatenate((self._emptying, np.zeros_like(self._emptying)))
         self._row_of[name] = row
         self._cores[row] = whole_cores(self._cpu_milli[name][0]) if name in self._cpu_milli else UNKNOWN
         return row

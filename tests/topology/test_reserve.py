@@ -94,10 +94,13 @@ def test_fleet_reserves_as_the_scores_do() -> None:
     for index, mask in enumerate(masks):
         fleet.put(f"n{index:02}", cell_of(shape, mask))
     rows = fleet.rows_of([f"n{index:02}" for index in range(len(masks))])
-    states, none = fleet.states_of(rows), np.zeros(len(masks))
+    states = fleet.states_of(rows)
 
-    assert list(np.flatnonzero(fleet.with_node_costs(none, rows, states, Ask(2), PRIOR) > EMPTYING)) == [0]
-    assert (fleet.with_node_costs(none, rows, states, Ask(8), PRIOR) == EMPTYING).all()
+    def told(count: int) -> np.ndarray:
+        return fleet.with_node_costs(np.zeros(len(masks)), rows, states, Ask(count), PRIOR)
+
+    assert list(np.flatnonzero(told(2) > EMPTYING)) == [0]
+    assert (told(8) == EMPTYING).all()
 
 
 def test_machine_that_is_soon_whole_again_is_left_to_become_so() -> None:
