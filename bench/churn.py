@@ -93,6 +93,7 @@ class _Nodes:
 
     def __init__(self, machine: Machine, nodes: int) -> None:
         self.free: Ints = np.full(nodes, machine.full, dtype=np.int64)
+        self.pods: Ints = np.zeros(nodes, dtype=np.int64)
         self._ends: list[tuple[float, int, int]] = []
 
     def release_until(self, time: float) -> None:
@@ -100,11 +101,13 @@ class _Nodes:
         while self._ends and self._ends[0][0] <= time:
             _, node, mask = heapq.heappop(self._ends)
             self.free[node] |= mask
+            self.pods[node] -= 1
 
     def take(self, node: int, mask: int, *, until: float) -> None:
         """Place a pod."""
         assert mask & ~int(self.free[node]) == 0
         self.free[node] &= ~mask
+        self.pods[node] += 1
         heapq.heappush(self._ends, (until, node, mask))
 
     def open_gpus(self) -> int:
@@ -126,7 +129,7 @@ def _play(name: str, rule: Rule, machine: Machine, *, nodes: int, arrivals: Arri
         now.release_until(time)
         if time > WARM:
             open_gpus.append(now.open_gpus())
-        place = rule(now.free, count)
+        place = rule(now.free, count, now.pods)
         if place is None:
             rejected.append(count)
         else:

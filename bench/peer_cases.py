@@ -20,7 +20,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +48,8 @@ NEAREST: Final[dict[str, tuple[Policy, str]]] = {
     "honor": (Policy.ISLAND, "honouring partitions is island"),
     "required": (Policy.ISLAND, "required is island"),
 }
+UNREADABLE: Final = (TopologyError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What a case may raise that makes no sense."""
 SLACK: Final = 1e-6
 WORDS: Final = frozenset(
     (
@@ -76,7 +78,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What Atoll gives for a step, with both qualities (0 for nothing); serves: as well as the wanted set by the
-    policy's own measure; note: why nothing was given, or why by another policy."""
+    policy's own measure; note: why nothing was given, or why by another policy; givable: whether what is wanted is
+    free, of the asked size and with all that is required (not looked at in a sequence: the peer left other GPUs)."""
 
     want: tuple[int, ...] | None
     chosen: tuple[int, ...]
@@ -84,6 +87,7 @@ class Outcome:
     chosen_quality: float
     serves: bool
     note: str
+    givable: bool = True
 
 
 def main(arguments: list[str]) -> int:
@@ -96,10 +100,13 @@ def main(arguments: list[str]) -> int:
     if options.kind == "domain":
         return peer_domains.run(options.file, Order(options.order))
     verdicts: Counter[str] = Counter()
-    with options.file.open(encoding="utf-8") as lines:
-        for answer in answers(lines):
-            verdicts[answer["verdict"]] += 1
-            print(json.dumps(answer))
+    try:
+        lines = options.file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    except OSError as error:
+        parser.exit(2, f"no cases can be read: {error}\n")
+    for answer in answers(lines):
+        verdicts[answer["verdict"]] += 1
+        print(json.dumps(answer))
     print(
         json.dumps(
             {"cases": verdicts.total(), **{name: verdicts[name] for name in ("same", "better", "equal", "worse")}}
@@ -115,7 +122,7 @@ def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             continue
         try:
             yield answer_case(json.loads(line), name=f"line-{number}")
-        except (TopologyError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             why = f"line {number} cannot be read: {type(error).__name__}: {error}"
             yield {
                 "id": f"line-{number}",
@@ -130,6 +137,8 @@ def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:
     """Answer one case, a single ask or a sequence of them. name: of a case without an id."""
+    if not isinstance(case, dict):
+        raise TypeError(f"a case is an object, not {type(case).__name__}")
     subject, named = _machine(case)
     policy, words = _policy(str(case.get("policy") or "besteffort"))
     unheard = ", ".join(sorted(set(case) - WORDS))
@@ -137,6 +146,9 @@ def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:
     many = case.get("sequence") is not None
     outcomes = list(_play(subject, case, policy=policy) if many else [_single(subject, case, policy=policy)])
     verdict, reason = _verdict(outcomes, policy=policy)
+    if verdict == "worse" and not all(one.givable for one in outcomes):
+        verdict = "equal"
+        reason = f"the wanted set is not free, of another size or without what is required; {reason}"
     wanted = [None if one.want is None else list(one.want) for one in outcomes]
     chosen = [list(one.chosen) for one in outcomes]
     count = max(len(outcomes), 1)
@@ -155,6 +167,8 @@ def _machine(case: dict[str, Any]) -> tuple[Machine, str]:
     """The machine of a case, and a word where another stands for it."""
     told = case["topology"] if isinstance(case.get("topology"), dict) else case
     if "links" not in told:
+        if told.get("topology") is None:
+            raise ValueError("a case names its topology or its links")
         return _known_machine(case, str(told["topology"]))
     given = machine(
         told["links"],
@@ -214,7 +228,14 @@ def _policy(name: str) -> tuple[Policy, str]:
 
 def _single(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Outcome:
     free = _first_told(case, "available", "start")
-    return _outcome(subject, _step(subject, case, free=subject.full if free is None else _mask(subject, free)), policy)
+    step = _step(subject, case, free=subject.full if free is None else _mask(subject, free))
+    outcome = _outcome(subject, step, policy)
+    if not outcome.want:
+        return outcome
+    mask = _mask(subject, outcome.want)
+    whole = len(set(outcome.want)) == mask.bit_count() == step.size
+    givable = whole and not mask & ~step.free and not step.required & ~mask and not step.foreign
+    return replace(outcome, givable=givable)
 
 
 def _play(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Iterator[Outcome]:
@@ -246,7 +267,11 @@ def _first_told(case: dict[str, Any], *keys: str) -> object:
 
 def _size(told: dict[str, Any]) -> int | None:
     size = told["size"] if told.get("size") is not None else told.get("count")
-    return None if size is None else int(size)
+    if size is None:
+        return None
+    if isinstance(size, bool) or int(size) != float(size):
+        raise ValueError(f"a size is a whole number, not {size!r}")
+    return int(size)
 
 
 def _wants(told: object) -> tuple[tuple[int, ...], ...] | None:

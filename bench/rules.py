@@ -1,8 +1,9 @@
 """The rules that a churn compares: which node and which set each takes, on nodes of one shape.
 
-In: the machine, the demand. Out: `Rule`s by name; each answers (free masks of all nodes, size) with a node and a mask,
-or None. The peers choose GPUs as bench/baselines.py re-creates them; the node is the fullest one that fits, unless the
-rule is one for nodes. Everything that depends on one node alone is kept by (size, free mask).
+In: the machine, the demand. Out: `Rule`s by name; each answers (free masks of all nodes, size, number of pods on all
+nodes) with a node and a mask, or None. The peers choose GPUs as bench/baselines.py re-creates them; the node is the
+fullest one that fits, unless the rule is one for nodes. Everything that depends on one node alone is kept by (size,
+free mask).
 
 - `first-fit`: first node that fits, lowest positions.
 - `best-fit`: fullest node that fits, lowest positions.
@@ -40,7 +41,7 @@ from topology.scores import Classes, best_node
 NAMES: Final = ("first-fit", "best-fit", "pair-sum", "worst-card", "partition", "fgd", "atoll")
 
 Place = tuple[int, int]
-Rule = Callable[[Ints, int], Place | None]
+Rule = Callable[[Ints, int, Ints], Place | None]
 Sets = Callable[[int, int], int]
 Orders = Callable[[int], Floats]
 
@@ -66,7 +67,7 @@ def rules_for(machine: Machine, demand: Demand) -> dict[str, Rule]:
 def _by_order(order: Orders, sets: Sets) -> Rule:
     """The first node whose free mask has the least order for the size; the set by mask and size."""
 
-    def place(free: Ints, count: int) -> Place | None:
+    def place(free: Ints, count: int, _pods: Ints) -> Place | None:
         of_nodes = order(count)[free]
         node = int(np.argmin(of_nodes))
         return (node, sets(int(free[node]), count)) if np.isfinite(of_nodes[node]) else None
@@ -130,9 +131,9 @@ def _atoll(machine: Machine, demand: Demand) -> Rule:
         assert isinstance(answer, Choice)
         return mask_of(answer.positions)
 
-    def place(free: Ints, count: int) -> Place | None:
+    def place(free: Ints, count: int, pods: Ints) -> Place | None:
         alike = of_node.setdefault(len(free), np.zeros(len(free), dtype=np.int64))
-        node = best_node(classes.costs(alike, free, Ask(count)))
+        node = best_node(classes.costs(alike, free, Ask(count), pods))
         return None if node is None else (node, chosen(int(free[node]), count))
 
     return place

@@ -109,47 +109,82 @@ def first_positions(room: Room, node: int, pod: Pod) -> tuple[int, ...]:
 
 
 class Gradient:
-    """Fragmentation gradient descent; of equal scores the node with the fewest free GPUs, then the least free CPU."""
+    """Fragmentation gradient descent; of equal scores the node with the fewest free GPUs, then the least free CPU.
+
+    Scores are kept by kind of pod, and only those of nodes that have changed since are computed anew.
+    """
 
     def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod]) -> None:
         self._typical: Typical = typical_of(pod.kind for pod in pods)
         rows = {node.model: self._typical.allowed_on(node.model) for node in nodes}
         self._allowed = np.array([rows[node.model] for node in nodes])
+        self._moment = 0
+        self._changed_at = np.zeros(len(nodes), dtype=np.int64)
+        self._seen: Room | None = None
+        self._kept: dict[Kind, _Scores] = {}
 
     def __call__(self, room: Room, pod: Pod) -> Place | None:
         """Place a pod."""
+        self._look(room)
         fits = room.fitting(pod)
         if not len(fits):
             return None
-        before = lost(self._typical, room.cpu_milli[fits], room.gpu_milli[fits], self._allowed[fits])
-        best = np.full(len(fits), -1, dtype=np.int64)
-        at = np.full(len(fits), -1, dtype=np.int64)
+        kept = self._kept.setdefault(pod.kind, _Scores(len(room.nodes)))
+        old = np.flatnonzero(self._changed_at > kept.moment)
+        kept.best[old], kept.at[old] = self._scores(room, old, pod)
+        kept.moment = self._moment
+        free = room.gpu_milli[fits].sum(axis=1)
+        node = int(fits[np.lexsort((room.cpu_milli[fits], free, -kept.best[fits]))[0]])
+        return node, first_positions(room, node, pod) if kept.at[node] < 0 else (int(kept.at[node]),)
+
+    def _look(self, room: Room) -> None:
+        """Note which nodes have changed since the last look; all where it is another room."""
+        self._moment += 1
+        if self._seen is not room:
+            self._seen = room
+            self._changed_at[:] = self._moment
+        else:
+            changed = (self._cpu_milli != room.cpu_milli) | (self._gpu_milli != room.gpu_milli).any(axis=1)
+            self._changed_at[changed] = self._moment
+        self._cpu_milli, self._gpu_milli = room.cpu_milli.copy(), room.gpu_milli.copy()
+
+    def _scores(self, room: Room, rows: Ints, pod: Pod) -> tuple[Ints, Ints]:
+        """The score of these nodes, and the GPU it is reached with where the pod asks for a fraction, else -1."""
+        before = lost(self._typical, room.cpu_milli[rows], room.gpu_milli[rows], self._allowed[rows])
+        best = np.full(len(rows), -1, dtype=np.int64)
+        at = np.full(len(rows), -1, dtype=np.int64)
         for position in range(room.gpu_milli.shape[1]) if self._shares_a_gpu(pod) else (None,):
-            after, able = self._after(room, fits, pod, position)
+            after, able = self._after(room, rows, pod, position)
             score = np.where(able, scores(before, after), -1)
             at = np.where(score > best, -1 if position is None else position, at)
             best = np.maximum(best, score)
-        free = room.gpu_milli[fits].sum(axis=1)
-        chosen = int(np.lexsort((room.cpu_milli[fits], free, -best))[0])
-        node = int(fits[chosen])
-        return node, first_positions(room, node, pod) if at[chosen] < 0 else (int(at[chosen]),)
+        return best, at
 
-    def _after(self, room: Room, fits: Ints, pod: Pod, position: int | None) -> tuple[np.ndarray, Bools]:
+    def _after(self, room: Room, rows: Ints, pod: Pod, position: int | None) -> tuple[np.ndarray, Bools]:
         """What is lost after placing, and where that GPU can hold the pod."""
-        gpu_milli = room.gpu_milli[fits].copy()
-        able = np.ones(len(fits), dtype=np.bool_)
+        gpu_milli = room.gpu_milli[rows]
+        able = np.ones(len(rows), dtype=np.bool_)
         if position is not None:
             able = gpu_milli[:, position] >= pod.kind.gpu_milli
             gpu_milli[:, position] -= np.where(able, pod.kind.gpu_milli, 0)
         elif pod.kind.gpus:
             free = gpu_milli >= pod.kind.gpu_milli
             gpu_milli -= np.where(free & (np.cumsum(free, axis=1) <= pod.kind.gpus), pod.kind.gpu_milli, 0)
-        cpu_milli = room.cpu_milli[fits] - pod.kind.cpu_milli
-        return lost(self._typical, cpu_milli, gpu_milli, self._allowed[fits]), able
+        cpu_milli = room.cpu_milli[rows] - pod.kind.cpu_milli
+        return lost(self._typical, cpu_milli, gpu_milli, self._allowed[rows]), able
 
     @staticmethod
     def _shares_a_gpu(pod: Pod) -> bool:
         return pod.kind.gpus == 1 and pod.kind.gpu_milli < MILLI
+
+
+class _Scores:
+    """What one kind of pod scores on every node, as of a moment, and on which GPU."""
+
+    def __init__(self, nodes: int) -> None:
+        self.moment = 0
+        self.best: Ints = np.zeros(nodes, dtype=np.int64)
+        self.at: Ints = np.zeros(nodes, dtype=np.int64)
 
 
 def machine_of(node: Node) -> Machine:
@@ -173,6 +208,7 @@ class Atoll:
         self._shapes = [shape_of(machine_of(node), (_card(node),) * node.gpus) if node.gpus else None for node in nodes]
         self._sees_cpu = sees_cpu
         self._placed: set[int] = set()
+        self._pods = [0] * len(nodes)
         room = Room(nodes)
         for index in range(len(nodes)):
             self._renew(room, index)
@@ -187,6 +223,8 @@ class Atoll:
             self._renew(room, node)
         place = self._place(room, pod)
         self._placed = {place[0]} if place is not None else set()
+        for node in self._placed:
+            self._pods[node] += pod.kind.gpus > 0
         return place
 
     def _place(self, room: Room, pod: Pod) -> Place | None:
@@ -200,7 +238,7 @@ class Atoll:
         request, rows = _request(pod.kind.gpus), self._rows[fits]
         states = self._fleet.states_of(rows)
         keys = self._fleet.keys(states, request, self._demand)
-        keys = self._fleet.with_reserve(keys, states, request.ask, self._demand)
+        keys = self._fleet.with_node_costs(keys, rows, states, request.ask, self._demand)
         if not np.isfinite(keys.min(initial=np.inf)):
             return None
         name = self._fleet.pick(rows, keys, states, request, self._demand, cpu_milli=pod.kind.cpu_milli)
@@ -214,7 +252,7 @@ class Atoll:
         if shape is None:
             return
         free = mask_of([int(at) for at in np.flatnonzero(room.gpu_milli[index] == MILLI)])
-        self._fleet.put(name, cell_of(shape, free))
+        self._fleet.put(name, cell_of(shape, free), pods=self._pods[index])
         if self._sees_cpu:
             self._fleet.put_cpu(name, free_milli=int(room.cpu_milli[index]), allocatable_milli=total)
 

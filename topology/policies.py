@@ -21,10 +21,10 @@ from typing import Final
 
 from topology.asks import Policy
 
-ALPHA: Final = 8.0
+ALPHA: Final = 12.0
 PACK: Final = 0.09
 LOSS: Final = 0.5
-"""Tuned together with PACK and topology.fragmentation.WHOLE on seeded churns of several machines."""
+"""Tuned together with PACK, topology.fragmentation.WHOLE and topology.scores on seeded churns of several machines."""
 APART: Final = 100.0
 UNLINKED: Final = 20.0
 CROWD: Final = 10.0

@@ -10,10 +10,17 @@ here is what `choose` then takes. Allocating GPUs changes one cell of the free-m
 
 Nodes stand in the order of their names, so that the least index breaks ties by name.
 
-The last whole machines of a class are reserved: one in RESERVED_ONE_IN of its nodes is kept for asks of the whole
-machine, and a smaller ask that would break one of them pays RESERVE on top, more than what links are worth and less
-than a set that spans islands. This weighs nodes against each other and is the same for every set of one node, so that
-the set is still that of the tables. Few nodes reserve nothing.
+Two more costs weigh nodes against each other. They are the same for every set of one node, so that the set is still
+that of the tables.
+
+- A machine is whole again when the last of its pods has ended, and with n pods that run equally long that takes
+  1 + 1/2 + ... + 1/n of their time. One more pod adds 1/(n + 1) of it, EMPTYING x which it pays: machines with few pods
+  are left to become empty, and those that stay broken up for long take what comes.
+- The last whole machines of a class are reserved: one in RESERVED_ONE_IN of its nodes is kept for asks of the whole
+  machine, and a smaller ask that would break one of them pays RESERVE, more than what links are worth and less than a
+  set that spans islands. Few nodes reserve nothing.
+
+Asks that spread pay neither.
 """
 
 from __future__ import annotations
@@ -31,10 +38,18 @@ from topology.model import Machine
 from topology.quality import TABLE_DEVICES_MAX, Bools, Floats
 from topology.tables import EAGER_DEVICES_MAX, table
 
-RESERVED_ONE_IN: Final = 32
+EMPTYING: Final = 1.0
+RESERVED_ONE_IN: Final = 64
 RESERVE: Final = 40.0
+ALIKE: Final = 1e-7
+"""Costs of sets are rounded to a millionth; sums that should be equal differ by less than this."""
+DECIMALS: Final = 6
 ASKS_MAX: Final = 512
 """Flat tables kept at a time; the oldest is dropped."""
+
+PODS_MAX: Final = 64
+EMPTYING_BY_PODS: Final[Floats] = np.round(EMPTYING / np.arange(1, PODS_MAX + 2), DECIMALS)
+"""What one more pod pays on a machine with so many pods; more than PODS_MAX are as many."""
 
 Indices = npt.NDArray[np.integer]
 
@@ -52,10 +67,14 @@ class Classes:
         self._whole = np.zeros(sum(sizes), dtype=np.bool_)
         self._whole[(self._offsets + self._full)[self._eager]] = True
         self._cells = np.empty(0, dtype=np.int64)
+        self._shares = np.empty(0)
         self._known: dict[Ask, tuple[Floats, Bools]] = {}
 
-    def costs(self, class_of_node: Indices, free_of_node: Indices, ask: Ask) -> Floats:
-        """Cost per node, in GPUs lost and weights of topology.policies; inf where no set fits."""
+    def costs(
+        self, class_of_node: Indices, free_of_node: Indices, ask: Ask, pods_of_node: Indices | None = None
+    ) -> Floats:
+        """Cost per node, in GPUs lost and weights of topology.policies; inf where no set fits. pods_of_node: how many
+        pods hold GPUs there; without it no machine counts as more or less near to being empty."""
         flat, sparing = self._of_ask(ask)
         if self._eager.all():
             cells = self._cells_of(class_of_node, free_of_node)
@@ -65,7 +84,16 @@ class Classes:
         if len(costs) >= RESERVED_ONE_IN and sparing.any():
             whole = self._whole.take(cells) if self._eager.all() else free_of_node == self._full[class_of_node]
             costs[reserved(np.flatnonzero(whole), class_of_node, sparing=sparing)] += RESERVE
+        if pods_of_node is not None and ask.policy is not Policy.SPREAD:
+            costs += self._emptying(pods_of_node)
         return costs
+
+    def _emptying(self, pods_of_node: Indices) -> Floats:
+        """What one more pod pays on each node, in an array that is used again, as in `_cells_of`."""
+        if len(self._shares) < len(pods_of_node):
+            self._shares = np.empty(len(pods_of_node))
+        shares = self._shares[: len(pods_of_node)]
+        return np.take(EMPTYING_BY_PODS, pods_of_node, out=shares, mode="clip")
 
     def _cells_of(self, class_of_node: Indices, free_of_node: Indices) -> Indices:
         """Place of each node in the flat tables; the array is used again by the next call, because fetching new memory
@@ -137,7 +165,5 @@ def costs_of(machine: Machine, free: Indices, ask: Ask, demand: Demand = PRIOR) 
 
 def best_node(costs: Floats) -> int | None:
     """Index of the node with the least cost, the first of several; None when no node serves the ask."""
-    if not len(costs):
-        return None
-    index = int(np.argmin(costs))
-    return index if np.isfinite(costs[index]) else None
+    least = costs.min(initial=np.inf)
+    return int(np.argmax(costs <= least + ALIKE)) if np.isfinite(least) else None

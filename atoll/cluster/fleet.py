@@ -8,6 +8,7 @@ holders, and only this page in numbers:
     state    what a node is now, shape and free positions. State 0 fits nothing; a shape of up to eight devices owns a
              block of states, one per mask, of a larger one each mask has its state once it occurs
     key      of a state, per request: rank of the model x PREFERENCE + cost, as atoll.cluster.selection tells it
+    emptying what one more pod pays on a node: most where few hold devices of it, see topology.scores
     cores    free CPU of a node, where it is known: nodes that are alike to topology are told apart by it, see `pick`
 
 An allocation renews one element of the array of states. The keys come from the very tables that bind chooses by.
@@ -36,7 +37,7 @@ from atoll.cluster.requests import Request
 from atoll.cluster.selection import Offer, keys_of, offer, plain
 from topology.asks import Ask, Policy
 from topology.demand import Demand
-from topology.scores import RESERVE, RESERVED_ONE_IN, reserves
+from topology.scores import ALIKE, DECIMALS, EMPTYING_BY_PODS, PODS_MAX, RESERVE, RESERVED_ONE_IN, reserves
 
 EAGER_DEVICES_MAX: Final = 8
 STATES_MAX: Final = 1 << 18
@@ -44,9 +45,6 @@ STATES_MAX: Final = 1 << 18
 REQUESTS_MAX: Final = 64
 POORER_MAX: Final = 16
 """Shapes with poorer links that are passed over, before the least key counts without prices."""
-ALIKE: Final = 1e-7
-"""Keys and prices are rounded to a millionth, so that equal sums differ by less."""
-DECIMALS: Final = 6
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -74,19 +72,22 @@ class Fleet:
         self._scarce: set[Shape] = set()
         self._cpu_milli: dict[str, tuple[int, int]] = {}
         self._cores: Ints = np.full(64, UNKNOWN, dtype=np.int64)
+        self._emptying: Floats = np.zeros(64)
+        self._spare_floats: Floats = np.empty(0)
         self._asks = Asks()
         self._priced_asks = 0
         self._prices: Floats | None = None
         self._moves: dict[tuple[int, int], Floats] = {}
         self._forget_numbers()
 
-    def put(self, name: str, cell: Cell) -> None:
-        """Note what a node can give out now."""
+    def put(self, name: str, cell: Cell, *, pods: int = 0) -> None:
+        """Note what a node can give out now, and how many pods hold the rest."""
         if self._size >= STATES_MAX:
             self._number_anew()
         row = self._row_of.get(name) or self._add(name)
         self._replace(row, cell)
         self._states[row] = self.state_of(cell)
+        self._emptying[row] = EMPTYING_BY_PODS[min(pods, PODS_MAX)]
 
     def silence(self, name: str) -> None:
         """Note that a node can give out nothing, because nothing new is known of it."""
@@ -172,15 +173,17 @@ class Fleet:
             keys = known[states]
         return keys
 
-    def with_reserve(self, keys: Floats, states: Ints, ask: Ask, demand: Demand) -> Floats:
-        """Return the keys with RESERVE on those of the last whole machines that the ask should leave whole, as
-        `topology.scores` does; shapes of up to eight devices."""
-        dear = [shape for shape in self._scarce if reserves(shape.machine, ask, demand)]
-        if not dear:
+    def with_node_costs(self, keys: Floats, rows: Ints, states: Ints, ask: Ask, demand: Demand) -> Floats:
+        """Add to the keys what weighs nodes against each other, as `topology.scores` tells it: the price of one more
+        pod, and RESERVE on the last whole machines of a shape of up to eight devices. Return them."""
+        if ask.policy is Policy.SPREAD:
             return keys
-        keys = keys.copy()
-        for shape in dear:
-            keys[states == self._blocks[shape] + shape.machine.full] += RESERVE
+        if len(self._spare_floats) < len(rows):
+            self._spare_floats = np.empty(len(rows))
+        keys += np.take(self._emptying, rows, out=self._spare_floats[: len(rows)], mode="clip")
+        for shape in self._scarce:
+            if reserves(shape.machine, ask, demand):
+                keys[states == self._blocks[shape] + shape.machine.full] += RESERVE
         return keys
 
     def pick(self, rows: Ints, keys: Floats, states: Ints, request: Request, demand: Demand, *, cpu_milli: int) -> str:
@@ -191,7 +194,7 @@ class Fleet:
         """
         moves = self._moves_of(request, asked_cores(cpu_milli))
         if moves is None:
-            return self.first_by_name(rows[keys == keys.min()])
+            return self.first_by_name(rows[keys <= keys.min() + ALIKE])
         cores = self._cores.take(rows)
         places = self._counts.take(states)
         places *= UNKNOWN + 1
@@ -208,7 +211,7 @@ class Fleet:
             if quality is None or self._quality(state, request, demand) >= quality:
                 return self.first_by_name(rows[tied[states[tied] == state]])
             priced[states == state] = np.inf
-        return self.first_by_name(rows[keys == keys.min()])
+        return self.first_by_name(rows[keys <= keys.min() + ALIKE])
 
     def _quality(self, state: int, request: Request, demand: Demand) -> tuple[int, float]:
         """Whether the set of a state lies in one island, and its quality relative to the best of its size."""
@@ -283,6 +286,7 @@ class Fleet:
             if row == len(self._states):
                 self._states = np.concatenate((self._states, np.zeros_like(self._states)))
                 self._cores = np.concatenate((self._cores, np.full_like(self._cores, UNKNOWN)))
+                self._emptying = np.concatenate((self._emptying, np.zeros_like(self._emptying)))
         self._row_of[name] = row
         self._cores[row] = whole_cores(self._cpu_milli[name][0]) if name in self._cpu_milli else UNKNOWN
         return row

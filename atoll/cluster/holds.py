@@ -1,9 +1,11 @@
 """Why a device is not free: what the ledger keeps for each device, and the verbs with which that begins and ends."""
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.transitions import Verb
 
 
@@ -33,3 +35,12 @@ BEGINNINGS: Final = {
 }
 ENDS: Final = {Source.LOST: Verb.RELEASE, Source.ASSUMED: Verb.FORGET, Source.LEASE: Verb.RELEASE, Source.POD: Verb.END}
 """Verbs of the table in `atoll.cluster.transitions`; what is foreign has no place in it."""
+
+
+def pods_of(holds: Iterable[Collection[Hold]], leases: Mapping[str, LeaseRecord]) -> set[str]:
+    """Return the uids of the pods that hold anything, whatever it is known from; a Lease that is not known stands for
+    one."""
+    told = {hold for device in holds for hold in device}
+    return {
+        leases[hold.key].holder.uid if hold.source is Source.LEASE and hold.key in leases else hold.key for hold in told
+    }

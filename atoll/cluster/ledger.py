@@ -30,7 +30,7 @@ from atoll.cluster.device_states import Stories, check_assumable
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.foreign import ForeignUse, Sightings
-from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, Source
+from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, Source, pods_of
 from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.lost_leases import Device, LostLeases
@@ -350,8 +350,7 @@ class Ledger:
             return 0
         mask = self._free.get(node)
         if mask is None:
-            mask = sum(1 << i for i, device in enumerate(devices.devices) if self._is_free(node, device))
-            self._free[node] = mask
+            mask = self._free[node] = sum(1 << i for i, one in enumerate(devices.devices) if self._is_free(node, one))
         if asking_uid in self._lease_names or asking_uid in self._assumed:
             mask |= self._own_mask(devices, asking_uid)
         self._drop_expired(now_seconds)
@@ -439,7 +438,8 @@ class Ledger:
             self.fleet.silence(node)
         else:
             self._cells[node] = self._cell(node, now_seconds)
-            self.fleet.put(node, self._cells[node])
+            holds = [self._holds(node, device.id, device.uuid) for device in self.nodes[node].devices]
+            self.fleet.put(node, self._cells[node], pods=len(pods_of(holds, self.leases)))
 
     def _find_silent(self, now_seconds: float) -> None:
         """Mark nodes that have become stale, and note when the next one may."""

@@ -81,7 +81,7 @@ def _judge(node_names: Sequence[str], request: Request, question: Question, ledg
     states = fleet.states_of(rows)
     for name, cell in own.items():
         states[rows == fleet.row_of(name)] = fleet.state_of(cell)
-    keys = fleet.with_reserve(fleet.keys(states, request, demand), states, request.ask, demand)
+    keys = fleet.with_node_costs(fleet.keys(states, request, demand), rows, states, request.ask, demand)
     least = keys.min(initial=np.inf)
     if least == np.inf:
         return NodeVerdicts(rejected=_reasons(node_names, states.tolist(), request, ledger))

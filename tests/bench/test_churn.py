@@ -23,7 +23,7 @@ def test_every_rule_gives_free_sets_of_the_right_size(shape: str) -> None:
     for rule in rules.values():
         for count in range(1, machine.count + 1):
             free = random.integers(0, machine.full + 1, 7)
-            place = rule(free, count)
+            place = rule(free, count, np.ones(7, dtype=np.int64))
             if place is None:
                 assert max(int(mask).bit_count() for mask in free) < count
                 continue

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.cluster.fleet import Fleet
@@ -18,7 +18,15 @@ from topology.demand import PRIOR
 CARDS = make_devices("cards", profile="l40s-8")
 SWITCH = make_devices("switch", profile="dgx-h100")
 MESH = make_devices("mesh", profile="dgx1-v100")
-KNOWN = (CARDS, SWITCH, MESH)
+TELLING_NODES = st.one_of(
+    st.tuples(st.just(MESH), st.sampled_from([0b11, 0b1001, 0b1111, 0b10111, 0b111100, 0b11111, 0b1111110, MESH.all])),
+    st.tuples(st.just(CARDS), st.sampled_from([0b11, 0b10001, 0b111, 0b110001, 0b1111, CARDS.all])),
+    st.tuples(st.just(SWITCH), st.sampled_from([0b1, 0b11, 0b1111, SWITCH.all])),
+    st.tuples(st.sampled_from([CARDS, SWITCH, MESH]), st.integers(1, 255)),
+)
+"""Free positions that give the same ask sets of different worth, and any others."""
+TELLING_CORES = st.sampled_from([0, 8, 16, 40, 64, 128, 300, None])
+"""Around what the asks want: too little for the free GPUs, just enough, plenty, unknown."""
 
 
 def ask(count: int = 1, **devices: Any) -> Request:
@@ -109,15 +117,18 @@ def test_pair_of_double_links_is_given_although_cpu_is_dear_there() -> None:
     assert picked(fleet, ["poor", "whole"], ask(2), 40) == "whole"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
+@example([(MESH, 0b11, 40), (MESH, MESH.all, 64)], [(1, 8)], 2, {}, 40)
+@example([(CARDS, CARDS.all, 128), *[(CARDS, 0b10001, 16)] * 30], [(8, 120)], 2, {}, 16)
+@example([(CARDS, 0b1111, 40), (SWITCH, 0b1111, 300)], [(1, 8)], 1, {"models": ["nvidia-l40s", "nvidia-h100"]}, 40)
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(KNOWN), st.integers(1, 255), st.none() | st.integers(0, 300)), min_size=1, max_size=12
+    st.lists(st.tuples(TELLING_NODES, TELLING_CORES), min_size=2, max_size=6).map(
+        lambda nodes: [(devices, free, cores) for (devices, free), cores in nodes]
     ),
-    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 130)), min_size=1, max_size=6),
+    st.lists(st.sampled_from([(1, 8), (1, 24), (2, 40), (4, 60), (8, 120)]), min_size=1, max_size=3),
     st.integers(1, 8),
     st.sampled_from([{}, {"policy": "island"}, {"policy": "packed"}, {"models": ["nvidia-l40s", "nvidia-h100"]}]),
-    st.integers(0, 130),
+    st.sampled_from([1, 8, 16, 40, 64, 130]),
 )
 def test_price_of_cpu_never_costs_links_or_a_preferred_model(
     nodes: list[tuple[NodeDevices, int, int | None]],

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,9 @@ from atoll.cluster.leases import Holder, lease_name, parse_lease
 from atoll.cluster.ledger import Expectation, Ledger
 from atoll.cluster.objects import Lease, Pod
 from tests.builders import make_allocation, make_lease, make_pod, make_report, uuid_of
+from topology.asks import Ask
+from topology.demand import PRIOR
+from topology.scores import EMPTYING
 
 NODES = ("n1", "n2")
 UIDS = ("u1", "u2", "u3")
@@ -68,6 +72,31 @@ def test_own_holds_are_free_for_the_holder_alone(ledger: Ledger) -> None:
     assert free(ledger, uid="u1") == {0, 1, 5}
     assert free(ledger, uid="u2") == {2, 5}
     assert free(ledger) == {5}
+
+
+def test_pods_that_hold_gpus_of_a_node_are_counted_once_each(ledger: Ledger) -> None:
+    """A pod that is known by its Leases, by its bind and by itself keeps a machine from becoming whole once, and no
+    more when it is gone."""
+    ledger.put_report(small_report("n2"))
+    for node in NODES:
+        ledger.put_heartbeat(node, 0.0, 60.0)
+
+    def told() -> list[float]:
+        ledger.own_cells(now_seconds=0.0)
+        rows = ledger.fleet.rows_of(NODES)
+        costs = ledger.fleet.with_node_costs(np.zeros(2), rows, ledger.fleet.states_of(rows), Ask(1), PRIOR)
+        return [round(EMPTYING / float(cost)) - 1 for cost in costs]
+
+    assert told() == [0, 0]
+    for device in (0, 1):
+        ledger.put_lease(make_lease("n1", device, holder=Holder("team", "p", "u1")))
+    ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0, 1)))
+    ledger.assume("u2", make_allocation("n2", 0))
+    ledger.put_lease(make_lease("n2", 0, holder=Holder("team", "q", "u2")))
+    ledger.put_lease(make_lease("n2", 1, holder=Holder("team", "r", "u3")))
+    assert told() == [1, 2]
+    ledger.drop_lease(lease_name("n2", 1))
+    assert told() == [1, 1]
 
 
 def test_pod_that_ended_holds_through_its_lease_alone(ledger: Ledger) -> None:

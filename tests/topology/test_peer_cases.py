@@ -226,6 +226,18 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"links": [["X", "NV4", "SYS"], ["SYS", "X", "NV4"], ["SYS", "NV4", "X"]], "size": 2, "want": [0, 1]},
         "better",
     ),
+    "wants-what-is-taken": (
+        {"topology": "dgx1-v100", "available": [0, 1], "size": 2, "want": [0, 3]},
+        "equal",
+    ),
+    "wants-fewer-than-asked": (
+        {"topology": "dgx1-v100", "available": [0, 1, 3], "size": 3, "want": [0, 3]},
+        "equal",
+    ),
+    "wants-what-is-required-but-taken": (
+        {"topology": "dgx1-v100", "available": [1, 2], "required": [0], "size": 2, "want": [0, 1]},
+        "equal",
+    ),
     "one-gpu": ({"links": [["X"]], "size": 1, "want": [0]}, "same"),
     "xgmi": ({"links": [["X", "XGMI1"], ["XGMI1", "X"]], "vendor": "amd", "size": 2, "want": [0, 1]}, "same"),
     "numa-alone": (
@@ -267,6 +279,10 @@ def test_other_machines_policies_and_odd_requests_are_answered(name: str) -> Non
         "{}",
         '{"topology": null}',
         '{"topology": "t4-4", "size": "many", "want": []}',
+        '{"topology": "t4-4", "size": 1.5}',
+        '{"topology": "t4-4", "size": true}',
+        '{"topology": "t4-4", "size": 1e999}',
+        '{"topology": "t4-4", "size": NaN}',
         '{"topology": "t4-4", "available": 7, "size": 1}',
         '{"topology": "t4-4", "want": {"a": 1}, "size": 1}',
         '{"topology": "t4-4", "sequence": [7]}',
@@ -329,6 +345,19 @@ def test_cases_are_answered_and_summed_up(tmp_path: Path) -> None:
     }
     assert told[-1] == {"cases": 8, "same": 5, "better": 3, "equal": 0, "worse": 0}
     assert all(set(line) == set(told[0]) for line in told[:-1])
+
+
+def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """A missing file is an error with its name and no traceback; a byte order mark and stray bytes are no error."""
+    file = tmp_path / "cases.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(CASES[1]).encode() + b"\n\xff\n")
+    command = [sys.executable, "-m", "bench.peer_cases", "device"]
+    done = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, check=False)
+    missing = subprocess.run([*command, "nowhere"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()[:-1]] == ["same", "worse"]
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("no cases can be read:")
 
 
 def test_unreadable_case_fails_the_run_but_not_the_others(tmp_path: Path) -> None:
