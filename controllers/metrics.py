@@ -5,7 +5,7 @@ In: the process's Metrics. Out: one frozen set of counters and gauges, handed to
 
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 
 from atoll.service.metrics import Metrics
 
@@ -30,6 +30,9 @@ class ControllerMetrics:
     gang_admissions: Counter
     gang_evictions: Counter
     reconcile_failures: Counter
+    reconcile_seconds: Histogram
+    queue_seconds: Histogram
+    queue_keys: Gauge
 
 
 def controller_metrics(metrics: Metrics) -> ControllerMetrics:
@@ -53,4 +56,9 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
         gang_admissions=metrics.counter("gang_admissions", "Admissions of gangs, by outcome", labels=("outcome",)),
         gang_evictions=metrics.counter("gang_evictions", "Gangs evicted, by the reason", labels=("reason",)),
         reconcile_failures=metrics.counter("reconcile_failures", "Reconciliations to be repeated", labels=("loop",)),
+        reconcile_seconds=metrics.histogram("reconcile_seconds", "Time to reconcile one key", labels=("loop",)),
+        queue_seconds=metrics.histogram(
+            "queue_wait_seconds", "Time that a due key waited for a worker", labels=("loop",)
+        ),
+        queue_keys=metrics.gauge("queue_keys", "Keys that wait for a worker now", labels=("loop",)),
     )

@@ -19,6 +19,7 @@ from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
 from atoll.kube.events import EventRecorder
 from atoll.kube.mirror import ClusterMirror, Kind
+from atoll.service.api_metrics import count_calls, tell_watches
 from atoll.service.clock import SystemClock
 from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
@@ -29,6 +30,7 @@ from controllers.claims import ClaimReconciler
 from controllers.context import Context
 from controllers.departures import Departures
 from controllers.evidence import EvidenceReconciler
+from controllers.figures import FiguresPublisher
 from controllers.foreign import ForeignReconciler
 from controllers.gang_admission import ALL as WAITING_GANGS
 from controllers.gang_admission import AdmissionReconciler
@@ -134,6 +136,9 @@ def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClien
         renew_deadline_seconds=settings.renew_deadline_seconds,
         retry_seconds=settings.retry_seconds,
     )
+    count_calls(metrics, client)
+    tell_watches(metrics, {kind.value: watch for kind, watch in mirror.reflectors.items()})
+    FiguresPublisher(metrics, mirror, clock)
     metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
     process = Process(
         settings, clock, client, mirror, Departures(mirror), controller_metrics(metrics), elector, identity

@@ -13,6 +13,7 @@ from atoll.kube.cache import Change
 from atoll.kube.client import ApiClient
 from atoll.kube.reflector import Reflector
 from atoll.service import logs, settings
+from atoll.service.api_metrics import count_calls, tell_watches
 from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
 from atoll.service.http import add_health, application, serve
@@ -58,7 +59,8 @@ async def serve_webhook(values: WebhookSettings) -> None:
             field_selector=f"metadata.name={names.WEBHOOK_SECRET}",
             clock=clock,
         )
-        metrics.gauge_of("claims_age_seconds", "Age of the copy of GpuClaims", claims.seconds_since_heard)
+        count_calls(metrics, client)
+        tell_watches(metrics, {"claim": claims, "secret": secret})
         health = application()
         checks = {
             "certificate": lambda: (
