@@ -23,12 +23,16 @@ def webhook_metrics(metrics: Metrics) -> WebhookMetrics:
     """Register the webhook's metrics."""
     return WebhookMetrics(
         reviews=metrics.counter(
-            "reviews", "Reviews by answer: changed, unchanged, denied, malformed, ignored", labels=["answer"]
+            "reviews",
+            "Reviews by answer",
+            labels=["answer"],
+            values=("changed", "unchanged", "denied", "malformed", "ignored"),
         ),
         lookups=metrics.counter(
             "claim_lookups",
-            "GpuClaims looked up, by source: watch, live, failed (API server unreachable)",
+            "GpuClaims looked up, by source; failed: the API server did not answer",
             labels=["source"],
+            values=("watch", "live", "failed"),
         ),
         seconds=metrics.histogram("review_seconds", "Time to answer one review"),
     )

@@ -8,7 +8,7 @@ tests apart and the page free of what libraries register. Gauges that are comput
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
@@ -32,9 +32,16 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(namespace=f"{PREFIX}_{component}", registry=self.registry)
 
-    def counter(self, name: str, help_text: str, *, labels: Sequence[str] = ()) -> Counter:
-        """Count of events; the page shows the name with `_total`."""
-        return Counter(self._full(name), help_text, labels, registry=self.registry)
+    def counter(self, name: str, help_text: str, *, labels: Sequence[str] = (), values: Iterable[str] = ()) -> Counter:
+        """Count of events; the page shows the name with `_total`.
+
+        `values`: those of the only label that are known beforehand; they are shown as 0 from the start, so that the
+        first event of a kind is seen to be one.
+        """
+        counter = Counter(self._full(name), help_text, labels, registry=self.registry)
+        for value in values:
+            counter.labels(value)
+        return counter
 
     def gauge(self, name: str, help_text: str, *, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(self._full(name), help_text, labels, registry=self.registry)
@@ -70,9 +77,14 @@ class Metrics:
         help_text: str,
         *,
         labels: Sequence[str] = (),
+        values: Iterable[str] = (),
         buckets: Sequence[float] = CALL_SECONDS_BUCKETS,
     ) -> Histogram:
-        return Histogram(self._full(name), help_text, labels, buckets=buckets, registry=self.registry)
+        """Distribution of a quantity; `values` as of a counter."""
+        histogram = Histogram(self._full(name), help_text, labels, buckets=buckets, registry=self.registry)
+        for value in values:
+            histogram.labels(value)
+        return histogram
 
     def page(self) -> bytes:
         """Return the metrics in the text format of Prometheus; slow with many series, so call it in a thread."""
