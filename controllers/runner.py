@@ -139,12 +139,17 @@ def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClien
     count_calls(metrics, client)
     tell_watches(metrics, {kind.value: watch for kind, watch in mirror.reflectors.items()})
     FiguresPublisher(metrics, mirror, clock)
-    metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
+    tell_leadership(metrics, elector)
     process = Process(
         settings, clock, client, mirror, Departures(mirror), controller_metrics(metrics), elector, identity
     )
     mirror.on_change(process.observe)
     return process
+
+
+def tell_leadership(metrics: Metrics, elector: LeaderElector) -> None:
+    """Show whether this process leads."""
+    metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
 
 
 async def _lead_term_by_term(process: Process) -> None:

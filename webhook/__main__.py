@@ -42,11 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve_webhook(values: WebhookSettings) -> None:
     """Watch claims and the certificate, and answer reviews, until cancelled."""
     clock, metrics = SystemClock(), Metrics("webhook")
-    counted = webhook_metrics(metrics)
     certificate = ServingCertificate(client_ca=values.client_ca)
-    metrics.gauge_of(
-        "certificate_end_timestamp_seconds", "When the certificate ends", lambda: certificate.ends_timestamp
-    )
+    counted = webhook_metrics(metrics, certificate)
     async with await ApiClient.connect(values.kubeconfig, user_agent="atoll-webhook") as client:
         claims = Reflector(
             client, paths.gpuclaims(), GpuClaim.model_validate_json, on_event=_take_no_notice, clock=clock

@@ -1,7 +1,7 @@
 """Writes the tables of event reasons and conditions into docs/reference.md, between their marks.
 
-In: `names` and `next_steps`. Out: the page, or with --check the news that it is stale. Separate from the CRDs' generator,
-because a page is written by people too.
+In: `names` and `next_steps`. Out: the page, or with --check the news that it is stale. Separate from the CRDs'
+generator, because a page is written by people too.
 """
 
 import argparse
