@@ -208,7 +208,7 @@ class GangRoom:
                     try:
                         await evict(self._context.api, pod)
                     except (Refused, KubeError) as error:
-                        log.info("May not evict yet", pod=unit.name, err=str(error))
+                        log.info("May not evict yet", pod=unit.name, uid=pod.metadata.uid, err=str(error))
 
     async def _send_away(self, key: GangKey, message: str) -> None:
         """Tell an admitted gang to give way; the loop of gangs stops it."""

@@ -1,7 +1,7 @@
 """What the webhook counts.
 
-In: the registry, and the certificate whose end is told. Out: one frozen bundle of metrics. Separate, so that their names
-stand on one page.
+In: the registry, and the certificate whose end is told. Out: one frozen bundle of metrics. Separate, so that their
+names stand on one page.
 """
 
 from dataclasses import dataclass

@@ -68,6 +68,7 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "the pod uses a GPU that it does not hold, or somebody else uses one of its own",
         "end whoever is named in the message",
     ),
+    ("Pod", names.POD_AS_PROMISED, "AsPromised"): ("it did, and does not any more", NOTHING),
     ("Topology", names.CONDITION_LEVELS, "LevelsFound"): ("every level has a value on some node", NOTHING),
     ("Topology", names.CONDITION_LEVELS, "LevelMissing"): (
         "no node carries the label of a level",
