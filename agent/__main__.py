@@ -82,7 +82,7 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
         metrics = Metrics("agent")
         agent_metrics(metrics, agent)
         count_calls(metrics, client)
-        _add_health(app, agent, metrics, stale_seconds=max(READY_SECONDS_MIN, 4 * values.poll_seconds))
+        add_agent_health(app, agent, metrics, stale_seconds=max(READY_SECONDS_MIN, 4 * values.poll_seconds))
         try:
             await supervise(
                 pods=agent.follow_pods(),
@@ -149,7 +149,7 @@ def _looker(values: AgentSettings, backend: Backend) -> Looker:
     )
 
 
-def _add_health(app: web.Application, agent: NodeAgent, metrics: Metrics, *, stale_seconds: float) -> None:
+def add_agent_health(app: web.Application, agent: NodeAgent, metrics: Metrics, *, stale_seconds: float) -> None:
     """Live while looks go on; ready once the first report is out."""
     checks: Mapping[str, Check] = {
         "looks": lambda: None if agent.seconds_since_look() <= stale_seconds else "no look at the machine succeeds"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from aiohttp import web
 
 from atoll.api import names
 from atoll.kube.cache import Change
@@ -111,8 +112,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
     async with client:
         process = _process(settings, clock, client, metrics)
         mirror = process.mirror
-        app = application()
-        add_health(app, ready={"mirror": lambda: mirror.unready_reason() or None}, metrics=metrics)
+        app = health_app(mirror, metrics)
         if settings.once:
             await _until_first(mirror.run(), process.elector.lead(lambda _term: _lead_once(process)))
             return
@@ -145,6 +145,13 @@ def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClien
     )
     mirror.on_change(process.observe)
     return process
+
+
+def health_app(mirror: ClusterMirror, metrics: Metrics) -> web.Application:
+    """Return the application with health and metrics; a standby is ready too, as soon as it could take over."""
+    app = application()
+    add_health(app, ready={"mirror": lambda: mirror.unready_reason() or None}, metrics=metrics)
+    return app
 
 
 def tell_leadership(metrics: Metrics, elector: LeaderElector) -> None:

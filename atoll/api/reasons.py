@@ -36,8 +36,7 @@ def rendered(page: str) -> str:
         pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
         if len(pattern.findall(page)) != 1:
             raise ValueError(f"the page must hold {begin.strip()} and {end.strip()} once")
-        whole = begin + "\n" + text + "\n" + end
-        page = pattern.sub(lambda _found, whole=whole: whole, page)
+        page = pattern.sub((begin + "\n" + text + "\n" + end).replace("\\", r"\\"), page)
     return page
 
 
