@@ -57,6 +57,7 @@ class Loop(Generic[KEY]):
         self._queue: WorkQueue[KEY] = WorkQueue(clock, backoff_max_seconds=30.0)
         self.name = reconciler.name
         self._queue.observer = metrics.queue_seconds.labels(self.name).observe
+        metrics.reconcile_failures.labels(self.name)
         metrics.queue_keys.labels(self.name).set_function(lambda: float(len(self._queue)))
 
     def observe(self, kind: Kind, change: Change[Any]) -> None:

@@ -87,6 +87,8 @@ def live(world: World) -> None:
     """Let things happen: pods that are bound, refused, waiting, released."""
     world.claim("pair", 2)
     world.claim("endless", 64)
+    world.claim("unknown", 1, models=["nvidia-unknown"])
+    world.pod("unlucky", "unknown")
     world.pod("bound", "pair")
     world.pod("brief", "pair", script="true", restartPolicy="Never")
     world.pod("waiting", "endless")
@@ -95,6 +97,7 @@ def live(world: World) -> None:
     world.wait_running("bound")
     world.wait_phase("brief", "Succeeded")
     world.wait_rejected("waiting")
+    world.wait_rejected("unlucky")
 
 
 def test_dashboard_and_rules_find_what_they_ask_for(world: World, prometheus: Prometheus) -> None:
