@@ -101,6 +101,15 @@ def test_dashboard_can_be_imported() -> None:
     assert {target["datasource"]["uid"] for p in panels for target in p.get("targets", ())} == {"${datasource}"}
 
 
+def test_dashboard_speaks_promql(tmp_path: Path) -> None:
+    """promtool reads every query; that each has data on a running cluster is shown in tests/e2e/test_monitoring.py."""
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+
+    assert f"{len(QUERIES)} rules found" in promtool("check", "rules", file)
+
+
 def test_monitors_choose_the_parts_and_name_them() -> None:
     """The monitor selects the label and the port that the pods of every part have."""
     monitor = yaml.safe_load((MONITORING / "pod-monitors.yaml").read_text())["spec"]
