@@ -56,6 +56,7 @@ fmt: $(READY) ## Format the code
 
 verify: $(READY) ## Fail when generated files are stale
 	$(BIN)/python -m atoll.api.crds --check
+	$(BIN)/python -m atoll.api.reasons --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
 	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search gang_admission whole_path; do \

@@ -19,6 +19,7 @@ from agent.evidence import PodSighting
 from agent.identities import LookUp, assign
 from agent.kubelet import Kubelet, tls_context
 from agent.looks import Looker
+from agent.metrics import agent_metrics
 from agent.node_agent import NodeAgent, Rhythm
 from agent.nvml import NvmlBackend
 from agent.report import Circumstances, build_report, uuids_by_slot
@@ -28,6 +29,7 @@ from atoll.kube.client import ApiClient
 from atoll.kube.credentials import Credentials
 from atoll.kube.microtime import format_microtime
 from atoll.service import logs, settings
+from atoll.service.api_metrics import count_calls
 from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
 from atoll.service.http import Check, add_health, application, serve
@@ -78,7 +80,10 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
         )
         app = application(body_bytes_max=BODY_BYTES_MAX)
         stale_seconds = values.start_jitter_seconds + max(READY_SECONDS_MIN, 4 * values.poll_seconds)
-        _add_health(app, agent, stale_seconds=stale_seconds)
+        metrics = Metrics("agent")
+        agent_metrics(metrics, agent)
+        count_calls(metrics, client)
+        add_agent_health(app, agent, metrics, stale_seconds=stale_seconds)
         try:
             await supervise(
                 pods=agent.follow_pods(),
@@ -145,14 +150,8 @@ def _looker(values: AgentSettings, backend: Backend) -> Looker:
     )
 
 
-def _add_health(app: web.Application, agent: NodeAgent, *, stale_seconds: float) -> None:
-    """Live while looks go on; ready once the first report is out. What Prometheus reads is read from the agent."""
-    metrics = Metrics("agent")
-    metrics.gauge_of("looks", "Looks at the machine since the start", lambda: agent.looks_count)
-    metrics.gauge_of("publications", "Reports written since the start", lambda: agent.publications_count)
-    metrics.gauge_of("look_age_seconds", "Age of the last look that was published where due", agent.seconds_since_look)
-    metrics.gauge_of("pods_age_seconds", "Age of the copy of this node's pods", agent.pods.seconds_since_heard)
-    metrics.gauge_of("evidence_complete", "1 if cgroups and kubelet could be read", lambda: agent.evidence_is_complete)
+def add_agent_health(app: web.Application, agent: NodeAgent, metrics: Metrics, *, stale_seconds: float) -> None:
+    """Live while looks go on; ready once the first report is out."""
     checks: Mapping[str, Check] = {
         "looks": lambda: None if agent.seconds_since_look() <= stale_seconds else "no look at the machine succeeds"
     }

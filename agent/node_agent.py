@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import structlog
@@ -23,7 +24,7 @@ from agent.pod_resources import plugin_names
 from agent.publishing import StatusWriter, send_heartbeat
 from agent.report import Circumstances, build_report, on_record, uuids_by_slot
 from atoll.api import names
-from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
+from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
 from atoll.cluster.leases import lease_name
 from atoll.cluster.objects import Node, Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.pods import is_gpu_pod, is_terminal
@@ -98,6 +99,8 @@ class NodeAgent:
         self._looked_at = clock.monotonic_seconds()
         self.kubelet_url = ""
         self.looks_count = 0
+        self.failures_count = 0
+        self.look_seconds = 0.0
         self.publications_count = 0
         named = f"metadata.name={node}"
         self.pods = Reflector(
@@ -124,6 +127,17 @@ class NodeAgent:
     def evidence_is_complete(self) -> bool:
         """Tell whether absence from the last look means anything."""
         return self._sighting is not None and self._sighting.is_complete
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Return the devices of the report that is stored."""
+        report = self._writer.stored_report
+        return report.devices if report is not None else ()
+
+    @property
+    def watches(self) -> dict[str, Reflector[Any]]:
+        """Every watched collection by its kind."""
+        return {"pod": self.pods, "node": self._nodes, "report": self._reports}
 
     def seconds_since_look(self) -> float:
         """Age of the last look whose result is published where it had to be."""
@@ -162,6 +176,7 @@ class NodeAgent:
                 seconds = self._cadence.wait_seconds(has_leavers=bool(self._sighting and self._sighting.leavers))
             except KubeError as error:
                 seconds = backoff.next_seconds()
+                self.failures_count += 1
                 log.warning("Could not publish", err=str(error))
             await self._rest(seconds, not_before=not_before)
 
@@ -173,7 +188,9 @@ class NodeAgent:
         if not self.has_published and self._writer.stored_report is not None:
             roster = roster.having_told(pod.uid for pod in self._writer.stored_report.pods)
         self._roster = roster
+        began_seconds = self._clock.monotonic_seconds()
         look, kubelet = await asyncio.gather(self._looker.look(), self._kubelet.read())
+        self.look_seconds = self._clock.monotonic_seconds() - began_seconds
         self.looks_count += 1
         previous = self._writer.stored_report
         sighting = sight(

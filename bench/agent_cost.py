@@ -133,7 +133,7 @@ async def _looks(health: int) -> float:
     """How often the agent looked so far, by its own count: on a busy machine that is less than was planned."""
     async with ClientSession() as session, session.get(f"http://127.0.0.1:{health}/metrics") as response:
         text = await response.text()
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("atoll_agent_looks "))
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("atoll_agent_looks_total "))
 
 
 async def _watch(agent: asyncio.subprocess.Process, stub: Stub, seconds: float, health: int) -> list[Row]:

@@ -108,4 +108,9 @@ class ForeignReconciler:
         except (NotFound, Conflict):
             return
         except (Forbidden, Invalid) as error:
-            log.warning("A pod refuses its condition", pod=f"{metadata.namespace}/{metadata.name}", err=str(error))
+            log.warning(
+                "A pod refuses its condition",
+                pod=f"{metadata.namespace}/{metadata.name}",
+                uid=metadata.uid,
+                err=str(error),
+            )

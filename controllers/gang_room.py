@@ -209,7 +209,7 @@ class GangRoom:
                     try:
                         await evict(self._context.api, pod)
                     except (Refused, KubeError) as error:
-                        log.info("May not evict yet", pod=unit.name, err=str(error))
+                        log.info("May not evict yet", pod=unit.name, uid=pod.metadata.uid, err=str(error))
 
     async def _end(self, reason: str) -> None:
         """Keep nothing any more; the gang may have another turn when others could have had theirs."""

@@ -113,7 +113,12 @@ async def let_go(context: Context, pod: Pod, node: str) -> bool:
         )
         await context.api.patch(path, body)
     except (NotFound, Conflict) as error:
-        log.info("Could not let a member go yet", pod=f"{metadata.namespace}/{metadata.name}", err=str(error))
+        log.info(
+            "Could not let a member go yet",
+            pod=f"{metadata.namespace}/{metadata.name}",
+            uid=metadata.uid,
+            err=str(error),
+        )
         return False
     return True
 

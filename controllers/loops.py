@@ -56,6 +56,9 @@ class Loop(Generic[KEY]):
         self._delay_seconds = delay_seconds
         self._queue: WorkQueue[KEY] = WorkQueue(clock, backoff_max_seconds=30.0)
         self.name = reconciler.name
+        self._queue.observer = metrics.queue_seconds.labels(self.name).observe
+        metrics.reconcile_failures.labels(self.name)
+        metrics.queue_keys.labels(self.name).set_function(lambda: float(len(self._queue)))
 
     def observe(self, kind: Kind, change: Change[Any]) -> None:
         """Take a change of the mirror."""
@@ -92,7 +95,8 @@ class Loop(Generic[KEY]):
     async def _handle(self, key: KEY) -> float | None:
         """Reconcile one key, then let others run: most keys of a resync need no waiting at all."""
         try:
-            return await self._reconciler.reconcile(key)
+            with self._metrics.reconcile_seconds.labels(self.name).time():
+                return await self._reconciler.reconcile(key)
         except NotLeading:
             raise
         except Exception:

@@ -5,8 +5,9 @@ In: the process's Metrics. Out: one frozen set of counters and gauges, handed to
 
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 
+from atoll.cluster.release import Proof
 from atoll.service.metrics import Metrics
 
 
@@ -30,27 +31,44 @@ class ControllerMetrics:
     gang_admissions: Counter
     gang_evictions: Counter
     reconcile_failures: Counter
+    reconcile_seconds: Histogram
+    queue_seconds: Histogram
+    queue_keys: Gauge
 
 
 def controller_metrics(metrics: Metrics) -> ControllerMetrics:
     """Register the metrics; once per process."""
     return ControllerMetrics(
-        leases_released=metrics.counter("leases_released", "GPU Leases deleted, by the proof", labels=("proof",)),
+        leases_released=metrics.counter(
+            "leases_released", "GPU Leases deleted, by the proof", labels=("proof",), values=Proof
+        ),
         departures_in_doubt=metrics.gauge("departures_in_doubt", "Pods that are gone without proof of their end"),
         evidence_requests=metrics.counter("evidence_requests", "Readings asked of agents"),
-        orphans=metrics.counter("orphan_leases", "Leases of no bind, by what became of them", labels=("outcome",)),
+        orphans=metrics.counter(
+            "orphan_leases", "Leases of no bind that were deleted", labels=("outcome",), values=("stray", "taken-back")
+        ),
         leases_recreated=metrics.counter("leases_recreated", "Leases of bound pods that were written again"),
         leases_rewritten=metrics.counter("leases_rewritten", "Unreadable Leases that were written again"),
         double_uses=metrics.counter("double_uses", "GPUs that two holders name; nothing was released"),
         pods_woken=metrics.counter("pods_woken", "Waiting pods that were woken because they fit"),
         pods_evicted=metrics.counter("pods_evicted", "Pods evicted because their machine was renumbered"),
         preemptions=metrics.counter(
-            "preemptions", "Waiting pods for which GPUs were freed by evictions", labels=("outcome",)
+            "preemptions",
+            "Waiting pods for which GPUs were freed by evictions",
+            labels=("outcome",),
+            values=("begun", "placed", "failed"),
         ),
         preemption_victims=metrics.counter("preemption_victims", "Pods evicted for one of higher priority"),
         foreign_gpus=metrics.gauge("foreign_gpus", "GPUs that somebody uses who does not hold them"),
         claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
-        gang_admissions=metrics.counter("gang_admissions", "Admissions of gangs, by outcome", labels=("outcome",)),
+        gang_admissions=metrics.counter(
+            "gang_admissions", "Admissions of gangs, by outcome", labels=("outcome",), values=("admitted", "undone")
+        ),
         gang_evictions=metrics.counter("gang_evictions", "Gangs evicted, by the reason", labels=("reason",)),
         reconcile_failures=metrics.counter("reconcile_failures", "Reconciliations to be repeated", labels=("loop",)),
+        reconcile_seconds=metrics.histogram("reconcile_seconds", "Time to reconcile one key", labels=("loop",)),
+        queue_seconds=metrics.histogram(
+            "queue_wait_seconds", "Time that a due key waited for a worker", labels=("loop",)
+        ),
+        queue_keys=metrics.gauge("queue_keys", "Keys that wait for a worker now", labels=("loop",)),
     )

@@ -141,7 +141,14 @@ class OrphanReconciler:
         await asyncio.gather(*(delete_lease(self._context.api, record) for record in records))
         for record in records:
             self._context.metrics.orphans.labels(outcome).inc()
-            log.info("Deleted an orphan Lease", lease=record.lease_name, holder=str(record.holder), outcome=outcome)
+            log.info(
+                "Deleted an orphan Lease",
+                lease=record.lease_name,
+                pod=str(record.holder),
+                uid=record.holder.uid,
+                attempt=record.attempt,
+                outcome=outcome,
+            )
             self._context.events.record(
                 holder_reference(record.holder),
                 reason=names.REASON_ORPHAN_LEASE,

@@ -222,7 +222,7 @@ class PreemptionReconciler:
         node = self._context.mirror.nodes.store.get(("", plan.node))
         reason = refusal(pod, node, others) if node is not None else "no Node"
         if reason:
-            log.info("No victims on a node", pod=_name(pod), node=plan.node, reason=reason)
+            log.info("No victims on a node", pod=_name(pod), uid=pod.metadata.uid, node=plan.node, reason=reason)
             return False
         return await self._may_evict_all(plan)
 
@@ -257,7 +257,13 @@ class PreemptionReconciler:
             + ", ".join(map(_name, plan.victims)),
             action="Preempt",
         )
-        log.info("Frees GPUs", pod=_name(pod), kept=str(plan.kept), victims=[_name(each) for each in plan.victims])
+        log.info(
+            "Frees GPUs",
+            pod=_name(pod),
+            uid=pod.metadata.uid,
+            kept=str(plan.kept),
+            victims=[_name(each) for each in plan.victims],
+        )
         for victim in plan.victims:
             await self._evict(pod, plan.kept, victim, attempt)
         return True
@@ -288,11 +294,11 @@ class PreemptionReconciler:
             await evict(self._context.api, victim)
         except Refused as error:
             attempt.refuse(victim.metadata.uid, self._now(), error.retry_after_seconds)
-            log.info("May not evict yet", pod=_name(victim), err=str(error))
+            log.info("May not evict yet", pod=_name(victim), uid=victim.metadata.uid, err=str(error))
             return
         except KubeError as error:
             attempt.refuse(victim.metadata.uid, self._now(), LOOK_SECONDS)
-            log.warning("Could not evict", pod=_name(victim), err=str(error))
+            log.warning("Could not evict", pod=_name(victim), uid=victim.metadata.uid, err=str(error))
             return
         attempt.evicted.add(victim.metadata.uid)
         self._context.metrics.preemption_victims.inc()
@@ -340,7 +346,7 @@ class PreemptionReconciler:
         failures.count = failures.count + 1 if node else ATTEMPTS_MAX
         failures.nodes.add(node)
         self._context.metrics.preemptions.labels("failed").inc()
-        log.warning("Freed no GPUs", pod=_name(pod), node=node, reason=reason)
+        log.warning("Freed no GPUs", pod=_name(pod), uid=pod.metadata.uid, node=node, reason=reason)
         self._context.events.record(
             pod_reference(pod), reason=names.REASON_PREEMPTION_ENDED, note=reason, action="Preempt", type="Warning"
         )

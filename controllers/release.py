@@ -126,7 +126,15 @@ class ReleaseReconciler:
         holder = records[0].holder
         if freed:
             self._context.metrics.leases_released.labels(proof.value).inc(freed)
-            log.info("Released GPUs", pod=str(holder), node=records[0].node, count=freed, proof=proof.value)
+            log.info(
+                "Released GPUs",
+                pod=str(holder),
+                uid=holder.uid,
+                attempt=records[0].attempt,
+                node=records[0].node,
+                count=freed,
+                proof=proof.value,
+            )
         if faults:
             raise faults[0]
         if holder.uid in self._doubted:
@@ -175,7 +183,14 @@ class ReleaseReconciler:
             action="Release",
             type="Warning",
         )
-        log.warning("Keeping GPUs in doubt", pod=str(holder), node=records[0].node, doubt=str(doubt))
+        log.warning(
+            "Keeping GPUs in doubt",
+            pod=str(holder),
+            uid=holder.uid,
+            attempt=records[0].attempt,
+            node=records[0].node,
+            doubt=str(doubt),
+        )
 
     def _concerning_pod(self, change: Change[Any]) -> tuple[str, ...]:
         pod: Pod = change.object

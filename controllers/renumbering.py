@@ -90,12 +90,17 @@ class RenumberingReconciler:
         try:
             is_evicted = await evict(self._context.api, pod)
         except Refused as error:
-            log.info("May not evict yet", pod=str(pods.holder_of(pod)), err=str(error))
+            log.info("May not evict yet", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid, err=str(error))
             return error.retry_after_seconds
         if not is_evicted:
             return None
         self._context.metrics.pods_evicted.inc()
-        log.warning("Evicted a pod with wrong numbers", pod=str(pods.holder_of(pod)), stale=[str(one) for one in stale])
+        log.warning(
+            "Evicted a pod with wrong numbers",
+            pod=str(pods.holder_of(pod)),
+            uid=pod.metadata.uid,
+            stale=[str(one) for one in stale],
+        )
         return None
 
 

@@ -105,7 +105,7 @@ class RepairReconciler:
         except AlreadyExists:
             return await self._is_own(lease)
         self._context.metrics.leases_recreated.inc()
-        log.warning("Wrote a missing Lease again", lease=lease.name, pod=str(lease.holder))
+        log.warning("Wrote a missing Lease again", lease=lease.name, pod=str(lease.holder), uid=lease.holder.uid)
         self._context.events.record(
             holder_reference(holder),
             reason=names.REASON_LEASE_RECREATED,
@@ -132,7 +132,9 @@ class RepairReconciler:
         if other is None or other.uid == lease.holder.uid:
             return
         self._context.metrics.double_uses.inc()
-        log.error("Two holders name one GPU", lease=lease.name, pod=str(lease.holder), other=str(other))
+        log.error(
+            "Two holders name one GPU", lease=lease.name, pod=str(lease.holder), uid=lease.holder.uid, other=str(other)
+        )
         self._context.events.record(
             pod_reference(pod),
             reason=names.REASON_DOUBLE_USE,

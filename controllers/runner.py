@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from aiohttp import web
 
 from atoll.api import names
 from atoll.kube.cache import Change
@@ -19,6 +20,7 @@ from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
 from atoll.kube.events import EventRecorder
 from atoll.kube.mirror import ClusterMirror, Kind
+from atoll.service.api_metrics import count_calls, tell_watches
 from atoll.service.clock import SystemClock
 from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
@@ -29,6 +31,7 @@ from controllers.claims import ClaimReconciler
 from controllers.context import Context
 from controllers.departures import Departures
 from controllers.evidence import EvidenceReconciler
+from controllers.figures import FiguresPublisher
 from controllers.foreign import ForeignReconciler
 from controllers.gang_admission import ALL as WAITING_GANGS
 from controllers.gang_admission import AdmissionReconciler
@@ -109,8 +112,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
     async with client:
         process = _process(settings, clock, client, metrics)
         mirror = process.mirror
-        app = application()
-        add_health(app, ready={"mirror": lambda: mirror.unready_reason() or None}, metrics=metrics)
+        app = health_app(mirror, metrics)
         if settings.once:
             await _until_first(mirror.run(), process.elector.lead(lambda _term: _lead_once(process)))
             return
@@ -134,12 +136,27 @@ def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClien
         renew_deadline_seconds=settings.renew_deadline_seconds,
         retry_seconds=settings.retry_seconds,
     )
-    metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
+    count_calls(metrics, client)
+    tell_watches(metrics, {kind.value: watch for kind, watch in mirror.reflectors.items()})
+    FiguresPublisher(metrics, mirror, clock)
+    tell_leadership(metrics, elector)
     process = Process(
         settings, clock, client, mirror, Departures(mirror), controller_metrics(metrics), elector, identity
     )
     mirror.on_change(process.observe)
     return process
+
+
+def health_app(mirror: ClusterMirror, metrics: Metrics) -> web.Application:
+    """Return the application with health and metrics; a standby is ready too, as soon as it could take over."""
+    app = application()
+    add_health(app, ready={"mirror": lambda: mirror.unready_reason() or None}, metrics=metrics)
+    return app
+
+
+def tell_leadership(metrics: Metrics, elector: LeaderElector) -> None:
+    """Show whether this process leads."""
+    metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
 
 
 async def _lead_term_by_term(process: Process) -> None:

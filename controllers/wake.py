@@ -178,13 +178,24 @@ class WakeReconciler:
             return False
         except (Forbidden, Invalid) as error:
             self._last_wakes[wake.uid] = wake.wake
-            log.warning("A pod refuses its wake-up", pod=f"{metadata.namespace}/{metadata.name}", err=str(error))
+            log.warning(
+                "A pod refuses its wake-up",
+                pod=f"{metadata.namespace}/{metadata.name}",
+                uid=metadata.uid,
+                err=str(error),
+            )
             return True
         self._last_wakes[wake.uid] = wake.wake
         if wake.nominate:
             self._nominated_at[wake.uid] = wake.wake.at_seconds
         self._context.metrics.pods_woken.inc()
-        log.info("Woke a pod", pod=f"{metadata.namespace}/{metadata.name}", node=wake.node, woken=wake.woken)
+        log.info(
+            "Woke a pod",
+            pod=f"{metadata.namespace}/{metadata.name}",
+            uid=metadata.uid,
+            node=wake.node,
+            woken=wake.woken,
+        )
         self._context.events.record(
             pod_reference(wake.pod),
             reason=names.REASON_POD_WOKEN,
@@ -212,7 +223,7 @@ class WakeReconciler:
             await self._context.api.patch(paths.pods(metadata.namespace, metadata.name, "status"), body)
         except (NotFound, Conflict, Forbidden, Invalid):
             return
-        log.info("Withdrew a nomination", pod=f"{metadata.namespace}/{metadata.name}")
+        log.info("Withdrew a nomination", pod=f"{metadata.namespace}/{metadata.name}", uid=metadata.uid)
 
     def _tell(self, waiting: Sequence[tuple[Pod, Request]], rooms: Sequence[Room], plan: WakePlan, now: float) -> None:
         """Record what is missing, per pod at most once a minute, and only some in each pass."""

@@ -189,6 +189,7 @@ class Installation:
             **source,
             "--cgroup-root": machine.cgroup_root,
             "--start-jitter-seconds": "0.1",
+            "--health-host": "0.0.0.0",  # noqa: S104 - as shipped; nodes have a network of their own
             "--health-port": str(HEALTH_PORTS["agent"]),
         }
         arguments = tuple(word for setting in settings.items() for word in setting)

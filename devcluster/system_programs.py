@@ -1,4 +1,4 @@
-"""runc and busybox: the two programs of a node that are not built here.
+"""runc and busybox: the two programs of a node that are not built here; Prometheus, which tests watch a cluster with.
 
 runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. Taken from PATH where
 they serve, else from Debian's packages, downloaded and unpacked into the cache without installing anything.
@@ -7,9 +7,11 @@ In: the cache folder. Out: paths. Separate from build.py because nothing here is
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 from devcluster.errors import BuildError
 
 _PACKAGES = ("runc", "libseccomp2", "busybox-static")
+_PROMETHEUS_PACKAGES = ("prometheus",)
 _ELF_PROGRAM_HEADER_INTERPRETER = 3
 
 
@@ -36,12 +39,36 @@ def find_system_programs(cache: Path, *, report: Callable[[str], None]) -> Syste
     if runc and busybox and is_static(Path(busybox)):
         return SystemPrograms(runc=Path(runc), runc_libraries=None, busybox=Path(busybox))
     if not (unpacked / "complete").exists():
-        _unpack_packages(unpacked, report=report)
+        _unpack_packages(_PACKAGES, unpacked, report=report)
     return SystemPrograms(
         runc=Path(runc) if runc else _only(unpacked, ("usr/sbin/runc", "usr/bin/runc")),
         runc_libraries=None if runc else _only(unpacked, ("**/libseccomp.so.2",)).parent,
         busybox=_only(unpacked, ("bin/busybox", "usr/bin/busybox")),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusPrograms:
+    """The server, and the tool that checks and tests rules."""
+
+    prometheus: Path
+    promtool: Path
+
+
+def find_prometheus(cache: Path, *, report: Callable[[str], None]) -> PrometheusPrograms:
+    """Prometheus of this machine or from the cache. Raises BuildError with what to install."""
+    server, tool = shutil.which("prometheus"), shutil.which("promtool")
+    if server and tool:
+        return PrometheusPrograms(Path(server), Path(tool))
+    unpacked = cache / "debian-prometheus"
+    if not (unpacked / "complete").exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".debian-prometheus-", dir=cache) as folder:
+            whole = Path(folder) / "whole"
+            _unpack_packages(_PROMETHEUS_PACKAGES, whole, report=report)
+            with contextlib.suppress(OSError):  # somebody else was quicker
+                whole.rename(unpacked)
+    return PrometheusPrograms(_only(unpacked, ("usr/bin/prometheus",)), _only(unpacked, ("usr/bin/promtool",)))
 
 
 def is_static(program: Path) -> bool:
@@ -57,22 +84,24 @@ def is_static(program: Path) -> bool:
     return _ELF_PROGRAM_HEADER_INTERPRETER not in kinds
 
 
-def _unpack_packages(target: Path, *, report: Callable[[str], None]) -> None:
+def _unpack_packages(packages: Sequence[str], target: Path, *, report: Callable[[str], None]) -> None:
+    wanted = ", ".join(packages)
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise BuildError("runc or a static busybox is missing: install both with the package manager of this machine")
-    report(f"unpacking {', '.join(_PACKAGES)} into {target}")
+        raise BuildError(f"{wanted} or a part of it is missing: install it with the package manager of this machine")
+    report(f"unpacking {wanted} into {target}")
     shutil.rmtree(target, ignore_errors=True)
     downloads = target / "downloads"
     downloads.mkdir(parents=True)
-    if _run(["apt-get", "download", *_PACKAGES], folder=downloads) is not None:
+    if _run(["apt-get", "download", *packages], folder=downloads) is not None:
         _run(["apt-get", "update", "-qq"], folder=downloads)
-        problem = _run(["apt-get", "download", *_PACKAGES], folder=downloads)
+        problem = _run(["apt-get", "download", *packages], folder=downloads)
         if problem is not None:
-            raise BuildError(f"cannot download {', '.join(_PACKAGES)}: {problem}; install runc and busybox-static")
+            raise BuildError(f"cannot download {wanted}: {problem}; install {wanted}")
     for package in sorted(downloads.glob("*.deb")):
         problem = _run(["dpkg-deb", "-x", str(package), str(target)], folder=target)
         if problem is not None:
             raise BuildError(f"cannot unpack {package.name}: {problem}")
+    shutil.rmtree(downloads)
     (target / "complete").touch()
 
 

@@ -12,13 +12,14 @@ from atoll.kube.budget_list import BudgetList
 from atoll.kube.client import ApiClient
 from atoll.kube.mirror import ClusterMirror
 from atoll.service import logs, settings
+from atoll.service.api_metrics import count_calls, tell_watches
 from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
 from atoll.service.http import serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import freeze_garbage, run, supervise
 from atoll.service.tls import TlsFiles, server_context
-from extender.app import Parts, build_app
+from extender.app import Parts, build_app, build_health_app
 from extender.binder import Binder, BinderSettings
 from extender.settings import ExtenderSettings
 
@@ -51,23 +52,25 @@ async def _serve(values: ExtenderSettings, clock: SystemClock, context: ssl.SSLC
         mirror = ClusterMirror(client, clock)
         binder_settings = BinderSettings(values.answer_seconds, values.reservation_seconds, values.visible_devices)
         binder = Binder(client, mirror, clock, binder_settings, new_token=lambda: secrets.token_hex(8))
+        metrics = Metrics("extender")
+        count_calls(metrics, client)
+        tell_watches(metrics, {kind.value: watch for kind, watch in mirror.reflectors.items()})
         budgets = BudgetList(client, clock)
         parts = Parts(
             mirror,
             binder,
             clock,
-            Metrics("extender"),
+            metrics,
             values.expectation_seconds,
             budgets=budgets.read,
             doorkeeper=Doorkeeper(client),
             scheduler_lease=values.scheduler_lease,
         )
-        app = build_app(parts)
+        servers = {"http": serve(build_app(parts), values.host, values.port, context)}
+        if values.health_port:
+            servers["health"] = serve(build_health_app(parts), values.health_host, values.health_port)
         try:
-            await supervise(
-                mirror=_follow(mirror),
-                http=serve(app, values.host, values.port, context),
-            )
+            await supervise(mirror=_follow(mirror), **servers)
         finally:
             await binder.drain()
 

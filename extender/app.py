@@ -23,12 +23,13 @@ from atoll.kube.authorization import Doorkeeper
 from atoll.kube.errors import KubeError
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
-from atoll.service.http import add_health, application
+from atoll.service.http import Check, add_health, application
 from atoll.service.metrics import Metrics
 from extender import wire
-from extender.binder import Binder
+from extender.binder import Binder, Bound
 from extender.endings import Endings
 from extender.host_cpu import HostCpu
+from extender.metrics import extender_metrics
 from extender.nominations import Nominations
 from extender.refusals import Refusals
 from extender.terms import Terms
@@ -87,16 +88,8 @@ class Handlers:
         parts.mirror.on_change(HostCpu(parts.mirror.ledger.fleet).observe)
         parts.mirror.on_change(Terms(parts.mirror, parts.scheduler_lease).observe)
         parts.mirror.on_change(Nominations(parts.mirror.ledger, parts.clock, self._request).observe)
-        self._seconds = parts.metrics.histogram(
-            "call_seconds", "Time to answer a call of kube-scheduler", labels=["verb"]
-        )
-        self._rejected = parts.metrics.counter(
-            "rejections_total", "Nodes refused to pods that fit nowhere", labels=["reason"]
-        )
-        self._preempts = parts.metrics.counter(
-            "preemptions_total", "Preempt calls, by whether any candidate node can help", labels=["outcome"]
-        )
-        self._binds = parts.metrics.counter("binds_total", "Bind calls", labels=["outcome"])
+        self._counted = extender_metrics(parts.metrics)
+        parts.binder.observer = self._note_bound
 
     def routes(self) -> dict[str, Verb]:
         """Return the handler of each verb."""
@@ -113,8 +106,9 @@ class Handlers:
         uid, ledger = call.pod.metadata.uid, self._parts.mirror.ledger
         self._expect(uid, verdicts.best if len(verdicts.feasible) == 1 else None)
         self._judged = Judged(uid, wire.before_names(body), ledger.revision, ledger.demand, verdicts.best)
+        self._counted.decisions.labels("fits" if verdicts.feasible else "refused").inc()
         for reason, count in Counter(verdicts.rejected.values()).items():
-            self._rejected.labels(reason).inc(count)
+            self._counted.rejections.labels(reason).inc(count)
         return wire.filter_reply(verdicts.feasible, verdicts.rejected)
 
     async def prioritize(self, body: bytes) -> bytes:
@@ -130,7 +124,7 @@ class Handlers:
         """Reserve and bind."""
         call = wire.read_bind(body)
         error = await self._parts.binder.bind(call)
-        self._binds.labels("failed" if error else "bound").inc()
+        self._counted.binds.labels("failed" if error else "bound").inc()
         return wire.bind_reply(error)
 
     async def show_memory(self, request: web.Request) -> web.Response:
@@ -158,14 +152,14 @@ class Handlers:
             budgets=budgets,
             now_seconds=self._parts.clock.monotonic_seconds(),
         )
-        self._preempts.labels("helped" if chosen else "helpless").inc()
+        self._counted.preemptions.labels("helped" if chosen else "helpless").inc()
         return wire.preempt_reply(chosen)
 
     def timed(self, verb: str, handler: Verb) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Wrap a verb: 503 until ready, 400 for a body that cannot be read."""
-        seconds = self._seconds.labels(verb)
+        seconds = self._counted.seconds.labels(verb)
 
-        async def handle(request: web.Request) -> web.Response:
+        async def answer(request: web.Request) -> web.Response:
             reason = self._parts.mirror.unready_reason()
             if reason:
                 return web.Response(status=503, text=f"not ready: {reason}\n")
@@ -178,7 +172,17 @@ class Handlers:
                     return web.Response(status=503, text=f"cannot ask the API server: {error}\n")
             return web.Response(body=reply, content_type="application/json")
 
+        async def handle(request: web.Request) -> web.Response:
+            response = await answer(request)
+            self._counted.calls.labels(verb, str(response.status)).inc()
+            return response
+
         return handle
+
+    def _note_bound(self, bound: Bound) -> None:
+        self._counted.quality.labels(bound.policy).observe(bound.relative_quality)
+        if bound.waited_seconds is not None:
+            self._counted.waited.observe(bound.waited_seconds)
 
     def _judged_before(self, body: bytes) -> Candidate | None:
         """Return filter's best node if the call is about the same pod, nothing changed, and it is among the names.
@@ -225,5 +229,17 @@ def build_app(parts: Parts) -> web.Application:
     for verb, handler in handlers.routes().items():
         app.router.add_post(f"/{verb}", handlers.timed(verb, handler))
     app.router.add_get("/debug/ledger", handlers.show_memory)
-    add_health(app, ready={"ledger": lambda: parts.mirror.unready_reason() or None}, metrics=parts.metrics)
+    add_health(app, ready=ready_checks(parts.mirror), metrics=parts.metrics)
     return app
+
+
+def build_health_app(parts: Parts) -> web.Application:
+    """Return the application with health and metrics alone, for whoever watches from outside of the pod."""
+    app = application()
+    add_health(app, ready=ready_checks(parts.mirror), metrics=parts.metrics)
+    return app
+
+
+def ready_checks(mirror: ClusterMirror) -> dict[str, Check]:
+    """Return what must hold before kube-scheduler is answered."""
+    return {"ledger": lambda: mirror.unready_reason() or None}

@@ -26,7 +26,7 @@ from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
-from atoll.kube.microtime import format_microtime
+from atoll.kube.microtime import format_microtime, parse_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from extender.bind_plan import Plan, plan_bind
@@ -51,6 +51,19 @@ class BinderSettings:
     default_mode: VisibleDevices
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A bind that has landed. waited_seconds: the pod's age; None where the API server did not tell."""
+
+    policy: str
+    relative_quality: float
+    waited_seconds: float | None
+
+
+def _ignore(_bound: Bound) -> None:
+    """Observe nothing."""
+
+
 class Binder:
     """Carries out bind calls; owns the binds under way and the memory of those that failed."""
 
@@ -69,6 +82,8 @@ class Binder:
         self._new_token = new_token
         self._under_way: dict[str, tuple[str, asyncio.Task[str]]] = {}
         self._failed: dict[str, dict[str, float]] = {}
+        self.observer: Callable[[Bound], None] = _ignore
+        """Told of every bind that has landed."""
 
     async def bind(self, call: BindCall) -> str:
         """Bind, or say why not. A bind that is not answered in time goes on in the background."""
@@ -95,20 +110,22 @@ class Binder:
             await asyncio.wait([task for _, task in self._under_way.values()])
 
     async def _settle(self, call: BindCall) -> str:
+        """Bind, and say in one line of the log how that ended."""
+        token = self._new_token()
+        facts = log.bind(pod=f"{call.pod_namespace}/{call.pod_name}", uid=call.pod_uid, node=call.node, attempt=token)
         try:
-            await self._bind(call)
-        except BindRefused as refusal:
-            self._note_failure(call)
-            return str(refusal)
+            await self._bind(call, token, facts)
         except BindInDoubt as doubt:
+            facts.warning("Left a bind in doubt", err=str(doubt))
             return str(doubt)
-        except KubeError as error:
-            self._note_failure(call)
-            return f"the API server failed: {error}"
         except IllegalTransition as fault:
-            log.critical("Refused to promise a GPU twice", pod=call.pod_uid, node=call.node, err=str(fault))
+            facts.critical("Refused to promise a GPU twice", err=str(fault))
             self._note_failure(call)
             return f"a fault of Atoll's, please report it: {fault}"
+        except (BindRefused, KubeError) as refusal:
+            facts.info("Did not bind a pod", err=str(refusal))
+            self._note_failure(call)
+            return str(refusal) if isinstance(refusal, BindRefused) else f"the API server failed: {refusal}"
         return ""
 
     def _note_failure(self, call: BindCall) -> None:
@@ -117,7 +134,7 @@ class Binder:
         while len(self._failed) > FAILED_PODS_MAX:
             del self._failed[next(iter(self._failed))]
 
-    async def _bind(self, call: BindCall) -> None:
+    async def _bind(self, call: BindCall, token: str, facts: structlog.typing.FilteringBoundLogger) -> None:
         pod = self._mirror.ledger.pods.get(call.pod_uid) or await self._read_pod(call)
         if pod.spec.node_name:
             standing_allocation(pod, call.node)
@@ -126,7 +143,7 @@ class Binder:
         request = request_of(pod, claim, is_admitted=bool(self._mirror.ledger.leases_of(call.pod_uid)))
         if isinstance(request, Rejection):
             raise BindRefused(f"{describe(pod)}: {request.reason}")
-        attempt = self._new_attempt(pod, self._devices(call.node), request)
+        attempt = self._new_attempt(pod, self._devices(call.node), request, token)
         try:
             plan = await self._reserve(pod, request, attempt)
         except BaseException:
@@ -134,6 +151,16 @@ class Binder:
             self._mirror.ledger.forget(call.pod_uid, attempt=attempt.reservation.attempt)
             raise
         await self._post(pod, plan, attempt)
+        facts.info("Bound a pod", gpus=plan.allocation.device_ids, quality=round(plan.relative_quality, 3))
+        self.observer(Bound(str(request.ask.policy), plan.relative_quality, self._age_seconds(pod)))
+
+    def _age_seconds(self, pod: Pod) -> float | None:
+        """Return how long ago the pod was created, by two clocks."""
+        try:
+            created = parse_microtime(pod.metadata.creation_timestamp or "")
+        except (ValueError, OverflowError):
+            return None
+        return max(0.0, (self._clock.now() - created).total_seconds())
 
     async def _post(self, pod: Pod, plan: Plan, attempt: Attempt) -> None:
         """Post the Binding. Leases go back only where it certainly did not land; anything else keeps them."""
@@ -166,14 +193,14 @@ class Binder:
             raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name} was replaced by another one of the same name")
         return pod
 
-    def _new_attempt(self, pod: Pod, devices: NodeDevices, request: Request) -> Attempt:
+    def _new_attempt(self, pod: Pod, devices: NodeDevices, request: Request, token: str) -> Attempt:
         now = self._clock.now()
         reservation = Reservation(
             node=devices.node,
             node_uid=devices.node_uid,
             holder=pods.holder_of(pod),
             claim=request.claim,
-            attempt=self._new_token(),
+            attempt=token,
             now=format_microtime(now),
             deadline=format_microtime(now + timedelta(seconds=self._settings.reservation_seconds)),
             gang=next((record.gang for record in self._mirror.ledger.leases_of(pod.metadata.uid)), ""),

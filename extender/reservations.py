@@ -139,25 +139,27 @@ async def take_back(client: ApiClient, clock: Clock, attempt: Attempt, *, keep: 
     attempt.unanswered -= unsure
     records = [attempt.leases.pop(name) for name in sorted(surplus)]
     await asyncio.gather(
-        *(_persist(clock, record.lease_name, partial(_delete, client, record)) for record in records),
+        *(_persist(clock, attempt, record.lease_name, partial(_delete, client, record)) for record in records),
         *(
-            _persist(clock, name, partial(_delete_if_own, client, name, attempt.reservation.attempt))
+            _persist(clock, attempt, name, partial(_delete_if_own, client, name, attempt.reservation.attempt))
             for name in sorted(unsure)
         ),
     )
 
 
-async def _persist(clock: Clock, name: str, delete: Callable[[], Awaitable[None]]) -> None:
+async def _persist(clock: Clock, attempt: Attempt, name: str, delete: Callable[[], Awaitable[None]]) -> None:
     """Try a deletion a few times; it is fenced by uid and version, so that repeating one is harmless."""
+    reservation = attempt.reservation
+    facts = log.bind(lease=name, pod=str(reservation.holder), uid=reservation.holder.uid, attempt=reservation.attempt)
     for pause_seconds in DELETE_PAUSES_SECONDS:
         try:
             await delete()
         except KubeError as error:
-            log.info("Could not take back a Lease yet", lease=name, err=str(error))
+            facts.info("Could not take back a Lease yet", err=str(error))
             await clock.sleep(pause_seconds)
         else:
             return
-    log.warning("Left a Lease to the sweep", lease=name)
+    facts.warning("Left a Lease to the sweep")
 
 
 async def _delete_if_own(client: ApiClient, name: str, token: str) -> None:

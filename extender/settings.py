@@ -19,6 +19,10 @@ class ExtenderSettings(Settings):
     """Address to listen on. Anything but loopback needs certificates."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8888
     """Port to listen on."""
+    health_host: str = "127.0.0.1"
+    """Address of /livez, /readyz and /metrics on a port of their own, without TLS."""
+    health_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """That port; 0: they are served on the other port alone."""
     tls_cert: Path | None = None
     """Serving certificate, followed live. Needed when the address is not loopback."""
     tls_key: Path | None = None

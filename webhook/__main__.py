@@ -13,6 +13,7 @@ from atoll.kube.cache import Change
 from atoll.kube.client import ApiClient
 from atoll.kube.reflector import Reflector
 from atoll.service import logs, settings
+from atoll.service.api_metrics import count_calls, tell_watches
 from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
 from atoll.service.http import add_health, application, serve
@@ -41,11 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve_webhook(values: WebhookSettings) -> None:
     """Watch claims and the certificate, and answer reviews, until cancelled."""
     clock, metrics = SystemClock(), Metrics("webhook")
-    counted = webhook_metrics(metrics)
     certificate = ServingCertificate(client_ca=values.client_ca)
-    metrics.gauge_of(
-        "certificate_end_timestamp_seconds", "When the certificate ends", lambda: certificate.ends_timestamp
-    )
+    counted = webhook_metrics(metrics, certificate)
     async with await ApiClient.connect(values.kubeconfig, user_agent="atoll-webhook") as client:
         claims = Reflector(
             client, paths.gpuclaims(), GpuClaim.model_validate_json, on_event=_take_no_notice, clock=clock
@@ -58,7 +56,8 @@ async def serve_webhook(values: WebhookSettings) -> None:
             field_selector=f"metadata.name={names.WEBHOOK_SECRET}",
             clock=clock,
         )
-        metrics.gauge_of("claims_age_seconds", "Age of the copy of GpuClaims", claims.seconds_since_heard)
+        count_calls(metrics, client)
+        tell_watches(metrics, {"claim": claims, "secret": secret})
         health = application()
         checks = {
             "certificate": lambda: (

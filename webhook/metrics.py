@@ -1,6 +1,7 @@
 """What the webhook counts.
 
-In: nothing but the registry. Out: one frozen bundle of metrics. Separate, so that their names stand on one page.
+In: the registry, and the certificate whose end is told. Out: one frozen bundle of metrics. Separate, so that their
+names stand on one page.
 """
 
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from prometheus_client import Counter, Histogram
 
 from atoll.service.metrics import Metrics
+from webhook.serving import ServingCertificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +21,23 @@ class WebhookMetrics:
     seconds: Histogram
 
 
-def webhook_metrics(metrics: Metrics) -> WebhookMetrics:
-    """Register the webhook's metrics."""
+def webhook_metrics(metrics: Metrics, certificate: ServingCertificate) -> WebhookMetrics:
+    """Register the webhook's metrics; once per process."""
+    metrics.gauge_of(
+        "certificate_end_timestamp_seconds", "When the certificate ends", lambda: certificate.ends_timestamp
+    )
     return WebhookMetrics(
         reviews=metrics.counter(
-            "reviews", "Reviews by answer: changed, unchanged, denied, malformed, ignored", labels=["answer"]
+            "reviews",
+            "Reviews by answer",
+            labels=["answer"],
+            values=("changed", "unchanged", "denied", "malformed", "ignored"),
         ),
         lookups=metrics.counter(
             "claim_lookups",
-            "GpuClaims looked up, by source: watch, live, failed (API server unreachable)",
+            "GpuClaims looked up, by source; failed: the API server did not answer",
             labels=["source"],
+            values=("watch", "live", "failed"),
         ),
         seconds=metrics.histogram("review_seconds", "Time to answer one review"),
     )

@@ -21,6 +21,7 @@ import msgspec
 import orjson
 from yarl import URL
 
+from atoll.kube.calls import UNANSWERED, ApiCall, CallObserver, code_of, ignore_call, resource_of, verb_of
 from atoll.kube.credentials import Credentials
 from atoll.kube.errors import (
     ApiError,
@@ -97,6 +98,8 @@ class ApiClient:
         self._budget = RetryBudget()
         self._session = session or _open_session(credentials, user_agent)
         self.throttled_seconds = 0.0
+        self.observer: CallObserver = ignore_call
+        """Told of every request that was sent, repeated ones one by one; must not block."""
 
     @classmethod
     async def connect(
@@ -240,10 +243,11 @@ class ApiClient:
         Raises ApiError when the server refuses; Unanswered when it cannot be reached, cuts the connection, or says
         nothing for `silence_seconds`. Ends when the server ends the watch.
         """
-        call = _Call(method="GET", url=_url(self._credentials.host, path, params), path=path)
+        call = _Call(method="GET", url=_url(self._credentials.host, path, params), path=path, is_watch=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
             async with await self._open(call, timeout=timeout) as response:
+                self._tell(call, code_of(response.status))
                 if response.status == 401:
                     await self._credentials.reload()
                 if response.status != 200:
@@ -251,6 +255,7 @@ class ApiClient:
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, OSError) as error:
+            self._tell(call, UNANSWERED)
             raise Unanswered(f"watch failed: {_describe(error)}", path=path, sent=call.sent) from error
 
     async def _list_once(
@@ -286,10 +291,19 @@ class ApiClient:
     async def _send_once(self, call: _Call) -> bytes:
         try:
             async with await self._open(call) as response:
+                code = code_of(response.status)
                 if response.status >= 300:
-                    raise await _refusal(response, call)
-                return await _read_bounded(response, call.path)
+                    refusal = await _refusal(response, call)
+                    self._tell(call, code)
+                    raise refusal
+                answer = await _read_bounded(response, call.path)
+                self._tell(call, code)
+                return answer
+        except asyncio.CancelledError:
+            self._tell(call, UNANSWERED)
+            raise
         except (aiohttp.ClientError, OSError) as error:
+            self._tell(call, UNANSWERED)
             raise Unanswered(f"{call.method} failed: {_describe(error)}", path=call.path, sent=call.sent) from error
 
     async def _open(self, call: _Call, *, timeout: aiohttp.ClientTimeout | None = None) -> aiohttp.ClientResponse:
@@ -298,6 +312,7 @@ class ApiClient:
         if self._session.closed:
             raise Unanswered(f"{call.method} failed: the client is closed", path=call.path, sent=call.sent)
         headers = await self._credentials.headers()
+        call.began_seconds = asyncio.get_running_loop().time()
         if call.data is not None:
             headers["Content-Type"] = call.content_type
         return await self._session.request(
@@ -310,6 +325,15 @@ class ApiClient:
             server_hostname=self._credentials.server_hostname,
             trace_request_ctx=call,
         )
+
+    def _tell(self, call: _Call, code: str) -> None:
+        """Tell the observer how this try ended; a try that never began is nobody's business."""
+        if call.began_seconds is None:
+            return
+        seconds = asyncio.get_running_loop().time() - call.began_seconds
+        call.began_seconds = None
+        verb = verb_of(call.method, call.path, is_watch=call.is_watch)
+        self.observer(ApiCall(verb, resource_of(call.path), code, seconds))
 
     async def _wait_for_turn(self) -> None:
         seconds = self._limiter.reserve()
@@ -333,6 +357,8 @@ class _Call:
     data: bytes | None = None
     content_type: str = "application/json"
     sent: bool = False
+    is_watch: bool = False
+    began_seconds: float | None = None
 
 
 def _open_session(credentials: Credentials, user_agent: str) -> aiohttp.ClientSession:

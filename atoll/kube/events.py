@@ -1,15 +1,16 @@
 """events.k8s.io/v1 Events about what Atoll did and why, for humans who look at an object.
 
 In: facts about an object, at any rate. Out: few API calls: the first occurrence is created, repetitions are counted and
-written as a series now and then, and what goes over the rate or the memory is dropped and counted. Recording never
+written as a series now and then, messages of one reason about one object that keep changing are gathered in one more
+event, and what goes over the rate or the memory is dropped and counted. Recording never
 waits and never raises: an event is a courtesy, no decision depends on it. Run `run` beside the work.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
@@ -29,6 +30,9 @@ EventType = Literal["Normal", "Warning"]
 NOTE_LENGTH_MAX = 1024
 WORD_LENGTH_MAX = 128
 KEYS_MAX = 2048
+SIMILAR_MAX = 10
+"""Different messages of one reason about one object, each an event of its own; further ones share one."""
+SIMILAR_NOTE = "the messages of this reason keep changing; the first ones are events of their own"
 SERIES_SECONDS = 60.0
 FORGET_SECONDS = 360.0
 
@@ -67,6 +71,11 @@ class _Fact:
     note: str
     related: ObjectReference | None
 
+    @property
+    def kind(self) -> tuple[ObjectReference, str]:
+        """What similar facts have in common."""
+        return self.regarding, self.reason
+
 
 @dataclass(slots=True)
 class _Series:
@@ -100,6 +109,7 @@ class EventRecorder:
         self._clock = clock
         self._bucket = TokenBucket(rate=events_per_second, burst=burst, now=clock.monotonic_seconds)
         self._series: OrderedDict[_Fact, _Series] = OrderedDict()
+        self._similar: Counter[tuple[ObjectReference, str]] = Counter()
         self.dropped_count = 0
 
     def record(
@@ -121,6 +131,8 @@ class EventRecorder:
             note=truncate(note, length_max=NOTE_LENGTH_MAX),
             related=related,
         )
+        if fact not in self._series and self._similar[fact.kind] >= SIMILAR_MAX:
+            fact = replace(fact, note=SIMILAR_NOTE, related=None)
         series = self._series.get(fact)
         now, now_seconds = self._clock.now(), self._clock.monotonic_seconds()
         if series is not None:
@@ -130,6 +142,7 @@ class EventRecorder:
             self.dropped_count += 1
         else:
             self._series[fact] = _Series(first_at=now, last_at=now, last_seconds=now_seconds)
+            self._similar[fact.kind] += 1
 
     async def run(self, *, flush_seconds: float = 1.0) -> None:
         """Write what was recorded until cancelled; then write the rest once, briefly."""
@@ -146,9 +159,15 @@ class EventRecorder:
         for fact, series in list(self._series.items()):
             now = self._clock.monotonic_seconds()
             if now - series.last_seconds > FORGET_SECONDS and series.written_count == series.count:
-                del self._series[fact]
+                self._forget(fact)
             elif self._is_due(series, now) and self._bucket.try_take():
                 await self._write(fact, series)
+
+    def _forget(self, fact: _Fact) -> None:
+        if self._series.pop(fact, None) is not None:
+            self._similar[fact.kind] -= 1
+            if self._similar[fact.kind] <= 0:
+                del self._similar[fact.kind]
 
     def _is_due(self, series: _Series, now: float) -> bool:
         if series.written_count == 0:
@@ -172,10 +191,10 @@ class EventRecorder:
                 series.name = name
             series.written_count = count
         except NotFound:
-            self._series.pop(fact, None)
+            self._forget(fact)
         except KubeError as error:
             self.dropped_count += 1
-            self._series.pop(fact, None)
+            self._forget(fact)
             log.debug("Dropped an event", reason=fact.reason, err=str(error))
 
     def _body(self, fact: _Fact, series: _Series, name: str) -> dict[str, object]:

@@ -26,6 +26,10 @@ log = structlog.get_logger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
+def _ignore(_seconds: float) -> None:
+    """Observe nothing."""
+
+
 class WorkQueue(Generic[K]):
     """A queue of distinct keys with delays and per-key back-off."""
 
@@ -33,7 +37,7 @@ class WorkQueue(Generic[K]):
         self._clock = clock
         self._base_seconds = backoff_base_seconds
         self._max_seconds = backoff_max_seconds
-        self._waiting: OrderedDict[K, None] = OrderedDict()
+        self._waiting: OrderedDict[K, float] = OrderedDict()
         self._processing: set[K] = set()
         self._again: set[K] = set()
         self._due: dict[K, float] = {}
@@ -41,6 +45,8 @@ class WorkQueue(Generic[K]):
         self._sequence = 0
         self._failures: dict[K, int] = {}
         self._wake = asyncio.Event()
+        self.observer: Callable[[float], None] = _ignore
+        """Told of every key that is taken how many seconds it has waited for a worker."""
 
     def __len__(self) -> int:
         """Return how many keys wait to be worked on now."""
@@ -56,7 +62,7 @@ class WorkQueue(Generic[K]):
         if key in self._processing:
             self._again.add(key)
             return
-        self._waiting[key] = None
+        self._waiting.setdefault(key, self._clock.monotonic_seconds())
         self._wake.set()
 
     def add_after(self, key: K, seconds: float) -> None:
@@ -86,7 +92,8 @@ class WorkQueue(Generic[K]):
         while True:
             self._collect_due()
             if self._waiting:
-                key, _ = self._waiting.popitem(last=False)
+                key, since_seconds = self._waiting.popitem(last=False)
+                self.observer(self._clock.monotonic_seconds() - since_seconds)
                 self._processing.add(key)
                 return key
             await self._wait_for_change()

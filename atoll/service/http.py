@@ -61,10 +61,12 @@ def add_health(
     ready: Mapping[str, Check] | None = None,
     metrics: Metrics | None = None,
 ) -> None:
-    """Add /livez, /readyz (200, or 503 with the reasons) and, with `metrics`, /metrics."""
+    """Add /livez, /readyz (200, or 503 with the reasons) and, with `metrics`, /metrics, which tells readiness too."""
     app.router.add_get("/livez", _health_handler(live or {}))
     app.router.add_get("/readyz", _health_handler(ready or {}))
     if metrics is not None:
+        checks = ready or {}
+        metrics.tell_readiness(lambda: not _failures(checks))
         app.router.add_get("/metrics", _metrics_handler(metrics))
 
 
@@ -100,15 +102,20 @@ async def serve(
 
 def _health_handler(checks: Mapping[str, Check]) -> Handler:
     async def handle(_request: web.Request) -> web.Response:
-        failures = {name: reason for name, check in checks.items() if (reason := check()) is not None}
+        failures = _failures(checks)
         lines = [f"[-] {name}: {reason}" for name, reason in failures.items()] or ["ok"]
         return web.Response(status=503 if failures else 200, text="\n".join(lines) + "\n")
 
     return handle
 
 
+def _failures(checks: Mapping[str, Check]) -> dict[str, str]:
+    return {name: reason for name, check in checks.items() if (reason := check()) is not None}
+
+
 def _metrics_handler(metrics: Metrics) -> Handler:
     async def handle(_request: web.Request) -> web.Response:
+        metrics.refresh()
         page = await asyncio.to_thread(metrics.page)
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

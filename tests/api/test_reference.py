@@ -6,17 +6,41 @@ from pathlib import Path
 import pytest
 
 from atoll.api import names
+from atoll.api.next_steps import CONDITION_STEPS, EVENT_STEPS
+from atoll.api.reasons import main, rendered
 from topology.choice import Reason
 
 TEXT = (Path(__file__).parents[2] / "docs/reference.md").read_text(encoding="utf-8")
-ROWS = {
-    tuple(cell.strip() for cell in line.strip("|").split("|")) for line in TEXT.splitlines() if line.startswith("|")
-}
 
 
-def test_event_reasons_are_told_as_the_code_tells_them() -> None:
-    """Each reason has its row, word for word."""
-    assert {(f"`{reason}`", meaning) for reason, meaning in names.EVENT_REASONS.items()} <= ROWS
+def test_page_tells_what_the_code_tells() -> None:
+    """Events and conditions stand on the page word for word; `make verify` fails of the same."""
+    assert rendered(TEXT) == TEXT
+
+
+def test_a_stale_page_fails_the_check(tmp_path: Path) -> None:
+    """A table that somebody edited, or a reason that was added, is noticed, and put right by the same command."""
+    page = tmp_path / "reference.md"
+    page.write_text(TEXT.replace("| `GpuIll` |", "| `GpuSick` |"))
+
+    assert main(["--check", "--page", str(page)]) == 1
+    assert main(["--page", str(page)]) == 0
+    assert main(["--check", "--page", str(page)]) == 0
+    assert page.read_text() == TEXT
+
+
+def test_every_reason_has_its_next_step() -> None:
+    """No event and no condition leaves its reader alone."""
+    assert set(EVENT_STEPS) == set(names.EVENT_REASONS)
+    told: dict[tuple[str, str], set[str]] = {(kind, condition): set() for kind, condition, _ in CONDITION_STEPS}
+    for kind, condition, reason in CONDITION_STEPS:
+        told[kind, condition].add(reason)
+    gangs = {("GpuGang", condition): set(reasons) for condition, reasons in names.GANG_CONDITIONS.items()}
+    assert gangs.items() <= told.items()
+    conditions = {value for key, value in vars(names).items() if key.startswith("CONDITION_")}
+    assert conditions <= {condition for _, condition in told}
+    assert all(step for step in EVENT_STEPS.values())
+    assert all(meaning and step for meaning, step in CONDITION_STEPS.values())
 
 
 def test_every_rejection_is_explained() -> None:
@@ -51,10 +75,3 @@ def test_every_name_is_in_the_reference(name: str) -> None:
 def test_variables_and_classes_are_in_the_reference(word: str) -> None:
     """Each variable that Atoll sets or refuses stands on the page, and so do scheduler and RuntimeClass."""
     assert f"`{word}`" in TEXT
-
-
-def test_conditions_are_in_the_reference() -> None:
-    """Each condition type stands on the page."""
-    for key, value in vars(names).items():
-        if key.startswith("CONDITION_"):
-            assert f"| `{value}` |" in TEXT

@@ -19,7 +19,8 @@ CONFIGURATIONS = ("scheduler/config.yaml", "scheduler/config-tainted-nodes.yaml"
 FILES = sorted(
     str(path.relative_to(DEPLOY))
     for path in DEPLOY.rglob("*.yaml")
-    if not path.is_relative_to(DEPLOY / "kind") and path.name != "kustomization.yaml"
+    if not any(path.is_relative_to(DEPLOY / folder) for folder in ("kind", "monitoring"))
+    and path.name != "kustomization.yaml"
 )
 OBJECT_FILES = [file for file in FILES if file not in CONFIGURATIONS]
 SERVICE_ACCOUNTS = {f"atoll-{part}" for part in ("scheduler", "webhook", "agent", "controllers")}

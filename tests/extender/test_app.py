@@ -14,7 +14,7 @@ from atoll.api.claims import GpuClaim
 from atoll.cluster.ledger import Ledger
 from atoll.kube.mirror import ClusterMirror, Listener
 from atoll.service.metrics import Metrics
-from extender.app import BODY_BYTES_MAX, Parts, build_app
+from extender.app import BODY_BYTES_MAX, Parts, build_app, build_health_app
 from extender.binder import Binder
 from extender.endings import HOLD_SECONDS
 from extender.wire import BindCall
@@ -287,3 +287,36 @@ async def test_preempt_leaves_pods_alone_that_ask_for_no_gpu(extender: Extender)
     body = {"Pod": pod_json("plain", gpus=None), **in_form("meta", "elsewhere", "v")}
 
     assert await extender.call("preempt", body) == {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}
+
+
+async def test_calls_and_decisions_are_counted(extender: Extender) -> None:
+    """Each call counts by its answer, each decision by its outcome, also those that never happened."""
+    await extender.call("filter", arguments(gpus=2))
+    await extender.call("filter", arguments(gpus=64))
+    await extender.http.post("/filter", data=b"{")
+    extender.mirror.reason = "not listed yet"
+    await extender.http.post("/bind", json={})
+
+    page = await (await extender.http.get("/metrics")).text()
+    for line in (
+        'atoll_extender_decisions_total{outcome="fits"} 1.0',
+        'atoll_extender_decisions_total{outcome="refused"} 1.0',
+        'atoll_extender_calls_total{code="200",verb="filter"} 2.0',
+        'atoll_extender_calls_total{code="400",verb="filter"} 1.0',
+        'atoll_extender_calls_total{code="503",verb="bind"} 1.0',
+        'atoll_extender_binds_total{outcome="failed"} 0.0',
+        'atoll_extender_placement_quality_count{policy="island"} 0.0',
+        "atoll_extender_ready 0.0",
+    ):
+        assert line in page
+
+
+async def test_health_port_answers_health_alone() -> None:
+    """Whoever reaches the port for health and metrics can neither bind a pod nor read the memory."""
+    mirror, metrics = FakeMirror(reason="listing"), Metrics("extender")
+    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", FakeBinder()), ManualClock(), metrics, 10.0)
+    build_app(parts)
+    async with TestClient(TestServer(build_health_app(parts))) as http:
+        assert [(await http.get(path)).status for path in ("/livez", "/readyz", "/metrics")] == [200, 503, 200]
+        assert (await http.get("/debug/ledger")).status == 404
+        assert (await http.post("/bind", json={})).status == 404

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.events import KEYS_MAX, EventRecorder, ObjectReference
+from atoll.kube.events import KEYS_MAX, SIMILAR_MAX, SIMILAR_NOTE, EventRecorder, ObjectReference
 from tests.fakes.api_server import FakeApiServer, answering
 from tests.fakes.clock import ManualClock, until
 
@@ -74,6 +74,41 @@ async def test_repetitions_become_one_series(
     assert len(server.requests) == 2
 
 
+async def test_messages_that_keep_changing_are_gathered(
+    server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
+) -> None:
+    """A pod whose message changes a thousand times gets a few events and one that counts the rest."""
+    for number in range(1000):
+        bound(recorder, note=f"0/{number} nodes are available")
+    bound(recorder, NODE, note="another object")
+    for _ in range(4):
+        await recorder.flush()
+        await clock.advance(5)
+
+    events = {event["note"]: event for event in server.objects.values()}
+    assert len(events) == SIMILAR_MAX + 2
+    assert events[SIMILAR_NOTE]["series"]["count"] == 1000 - SIMILAR_MAX
+    assert "another object" in events
+    assert recorder.dropped_count == 0
+
+
+async def test_gathering_ends_when_messages_are_forgotten(
+    server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
+) -> None:
+    """Long after a storm a message is an event of its own again."""
+    for number in range(SIMILAR_MAX + 1):
+        bound(recorder, note=f"note {number}")
+    for _ in range(3):
+        await recorder.flush()
+        await clock.advance(5)
+    await clock.advance(400)
+    await recorder.flush()
+    bound(recorder, note="much later")
+    await recorder.flush()
+
+    assert "much later" in {event["note"] for event in server.objects.values()}
+
+
 async def test_rate_is_bounded_and_the_rest_comes_later(
     server: FakeApiServer, recorder: EventRecorder, clock: ManualClock
 ) -> None:
@@ -91,7 +126,7 @@ async def test_rate_is_bounded_and_the_rest_comes_later(
 async def test_memory_is_bounded(recorder: EventRecorder) -> None:
     """What goes beyond is dropped and counted."""
     for number in range(KEYS_MAX + 7):
-        bound(recorder, note=f"note {number}")
+        bound(recorder, ObjectReference("v1", "Pod", f"trainer-{number}", "team", f"u{number}"))
 
     assert recorder.dropped_count == 7
 

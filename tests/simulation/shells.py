@@ -44,6 +44,12 @@ class NoMetric:
     def set(self, _value: float) -> None:
         """Do nothing."""
 
+    def set_function(self, _read: Any) -> None:
+        """Do nothing."""
+
+    def observe(self, _value: float) -> None:
+        """Do nothing."""
+
     def time(self) -> "NoMetric":
         """Return itself as a context."""
         return self
@@ -62,7 +68,7 @@ class NoMetrics:
         """Return a metric that counts nothing."""
         return NoMetric()
 
-    gauge = histogram = gauge_of = counter
+    gauge = histogram = gauge_of = counter_of = before_page = counter
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from webhook.app import webhook_application
 from webhook.demand import ClaimLookup, ClaimMissing, Defaults
 from webhook.metrics import WebhookMetrics, webhook_metrics
 from webhook.review import BODY_BYTES_MAX
+from webhook.serving import ServingCertificate
 
 CLAIM = GpuClaim.model_validate({"metadata": {"name": "two", "uid": "u"}, "spec": {"devices": {"count": 2}}})
 
@@ -55,7 +56,7 @@ def finder() -> FakeFinder:
 
 @pytest.fixture
 def metrics() -> WebhookMetrics:
-    return webhook_metrics(Metrics("webhook"))
+    return webhook_metrics(Metrics("webhook"), ServingCertificate())
 
 
 @pytest.fixture

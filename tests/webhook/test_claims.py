@@ -12,6 +12,7 @@ from atoll.service.metrics import Metrics
 from webhook.claims import COPY_SECONDS_MAX, ClaimFinder
 from webhook.demand import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable
 from webhook.metrics import webhook_metrics
+from webhook.serving import ServingCertificate
 
 PATH = "/apis/gpu.scheduling/v1/namespaces/team/gpuclaims/two"
 
@@ -80,7 +81,7 @@ async def test_lookup(copy: FakeCopy, answer: bytes | KubeError, want: ClaimLook
     """A miss is asked live before anything is denied; an unreachable API server is told apart from a missing claim."""
     api = FakeApi(answer)
 
-    lookup = await ClaimFinder(api, copy, webhook_metrics(Metrics("webhook"))).find("team", "two")
+    lookup = await ClaimFinder(api, copy, webhook_metrics(Metrics("webhook"), ServingCertificate())).find("team", "two")
 
     if want is None:
         assert isinstance(lookup, ClaimUnreadable)

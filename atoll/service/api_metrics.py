@@ -1,0 +1,84 @@
+"""What every part counts of its traffic with the API server: calls, throttling, and how old its copies are.
+
+In: the process's Metrics, and what the client and the reflectors tell of themselves. Out: metrics of the same names in
+every part. Separate, so that no part counts differently; it knows the client by two small protocols alone.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from atoll.service.metrics import Metrics
+
+
+class Call(Protocol):
+    """One request as it was sent; labels from bounded sets."""
+
+    @property
+    def verb(self) -> str: ...
+    @property
+    def resource(self) -> str: ...
+    @property
+    def code(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class Client(Protocol):
+    """The client of the API server."""
+
+    observer: Callable[[Any], None]
+    throttled_seconds: float
+
+
+class Watch(Protocol):
+    """One watched collection."""
+
+    listings_count: int
+    undecodable_count: int
+
+    def seconds_since_heard(self) -> float:
+        """Return the age of the copy."""
+        ...
+
+
+def count_calls(metrics: Metrics, client: Client) -> None:
+    """Count every request of `client` from now on."""
+    calls = metrics.counter(
+        "api_calls",
+        "Requests to the API server, by the HTTP status or `none` for no answer",
+        labels=("verb", "resource", "code"),
+    )
+    seconds = metrics.histogram("api_call_seconds", "Time until the API server answered", labels=("verb",))
+
+    def observe(call: Call) -> None:
+        calls.labels(call.verb, call.resource, call.code).inc()
+        seconds.labels(call.verb).observe(call.seconds)
+
+    client.observer = observe
+    metrics.counter_of(
+        "api_throttled_seconds", "Time that requests waited for our own rate limit", lambda: client.throttled_seconds
+    )
+
+
+def tell_watches(metrics: Metrics, watches: Mapping[str, Watch]) -> None:
+    """Tell of every watched collection how old the copy is, how often it was listed, and what could not be read."""
+    ages = metrics.gauge(
+        "watch_age_seconds", "Time since the last news of a watched collection; +Inf before the first", labels=("kind",)
+    )
+    listings = metrics.gauge("watch_lists", "Times that the collection was listed since the start", labels=("kind",))
+    odd = metrics.gauge(
+        "watch_undecodable", "Objects since the start that could not be read, each change counted", labels=("kind",)
+    )
+    for kind, watch in watches.items():
+        ages.labels(kind).set_function(watch.seconds_since_heard)
+        listings.labels(kind).set_function(partial(_lists, watch))
+        odd.labels(kind).set_function(partial(_undecodable, watch))
+
+
+def _lists(watch: Watch) -> float:
+    return float(watch.listings_count)
+
+
+def _undecodable(watch: Watch) -> float:
+    return float(watch.undecodable_count)

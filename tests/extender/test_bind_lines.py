@@ -1,0 +1,96 @@
+"""Promises of a bind's line in the log and its numbers: one line per bind, with pod, uid, node and attempt."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from atoll.api import names
+from atoll.api.claims import VisibleDevices
+from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.kube.mirror import ClusterMirror
+from extender.binder import Binder, BinderSettings, Bound
+from extender.wire import BindCall
+from tests.builders import make_pod, make_report
+from tests.extender.test_app import FakeMirror
+from tests.fakes.api_server import FakeApiServer, answering
+from tests.fakes.clock import ManualClock
+from tests.kube.conftest import kubeconfig
+
+BORN_SECONDS_AGO = 90.0
+
+
+@dataclass
+class Bench:
+    """A binder before an API server that can be spoiled, and what it told."""
+
+    server: FakeApiServer
+    mirror: FakeMirror
+    binder: Binder
+    told: list[Bound]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    """One node of eight GPUs, and one pod that asks for two of them."""
+    clock, mirror, told = ManualClock(), FakeMirror(), list[Bound]()
+    mirror.ledger.put_report(make_report("n1"))
+    mirror.ledger.put_heartbeat("n1", clock.monotonic_seconds(), 180.0)
+    pod = make_pod("p", uid="u1", gpus=2)
+    born = clock.now().timestamp() - BORN_SECONDS_AGO
+    created = type(clock.now()).fromtimestamp(born, tz=clock.now().tzinfo).strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata = msgspec.structs.replace(pod.metadata, creation_timestamp=created)
+    mirror.ledger.put_pod(msgspec.structs.replace(pod, metadata=metadata))
+    async with (
+        FakeApiServer().running() as server,
+        await ApiClient.connect(kubeconfig(tmp_path, server.url)) as client,
+    ):
+        settings = BinderSettings(8.0, 60.0, VisibleDevices.UUID)
+        binder = Binder(client, cast("ClusterMirror", mirror), clock, settings, new_token=lambda: "attempt-1")
+        binder.observer = told.append
+        yield Bench(server, mirror, binder, told)
+
+
+CALL = BindCall("p", "team", "u1", "n1")
+
+
+def lines(logs: list[Any]) -> list[tuple[str, str, str, str, str]]:
+    """Return message, pod, uid, node and attempt of every line."""
+    return [(line["event"], line["pod"], line["uid"], line["node"], line["attempt"]) for line in logs]
+
+
+async def test_a_bind_is_one_line_and_one_observation(bench: Bench) -> None:
+    """The attempt of the line is that of the Leases; the pod's age and the quality of its set are told."""
+    with capture_logs() as logs:
+        assert await bench.binder.bind(CALL) == ""
+
+    assert lines(logs) == [("Bound a pod", "team/p", "u1", "n1", "attempt-1")]
+    leases = [body for path, body in bench.server.objects.items() if "/leases/" in path]
+    assert [lease["metadata"]["annotations"][names.LEASE_ATTEMPT] for lease in leases] == ["attempt-1"] * 2
+    assert [(bound.policy, bound.relative_quality) for bound in bench.told] == [("contiguous", 1.0)]
+    assert bench.told[0].waited_seconds == pytest.approx(BORN_SECONDS_AGO, abs=1.0)
+
+
+async def test_a_refused_bind_is_one_line_with_its_reason(bench: Bench) -> None:
+    """Nothing is counted as placed, and the line says why."""
+    bench.server.fail(answering(422, "Invalid"), containing=paths.binding("team", "p"))
+    with capture_logs() as logs:
+        assert await bench.binder.bind(CALL)
+
+    assert lines(logs) == [("Did not bind a pod", "team/p", "u1", "n1", "attempt-1")]
+    assert logs[0]["err"]
+    assert bench.told == []
+
+
+async def test_a_node_without_a_report_is_a_line_too(bench: Bench) -> None:
+    """Also what is refused before anything is written can be found by the pod's uid."""
+    bench.mirror.ledger.drop_report("n1")
+    with capture_logs() as logs:
+        assert "no GPU report" in await bench.binder.bind(CALL)
+
+    assert lines(logs) == [("Did not bind a pod", "team/p", "u1", "n1", "attempt-1")]

@@ -1,0 +1,57 @@
+"""The registries of all parts, built as the parts build them, with nothing behind them."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client import Metric
+
+from agent.metrics import agent_metrics
+from agent.node_agent import NodeAgent
+from atoll.kube.mirror import ClusterMirror
+from atoll.service.api_metrics import count_calls, tell_watches
+from atoll.service.metrics import Metrics
+from controllers.figures import FiguresPublisher
+from controllers.metrics import controller_metrics
+from controllers.runner import tell_leadership
+from extender.metrics import extender_metrics
+from tests.fakes.clock import ManualClock
+from webhook.metrics import webhook_metrics
+from webhook.serving import ServingCertificate
+
+WATCH = SimpleNamespace(listings_count=1, undecodable_count=0, seconds_since_heard=lambda: 1.0)
+AGENT = SimpleNamespace(
+    looks_count=1,
+    publications_count=1,
+    failures_count=0,
+    look_seconds=0.1,
+    evidence_is_complete=True,
+    devices=(),
+    watches={"pod": WATCH},
+    seconds_since_look=lambda: 1.0,
+)
+
+
+def registries() -> Iterator[Metrics]:
+    """Yield the metrics of each part."""
+    parts = {name: Metrics(name) for name in ("extender", "webhook", "agent", "controllers")}
+    extender_metrics(parts["extender"])
+    webhook_metrics(parts["webhook"], ServingCertificate())
+    agent_metrics(parts["agent"], cast("NodeAgent", AGENT))
+    controller_metrics(parts["controllers"])
+    FiguresPublisher(parts["controllers"], cast("ClusterMirror", SimpleNamespace()), ManualClock())
+    tell_leadership(parts["controllers"], cast("Any", SimpleNamespace(is_leader=True)))
+    for name, metrics in parts.items():
+        count_calls(metrics, cast("Any", SimpleNamespace(throttled_seconds=0.0)))
+        if name != "agent":
+            tell_watches(metrics, {"pod": cast("Any", WATCH)})
+        metrics.tell_readiness(lambda: True)
+    yield from parts.values()
+
+
+@pytest.fixture(scope="session")
+def families() -> dict[str, Metric]:
+    """Every metric of every part by its name, counters with `_total`."""
+    found = [family for metrics in registries() for family in metrics.registry.collect()]
+    return {family.name + ("_total" if family.type == "counter" else ""): family for family in found}
