@@ -16,9 +16,11 @@ from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
+from atoll.cluster.budgets import decode_budget
 from atoll.cluster.leases import may_be_gpu_lease
-from atoll.cluster.objects import decode_lease, decode_node, decode_pod
+from atoll.cluster.objects import decode_lease, decode_node, decode_pod, decode_priority_class
 from atoll.explain.codec import BYTES_MAX, SnapshotMistake, decode_snapshot
+from atoll.explain.history import Event, decode_event
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
@@ -58,6 +60,12 @@ async def read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnap
         raise errors.exceptions[0] from errors
 
 
+async def read_events(kubeconfig: Path | None, context: str | None) -> tuple[Event, ...]:
+    """List the events that the API server still has. Raises KubeError and OSError."""
+    async with await ApiClient.connect(kubeconfig, context, user_agent="atoll") as client:
+        return tuple((await client.list(paths.events(), decode_event)).items)
+
+
 async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnapshot:
     async with (
         await ApiClient.connect(kubeconfig, context, user_agent="atoll") as client,
@@ -71,6 +79,8 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         reports = group.create_task(client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json))
         gangs = group.create_task(client.list(paths.gpugangs(), GpuGang.model_validate_json))
         topologies = group.create_task(client.list(paths.topologies(), Topology.model_validate_json))
+        budgets = group.create_task(client.list(paths.poddisruptionbudgets(), decode_budget))
+        priorities = group.create_task(client.list(paths.priorityclasses(), decode_priority_class))
     return ClusterSnapshot(
         taken_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         nodes=tuple(nodes.result().items),
@@ -81,4 +91,6 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         heartbeats=tuple(heartbeats.result().items),
         gangs=tuple(gangs.result().items),
         topologies=tuple(topologies.result().items),
+        budgets=tuple(budgets.result().items),
+        priority_classes=tuple(priorities.result().items),
     )

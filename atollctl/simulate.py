@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
-from atollctl.explain import Output
 from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption
 
 if TYPE_CHECKING:
     from atoll.explain.simulation import Outcome, Simulation
@@ -38,7 +38,7 @@ def simulate_pods(
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Say what would become of pods that are not created yet."""
     from atoll.explain.codec import with_objects

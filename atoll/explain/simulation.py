@@ -104,7 +104,7 @@ def _place(scene: Scene, pod: Pod) -> tuple[Outcome, Scene]:
     allocation = allocation_of(scene, decision)
     choice = decision.best.choice
     outcome = Outcome(pod, allocation.node, allocation, choice.islands, choice.ring_gbps, choice.relative_quality, None)
-    return outcome, scene_of(with_objects(scene.snapshot, pods=[_bound(pod, allocation)]))
+    return outcome, scene_of(with_objects(scene.snapshot, pods=[bound_pod(pod, allocation)]))
 
 
 def allocation_of(scene: Scene, decision: Decision) -> Allocation:
@@ -115,7 +115,8 @@ def allocation_of(scene: Scene, decision: Decision) -> Allocation:
     return Allocation(decision.best.node, tuple(one.id for one in chosen), tuple(one.uuid for one in chosen))
 
 
-def _bound(pod: Pod, allocation: Allocation) -> Pod:
+def bound_pod(pod: Pod, allocation: Allocation) -> Pod:
+    """Return the pod as it is once it runs with these GPUs."""
     annotations = {**pod.metadata.annotations, **allocation_annotations(allocation, ())}
     return msgspec.structs.replace(
         pod,

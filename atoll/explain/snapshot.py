@@ -17,10 +17,11 @@ from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
+from atoll.cluster.budgets import Budget
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod
+from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
 from atoll.cluster.reports import is_of_the_past, silence_seconds_max
 
 NOW_SECONDS = 0.0
@@ -40,6 +41,8 @@ class ClusterSnapshot:
     heartbeats: tuple[Lease, ...] = ()
     gangs: tuple[GpuGang, ...] = ()
     topologies: tuple[Topology, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    priority_classes: tuple[PriorityClass, ...] = ()
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod of that name."""
@@ -48,6 +51,10 @@ class ClusterSnapshot:
     def claim(self, namespace: str, name: str) -> GpuClaim | None:
         """Return the GpuClaim of that name."""
         return next((c for c in self.claims if (c.metadata.namespace, c.metadata.name) == (namespace, name)), None)
+
+    def gang(self, namespace: str, name: str) -> GpuGang | None:
+        """Return the GpuGang of that name."""
+        return next((g for g in self.gangs if (g.metadata.namespace, g.metadata.name) == (namespace, name)), None)
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
         """Return what is found under the name that the pod gives."""
