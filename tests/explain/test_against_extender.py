@@ -1,5 +1,7 @@
 """Promise: explain and simulate never disagree with the extender: they are compared with its replies over HTTP."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,12 +29,15 @@ from tests.fakes.clock import ManualClock
 SILENCE_SECONDS = 180.0
 
 
-async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tuple[Any, Any]:
-    """Return what a new extender that has seen the cluster answers to filter and prioritize.
+@asynccontextmanager
+async def extender_of(snapshot: ClusterSnapshot, **parts: Any) -> AsyncIterator[Extender]:
+    """Yield a new extender that has seen the cluster.
 
     The cluster is put into its ledger here, object by object, and not by the code under test.
     """
     mirror, binder, clock = FakeMirror(), FakeBinder(), ManualClock()
+    made = Parts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0, **parts)
+    app = build_app(made)
     for report in snapshot.reports:
         mirror.ledger.put_report(report)
     for heartbeat in snapshot.heartbeats:
@@ -44,10 +49,14 @@ async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tupl
         if pods.is_gpu_pod(one):
             mirror.ledger.put_pod(one)
     mirror.claims = {(claim.metadata.namespace, claim.metadata.name): claim for claim in snapshot.claims}
-    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0)
+    async with TestClient(TestServer(app)) as http:
+        yield Extender(http, mirror, binder, clock)
+
+
+async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tuple[Any, Any]:
+    """Return what a new extender that has seen the cluster answers to filter and prioritize."""
     (body,) = document_of(ClusterSnapshot("", pods=(pod,)))["pods"]
-    async with TestClient(TestServer(build_app(parts))) as http:
-        extender = Extender(http, mirror, binder, clock)
+    async with extender_of(snapshot) as extender:
         filtered = await extender.call("filter", {"Pod": body, "NodeNames": nodes})
         asked = {"Pod": body, "NodeNames": filtered["NodeNames"] or nodes}
         return filtered, await extender.call("prioritize", asked)

@@ -91,7 +91,7 @@ def test_top_shows_it_once_and_as_json(tmp_path: Path) -> None:
 
 
 def test_watching_takes_less_than_a_twentieth_of_a_core() -> None:
-    """However long a look takes, the view rests so long that it takes less than 5 % of a core, and `refresh` at least."""
+    """However long a look takes, the view rests so long that it takes less than 5 % of a core, `refresh` at least."""
     for spent in (0.001, 0.1, 3.0):
         rest = pause_seconds(2.0, spent)
         assert rest >= 2.0
