@@ -5,6 +5,8 @@ a moment at most.
 """
 
 import asyncio
+import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +27,7 @@ from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
+from atollctl.audit_memory import ExtenderAddress, read_past_asks
 
 STATUS_WAITS = 1
 STATUS_UNREACHABLE = 2
@@ -58,6 +61,29 @@ async def read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnap
         return await _read_live(kubeconfig, context)
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
+
+
+TOKEN_VARIABLE = "ATOLL_EXTENDER_TOKEN"  # noqa: S105 - the name of a variable
+
+Extender = Annotated[
+    str,
+    typer.Option("--extender", help=f"Address of an extender: past asks count as it does; token in ${TOKEN_VARIABLE}."),
+]
+ExtenderAuthority = Annotated[
+    Path | None, typer.Option("--extender-ca", help="Authority of that extender's certificate.")
+]
+
+
+def with_past_asks(found: ClusterSnapshot, extender: str, authority: Path | None, *, purpose: str) -> ClusterSnapshot:
+    """Return the snapshot with what an extender remembers of past asks; the same where none is named."""
+    if not extender:
+        return found
+    try:
+        address = ExtenderAddress(extender, os.environ.get(TOKEN_VARIABLE, ""), authority)
+        return replace(found, past_asks=asyncio.run(read_past_asks(address)))
+    except OSError as error:
+        typer.echo(f"cannot {purpose}: {error}", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE) from error
 
 
 async def read_events(kubeconfig: Path | None, context: str | None) -> tuple[Event, ...]:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
+from atollctl.cluster_source import (
+    STATUS_UNREACHABLE,
+    STATUS_WAITS,
+    Extender,
+    ExtenderAuthority,
+    Namespace,
+    SnapshotFile,
+    read_cluster,
+    with_past_asks,
+)
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption
 
@@ -40,6 +49,8 @@ def simulate_pods(
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
+    extender: Extender = "",
+    extender_ca: ExtenderAuthority = None,
     output: OutputOption = Output.TEXT,
     *,
     no_preemption: Annotated[bool, typer.Option("--no-preemption", help="Nobody is pushed out.")] = False,
@@ -50,6 +61,7 @@ def simulate_pods(
     from atollctl.manifests import ManifestMistake, read_manifests, shaped
 
     found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="simulate")
+    found = with_past_asks(found, extender, extender_ca, purpose="simulate")
     try:
         wanted = read_manifests(manifests, namespace=namespace)
         found = changed_cluster(found, add or (), remove or (), without or (), namespace)

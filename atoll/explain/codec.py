@@ -22,6 +22,7 @@ from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.budgets import Budget
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.past_asks import PastAsks
 from atoll.explain.snapshot import ClusterSnapshot
 
 FORMAT: Final = "atoll-snapshot/1"
@@ -56,6 +57,7 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
         "topologies": [_model(topology) for topology in snapshot.topologies],
         "budgets": [_plain(budget) for budget in snapshot.budgets],
         "priorityClasses": [_plain(one) for one in snapshot.priority_classes],
+        **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
 
 
@@ -87,6 +89,7 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             gangs=_models(document, "gangs", GpuGang),
             topologies=_models(document, "topologies", Topology),
             budgets=msgspec.convert(document.get("budgets", []), tuple[Budget, ...]),
+            past_asks=msgspec.convert(document.get("pastAsks"), PastAsks | None),
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
         )
     except (msgspec.ValidationError, ValidationError) as error:

@@ -90,7 +90,7 @@ def _tell_cpu(scene: Scene) -> None:
         if allocatable:
             free = scene.left(name).get("cpu", 0)
             scene.ledger.fleet.put_cpu(name, free_milli=free, allocatable_milli=allocatable)
-    for pod in scene.ledger.pods.values():
+    for pod in scene.ledger.pods.values() if scene.snapshot.past_asks is None else ():
         gpus = pods.device_count(pod)
         if gpus:
             scene.ledger.fleet.count_ask(gpus, host_fit.needs(pod).get("cpu", 0))

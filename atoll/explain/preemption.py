@@ -69,7 +69,7 @@ def _by_count(scene: Scene, pod: Pod, request: Request, budgets: Budgets) -> Pre
 
 
 def _order(one: Preemption) -> tuple[int, int, int, int, tuple[int, ...], str]:
-    """Order over nodes as kube-scheduler's: smaller is better. The later the oldest of the most important the better."""
+    """Order over nodes as kube-scheduler's, smaller is better: last, the younger the oldest of the most important."""
     priorities = [victim.spec.priority for victim in one.victims]
     highest = max(priorities)
     since = min(v.metadata.creation_timestamp or "" for v in one.victims if v.spec.priority == highest)

@@ -3,8 +3,8 @@
 In: lists of objects, taken together, and when. Out: a ClusterSnapshot, and the very Ledger that extender and
 controllers would hold after reading the same lists. Separate, so that a live cluster and a saved file are one thing.
 
-Not in it, because it lives in one process: sets that filter expects moments before their bind, and nodes on which a
-bind has just failed.
+`past_asks`: what an extender remembers, where it was asked. Not in it, because it lives in one process: sets that
+filter expects moments before their bind, and nodes on which a bind has just failed.
 """
 
 import math
@@ -22,6 +22,7 @@ from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.past_asks import PastAsks, recall
 from atoll.cluster.reports import is_of_the_past, silence_seconds_max
 
 NOW_SECONDS = 0.0
@@ -43,6 +44,7 @@ class ClusterSnapshot:
     topologies: tuple[Topology, ...] = ()
     budgets: tuple[Budget, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
+    past_asks: PastAsks | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod of that name."""
@@ -91,6 +93,8 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
     for pod in snapshot.pods:
         if pods.is_gpu_pod(pod):
             ledger.put_pod(pod)
+    if snapshot.past_asks is not None:
+        recall(ledger, snapshot.past_asks)
     return ledger
 
 
