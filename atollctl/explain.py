@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
+from atollctl.haste import without_collector
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption
 
@@ -33,12 +34,16 @@ def explain_subject(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Say why a pod or a gang waits for its GPUs, and what would help."""
+    with without_collector():
+        _explain(read_cluster(kubeconfig, context, snapshot=snapshot, purpose="explain"), subject, namespace, output)
+
+
+def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Output) -> None:
     from atoll.explain.decision import scene_of
     from atoll.explain.explanation import State, explain
     from atoll.explain.wording import explanation_json
     from atollctl.explain_text import lines
 
-    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="explain")
     scene = scene_of(found)
     if subject.partition("/")[0] in GANG_KINDS:
         _explain_gang(scene, subject, namespace, output)
