@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import typer
 
-from atollctl import agent, audit, choose, explain, gpu, simulate, snapshot, topo
+from atollctl import agent, audit, choose, defrag, explain, gangs, gpu, history, simulate, snapshot, top, topo
 from devcluster.commands import app as dev
 
 app = typer.Typer(name="atoll", help="The right GPUs for every pod.", no_args_is_help=True, add_completion=True)
@@ -14,6 +14,10 @@ app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_un
 app.command(name="audit")(audit.audit_cluster)
 app.command(name="explain")(explain.explain_subject)
 app.command(name="simulate")(simulate.simulate_pods)
+app.command(name="top")(top.show_top)
+app.command(name="gangs")(gangs.list_gangs)
+app.command(name="history")(history.show_history)
+app.command(name="defrag")(defrag.find_plans)
 app.command(name="snapshot")(snapshot.save_snapshot)
 app.command(name="topo")(topo.show_topology)
 app.command(name="choose")(choose.choose_gpus)

@@ -6,16 +6,22 @@ the API server whether the token's bearer may read it.
 """
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 
 from atoll.cluster.memory import Memory, decode_memory
+from atoll.cluster.past_asks import PastAsks, decode_past_asks
 
 PATH = "/debug/ledger"
+PATH_OF_PAST = "/debug/snapshot"
 SECONDS = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +38,18 @@ class ExtenderAddress:
 
 async def read_memory(address: ExtenderAddress) -> Memory:
     """Return the memory. Raises OSError when there is no answer, or one that says no."""
+    return await _read(address, PATH, decode_memory)
+
+
+async def read_past_asks(address: ExtenderAddress) -> PastAsks:
+    """Return the asks of the past. Raises OSError when there is no answer, or one that says no."""
+    return await _read(address, PATH_OF_PAST, decode_past_asks)
+
+
+async def _read(address: ExtenderAddress, path: str, decode: Callable[[bytes], T]) -> T:
     context = ssl.create_default_context(cafile=str(address.authority)) if address.authority is not None else True
     headers = {"Authorization": f"Bearer {address.token}"}
-    url = address.url.rstrip("/") + PATH
+    url = address.url.rstrip("/") + path
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS)) as session,
@@ -43,6 +58,6 @@ async def read_memory(address: ExtenderAddress) -> Memory:
             body = await answer.read()
             if answer.status != 200:
                 raise OSError(f"{url} answers {answer.status}: {body[:200].decode(errors='replace').strip()}")
-            return decode_memory(body)
+            return decode(body)
     except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
         raise OSError(f"{url} cannot be read: {error}") from error

@@ -5,6 +5,8 @@ a moment at most.
 """
 
 import asyncio
+import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -16,13 +18,16 @@ from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
+from atoll.cluster.budgets import decode_budget
 from atoll.cluster.leases import may_be_gpu_lease
-from atoll.cluster.objects import decode_lease, decode_node, decode_pod
+from atoll.cluster.objects import decode_lease, decode_node, decode_pod, decode_priority_class
 from atoll.explain.codec import BYTES_MAX, SnapshotMistake, decode_snapshot
+from atoll.explain.history import Event, decode_event
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
+from atollctl.audit_memory import ExtenderAddress, read_past_asks
 
 STATUS_WAITS = 1
 STATUS_UNREACHABLE = 2
@@ -58,6 +63,35 @@ async def read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnap
         raise errors.exceptions[0] from errors
 
 
+TOKEN_VARIABLE = "ATOLL_EXTENDER_TOKEN"  # noqa: S105 - the name of a variable
+
+Extender = Annotated[
+    str,
+    typer.Option("--extender", help=f"Address of an extender: past asks count as it does; token in ${TOKEN_VARIABLE}."),
+]
+ExtenderAuthority = Annotated[
+    Path | None, typer.Option("--extender-ca", help="Authority of that extender's certificate.")
+]
+
+
+def with_past_asks(found: ClusterSnapshot, extender: str, authority: Path | None, *, purpose: str) -> ClusterSnapshot:
+    """Return the snapshot with what an extender remembers of past asks; the same where none is named."""
+    if not extender:
+        return found
+    try:
+        address = ExtenderAddress(extender, os.environ.get(TOKEN_VARIABLE, ""), authority)
+        return replace(found, past_asks=asyncio.run(read_past_asks(address)))
+    except OSError as error:
+        typer.echo(f"cannot {purpose}: {error}", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE) from error
+
+
+async def read_events(kubeconfig: Path | None, context: str | None) -> tuple[Event, ...]:
+    """List the events that the API server still has. Raises KubeError and OSError."""
+    async with await ApiClient.connect(kubeconfig, context, user_agent="atoll") as client:
+        return tuple((await client.list(paths.events(), decode_event)).items)
+
+
 async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnapshot:
     async with (
         await ApiClient.connect(kubeconfig, context, user_agent="atoll") as client,
@@ -71,6 +105,8 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         reports = group.create_task(client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json))
         gangs = group.create_task(client.list(paths.gpugangs(), GpuGang.model_validate_json))
         topologies = group.create_task(client.list(paths.topologies(), Topology.model_validate_json))
+        budgets = group.create_task(client.list(paths.poddisruptionbudgets(), decode_budget))
+        priorities = group.create_task(client.list(paths.priorityclasses(), decode_priority_class))
     return ClusterSnapshot(
         taken_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         nodes=tuple(nodes.result().items),
@@ -81,4 +117,6 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         heartbeats=tuple(heartbeats.result().items),
         gangs=tuple(gangs.result().items),
         topologies=tuple(topologies.result().items),
+        budgets=tuple(budgets.result().items),
+        priority_classes=tuple(priorities.result().items),
     )

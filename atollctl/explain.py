@@ -1,32 +1,28 @@
 """`atoll explain`: why a pod waits, down to GPUs and islands, and what would help.
 
-In: pod/NAME or claim/NAME, and a cluster or a saved snapshot. Out: text or JSON; status 0 where every pod runs or fits,
-1 where one waits, 2 where the question cannot be answered. The answers are made by `atoll.explain`. Read-only.
+In: pod/NAME, gang/NAME or claim/NAME, and a cluster or a saved snapshot. Out: text or JSON; status 0 where all of it
+runs or fits, 1 where something waits, 2 where the question cannot be answered. The answers are made by `atoll.explain`.
+Read-only.
 """
 
 import json
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
+from atollctl.haste import without_collector
 from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption
 
 if TYPE_CHECKING:
     from atoll.cluster.objects import Pod
+    from atoll.explain.decision import Scene
     from atoll.explain.snapshot import ClusterSnapshot
 
 
-class Output(StrEnum):
-    """How the answer is shown. wide: every node, not only the first of each group."""
-
-    TEXT = "text"
-    WIDE = "wide"
-    JSON = "json"
-
-
-Subject = Annotated[str, typer.Argument(metavar="pod/NAME|claim/NAME", help="What to explain.")]
+Subject = Annotated[str, typer.Argument(metavar="pod/NAME|gang/NAME|claim/NAME", help="What to explain.")]
+GANG_KINDS = ("gang", "gangs", "gpugang", "gpugangs", "ggang")
 
 
 def explain_subject(
@@ -35,17 +31,23 @@ def explain_subject(
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TEXT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say why a pod waits for its GPUs, and what would help."""
+    """Say why a pod or a gang waits for its GPUs, and what would help."""
+    with without_collector():
+        _explain(read_cluster(kubeconfig, context, snapshot=snapshot, purpose="explain"), subject, namespace, output)
+
+
+def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Output) -> None:
     from atoll.explain.decision import scene_of
     from atoll.explain.explanation import State, explain
     from atoll.explain.wording import explanation_json
     from atollctl.explain_text import lines
 
-    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="explain")
-    chosen = pods_of(found, subject, namespace)
     scene = scene_of(found)
+    if subject.partition("/")[0] in GANG_KINDS:
+        _explain_gang(scene, subject, namespace, output)
+    chosen = pods_of(found, subject, namespace)
     told = [(explain(scene, pod), pod) for pod in chosen]
     if output is Output.JSON:
         typer.echo(json.dumps([explanation_json(one, scene, pod) for one, pod in told], indent=2))
@@ -55,6 +57,26 @@ def explain_subject(
                 typer.echo(line)
     content = {State.BOUND, State.ENDED, State.FITS, State.NO_GPUS}
     raise typer.Exit(0 if all(one.state in content for one, _ in told) else STATUS_WAITS)
+
+
+def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) -> None:
+    from atoll.explain.gang_explanation import CONTENT, explain_gang
+    from atoll.explain.gang_scene import gang_scene_of
+    from atoll.explain.gang_wording import gang_json
+    from atollctl.explain_gang_text import gang_lines
+
+    name = subject.partition("/")[2]
+    gang = scene.snapshot.gang(namespace, name)
+    if gang is None:
+        typer.echo(f"cannot explain {subject}: there is no GpuGang {name!r} in namespace {namespace}", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE)
+    told = explain_gang(gang_scene_of(scene), gang)
+    if output is Output.JSON:
+        typer.echo(json.dumps(gang_json(told, scene), indent=2))
+    else:
+        for line in gang_lines(told, scene, show_all=output is Output.WIDE):
+            typer.echo(line)
+    raise typer.Exit(0 if told.state in CONTENT else STATUS_WAITS)
 
 
 def pods_of(found: "ClusterSnapshot", subject: str, namespace: str) -> "list[Pod]":
@@ -72,7 +94,7 @@ def pods_of(found: "ClusterSnapshot", subject: str, namespace: str) -> "list[Pod
             typer.echo(f"claim {namespace}/{name}: no pod names it in its annotation gpu.scheduling/claim")
             raise typer.Exit(0)
     else:
-        typer.echo(f"cannot explain {subject!r}: write pod/NAME or claim/NAME", err=True)
+        typer.echo(f"cannot explain {subject!r}: write pod/NAME, gang/NAME or claim/NAME", err=True)
         raise typer.Exit(STATUS_UNREACHABLE)
     if not chosen:
         typer.echo(

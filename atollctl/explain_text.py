@@ -22,7 +22,7 @@ LEGEND: Final = "islands: 3 free, 3# held, 3! not given out, 3- not what the cla
 
 def lines(told: Explanation, scene: Scene, pod: Pod, *, show_all: bool = False) -> Iterator[str]:
     """Yield the answer: headline, nodes by group, what would help."""
-    yield f"pod {told.pod}: {told.state}" + _waits(told.waits_seconds)
+    yield f"pod {told.pod}: {told.state}" + waits_text(told.waits_seconds)
     yield from wrap(told.headline, WIDTH, initial_indent="  ", subsequent_indent="  ")
     if told.asked:
         yield f"  {told.asked}"
@@ -83,7 +83,8 @@ def _help(told: Explanation, scene: Scene, pod: Pod) -> Iterator[str]:
         yield f"The search for {kind} was cut: there may be more."
 
 
-def _waits(seconds: float) -> str:
+def waits_text(seconds: float) -> str:
+    """Return since when something is there; empty where that is not known."""
     if not isfinite(seconds):
         return ""
     minutes, rest = divmod(int(seconds), 60)

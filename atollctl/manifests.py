@@ -8,14 +8,15 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import yaml
 from pydantic import ValidationError
 
 from atoll.api.claims import GpuClaim
-from atoll.cluster.objects import Pod, decode_pod
+from atoll.api.gangs import GpuGang
+from atoll.cluster.objects import Metadata, Pod, PriorityClass, decode_pod, decode_priority_class
 from webhook.demand import ClaimMissing, Defaults, claim_name_of
 from webhook.errors import WebhookError
 from webhook.mutation import mutate
@@ -33,6 +34,15 @@ REPLICATED: Final[Mapping[str, str]] = {
 """Kinds whose pods come from a template, and the field that says how many run at once."""
 
 
+BUILT_IN: Final = (
+    PriorityClass(Metadata("system-cluster-critical"), 2_000_000_000),
+    PriorityClass(Metadata("system-node-critical"), 2_000_001_000),
+)
+"""What every API server has."""
+
+M = TypeVar("M", GpuClaim, GpuGang)
+
+
 class ManifestMistake(ValueError):
     """A manifest cannot be read, or its pod would be denied."""
 
@@ -43,6 +53,8 @@ class Manifests:
 
     pods: tuple[dict[str, Any], ...]
     claims: tuple[GpuClaim, ...]
+    gangs: tuple[GpuGang, ...]
+    priority_classes: tuple[PriorityClass, ...]
     ignored: tuple[str, ...]
 
 
@@ -50,13 +62,19 @@ def read_manifests(files: Sequence[Path], *, namespace: str) -> Manifests:
     """Read the files. Raises OSError and ManifestMistake."""
     pods: list[dict[str, Any]] = []
     claims: list[GpuClaim] = []
+    gangs: list[GpuGang] = []
+    priorities: list[PriorityClass] = []
     ignored: list[str] = []
     for file in files:
         for document in _documents(file):
             kind, metadata = str(document.get("kind", "")), document.get("metadata") or {}
             name = f"{kind}/{metadata.get('name', '')}"
             if kind == "GpuClaim":
-                claims.append(_claim(document, namespace, file))
+                claims.append(_model(GpuClaim, document, namespace, file))
+            elif kind == "GpuGang":
+                gangs.append(_model(GpuGang, document, namespace, file))
+            elif kind == "PriorityClass":
+                priorities.append(_priority_class(document, file))
             elif kind == "Pod":
                 pods.append(document)
             elif kind in REPLICATED:
@@ -65,7 +83,7 @@ def read_manifests(files: Sequence[Path], *, namespace: str) -> Manifests:
                 ignored.append(name)
             if len(pods) > PODS_MAX:
                 raise ManifestMistake(f"{file}: more than {PODS_MAX} pods; ask for fewer at once")
-    return Manifests(tuple(pods), tuple(claims), tuple(ignored))
+    return Manifests(tuple(pods), tuple(claims), tuple(gangs), tuple(priorities), tuple(ignored))
 
 
 def shaped(
@@ -74,9 +92,29 @@ def shaped(
     namespace: str,
     claim: Callable[[str, str], GpuClaim | None],
     now: str,
+    priorities: Iterable[PriorityClass] = (),
 ) -> list[Pod]:
-    """Return the pods as the webhook would leave them. Raises ManifestMistake with its words where it denies one."""
-    return [_shaped(document, namespace, claim, now) for document in documents]
+    """Return the pods as the API server and the webhook would leave them. Raises ManifestMistake with the webhook's
+    words where it denies one, and for a priorityClassName that nobody has defined."""
+    known = {one.metadata.name: one for one in (*BUILT_IN, *priorities)}
+    return [_shaped(_with_priority(document, known), namespace, claim, now) for document in documents]
+
+
+def _with_priority(document: dict[str, Any], known: Mapping[str, PriorityClass]) -> dict[str, Any]:
+    """Return the pod with what its priorityClassName means, as the API server's admission does it."""
+    spec = document.get("spec")
+    if not isinstance(spec, dict):
+        return document
+    name = str(spec.get("priorityClassName") or "")
+    if name and name not in known:
+        pod = (document.get("metadata") or {}).get("name", "pod")
+        raise ManifestMistake(f"pod {pod} would be denied: there is no PriorityClass {name!r}")
+    default = next((one for _, one in sorted(known.items()) if one.global_default), None)
+    chosen = known.get(name, default)
+    if chosen is None:
+        return document
+    policy = spec.get("preemptionPolicy") or chosen.preemption_policy
+    return {**document, "spec": {**spec, "priority": chosen.value, "preemptionPolicy": policy}}
 
 
 def _shaped(document: dict[str, Any], namespace: str, claim: Callable[[str, str], GpuClaim | None], now: str) -> Pod:
@@ -120,14 +158,21 @@ def _documents(file: Path) -> list[dict[str, Any]]:
     return flat
 
 
-def _claim(document: dict[str, Any], namespace: str, file: Path) -> GpuClaim:
+def _model(kind: type[M], document: dict[str, Any], namespace: str, file: Path) -> M:
     metadata = document.get("metadata") or {}
     space = metadata.get("namespace") or namespace
     uid = metadata.get("uid") or f"uid-of-simulated-{space}-{metadata.get('name')}"
     try:
-        return GpuClaim.model_validate({**document, "metadata": {**metadata, "namespace": space, "uid": uid}})
+        return kind.model_validate({**document, "metadata": {**metadata, "namespace": space, "uid": uid}})
     except ValidationError as error:
-        raise ManifestMistake(f"{file}: GpuClaim {metadata.get('name')}: {str(error)[:500]}") from error
+        raise ManifestMistake(f"{file}: {kind.__name__} {metadata.get('name')}: {str(error)[:500]}") from error
+
+
+def _priority_class(document: dict[str, Any], file: Path) -> PriorityClass:
+    try:
+        return decode_priority_class(msgspec.json.encode(document))
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise ManifestMistake(f"{file}: a PriorityClass cannot be read: {error}") from error
 
 
 def _replicas(document: dict[str, Any], field: str, file: Path) -> list[dict[str, Any]]:

@@ -12,11 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
-from atollctl.explain import Output
+from atollctl.cluster_source import (
+    STATUS_UNREACHABLE,
+    STATUS_WAITS,
+    Extender,
+    ExtenderAuthority,
+    Namespace,
+    SnapshotFile,
+    read_cluster,
+    with_past_asks,
+)
 from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption
 
 if TYPE_CHECKING:
+    from atoll.api.gangs import GpuGang
+    from atoll.cluster.objects import Pod
     from atoll.explain.simulation import Outcome, Simulation
     from atoll.explain.snapshot import ClusterSnapshot
 
@@ -38,7 +49,11 @@ def simulate_pods(
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TEXT,
+    extender: Extender = "",
+    extender_ca: ExtenderAuthority = None,
+    output: OutputOption = Output.TEXT,
+    *,
+    no_preemption: Annotated[bool, typer.Option("--no-preemption", help="Nobody is pushed out.")] = False,
 ) -> None:
     """Say what would become of pods that are not created yet."""
     from atoll.explain.codec import with_objects
@@ -46,23 +61,50 @@ def simulate_pods(
     from atollctl.manifests import ManifestMistake, read_manifests, shaped
 
     found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="simulate")
+    found = with_past_asks(found, extender, extender_ca, purpose="simulate")
     try:
         wanted = read_manifests(manifests, namespace=namespace)
         found = changed_cluster(found, add or (), remove or (), without or (), namespace)
         found = with_objects(found, claims=wanted.claims)
-        asking = shaped(wanted.pods, namespace=namespace, claim=found.claim, now=found.taken_at)
+        priorities = (*found.priority_classes, *wanted.priority_classes)
+        asking = shaped(wanted.pods, namespace=namespace, claim=found.claim, now=found.taken_at, priorities=priorities)
     except (OSError, ManifestMistake, QuestionMistake) as error:
         typer.echo(f"cannot simulate: {error}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
     for ignored in wanted.ignored:
-        typer.echo(f"left out: {ignored} is no pod, no workload of pods and no GpuClaim", err=True)
-    answer = simulate(found, asking)
+        typer.echo(
+            f"left out: {ignored} is no pod, no workload of pods, no GpuClaim, GpuGang or PriorityClass", err=True
+        )
+    answer = simulate(
+        found, asking, (*wanted.gangs, *made_gangs(found, asking, wanted.gangs)), preempts=not no_preemption
+    )
     if output is Output.JSON:
         typer.echo(json.dumps(as_json(answer), indent=2))
     else:
         for line in text_lines(answer, show_all=output is Output.WIDE):
             typer.echo(line)
     raise typer.Exit(0 if all(one.allocation is not None for one in answer.outcomes) else STATUS_WAITS)
+
+
+def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequence[GpuGang]") -> "list[GpuGang]":
+    """Return the GpuGangs that the controllers would make for members that say how many they are."""
+    from atoll.api.gangs import GpuGang
+    from atoll.cluster.gangs.membership import gang_key
+    from controllers.gang_making import gang_body, pod_sets_of, size_of, topology_of
+
+    known = {(one.metadata.namespace, one.metadata.name) for one in (*found.gangs, *given)}
+    members: dict[tuple[str, str], list[Pod]] = {}
+    for pod in asking:
+        key = gang_key(pod)
+        if key is not None and key not in known:
+            members.setdefault(key, []).append(pod)
+    made = []
+    for key, pods in members.items():
+        size = size_of(pods)
+        sets = pod_sets_of(pods, size) if size is not None else None
+        if sets is not None:
+            made.append(GpuGang.model_validate(gang_body(key, sets, None, topology_of(pods))))
+    return made
 
 
 def changed_cluster(
@@ -128,10 +170,22 @@ def text_lines(answer: "Simulation", *, show_all: bool) -> list[str]:
 def _line(one: "Outcome") -> str:
     name = f"{one.pod.metadata.namespace}/{one.pod.metadata.name}"
     if one.allocation is None:
-        return f"{name}: does not fit: {one.explanation.headline if one.explanation is not None else ''}"
+        return f"{name}: does not fit: {_why(one)}"
     ids = ",".join(map(str, one.allocation.device_ids))
     ring = f", ring {one.ring_gbps:g} GB/s" if one.ring_gbps else ""
-    return f"{name}: {one.node} GPUs {ids} on {'+'.join(one.islands)}{ring}"
+    islands = f" on {'+'.join(one.islands)}" if one.islands else ""
+    evicted = f"; pushes out {', '.join(one.evicted)}" if one.evicted else ""
+    return f"{name}: {one.node} GPUs {ids}{islands}{ring}{evicted}"
+
+
+def _why(one: "Outcome") -> str:
+    return one.explanation.headline if one.explanation is not None else one.note
+
+
+def _state(one: "Outcome") -> str:
+    if one.explanation is not None:
+        return str(one.explanation.state)
+    return "fits" if one.allocation is not None else "gang"
 
 
 def as_json(answer: "Simulation") -> dict[str, Any]:
@@ -147,8 +201,9 @@ def as_json(answer: "Simulation") -> dict[str, Any]:
                 "islands": list(one.islands),
                 "ringGBps": one.ring_gbps,
                 "relativeQuality": one.relative_quality,
-                "state": str(one.explanation.state) if one.explanation is not None else "fits",
-                "headline": one.explanation.headline if one.explanation is not None else "",
+                "state": _state(one),
+                "headline": _why(one),
+                "evicted": list(one.evicted),
             }
             for one in answer.outcomes
         ],

@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from atollctl.cluster_source import STATUS_UNREACHABLE, SnapshotFile, read_cluster
+from atollctl.cluster_source import (
+    STATUS_UNREACHABLE,
+    Extender,
+    ExtenderAuthority,
+    SnapshotFile,
+    read_cluster,
+    with_past_asks,
+)
 from atollctl.options import ContextName, Kubeconfig
 
 
@@ -18,6 +25,8 @@ def save_snapshot(
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
+    extender: Extender = "",
+    extender_ca: ExtenderAuthority = None,
     *,
     replace_names: Annotated[
         bool, typer.Option("--replace-names", help="Names, labels, uids and uuids become numbers; order is kept.")
@@ -28,6 +37,7 @@ def save_snapshot(
     from atoll.explain.pseudonyms import disguised
 
     found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="take a snapshot")
+    found = with_past_asks(found, extender, extender_ca, purpose="take a snapshot")
     data = encode_snapshot(disguised(found) if replace_names else found)
     try:
         file.write_bytes(data)

@@ -16,12 +16,12 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster.budgets import Budgets, violations
-from atoll.cluster.gangs.making_room import Asking, Clearing, Unit, plan_clearing
+from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.making_room import Asking, Clearing, Unit, plan_clearing, with_kept
 from atoll.cluster.gangs.membership import GangKey
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import place_in_queue
 from atoll.cluster.keeping import Kept
-from atoll.cluster.machines import cell_of
 from atoll.cluster.objects import Pod
 from atoll.kube import paths
 from atoll.kube.budget_list import BudgetList
@@ -38,8 +38,6 @@ log = structlog.get_logger(__name__)
 
 PLAN_SECONDS = 15.0
 """After a plan that came to nothing, how long until the next one for the same gang."""
-PRIORITY_TOP = 2**31
-"""Above every priority: what is kept for anybody counts as free for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +87,8 @@ class GangRoom:
         """Return the landscape as this gang sees it: what is kept for its own members is free for them."""
         if self._turn is None or self._turn.key != key:
             return landscape
-        ledger, cells = self._context.mirror.ledger, dict(landscape.cells)
-        now = self._now()
-        for kept in self._turn.clearing.kept.values():
-            cell, devices = cells.get(kept.node), ledger.nodes.get(kept.node)
-            if cell is None or devices is None:
-                continue
-            free = ledger.free(kept.node, now_seconds=now, asking_priority=PRIORITY_TOP)
-            own = free & devices.mask_of(kept.device_ids) & devices.usable
-            cells[kept.node] = cell_of(cell.shape, cell.free | own)
-        return Landscape(landscape.nodes, landscape.devices, cells, landscape.pods_on, landscape.free)
+        kept = self._turn.clearing.kept.values()
+        return with_kept(landscape, self._context.mirror.ledger, kept, now_seconds=self._now())
 
     async def seek(self, key: GangKey, asking: Asking) -> None:
         """Do what may be done now for a gang that found no place. Raises KubeError."""

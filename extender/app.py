@@ -13,9 +13,10 @@ from aiohttp import web
 from atoll.api import names
 from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import Budgets
-from atoll.cluster.ledger import Expectation
+from atoll.cluster.ledger import Expectation, Ledger
 from atoll.cluster.memory import encode_memory, memory_of
 from atoll.cluster.objects import Pod
+from atoll.cluster.past_asks import encode_past_asks, past_asks_of
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
@@ -128,15 +129,22 @@ class Handlers:
         return wire.bind_reply(error)
 
     async def show_memory(self, request: web.Request) -> web.Response:
-        """Tell what is remembered, to whom the API server lets read it."""
+        """Tell what is held, to whom the API server lets read it."""
+        now_seconds = self._parts.clock.monotonic_seconds()
+        return await self._shown(request, lambda ledger: encode_memory(memory_of(ledger, now_seconds)))
+
+    async def show_past_asks(self, request: web.Request) -> web.Response:
+        """Tell by which asks of the past sets are weighed, to whom the API server lets read it."""
+        return await self._shown(request, lambda ledger: encode_past_asks(past_asks_of(ledger)))
+
+    async def _shown(self, request: web.Request, encode: Callable[[Ledger], bytes]) -> web.Response:
         keeper = self._parts.doorkeeper
         if keeper is None:
             return web.Response(status=404)
         refusal = await keeper.refusal(request.headers.get("Authorization", ""), request.path)
         if refusal is not None:
             return web.Response(status=refusal[0], text=refusal[1] + "\n")
-        memory = memory_of(self._parts.mirror.ledger, self._parts.clock.monotonic_seconds())
-        return web.Response(body=encode_memory(memory), content_type="application/json")
+        return web.Response(body=encode(self._parts.mirror.ledger), content_type="application/json")
 
     async def preempt(self, body: bytes) -> bytes:
         """Keep the candidate nodes whose victims would really make room, with all victims that this takes."""
@@ -229,6 +237,7 @@ def build_app(parts: Parts) -> web.Application:
     for verb, handler in handlers.routes().items():
         app.router.add_post(f"/{verb}", handlers.timed(verb, handler))
     app.router.add_get("/debug/ledger", handlers.show_memory)
+    app.router.add_get("/debug/snapshot", handlers.show_past_asks)
     add_health(app, ready=ready_checks(parts.mirror), metrics=parts.metrics)
     return app
 

@@ -74,7 +74,7 @@ class Fleet:
         self._cores: Ints = np.full(64, UNKNOWN, dtype=np.int64)
         self._emptying: Floats = np.zeros(64)
         self._spare_floats: Floats = np.empty(0)
-        self._asks = Asks()
+        self.asked = Asks()
         self._priced_asks = 0
         self._prices: Floats | None = None
         self._moves: dict[tuple[int, int], Floats] = {}
@@ -121,7 +121,7 @@ class Fleet:
 
     def count_ask(self, gpus: int, cpu_milli: int) -> None:
         """Count what a pod asks for, once per pod."""
-        self._asks.observe(gpus, cpu_milli)
+        self.asked.observe(gpus, cpu_milli)
 
     def rows_of(self, names: Sequence[str]) -> Ints:
         """Return the rows of these nodes; 0 for one that is not known.
@@ -222,12 +222,12 @@ class Fleet:
     def _moves_of(self, request: Request, cores: int) -> Floats | None:
         """Return by how much the price of a node changes when the pod comes, by free devices and free cores, flat; None
         where nothing has a price: too little is known, or the pod wants to be spread or takes parts of GPUs."""
-        asks = self._asks.seen
+        asks = self.asked.seen
         if asks < ASKS_MIN or request.mig_profile or request.ask.policy is Policy.SPREAD:
             return None
         if self._prices is None or asks - self._priced_asks >= RENEWED_EVERY:
             self._priced_asks, self._moves = asks, {}
-            self._prices = price_table(self._asks.kinds, *self._known_cpu())
+            self._prices = price_table(self.asked.kinds, *self._known_cpu())
         count = min(request.ask.count, GPUS_MAX)
         moves = self._moves.get((count, cores))
         if moves is None:

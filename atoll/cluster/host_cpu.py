@@ -75,6 +75,11 @@ class Asks:
         if len(self._weights) > KINDS_MAX:
             del self._weights[min(self._weights, key=lambda one: (self._weights[one], one))]
 
+    def recall(self, kinds: Sequence[Kind], seen: int) -> None:
+        """Take over what somebody else has counted, instead of what was counted here."""
+        self.seen = seen
+        self._weights = {(kind.gpus, kind.cores): kind.weight for kind in kinds[:KINDS_MAX]}
+
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds, in a fixed order."""

@@ -9,7 +9,7 @@ NodeResourcesFit, NodePorts, InterPodAffinity, VolumeBinding (bound volumes) and
 preferred pod affinity are left to kube-scheduler; a node that is not Ready is refused even before it is tainted.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -166,12 +166,13 @@ def needs(pod: Pod) -> dict[str, int]:
     return total
 
 
-def free(node: Node, pods: Iterable[Pod]) -> dict[str, int]:
-    """Return what is left on a node beside its pods; those that have ended do not count, those that are ending do."""
+def free(node: Node, pods: Iterable[Pod], needs_of: Callable[[Pod], Mapping[str, int]] | None = None) -> dict[str, int]:
+    """Return what is left on a node beside its pods; those that have ended do not count, those that are ending do.
+    `needs_of` stands for `needs` where somebody remembers its answers."""
     left = _amounts(node.status.allocatable)
     for pod in pods:
         if not is_terminal(pod):
-            for resource, amount in needs(pod).items():
+            for resource, amount in (needs_of or needs)(pod).items():
                 left[resource] = left.get(resource, 0) - amount
     return left
 

@@ -89,8 +89,8 @@ class Ledger:
         self._cells: dict[str, Cell] = {}
         self.fleet = Fleet()
         """The same cells as arrays; `own_cells` brings both up to date."""
-        self._sizes = Histogram()
-        self._demand: Demand | None = PRIOR
+        self.sizes = Histogram()
+        self._derived = (self.sizes, PRIOR)
         self._stale: set[str] = set()
         self._changed: set[str] = set()
         self.revision = 0
@@ -240,15 +240,14 @@ class Ledger:
     @property
     def demand(self) -> Demand:
         """The sizes that pods ask for, of the pods seen here so far: what fragmentation is weighed with."""
-        if self._demand is None:
-            self._demand = self._sizes.demand()
-        return self._demand
+        if self._derived[0] is not self.sizes:
+            self._derived = (self.sizes, self.sizes.demand())
+        return self._derived[1]
 
     def _note_size(self, pod: Pod) -> None:
         count = pods.device_count(pod)
         if 0 < count <= DEVICES_MAX:
-            self._sizes = self._sizes.observed(count)
-            self._demand = None
+            self.sizes = self.sizes.observed(count)
 
     def allocation_of(self, uid: str) -> Allocation | None:
         """Return the GPUs that a bound pod may still use."""

@@ -291,6 +291,15 @@ class PersistentVolumeClaim(msgspec.Struct, frozen=True, gc=False, rename="camel
     spec: PersistentVolumeClaimSpec = PersistentVolumeClaimSpec()
 
 
+class PriorityClass(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A scheduling.k8s.io/v1 PriorityClass: what its name on a pod means."""
+
+    metadata: Metadata
+    value: int = 0
+    global_default: bool = False
+    preemption_policy: str = "PreemptLowerPriority"
+
+
 class LeaseSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Who holds a Lease and since when."""
 
@@ -311,3 +320,4 @@ class Lease(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 decode_pod = msgspec.json.Decoder(Pod).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_lease = msgspec.json.Decoder(Lease).decode
+decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

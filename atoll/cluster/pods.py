@@ -39,7 +39,12 @@ def asks_for_gpus(pod: Pod) -> bool:
 
 def container_count(container: Container, resource: str) -> int:
     """Return how many devices the container itself asks for; 0 when none, or when the quantity is no whole number."""
-    value = container.resources.limits.get(resource, container.resources.requests.get(resource, 0))
+    resources = container.resources
+    value = resources.limits.get(resource)
+    if value is None:
+        value = resources.requests.get(resource)
+        if value is None:
+            return 0
     text = str(value)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
 
@@ -49,16 +54,26 @@ def device_counts(pod: Pod, resource: str = names.GPU_RESOURCE) -> tuple[tuple[s
 
     Ordinary init containers do not count: the webhook refuses a request of their own.
     """
-    sidecars = tuple(container for container in pod.spec.init_containers if container.restart_policy == "Always")
-    counted = (
-        (container.name, container_count(container, resource)) for container in (*sidecars, *pod.spec.containers)
+    return tuple(
+        (container.name, count)
+        for container in _counted_containers(pod)
+        if (count := container_count(container, resource)) > 0
     )
-    return tuple((name, count) for name, count in counted if count > 0)
 
 
 def device_count(pod: Pod, resource: str = names.GPU_RESOURCE) -> int:
     """Return how many devices the containers ask for together."""
-    return sum(count for _, count in device_counts(pod, resource))
+    counted = _counted_containers(pod)
+    if len(counted) == 1:
+        return container_count(counted[0], resource)
+    return sum(container_count(container, resource) for container in counted)
+
+
+def _counted_containers(pod: Pod) -> tuple[Container, ...]:
+    inits = pod.spec.init_containers
+    if not inits:
+        return pod.spec.containers
+    return (*(container for container in inits if container.restart_policy == "Always"), *pod.spec.containers)
 
 
 def has_own_counts(pod: Pod, resource: str = names.GPU_RESOURCE) -> bool:

@@ -159,7 +159,7 @@ class _Room:
         others = [
             uid
             for uid, one in running.items()
-            if uid not in holders.uids and (_gives(one, short) or host_fit.ports_clash(pod, (one,)))
+            if uid not in holders.uids and (_gives(scene, one, short) or host_fit.ports_clash(pod, (one,)))
         ]
         candidates = tuple(sorted((*holders.uids, *others), key=lambda uid: price(scene, uid)))
         question = _Question(
@@ -170,7 +170,7 @@ class _Room:
             unending=holders.mask_of(UNENDING),
             held=tuple(holders.mask_of(uid) for uid in candidates),
             short=tuple(short.values()),
-            gives=tuple(_given(running.get(uid), tuple(short)) for uid in candidates),
+            gives=tuple(_given(scene, running.get(uid), tuple(short)) for uid in candidates),
         )
         return cls(holders.node, candidates, question) if question.fits(range(len(candidates))) else None
 
@@ -180,23 +180,28 @@ Price = tuple[int, int, str]
 
 def price(scene: Scene, uid: str) -> Price:
     """Return a pod's priority, the GPUs that it asked for and its name: what its end would cost."""
+    known = scene.prices.get(uid)
+    if known is not None:
+        return known
     gone = scene.by_uid.get(uid)
     if gone is None:
         return 0, 0, uid
     gpus = pods.device_count(gone)
-    return gone.spec.priority, gpus, f"{gone.metadata.namespace}/{gone.metadata.name}"
+    found = gone.spec.priority, gpus, f"{gone.metadata.namespace}/{gone.metadata.name}"
+    scene.prices[uid] = found
+    return found
 
 
-def _given(pod: Pod | None, resources: tuple[str, ...]) -> tuple[int, ...]:
+def _given(scene: Scene, pod: Pod | None, resources: tuple[str, ...]) -> tuple[int, ...]:
     """Return how much of each resource the end of a pod frees; one that has ended frees nothing more."""
     if not resources or pod is None or pods.is_terminal(pod):
         return (0,) * len(resources)
-    needed = host_fit.needs(pod)
+    needed = scene.needs(pod)
     return tuple(needed.get(resource, 0) for resource in resources)
 
 
-def _gives(pod: Pod, short: Mapping[str, int]) -> bool:
-    needed = host_fit.needs(pod)
+def _gives(scene: Scene, pod: Pod, short: Mapping[str, int]) -> bool:
+    needed = scene.needs(pod)
     return any(needed.get(resource, 0) > 0 for resource in short)
 
 

@@ -93,9 +93,9 @@ def changed(case: Case, change: Change) -> Case:
     if change.ended:
         snapshot = without_pods(snapshot, frozenset(change.ended))
     if change.opened:
-        nodes = tuple(_opened(one, pod) if one.metadata.name == change.opened else one for one in snapshot.nodes)
+        nodes = tuple(opened(one, pod) if one.metadata.name == change.opened else one for one in snapshot.nodes)
         node = next(one for one in snapshot.nodes if one.metadata.name == change.opened)
-        snapshot, pod = replace(snapshot, nodes=nodes), _admitted_by(pod, node)
+        snapshot, pod = replace(snapshot, nodes=nodes), admitted_by(pod, node)
     if change.added is not None:
         snapshot = with_node(snapshot, change.added)
     return Case(snapshot, pod, claim)
@@ -179,7 +179,7 @@ def _is_held_by(lease: Lease, uids: Collection[str]) -> bool:
         return False
 
 
-def _opened(node: Node, pod: Pod) -> Node:
+def opened(node: Node, pod: Pod) -> Node:
     """Return the Node without its cordon, and with the labels that the pod's selector names."""
     labels = {**node.metadata.labels, **pod.spec.node_selector}
     return msgspec.structs.replace(
@@ -189,7 +189,7 @@ def _opened(node: Node, pod: Pod) -> Node:
     )
 
 
-def _admitted_by(pod: Pod, node: Node) -> Pod:
+def admitted_by(pod: Pod, node: Node) -> Pod:
     """Return the pod that tolerates the node's taints. Selector and affinity are left: they say what the user wants."""
     more = tuple(Toleration(taint.key, "Equal", taint.value, taint.effect) for taint in host_fit.untolerated(pod, node))
     spec = msgspec.structs.replace(pod.spec, tolerations=(*pod.spec.tolerations, *more))

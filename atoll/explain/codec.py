@@ -20,7 +20,9 @@ from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
-from atoll.cluster.objects import Lease, Node, Pod
+from atoll.cluster.budgets import Budget
+from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.past_asks import PastAsks
 from atoll.explain.snapshot import ClusterSnapshot
 
 FORMAT: Final = "atoll-snapshot/1"
@@ -53,6 +55,9 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
         "reports": [_model(report) for report in snapshot.reports],
         "gangs": [_model(gang) for gang in snapshot.gangs],
         "topologies": [_model(topology) for topology in snapshot.topologies],
+        "budgets": [_plain(budget) for budget in snapshot.budgets],
+        "priorityClasses": [_plain(one) for one in snapshot.priority_classes],
+        **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
 
 
@@ -83,6 +88,9 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             reports=_models(document, "reports", GpuNodeStatus),
             gangs=_models(document, "gangs", GpuGang),
             topologies=_models(document, "topologies", Topology),
+            budgets=msgspec.convert(document.get("budgets", []), tuple[Budget, ...]),
+            past_asks=msgspec.convert(document.get("pastAsks"), PastAsks | None),
+            priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
         )
     except (msgspec.ValidationError, ValidationError) as error:
         raise SnapshotMistake(f"an object of the snapshot cannot be read: {str(error)[:500]}") from error

@@ -34,6 +34,9 @@ class Scene:
     by_uid: Mapping[str, Pod]
     has_neighbour_rules: bool
     _left: dict[str, dict[str, int]] = field(default_factory=dict)
+    _needs: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    prices: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    """What the end of a pod would cost, once it was asked for; see atoll.explain.blockers."""
 
     def minds_neighbours(self, pod: Pod) -> bool:
         """Tell whether pods of other nodes can matter to the pod: by a rule of its own, or of one that is here."""
@@ -43,7 +46,15 @@ class Scene:
         """Return what a node has left of counted resources."""
         found = self._left.get(node)
         if found is None:
-            found = self._left[node] = host_fit.free(self.nodes[node], self.pods_by_node.get(node, ()))
+            there = self.pods_by_node.get(node, ())
+            found = self._left[node] = host_fit.free(self.nodes[node], there, self.needs)
+        return found
+
+    def needs(self, pod: Pod) -> Mapping[str, int]:
+        """Return what a pod of the snapshot takes of counted resources; computed once."""
+        found = self._needs.get(pod.metadata.uid)
+        if found is None:
+            found = self._needs[pod.metadata.uid] = host_fit.needs(pod)
         return found
 
 
@@ -90,10 +101,10 @@ def _tell_cpu(scene: Scene) -> None:
         if allocatable:
             free = scene.left(name).get("cpu", 0)
             scene.ledger.fleet.put_cpu(name, free_milli=free, allocatable_milli=allocatable)
-    for pod in scene.ledger.pods.values():
+    for pod in scene.ledger.pods.values() if scene.snapshot.past_asks is None else ():
         gpus = pods.device_count(pod)
         if gpus:
-            scene.ledger.fleet.count_ask(gpus, host_fit.needs(pod).get("cpu", 0))
+            scene.ledger.fleet.count_ask(gpus, scene.needs(pod).get("cpu", 0))
 
 
 def decide(scene: Scene, pod: Pod, claim: GpuClaim | None, *, only: Sequence[str] | None = None) -> Decision:

@@ -86,6 +86,15 @@ REMEDIES: Final = {
 
 def explain(scene: Scene, pod: Pod) -> Explanation:
     """Explain one pod."""
+    return _explained(scene, pod, has_help=True)
+
+
+def explain_without_help(scene: Scene, pod: Pod) -> Explanation:
+    """Explain one pod, and leave out what would help: that is most of the work."""
+    return _explained(scene, pod, has_help=False)
+
+
+def _explained(scene: Scene, pod: Pod, *, has_help: bool) -> Explanation:
     settled = _settled(scene, pod)
     if settled is not None:
         return settled
@@ -110,7 +119,7 @@ def explain(scene: Scene, pod: Pod) -> Explanation:
         asked=wish(decision.request),
         waits_seconds=scene.snapshot.age_seconds(pod.metadata.creation_timestamp),
         groups=groups,
-        help=find_help(scene, pod, decision),
+        help=find_help(scene, pod, decision) if has_help else NO_HELP,
     )
 
 

@@ -16,6 +16,18 @@ from atoll.explain.codec import FILLER, document_of, snapshot_of
 from atoll.explain.snapshot import ClusterSnapshot
 
 KEPT_GROUPS: Final = ("kubernetes.io", "k8s.io", names.GROUP, "nvidia.com")
+KINDS: Final = (
+    "nodes",
+    "pods",
+    "claims",
+    "reports",
+    "gangs",
+    "topologies",
+    "heartbeats",
+    "leases",
+    "budgets",
+    "priorityClasses",
+)
 _PARTS: Final = re.compile(r"([:,/@])")
 _TEXTS: Final = frozenset({"reason", "message", "by", "serial", "pciBusId"})
 _LISTED: Final = ("name", "namespace", "uid", "uuid", "generateName")
@@ -39,7 +51,7 @@ class _Words:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         found: dict[str, set[str]] = {kind: set() for kind in ("node", "name", "uid", "label")}
-        for key in ("nodes", "pods", "claims", "reports", "gangs", "topologies", "heartbeats", "leases"):
+        for key in KINDS:
             _collect(document[key], found, key)
         found["name"] -= found["node"]
         found["uid"] -= found["name"] | found["node"]

@@ -4,7 +4,7 @@ In: a snapshot, or a shape's name, and a pod whose selector the node should matc
 healthy machine with a fresh heartbeat. Pure; the same name gives the same node.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -43,6 +43,26 @@ def additions(snapshot: ClusterSnapshot, pod: Pod, *, name: str = "new-node") ->
             yield like_node(snapshot, node, report, name=name)
     for known in sorted(profile_names(), key=lambda one: (profile(one).machine.count, one)):
         yield known_machine(known, snapshot, name=name, labels=pod.spec.node_selector)
+
+
+def additions_for(
+    snapshot: ClusterSnapshot, pod: Pod, names: Sequence[str], *, kinds_max: int
+) -> Iterator[tuple[Addition, ...]]:
+    """Yield nodes of those names, all of one kind: like one of the cluster, once per machine and labels other than the
+    host's own, then known machines without labels; so many kinds at most."""
+    nodes = {node.metadata.name: node for node in snapshot.nodes}
+    seen: list[object] = []
+    for report in sorted(snapshot.reports, key=lambda one: one.metadata.name):
+        node = nodes.get(report.metadata.name)
+        if node is None or report.status is None or len(seen) == kinds_max:
+            continue
+        labels = {key: value for key, value in node.metadata.labels.items() if key != HOSTNAME}
+        kind = (report.status.links, tuple((d.model, d.memory_bytes, d.mig) for d in report.status.devices), labels)
+        if kind not in seen:
+            seen.append(kind)
+            yield tuple(like_node(snapshot, node, report, name=name) for name in names)
+    for known in sorted(profile_names(), key=lambda one: (profile(one).machine.count, one))[: kinds_max - len(seen)]:
+        yield tuple(known_machine(known, snapshot, name=name, labels=pod.spec.node_selector) for name in names)
 
 
 def like_node(snapshot: ClusterSnapshot, node: Node, report: GpuNodeStatus, *, name: str) -> Addition:

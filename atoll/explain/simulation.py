@@ -1,9 +1,9 @@
 """What would become of pods that nobody has created yet: where, with which devices, and what is left.
 
 In: a snapshot, changed where the question says so, and pods as the webhook leaves them. Out: one Outcome per pod and
-the Room before and after. Each pod is decided by `atoll.explain.decision`, and counted as bound before the next, in the
-order in which kube-scheduler takes them: priority, then the order given. Pure. Nothing is preempted here, and members
-of gangs are told apart: their gang is placed as one, not pod by pod.
+the Room before and after. Each pod is decided by `atoll.explain.decision`, each gang by `atoll.explain.gang_decision`,
+and counted as bound before the next, in the order in which they would be taken: priority, then the order given. Who
+finds no place and may preempt pushes others out, which are not placed again. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,30 +12,42 @@ from typing import Final
 
 import msgspec
 
+from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.cluster.allocations import Allocation, allocation_annotations
+from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.membership import gang_key
+from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.pods import is_gpu_pod
 from atoll.explain.changes import Addition, with_node, without_pods
 from atoll.explain.codec import with_objects
 from atoll.explain.decision import Decision, Scene, decide, scene_of
 from atoll.explain.explanation import Explanation, explain
+from atoll.explain.gang_decision import decide_gang
+from atoll.explain.gang_preemption import gang_victims
+from atoll.explain.gang_scene import gang_scene_of
+from atoll.explain.preemption import preemption_for
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot
 from topology.islands import islands
 
 ADDED_MAX: Final = 1000
+NO_GANG: Final = "its GpuGang is missing: put it into the files, or create it; without it no member starts"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One pod. It fits where `allocation` is given; else `explanation` says why not, and what would help."""
+    """One pod. It fits where `allocation` is given; else `explanation` says why not, and what would help, or `note` why
+    its gang does not start. `evicted`: pods that it, or its gang, pushes out."""
 
     pod: Pod
-    node: str
-    allocation: Allocation | None
-    islands: tuple[str, ...]
-    ring_gbps: float
-    relative_quality: float
-    explanation: Explanation | None
+    node: str = ""
+    allocation: Allocation | None = None
+    islands: tuple[str, ...] = ()
+    ring_gbps: float = 0.0
+    relative_quality: float = 0.0
+    explanation: Explanation | None = None
+    note: str = ""
+    evicted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +67,34 @@ class Simulation:
     after: Room
 
 
-def simulate(snapshot: ClusterSnapshot, asking: Sequence[Pod]) -> Simulation:
-    """Place the pods one after another. Their claims stand in the snapshot."""
+def simulate(
+    snapshot: ClusterSnapshot, asking: Sequence[Pod], gangs: Sequence[GpuGang] = (), *, preempts: bool = True
+) -> Simulation:
+    """Place pods and gangs one after another; a gang's turn is that of its last member. Their claims stand in the
+    snapshot. Without `preempts` nobody is pushed out."""
+    snapshot = replace(snapshot, gangs=(*snapshot.gangs, *gangs))
     scene = scene_of(snapshot)
     before = room_of(scene)
-    outcomes = []
-    for pod in sorted(asking, key=lambda one: -one.spec.priority):
-        outcome, scene = _place(scene, pod)
-        outcomes.append(outcome)
+    outcomes: list[Outcome] = []
+    for unit in _in_order(asking):
+        if len(unit) == 1 and gang_key(unit[0]) is None:
+            outcome, scene = _place(scene, unit[0], preempts=preempts)
+            outcomes.append(outcome)
+        else:
+            more, scene = place_gang(scene, unit, preempts=preempts)
+            outcomes += more
     return Simulation(tuple(outcomes), before, room_of(scene))
+
+
+def _in_order(asking: Sequence[Pod]) -> list[tuple[Pod, ...]]:
+    """Return single pods and gangs in the order of their turns: priority, then as they were given."""
+    units: dict[object, list[Pod]] = {}
+    for number, pod in enumerate(asking):
+        key = gang_key(pod)
+        name: object = key if key is not None else number
+        before = units.pop(name, [])
+        units[name] = [*before, pod]
+    return sorted(map(tuple, units.values()), key=lambda unit: -max(pod.spec.priority for pod in unit))
 
 
 def without_nodes(snapshot: ClusterSnapshot, gone: Sequence[str]) -> ClusterSnapshot:
@@ -94,17 +125,68 @@ def room_of(scene: Scene) -> Room:
     return Room({name: cells[name].free.bit_count() for name in sorted(cells)}, max(largest, default=0))
 
 
-def _place(scene: Scene, pod: Pod) -> tuple[Outcome, Scene]:
+def _place(scene: Scene, pod: Pod, *, preempts: bool) -> tuple[Outcome, Scene]:
     """Return what becomes of a pod, and the scene afterwards."""
-    if not is_gpu_pod(pod):
-        return Outcome(pod, "", None, (), 0.0, 0.0, explain(scene, pod)), scene
+    if not is_gpu_pod(pod) or pod.spec.scheduling_gates:
+        return Outcome(pod, explanation=explain(scene, pod)), scene
     decision = decide(scene, pod, scene.snapshot.claim_of(pod))
-    if decision.best is None or pod.spec.scheduling_gates:
-        return Outcome(pod, "", None, (), 0.0, 0.0, explain(scene, pod)), scene
+    evicted: tuple[Pod, ...] = ()
+    if decision.best is None and preempts:
+        plan = preemption_for(scene, pod, decision)
+        if plan is not None:
+            after = scene_of(without_pods(scene.snapshot, {victim.metadata.uid for victim in plan.victims}))
+            made = decide(after, pod, scene.snapshot.claim_of(pod), only=[plan.node])
+            if made.best is not None:
+                scene, decision, evicted = after, made, plan.victims
+    if decision.best is None:
+        return Outcome(pod, explanation=explain(scene, pod)), scene
     allocation = allocation_of(scene, decision)
     choice = decision.best.choice
-    outcome = Outcome(pod, allocation.node, allocation, choice.islands, choice.ring_gbps, choice.relative_quality, None)
-    return outcome, scene_of(with_objects(scene.snapshot, pods=[_bound(pod, allocation)]))
+    outcome = Outcome(
+        pod, allocation.node, allocation, choice.islands, choice.ring_gbps, choice.relative_quality,
+        evicted=tuple(map(_named, evicted)),
+    )  # fmt: skip
+    return outcome, scene_of(with_objects(scene.snapshot, pods=[bound_pod(pod, allocation)]))
+
+
+def place_gang(scene: Scene, members: Sequence[Pod], *, preempts: bool) -> tuple[list[Outcome], Scene]:
+    """Return what becomes of the members of one gang, and the scene afterwards: all have their GPUs, or none."""
+    key = gang_key(members[0])
+    scene = scene_of(with_objects(scene.snapshot, pods=members))
+    gang = scene.snapshot.gang(*key) if key is not None else None
+    if gang is None:
+        return [Outcome(pod, note=NO_GANG) for pod in members], scene
+    evicted: tuple[Pod, ...] = ()
+    decision = decide_gang(gang_scene_of(scene), gang)
+    if not decision.fits and preempts and decision.reason == "WaitForRoom":
+        evicted = gang_victims(gang_scene_of(scene), decision)
+        if evicted:
+            scene = scene_of(without_pods(scene.snapshot, {pod.metadata.uid for pod in evicted}))
+            decision = decide_gang(gang_scene_of(scene), gang)
+    if not decision.fits:
+        return [Outcome(pod, note=f"gang {gang.metadata.name}: {decision.message}") for pod in members], scene
+    seats = {seat.member.uid: seat.allocation for seat in decision.seats}
+    bound = [bound_pod(pod, seats[pod.metadata.uid]) for pod in members if pod.metadata.uid in seats]
+    names_of = tuple(map(_named, evicted))
+    outcomes = [
+        Outcome(pod, seats[pod.metadata.uid].node, seats[pod.metadata.uid], evicted=() if number else names_of)
+        if pod.metadata.uid in seats
+        else Outcome(pod, note=f"gang {gang.metadata.name} starts without it")
+        for number, pod in enumerate(members)
+    ]
+    return outcomes, scene_of(_admitted(with_objects(scene.snapshot, pods=bound), gang))
+
+
+def _admitted(snapshot: ClusterSnapshot, gang: GpuGang) -> ClusterSnapshot:
+    """Note on the gang that it is admitted, so that it counts as one when others want room."""
+    now = seconds_of(snapshot.taken_at) or 0.0
+    status = lifecycle.admit(gang.status or GpuGangStatus(), now_seconds=now, message="simulated")
+    admitted = gang.model_copy(update={"status": status})
+    return replace(snapshot, gangs=tuple(admitted if one is gang else one for one in snapshot.gangs))
+
+
+def _named(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
 def allocation_of(scene: Scene, decision: Decision) -> Allocation:
@@ -115,12 +197,13 @@ def allocation_of(scene: Scene, decision: Decision) -> Allocation:
     return Allocation(decision.best.node, tuple(one.id for one in chosen), tuple(one.uuid for one in chosen))
 
 
-def _bound(pod: Pod, allocation: Allocation) -> Pod:
+def bound_pod(pod: Pod, allocation: Allocation) -> Pod:
+    """Return the pod as it is once it runs with these GPUs."""
     annotations = {**pod.metadata.annotations, **allocation_annotations(allocation, ())}
     return msgspec.structs.replace(
         pod,
         metadata=msgspec.structs.replace(pod.metadata, annotations=annotations),
-        spec=msgspec.structs.replace(pod.spec, node_name=allocation.node),
+        spec=msgspec.structs.replace(pod.spec, node_name=allocation.node, scheduling_gates=()),
         status=msgspec.structs.replace(pod.status, phase="Running"),
     )
 

@@ -3,8 +3,8 @@
 In: lists of objects, taken together, and when. Out: a ClusterSnapshot, and the very Ledger that extender and
 controllers would hold after reading the same lists. Separate, so that a live cluster and a saved file are one thing.
 
-Not in it, because it lives in one process: sets that filter expects moments before their bind, and nodes on which a
-bind has just failed.
+`past_asks`: what an extender remembers, where it was asked. Not in it, because it lives in one process: sets that
+filter expects moments before their bind, and nodes on which a bind has just failed.
 """
 
 import math
@@ -17,10 +17,12 @@ from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
+from atoll.cluster.budgets import Budget
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod
+from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.past_asks import PastAsks, recall
 from atoll.cluster.reports import is_of_the_past, silence_seconds_max
 
 NOW_SECONDS = 0.0
@@ -40,6 +42,9 @@ class ClusterSnapshot:
     heartbeats: tuple[Lease, ...] = ()
     gangs: tuple[GpuGang, ...] = ()
     topologies: tuple[Topology, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    priority_classes: tuple[PriorityClass, ...] = ()
+    past_asks: PastAsks | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod of that name."""
@@ -48,6 +53,10 @@ class ClusterSnapshot:
     def claim(self, namespace: str, name: str) -> GpuClaim | None:
         """Return the GpuClaim of that name."""
         return next((c for c in self.claims if (c.metadata.namespace, c.metadata.name) == (namespace, name)), None)
+
+    def gang(self, namespace: str, name: str) -> GpuGang | None:
+        """Return the GpuGang of that name."""
+        return next((g for g in self.gangs if (g.metadata.namespace, g.metadata.name) == (namespace, name)), None)
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
         """Return what is found under the name that the pod gives."""
@@ -84,6 +93,8 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
     for pod in snapshot.pods:
         if pods.is_gpu_pod(pod):
             ledger.put_pod(pod)
+    if snapshot.past_asks is not None:
+        recall(ledger, snapshot.past_asks)
     return ledger
 
 

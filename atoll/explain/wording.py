@@ -3,7 +3,7 @@
 In: frozen values of this package. Out: sentences that say what to do on which object, and JSON. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
@@ -44,12 +44,12 @@ def _what(proposal: Proposal, scene: Scene, pod: Pod) -> str:
     if proposal.kind is Kind.OPEN:
         return _opening(change.opened, scene, pod)
     if proposal.kind in (Kind.GPU, Kind.REPAIR):
-        gpus = ", ".join(_gpu(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)[:NAMED_MAX])
+        gpus = ", ".join(gpu_text(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)[:NAMED_MAX])
         return f"uncordon {gpus}" if proposal.kind is Kind.GPU else f"get {gpus} well"
     if proposal.kind is Kind.ADD:
         assert change.added is not None
         return f"add a node ({change.added.shape})"
-    named = ", ".join(_pod(scene, uid) for uid in change.ended[:NAMED_MAX])
+    named = ", ".join(pod_text(scene, uid) for uid in change.ended[:NAMED_MAX])
     more = f" and {len(change.ended) - NAMED_MAX} more" if len(change.ended) > NAMED_MAX else ""
     verb = "are proven to have ended" if proposal.kind is Kind.ENDING else "end"
     return f"when {named}{more} {verb}"
@@ -70,12 +70,14 @@ def _opening(name: str, scene: Scene, pod: Pod) -> str:
     return f"open node {name} ({', '.join(parts)})"
 
 
-def _gpu(scene: Scene, node: str, uuid: str) -> str:
+def gpu_text(scene: Scene, node: str, uuid: str) -> str:
+    """Return a GPU as people name it."""
     devices = scene.ledger.nodes[node]
     return f"GPU {node}/{devices.devices[devices.position_by_uuid[uuid]].id}"
 
 
-def _pod(scene: Scene, uid: str) -> str:
+def pod_text(scene: Scene, uid: str) -> str:
+    """Return a pod as people name it; one that is gone by its Leases."""
     found = scene.by_uid.get(uid)
     if found is not None:
         return f"{found.metadata.namespace}/{found.metadata.name}"
@@ -110,8 +112,8 @@ def proposal_json(proposal: Proposal, scene: Scene, pod: Pod) -> dict[str, Any]:
         "deviceIds": list(proposal.device_ids),
         "relaxed": list(change.relaxed),
         "count": change.count,
-        "gpus": [_gpu(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)],
-        "pods": [_pod(scene, uid) for uid in change.ended],
+        "gpus": [gpu_text(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)],
+        "pods": [pod_text(scene, uid) for uid in change.ended],
         "openedNode": change.opened,
         "addedShape": change.added.shape if change.added is not None else "",
     }
@@ -150,6 +152,12 @@ def _island_json(part: IslandState) -> dict[str, Any]:
         "withheld": list(part.withheld),
         "unfit": list(part.unfit),
     }
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return the first of some texts, and how many more there are."""
+    more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
+    return ", ".join(texts[:NAMED_MAX]) + more
 
 
 def _list(ids: tuple[int, ...]) -> str:

@@ -57,6 +57,10 @@ def poddisruptionbudgets(namespace: str = "", name: str = "") -> str:
     return group("policy/v1", "poddisruptionbudgets", namespace=namespace, name=name)
 
 
+def priorityclasses(name: str = "") -> str:
+    return group("scheduling.k8s.io/v1", "priorityclasses", name=name)
+
+
 def events(namespace: str = "", name: str = "") -> str:
     return group("events.k8s.io/v1", "events", namespace=namespace, name=name)
 

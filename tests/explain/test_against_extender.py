@@ -1,5 +1,8 @@
 """Promise: explain and simulate never disagree with the extender: they are compared with its replies over HTTP."""
 
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -8,18 +11,22 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from atoll.cluster import pods
+from atoll.cluster.host_cpu import ASKS_MIN
 from atoll.cluster.objects import Pod
+from atoll.cluster.past_asks import past_asks_of
 from atoll.cluster.requests import Rejection
-from atoll.explain.codec import document_of
+from atoll.explain.codec import decode_snapshot, document_of, encode_snapshot
 from atoll.explain.decision import Decision, decide, scene_of
 from atoll.explain.explanation import State, explain
 from atoll.explain.simulation import simulate
 from atoll.explain.snapshot import ClusterSnapshot
-from atoll.kube.mirror import ClusterMirror
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.mirror import ClusterMirror, Kind
 from atoll.service.metrics import Metrics
 from extender.app import Parts, build_app
 from extender.binder import Binder
-from tests.explain.situations import Situation, holder, situation, waiting
+from tests.builders import make_pod
+from tests.explain.situations import Situation, holder, situation, waiting, with_cpu
 from tests.explain.test_situations import SITUATIONS
 from tests.extender.test_app import Extender, FakeBinder, FakeMirror
 from tests.fakes.clock import ManualClock
@@ -27,12 +34,15 @@ from tests.fakes.clock import ManualClock
 SILENCE_SECONDS = 180.0
 
 
-async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tuple[Any, Any]:
-    """Return what a new extender that has seen the cluster answers to filter and prioritize.
+@asynccontextmanager
+async def extender_of(snapshot: ClusterSnapshot, **parts: Any) -> AsyncIterator[Extender]:
+    """Yield a new extender that has seen the cluster.
 
     The cluster is put into its ledger here, object by object, and not by the code under test.
     """
     mirror, binder, clock = FakeMirror(), FakeBinder(), ManualClock()
+    made = Parts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0, **parts)
+    app = build_app(made)
     for report in snapshot.reports:
         mirror.ledger.put_report(report)
     for heartbeat in snapshot.heartbeats:
@@ -44,10 +54,18 @@ async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tupl
         if pods.is_gpu_pod(one):
             mirror.ledger.put_pod(one)
     mirror.claims = {(claim.metadata.namespace, claim.metadata.name): claim for claim in snapshot.claims}
-    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0)
+    for listener in mirror.listeners:
+        for kind, objects in ((Kind.NODE, snapshot.nodes), (Kind.POD, snapshot.pods)):
+            for thing in objects:
+                listener(kind, Change(ChangeKind.ADDED, thing))
+    async with TestClient(TestServer(app)) as http:
+        yield Extender(http, mirror, binder, clock)
+
+
+async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tuple[Any, Any]:
+    """Return what a new extender that has seen the cluster answers to filter and prioritize."""
     (body,) = document_of(ClusterSnapshot("", pods=(pod,)))["pods"]
-    async with TestClient(TestServer(build_app(parts))) as http:
-        extender = Extender(http, mirror, binder, clock)
+    async with extender_of(snapshot) as extender:
         filtered = await extender.call("filter", {"Pod": body, "NodeNames": nodes})
         asked = {"Pod": body, "NodeNames": filtered["NodeNames"] or nodes}
         return filtered, await extender.call("prioritize", asked)
@@ -118,3 +136,56 @@ async def test_simulated_pods_go_where_the_extender_puts_them_one_by_one() -> No
         snapshot = replace(snapshot, pods=(*snapshot.pods, bound))
     assert len(used) == 2 * sum(one.allocation is not None for one in answer.outcomes) == 18
     assert sum(answer.before.free.values()) - sum(answer.after.free.values()) == 18
+
+
+def loaded(seed: int) -> Situation:
+    """Return four machines of one shape with unlike CPU left, asks enough that CPU has a price, and a waiting pod."""
+    rng = random.Random(seed)
+    nodes = {f"n{i}": {"profile": "l40s-8", "node": {"cpu": rng.choice([48, 64, 96])}} for i in range(4)}
+    holders = [holder(f"h{i}", f"n{i}", *range(rng.randint(0, 5)), cpu=str(rng.randint(1, 24))) for i in range(4)]
+    plain = [with_cpu(make_pod(f"w{i}", gpus=None, node=f"n{i}", phase="Running"), "7") for i in range(3)]
+    gone = [
+        with_cpu(make_pod(f"g{i}", gpus=rng.choice([1, 1, 2, 4]), node="n0", phase="Succeeded"), rng.choice("48"))
+        for i in range(60)
+    ]
+    return situation(nodes, holders, waiting(rng.randint(1, 3), cpu=str(rng.randint(1, 12))), others=[*plain, *gone])
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_cpu_is_counted_as_the_extender_counts_it(seed: int) -> None:
+    """Free and allocatable CPU of every node, the asks that give it a price, and the node that the extender then names
+    over HTTP: what explain reads off a snapshot is what the extender gathers from watches."""
+    found = loaded(seed)
+    scene = scene_of(found.snapshot)
+    decision = decide(scene, found.pod, found.claim)
+    (body,) = document_of(ClusterSnapshot("", pods=(found.pod,)))["pods"]
+    async with extender_of(found.snapshot) as extender:
+        filtered = await extender.call("filter", {"Pod": body, "NodeNames": open_nodes(found, decision)})
+        prioritized = await extender.call("prioritize", {"Pod": body, "NodeNames": filtered["NodeNames"]})
+        theirs, ours = extender.mirror.ledger.fleet, scene.ledger.fleet
+
+    assert theirs._cpu_milli == ours._cpu_milli
+    assert (theirs.asked.seen, theirs.asked.kinds) == (ours.asked.seen, ours.asked.kinds)
+    assert ours.asked.seen >= ASKS_MIN
+    assert decision.best is not None
+    assert [row["Host"] for row in prioritized if row["Score"]] == [decision.best.node]
+
+
+async def test_past_asks_make_simulations_agree() -> None:
+    """An extender that remembers pods which are gone weighs by them; told what it remembers, a snapshot does too, also
+    after a way through a file."""
+    found = situation({"a": {}, "b": {"profile": "dgx-h100"}}, [holder("x", "a", 0, 1)], waiting(2))
+    async with extender_of(found.snapshot) as extender:
+        ledger = extender.mirror.ledger
+        for number in range(300):
+            ledger.put_pod(make_pod(f"gone-{number}", gpus=8))
+            ledger.fleet.count_ask(8, 4000)
+        past = past_asks_of(ledger)
+        told = decode_snapshot(encode_snapshot(replace(found.snapshot, past_asks=past)))
+        scene = scene_of(told)
+
+        assert scene.ledger.demand == ledger.demand != scene_of(found.snapshot).ledger.demand
+        assert (scene.ledger.fleet.asked.seen, scene.ledger.fleet.asked.kinds) == (
+            ledger.fleet.asked.seen,
+            ledger.fleet.asked.kinds,
+        )

@@ -79,7 +79,7 @@ def test_priority_goes_first(tmp_path: Path) -> None:
     """The pod of the higher priority gets the last set, wherever it stands in the file."""
     low, high = pod_manifest("low", "four", priority=1), pod_manifest("high", "four", priority=9)
 
-    told = answer(tmp_path, ROOM, low, high, claim_manifest("four", 4))
+    told = answer(tmp_path, ROOM, low, high, claim_manifest("four", 4), options=("--no-preemption",))
 
     assert {one["pod"]: one["fits"] for one in told["pods"]} == {"team/high": True, "team/low": False}
 
@@ -150,4 +150,4 @@ def test_members_of_a_gang_are_told_apart(tmp_path: Path) -> None:
     told = answer(tmp_path, ROOM, member, claim_manifest())
 
     assert told["pods"][0]["fits"] is False
-    assert names.REJECT_GANG in told["pods"][0]["headline"]
+    assert "its GpuGang is missing" in told["pods"][0]["headline"]

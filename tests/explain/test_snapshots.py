@@ -154,7 +154,7 @@ def test_command_explains_a_file(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["explain", "pod/none", "-n", "team"], "there is none in namespace team"),
-        (["explain", "thing/p"], "write pod/NAME or claim/NAME"),
+        (["explain", "thing/p"], "write pod/NAME, gang/NAME or claim/NAME"),
     ],
 )
 def test_command_says_what_it_cannot_answer(arguments: list[str], words: str, tmp_path: Path) -> None:

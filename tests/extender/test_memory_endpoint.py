@@ -9,6 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from atoll.cluster.memory import decode_memory
+from atoll.cluster.past_asks import decode_past_asks
 from atoll.kube.authorization import TOKEN_LENGTH_MAX, Doorkeeper
 from atoll.kube.errors import Unanswered
 from atoll.kube.mirror import ClusterMirror
@@ -25,7 +26,7 @@ class Reviews:
     """The API server's reviews: which token is whose, and who may get what."""
 
     users: dict[str, str] = field(default_factory=lambda: {"good": "auditor", "other": "mallory"})
-    allowed: tuple[tuple[str, str], ...] = (("auditor", "/debug/ledger"),)
+    allowed: tuple[tuple[str, str], ...] = (("auditor", "/debug/ledger"), ("auditor", "/debug/snapshot"))
     fails: bool = False
     asked: list[dict[str, Any]] = field(default_factory=list)
 
@@ -67,6 +68,16 @@ async def test_memory_is_told_to_whom_a_role_allows_it(http: tuple[TestClient[An
     assert answer.status == 200
     assert decode_memory(await answer.read()).pods == {"a": "n1:0,1"}
     assert reviews.asked[1]["spec"]["nonResourceAttributes"] == {"path": "/debug/ledger", "verb": "get"}
+
+
+async def test_past_asks_are_told_to_whom_a_role_allows_it(http: tuple[TestClient[Any, Any], Reviews]) -> None:
+    """By which sizes sets are weighed is told to the same people, and to nobody else."""
+    client, reviews = http
+    answer = await client.get("/debug/snapshot", headers={"Authorization": "Bearer good"})
+    assert decode_past_asks(await answer.read()).sizes == ((1, 1.0),)
+    assert reviews.asked[1]["spec"]["nonResourceAttributes"] == {"path": "/debug/snapshot", "verb": "get"}
+    assert (await client.get("/debug/snapshot")).status == 401
+    assert (await client.get("/debug/snapshot", headers={"Authorization": "Bearer other"})).status == 403
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.extender.test_app import FakeBinder, FakeMirror, arguments
 from tests.fakes.clock import ManualClock
 from tests.service.certificates import Authority
 
-PATHS = ("/filter", "/prioritize", "/bind", "/preempt", "/debug/ledger", "/metrics", "/readyz")
+PATHS = ("/filter", "/prioritize", "/bind", "/preempt", "/debug/ledger", "/debug/snapshot", "/metrics", "/readyz")
 
 
 class Served:

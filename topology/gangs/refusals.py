@@ -41,7 +41,7 @@ def refusal(unit: Unit, occupancy: Occupancy, counts: Counts, capacity: Ints, am
         of=unit.need,
         unit="pod" if unit.shape.size == 1 else "slice",
         hosts=len(among),
-        excluded=_excluded(unit.pod_set, occupancy, among[capacity[among] == 0]),
+        excluded=excluded_hosts(unit.pod_set, occupancy, among[capacity[among] == 0]),
     )
 
 
@@ -56,8 +56,8 @@ def _together(counts: Counts, *, leader: bool) -> int:
     return int(counts.slices[0].sum() - (losses.min() if leader and len(losses) else 0))
 
 
-def _excluded(pod_set: PodSet, occupancy: Occupancy, out: Ints) -> tuple[tuple[str, int], ...]:
-    """(reason, hosts), most frequent first, then by name."""
+def excluded_hosts(pod_set: PodSet, occupancy: Occupancy, out: Ints) -> tuple[tuple[str, int], ...]:
+    """Return why these hosts take no member: (reason, hosts), most frequent first, then by name."""
     snapshot = occupancy.snapshot
     tally: Counter[str] = Counter()
     named = {snapshot.index[name]: reason for name, reason in pod_set.excluded.items() if name in snapshot.index}

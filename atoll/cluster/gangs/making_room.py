@@ -27,11 +27,14 @@ from atoll.cluster.gangs.readiness import least_of
 from atoll.cluster.gangs.seats import seats_of
 from atoll.cluster.gangs.sites import Site
 from atoll.cluster.keeping import Kept
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import cell_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request
 
 UNITS_MAX: Final = 4096
+PRIORITY_TOP: Final = 2**31
+"""Above every priority: what is kept for anybody counts as free for it."""
 SEARCHES_MAX: Final = 64
 """Searches for one plan; once they are used up, some victim might have been spared."""
 
@@ -228,6 +231,19 @@ def plan_clearing(
         if seat.allocation.device_ids
     }
     return Clearing(kept, () if is_spared is None else chosen, len(ending) + (len(chosen) if is_spared is None else 0))
+
+
+def with_kept(landscape: Landscape, ledger: Ledger, kept: Iterable[Kept], *, now_seconds: float) -> Landscape:
+    """Return the landscape as the gang sees it whose members these GPUs are kept for: they are free for it."""
+    cells = dict(landscape.cells)
+    for one in kept:
+        cell, devices = cells.get(one.node), ledger.nodes.get(one.node)
+        if cell is None or devices is None:
+            continue
+        free = ledger.free(one.node, now_seconds=now_seconds, asking_priority=PRIORITY_TOP)
+        own = free & devices.mask_of(one.device_ids) & devices.usable
+        cells[one.node] = cell_of(cell.shape, cell.free | own)
+    return Landscape(landscape.nodes, landscape.devices, cells, landscape.pods_on, landscape.free)
 
 
 def without(landscape: Landscape, holdings: Iterable[Holding], gone: Collection[str]) -> Landscape:

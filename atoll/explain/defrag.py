@@ -1,0 +1,237 @@
+"""Which pods would have to move so that a set of a named size fits, and where they would go.
+
+In: a scene and what is asked: a count, a policy, a priority. Out: MovePlans, the cheapest first. Read-only and pure: a
+move is an eviction whose owner makes the pod anew, and nobody does it here.
+
+Each plan is decided again on the changed state: the pods of the plan are taken away, the asked set is placed on their
+node, then the pods are placed one after the other, anywhere, by the scheduler's own decision. A plan in which one of
+them finds no place is none. A pod is moved only if something makes it anew, it is in no gang (a member that stops may
+stop all), it is no static pod, its priority is not above that of the asked set, and all moves of a plan together break
+no PodDisruptionBudget. Sets of movable pods are searched on each node, the fewest first.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import msgspec
+
+from atoll.api import names
+from atoll.api.claims import GpuClaim
+from atoll.cluster import pods
+from atoll.cluster.allocations import Allocation
+from atoll.cluster.budgets import Budgets, violations
+from atoll.cluster.gangs.membership import gang_key
+from atoll.cluster.machines import cell_of
+from atoll.cluster.objects import Container, Metadata, Pod, PodSpec, Resources
+from atoll.cluster.occupants import pods_by_node, sole_mask
+from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.selection import offer, plain
+from atoll.explain.changes import without_pods
+from atoll.explain.codec import with_objects
+from atoll.explain.decision import Decision, Scene, decide, scene_of
+from atoll.explain.simulation import allocation_of, bound_pod
+from atoll.explain.snapshot import NOW_SECONDS
+
+SETS_MAX: Final = 4096
+"""Sets of pods of one node that are tried on bit masks."""
+CHECKED_MAX: Final = 48
+"""Plans, the cheapest, that are decided again."""
+SHOWN_MAX: Final = 5
+ASKING: Final = "asked-set"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What room is wanted for. `claim`: the requests beyond the count."""
+
+    claim: GpuClaim
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One pod goes from its GPUs to others."""
+
+    pod: Pod
+    source: Allocation
+    target: Allocation
+
+
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """Moves after which the asked set fits: where, and on which GPUs."""
+
+    moves: tuple[Move, ...]
+    room: Allocation
+
+    @property
+    def cost(self) -> tuple[int, int, int, str, tuple[str, ...]]:
+        """Order of plans: fewest moves, fewest GPUs that move, lowest priorities, then names."""
+        priorities = max((move.pod.spec.priority for move in self.moves), default=0)
+        gpus = sum(len(move.source.device_ids) for move in self.moves)
+        return len(self.moves), gpus, priorities, self.room.node, tuple(_named(move.pod) for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Defrag:
+    """The answer. `fits`: where the set fits without any move; `unmoved`: why pods that hold GPUs stay, by reason."""
+
+    fits: Allocation | None
+    plans: tuple[MovePlan, ...]
+    unmoved: Mapping[str, int]
+    is_cut: bool = False
+
+
+def find_moves(scene: Scene, ask: Ask) -> Defrag:
+    """Return the plans that make room, the cheapest first; none where the set fits already."""
+    asking = asking_pod(ask)
+    decision = decide(scene, asking, ask.claim)
+    if decision.best is not None:
+        return Defrag(allocation_of(scene, decision), (), {})
+    if isinstance(decision.request, Rejection):
+        return Defrag(None, (), {decision.request.reason: 1})
+    budgets = Budgets(scene.snapshot.budgets)
+    movable, unmoved = _movable(scene, ask, budgets)
+    sets, is_cut = _sets(scene, decision, movable, budgets)
+    ranked = sorted(sets, key=lambda one: _price(*one))
+    plans: list[MovePlan] = []
+    for node, moved in ranked[:CHECKED_MAX]:
+        plan = check_moves(scene, ask, node, moved)
+        if plan is not None:
+            plans.append(plan)
+        if len(plans) == SHOWN_MAX:
+            break
+    plans.sort(key=lambda plan: plan.cost)
+    return Defrag(None, tuple(plans), unmoved, is_cut=is_cut or (len(ranked) > CHECKED_MAX and not plans))
+
+
+def asking_pod(ask: Ask) -> Pod:
+    """Return a pod that asks for the set."""
+    metadata = ask.claim.metadata
+    asked = ask.claim.spec.devices
+    resource = names.mig_resource(asked.mig_profile) if asked.mig_profile else names.GPU_RESOURCE
+    counts: dict[str, str | int | float] = {resource: str(asked.count)}
+    own = {names.CLAIM: metadata.name, names.CLAIM_UID: metadata.uid}
+    return Pod(
+        Metadata(ASKING, metadata.namespace, f"uid-of-{ASKING}", annotations=own),
+        PodSpec(
+            scheduler_name=names.SCHEDULER_NAME,
+            priority=ask.priority,
+            containers=(Container("main", Resources(counts, counts)),),
+        ),
+    )
+
+
+def check_moves(scene: Scene, ask: Ask, node: str, moved: Sequence[Pod]) -> MovePlan | None:
+    """Decide again: without the pods the set is placed on the node, then each pod anywhere; None where one finds no
+    place."""
+    sources = {pod.metadata.uid: scene.ledger.allocation_of(pod.metadata.uid) for pod in moved}
+    after = without_pods(scene.snapshot, frozenset(sources))
+    changed, asking = scene_of(after), asking_pod(ask)
+    decision = decide(changed, asking, ask.claim, only=[node])
+    if decision.best is None:
+        return None
+    room = allocation_of(changed, decision)
+    after = with_objects(after, pods=[bound_pod(asking, room)])
+    moves: list[Move] = []
+    for pod in sorted(moved, key=lambda one: (-one.spec.priority, _named(one))):
+        fresh = unplaced(pod)
+        changed = scene_of(after)
+        found = decide(changed, fresh, after.claim_of(fresh))
+        source = sources[pod.metadata.uid]
+        if found.best is None or source is None:
+            return None
+        target = allocation_of(changed, found)
+        moves.append(Move(pod, source, target))
+        after = with_objects(after, pods=[bound_pod(fresh, target)])
+    return MovePlan(tuple(moves), room)
+
+
+def unplaced(pod: Pod) -> Pod:
+    """Return the pod that its owner would make anew."""
+    kept = (names.CLAIM_UID,)
+    annotations = {
+        key: value for key, value in pod.metadata.annotations.items() if key in kept or not names.is_own_annotation(key)
+    }
+    metadata = msgspec.structs.replace(
+        pod.metadata, annotations=annotations, uid=f"{pod.metadata.uid}-anew", deletion_timestamp=None
+    )
+    spec = msgspec.structs.replace(pod.spec, node_name="")
+    return Pod(metadata, spec)
+
+
+def _movable(scene: Scene, ask: Ask, budgets: Budgets) -> tuple[dict[str, list[Pod]], dict[str, int]]:
+    """Return the pods that may be moved, by node, and how many others stay for which reason."""
+    allowed = budgets.allowed()
+    found: dict[str, list[Pod]] = {}
+    unmoved: dict[str, int] = {}
+    for node, holders in pods_by_node(scene.ledger).items():
+        for pod in holders:
+            reason = _stays(pod, ask, budgets, allowed)
+            if reason:
+                unmoved[reason] = unmoved.get(reason, 0) + 1
+            else:
+                found.setdefault(node, []).append(pod)
+    return found, dict(sorted(unmoved.items()))
+
+
+def _stays(pod: Pod, ask: Ask, budgets: Budgets, allowed: Mapping[str, int]) -> str:
+    """Return why a pod is not moved, an empty text when it may be."""
+    if pods.is_terminal(pod) or pod.metadata.deletion_timestamp is not None:
+        return "ends anyway"
+    if names.MIRROR in pod.metadata.annotations:
+        return "static pod"
+    if gang_key(pod) is not None:
+        return "member of a gang"
+    if pod.spec.priority > ask.priority:
+        return "of a higher priority"
+    if not any(owner.controller for owner in pod.metadata.owner_references):
+        return "nobody would make it anew"
+    return "protected by a PodDisruptionBudget" if violations([budgets.of(pod)], allowed) else ""
+
+
+def _sets(
+    scene: Scene, decision: Decision, movable: Mapping[str, Sequence[Pod]], budgets: Budgets
+) -> tuple[list[tuple[str, tuple[Pod, ...]]], bool]:
+    """Return sets of pods per node, without any that holds a smaller one, whose GPUs would make room."""
+    request = decision.request
+    assert isinstance(request, Request)
+    allowed, found, is_cut = budgets.allowed(), [], False
+    for node, there in sorted(movable.items()):
+        devices = scene.ledger.nodes.get(node)
+        if devices is None or scene.ledger.is_stale(node, NOW_SECONDS) or node in decision.closed:
+            continue
+        free = scene.ledger.free(node, now_seconds=NOW_SECONDS)
+        masks = {pod.metadata.uid: sole_mask(scene.ledger, devices, pod.metadata.uid) for pod in there}
+        chosen: list[frozenset[str]] = []
+        for number, some in enumerate(_by_size(there)):
+            if number >= SETS_MAX:
+                is_cut = True
+                break
+            uids = frozenset(pod.metadata.uid for pod in some)
+            if any(smaller <= uids for smaller in chosen) or violations(map(budgets.of, some), allowed):
+                continue
+            mask = free
+            for uid in uids:
+                mask |= masks[uid]
+            if not isinstance(offer(cell_of(devices.shape, mask & devices.usable), plain(request)), Rejection):
+                chosen.append(uids)
+                found.append((node, some))
+    return found, is_cut
+
+
+def _by_size(there: Sequence[Pod]) -> Iterator[tuple[Pod, ...]]:
+    ordered = sorted(there, key=lambda pod: (pod.spec.priority, pods.device_count(pod), _named(pod)))
+    for size in range(1, len(ordered) + 1):
+        yield from combinations(ordered, size)
+
+
+def _price(node: str, moved: Sequence[Pod]) -> tuple[int, int, int, str, tuple[str, ...]]:
+    gpus = sum(pods.device_count(pod) for pod in moved)
+    return len(moved), gpus, max(pod.spec.priority for pod in moved), node, tuple(map(_named, moved))
+
+
+def _named(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"

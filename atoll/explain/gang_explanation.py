@@ -1,0 +1,114 @@
+"""Why a gang waits: its decision, the domains level by level, its members, and what would help.
+
+In: a scene made ready for gangs, and a GpuGang. Out: a frozen GangExplanation. The headline is the message that the
+controllers write into the gang's condition Admitted. Pure.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from atoll.api.gangs import GpuGang
+from atoll.cluster.gangs.lifecycle import Act
+from atoll.cluster.gangs.membership import Member
+from atoll.cluster.gangs.readiness import quorum
+from atoll.explain.gang_decision import GangDecision, decide_gang
+from atoll.explain.gang_proposals import GangHelp, find_gang_help
+from atoll.explain.gang_scene import GangScene
+from topology.gangs.domains import DomainFit, domain_fits
+
+
+class GangState(StrEnum):
+    """What becomes of the gang."""
+
+    RUNS = "runs"
+    """Admitted, and nothing is missing."""
+    FITS = "fits"
+    """It, or what it lacks, has a place; the controllers have yet to take it."""
+    LACKS = "lacks"
+    """It runs without some members, for which there is no room where they would have to lie."""
+    BUSY = "busy"
+    """It waits for GPUs that others hold, or that are not given out."""
+    NEVER = "never"
+    """It would not fit the machines if nobody was on them."""
+    MEMBERS = "members"
+    """Too few members are there, or the members contradict each other."""
+    INACTIVE = "inactive"
+    """It is put out of action, or its topology cannot be read."""
+    ENDING = "ending"
+    """What it had is being given back, or it waits out a pause."""
+
+
+CONTENT: Final = frozenset({GangState.RUNS, GangState.FITS})
+"""States in which nothing has to be done."""
+
+
+NO_HELP: Final = GangHelp()
+
+
+@dataclass(frozen=True, slots=True)
+class GangExplanation:
+    """Everything about one gang. `stages`: how many members stand how; `waits_seconds`: since it was created."""
+
+    gang: str
+    state: GangState
+    reason: str
+    headline: str
+    present: str
+    stages: tuple[tuple[str, int], ...]
+    waits_seconds: float
+    domains: tuple[DomainFit, ...] = ()
+    help: GangHelp = NO_HELP
+    seats: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+
+
+def explain_gang(gangs: GangScene, gang: GpuGang) -> GangExplanation:
+    """Explain one gang. Members that go somewhere stand in `seats`: name, node, device ids."""
+    decision = decide_gang(gangs, gang)
+    state = state_of(decision)
+    stages = Counter(_stage(member) for member in decision.view.members)
+    return GangExplanation(
+        gang=f"{gang.metadata.namespace}/{gang.metadata.name}",
+        state=state,
+        reason=decision.reason,
+        headline=decision.message,
+        present=str(quorum(gang.spec, decision.view.members)),
+        stages=tuple(sorted(stages.items())),
+        waits_seconds=gangs.scene.snapshot.age_seconds(gang.metadata.creation_timestamp),
+        domains=_domains(decision) if state in (GangState.BUSY, GangState.NEVER) else (),
+        help=find_gang_help(gangs, gang, decision),
+        seats=tuple(
+            (seat.member.pod.metadata.name, seat.allocation.node, seat.allocation.device_ids) for seat in decision.seats
+        ),
+    )
+
+
+def state_of(decision: GangDecision) -> GangState:
+    """Return what becomes of the gang, by what the controllers would do and the condition that they would write."""
+    if decision.fits:
+        return GangState.FITS
+    if decision.act is Act.REPLACE:
+        return GangState.LACKS
+    if decision.reason in _STATES:
+        return _STATES[decision.reason]
+    return GangState.RUNS if decision.view.is_admitted or decision.reason == "Admitted" else GangState.ENDING
+
+
+_STATES: Final = {
+    "WaitForRoom": GangState.BUSY,
+    "NeverFits": GangState.NEVER,
+    "WaitForQuorum": GangState.MEMBERS,
+    "Inactive": GangState.INACTIVE,
+    "WaitForRelease": GangState.ENDING,
+    "WaitForRequeue": GangState.ENDING,
+}
+
+
+def _domains(decision: GangDecision) -> tuple[DomainFit, ...]:
+    question = decision.asked.question() if decision.asked is not None else None
+    return domain_fits(question.gang, question.snapshot) if question is not None else ()
+
+
+def _stage(member: Member) -> str:
+    return f"{member.pod_set or 'no pod set'}: {member.stage}"

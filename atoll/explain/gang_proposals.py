@@ -1,0 +1,244 @@
+"""What would help a gang that waits for room: changes, each of them decided again before it is proposed.
+
+In: a gang's decision. Out: GangProposals, cheapest first, and the kinds of change of which none helps; kinds, their
+order and their meaning are those of `atoll.explain.proposals`. Pure and deterministic.
+
+A gang takes many nodes, so a change does too: all that a kind offers is tried first. If that does not help, nothing of
+the kind does; if it does, what can be spared is left out again, by the search with which the controllers choose whom to
+evict (`atoll.cluster.gangs.making_room.fewest_units`), until nothing can. Evictions are tried on the landscape, all
+else on the changed snapshot; whatever is proposed was decided again on the latter.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final, TypeVar
+
+from atoll.api.gangs import GpuGang
+from atoll.cluster import host_fit, pods
+from atoll.cluster.gangs.lifecycle import Act
+from atoll.cluster.gangs.making_room import Unit, fewest_units, units_of, without
+from atoll.cluster.gangs.placing import Found, search
+from atoll.cluster.health import Availability
+from atoll.cluster.health import judge as judge_health
+from atoll.explain.decision import scene_of
+from atoll.explain.gang_changes import GangChange, changed_gang, relaxations_of_gang
+from atoll.explain.gang_decision import Asked, GangDecision, decide_gang
+from atoll.explain.gang_scene import GangScene, gang_scene_of
+from atoll.explain.proposals import SHOWN_MAX, Kind
+from atoll.explain.shapes import additions_for
+from atoll.explain.snapshot import ClusterSnapshot
+
+T = TypeVar("T")
+
+ADDED_MAX: Final = 64
+"""Nodes that one proposal adds."""
+SHAPES_MAX: Final = 8
+RELAXATIONS_MAX: Final = 64
+"""Sets of relaxations that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangProposal:
+    """One change after which the gang fits; on how many nodes its members then lie, and how many of them."""
+
+    kind: Kind
+    change: GangChange
+    members: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GangHelp:
+    """All proposals, cheapest first; the kinds of which none helps; and those whose search was cut."""
+
+    proposals: tuple[GangProposal, ...] = ()
+    helpless: tuple[Kind, ...] = ()
+    cut: tuple[Kind, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Hunt:
+    gangs: GangScene
+    gang: GpuGang
+    asked: Asked
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        return self.gangs.scene.snapshot
+
+
+def find_gang_help(gangs: GangScene, gang: GpuGang, decision: GangDecision) -> GangHelp:
+    """Return what would help a gang whose members find no place now; nothing for one that waits for something else."""
+    if decision.asked is None or decision.fits or decision.act is not Act.PLACE:
+        return GangHelp()
+    hunt = _Hunt(gangs, gang, decision.asked)
+    proposals: list[GangProposal] = []
+    helpless: list[Kind] = []
+    cut: list[Kind] = []
+    for kind, hunted in _SEARCHES.items():
+        found, is_cut = hunted(hunt)
+        proposals += found
+        if is_cut:
+            cut.append(kind)
+        elif not found:
+            helpless.append(kind)
+    return GangHelp(tuple(proposals), tuple(helpless), tuple(cut))
+
+
+def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> GangDecision:
+    """Decide about the gang on the changed cluster."""
+    after, changed = changed_gang(snapshot, gang, change)
+    return decide_gang(gang_scene_of(scene_of(after)), changed)
+
+
+Hunted = tuple[list[GangProposal], bool]
+
+
+def _verified(hunt: _Hunt, kind: Kind, change: GangChange) -> Iterator[GangProposal]:
+    decision = check_gang(hunt.snapshot, hunt.gang, change)
+    if decision.fits:
+        nodes = tuple(sorted({seat.allocation.node for seat in decision.seats}))
+        yield GangProposal(kind, change, len(decision.seats), nodes)
+
+
+def _ending(hunt: _Hunt) -> Hunted:
+    """All pods that end anyway, wherever they are; and Leases of pods that are gone."""
+    scene = hunt.gangs.scene
+    known = {pod.metadata.uid for pod in scene.snapshot.pods}
+    ending = {
+        pod.metadata.uid
+        for pod in scene.snapshot.pods
+        if pod.spec.node_name and (pod.metadata.deletion_timestamp is not None or pods.is_terminal(pod))
+    }
+    ending |= {record.holder.uid for record in scene.ledger.leases.values()} - known
+    return _least(hunt, Kind.ENDING, {uid: uid for uid in sorted(ending)}, lambda uids: GangChange(ended=uids))
+
+
+def _relax(hunt: _Hunt) -> Hunted:
+    """The fewest relaxations of the gang and its claims."""
+    possible = relaxations_of_gang(hunt.snapshot, hunt.gang)
+    tried = 0
+    for size in range(1, len(possible) + 1):
+        found: list[GangProposal] = []
+        for relaxed in combinations(possible, size):
+            tried += 1
+            if tried > RELAXATIONS_MAX:
+                return found, not found
+            found += _verified(hunt, Kind.RELAX, GangChange(relaxed=relaxed))
+        if found:
+            return found[:SHOWN_MAX], False
+    return [], False
+
+
+def _count(hunt: _Hunt) -> Hunted:
+    """As many members as fit, whole slices of them: the search itself says how many."""
+    asked = hunt.asked
+    one_each = tuple((one.name, 1) for one in hunt.gang.spec.pod_sets)
+    for least in (one_each, (one_each[0],)) if len(one_each) > 1 else (one_each,):
+        after, gang = changed_gang(hunt.snapshot, hunt.gang, GangChange(members=least))
+        decision = decide_gang(gang_scene_of(scene_of(after)), gang)
+        if not decision.fits or len(decision.seats) >= len(asked.chosen):
+            continue
+        placed = {name: 0 for name, _ in one_each}
+        for seat in decision.seats:
+            placed[seat.member.pod_set] += 1
+        change = GangChange(members=tuple((name, count) for name, count in placed.items() if count))
+        return list(_verified(hunt, Kind.COUNT, change)), False
+    return [], False
+
+
+def _open(hunt: _Hunt) -> Hunted:
+    """Nodes that kube-scheduler refuses for what stands on the Node alone."""
+    template = hunt.asked.chosen[0].pod
+    closed = [name for name, node in sorted(hunt.gangs.scene.nodes.items()) if host_fit.node_reason(template, node)]
+    return _least(hunt, Kind.OPEN, {name: name for name in closed}, lambda names: GangChange(opened=names))
+
+
+def _gpu(hunt: _Hunt) -> Hunted:
+    found = _withheld(hunt, {Availability.CORDONED})
+    return _least(hunt, Kind.GPU, found, lambda gpus: GangChange(uncordoned=gpus))
+
+
+def _repair(hunt: _Hunt) -> Hunted:
+    found = _withheld(hunt, {Availability.QUARANTINED, Availability.UNKNOWN})
+    return _least(hunt, Kind.REPAIR, found, lambda gpus: GangChange(healed=gpus))
+
+
+def _withheld(hunt: _Hunt, states: set[Availability]) -> dict[str, tuple[str, str]]:
+    return {
+        f"{status.metadata.name}/{uuid}": (status.metadata.name, uuid)
+        for status in hunt.snapshot.reports
+        for uuid, standing in sorted(judge_health(status).standings.items())
+        if standing.state in states
+    }
+
+
+def _end(hunt: _Hunt) -> Hunted:
+    """The units that the controllers would evict, whatever their priority: the least important first."""
+    gangs, asked = hunt.gangs, hunt.asked
+    holdings = gangs.holdings()
+    running = [one for one in holdings if one.pod.metadata.deletion_timestamp is None]
+    units = units_of(running, gangs.admitted(), below=None)
+
+    def fits(gone: frozenset[str]) -> bool:
+        landscape = without(asked.landscape, holdings, gone)
+        return isinstance(search(asked.view, asked.chosen, asked.requests, asked.site, landscape), Found)
+
+    chosen = fewest_units(units, fits)
+    if not chosen:
+        return [], False
+    ended = tuple(sorted({uid for unit in chosen for uid in unit.uids}))
+    found = list(_verified(hunt, Kind.END, GangChange(ended=ended)))
+    return found, not found
+
+
+def _add(hunt: _Hunt) -> Hunted:
+    """The fewest nodes of one kind: like those of the cluster, each in its domain, then known machines."""
+    found: list[GangProposal] = []
+    template, snapshot = hunt.asked.chosen[0].pod, hunt.snapshot
+    taken = set(hunt.gangs.scene.nodes)
+    prefix = "new-node"
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "-1"
+    most = min(ADDED_MAX, len(hunt.asked.chosen))
+    names = [f"{prefix}-{number}" for number in range(1, most + 1)]
+    for additions in additions_for(snapshot, template, names, kinds_max=SHAPES_MAX):
+        low, high = 0, len(additions)
+        if not list(_verified(hunt, Kind.ADD, GangChange(added=additions))):
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = any(_verified(hunt, Kind.ADD, GangChange(added=additions[:middle])))
+            low, high = (low, middle) if fits else (middle, high)
+        found += _verified(hunt, Kind.ADD, GangChange(added=additions[:high]))
+        if len(found) == SHOWN_MAX:
+            break
+    return found, False
+
+
+def _least(hunt: _Hunt, kind: Kind, items: Mapping[str, T], change: Callable[[tuple[T, ...]], GangChange]) -> Hunted:
+    """Return the change by as few of the items as can be, none of which can be spared."""
+    if not items:
+        return [], False
+
+    def of(keys: Sequence[str]) -> GangChange:
+        return change(tuple(items[key] for key in sorted(keys)))
+
+    units = tuple(Unit(frozenset({key}), 0, name=key) for key in items)
+    chosen = fewest_units(units, lambda keys: any(_verified(hunt, kind, of(sorted(keys)))) if keys else False)
+    if not chosen:
+        return [], False
+    return list(_verified(hunt, kind, of([key for unit in chosen for key in unit.uids]))), False
+
+
+_SEARCHES: Final[dict[Kind, Callable[[_Hunt], Hunted]]] = {
+    Kind.ENDING: _ending,
+    Kind.RELAX: _relax,
+    Kind.COUNT: _count,
+    Kind.OPEN: _open,
+    Kind.GPU: _gpu,
+    Kind.REPAIR: _repair,
+    Kind.END: _end,
+    Kind.ADD: _add,
+}

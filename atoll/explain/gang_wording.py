@@ -1,0 +1,111 @@
+"""Explanations of gangs and what would help them, in words and as plain values.
+
+In: frozen values of this package. Out: sentences, and JSON. Pure.
+"""
+
+from math import isfinite
+from typing import Any
+
+from atoll.explain.decision import Scene
+from atoll.explain.gang_explanation import GangExplanation
+from atoll.explain.gang_proposals import GangProposal
+from atoll.explain.proposals import Kind
+from atoll.explain.wording import gpu_text, listed, pod_text
+from topology.gangs.domains import DomainFit
+
+GANG_HELPLESS = {
+    Kind.ENDING: "no pods that are ending make room",
+    Kind.RELAX: "no gang or claim that asks less would fit",
+    Kind.COUNT: "no smaller number of members fits",
+    Kind.OPEN: "no closed nodes would fit it if they were opened",
+    Kind.GPU: "no cordoned GPUs would make room",
+    Kind.REPAIR: "no sick GPUs would make room",
+    Kind.END: "no end of other pods would make room",
+    Kind.ADD: "no nodes of a known shape would fit it",
+}
+"""What it means that nothing of a kind helps a gang."""
+
+
+def gang_sentence(proposal: GangProposal, scene: Scene) -> str:
+    """Return what to do, and what the gang then gets."""
+    nodes = listed(proposal.nodes)
+    return f"{_what(proposal, scene)}: then {proposal.members} members fit on {nodes}"
+
+
+def _what(proposal: GangProposal, scene: Scene) -> str:
+    change = proposal.change
+    if proposal.kind is Kind.RELAX:
+        return f"ask for less: {', '.join(change.relaxed)}"
+    if proposal.kind is Kind.COUNT:
+        counts = ", ".join(f"{count} of {name}" for name, count in change.members)
+        return f"be content with {counts} (minMember {sum(count for _, count in change.members)})"
+    if proposal.kind is Kind.OPEN:
+        return f"open {_nodes(len(change.opened))} to its members (uncordon, tolerate, label): {listed(change.opened)}"
+    if proposal.kind is Kind.GPU:
+        return f"uncordon {listed([gpu_text(scene, *one) for one in change.uncordoned])}"
+    if proposal.kind is Kind.REPAIR:
+        return f"get {listed([gpu_text(scene, *one) for one in change.healed])} well"
+    if proposal.kind is Kind.ADD:
+        return f"add {_nodes(len(change.added))} ({change.added[0].shape})"
+    ending = "are proven to have ended" if proposal.kind is Kind.ENDING else "end"
+    return f"when {listed([pod_text(scene, uid) for uid in change.ended])} {ending}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def domain_text(fit: DomainFit) -> str:
+    """Return one domain in a line: rack r1 fits 3 of 8 pods; 4 hosts; excluded: too few free GPUs: 2."""
+    where = f"{fit.level.rpartition('/')[2]} {'/'.join(fit.path)} fits" if fit.level else "all hosts fit"
+    hosts = "1 host" if fit.hosts == 1 else f"{fit.hosts} hosts"
+    text = f"{where} {fit.fits} of {fit.of} {fit.unit}s; {hosts}"
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in fit.excluded)
+    return f"{text}; excluded: {reasons}" if reasons else text
+
+
+def gang_json(told: GangExplanation, scene: Scene) -> dict[str, Any]:
+    """Return an explanation as plain values."""
+    return {
+        "gang": told.gang,
+        "state": str(told.state),
+        "reason": told.reason,
+        "headline": told.headline,
+        "present": told.present,
+        "stages": dict(told.stages),
+        "waitsSeconds": round(told.waits_seconds) if isfinite(told.waits_seconds) else None,
+        "domains": [
+            {
+                "podSet": fit.pod_set,
+                "level": fit.level,
+                "domain": list(fit.path),
+                "fits": fit.fits,
+                "of": fit.of,
+                "unit": fit.unit,
+                "hosts": fit.hosts,
+                "excluded": dict(fit.excluded),
+            }
+            for fit in told.domains
+        ],
+        "members": [{"pod": name, "node": node, "deviceIds": list(ids)} for name, node, ids in told.seats],
+        "proposals": [_proposal_json(proposal, scene) for proposal in told.help.proposals],
+        "helpless": {str(kind): GANG_HELPLESS[kind] for kind in told.help.helpless},
+        "searchCut": [str(kind) for kind in told.help.cut],
+    }
+
+
+def _proposal_json(proposal: GangProposal, scene: Scene) -> dict[str, Any]:
+    change = proposal.change
+    return {
+        "kind": str(proposal.kind),
+        "text": gang_sentence(proposal, scene),
+        "members": proposal.members,
+        "nodes": list(proposal.nodes),
+        "relaxed": list(change.relaxed),
+        "counts": dict(change.members),
+        "gpus": [gpu_text(scene, *one) for one in (*change.uncordoned, *change.healed)],
+        "pods": [pod_text(scene, uid) for uid in change.ended],
+        "openedNodes": list(change.opened),
+        "addedShape": change.added[0].shape if change.added else "",
+        "addedCount": len(change.added),
+    }

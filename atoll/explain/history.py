@@ -1,0 +1,184 @@
+"""The story of one GPU: who held it, how it was, who said what about it, as far as objects still tell.
+
+In: a snapshot, the events that the API server still has, a node and a device id. Out: Entries, the oldest first. Pure.
+Nothing is remembered for this: incidents and cordons stand in the node's report, holders in Leases and pods, and events
+are gone after an hour unless the API server keeps them longer. What is gone cannot be told, and the story says so.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.api import names
+from atoll.api.node_status import Device, GpuNodeStatus
+from atoll.cluster import pods
+from atoll.cluster.allocations import bound_allocation
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.health import judge as judge_health
+from atoll.cluster.leases import parse_lease
+from atoll.cluster.objects import Metadata, Pod
+from atoll.explain.snapshot import ClusterSnapshot
+
+
+class Regarding(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The object that an event is about."""
+
+    kind: str = ""
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+class Event(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """An events.k8s.io/v1 Event."""
+
+    metadata: Metadata
+    regarding: Regarding = Regarding()
+    reason: str = ""
+    note: str = ""
+    event_time: str | None = None
+    deprecated_last_timestamp: str | None = None
+
+
+decode_event = msgspec.json.Decoder(Event).decode
+
+
+class NoSuchGpu(ValueError):
+    """The snapshot has no GPU of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that happened. `time`: as the object tells it, empty where it does not; `source`: which object."""
+
+    time: str
+    kind: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One GPU. `state`, `reason`: its standing now; `holder`: who has it now, empty for nobody."""
+
+    gpu: str
+    uuid: str
+    model: str
+    state: str
+    reason: str
+    holder: str
+    entries: tuple[Entry, ...]
+
+
+def story_of(snapshot: ClusterSnapshot, events: Iterable[Event], node: str, device_id: int) -> Story:
+    """Tell the story of a GPU. Raises NoSuchGpu."""
+    report = next((one for one in snapshot.reports if one.metadata.name == node), None)
+    device = _device(report, device_id) if report is not None else None
+    if report is None or device is None:
+        known = _known(report) if report is not None else "no agent reports that node"
+        raise NoSuchGpu(f"there is no GPU {node}/{device_id}: {known}")
+    holders = [pod for pod in snapshot.pods if _names(pod, node, device)]
+    standing = judge_health(report).standings[device.uuid]
+    entries = [
+        *_health(report, device),
+        *_holders(holders),
+        *_leases(snapshot, node, device),
+        *_told(events, f"{node}/{device_id}", device.uuid, node, holders),
+    ]
+    now = next((_named(pod) for pod in holders if not pods.is_terminal(pod)), "")
+    ordered = tuple(sorted(entries, key=lambda entry: (entry.time, entry.kind, entry.text)))
+    state, reason = str(standing.state), standing.reason
+    return Story(f"{node}/{device_id}", device.uuid, device.model, state, reason, now, ordered)
+
+
+def _device(report: GpuNodeStatus, device_id: int) -> Device | None:
+    devices = report.status.devices if report.status is not None else ()
+    return next((device for device in devices if device.id == device_id), None)
+
+
+def _known(report: GpuNodeStatus) -> str:
+    ids = ", ".join(str(device.id) for device in (report.status.devices if report.status is not None else ()))
+    return f"the node has {ids or 'none'}"
+
+
+def _names(pod: Pod, node: str, device: Device) -> bool:
+    """Tell whether a pod was given the card, by uuid: numbers may have changed since."""
+    try:
+        allocation = bound_allocation(pod)
+    except MalformedValue:
+        return False
+    return allocation is not None and allocation.node == node and device.uuid in allocation.uuids
+
+
+def _health(report: GpuNodeStatus, device: Device) -> Iterator[Entry]:
+    source = f"GpuNodeStatus/{report.metadata.name}"
+    for one in device.incidents:
+        what = f"{one.kind}{f' {one.code}' if one.code else ''}"
+        often = f", {one.count} times, last at {one.last_time}" if one.count > 1 else ""
+        message = f": {one.message}" if one.message else ""
+        yield Entry(one.first_time, "incident", f"{what}{message}{often}", source)
+        if one.ended_time:
+            yield Entry(one.ended_time, "incident over", f"{what}, {one.ended_by or 'over'}", source)
+    health = device.health
+    if health.since:
+        reason = f": {health.reason}" if health.reason else ""
+        yield Entry(health.since, "health", f"{health.state}{reason}", source)
+    for cordon in report.spec.cordons:
+        if cordon.uuid == device.uuid:
+            yield Entry("", "cordoned", f"{cordon.reason} (by {cordon.by or 'unknown'})", source)
+    for release in report.spec.releases:
+        if release.uuid == device.uuid:
+            yield Entry(release.time, "declared well", f"{release.reason} (by {release.by or 'unknown'})", source)
+
+
+def _holders(found: Iterable[Pod]) -> Iterator[Entry]:
+    for pod in found:
+        source = f"Pod/{_named(pod)}"
+        bound = next((c.last_transition_time for c in pod.status.conditions if c.type == "PodScheduled"), None)
+        yield Entry(bound or pod.metadata.creation_timestamp or "", "given", f"to pod {_named(pod)}", source)
+        if pods.is_terminal(pod):
+            ended = max((_finished(status.state.terminated) for status in pods.container_statuses(pod)), default="")
+            yield Entry(ended, "ended", f"pod {_named(pod)} ({pod.status.phase})", source)
+        elif pod.metadata.deletion_timestamp:
+            yield Entry(pod.metadata.deletion_timestamp, "ending", f"pod {_named(pod)} is being deleted", source)
+
+
+def _finished(terminated: object) -> str:
+    return str(terminated.get("finishedAt") or "") if isinstance(terminated, dict) else ""
+
+
+def _leases(snapshot: ClusterSnapshot, node: str, device: Device) -> Iterator[Entry]:
+    for lease in snapshot.leases:
+        try:
+            record = parse_lease(lease)
+        except MalformedValue:
+            continue
+        if record.node != node or record.device_uuid != device.uuid:
+            continue
+        source, holder = f"Lease/{lease.metadata.name}", f"{record.holder.namespace}/{record.holder.name}"
+        yield Entry(lease.spec.acquire_time or "", "reserved", f"for pod {holder}", source)
+        doubt = lease.metadata.annotations.get(names.LEASE_IN_DOUBT, "")
+        if doubt:
+            since, _, why = doubt.partition(" ")
+            yield Entry(since, "in doubt", why or f"nothing proves that {holder} has ended", source)
+
+
+def _told(events: Iterable[Event], gpu: str, uuid: str, node: str, holders: Iterable[Pod]) -> Iterator[Entry]:
+    """Yield the events of its pods, and those of anybody else whose note names the GPU."""
+    own = {pod.metadata.uid for pod in holders}
+    for event in events:
+        about = event.regarding
+        is_named = uuid in event.note or gpu in event.note
+        is_here = about.kind in ("Node", "GpuNodeStatus") and about.name == node and event.reason in _OF_NODES
+        if about.uid in own or is_named or is_here:
+            time = event.event_time or event.deprecated_last_timestamp or event.metadata.creation_timestamp or ""
+            name = f"{about.namespace}/{about.name}".lstrip("/")
+            yield Entry(time, event.reason, event.note, f"Event of {about.kind}/{name}")
+
+
+_OF_NODES = frozenset({names.REASON_GPU_ILL, names.REASON_GPU_WELL, names.REASON_NODE_NEEDS_DRAIN})
+
+
+def _named(pod: Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"

@@ -1,0 +1,104 @@
+"""`atoll defrag --count N`: which pods would have to move so that a set of that size fits, and where they would go.
+
+In: what is asked, and a cluster or a saved snapshot. Out: ranked plans as text or JSON; status 0 where the set fits or
+some plan makes room, 1 where none does, 2 where the question cannot be answered. Nothing is moved. Reads only.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.api.claims import DeviceClaim, InterconnectKind, PlacementPolicy
+from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
+from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption, show_json
+
+if TYPE_CHECKING:
+    from atoll.cluster.allocations import Allocation
+    from atoll.explain.defrag import Defrag, MovePlan
+
+
+def find_plans(
+    count: Annotated[int, typer.Option("--count", help="GPUs of the set that room is wanted for.", min=1, max=1024)],
+    policy: Annotated[PlacementPolicy, typer.Option(help="As in a claim.")] = PlacementPolicy.ISLAND,
+    interconnect: Annotated[InterconnectKind, typer.Option(help="As in a claim.")] = InterconnectKind.ANY,
+    model: Annotated[list[str] | None, typer.Option(help="Accepted model; any by default.")] = None,
+    priority: Annotated[int, typer.Option(help="Of the pod that wants room: pods above it are not moved.")] = 0,
+    namespace: Namespace = "default",
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
+    snapshot: SnapshotFile = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Rank the moves that would make room for a set of GPUs; nothing is moved."""
+    from pydantic import ValidationError
+
+    from atoll.api.base import ObjectMeta
+    from atoll.api.claims import GpuClaim, GpuClaimSpec
+    from atoll.explain.decision import scene_of
+    from atoll.explain.defrag import Ask, find_moves
+
+    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="look for moves")
+    try:
+        devices = DeviceClaim(count=count, policy=policy, interconnect=interconnect, models=tuple(model or ()))
+        metadata = ObjectMeta(name="asked-set", namespace=namespace, uid="uid-of-asked-claim")
+        claim = GpuClaim(metadata=metadata, spec=GpuClaimSpec(devices=devices))
+    except ValidationError as error:
+        typer.echo(f"cannot look for moves: {error.errors()[0]['msg']}", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE) from error
+    answer = find_moves(scene_of(found), Ask(claim, priority))
+    if output is Output.JSON:
+        show_json(as_json(answer))
+    else:
+        for line in text_lines(answer, count):
+            typer.echo(line)
+    raise typer.Exit(0 if answer.fits is not None or answer.plans else STATUS_WAITS)
+
+
+def text_lines(answer: "Defrag", count: int) -> list[str]:
+    """Return the answer as lines."""
+    if answer.fits is not None:
+        return [f"{count} GPUs fit now, without any move: {_place(answer.fits)}"]
+    lines = []
+    for number, plan in enumerate(answer.plans, 1):
+        moves = "1 move" if len(plan.moves) == 1 else f"{len(plan.moves)} moves"
+        lines.append(f"{number}. {moves}: then {count} GPUs fit on {_place(plan.room)}")
+        lines += [f"     {_name(move)}: {_place(move.source)} -> {_place(move.target)}" for move in plan.moves]
+    if not answer.plans:
+        lines.append(f"no moves of pods make room for {count} GPUs")
+    lines += [f"not moved: {number} pods, {reason}" for reason, number in answer.unmoved.items()]
+    if answer.is_cut:
+        lines.append("the search was cut: there may be more")
+    return lines
+
+
+def _place(allocation: "Allocation") -> str:
+    return f"{allocation.node} GPUs {','.join(map(str, allocation.device_ids))}"
+
+
+def _name(move: Any) -> str:  # noqa: ANN401 - a Move
+    return f"{move.pod.metadata.namespace}/{move.pod.metadata.name}"
+
+
+def as_json(answer: "Defrag") -> dict[str, Any]:
+    """Return the answer as plain values."""
+    return {
+        "fits": _allocation(answer.fits) if answer.fits is not None else None,
+        "plans": [_plan(plan) for plan in answer.plans],
+        "unmoved": dict(answer.unmoved),
+        "searchCut": answer.is_cut,
+    }
+
+
+def _plan(plan: "MovePlan") -> dict[str, Any]:
+    return {
+        "room": _allocation(plan.room),
+        "moves": [
+            {"pod": _name(move), "from": _allocation(move.source), "to": _allocation(move.target)}
+            for move in plan.moves
+        ],
+    }
+
+
+def _allocation(one: "Allocation") -> dict[str, Any]:
+    return {"node": one.node, "deviceIds": list(one.device_ids), "uuids": list(one.uuids)}

@@ -1,0 +1,79 @@
+"""`atoll gangs`: every gang with its members, what it waits for, and where it lies.
+
+In: a cluster or a saved snapshot. Out: a table or JSON; status 0. Reads only; states are those of `atoll explain`.
+"""
+
+from typing import Any
+
+import typer
+
+from atollctl.cluster_source import SnapshotFile, read_cluster
+from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption, age_text, show_json, show_table
+from atollctl.top import NamespaceOption
+
+TEXT_LENGTH_MAX = 100
+
+
+def list_gangs(
+    namespace: NamespaceOption = "",
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
+    snapshot: SnapshotFile = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List gangs: members, state, what they wait for."""
+    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="list gangs")
+    rows = gang_rows(found, namespace)
+    if output is Output.JSON:
+        show_json(rows)
+        return
+    if not rows:
+        typer.echo(f"no gangs{f' in namespace {namespace}' if namespace else ''}")
+        return
+    length = None if output is Output.WIDE else TEXT_LENGTH_MAX
+    columns = ("GANG", "STATE", "MEMBERS", "READY", "NEEDED", "AGE", "WHERE", "WHY")
+    table = [
+        (
+            row["gang"], row["state"], str(row["members"]), str(row["ready"]), str(row["needed"]),
+            age_text(row["ageSeconds"]), row["where"][:length], row["message"][:length],
+        )
+        for row in rows
+    ]  # fmt: skip
+    show_table(columns, table)
+
+
+def gang_rows(found: Any, namespace: str) -> list[dict[str, Any]]:  # noqa: ANN401 - a ClusterSnapshot
+    """Return a row of plain values per gang, by namespace and name."""
+    from atoll.api.gangs import GpuGangStatus
+    from atoll.explain.decision import scene_of
+    from atoll.explain.gang_decision import decide_gang
+    from atoll.explain.gang_explanation import state_of
+    from atoll.explain.gang_scene import gang_scene_of, key_of
+
+    gangs = gang_scene_of(scene_of(found))
+    rows = []
+    for gang in sorted(found.gangs, key=key_of):
+        if namespace and gang.metadata.namespace != namespace:
+            continue
+        decision, status = decide_gang(gangs, gang), gang.status or GpuGangStatus()
+        where = [
+            f"{'/'.join(share.values)}: {share.count}"
+            for one in (status.assignment.pod_sets if status.assignment is not None else ())
+            for share in one.domains
+        ]
+        rows.append(
+            {
+                "gang": "/".join(key_of(gang)),
+                "state": str(state_of(decision)),
+                "reason": decision.reason,
+                "message": decision.message,
+                "members": len(decision.view.members),
+                "ready": status.ready,
+                "needed": gang.spec.quorum,
+                "admissions": status.admissions,
+                "ageSeconds": found.age_seconds(gang.metadata.creation_timestamp),
+                "where": ", ".join(where),
+            }
+        )
+    return rows

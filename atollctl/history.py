@@ -1,0 +1,55 @@
+"""`atoll history NODE/ID`: the story of one GPU, its holders and its health, as far as objects still tell.
+
+In: NODE/ID, and a cluster or a saved snapshot (which holds no events). Out: lines, the oldest first, or JSON; status 2
+where there is no such GPU. Reads only.
+"""
+
+import asyncio
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from atollctl.cluster_source import STATUS_UNREACHABLE, SnapshotFile, read_cluster, read_events
+from atollctl.gpu import Target, TargetMistake, split_target
+from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption, show_json, show_table
+
+if TYPE_CHECKING:
+    from atoll.explain.history import Event
+
+
+def show_history(
+    target: Target,
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
+    snapshot: SnapshotFile = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Tell the story of one GPU: who held it, what was wrong with it, what was said of it."""
+    from atoll.explain.history import NoSuchGpu, story_of
+    from atoll.kube.errors import KubeError
+
+    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="tell the story")
+    events: tuple[Event, ...] = ()
+    try:
+        node, device_id = split_target(target)
+        if snapshot is None:
+            events = asyncio.run(read_events(kubeconfig, context))
+        story = story_of(found, events, node, device_id)
+    except (NoSuchGpu, TargetMistake, KubeError, OSError) as error:
+        typer.echo(f"cannot tell the story: {error}", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE) from error
+    if output is Output.JSON:
+        show_json(asdict(story))
+        return
+    reason = f" ({story.reason})" if story.reason else ""
+    holder = f"held by {story.holder}" if story.holder else "held by nobody"
+    typer.echo(f"GPU {story.gpu}: {story.model}, {story.uuid}, {story.state}{reason}, {holder}")
+    rows = [(entry.time or "now", entry.kind, entry.text, entry.source) for entry in story.entries]
+    if output is Output.WIDE:
+        show_table(("TIME", "WHAT", "TEXT", "SOURCE"), rows)
+    elif rows:
+        show_table(("TIME", "WHAT", "TEXT"), [row[:3] for row in rows])
+    told = "a snapshot holds no events" if snapshot is not None else "events are gone after an hour by default"
+    typer.echo(f"{len(rows)} entries; pods that are deleted are told by events alone, and {told}")

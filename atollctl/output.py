@@ -1,0 +1,49 @@
+"""How answers are shown: the option that all commands share, tables and colours.
+
+In: rows. Out: text on standard output. Colour is used on terminals only, and never where NO_COLOR is set.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from math import isfinite
+from typing import Annotated, Any
+
+import typer
+
+WIDE_COLUMNS = 240
+
+
+class Output(StrEnum):
+    """How the answer is shown. wide: everything, without cutting."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to show it.")]
+
+
+def show_json(value: Any) -> None:  # noqa: ANN401 - plain values
+    """Print plain values."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table without frames; columns are as wide as what stands in them, and the last is not padded."""
+    told = [columns, *rows]
+    widths = [max(len(row[number]) for row in told) for number in range(len(columns))]
+    for row in told:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        typer.echo("  ".join(cells).rstrip())
+
+
+def age_text(seconds: float) -> str:
+    """Return a duration as kubectl shows it: 45s, 12m, 3h, 2d; - where it is not known."""
+    if not isfinite(seconds):
+        return "-"
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"

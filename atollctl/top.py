@@ -1,0 +1,193 @@
+"""`atoll top`: the cluster as islands of GPUs, who holds what, how they are, and which pods wait for what.
+
+In: a cluster or a saved snapshot. Out: a live view on a terminal, one picture with `--once` or into a pipe, or JSON.
+Reads only, by listing. So that watching costs others little, a view of a large cluster is renewed less often: never
+more than one part in LOAD_PARTS of a core goes into it.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from atollctl.cluster_source import SnapshotFile, read_cluster
+from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption, age_text, show_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from atoll.explain.overview import Gpu, NodeLine, Overview
+
+LOAD_PARTS: Final = 25
+"""At most this part of a core, 4 %, is used by the view."""
+WAITING_SHOWN: Final = 10
+NODES_SHOWN: Final = 40
+MARKS: Final = {"free": "", "held": "#", "foreign": "?"}
+STYLES: Final = {"free": "green", "held": "yellow", "foreign": "magenta"}
+LEGEND: Final = "3 free, 3# held, 3! not given out, 3? used by somebody who does not hold it"
+
+Seconds = Annotated[float, typer.Option(help="Seconds between two looks, at least.", min=0.5, max=3600)]
+NamespaceOption = Annotated[
+    str, typer.Option("-n", "--namespace", help="Waiting pods and holders of this namespace alone.")
+]
+
+
+def show_top(
+    namespace: NamespaceOption = "",
+    refresh: Seconds = 2.0,
+    kubeconfig: Kubeconfig = None,
+    context: ContextName = None,
+    snapshot: SnapshotFile = None,
+    output: OutputOption = Output.TEXT,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
+) -> None:
+    """Show nodes, islands and GPUs, who holds what, and the pods that wait."""
+    from rich.console import Console
+
+    def look() -> "Overview":
+        return _look(kubeconfig, context, snapshot, namespace)
+
+    if output is Output.JSON:
+        show_json(as_json(look()))
+        return
+    console = Console(highlight=False)
+    is_wide = output is Output.WIDE
+    if once or snapshot is not None or not console.is_terminal:
+        for line in lines(look(), is_wide=is_wide):
+            console.print(line, soft_wrap=True)
+        return
+    _watch(console, look, refresh, is_wide=is_wide)
+
+
+def _look(kubeconfig: Path | None, context: str | None, snapshot: Path | None, namespace: str) -> "Overview":
+    from atoll.explain.decision import scene_of
+    from atoll.explain.overview import overview
+
+    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="show the cluster")
+    return overview(scene_of(found), namespace=namespace)
+
+
+def pause_seconds(refresh: float, spent: float) -> float:
+    """Return how long to rest after a look that took so many seconds of a core."""
+    return max(refresh, spent * (LOAD_PARTS - 1))
+
+
+def _watch(console: Any, look: Any, refresh: float, *, is_wide: bool) -> None:  # noqa: ANN401 - rich and a function
+    from rich.console import Group
+    from rich.live import Live
+
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                before = time.process_time()
+                live.update(Group(*lines(look(), is_wide=is_wide)), refresh=True)
+                time.sleep(pause_seconds(refresh, time.process_time() - before))
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def lines(seen: "Overview", *, is_wide: bool) -> "Iterator[RenderableType]":
+    """Yield the view, line by line."""
+    from rich.text import Text
+
+    states = {gpu.state for node in seen.nodes for gpu in node.gpus}
+    told = ", ".join(f"{seen.count(state)} {state}" for state in ("free", "held", *sorted(states - {"free", "held"})))
+    yield Text(
+        f"{seen.count()} GPUs on {len(seen.nodes)} nodes: {told}. {len(seen.waiting)} pods wait. {seen.taken_at}"
+    )
+    shown = seen.nodes if is_wide else seen.nodes[:NODES_SHOWN]
+    for node in shown:
+        yield _node_text(node)
+        yield from (Text(f"    {line}") for line in _details(node, is_wide=is_wide))
+    if len(shown) < len(seen.nodes):
+        yield Text(f"and {len(seen.nodes) - len(shown)} nodes more: -o wide shows them")
+    if seen.nodes:
+        yield Text(f"islands: {LEGEND}")
+    if seen.waiting:
+        yield Text("")
+        yield Text("Waiting:")
+    rows = seen.waiting if is_wide else seen.waiting[:WAITING_SHOWN]
+    for row in rows:
+        yield Text(f"  {row.pod}  {row.asked} GPUs, {age_text(row.waits_seconds)}: {row.reason}")
+    if len(rows) < len(seen.waiting):
+        yield Text(f"  and {len(seen.waiting) - len(rows)} more: -o wide shows them")
+
+
+def _node_text(node: "NodeLine") -> Any:  # noqa: ANN401 - a rich Text
+    from rich.text import Text
+
+    text = Text(f"{node.node}  {node.models}  {node.count('free')}/{len(node.gpus)} free")
+    for note in (node.closed, "silent" if node.is_silent else ""):
+        text.append(f"  {note}" if note else "", style="red")
+    for island in node.islands:
+        text.append(f"  {island.name} [")
+        for number, gpu in enumerate(island.gpus):
+            text.append(" " if number else "")
+            text.append(f"{gpu.id}{MARKS.get(gpu.state, '!')}", style=STYLES.get(gpu.state, "red"))
+        text.append("]")
+    return text
+
+
+def _details(node: "NodeLine", *, is_wide: bool) -> Iterator[str]:
+    by_holder: dict[str, list[int]] = {}
+    for gpu in node.gpus:
+        for holder in gpu.holders:
+            by_holder.setdefault(holder, []).append(gpu.id)
+    held = [f"{holder}: {','.join(map(str, ids))}" for holder, ids in sorted(by_holder.items())]
+    if held:
+        more = f"; and {len(held) - 6} pods more" if len(held) > 6 and not is_wide else ""
+        yield "; ".join(held if is_wide else held[:6]) + more
+    yield from (_ill_text(gpu) for gpu in node.gpus if gpu.state not in ("free", "held") or gpu.reason)
+
+
+def _ill_text(gpu: "Gpu") -> str:
+    return f"{gpu.id} {gpu.state}" + (f": {gpu.reason}" if gpu.reason else "")
+
+
+def as_json(seen: "Overview") -> dict[str, Any]:
+    """Return the view as plain values."""
+    return {
+        "takenAt": seen.taken_at,
+        "gpus": seen.count(),
+        "free": seen.count("free"),
+        "held": seen.count("held"),
+        "nodes": [
+            {
+                "node": node.node,
+                "models": node.models,
+                "silent": node.is_silent,
+                "closed": node.closed,
+                "islands": [
+                    {
+                        "name": island.name,
+                        "kind": island.kind,
+                        "gpus": [
+                            {
+                                "id": g.id,
+                                "model": g.model,
+                                "state": g.state,
+                                "reason": g.reason,
+                                "holders": [*g.holders],
+                            }
+                            for g in island.gpus
+                        ],
+                    }
+                    for island in node.islands
+                ],
+            }
+            for node in seen.nodes
+        ],
+        "waiting": [
+            {
+                "pod": row.pod,
+                "asked": row.asked,
+                "waitsSeconds": round(row.waits_seconds) if row.waits_seconds < 1e12 else None,
+                "reason": row.reason,
+            }
+            for row in seen.waiting
+        ],
+    }

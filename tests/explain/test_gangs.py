@@ -1,0 +1,293 @@
+"""Promises of `atoll explain gang/NAME`: the controllers' own words, domain by domain, and proposals that come true."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from atoll.cluster.health import Availability, judge
+from atoll.explain.codec import encode_snapshot
+from atoll.explain.decision import scene_of
+from atoll.explain.gang_changes import GangChange, relaxations_of_gang
+from atoll.explain.gang_decision import decide_gang
+from atoll.explain.gang_explanation import GangExplanation, GangState, explain_gang
+from atoll.explain.gang_proposals import check_gang
+from atoll.explain.gang_scene import gang_scene_of
+from atoll.explain.proposals import Kind
+from atollctl.__main__ import app
+from atollctl.explain_gang_text import gang_lines
+from tests.explain.gang_situations import RACK, GangSituation, gang_situation, rack
+from tests.explain.situations import holder
+
+REQUIRED = {"mode": "required", "level": RACK}
+TWO_RACKS = {"a1": rack("a"), "a2": rack("a"), "b1": rack("b"), "b2": rack("b")}
+
+
+def full(node: str, **options: Any) -> Any:
+    """Return a pod that holds all four cards of a node."""
+    return holder(f"on-{node}", node, *range(4), **options)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What must be said of a situation."""
+
+    found: GangSituation
+    state: GangState
+    words: tuple[str, ...] = ()
+    helped_by: tuple[Kind, ...] = ()
+    not_by: tuple[Kind, ...] = ()
+
+
+SITUATIONS: dict[str, Told] = {
+    "it fits": Told(gang_situation(TWO_RACKS, topology=REQUIRED), GangState.FITS, ("2 members fit now", "g-0: a")),
+    "others hold half of every rack": Told(
+        gang_situation(TWO_RACKS, [full("a1"), full("b1")], topology=REQUIRED),
+        GangState.BUSY,
+        ("rack a fits 1 of 2 pods; 2 hosts; excluded: resource gpu.scheduling/gpu: 1", "when team/on-", "preferred"),
+        (Kind.RELAX, Kind.COUNT, Kind.END, Kind.ADD),
+        (Kind.OPEN, Kind.GPU, Kind.REPAIR, Kind.ENDING),
+    ),
+    "all of it is held": Told(
+        gang_situation({"a1": rack("a"), "a2": rack("a")}, [full("a1"), full("a2")]),
+        GangState.BUSY,
+        ("all hosts fit 0 of 2 pods", "when team/on-a1, team/on-a2 end", "add 2 nodes"),
+        (Kind.END, Kind.ADD),
+        (Kind.COUNT, Kind.RELAX),
+    ),
+    "pods that are ending make room": Told(
+        gang_situation({"a1": rack("a"), "a2": rack("a")}, [full("a1", deleted=True)]),
+        GangState.BUSY,
+        ("when team/on-a1 are proven to have ended",),
+        (Kind.ENDING, Kind.COUNT, Kind.ADD),
+    ),
+    "cards are cordoned": Told(
+        gang_situation({"a1": rack("a"), "a2": rack("a", cordoned=(3,))}),
+        GangState.NEVER,
+        ("uncordon GPU a2/3",),
+        (Kind.GPU, Kind.COUNT, Kind.ADD),
+        (Kind.END, Kind.REPAIR),
+    ),
+    "a card is sick": Told(
+        gang_situation({"a1": rack("a"), "a2": rack("a", sick=(1,))}),
+        GangState.NEVER,
+        ("get GPU a2/1 well",),
+        (Kind.REPAIR,),
+        (Kind.GPU,),
+    ),
+    "a node is cordoned": Told(
+        gang_situation({"a1": rack("a"), "a2": rack("a", node={"unschedulable": True})}),
+        GangState.NEVER,
+        ("cordoned: 1", "open 1 node"),
+        (Kind.OPEN, Kind.ADD),
+    ),
+    "more members than the machines could hold": Told(
+        gang_situation({"a1": rack("a")}, count=3),
+        GangState.NEVER,
+        ("be content with 1 of workers", "add 2 nodes"),
+        (Kind.COUNT, Kind.ADD),
+        (Kind.END,),
+    ),
+    "the members want cards that nobody has": Told(
+        gang_situation(TWO_RACKS, claim={"models": ["nvidia-b200"]}),
+        GangState.NEVER,
+        ("no GPU of a claimed model: 4", "any model"),
+        (Kind.RELAX,),
+        (Kind.END, Kind.COUNT),
+    ),
+    "members are missing": Told(gang_situation(TWO_RACKS, there=1), GangState.MEMBERS, ("1 of 2 members",)),
+    "it is put out of action": Told(gang_situation(TWO_RACKS, active=False), GangState.INACTIVE, ("spec.active",)),
+    "its level is unknown": Told(
+        gang_situation(TWO_RACKS, topology={"mode": "required", "level": "example.com/room"}),
+        GangState.INACTIVE,
+        ("has no level",),
+    ),
+    "a slice wants one rack": Told(
+        gang_situation(
+            TWO_RACKS, [full("a1"), full("b1")], count=2, topology={"slices": [{"size": 2, "level": RACK}]}
+        ),
+        GangState.BUSY,
+        ("fits 0 of 1 slices", "no slices"),
+        (Kind.RELAX,),
+    ),
+    "GPUs of a member that is gone are in doubt": Told(
+        gang_situation({"a1": rack("a"), "a2": rack("a")}, [(holder("x", "b9")[0], full("a1")[1])]),
+        GangState.BUSY,
+        ("(gone) are proven to have ended",),
+        (Kind.ENDING,),
+    ),
+}  # fmt: skip
+
+
+def explained(found: GangSituation) -> GangExplanation:
+    """Explain the situation's gang."""
+    return explain_gang(gang_scene_of(scene_of(found.snapshot)), found.gang)
+
+
+@pytest.mark.parametrize("told", SITUATIONS.values(), ids=SITUATIONS.keys())
+def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
+    """State, reasons and numbers are those of the situation; each proposal is true when it is applied."""
+    answer = explained(told.found)
+    text = " ".join(" ".join(gang_lines(answer, scene_of(told.found.snapshot), show_all=True)).split())
+    kinds = {proposal.kind for proposal in answer.help.proposals}
+
+    assert answer.state is told.state, text
+    for word in told.words:
+        assert word in text, f"{word!r} is missing in: {text}"
+    assert set(told.helped_by) <= kinds, text
+    assert not kinds & set(told.not_by), text
+    for proposal in answer.help.proposals:
+        after = check_gang(told.found.snapshot, told.found.gang, proposal.change)
+        assert after.fits
+        assert len(after.seats) == proposal.members
+
+
+def cluster(seed: int) -> GangSituation:
+    """Return two or three small nodes in two racks, most of whose cards are held or withheld, and a gang."""
+    rng = random.Random(seed)
+    nodes: dict[str, Any] = {}
+    holders = []
+    for number in range(rng.randint(2, 3)):
+        held: dict[int, list[int]] = {}
+        withheld: dict[str, list[int]] = {"cordoned": [], "sick": []}
+        for device_id in range(4):
+            fate = rng.random()
+            if fate < 0.4:
+                held.setdefault(rng.randrange(2), []).append(device_id)
+            elif fate < 0.5:
+                withheld[rng.choice(["cordoned", "sick"])].append(device_id)
+        node = rng.choice([{}] * 4 + [{"unschedulable": True}])
+        nodes[f"n{number}"] = rack("ab"[number % 2], node=node, **withheld)
+        for who, ids in held.items():
+            options = {"deleted": rng.random() < 0.3, "priority": rng.randrange(3)}
+            holders.append(holder(f"h{number}{who}", f"n{number}", *ids, **options))
+    topology = rng.choice([None, REQUIRED, {"mode": "preferred", "level": RACK}])
+    claim = rng.choice([None, {}, {"models": ["nvidia-b200"]}])
+    return gang_situation(
+        nodes, holders, count=rng.randint(2, 3), gpus=rng.choice([1, 2, 4]), topology=topology, claim=claim
+    )
+
+
+def subsets(items: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield every set of one or more."""
+    items = sorted(items)
+    return chain.from_iterable(combinations(items, size) for size in range(1, len(items) + 1))
+
+
+def changes_of(kind: Kind, found: GangSituation) -> Iterator[GangChange]:
+    """Yield every change of a kind that there is."""
+    snapshot = found.snapshot
+    running = [pod for pod in snapshot.pods if pod.spec.node_name]
+    ending = [pod.metadata.uid for pod in running if pod.metadata.deletion_timestamp is not None]
+    states = {Kind.GPU: (Availability.CORDONED,), Kind.REPAIR: (Availability.QUARANTINED, Availability.UNKNOWN)}
+    cards = [
+        (report.metadata.name, uuid)
+        for report in snapshot.reports
+        for uuid, standing in judge(report).standings.items()
+        if standing.state in states.get(kind, ())
+    ]
+    if kind is Kind.ENDING:
+        yield from (GangChange(ended=uids) for uids in subsets(ending))
+    elif kind is Kind.END:
+        # Pods that are ending hold their cards on, as the proposals of this kind take it.
+        yield from (GangChange(ended=u) for u in subsets({p.metadata.uid for p in running} - set(ending)))
+    elif kind is Kind.RELAX:
+        yield from (GangChange(relaxed=names) for names in subsets(relaxations_of_gang(snapshot, found.gang)))
+    elif kind is Kind.COUNT:
+        yield from (GangChange(members=(("workers", n),)) for n in range(1, found.gang.spec.size))
+    elif kind is Kind.OPEN:
+        closed = [node.metadata.name for node in snapshot.nodes if node.spec.unschedulable]
+        yield from (GangChange(opened=names) for names in subsets(closed))
+    elif kind is Kind.GPU:
+        yield from (GangChange(uncordoned=one) for one in subsets(cards))
+    elif kind is Kind.REPAIR:
+        yield from (GangChange(healed=one) for one in subsets(cards))
+
+
+def sizes(change: GangChange) -> int:
+    """Return how many things a change takes."""
+    return sum(map(len, (change.uncordoned, change.healed, change.ended, change.opened, change.relaxed)))
+
+
+def check_seed(seed: int) -> None:
+    """Check every proposal and every kind that is said not to help."""
+    found = cluster(seed)
+    answer = explained(found)
+    for proposal in answer.help.proposals:
+        assert check_gang(found.snapshot, found.gang, proposal.change).fits, (seed, proposal.kind)
+        if proposal.kind in (Kind.GPU, Kind.REPAIR, Kind.END, Kind.OPEN):
+            field = {"gpu": "uncordoned", "repair": "healed", "end": "ended", "open": "opened"}[proposal.kind]
+            whole = getattr(proposal.change, field)
+            for spared in whole:
+                rest = GangChange(**{field: tuple(one for one in whole if one != spared)})
+                assert not check_gang(found.snapshot, found.gang, rest).fits, (seed, "could be spared", spared)
+    for kind in answer.help.helpless:
+        for change in changes_of(kind, found):
+            assert not check_gang(found.snapshot, found.gang, change).fits, (seed, kind, sizes(change))
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=25, deadline=None)
+def test_proposals_come_true_and_what_is_said_not_to_help_does_not(seed: int) -> None:
+    """Each proposal makes the gang fit, and takes nothing that could be spared; of a kind that is said not to help, no
+    set of changes does, by trying all of them."""
+    check_seed(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_proposals_come_true_over_many_clusters(block: int) -> None:
+    """The same over a thousand seeds."""
+    for seed in range(block * 50, block * 50 + 50):
+        check_seed(seed)
+
+
+@pytest.mark.parametrize("told", SITUATIONS.values(), ids=SITUATIONS.keys())
+def test_domains_hold_what_they_say(told: Told) -> None:
+    """The gang cut down to what a rack says it fits has a place there, and one member more has none."""
+    answer = explained(told.found)
+    snapshot = told.found.snapshot
+    for fit in answer.domains:
+        if fit.level != RACK or fit.unit != "pod":
+            continue
+        elsewhere = {n.metadata.name for n in snapshot.nodes if n.metadata.labels[RACK] != fit.path[0]}
+        nodes = tuple(n for n in snapshot.nodes if n.metadata.name not in elsewhere)
+        inside = replace(snapshot, nodes=nodes)
+        for count in range(1, fit.of + 1):
+            change = GangChange(members=(("workers", count),), relaxed=("topology mode: preferred",))
+            assert check_gang(inside, told.found.gang, change).fits == (count <= fit.fits)
+
+
+def test_command_explains_a_gang(tmp_path: Path) -> None:
+    """Text for people, JSON for programs; status 1 while it waits, 0 when it fits, 2 for a gang that is not there."""
+    path = tmp_path / "cluster.json"
+    path.write_bytes(encode_snapshot(SITUATIONS["others hold half of every rack"].found.snapshot))
+    base = ["-n", "team", "--snapshot", str(path)]
+
+    text = CliRunner().invoke(app, ["explain", "gang/g", *base])
+    data = CliRunner().invoke(app, ["explain", "gpugang/g", *base, "-o", "json"])
+    nobody = CliRunner().invoke(app, ["explain", "gang/x", *base])
+
+    assert (text.exit_code, data.exit_code, nobody.exit_code) == (1, 1, 2), text.output + nobody.output
+    assert "rack a fits 1 of 2 pods" in text.output
+    answer = msgspec.json.decode(data.output)
+    assert answer["state"] == "busy"
+    assert {one["kind"] for one in answer["proposals"]} >= {"relax", "count", "end", "add"}
+    assert "there is no GpuGang 'x'" in nobody.output
+
+
+def test_headline_is_the_condition() -> None:
+    """What explain says in one line is the message that the controllers write into the condition Admitted."""
+    found = SITUATIONS["others hold half of every rack"].found
+    decision = decide_gang(gang_scene_of(scene_of(found.snapshot)), found.gang)
+
+    assert explained(found).headline == decision.message
+    assert decision.reason == "WaitForRoom"

@@ -1,0 +1,198 @@
+"""Promises of `atoll top`, `atoll gangs`, `atoll history`: what is told is what the cluster holds."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.objects import Metadata
+from atoll.explain.codec import encode_snapshot
+from atoll.explain.decision import scene_of
+from atoll.explain.explanation import explain
+from atoll.explain.history import Event, NoSuchGpu, Regarding, story_of
+from atoll.explain.overview import QUESTIONS_MAX, overview
+from atoll.explain.snapshot import ClusterSnapshot
+from atollctl.__main__ import app
+from atollctl.top import LOAD_PARTS, pause_seconds
+from tests.builders import make_pod, report_json
+from tests.explain.gang_situations import gang_situation, rack
+from tests.explain.situations import Situation, holder, situation, waiting
+from tests.explain.test_gangs import SITUATIONS as GANGS
+
+
+def busy() -> Situation:
+    """Two machines: one with holders, a cordoned and a sick card, the other silent; a pod that waits."""
+    nodes = {"n1": {"cordoned": (6,), "sick": (7,)}, "n2": {"heard": "2026-01-31T10:00:00Z"}}
+    return situation(nodes, [holder("a", "n1", 0, 1), holder("b", "n1", 2)], waiting(4, claim={"policy": "island"}))
+
+
+def saved(snapshot: ClusterSnapshot, folder: Path) -> str:
+    """Write a snapshot; return where."""
+    path = folder / "cluster.json"
+    path.write_bytes(encode_snapshot(snapshot))
+    return str(path)
+
+
+def test_every_gpu_stands_where_the_ledger_says() -> None:
+    """Free are those that a pod could have now; held ones name their holder; the others say why they are not given."""
+    found = busy()
+    scene = scene_of(found.snapshot)
+
+    seen = overview(scene)
+
+    first, second = seen.nodes
+    assert {gpu.id: gpu.state for gpu in first.gpus} == {
+        0: "held", 1: "held", 2: "held", 3: "free", 4: "free", 5: "free", 6: "cordoned", 7: "quarantined"
+    }  # fmt: skip
+    assert first.gpus[0].holders == ("team/a",)
+    assert (first.is_silent, second.is_silent) == (False, True)
+    assert [row.reason for row in seen.waiting] == [explain(scene, found.pod).headline]
+
+
+def test_other_namespaces_stay_unnamed() -> None:
+    """With a namespace, who holds a GPU in another one is not told, and neither is what waits there."""
+    seen = overview(scene_of(busy().snapshot), namespace="other")
+
+    assert {name for node in seen.nodes for gpu in node.gpus for name in gpu.holders} == {"another namespace"}
+    assert not seen.waiting
+
+
+def test_pods_that_ask_the_same_are_decided_once() -> None:
+    """A thousand replicas cost one decision, and more questions than the limit are counted but not answered."""
+    found = busy()
+    alike = [make_pod(f"r{i}", gpus=4) for i in range(50)]
+    unlike = [make_pod(f"u{i}", gpus=4, priority=i + 1) for i in range(QUESTIONS_MAX + 5)]
+    seen = overview(scene_of(replace(found.snapshot, pods=(*alike, *unlike))))
+
+    assert len(seen.waiting) == 50 + QUESTIONS_MAX + 5
+    assert sum("not looked at here" in row.reason for row in seen.waiting) == 6
+    assert len({row.reason for row in seen.waiting if row.pod.startswith("team/r")}) == 1
+
+
+def test_top_shows_it_once_and_as_json(tmp_path: Path) -> None:
+    """The picture names holders, ill cards and the reason of each waiting pod; JSON has the same for programs."""
+    path = saved(busy().snapshot, tmp_path)
+
+    text = CliRunner().invoke(app, ["top", "--once", "--snapshot", path], env={"NO_COLOR": "1"})
+    data = CliRunner().invoke(app, ["top", "--snapshot", path, "-o", "json"])
+
+    assert (text.exit_code, data.exit_code) == (0, 0), text.output
+    assert "\x1b" not in text.output
+    flat = " ".join(text.output.split())
+    for word in ("16 GPUs on 2 nodes", "team/a: 0,1", "6! 7!", "n2", "silent", "team/p 4 GPUs", "waits for GPUs"):
+        assert word in flat, flat
+    answer = msgspec.json.decode(data.output)
+    assert (answer["free"], answer["held"], len(answer["waiting"])) == (3, 3, 1)
+
+
+def test_watching_takes_less_than_a_twentieth_of_a_core() -> None:
+    """However long a look takes, the view rests so long that it takes less than 5 % of a core, `refresh` at least."""
+    for spent in (0.001, 0.1, 3.0):
+        rest = pause_seconds(2.0, spent)
+        assert rest >= 2.0
+        assert spent / (rest + spent) < 0.05
+    assert LOAD_PARTS > 20
+
+
+def test_gangs_are_listed_with_their_state(tmp_path: Path) -> None:
+    """Members, state and the reason of each gang; the same words as explain."""
+    path = saved(GANGS["others hold half of every rack"].found.snapshot, tmp_path)
+
+    text = CliRunner().invoke(app, ["gangs", "--snapshot", path, "-o", "wide"])
+    data = CliRunner().invoke(app, ["gangs", "--snapshot", path, "-n", "team", "-o", "json"])
+    none = CliRunner().invoke(app, ["gangs", "--snapshot", path, "-n", "other"])
+
+    assert (text.exit_code, data.exit_code, none.exit_code) == (0, 0, 0), text.output
+    assert "fits 1 of 2 pods" in text.output
+    (row,) = msgspec.json.decode(data.output)
+    assert (row["gang"], row["state"], row["members"], row["needed"]) == ("team/g", "busy", 2, 2)
+    assert "no gangs in namespace other" in none.output
+
+
+ILL = {
+    2: {
+        "health": {"state": "unhealthy", "reason": "XID 79", "since": "2026-01-31T11:00:00Z"},
+        "incidents": [
+            {"kind": "xid", "code": 79, "firstTime": "2026-01-31T11:00:00Z", "lastTime": "2026-01-31T11:00:00Z"},
+            {"kind": "xid", "code": 63, "firstTime": "2026-01-30T11:00:00Z", "endedTime": "2026-01-30T12:00:00Z",
+             "endedBy": "reset"},
+        ],
+    }
+}  # fmt: skip
+
+
+def told(events: tuple[Event, ...] = ()) -> Any:
+    """Tell the story of a card that was held, ill, cordoned and declared well."""
+    found = situation({"n1": {}}, [holder("a", "n1", 2), holder("done", "n1", 2, phase="Succeeded")])
+    report = report_json("n1", devices=ILL, cordoned=(2,))
+    report["spec"]["releases"] = [{"uuid": "GPU-n1-0002", "time": "2026-01-31T11:30:00Z", "reason": "tested"}]
+    snapshot = replace(found.snapshot, reports=(GpuNodeStatus.model_validate(report),))
+    return story_of(snapshot, events, "n1", 2)
+
+
+def test_story_tells_holders_health_and_what_was_said() -> None:
+    """In the order of time: incidents and their end, holders, cordons, releases, events of its pods and of the card."""
+    ours = Event(
+        Metadata("e1"), Regarding("Pod", "a", "team", "uid-of-a"), "GpusInDoubt", "no proof", "2026-01-31T12:30Z"
+    )
+    card = Event(Metadata("e2"), Regarding("Node", "n1"), "GpuIll", "GPU n1/2 is ill", "2026-01-31T11:00:01Z")
+    other = Event(Metadata("e3"), Regarding("Pod", "b", "team", "uid-of-b"), "Pulled", "image", "2026-01-31T11:00:01Z")
+    story = told((ours, card, other))
+    kinds = [entry.kind for entry in story.entries]
+
+    assert {"incident", "incident over", "given", "reserved", "cordoned", "declared well", "health"} <= set(kinds)
+    assert {"GpusInDoubt", "GpuIll"} <= set(kinds)
+    assert "Pulled" not in kinds
+    times = [entry.time for entry in story.entries]
+    assert times == sorted(times)
+    assert (story.holder, story.state) == ("team/a", "cordoned")
+    assert any("team/done (Succeeded)" in entry.text for entry in story.entries)
+
+
+def test_a_card_of_another_number_has_another_story() -> None:
+    """Who held the card is told by uuid: a pod with that number on another node, or another card, is not in it."""
+    found = situation({"n1": {}, "n2": {}}, [holder("a", "n2", 2), holder("b", "n1", 3)])
+
+    story = story_of(found.snapshot, (), "n1", 2)
+
+    assert not story.entries
+    with pytest.raises(NoSuchGpu, match="the node has 0, 1"):
+        story_of(found.snapshot, (), "n1", 99)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["history", "n1/0"], 0, "given"),
+        (["history", "n1/0", "-o", "json"], 0, '"holder": "team/a"'),
+        (["history", "n1/77"], 2, "there is no GPU n1/77"),
+        (["history", "nonsense"], 2, "write NODE/ID"),
+        (["history", "n9/0"], 2, "no agent reports that node"),
+    ],
+)
+def test_history_command(arguments: list[str], status: int, words: str, tmp_path: Path) -> None:
+    """Status 0 with a story, 2 with one sentence where there is no such GPU."""
+    result = CliRunner().invoke(app, [*arguments, "--snapshot", saved(busy().snapshot, tmp_path)])
+
+    assert result.exit_code == status, result.output
+    assert words in result.output
+
+
+def test_members_of_a_gang_wait_for_what_their_gang_waits_for() -> None:
+    """A gated member is told with its gang's condition, not as a pod by itself."""
+    status = {
+        "conditions": [
+            {"type": names.CONDITION_ADMITTED, "status": "False", "reason": "WaitForRoom", "message": "fits 1 of 2",
+             "lastTransitionTime": "2026-01-31T11:00:00Z"}
+        ]
+    }  # fmt: skip
+    found = gang_situation({"a1": rack("a")}, status=status)
+
+    reasons = {row.reason for row in overview(scene_of(found.snapshot)).waiting}
+
+    assert reasons == {"gang g: WaitForRoom: fits 1 of 2"}
