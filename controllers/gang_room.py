@@ -16,7 +16,6 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster.budgets import Budgets, violations
-from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.making_room import Asking, Clearing, Unit, plan_clearing, with_kept
 from atoll.cluster.gangs.membership import GangKey
 from atoll.cluster.gangs.question import Landscape

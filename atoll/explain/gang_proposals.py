@@ -19,8 +19,8 @@ from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import Act
 from atoll.cluster.gangs.making_room import Unit, fewest_units, units_of, without
 from atoll.cluster.gangs.placing import Found, search
-from atoll.cluster.health import Availability
 from atoll.cluster.health import judge as judge_health
+from atoll.cluster.transitions import Availability
 from atoll.explain.decision import scene_of
 from atoll.explain.gang_changes import GangChange, changed_gang, relaxations_of_gang
 from atoll.explain.gang_decision import Asked, GangDecision, decide_gang

@@ -14,10 +14,10 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.membership import gang_key
-from atoll.cluster.health import Availability
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.holds import Source
 from atoll.cluster.objects import Pod
+from atoll.cluster.transitions import Availability
 from atoll.explain.decision import Scene
 from atoll.explain.explanation import explain_without_help
 from atoll.explain.snapshot import NOW_SECONDS
