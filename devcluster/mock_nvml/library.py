@@ -10,6 +10,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
+MACHINE_VARIABLE = "ATOLL_MOCK_NVML"
 COMPILE_SECONDS_MAX = 120
 
 
@@ -36,4 +37,4 @@ def build(folder: Path) -> Path:
 def environment(library: Path, machine_file: Path) -> dict[str, str]:
     """What a program's environment needs so that its bindings load the library and play the machine."""
     folders = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    return {"LD_LIBRARY_PATH": ":".join(folders), "ATOLL_MOCK_NVML": str(machine_file)}
+    return {"LD_LIBRARY_PATH": ":".join(folders), MACHINE_VARIABLE: str(machine_file)}
