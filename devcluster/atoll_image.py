@@ -42,7 +42,8 @@ START: Mapping[str, Any] = {
     ],
 }
 
-_SYSTEM = ("python3-minimal", "libpython3-stdlib")
+_SYSTEM = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
+"""numpy is the one that needs C++."""
 _UNNEEDED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug")
 _PLATFORMS = ("manylinux_2_17", "manylinux_2_28", "manylinux_2_34", "manylinux2014")
 
