@@ -134,7 +134,12 @@ def test_a_claimed_pod_gets_its_gpus(world: World) -> None:
     """With every part in a container: what the pod sees, its annotations and its Leases name the same GPUs."""
     world.claim("pair", 2)
     world.pod("train", "pair")
-    world.wait_running("train")
+    try:
+        world.wait_running("train")
+    except AssertionError as error:
+        raise AssertionError(
+            f"{error}\n{world.kubectl('describe', 'pod', 'train').stdout}{describe(world.cluster)}"
+        ) from error
     allocation = world.allocation("train")
     assert allocation is not None
     assert set(world.seen("train").nvidia) == set(allocation.uuids)
