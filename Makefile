@@ -12,7 +12,7 @@ HISTORIES ?= 10000
 SEED ?= 0
 
 
-.PHONY: help setup tools binaries demo simulate test test-unit test-e2e test-long lint fmt verify lock bench clean
+.PHONY: help setup tools binaries demo image simulate test test-unit test-e2e test-long lint fmt verify lock bench clean
 
 help: ## Show this text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo: $(READY) tools ## Run Atoll on a real Kubernetes on this machine and watch
 
 binaries: $(READY) tools ## Build Kubernetes, etcd, containerd and what tests need beside them into the cache; once, about 15 minutes
 	@$(BIN)/python -m devcluster.build kwok
+
+image: $(READY) tools ## Assemble Atoll's image without a container engine, from Debian's packages and the lock
+	@$(BIN)/python -m devcluster.atoll_image dist/atoll-0.1.0.tar
 
 ##@ Develop
 setup: $(READY) ## Create .venv from the hash-locked requirements

@@ -304,6 +304,15 @@ class Cluster:
         record = self._fleet.find(name)
         self._fleet.runner(self._binaries).wait_ready(record.name, timeout_seconds=timeout_seconds)
 
+    def load_image(self, archive: Path) -> None:
+        """Give every node an image, as a registry would. Raises StartError."""
+        for record in self._fleet.records:
+            self._fleet.runner(self._binaries).import_image(record.name, archive)
+
+    def program(self, name: str) -> Path:
+        """One of the programs that the cluster is made of, like kube-scheduler."""
+        return self._binaries[name]
+
     # ---- fake nodes ----
 
     def start_kwok(self) -> None:

@@ -29,7 +29,9 @@ NODE_GRACE_SECONDS = 50
 
 _ETCD = "http://127.0.0.1:2379"
 _SERVICE_NETWORK = "10.96.0.0/16"
-_SERVICE_ADDRESS = "10.96.0.1"
+SERVICE_ADDRESS = "10.96.0.1"
+SERVICE_PORT = 443
+"""The Service `kubernetes`, where pods look for the API server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def write_identities(layout: Layout, *, port: int) -> None:
     server = Subject(
         "kube-apiserver",
         dns_names=("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"),
-        addresses=("127.0.0.1", BRIDGE_ADDRESS, _SERVICE_ADDRESS),
+        addresses=("127.0.0.1", BRIDGE_ADDRESS, SERVICE_ADDRESS),
     )
     signer.issue("apiserver", server)
     signer.issue("apiserver-kubelet-client", Subject("kube-apiserver-kubelet-client", "system:masters"))

@@ -55,16 +55,33 @@ def busybox_image(busybox: Path, flock: Path) -> Image:
 
 
 def archive(image: Image) -> bytes:
-    """The OCI archive of an image, the same bytes every time."""
-    plain = _layer(image)
-    layer = gzip.compress(plain, mtime=0)
+    """The OCI archive of an image of one layer, the same bytes every time."""
     variables = ["PATH=/bin", *(f"{name}={value}" for name, value in image.environment.items())]
+    start = {"Cmd": list(image.command), "Env": variables, "WorkingDir": "/"}
+    return assemble(image.reference, layers=[compressed(_layer(image))], start=start)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer as it is stored, and the digest of the tar inside, by which the image's configuration names it."""
+
+    content: bytes
+    tar_digest: str
+
+
+def compressed(tar: bytes) -> Layer:
+    """The layer of a tar, the same bytes every time."""
+    return Layer(gzip.compress(tar, compresslevel=6, mtime=0), f"sha256:{hashlib.sha256(tar).hexdigest()}")
+
+
+def assemble(reference: str, *, layers: Sequence[Layer], start: Mapping[str, Any]) -> bytes:
+    """The OCI archive of an image of this machine's architecture; `start` is the `config` of the image's format."""
     config = _json(
         {
             "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
             "os": "linux",
-            "config": {"Cmd": list(image.command), "Env": variables, "WorkingDir": "/"},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(plain).hexdigest()}"]},
+            "config": dict(start),
+            "rootfs": {"type": "layers", "diff_ids": [layer.tar_digest for layer in layers]},
         }
     )
     manifest = _json(
@@ -72,18 +89,48 @@ def archive(image: Image) -> bytes:
             "schemaVersion": 2,
             "mediaType": f"{_MEDIA}.manifest.v1+json",
             "config": _descriptor(config, "config.v1+json"),
-            "layers": [_descriptor(layer, "layer.v1.tar+gzip")],
+            "layers": [_descriptor(layer.content, "layer.v1.tar+gzip") for layer in layers],
         }
     )
     entry = _descriptor(manifest, "manifest.v1+json")
     entry["annotations"] = {
-        "io.containerd.image.name": image.reference,
-        "org.opencontainers.image.ref.name": image.reference.rpartition(":")[2],
+        "io.containerd.image.name": reference,
+        "org.opencontainers.image.ref.name": reference.rpartition(":")[2],
     }
-    blobs = {f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}": blob for blob in (config, layer, manifest)}
+    contents = (config, *(layer.content for layer in layers), manifest)
+    blobs = {f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}": blob for blob in contents}
     index = {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": [entry]}
     files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json(index), **blobs}
     return _tar([(_file_entry(name, len(content), mode=0o644), content) for name, content in files.items()])
+
+
+def folder_tar(root: Path, *, below: str = "", folders: Sequence[str] = ()) -> bytes:
+    """A tar of everything in a folder, put below another name, as root's and without times: the same bytes every time.
+
+    `folders` are further folders of the image; tmp is everybody's.
+    """
+    entries = [(_folder_entry(name), b"") for name in folders]
+    for path in sorted(root.rglob("*")):
+        name = str(Path(below) / path.relative_to(root))
+        if path.is_symlink():
+            entries.append((_link_entry(name, str(path.readlink())), b""))
+        elif path.is_dir():
+            entries.append((_folder_entry(name), b""))
+        elif path.is_file():
+            content = path.read_bytes()
+            mode = 0o755 if path.stat().st_mode & 0o111 else 0o644
+            entries.append((_file_entry(name, len(content), mode=mode), content))
+    return _tar(entries)
+
+
+def program_image(reference: str, program: Path) -> Image:
+    """An image that holds one static program and starts it."""
+    return Image(reference=reference, files={f"bin/{program.name}": program}, command=[f"/bin/{program.name}"])
+
+
+def ensure_image(cache: Path, image: Image) -> Path:
+    """The archive of an image, written where it is missing."""
+    return _ensure(cache, image)
 
 
 def _ensure(cache: Path, image: Image) -> Path:

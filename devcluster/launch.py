@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from devcluster.control import Control
-from devcluster.control_plane import BRIDGE_ADDRESS, SERVER_PORT
+from devcluster.control_plane import BRIDGE_ADDRESS, SERVER_PORT, SERVICE_ADDRESS, SERVICE_PORT
 from devcluster.errors import ControlError, RealNodesUnavailableError, StartError
 from devcluster.waiting import log_tail, wait_until
 
@@ -37,6 +37,7 @@ _BRIDGE_SCRIPT = f"""set -e
 ip link set lo up
 ip link add atoll0 type bridge
 ip address add {BRIDGE_ADDRESS}/24 dev atoll0
+ip address add {SERVICE_ADDRESS}/32 dev atoll0
 ip link set atoll0 up
 echo 1 > /proc/sys/net/ipv4/ip_forward
 """
@@ -102,8 +103,8 @@ def _start(folder: Path, *, inherited: Mapping[str, int], log: Path) -> subproce
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     supervisor = [sys.executable, "-m", "devcluster.supervisor", str(folder)]
     descriptors = [f"--{name}={descriptor}" for name, descriptor in inherited.items()]
-    server = f"--server={BRIDGE_ADDRESS}:{SERVER_PORT}"
-    command = ["unshare", *user, *NAMESPACE_FLAGS, "--", *supervisor, *descriptors, server]
+    addresses = (f"--server={BRIDGE_ADDRESS}:{SERVER_PORT}", f"--service={SERVICE_ADDRESS}:{SERVICE_PORT}")
+    command = ["unshare", *user, *NAMESPACE_FLAGS, "--", *supervisor, *descriptors, *addresses]
     paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("ab") as output:
         return subprocess.Popen(

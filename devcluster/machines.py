@@ -15,7 +15,7 @@ from devcluster import mock_amdsmi, mock_nvml, nvidia
 from devcluster.errors import BuildError
 from devcluster.mock_amdsmi.library import BindingsMissing
 from devcluster.mock_nvml import MachineFile
-from devcluster.mock_nvml.library import CompilerMissing
+from devcluster.mock_nvml.library import MACHINE_VARIABLE, CompilerMissing
 from devcluster.mock_nvml.library import environment as nvml_environment
 from devcluster.mock_nvml.machine_file import bus_id
 from devcluster.paths import cache_root
@@ -36,11 +36,14 @@ class GpuMachine:
         seed: str,
         order: Sequence[int] | None = None,
         switches: Sequence[Sequence[int]] = (),
+        library_in_containers: bool = False,
     ) -> None:
         """Play the machine in a node's folder. `order[i]` is the position of the GPU with NVML index i; `switches`:
-        positions of the GPUs that sit below one PCIe switch each, with a network adapter."""
+        positions of the GPUs that sit below one PCIe switch each, with a network adapter; `library_in_containers`:
+        containers with a GPU find the driver's library too, as an agent that runs in one needs it."""
         self._folder = folder
         self._switches = switches
+        self._library_in_containers = library_in_containers
         self._pci = PciTree(folder / "pci")
         self.is_amd = profile(profile_name).machine.vendor == "amd"
         kind = mock_amdsmi.AmdMachineFile if self.is_amd else MachineFile
@@ -74,8 +77,16 @@ class GpuMachine:
     def _list_devices(self) -> None:
         devices = self._folder / DEVICE_LIST
         unfinished = devices.with_name(f".{DEVICE_LIST}")
-        unfinished.write_text(nvidia.device_list(nvidia.cdi_devices(self.file.facts)))
+        unfinished.write_text(nvidia.device_list(nvidia.cdi_devices(self.file.facts), self._driver()))
         unfinished.replace(devices)
+
+    def _driver(self) -> nvidia.Driver:
+        if not self._library_in_containers:
+            return nvidia.Driver()
+        # The folder, not the file in it: that one is replaced, and a mount would keep showing the old one.
+        inside = "/run/played-gpus"
+        files = {f"/usr/lib/{self._library.name}": self._library, inside: self._folder}
+        return nvidia.Driver(files, {MACHINE_VARIABLE: f"{inside}/machine"})
 
     def renumber(self, order: Sequence[int]) -> None:
         """Give the same GPUs other NVML indices, as a boot may; takes effect when plugged."""

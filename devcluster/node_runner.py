@@ -57,7 +57,7 @@ class NodeRunner:
         self._furnish(files)
         self._start_containerd(files, system)
         for image in images:
-            self._import(record.name, image)
+            self.import_image(record.name, image)
 
     def start_kubelet(self, record: NodeRecord) -> None:
         """Start the node's kubelet; needs the API server."""
@@ -137,7 +137,8 @@ class NodeRunner:
 
         self._wait(name, name, answers, timeout_seconds=180)
 
-    def _import(self, node: str, image: Path) -> None:
+    def import_image(self, node: str, image: Path) -> None:
+        """Give a running node an image. Raises StartError with what containerd said."""
         result = self._ctr(node, "images", "import", str(image))
         if result.returncode != 0:
             raise StartError(f"image {image.name}", problem=f"was refused by {node}", log_tail=result.stderr)

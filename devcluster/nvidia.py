@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -79,13 +79,27 @@ def handler_lines(table: str, *, program: Path) -> list[str]:
     ]
 
 
-def device_list(devices: Sequence[CdiDevice]) -> str:
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """What comes into a container with any device: files (path in the container -> path on the node), variables."""
+
+    files: Mapping[str, Path] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def device_list(devices: Sequence[CdiDevice], driver: Driver) -> str:
     """A CDI file: every device under each of its names, and all of them together as `all`."""
     entries = [_entry(name, device.nodes) for device in devices for name in device.names]
     everything = dict.fromkeys(node for device in devices for node in device.nodes)
     if everything:
         entries.append(_entry("all", tuple(everything)))
     control = _edits((("/dev/nvidiactl", DEVICE_MAJOR, CONTROL_MINOR),))
+    options = ["ro", "nosuid", "nodev", "bind"]
+    control["env"] = [f"{name}={value}" for name, value in driver.environment.items()]
+    control["mounts"] = [
+        {"containerPath": inside, "hostPath": str(outside), "options": options}
+        for inside, outside in driver.files.items()
+    ]
     return json.dumps({"cdiVersion": "0.6.0", "kind": KIND, "devices": entries, "containerEdits": control}, indent=1)
 
 

@@ -1,4 +1,4 @@
-"""A TCP relay from a socket of the host into the network of a cluster.
+"""TCP relays to a cluster's API server: from a socket of the host, and from the address that its pods are told.
 
 A listening socket stays in the network namespace in which it was made. The owner opens one on the host's loopback
 address and hands it to the supervisor inside, which accepts there and connects here. Bytes go through untouched: TLS is
@@ -12,6 +12,18 @@ import contextlib
 import socket
 
 _CHUNK_BYTES = 1 << 16
+_IP_FREEBIND = 15
+"""Linux's option, which Python's socket module does not name."""
+
+
+def early_listener(host: str, port: int) -> socket.socket:
+    """A listening socket on an address that may come up later."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+    listener.bind((host, port))
+    listener.listen()
+    return listener
 
 
 async def relay(listener: socket.socket, *, host: str, port: int) -> asyncio.Server:

@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,8 @@ class Supervisor:
         return process.exit_code
 
 
-async def supervise(folder: Path, *, listener: socket.socket, owner: int, server: tuple[str, int]) -> None:
-    """Serve until told to stop or orphaned."""
+async def supervise(folder: Path, *, listeners: Sequence[socket.socket], owner: int, server: tuple[str, int]) -> None:
+    """Serve until told to stop or orphaned; every listener leads to the API server."""
     supervisor = Supervisor(owner)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, supervisor.reap)
@@ -102,9 +103,9 @@ async def supervise(folder: Path, *, listener: socket.socket, owner: int, server
     control = await asyncio.start_unix_server(
         supervisor.connected, path=str(socket_path(folder)), limit=_LINE_BYTES_MAX
     )
-    outside = await proxy.relay(listener, host=server[0], port=server[1])
+    relays = [await proxy.relay(listener, host=server[0], port=server[1]) for listener in listeners]
     await supervisor.stopping.wait()
-    for service in (control, outside):
+    for service in (control, *relays):
         service.close()
     loop.remove_signal_handler(signal.SIGCHLD)
 
@@ -119,6 +120,11 @@ def end_everything() -> None:
             os.wait()
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
 def main() -> None:
     """Take over the descriptors that the owner passed and supervise."""
     parser = argparse.ArgumentParser(description="supervise the processes of one development cluster")
@@ -126,11 +132,11 @@ def main() -> None:
     parser.add_argument("--listener", type=int, required=True, help="descriptor of a listening socket of the host")
     parser.add_argument("--lock", type=int, required=True, help="descriptor of the locked file, held while this lives")
     parser.add_argument("--owner", type=int, required=True, help="descriptor of a pipe that the owner holds open")
-    parser.add_argument("--server", required=True, help="address:port inside that the listener leads to")
+    parser.add_argument("--server", type=_address, required=True, help="address:port of the API server inside")
+    parser.add_argument("--service", type=_address, required=True, help="address:port where pods look for it")
     options = parser.parse_args()
-    host, _, port = options.server.rpartition(":")
-    listener = socket.socket(fileno=options.listener)
-    asyncio.run(supervise(options.folder, listener=listener, owner=options.owner, server=(host, int(port))))
+    listeners = (socket.socket(fileno=options.listener), proxy.early_listener(*options.service))
+    asyncio.run(supervise(options.folder, listeners=listeners, owner=options.owner, server=options.server))
     end_everything()
     remove_cluster_folder(options.folder)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("nvml.c")
 MACHINE = Path(__file__).with_name("machine.h")
 LIBRARY = "libnvidia-ml.so.1"
+MACHINE_VARIABLE = "ATOLL_MOCK_NVML"
 COMPILE_SECONDS_MAX = 120
 
 
@@ -42,7 +43,7 @@ def compiled(target: Path, sources: Sequence[Path], *, warns: bool = True) -> Pa
     return target
 
 
-def environment(library: Path, machine_file: Path, *, variable: str = "ATOLL_MOCK_NVML") -> dict[str, str]:
+def environment(library: Path, machine_file: Path, *, variable: str = MACHINE_VARIABLE) -> dict[str, str]:
     """What a program's environment needs so that its bindings load the library and play the machine."""
     folders = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {"LD_LIBRARY_PATH": ":".join(folders), variable: str(machine_file)}

@@ -7,13 +7,15 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from devcluster.images import Image, archive
+from devcluster import atoll_image
+from devcluster.images import Image, archive, folder_tar
 from devcluster.system_programs import is_static
 
 
@@ -79,3 +81,47 @@ def test_only_programs_without_a_loader_are_static(tmp_path: Path) -> None:
 
     assert not is_static(script)
     assert not is_static(Path("/bin/ls"))
+
+
+def test_a_folder_gives_the_same_layer_whenever_and_by_whomever_it_was_made(tmp_path: Path) -> None:
+    """Times and owners are left out, links stay links, what was executable is."""
+    for name in ("first", "second"):
+        root = tmp_path / name
+        (root / "bin").mkdir(parents=True)
+        (root / "bin" / "tool").write_bytes(b"program")
+        (root / "bin" / "tool").chmod(0o700)
+        (root / "bin" / "link").symlink_to("tool")
+    os.utime(tmp_path / "second" / "bin" / "tool", (1, 1))
+    first, second = (folder_tar(tmp_path / name, below="opt", folders=("tmp",)) for name in ("first", "second"))
+
+    assert first == second
+    with tarfile.open(fileobj=io.BytesIO(first)) as tar:
+        entries = {entry.name: entry for entry in tar}
+    assert {name: entry.mode for name, entry in entries.items()} == {
+        "tmp": 0o1777,
+        "opt/bin": 0o755,
+        "opt/bin/link": 0o777,
+        "opt/bin/tool": 0o755,
+    }
+    assert entries["opt/bin/link"].linkname == "tool"
+    assert {(entry.uid, entry.gid, entry.mtime) for entry in entries.values()} == {(0, 0, 0)}
+
+
+def test_the_assembled_image_starts_what_the_dockerfile_says() -> None:
+    """Whichever way an image was made, the manifests run it."""
+    lines = (atoll_image.ROOT / "deploy" / "image" / "Dockerfile").read_text().splitlines()
+    said = dict(line.split(" ", 1) for line in lines if line.split(" ")[0] in {"ENTRYPOINT", "CMD", "USER", "WORKDIR"})
+    copied = {line.split(" ")[1] for line in lines if line.startswith("COPY") and "/opt/atoll/app/" in line}
+
+    assert json.loads(said["ENTRYPOINT"]) == atoll_image.START["Entrypoint"]
+    assert json.loads(said["CMD"]) == atoll_image.START["Cmd"]
+    assert said["USER"] == atoll_image.START["User"]
+    assert said["WORKDIR"] == atoll_image.START["WorkingDir"]
+    assert copied == set(atoll_image.PACKAGES)
+
+
+def test_the_assembled_image_has_the_name_that_the_manifests_ask_for() -> None:
+    """Without a registry in its name an image is looked for as Docker's."""
+    asked = re.findall(r"image: (atoll:\S+)", (atoll_image.ROOT / "deploy" / "controllers.yaml").read_text())
+
+    assert [f"docker.io/library/{name}" for name in asked] == [atoll_image.REFERENCE]

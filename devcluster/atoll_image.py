@@ -1,0 +1,166 @@
+"""Atoll's image without a container engine: Debian's Python, the locked dependencies, Atoll's packages; a layer each.
+
+In: Debian's package index of this machine, deploy/image/requirements.lock and the packages. Out: an OCI archive for
+`ctr images import`, `docker load` or `podman load`. Layers are kept in the cache, keyed by what is in them. What the
+image starts is what deploy/image/Dockerfile says; a test compares the two.
+
+`python -m devcluster.atoll_image FILE` writes it to a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from devcluster.build import Report, report_to_stderr
+from devcluster.errors import BuildError, DevclusterError
+from devcluster.images import Layer, assemble, compressed, folder_tar
+from devcluster.paths import cache_root
+
+REFERENCE = "docker.io/library/atoll:0.1.0"
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "deploy" / "image" / "requirements.lock"
+PACKAGES = ("topology", "atoll", "extender", "webhook", "agent", "controllers", "atollctl")
+START: Mapping[str, Any] = {
+    "Entrypoint": ["python", "-m"],
+    "Cmd": ["atollctl", "--help"],
+    "User": "65532:65532",
+    "WorkingDir": "/opt/atoll/app",
+    "Env": [
+        "PATH=/opt/atoll/bin:/usr/bin:/bin",
+        "PYTHONPATH=/opt/atoll/app:/opt/atoll/lib",
+        "PYTHONDONTWRITEBYTECODE=1",
+        "PYTHONUNBUFFERED=1",
+    ],
+}
+
+_SYSTEM = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
+"""numpy is the one that needs C++."""
+_UNNEEDED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug")
+_PLATFORMS = ("manylinux_2_17", "manylinux_2_28", "manylinux_2_34", "manylinux2014")
+
+
+def ensure_atoll_image(cache: Path | None = None, *, report: Report = report_to_stderr) -> Path:
+    """The archive of Atoll's image, made where it is missing. Raises BuildError: what is missing, and what to do."""
+    folder = (cache or cache_root()) / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    packages = _system_packages()
+    python = _python_version(packages)
+    layers = [
+        _kept(folder, "system", "\n".join(packages), lambda: _system_tar(packages), report=report),
+        _kept(folder, "libraries", f"{python} {LOCK.read_text()}", lambda: _library_tar(python), report=report),
+        compressed(_application_tar()),
+    ]
+    digest = hashlib.sha256("".join(layer.tar_digest for layer in layers).encode() + repr(START).encode()).hexdigest()
+    target = folder / f"atoll-{digest[:12]}.tar"
+    if not target.exists():
+        _write_whole(target, assemble(REFERENCE, layers=layers, start=START))
+    return target
+
+
+def _kept(folder: Path, name: str, key: str, make: Callable[[], bytes], *, report: Report) -> Layer:
+    """A layer from the cache, or made and put there: its file names its tar's digest."""
+    stem = f"layer-{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    for path in folder.glob(f"{stem}-*.tar.gz"):
+        return Layer(path.read_bytes(), f"sha256:{path.name.removeprefix(f'{stem}-').removesuffix('.tar.gz')}")
+    report(f"image of Atoll: making the layer of its {name}")
+    layer = compressed(make())
+    _write_whole(folder / f"{stem}-{layer.tar_digest.removeprefix('sha256:')}.tar.gz", layer.content)
+    return layer
+
+
+def _write_whole(target: Path, content: bytes) -> None:
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished.write_bytes(content)
+    unfinished.rename(target)
+
+
+def _system_packages() -> list[str]:
+    """Debian's Python and all it needs, as name=version, in the order in which they would be installed."""
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise BuildError("no apt-get and dpkg-deb here: build deploy/image/Dockerfile with a container engine instead")
+    command = ["apt-get", "-s", "-o", "Dir::State::status=/dev/null", "install", "--no-install-recommends", *_SYSTEM]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    packages = re.findall(r"^Inst (\S+) \((\S+)", listed.stdout, re.MULTILINE)
+    if not packages:
+        raise BuildError(f"apt-get knows no {' and '.join(_SYSTEM)}: {listed.stderr.strip()[-300:]}; apt-get update?")
+    return [f"{name}={version}" for name, version in packages]
+
+
+def _python_version(packages: Sequence[str]) -> str:
+    found = re.search(r"^python(3\.\d+)-minimal=", "\n".join(packages), re.MULTILINE)
+    if found is None:
+        raise BuildError(f"no python3.N-minimal among the packages of {', '.join(_SYSTEM)}")
+    return found.group(1)
+
+
+def _system_tar(packages: Sequence[str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="atoll-image-") as scratch:
+        downloads, root = Path(scratch) / "downloads", Path(scratch) / "root"
+        downloads.mkdir()
+        root.mkdir()
+        # As root apt would hand the folder to its own user, who may not enter it.
+        _run(["apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", *packages], folder=downloads)
+        for package in sorted(downloads.glob("*.deb")):
+            _run(["dpkg-deb", "-x", str(package), str(root)], folder=downloads)
+        for name in _UNNEEDED:
+            shutil.rmtree(root / name, ignore_errors=True)
+        bin_folder = root / "opt" / "atoll" / "bin"
+        bin_folder.mkdir(parents=True)
+        (bin_folder / "python").symlink_to("/usr/bin/python3")
+        return folder_tar(root, folders=("tmp", "etc", "proc", "sys", "dev"))
+
+
+def _library_tar(python: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="atoll-image-") as scratch:
+        target = Path(scratch) / "lib"
+        machine = os.uname().machine
+        platforms = [word for platform in _PLATFORMS for word in ("--platform", f"{platform}_{machine}")]
+        install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
+        wheels = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
+        locked = ["--require-hashes", "--no-deps", "-r", str(LOCK), "--target", str(target)]
+        _run([*install, *wheels, *locked], folder=Path(scratch))
+        shutil.rmtree(target / "bin", ignore_errors=True)
+        return folder_tar(target, below="opt/atoll/lib")
+
+
+def _application_tar() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="atoll-image-") as scratch:
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, Path(scratch) / package, ignore=shutil.ignore_patterns("__pycache__"))
+        return folder_tar(Path(scratch), below="opt/atoll/app")
+
+
+def _run(command: Sequence[str], *, folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"`{' '.join(command[:3])} ...` failed: {(done.stderr or done.stdout).strip()[-500:]}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the image to the file that is named; return the exit status."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m devcluster.atoll_image FILE\n")
+        return 2
+    target = Path(arguments[0])
+    try:
+        image = ensure_atoll_image()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(image, target)
+    except (DevclusterError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{target}: {REFERENCE}, {target.stat().st_size / 1e6:.0f} MB\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
