@@ -157,7 +157,7 @@ def test_every_question_is_answered_with_rights_to_read_alone(world: World, read
     verbs = world.kubectl("auth", "can-i", "--list", f"--as=system:serviceaccount:{world.namespace}:{READER}").stdout
     for line in verbs.splitlines()[1:]:
         granted = line[line.rindex("[") + 1 : line.rindex("]")].split()
-        assert set(granted) <= {"get", "list"} or "selfsubject" in line, line
+        assert set(granted) <= {"get", "list", "watch"} or "selfsubject" in line, line
 
 
 def test_gang_is_explained_by_its_condition_and_a_proposal_comes_true(world: World) -> None:
