@@ -63,7 +63,7 @@ class Stand:
         self.cluster.start_kwok()
         self.cluster.create_fake_nodes(nodes, labels={}, allocatable={names.GPU_RESOURCE: str(GPUS)})
         self.installation.apply_manifests()
-        self._write_reports()
+        write_reports(self.cluster)
         self.installation.start("webhook", wait=False)
         self.use("atoll")
         self.installation.start_scheduler()
@@ -163,35 +163,37 @@ class Stand:
                 self.cluster.signal(name, "TERM")
                 self.cluster.wait_exit(name)
 
-    def _write_reports(self) -> None:
-        nodes = [
-            (number, node["metadata"]["name"], node["metadata"]["uid"])
-            for number, node in enumerate(self.cluster.api.get(paths.nodes())["items"])
-        ]
-        now = format_microtime(SystemClock().now())
-        reports = {
-            name: report(name, profile(PROFILES[number % len(PROFILES)])).model_dump(
-                mode="json", by_alias=True, exclude_defaults=True
-            )
-            for number, name, _ in nodes
-        }
-        api = self.cluster.api
-        kind = {"apiVersion": names.API_VERSION, "kind": "GpuNodeStatus"}
-        api.request_all(
-            Request("POST", paths.gpunodestatuses(), {**kind, "metadata": {"name": name}}) for name in reports
+
+def write_reports(cluster: Cluster, shapes: Sequence[str] = PROFILES, *, prefix: str = "") -> None:
+    """Write what agents would: reports of machines of these shapes in turn, and heartbeats that last for a day.
+
+    With `prefix` for the nodes alone whose names begin with it.
+    """
+    nodes = [
+        (number, node["metadata"]["name"], node["metadata"]["uid"])
+        for number, node in enumerate(cluster.api.get(paths.nodes())["items"])
+        if node["metadata"]["name"].startswith(prefix)
+    ]
+    now = format_microtime(SystemClock().now())
+    reports = {
+        name: report(name, profile(shapes[number % len(shapes)])).model_dump(
+            mode="json", by_alias=True, exclude_defaults=True
         )
-        api.request_all(
-            Request(
-                "PATCH",
-                paths.gpunodestatuses(name, "status"),
-                {"status": {**reports[name]["status"], "nodeUid": uid}},
-                MERGE_PATCH,
-            )
-            for _, name, uid in nodes
+        for number, name, _ in nodes
+    }
+    api = cluster.api
+    kind = {"apiVersion": names.API_VERSION, "kind": "GpuNodeStatus"}
+    api.request_all(Request("POST", paths.gpunodestatuses(), {**kind, "metadata": {"name": name}}) for name in reports)
+    api.request_all(
+        Request(
+            "PATCH",
+            paths.gpunodestatuses(name, "status"),
+            {"status": {**reports[name]["status"], "nodeUid": uid}},
+            MERGE_PATCH,
         )
-        api.request_all(
-            Request("POST", paths.leases(names.HEARTBEAT_NAMESPACE), _heartbeat(name, now)) for name in reports
-        )
+        for _, name, uid in nodes
+    )
+    api.request_all(Request("POST", paths.leases(names.HEARTBEAT_NAMESPACE), _heartbeat(name, now)) for name in reports)
 
 
 def make_namespace(cluster: Cluster) -> None:
