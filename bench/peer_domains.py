@@ -27,6 +27,10 @@ from topology.gangs.search import place
 from topology.gangs.snapshot import Snapshot
 
 VERDICTS: Final = ("same", "better", "equal", "worse", "unsupported")
+UNREADABLE: Final = (
+    TopologyError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration
+)  # fmt: skip
+"""What a line may raise that is no scenario: nested too deeply, words that are missing, numbers without end."""
 Places = dict[str, dict[str, int]]
 """Per pod set, members per place."""
 
@@ -34,7 +38,7 @@ Places = dict[str, dict[str, int]]
 def run(file: Path, order: Order = Order.NEAREST) -> int:
     """Answer a file of scenarios in one of the orders; 0 unless one is worse."""
     verdicts: Counter[str] = Counter()
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:
         for answer in answers(lines, order):
             verdicts[answer["verdict"]] += 1
             print(json.dumps(answer))
@@ -54,7 +58,7 @@ def answers(lines: Iterable[str], order: Order = Order.NEAREST) -> Iterator[dict
                 defaults = dict(case.get("gate_defaults", {}))
                 continue
             yield answer_case(case, defaults, order)
-        except (TopologyError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except UNREADABLE as error:
             yield _row(f"line-{number}", "worse", f"line {number} cannot be read: {type(error).__name__}: {error}")
 
 

@@ -63,6 +63,7 @@ KNOWN_OF_POD_SETS: Final = frozenset({
 EFFECTS: Final = ("NoSchedule", "NoExecute", "PreferNoSchedule")
 OPERATORS: Final = ("Exists", "Equal")
 ENDED: Final = ("Succeeded", "Failed")
+REPEAT_MAX: Final = 100_000
 Json = Mapping[str, Any]
 
 
@@ -150,6 +151,8 @@ def _expanded(nodes: Iterable[Json]) -> Iterable[Json]:
     """`repeat` identical nodes get names of their own, and host labels of their own where they have one."""
     for node in nodes:
         count = int(node.get("repeat", 1))
+        if count > REPEAT_MAX:
+            raise ValueError(f"{count} identical nodes are more than {REPEAT_MAX}")
         for number in range(count):
             if count == 1:
                 yield node

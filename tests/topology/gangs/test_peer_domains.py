@@ -173,3 +173,38 @@ def test_extra_scenarios(order: Order) -> None:
         worse = [row for row in answers(lines, order) if row["verdict"] == "worse"]
 
     assert worse == []
+
+
+def broken(**changes: Any) -> str:
+    """A scenario of one host and one pod set, with changes that make it none."""
+    node = {"name": "x", "labels": {"host": "x"}, "alloc": {"pods": 5}, **changes.pop("node", {})}
+    row = {"name": "p", "count": 1, "required": "host", "want": [[["x"], 1]], **changes.pop("row", {})}
+    return json.dumps({"id": "odd", "levels": ["host"], "nodes": [node], "podsets": [row], **changes})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("{", id="no JSON"),
+        pytest.param("[" * 50_000, id="nested without end"),
+        pytest.param("7", id="a number"),
+        pytest.param('{"id": "odd"}', id="nothing but a name"),
+        pytest.param(broken(levels=[]), id="no levels"),
+        pytest.param(broken(levels=["host", "host"]), id="a level twice"),
+        pytest.param(broken(row={"count": -1}), id="fewer than no members"),
+        pytest.param(broken(row={"count": 1e400}), id="members without number"),
+        pytest.param(broken(row={"want": [[[], 1]]}), id="a wanted place without values"),
+        pytest.param(broken(row={"slices": [[]]}), id="an empty slice"),
+        pytest.param(broken(node={"alloc": {"pods": "many"}}), id="an amount in words"),
+        pytest.param(broken(node={"taints": [["key", "value"]]}), id="a taint without effect"),
+        pytest.param(broken(node={"repeat": 10**12}), id="a node too often"),
+        pytest.param(broken(usage_own_flavor=[{"values": [], "count": 1}]), id="usage nowhere"),
+    ],
+)
+def test_a_line_that_is_no_scenario_is_told_and_the_next_is_answered(line: str) -> None:
+    """One row for it, never an end of the run."""
+    first, second = answers([line, broken()])
+
+    assert first["verdict"] == "worse"
+    assert "cannot be read" in first["why"]
+    assert second["verdict"] == "same"
