@@ -1,13 +1,15 @@
 """What happens to a gang in the middle of its admission: it goes, comes back by its name, loses members, is refused."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll.api import names
+from tests.builders import make_allocation, pod_json
 from tests.controllers.gang_stage import GANGS, TOPOLOGIES, Cluster, cluster, settled, term
-from tests.controllers.troupe import PODS
+from tests.controllers.troupe import PODS, strip_version
 from tests.fakes.api_server import answering
 
 pytestmark = pytest.mark.asyncio
@@ -122,3 +124,37 @@ async def test_a_new_leader_and_a_new_topology_forget_nothing_that_runs(tmp_path
         assert made.held() == 8
         assert made.reason("g", names.CONDITION_PODS_READY) == "Started"
         assert made.gang("g")["status"]["admissions"] == 1
+
+
+async def test_what_a_running_gang_lacks_comes_before_a_newcomer(tmp_path: Path) -> None:
+    """A machine goes, a member with it; the successor and a more important new gang wait for the same four GPUs. The
+    machine returns: the gang that runs is made whole, and the newcomer waits on (H6)."""
+    async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
+        put_holder(made, "other", "n2", range(4))
+        await settled(running, lambda: len(made.leases_of("other")) == 4)
+        add_gang(made, count=3)
+        await settled(running, lambda: is_let_go(made, "g-0", "g-1", "g-2"))
+        made.run_all("g", 3)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        (lost,) = (f"g-{n}" for n in range(3) if made.pod(f"g-{n}")["spec"]["nodeName"] == "n2")
+        node = made.server.objects["/api/v1/nodes/n2"]
+        made.server.put("/api/v1/nodes/n2", {**node, "spec": {"unschedulable": True}})
+        made.end(lost, "Failed")
+        await settled(running, lambda: made.leases_of(lost) == [])
+        made.add_member("g", 3)
+        made.add_gang("new", 1)
+        made.add_member("new", 0, priority=100)
+        await settled(running, lambda: made.reason("new") in {"WaitForRoom", "NeverFits"})
+        assert made.is_gated("g-3")
+
+        node = made.server.objects["/api/v1/nodes/n2"]
+        made.server.put("/api/v1/nodes/n2", {**node, "spec": {}})
+        await settled(running, lambda: is_let_go(made, "g-3"))
+        assert made.leases_of("new-0") == []
+
+
+def put_holder(made: Cluster, name: str, node: str, devices: Iterable[int]) -> None:
+    """Put a running pod without a gang."""
+    allocation = make_allocation(node, *devices)
+    body = pod_json(name, gpus=len(allocation.device_ids), node=node, allocation=allocation, priority=1000)
+    made.server.put(f"{PODS}/{name}", strip_version({**body, "status": {"phase": "Running"}}))
