@@ -194,6 +194,8 @@ GANG_CONDITIONS: Final = {
         "NotEvicted",
         "PodsReadyTimeout",
         "SchedulerRefused",
+        "MemberRefused",
+        "Preempted",
         "Deactivated",
     ),
 }

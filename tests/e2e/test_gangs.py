@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -205,9 +205,27 @@ def test_a_member_that_goes_is_replaced_on_its_own(yard: Yard) -> None:
     yard.wait_reason("train", "Started", kind=names.CONDITION_PODS_READY)
 
 
-@pytest.mark.parametrize("held", [5, pytest.param(1, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
-def test_controllers_that_are_killed_during_an_admission_finish_or_undo_it(yard: Yard, held: int) -> None:
-    """Killed when so many Leases stand: no member runs without its GPUs, and the next leader starts the whole gang."""
+def is_any_let_go(yard: Yard) -> bool:
+    """Tell whether a pod of the namespace has no gate."""
+    return any(not pod["spec"].get("schedulingGates") for pod in yard.world.pods())
+
+
+STEPS: dict[str, Callable[[Yard], bool]] = {
+    "some Leases": lambda yard: len(yard.world.leases()) >= 5,
+    "the first Lease": lambda yard: len(yard.world.leases()) >= 1,
+    "every Lease": lambda yard: len(yard.world.leases()) >= 8,
+    "the condition": lambda yard: yard.reason("x") == "Admitted",
+    "the first gate": is_any_let_go,
+    "the first member that runs": lambda yard: "Running" in yard.phases("x"),
+}
+"""How far an admission has come when the controllers are killed."""
+
+
+@pytest.mark.parametrize(
+    "step", [name if name == "some Leases" else pytest.param(name, marks=pytest.mark.long) for name in STEPS]
+)
+def test_controllers_that_are_killed_during_an_admission_finish_or_undo_it(yard: Yard, step: str) -> None:
+    """Killed at this step: no member runs without its GPUs, and the next leader starts the whole gang."""
     world = yard.world
     world.claim("two", 2, **H100)
     yard.gang("x", count=4)
@@ -215,7 +233,7 @@ def test_controllers_that_are_killed_during_an_admission_finish_or_undo_it(yard:
         yard.member("x", number, "two")
     yard.wait_reason("x", "WaitForQuorum")
     yard.member("x", 3, "two")
-    world.wait(lambda: len(world.leases()) >= held, f"{held} Leases")
+    world.wait(lambda: STEPS[step](yard), step)
     world.installation.kill("controllers")
     for pod in world.pods():
         is_gated = bool(pod["spec"].get("schedulingGates"))
