@@ -56,7 +56,7 @@ verify: $(READY) ## Fail when generated files are stale
 	$(BIN)/python -m atoll.api.crds --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
-	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search whole_path; do \
+	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search gang_admission whole_path; do \
 		echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done
 
 lock: ## Write requirements.lock anew from pyproject.toml

@@ -7,7 +7,7 @@ is written here, once.
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -96,12 +96,12 @@ class Stand:
         """Tell whether pods hold Leases."""
         return self._contender != "noop"
 
-    def create(self, count: int, *, gpus: int = 1) -> list[str]:
-        """Create pods and return their names."""
+    def create(self, count: int, *, gpus: int = 1, annotations: Mapping[str, str] | None = None) -> list[str]:
+        """Create pods, with further annotations, and return their names."""
         first, self._created = self._created, self._created + count
         created = [f"pod-{number}" for number in range(first, self._created)]
         self.cluster.api.request_all(
-            Request("POST", paths.pods(NAMESPACE), _pod(name, CLAIMS[gpus])) for name in created
+            Request("POST", paths.pods(NAMESPACE), _pod(name, CLAIMS[gpus], annotations or {})) for name in created
         )
         return created
 
@@ -208,12 +208,12 @@ def make_namespace(cluster: Cluster) -> None:
             raise
 
 
-def _pod(name: str, claim: str) -> dict[str, Any]:
+def _pod(name: str, claim: str, annotations: Mapping[str, str]) -> dict[str, Any]:
     container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "annotations": {names.CLAIM: claim}},
+        "metadata": {"name": name, "annotations": {names.CLAIM: claim, **annotations}},
         "spec": {"containers": [container]},
     }
 
