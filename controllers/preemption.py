@@ -10,7 +10,7 @@ Of a gang only members go that it does not need. Where that does not help, a gan
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.gangs.promises import needs, promises
 from atoll.cluster.island_hosts import decode_demands, refusal, unjudged
@@ -158,6 +159,7 @@ class PreemptionReconciler:
         waits: list[float | None] = []
         hopeless: set[tuple[object, ...]] = set()
         planned = 0
+        admitted = tuple(self._book.admitted().values()) if candidates and self._book is not None else ()
         for pod in candidates:
             request = self._request(pod)
             kind = (request, pod.spec.priority, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
@@ -166,7 +168,7 @@ class PreemptionReconciler:
             if planned >= PLANNED_MAX:
                 return [*waits, LOOK_SECONDS]
             planned += 1
-            plans = await self._plans(pod, request)
+            plans = await self._plans(pod, request, admitted)
             if plans:
                 waits.append(await self._begin(pod, plans))
             else:
@@ -187,12 +189,9 @@ class PreemptionReconciler:
                 return LOOK_SECONDS
         return RETRY_SECONDS
 
-    async def _plans(self, pod: Pod, request: Request) -> tuple[IslandPlan, ...]:
+    async def _plans(self, pod: Pod, request: Request, admitted: Sequence[GangView]) -> tuple[IslandPlan, ...]:
         """Plan with members that their gangs do not need; only where that leads nowhere, with gangs that end whole."""
         situation = await self._situation(pod)
-        if self._book is None:
-            return plan_island(pod, request, situation)
-        admitted = self._book.admitted().values()
         plans: tuple[IslandPlan, ...] = ()
         for whole_below in (None, pod.spec.priority) if admitted else (None,):
             gangs = promises(admitted, whole_below=whole_below)
