@@ -291,8 +291,19 @@ def test_a_deactivated_gang_gives_everything_back(yard: Yard) -> None:
     world.wait(lambda: world.pods() == [], "the pods to be gone")
 
 
+def jobset_labels(replicated: str, index: int) -> dict[str, str]:
+    """Return the labels by which a JobSet's pods tell their replicated Job and their place in it."""
+    return {
+        "jobset.sigs.k8s.io/replicatedjob-name": replicated,
+        "jobset.sigs.k8s.io/replicatedjob-replicas": "1",
+        "jobset.sigs.k8s.io/job-index": "0",
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+
+
 def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Yard) -> None:
-    """Two pod sets with claims of their own: the workers on one machine, nobody before the leader is there."""
+    """Two pod sets with claims of their own, labelled as a JobSet's pods: the workers on one machine, nobody before the
+    leader is there."""
     world = yard.world
     topology = f"machines-{world.namespace}"
     body = {
@@ -311,12 +322,12 @@ def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Y
         yard.gang("x", count=0, podSets=sets, topologyName=topology)
         for number in range(3):
             worker = yard.member_body("x", f"worker-{number}", "two")
-            worker["metadata"]["annotations"][names.POD_SET] = "workers"
+            worker["metadata"]["labels"] = jobset_labels("workers", number)
             world.create(worker)
         yard.wait_reason("x", "WaitForQuorum")
         assert world.leases() == []
         leader = yard.member_body("x", "leader", "one")
-        leader["metadata"]["annotations"][names.POD_SET] = "leader"
+        leader["metadata"]["labels"] = jobset_labels("leader", 0)
         world.create(leader)
 
         yard.wait_running("x", 4)
