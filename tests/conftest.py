@@ -5,10 +5,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A shell that runs the tests in the background has SIGINT ignored, and every process that a test starts would inherit
 # that and outlive the interrupt that the test sends it.
@@ -27,18 +29,26 @@ E2E_SECONDS = 900
 """An end-to-end test's share may include the start of its cluster; the waits inside of it are bounded by themselves."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give end-to-end tests the time that a machine several times slower needs, where they name none themselves.
-
-    `make test-e2e` runs them in two processes. Those that start nodes share one of them: ten kubelets use up the
-    inotify instances that Linux gives a user, and clusters of both processes at once would be more.
-    """
+    """Give end-to-end tests the time that a machine several times slower needs, where they name none themselves."""
     for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("nodes" if item.path.parent.name in WITH_NODES else "plane"))
-            if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(E2E_SECONDS))
+        if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(E2E_SECONDS))
+
+
+class NodesTogether(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests that start nodes run in one process, those that need a control plane alone in another.
+
+    Ten kubelets use up the inotify instances that Linux gives a user; nodes of several processes at once would be more.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "nodes" if nodeid.split("/")[1] in WITH_NODES else "plane"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> NodesTogether | None:
+    """Part the tests so for `--dist loadscope`, with which `make test-e2e` runs them."""
+    return NodesTogether(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True)
