@@ -81,15 +81,27 @@ def scheduler_image(cluster: Cluster) -> Path:
 def overlay(cluster: Cluster) -> Path:
     """Write what differs on this cluster, as its administrator would, and return the folder.
 
-    The version of kube-scheduler, the webhook's RuntimeClass, a poll interval for impatient people, and the cgroup of
-    the node's pods, which is not the machine's root where several nodes share a machine.
+    The version of kube-scheduler, the webhook's RuntimeClass, a poll interval for impatient people, and what several
+    nodes on one machine do not share with it: the root of their cgroups, and the id of their boot.
     """
     folder = cluster.layout.folder / "overlay"
     shutil.copytree(DEPLOY, folder / "deploy")
-    root = cgroup_root(cluster.name, "$(ATOLL_AGENT_NODE)")
+    boot_id = {"name": "boot-id", "mountPath": "/host/boot-id", "readOnly": True}
+    on_node = {"name": "boot-id", "hostPath": {"path": "/proc/sys/kernel/random/boot_id", "type": "File"}}
+    words = (
+        f"--cgroup-root={cgroup_root(cluster.name, '$(ATOLL_AGENT_NODE)')}",
+        "--boot-id-file=/host/boot-id",
+        "--poll-seconds=5",
+        "--start-jitter-seconds=0.1",
+    )
+    agent = [
+        *(added("containers/0/args", word) for word in words),
+        added("containers/0/volumeMounts", boot_id),
+        added("volumes", on_node),
+    ]
     patches = [
-        ("DaemonSet", "atoll-agent", [f"--cgroup-root={root}", "--poll-seconds=5", "--start-jitter-seconds=0.1"]),
-        ("Deployment", "atoll-webhook", ["--inject-runtime-class"]),
+        ("DaemonSet", "atoll-agent", agent),
+        ("Deployment", "atoll-webhook", [added("containers/0/args", "--inject-runtime-class")]),
     ]
     body = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -97,17 +109,17 @@ def overlay(cluster: Cluster) -> Path:
         "resources": ["deploy"],
         "images": [{"name": "kube-scheduler", "newTag": f"v{cluster.kubernetes}"}],
         "patches": [
-            {
-                "target": {"kind": kind, "name": name},
-                "patch": json.dumps(
-                    [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": word} for word in words]
-                ),
-            }
-            for kind, name, words in patches
+            {"target": {"kind": kind, "name": name}, "patch": json.dumps(operations)}
+            for kind, name, operations in patches
         ],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(body))
     return folder
+
+
+def added(where: str, value: object) -> dict[str, object]:
+    """Return the JSON patch that adds to a list of a part's pod."""
+    return {"op": "add", "path": f"/spec/template/spec/{where}/-", "value": value}
 
 
 def wait_rollouts(cluster: Cluster) -> None:
