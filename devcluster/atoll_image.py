@@ -48,33 +48,42 @@ _UNNEEDED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/li
 _PLATFORMS = ("manylinux_2_17", "manylinux_2_28", "manylinux_2_34", "manylinux2014")
 
 
-def ensure_atoll_image(cache: Path | None = None, *, report: Report = report_to_stderr) -> Path:
-    """The archive of Atoll's image, made where it is missing. Raises BuildError: what is missing, and what to do."""
+def write_atoll_image(target: Path, *, cache: Path | None = None, report: Report = report_to_stderr) -> None:
+    """Write the archive of Atoll's image. Raises BuildError: what is missing, and what to do."""
     folder = (cache or cache_root()) / "images"
     folder.mkdir(parents=True, exist_ok=True)
     packages = _system_packages()
+    if not _find(folder, "system", "\n".join(packages)):
+        # What the index of this machine lists may be gone from the archive by now, or it lists nothing yet.
+        subprocess.run(["apt-get", "update", "-qq"], capture_output=True, check=False)
+        packages = _system_packages()
     python = _python_version(packages)
     layers = [
         _kept(folder, "system", "\n".join(packages), lambda: _system_tar(packages), report=report),
         _kept(folder, "libraries", f"{python} {LOCK.read_text()}", lambda: _library_tar(python), report=report),
         compressed(_application_tar()),
     ]
-    digest = hashlib.sha256("".join(layer.tar_digest for layer in layers).encode() + repr(START).encode()).hexdigest()
-    target = folder / f"atoll-{digest[:12]}.tar"
-    if not target.exists():
-        _write_whole(target, assemble(REFERENCE, layers=layers, start=START))
-    return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(target, assemble(REFERENCE, layers=layers, start=START))
 
 
 def _kept(folder: Path, name: str, key: str, make: Callable[[], bytes], *, report: Report) -> Layer:
     """A layer from the cache, or made and put there: its file names its tar's digest."""
-    stem = f"layer-{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    for path in folder.glob(f"{stem}-*.tar.gz"):
+    stem = _stem(name, key)
+    for path in _find(folder, name, key):
         return Layer(path.read_bytes(), f"sha256:{path.name.removeprefix(f'{stem}-').removesuffix('.tar.gz')}")
     report(f"image of Atoll: making the layer of its {name}")
     layer = compressed(make())
     _write_whole(folder / f"{stem}-{layer.tar_digest.removeprefix('sha256:')}.tar.gz", layer.content)
     return layer
+
+
+def _stem(name: str, key: str) -> str:
+    return f"layer-{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def _find(folder: Path, name: str, key: str) -> list[Path]:
+    return sorted(folder.glob(f"{_stem(name, key)}-*.tar.gz"))
 
 
 def _write_whole(target: Path, content: bytes) -> None:
@@ -84,21 +93,19 @@ def _write_whole(target: Path, content: bytes) -> None:
 
 
 def _system_packages() -> list[str]:
-    """Debian's Python and all it needs, as name=version, in the order in which they would be installed."""
+    """Debian's Python and all it needs, as name=version, in the order of installation; nothing where apt knows none."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise BuildError("no apt-get and dpkg-deb here: build deploy/image/Dockerfile with a container engine instead")
     command = ["apt-get", "-s", "-o", "Dir::State::status=/dev/null", "install", "--no-install-recommends", *_SYSTEM]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     packages = re.findall(r"^Inst (\S+) \((\S+)", listed.stdout, re.MULTILINE)
-    if not packages:
-        raise BuildError(f"apt-get knows no {' and '.join(_SYSTEM)}: {listed.stderr.strip()[-300:]}; apt-get update?")
     return [f"{name}={version}" for name, version in packages]
 
 
 def _python_version(packages: Sequence[str]) -> str:
     found = re.search(r"^python(3\.\d+)-minimal=", "\n".join(packages), re.MULTILINE)
     if found is None:
-        raise BuildError(f"no python3.N-minimal among the packages of {', '.join(_SYSTEM)}")
+        raise BuildError(f"apt-get knows no {', '.join(_SYSTEM)}: is `apt-get update` refused, or is this not Debian?")
     return found.group(1)
 
 
@@ -152,9 +159,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     target = Path(arguments[0])
     try:
-        image = ensure_atoll_image()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(image, target)
+        write_atoll_image(target)
     except (DevclusterError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

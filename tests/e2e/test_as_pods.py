@@ -20,7 +20,7 @@ import yaml
 
 from atoll.api import names
 from devcluster import Cluster, NodeSpec
-from devcluster.atoll_image import ensure_atoll_image
+from devcluster.atoll_image import write_atoll_image
 from devcluster.images import ensure_image, program_image
 from devcluster.installation import DEPLOY, Installation
 from devcluster.machines import GpuMachine
@@ -53,7 +53,9 @@ ROLLOUT_SECONDS = 400
 def installed() -> Iterator[Installation]:
     """A cluster on which deploy/ was applied as it is, but for what differs between clusters."""
     with Cluster.start(f"pods-{uuid4().hex[:6]}", nodes=NODES, scheduler=True) as cluster:
-        for image in (ensure_atoll_image(), scheduler_image(cluster)):
+        atoll = cluster.layout.folder / "atoll.tar"
+        write_atoll_image(atoll)
+        for image in (atoll, scheduler_image(cluster)):
             cluster.load_image(image)
         for node in cluster.nodes:
             GpuMachine(node.gpu_folder, node.profile, seed=node.name, library_in_containers=True).plug()
