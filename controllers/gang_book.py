@@ -15,7 +15,6 @@ from atoll.api.gangs import GpuGang
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
-from atoll.cluster.gangs.making_room import Holding
 from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts
@@ -24,7 +23,6 @@ from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, fa
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
-from atoll.cluster.occupants import pods_by_node, sole_mask
 from atoll.cluster.release import version_number
 from atoll.cluster.requests import Request, request_of
 from atoll.kube.cache import Change, ChangeKind
@@ -201,17 +199,6 @@ class GangBook:
         if self._landscape is None or self._landscape[0] != moment:
             self._landscape = (moment, self._look_around(dict(cells)))
         return self._landscape[1]
-
-    def holdings(self) -> list[Holding]:
-        """Return the pods that hold GPUs, with those that would be free without them; less what is kept for others."""
-        ledger = self.mirror.ledger
-        found = []
-        for node, holders in pods_by_node(ledger).items():
-            devices = ledger.nodes.get(node)
-            if devices is not None:
-                kept = ledger.kept_mask(node, "", None)
-                found += [Holding(pod, node, sole_mask(ledger, devices, pod.metadata.uid) & ~kept) for pod in holders]
-        return found
 
     def admitted(self) -> dict[GangKey, GangView]:
         """Return every admitted gang."""

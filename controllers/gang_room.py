@@ -16,7 +16,7 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster.budgets import Budgets, violations
-from atoll.cluster.gangs.making_room import Asking, Clearing, Unit, plan_clearing, with_kept
+from atoll.cluster.gangs.making_room import Asking, Clearing, Unit, holdings_of, plan_clearing, with_kept
 from atoll.cluster.gangs.membership import GangKey
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import place_in_queue
@@ -140,7 +140,7 @@ class GangRoom:
     async def _plan(self, asking: Asking, budgets: Budgets | None) -> Clearing | None:
         """Plan with evictions that the budgets allow, or without any. A plan takes many searches, so that it is made
         beside the loop; what has changed meanwhile is found out when the turn begins."""
-        holdings, admitted = self._book.holdings(), self._book.admitted()
+        holdings, admitted = holdings_of(self._book.mirror.ledger), self._book.admitted()
         if budgets is None:
             return await asyncio.to_thread(plan_clearing, asking, holdings, admitted, is_spared=None)
         allowed, protecting = budgets.allowed(), {one.pod.metadata.uid: budgets.of(one.pod) for one in holdings}

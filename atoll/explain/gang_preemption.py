@@ -5,7 +5,7 @@ disruption budgets hold. That the controllers wait a few seconds first, and give
 """
 
 from atoll.cluster.budgets import Budgets, violations
-from atoll.cluster.gangs.making_room import Asking, Unit, plan_clearing
+from atoll.cluster.gangs.making_room import Asking, Unit, holdings_of, plan_clearing
 from atoll.cluster.objects import Pod
 from atoll.explain.gang_decision import GangDecision
 from atoll.explain.gang_scene import GangScene
@@ -19,7 +19,7 @@ def gang_victims(gangs: GangScene, decision: GangDecision) -> tuple[Pod, ...]:
     asking = Asking(asked.view, asked.chosen, asked.requests, asked.site, asked.landscape)
     if not asking.may_preempt:
         return ()
-    budgets, holdings = Budgets(gangs.scene.snapshot.budgets), gangs.holdings()
+    budgets, holdings = Budgets(gangs.scene.snapshot.budgets), holdings_of(gangs.scene.ledger)
     allowed, protecting = budgets.allowed(), {one.pod.metadata.uid: budgets.of(one.pod) for one in holdings}
 
     def is_spared(unit: Unit) -> bool:

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from atoll.api.gangs import GpuGang
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import Act
-from atoll.cluster.gangs.making_room import Unit, fewest_units, units_of, without
+from atoll.cluster.gangs.making_room import Unit, fewest_units, holdings_of, units_of, without
 from atoll.cluster.gangs.placing import Found, search
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.transitions import Availability
@@ -177,7 +177,7 @@ def _withheld(hunt: _Hunt, states: set[Availability]) -> dict[str, tuple[str, st
 def _end(hunt: _Hunt) -> Hunted:
     """The units that the controllers would evict, whatever their priority: the least important first."""
     gangs, asked = hunt.gangs, hunt.asked
-    holdings = gangs.holdings()
+    holdings = holdings_of(gangs.scene.ledger)
     running = [one for one in holdings if one.pod.metadata.deletion_timestamp is None]
     units = units_of(running, gangs.admitted(), below=None)
 

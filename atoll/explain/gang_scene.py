@@ -13,13 +13,11 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
-from atoll.cluster.gangs.making_room import Holding
 from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, site_of
 from atoll.cluster.objects import Pod
-from atoll.cluster.occupants import pods_by_node, sole_mask
 from atoll.cluster.requests import Request, request_of
 from atoll.explain.decision import Scene
 from atoll.explain.snapshot import NOW_SECONDS
@@ -60,17 +58,6 @@ class GangScene:
             if not isinstance(request, Request):
                 return Obstacle("Invalid", f"pod {member.pod.metadata.name}: {request.reason}")
             found[member.uid] = request
-        return found
-
-    def holdings(self) -> list[Holding]:
-        """Return the pods that hold GPUs, with those that would be free without them; less what is kept for others."""
-        ledger = self.scene.ledger
-        found = []
-        for node, holders in pods_by_node(ledger).items():
-            devices = ledger.nodes.get(node)
-            if devices is not None:
-                kept = ledger.kept_mask(node, "", None)
-                found += [Holding(pod, node, sole_mask(ledger, devices, pod.metadata.uid) & ~kept) for pod in holders]
         return found
 
     def admitted(self) -> dict[GangKey, GangView]:

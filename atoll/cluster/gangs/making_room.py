@@ -30,6 +30,7 @@ from atoll.cluster.keeping import Kept
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import cell_of
 from atoll.cluster.objects import Pod
+from atoll.cluster.occupants import pods_by_node, sole_mask
 from atoll.cluster.requests import Request
 
 UNITS_MAX: Final = 4096
@@ -63,6 +64,17 @@ class Holding:
     pod: Pod
     node: str
     mask: int
+
+
+def holdings_of(ledger: Ledger) -> list[Holding]:
+    """Return the pods that hold GPUs, with those that would be free without them; less what is kept for others."""
+    found = []
+    for node, holders in pods_by_node(ledger).items():
+        devices = ledger.nodes.get(node)
+        if devices is not None:
+            kept = ledger.kept_mask(node, "", None)
+            found += [Holding(pod, node, sole_mask(ledger, devices, pod.metadata.uid) & ~kept) for pod in holders]
+    return found
 
 
 def units_of(
