@@ -5,15 +5,14 @@ runs or fits, 1 where something waits, 2 where the question cannot be answered. 
 Read-only.
 """
 
-import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
 from atollctl.haste import without_collector
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption
+from atollctl.output import Output, OutputOption, show_json
 
 if TYPE_CHECKING:
     from atoll.cluster.objects import Pod
@@ -50,7 +49,7 @@ def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Out
     chosen = pods_of(found, subject, namespace)
     told = [(explain(scene, pod), pod) for pod in chosen]
     if output is Output.JSON:
-        typer.echo(json.dumps([explanation_json(one, scene, pod) for one, pod in told], indent=2))
+        show_json([explanation_json(one, scene, pod) for one, pod in told])
     else:
         for number, (one, pod) in enumerate(told):
             for line in (*([""] if number else []), *lines(one, scene, pod, show_all=output is Output.WIDE)):
@@ -59,7 +58,7 @@ def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Out
     raise typer.Exit(0 if all(one.state in content for one, _ in told) else STATUS_WAITS)
 
 
-def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) -> None:
+def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) -> NoReturn:
     from atoll.explain.gang_explanation import CONTENT, explain_gang
     from atoll.explain.gang_scene import gang_scene_of
     from atoll.explain.gang_wording import gang_json
@@ -72,7 +71,7 @@ def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) 
         raise typer.Exit(STATUS_UNREACHABLE)
     told = explain_gang(gang_scene_of(scene), gang)
     if output is Output.JSON:
-        typer.echo(json.dumps(gang_json(told, scene), indent=2))
+        show_json(gang_json(told, scene))
     else:
         for line in gang_lines(told, scene, show_all=output is Output.WIDE):
             typer.echo(line)

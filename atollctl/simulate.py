@@ -4,7 +4,6 @@ In: manifests, and a cluster or a saved snapshot, with nodes added or removed an
 text or JSON; status 0 where every pod fits, 1 where one does not, 2 where the question cannot be answered. Reads only.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from atollctl.cluster_source import (
     with_past_asks,
 )
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption
+from atollctl.output import Output, OutputOption, show_json
 
 if TYPE_CHECKING:
     from atoll.api.gangs import GpuGang
@@ -79,7 +78,7 @@ def simulate_pods(
         found, asking, (*wanted.gangs, *made_gangs(found, asking, wanted.gangs)), preempts=not no_preemption
     )
     if output is Output.JSON:
-        typer.echo(json.dumps(as_json(answer), indent=2))
+        show_json(as_json(answer))
     else:
         for line in text_lines(answer, show_all=output is Output.WIDE):
             typer.echo(line)

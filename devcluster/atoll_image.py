@@ -22,8 +22,9 @@ from typing import Any
 
 from devcluster.build import Report, report_to_stderr
 from devcluster.errors import BuildError, DevclusterError
-from devcluster.images import Layer, assemble, compressed, folder_tar
+from devcluster.images import Layer, assemble, compressed, folder_tar, write_whole
 from devcluster.paths import cache_root
+from devcluster.system_programs import unpack_packages
 
 REFERENCE = "docker.io/library/atoll:0.1.0"
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +65,7 @@ def write_atoll_image(target: Path, *, cache: Path | None = None, report: Report
         compressed(_application_tar()),
     ]
     target.parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(target, assemble(REFERENCE, layers=layers, start=START))
+    write_whole(target, assemble(REFERENCE, layers=layers, start=START))
 
 
 def _kept(folder: Path, name: str, key: str, make: Callable[[], bytes], *, report: Report) -> Layer:
@@ -74,7 +75,7 @@ def _kept(folder: Path, name: str, key: str, make: Callable[[], bytes], *, repor
         return Layer(path.read_bytes(), f"sha256:{path.name.removeprefix(f'{stem}-').removesuffix('.tar.gz')}")
     report(f"image of Atoll: making the layer of its {name}")
     layer = compressed(make())
-    _write_whole(folder / f"{stem}-{layer.tar_digest.removeprefix('sha256:')}.tar.gz", layer.content)
+    write_whole(folder / f"{stem}-{layer.tar_digest.removeprefix('sha256:')}.tar.gz", layer.content)
     return layer
 
 
@@ -84,12 +85,6 @@ def _stem(name: str, key: str) -> str:
 
 def _find(folder: Path, name: str, key: str) -> list[Path]:
     return sorted(folder.glob(f"{_stem(name, key)}-*.tar.gz"))
-
-
-def _write_whole(target: Path, content: bytes) -> None:
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    unfinished.write_bytes(content)
-    unfinished.rename(target)
 
 
 def _system_packages() -> list[str]:
@@ -111,13 +106,8 @@ def _python_version(packages: Sequence[str]) -> str:
 
 def _system_tar(packages: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="atoll-image-") as scratch:
-        downloads, root = Path(scratch) / "downloads", Path(scratch) / "root"
-        downloads.mkdir()
-        root.mkdir()
-        # As root apt would hand the folder to its own user, who may not enter it.
-        _run(["apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", *packages], folder=downloads)
-        for package in sorted(downloads.glob("*.deb")):
-            _run(["dpkg-deb", "-x", str(package), str(root)], folder=downloads)
+        root = Path(scratch) / "root"
+        unpack_packages(packages, root)
         for name in _UNNEEDED:
             shutil.rmtree(root / name, ignore_errors=True)
         bin_folder = root / "opt" / "atoll" / "bin"
@@ -134,7 +124,9 @@ def _library_tar(python: str) -> bytes:
         install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
         wheels = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
         locked = ["--require-hashes", "--no-deps", "-r", str(LOCK), "--target", str(target)]
-        _run([*install, *wheels, *locked], folder=Path(scratch))
+        done = subprocess.run([*install, *wheels, *locked], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BuildError(f"cannot install {LOCK.name}: {done.stderr.strip()[-500:]}")
         shutil.rmtree(target / "bin", ignore_errors=True)
         return folder_tar(target, below="opt/atoll/lib")
 
@@ -144,12 +136,6 @@ def _application_tar() -> bytes:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, Path(scratch) / package, ignore=shutil.ignore_patterns("__pycache__"))
         return folder_tar(Path(scratch), below="opt/atoll/app")
-
-
-def _run(command: Sequence[str], *, folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BuildError(f"`{' '.join(command[:3])} ...` failed: {(done.stderr or done.stdout).strip()[-500:]}")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -43,7 +43,7 @@ def ensure_images(cache: Path, *, pause: Path, busybox: Path, flock: Path, cuda:
     small = busybox_image(busybox, flock)
     greedy = replace(small, reference=CUDA, environment={"NVIDIA_VISIBLE_DEVICES": "all"})
     images = [Image(reference=PAUSE, files={"pause": pause}, command=["/pause"]), small, *([greedy] if cuda else [])]
-    return [_ensure(cache, image) for image in images]
+    return [ensure_image(cache, image) for image in images]
 
 
 def busybox_image(busybox: Path, flock: Path) -> Image:
@@ -129,11 +129,7 @@ def program_image(reference: str, program: Path) -> Image:
 
 
 def ensure_image(cache: Path, image: Image) -> Path:
-    """The archive of an image, written where it is missing."""
-    return _ensure(cache, image)
-
-
-def _ensure(cache: Path, image: Image) -> Path:
+    """The archive of an image of one layer, written where it is missing."""
     facts = (image.reference, image.command, sorted(image.links.items()), sorted(image.environment.items()))
     digest = hashlib.sha256(repr(facts).encode())
     for name, program in sorted(image.files.items()):
@@ -142,10 +138,15 @@ def _ensure(cache: Path, image: Image) -> Path:
     target = folder / f"{image.reference.replace('/', '-').replace(':', '-')}-{digest.hexdigest()[:12]}.tar"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        unfinished.write_bytes(archive(image))
-        unfinished.rename(target)
+        write_whole(target, archive(image))
     return target
+
+
+def write_whole(target: Path, content: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished.write_bytes(content)
+    unfinished.rename(target)
 
 
 def _layer(image: Image) -> bytes:

@@ -39,7 +39,7 @@ def find_system_programs(cache: Path, *, report: Callable[[str], None]) -> Syste
     if runc and busybox and is_static(Path(busybox)):
         return SystemPrograms(runc=Path(runc), runc_libraries=None, busybox=Path(busybox))
     if not (unpacked / "complete").exists():
-        _unpack_packages(_PACKAGES, unpacked, report=report)
+        _keep_packages(_PACKAGES, unpacked, report=report)
     return SystemPrograms(
         runc=Path(runc) if runc else _only(unpacked, ("usr/sbin/runc", "usr/bin/runc")),
         runc_libraries=None if runc else _only(unpacked, ("**/libseccomp.so.2",)).parent,
@@ -65,7 +65,7 @@ def find_prometheus(cache: Path, *, report: Callable[[str], None]) -> Prometheus
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".debian-prometheus-", dir=cache) as folder:
             whole = Path(folder) / "whole"
-            _unpack_packages(_PROMETHEUS_PACKAGES, whole, report=report)
+            _keep_packages(_PROMETHEUS_PACKAGES, whole, report=report)
             with contextlib.suppress(OSError):  # somebody else was quicker
                 whole.rename(unpacked)
     return PrometheusPrograms(_only(unpacked, ("usr/bin/prometheus",)), _only(unpacked, ("usr/bin/promtool",)))
@@ -84,11 +84,18 @@ def is_static(program: Path) -> bool:
     return _ELF_PROGRAM_HEADER_INTERPRETER not in kinds
 
 
-def _unpack_packages(packages: Sequence[str], target: Path, *, report: Callable[[str], None]) -> None:
+def _keep_packages(packages: Sequence[str], target: Path, *, report: Callable[[str], None]) -> None:
+    """Unpack into a folder of the cache, and mark it when it is whole."""
+    report(f"unpacking {', '.join(packages)} into {target}")
+    unpack_packages(packages, target)
+    (target / "complete").touch()
+
+
+def unpack_packages(packages: Sequence[str], target: Path) -> None:
+    """Debian's packages, without what they depend on, in place of what is in the folder. Raises BuildError."""
     wanted = ", ".join(packages)
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         raise BuildError(f"{wanted} or a part of it is missing: install it with the package manager of this machine")
-    report(f"unpacking {wanted} into {target}")
     shutil.rmtree(target, ignore_errors=True)
     downloads = target / "downloads"
     downloads.mkdir(parents=True)
@@ -102,7 +109,6 @@ def _unpack_packages(packages: Sequence[str], target: Path, *, report: Callable[
         if problem is not None:
             raise BuildError(f"cannot unpack {package.name}: {problem}")
     shutil.rmtree(downloads)
-    (target / "complete").touch()
 
 
 def _run(command: Sequence[str], *, folder: Path) -> str | None:

@@ -79,19 +79,10 @@ def changed(case: Case, change: Change) -> Case:
     """Return the case in which the change has happened."""
     claim, pod, snapshot = case.claim, case.pod, case.snapshot
     if claim is not None and (change.relaxed or change.count):
-        asked = claim.spec.devices
-        for name in change.relaxed:
-            asked = RELAXATIONS[name](asked)
-        if change.count:
-            asked = asked.model_copy(update={"count": change.count})
-        claim = claim.model_copy(update={"spec": claim.spec.model_copy(update={"devices": asked})})
+        claim = asking_less(claim, change.relaxed, count=change.count)
     if change.count:
         pod = with_count(pod, change.count, claim)
-    if change.uncordoned or change.healed:
-        reports = (well_again(one, change.uncordoned, change.healed) for one in snapshot.reports)
-        snapshot = replace(snapshot, reports=tuple(reports))
-    if change.ended:
-        snapshot = without_pods(snapshot, frozenset(change.ended))
+    snapshot = freed(snapshot, uncordoned=change.uncordoned, healed=change.healed, ended=change.ended)
     if change.opened:
         nodes = tuple(opened(one, pod) if one.metadata.name == change.opened else one for one in snapshot.nodes)
         node = next(one for one in snapshot.nodes if one.metadata.name == change.opened)
@@ -99,6 +90,30 @@ def changed(case: Case, change: Change) -> Case:
     if change.added is not None:
         snapshot = with_node(snapshot, change.added)
     return Case(snapshot, pod, claim)
+
+
+def asking_less(claim: GpuClaim, relaxed: Collection[str], *, count: int = 0) -> GpuClaim:
+    """Return the claim after these relaxations, and with another count where one is given."""
+    asked = claim.spec.devices
+    for name in relaxed:
+        asked = RELAXATIONS[name](asked)
+    if count:
+        asked = asked.model_copy(update={"count": count})
+    return claim.model_copy(update={"spec": claim.spec.model_copy(update={"devices": asked})})
+
+
+def freed(
+    snapshot: ClusterSnapshot,
+    *,
+    uncordoned: Collection[tuple[str, str]],
+    healed: Collection[tuple[str, str]],
+    ended: Collection[str],
+) -> ClusterSnapshot:
+    """Return the cluster in which these GPUs may be given out again and these pods have ended."""
+    if uncordoned or healed:
+        reports = (well_again(one, uncordoned, healed) for one in snapshot.reports)
+        snapshot = replace(snapshot, reports=tuple(reports))
+    return without_pods(snapshot, frozenset(ended)) if ended else snapshot
 
 
 def with_count(pod: Pod, count: int, claim: GpuClaim | None) -> Pod:

@@ -16,7 +16,7 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.explain.decision import Decision, Scene, decide
 from atoll.explain.nodes import NodeAnswer, Standing, answers, wish
-from atoll.explain.proposals import Help, find_help
+from atoll.explain.proposals import Help, Proposal, find_help
 from topology.asks import gpus
 
 HEADLINE_LENGTH_MAX: Final = 900
@@ -55,7 +55,7 @@ class Group:
     nodes: tuple[NodeAnswer, ...]
 
 
-NO_HELP: Final = Help((), ())
+NO_HELP: Final[Help[Proposal]] = Help()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Explanation:
     asked: str
     waits_seconds: float
     groups: tuple[Group, ...] = ()
-    help: Help = NO_HELP
+    help: Help[Proposal] = NO_HELP
     node: str = ""
     device_ids: tuple[int, ...] = ()
 

@@ -11,7 +11,7 @@ from typing import Final
 from atoll.api.gangs import GpuGang, GpuGangSpec, TopologyMode, TopologyRequest
 from atoll.cluster import pods
 from atoll.cluster.gangs.membership import gang_key
-from atoll.explain.changes import RELAXATIONS, Addition, admitted_by, opened, well_again, with_node, without_pods
+from atoll.explain.changes import RELAXATIONS, Addition, admitted_by, asking_less, freed, opened, with_node
 from atoll.explain.gang_scene import key_of
 from atoll.explain.snapshot import ClusterSnapshot
 
@@ -68,16 +68,12 @@ def relaxations_of_gang(snapshot: ClusterSnapshot, gang: GpuGang) -> tuple[str, 
 def changed_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> tuple[ClusterSnapshot, GpuGang]:
     """Return the cluster and the gang after the change."""
     if change.relaxed or change.members:
-        gang = _asking_less(gang, change)
+        gang = _gang_asking_less(gang, change)
         snapshot = replace(
             snapshot, gangs=tuple(gang if key_of(one) == key_of(gang) else one for one in snapshot.gangs)
         )
         snapshot = _claims_relaxed(snapshot, gang, change.relaxed)
-    if change.uncordoned or change.healed:
-        reports = (well_again(one, change.uncordoned, change.healed) for one in snapshot.reports)
-        snapshot = replace(snapshot, reports=tuple(reports))
-    if change.ended:
-        snapshot = without_pods(snapshot, frozenset(change.ended))
+    snapshot = freed(snapshot, uncordoned=change.uncordoned, healed=change.healed, ended=change.ended)
     if change.opened:
         snapshot = _with_open_nodes(snapshot, gang, change.opened)
     for one in change.added:
@@ -85,7 +81,7 @@ def changed_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -
     return snapshot, gang
 
 
-def _asking_less(gang: GpuGang, change: GangChange) -> GpuGang:
+def _gang_asking_less(gang: GpuGang, change: GangChange) -> GpuGang:
     spec = gang.spec
     for name in change.relaxed:
         relax = GANG_RELAXATIONS.get(name)
@@ -104,10 +100,7 @@ def _claims_relaxed(snapshot: ClusterSnapshot, gang: GpuGang, relaxed: tuple[str
     claims = []
     for claim in snapshot.claims:
         if claim.metadata.namespace == gang.metadata.namespace and _is_of(snapshot, gang, claim.metadata.name):
-            asked = claim.spec.devices
-            for name in own:
-                asked = RELAXATIONS[name](asked)
-            claim = claim.model_copy(update={"spec": claim.spec.model_copy(update={"devices": asked})})
+            claim = asking_less(claim, own)
         claims.append(claim)
     return replace(snapshot, claims=tuple(claims))
 

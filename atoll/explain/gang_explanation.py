@@ -14,8 +14,9 @@ from atoll.cluster.gangs.lifecycle import Act
 from atoll.cluster.gangs.membership import Member
 from atoll.cluster.gangs.readiness import quorum
 from atoll.explain.gang_decision import GangDecision, decide_gang
-from atoll.explain.gang_proposals import GangHelp, find_gang_help
+from atoll.explain.gang_proposals import GangProposal, find_gang_help
 from atoll.explain.gang_scene import GangScene
+from atoll.explain.proposals import Help
 from topology.gangs.domains import DomainFit, domain_fits
 
 
@@ -44,7 +45,7 @@ CONTENT: Final = frozenset({GangState.RUNS, GangState.FITS})
 """States in which nothing has to be done."""
 
 
-NO_HELP: Final = GangHelp()
+NO_HELP: Final[Help[GangProposal]] = Help()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class GangExplanation:
     stages: tuple[tuple[str, int], ...]
     waits_seconds: float
     domains: tuple[DomainFit, ...] = ()
-    help: GangHelp = NO_HELP
+    help: Help[GangProposal] = NO_HELP
     seats: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
 

@@ -25,7 +25,7 @@ from atoll.explain.decision import scene_of
 from atoll.explain.gang_changes import GangChange, changed_gang, relaxations_of_gang
 from atoll.explain.gang_decision import Asked, GangDecision, decide_gang
 from atoll.explain.gang_scene import GangScene, gang_scene_of
-from atoll.explain.proposals import SHOWN_MAX, Kind
+from atoll.explain.proposals import SHOWN_MAX, Help, Kind, hunt_all
 from atoll.explain.shapes import additions_for
 from atoll.explain.snapshot import ClusterSnapshot
 
@@ -49,15 +49,6 @@ class GangProposal:
 
 
 @dataclass(frozen=True, slots=True)
-class GangHelp:
-    """All proposals, cheapest first; the kinds of which none helps; and those whose search was cut."""
-
-    proposals: tuple[GangProposal, ...] = ()
-    helpless: tuple[Kind, ...] = ()
-    cut: tuple[Kind, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Hunt:
     gangs: GangScene
     gang: GpuGang
@@ -68,22 +59,11 @@ class _Hunt:
         return self.gangs.scene.snapshot
 
 
-def find_gang_help(gangs: GangScene, gang: GpuGang, decision: GangDecision) -> GangHelp:
+def find_gang_help(gangs: GangScene, gang: GpuGang, decision: GangDecision) -> Help[GangProposal]:
     """Return what would help a gang whose members find no place now; nothing for one that waits for something else."""
     if decision.asked is None or decision.fits or decision.act is not Act.PLACE:
-        return GangHelp()
-    hunt = _Hunt(gangs, gang, decision.asked)
-    proposals: list[GangProposal] = []
-    helpless: list[Kind] = []
-    cut: list[Kind] = []
-    for kind, hunted in _SEARCHES.items():
-        found, is_cut = hunted(hunt)
-        proposals += found
-        if is_cut:
-            cut.append(kind)
-        elif not found:
-            helpless.append(kind)
-    return GangHelp(tuple(proposals), tuple(helpless), tuple(cut))
+        return Help()
+    return hunt_all(_SEARCHES, _Hunt(gangs, gang, decision.asked))
 
 
 def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> GangDecision:

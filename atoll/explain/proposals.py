@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nsmallest
 from itertools import combinations
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import host_fit, pods
@@ -32,6 +32,9 @@ from atoll.explain.blockers import NodeHolders, Price, holders_of, kept_for_othe
 from atoll.explain.changes import Case, Change, changed, relaxations_of, well_again
 from atoll.explain.decision import Decision, Scene, decide, judge, scene_of
 from atoll.explain.shapes import additions
+
+P = TypeVar("P")
+H = TypeVar("H")
 
 SHOWN_MAX: Final = 3
 """Proposals of one kind."""
@@ -66,12 +69,27 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Help:
+class Help(Generic[P]):
     """All proposals, cheapest first; the kinds of which none helps; and those whose search was cut."""
 
-    proposals: tuple[Proposal, ...]
-    helpless: tuple[Kind, ...]
+    proposals: tuple[P, ...] = ()
+    helpless: tuple[Kind, ...] = ()
     cut: tuple[Kind, ...] = ()
+
+
+def hunt_all(searches: Mapping[Kind, Callable[[H], tuple[list[P], bool]]], hunt: H) -> Help[P]:
+    """Search every kind by itself. A search gives what it found, and whether it was cut."""
+    proposals: list[P] = []
+    helpless: list[Kind] = []
+    cut: list[Kind] = []
+    for kind, search in searches.items():
+        found, is_cut = search(hunt)
+        proposals += found
+        if is_cut:
+            cut.append(kind)
+        elif not found:
+            helpless.append(kind)
+    return Help(tuple(proposals), tuple(helpless), tuple(cut))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +102,15 @@ class _Hunt:
     holders: tuple[NodeHolders, ...]
 
 
-def find_help(scene: Scene, pod: Pod, decision: Decision) -> Help:
+def find_help(scene: Scene, pod: Pod, decision: Decision) -> Help[Proposal]:
     """Return what would help a pod that fits nowhere now; nothing for one whose request cannot be read."""
     if isinstance(decision.request, Rejection) or decision.fits:
-        return Help((), ())
+        return Help()
     case = Case(scene.snapshot, pod, scene.snapshot.claim_of(pod))
     kept = kept_for_others(scene.ledger, pod)
     held = (holders_of(scene, name, pod, kept.get(name, ())) for name in sorted(scene.nodes))
     hunt = _Hunt(case, scene, decision.request, tuple(one for one in held if one is not None))
-    proposals: list[Proposal] = []
-    helpless: list[Kind] = []
-    cut: list[Kind] = []
-    for kind, search in _SEARCHES.items():
-        found, is_cut = search(hunt)
-        proposals += found
-        if not found and not is_cut:
-            helpless.append(kind)
-        if is_cut:
-            cut.append(kind)
-    return Help(tuple(proposals), tuple(helpless), tuple(cut))
+    return hunt_all(_SEARCHES, hunt)
 
 
 def check(case: Case, change: Change) -> Decision:

@@ -14,7 +14,7 @@ from atoll.cluster.requests import Rejection
 from atoll.cluster.transitions import Availability
 from atoll.explain.changes import Case, Change, changed, relaxations_of
 from atoll.explain.decision import decide, scene_of
-from atoll.explain.proposals import Help, Kind, check, find_help
+from atoll.explain.proposals import Help, Kind, Proposal, check, find_help
 from atoll.explain.shapes import additions
 from tests.explain.situations import NODE_CPUS, Situation, holder, situation, waiting
 
@@ -64,7 +64,7 @@ def clusters() -> st.SearchStrategy[Situation]:
     return st.integers(0, 1 << 32).map(cluster)
 
 
-def help_of(found: Situation) -> Help | None:
+def help_of(found: Situation) -> Help[Proposal] | None:
     """Return what would help; None for a pod that needs no help."""
     scene = scene_of(found.snapshot)
     decision = decide(scene, found.pod, found.claim)

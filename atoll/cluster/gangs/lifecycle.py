@@ -168,9 +168,7 @@ def _decide_admitted(
         return _evict(view, status, preempted, now_seconds=now_seconds, pause=None)
     failing = _failing(view, status, tallied, now_seconds)
     if failing is not None:
-        count = (status.requeue_state.count if status.requeue_state else 0) + 1
-        pause = (count, pause_seconds(view.policy.requeuing, count, jitter=jitter))
-        return _evict(view, status, failing, now_seconds=now_seconds, pause=pause)
+        return _evict(view, status, failing, now_seconds=now_seconds, pause=_next_pause(view, status, jitter))
     again = _next_look(view, status, now_seconds)
     stuck = tuple(m for m in view.members if (refused_since(m, status) or now_seconds) + STUCK_SECONDS <= now_seconds)
     if stuck:
@@ -187,9 +185,14 @@ def has_begun(view: GangView) -> bool:
 
 def cannot_start(view: GangView, message: str, *, now_seconds: float, jitter: float = 0.0) -> Decision:
     """Decide about a gang of which a member takes no pin: this admission ends, and is tried again after a pause."""
-    count = (view.status.requeue_state.count if view.status.requeue_state else 0) + 1
-    pause = (count, pause_seconds(view.policy.requeuing, count, jitter=jitter))
+    pause = _next_pause(view, view.status, jitter)
     return _evict(view, view.status, Obstacle("MemberRefused", message), now_seconds=now_seconds, pause=pause)
+
+
+def _next_pause(view: GangView, status: GpuGangStatus, jitter: float) -> tuple[int, float]:
+    """Return the number of the next eviction, and how long the gang pauses after it."""
+    count = (status.requeue_state.count if status.requeue_state else 0) + 1
+    return count, pause_seconds(view.policy.requeuing, count, jitter=jitter)
 
 
 def _note_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:

@@ -20,8 +20,9 @@ from typing import Final
 from atoll.api import names
 from atoll.cluster import host_fit
 from atoll.cluster.gangs.lifecycle import GangView
-from atoll.cluster.gangs.membership import STARTED, GangKey, Member, Stage, gang_key
+from atoll.cluster.gangs.membership import COUNTING, STARTED, GangKey, Member, gang_key
 from atoll.cluster.gangs.placing import Found, NoPlace, search
+from atoll.cluster.gangs.promises import priority_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.readiness import least_of
 from atoll.cluster.gangs.seats import seats_of
@@ -105,7 +106,7 @@ def _single(pod: Pod, *, is_needed: bool = True) -> Unit:
 def _gang_units(key: GangKey, view: GangView) -> list[Unit]:
     """Return the members that are not needed, each by itself, and the whole gang."""
     live = [member for member in view.members if member.stage in STARTED]
-    priority = max((member.pod.spec.priority for member in live), default=0)
+    priority = priority_of(view)
     created = view.gang.metadata.creation_timestamp or ""
     whole = Unit(frozenset(member.uid for member in live), priority, since=created, name="/".join(key), gang=key)
     extra = [_single(member.pod, is_needed=False) for member in unneeded(view)]
@@ -115,7 +116,7 @@ def _gang_units(key: GangKey, view: GangView) -> list[Unit]:
 def unneeded(view: GangView) -> tuple[Member, ...]:
     """Return the members beyond what the gang needs as a whole and of each pod set, the highest ranks first."""
     spec = view.gang.spec
-    counting = [member for member in view.members if member.stage in STARTED or member.stage is Stage.SUCCEEDED]
+    counting = [member for member in view.members if member.stage in COUNTING]
     counts = Counter(member.pod_set for member in counting)
     left, spare = counts.total() - spec.quorum, []
     for member in sorted(counting, key=lambda member: (-member.rank, member.pod_set, member.uid)):

@@ -49,6 +49,8 @@ class Stage(StrEnum):
 
 STARTED = frozenset({Stage.STARTING, Stage.READY})
 DONE = frozenset({Stage.SUCCEEDED, Stage.FAILED})
+COUNTING = STARTED | {Stage.SUCCEEDED}
+"""Members that have a place and have not failed, ready or not, or have done their work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,10 @@ from typing import Final
 
 from atoll.cluster.budgets import GangPromises, gang_promise
 from atoll.cluster.gangs.lifecycle import GangView
-from atoll.cluster.gangs.membership import STARTED, Member, Stage
+from atoll.cluster.gangs.membership import COUNTING, STARTED, Member
 from atoll.cluster.gangs.readiness import least_of, placed
 
 ALL_MAY_GO: Final = 2**31
-COUNTING = STARTED | {Stage.SUCCEEDED}
 
 
 def promises(views: Iterable[GangView], *, whole_below: int | None = None) -> GangPromises:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.api.gangs import GpuGangSpec
-from atoll.cluster.gangs.membership import STARTED, Member, Stage
+from atoll.cluster.gangs.membership import COUNTING, STARTED, Member, Stage
 
 PRESENT = frozenset({Stage.GATED, Stage.SUCCEEDED})
 READY = frozenset({Stage.READY, Stage.SUCCEEDED})
@@ -78,7 +78,7 @@ def readiness(spec: GpuGangSpec, members: Iterable[Member]) -> Tally:
 
 def placed(spec: GpuGangSpec, members: Iterable[Member]) -> Tally:
     """Count the members that have a place and have not failed, ready or not, or have succeeded."""
-    return tally(spec, members, STARTED | {Stage.SUCCEEDED})
+    return tally(spec, members, COUNTING)
 
 
 def owner_uid(member: Member) -> str:
