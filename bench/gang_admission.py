@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 from atoll.api import names
 from bench.figures import Row, table
-from bench.journal import Journal, TooSlow
-from bench.stand import GPUS, NAMESPACE, Stand, make_namespace
-from devcluster import Cluster
+from bench.journal import TooSlow
+from bench.stand import GPUS, Stand, open_stand
 from devcluster.errors import DevclusterError
 
 
@@ -68,15 +67,11 @@ def main() -> int:
         parser.error("needs from 1 to 8 x nodes members, and a round")
     times, status = Times(), 0
     try:
-        with Cluster.start(arguments.name, scheduler=False) as cluster:
-            make_namespace(cluster)
-            with Journal(cluster.kubeconfig, NAMESPACE) as journal:
-                stand = Stand(cluster, journal)
-                stand.set_up(arguments.nodes)
-                bind_all(stand, arguments.members, "")
-                for number in range(arguments.rounds):
-                    times.single.append(bind_all(stand, arguments.members, ""))
-                    times.gang.append(bind_all(stand, arguments.members, f"gang-{number}"))
+        with open_stand(arguments.name, arguments.nodes) as stand:
+            bind_all(stand, arguments.members, "")
+            for number in range(arguments.rounds):
+                times.single.append(bind_all(stand, arguments.members, ""))
+                times.gang.append(bind_all(stand, arguments.members, f"gang-{number}"))
     except (TooSlow, DevclusterError, OSError) as failure:
         print(f"FAILED: {failure}", file=sys.stderr)
         status = 1

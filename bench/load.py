@@ -22,9 +22,8 @@ from collections.abc import Callable
 from atoll.api import names
 from atoll.kube import paths
 from bench.figures import Row, table
-from bench.journal import Journal, TooSlow
-from bench.stand import GPUS, NAMESPACE, Stand, make_namespace
-from devcluster import Cluster
+from bench.journal import TooSlow
+from bench.stand import GPUS, Stand, open_stand
 from devcluster.errors import DevclusterError
 
 WAIT_SECONDS = 900.0
@@ -148,17 +147,13 @@ def _say(text: str) -> None:
 def measure(arguments: argparse.Namespace, rows: list[Row]) -> None:
     """Run every part, adding to the table. Raises TooSlow and DevclusterError."""
     started = time.monotonic()
-    with Cluster.start(arguments.name, scheduler=False) as cluster:
-        make_namespace(cluster)
-        with Journal(cluster.kubeconfig, NAMESPACE) as journal:
-            stand = Stand(cluster, journal)
-            stand.set_up(arguments.nodes)
-            _say(f"{arguments.nodes} nodes after {time.monotonic() - started:.0f} s")
-            rows += fill(stand, arguments.nodes, arguments.pending)
-            _say(f"full after {time.monotonic() - started:.0f} s")
-            rows += idle(stand, arguments.nodes, arguments.idle_seconds)
-            rows += restart(stand)
-            rows += move_on(stand)
+    with open_stand(arguments.name, arguments.nodes) as stand:
+        _say(f"{arguments.nodes} nodes after {time.monotonic() - started:.0f} s")
+        rows += fill(stand, arguments.nodes, arguments.pending)
+        _say(f"full after {time.monotonic() - started:.0f} s")
+        rows += idle(stand, arguments.nodes, arguments.idle_seconds)
+        rows += restart(stand)
+        rows += move_on(stand)
 
 
 def main() -> int:

@@ -42,6 +42,17 @@ CONTENDERS = {
 WATCHED = ("kube-scheduler", "kube-apiserver", "etcd", "extender", "noop", "controllers", "webhook")
 
 
+@contextmanager
+def open_stand(name: str, nodes: int) -> Iterator["Stand"]:
+    """A cluster of that name with Atoll beside fake nodes; gone afterwards. Raises DevclusterError."""
+    with Cluster.start(name, scheduler=False) as cluster:
+        make_namespace(cluster)
+        with Journal(cluster.kubeconfig, NAMESPACE) as journal:
+            stand = Stand(cluster, journal)
+            stand.set_up(nodes)
+            yield stand
+
+
 class Stand:
     """One cluster; `use` says who answers kube-scheduler."""
 

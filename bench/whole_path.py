@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bench.figures import Row, delays, per_pod, percentile, rate, read_calls, spread, table
-from bench.journal import Journal, TooSlow
-from bench.stand import GPUS, NAMESPACE, WAIT_SECONDS, Stand, make_namespace
+from bench.journal import TooSlow
+from bench.stand import GPUS, WAIT_SECONDS, Stand, open_stand
 from devcluster import Cluster, NodeSpec
 from devcluster.errors import DevclusterError
 from devcluster.installation import Installation
@@ -238,13 +238,9 @@ def main() -> int:
     status = 0
     started = time.monotonic()
     try:
-        with Cluster.start(arguments.name, scheduler=False) as cluster:
-            make_namespace(cluster)
-            with Journal(cluster.kubeconfig, NAMESPACE) as journal:
-                stand = Stand(cluster, journal)
-                stand.set_up(arguments.nodes)
-                _say(f"{arguments.nodes} nodes after {time.monotonic() - started:.0f} s")
-                measure(stand, arguments, rows)
+        with open_stand(arguments.name, arguments.nodes) as stand:
+            _say(f"{arguments.nodes} nodes after {time.monotonic() - started:.0f} s")
+            measure(stand, arguments, rows)
         if arguments.start:
             rows += start_times(f"{arguments.name}-start")
     except (TooSlow, DevclusterError, OSError) as failure:
