@@ -41,9 +41,11 @@ class Histogram:
         """The histogram after one more ask. Raises AskError for a size that no machine has."""
         if not 1 <= count <= DEVICES_MAX:
             raise AskError(f"count must be 1 to {DEVICES_MAX}", value=count)
-        weights = {size: weight * FADE for size, weight in self.weights}
-        weights[count] = weights.get(count, 0.0) + 1.0
-        return Histogram(weights=tuple(sorted(weights.items())))
+        faded = [(size, weight * FADE + (size == count)) for size, weight in self.weights]
+        if all(size != count for size, _ in faded):
+            faded.append((count, 1.0))
+            faded.sort()
+        return Histogram(weights=tuple(faded))
 
     def demand(self) -> Demand:
         """Shares of the sizes, the prior included; sizes below half a STEP are left out."""

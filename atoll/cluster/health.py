@@ -113,6 +113,10 @@ class Standing:
         return self.state is Availability.HEALTHY
 
 
+SOUND: Final = Standing(Availability.HEALTHY)
+"""Where nearly every device stands: nothing is told of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What follows from one report. drain: why the whole node should be drained, empty if it should not."""
@@ -124,6 +128,8 @@ class Judgement:
 def judge(status: GpuNodeStatus) -> Judgement:
     """Judge every device of a report, by uuid."""
     devices = status.status.devices if status.status is not None else ()
+    if not status.spec.cordons and all(map(_is_plain, devices)):
+        return Judgement({device.uuid: SOUND for device in devices})
     released = {release.uuid: release.time for release in status.spec.releases}
     cordons = {cordon.uuid: cordon.reason for cordon in status.spec.cordons}
     open_by_uuid = {device.uuid: tuple(_open(device, released.get(device.uuid, ""))) for device in devices}
@@ -165,6 +171,10 @@ def is_fabric_ready(device: Device) -> bool:
     set the fabric up, programs on such a machine find no GPU that they could open. MIG instances do without."""
     is_part = device.mig is not None and bool(device.mig.profile)
     return is_part or not any(one.kind is IncidentKind.FABRIC and not one.ended_time for one in device.incidents)
+
+
+def _is_plain(device: Device) -> bool:
+    return device.health.state is HealthState.HEALTHY and not device.incidents
 
 
 def _open(device: Device, released: str) -> Iterable[Incident]:

@@ -134,14 +134,22 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
 
 
 def _card(device: Device) -> Card:
-    return Card(
-        model=device.model,
-        vendor=device.vendor,
-        memory_bytes=nominal_memory_bytes(device),
-        compute_capability=parse_capability(device.compute_capability),
-        mig_profile=device.mig.profile if device.mig is not None else "",
-        fabric_ready=is_fabric_ready(device),
+    return card_of(
+        device.model,
+        device.vendor,
+        nominal_memory_bytes(device),
+        device.compute_capability,
+        device.mig.profile if device.mig is not None else "",
+        is_ready=is_fabric_ready(device),
     )
+
+
+@lru_cache(maxsize=SHAPES_MAX)
+def card_of(
+    model: str, vendor: str, memory_bytes: int, compute_capability: str, mig_profile: str, *, is_ready: bool
+) -> Card:
+    """Return the one Card of these facts; thousands of devices have one of a few."""
+    return Card(model, vendor, memory_bytes, parse_capability(compute_capability), mig_profile, is_ready)
 
 
 def parse_capability(text: str) -> tuple[int, int]:
@@ -220,11 +228,16 @@ def nominal_memory_bytes(device: Device) -> int:
     The smallest nominal size that the reported one reaches to nine tenths or more; the reported size where none is. A
     MIG instance has the size that its profile names, such as 3g.40gb.
     """
-    profile_gib = device.mig.profile.partition(".")[2].partition("gb")[0] if device.mig is not None else ""
+    return _nominal(device.memory_bytes, device.mig.profile if device.mig is not None else "")
+
+
+@lru_cache(maxsize=SHAPES_MAX)
+def _nominal(memory_bytes: int, profile: str) -> int:
+    profile_gib = profile.partition(".")[2].partition("gb")[0]
     if profile_gib.isascii() and profile_gib.isdigit():
         return int(profile_gib) * _GIB
     for size_gib in _NOMINAL_GIB:
         nominal = size_gib * _GIB
-        if device.memory_bytes <= nominal:
-            return nominal if device.memory_bytes >= nominal * _REPORTED_SHARE_MIN else device.memory_bytes
-    return device.memory_bytes
+        if memory_bytes <= nominal:
+            return nominal if memory_bytes >= nominal * _REPORTED_SHARE_MIN else memory_bytes
+    return memory_bytes

@@ -221,9 +221,10 @@ def _holders(ledger: Ledger, node: str, device_id: int, uuid: str, kept: Sequenc
     for hold in ledger.holds(node, device_id, uuid):
         if hold.source is Source.LEASE:
             found.add(ledger.leases[hold.key].holder.uid)
-        elif hold.source is not Source.FOREIGN:
+        elif hold.source is Source.FOREIGN:
+            found |= {use.pod_uid or UNENDING for use in ledger.foreign_uses(node, uuid)}
+        else:
             found.add(hold.key)
-    found |= {use.pod_uid or UNENDING for use in ledger.foreign_uses(node, uuid)}
     if ledger.is_blocked(node, device_id):
         found.add(UNENDING)
     return frozenset(found)

@@ -5,7 +5,7 @@ and why each other node does not. The extender's part is `atoll.cluster.verdicts
 part is `atoll.cluster.host_fit`, which follows its filters, and counted resources. Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -109,10 +109,16 @@ def _tell_cpu(scene: Scene) -> None:
 
 def decide(scene: Scene, pod: Pod, claim: GpuClaim | None, *, only: Sequence[str] | None = None) -> Decision:
     """Decide about the pod as kube-scheduler and extender would together; `only` these nodes, all by default."""
-    request = request_for(scene, pod, claim)
     asked = list(scene.nodes) if only is None else [name for name in only if name in scene.nodes]
-    closed = closed_nodes(scene, pod, asked)
-    full = frozenset(name for name in asked if name not in closed and is_full(scene, pod, name))
+    return decide_beside(scene, pod, claim, closed_nodes(scene, pod, asked), asked)
+
+
+def decide_beside(
+    scene: Scene, pod: Pod, claim: GpuClaim | None, closed: Mapping[str, tuple[str, ...]], asked: Sequence[str]
+) -> Decision:
+    """Decide where `closed_nodes` is known: it is the same for pods that differ in their GPUs alone."""
+    request = request_for(scene, pod, claim)
+    full = full_nodes(scene, pod, [name for name in asked if name not in closed])
     open_nodes = [name for name in asked if name not in closed and name not in full]
     return Decision(request, closed, full, judge(scene, pod, request, open_nodes))
 
@@ -154,10 +160,10 @@ def shortages(left: Mapping[str, int], needed: Mapping[str, int]) -> tuple[str, 
     )
 
 
-def is_full(scene: Scene, pod: Pod, node: str) -> bool:
-    """Tell whether kube-scheduler counts fewer GPUs as free on the node than the pod asks for."""
+def full_nodes(scene: Scene, pod: Pod, node_names: Iterable[str]) -> frozenset[str]:
+    """Return the nodes of which kube-scheduler counts fewer GPUs as free than the pod asks for."""
     needed = {resource: amount for resource, amount in host_fit.needs(pod).items() if _is_gpus(resource) and amount}
-    return bool(shortages(scene.left(node), needed))
+    return frozenset(name for name in node_names if shortages(scene.left(name), needed))
 
 
 def _refused(scene: Scene, pod: Pod, node_names: Sequence[str]) -> dict[str, str]:

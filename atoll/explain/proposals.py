@@ -30,8 +30,9 @@ from atoll.cluster.selection import offer, plain
 from atoll.cluster.transitions import Availability
 from atoll.explain.blockers import NodeHolders, Price, holders_of, kept_for_others, price, smallest_sets
 from atoll.explain.changes import Case, Change, changed, relaxations_of, well_again
-from atoll.explain.decision import Decision, Scene, decide, judge, scene_of
+from atoll.explain.decision import Decision, Scene, decide, decide_beside, judge, scene_of
 from atoll.explain.shapes import additions
+from atoll.explain.surroundings import Surroundings
 
 P = TypeVar("P")
 H = TypeVar("H")
@@ -94,12 +95,14 @@ def hunt_all(searches: Mapping[Kind, Callable[[H], tuple[list[P], bool]]], hunt:
 
 @dataclass(frozen=True, slots=True)
 class _Hunt:
-    """What every search needs. `found`: the holders of every node."""
+    """What every search needs. `holders`: of every node; `around`: the snapshot by node; `closed`: see Decision."""
 
     case: Case
     scene: Scene
     request: Request
     holders: tuple[NodeHolders, ...]
+    around: Surroundings
+    closed: Mapping[str, tuple[str, ...]]
 
 
 def find_help(scene: Scene, pod: Pod, decision: Decision) -> Help[Proposal]:
@@ -109,7 +112,9 @@ def find_help(scene: Scene, pod: Pod, decision: Decision) -> Help[Proposal]:
     case = Case(scene.snapshot, pod, scene.snapshot.claim_of(pod))
     kept = kept_for_others(scene.ledger, pod)
     held = (holders_of(scene, name, pod, kept.get(name, ())) for name in sorted(scene.nodes))
-    hunt = _Hunt(case, scene, decision.request, tuple(one for one in held if one is not None))
+    around = Surroundings.of(scene.snapshot, scene.nodes, scene.pods_by_node)
+    holders = tuple(one for one in held if one is not None)
+    hunt = _Hunt(case, scene, decision.request, holders, around, decision.closed)
     return hunt_all(_SEARCHES, hunt)
 
 
@@ -121,17 +126,12 @@ def check(case: Case, change: Change) -> Decision:
 
 def _verified(hunt: _Hunt, kind: Kind, change: Change, node: str, cost: tuple[Any, ...]) -> Iterator[Proposal]:
     """Decide again on what the change leaves of this node; yield the proposal if the pod fits there."""
-    after = changed(hunt.case, change)
-    small = after.snapshot.around(node, holder_uid=after.pod.metadata.uid)
-    if not hunt.scene.minds_neighbours(after.pod):
-        small = replace(
-            small,
-            nodes=tuple(one for one in small.nodes if one.metadata.name == node),
-            pods=tuple(one for one in small.pods if one.spec.node_name in ("", node)),
-        )
-    best = decide(scene_of(small), after.pod, after.claim, only=[node])
+    has_neighbours = hunt.scene.minds_neighbours(hunt.case.pod)
+    small = hunt.around.around(node, holder_uid=hunt.case.pod.metadata.uid, has_neighbours=has_neighbours)
+    after = changed(replace(hunt.case, snapshot=small), change)
+    best = decide(scene_of(after.snapshot), after.pod, after.claim, only=[node])
     if best.best is not None:
-        yield _proposal(kind, change, best, small.reports, cost)
+        yield _proposal(kind, change, best, after.snapshot.reports, cost)
 
 
 def _proposal(
@@ -146,9 +146,9 @@ def _proposal(
 
 
 def _claim_change(hunt: _Hunt, kind: Kind, change: Change, cost: tuple[Any, ...]) -> Iterator[Proposal]:
-    """The cluster stays as it is, so its scene serves again."""
+    """The cluster stays as it is, so its scene serves again, and what it has against the pod beside GPUs."""
     after = changed(hunt.case, change)
-    decision = decide(hunt.scene, after.pod, after.claim)
+    decision = decide_beside(hunt.scene, after.pod, after.claim, hunt.closed, list(hunt.scene.nodes))
     if decision.fits:
         yield _proposal(kind, change, decision, hunt.case.snapshot.reports, cost)
 
@@ -215,6 +215,8 @@ def _withheld(hunt: _Hunt, kind: Kind) -> Found:
     found: list[Proposal] = []
     is_cut = False
     for one in hunt.holders:
+        if all(state is Availability.HEALTHY for state in one.devices.availability):
+            continue
         status = reports[one.node]
         sets = _sets_of(kind, status)
         for number, change in enumerate(sets):

@@ -38,8 +38,8 @@ def additions(snapshot: ClusterSnapshot, pod: Pod, *, name: str = "new-node") ->
         if node is None or report.status is None:
             continue
         kind = (report.status.links, tuple((d.model, d.memory_bytes, d.mig) for d in report.status.devices))
-        if repr(kind) not in seen:
-            seen.add(repr(kind))
+        if kind not in seen:
+            seen.add(kind)
             yield like_node(snapshot, node, report, name=name)
     for known in sorted(profile_names(), key=lambda one: (profile(one).machine.count, one)):
         yield known_machine(known, snapshot, name=name, labels=pod.spec.node_selector)

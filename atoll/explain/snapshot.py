@@ -9,9 +9,8 @@ filter expects moments before their bind, and nodes on which a bind has just fai
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
@@ -67,15 +66,6 @@ class ClusterSnapshot:
         then, now = seconds_of(time or ""), seconds_of(self.taken_at)
         return max(0.0, now - then) if then is not None and now is not None else math.inf
 
-    def around(self, node: str, *, holder_uid: str) -> "ClusterSnapshot":
-        """Return what the GPUs of one node depend on, and the Leases of one pod; other nodes keep their pods only."""
-        return replace(
-            self,
-            reports=tuple(one for one in self.reports if one.metadata.name == node),
-            heartbeats=tuple(one for one in self.heartbeats if one.metadata.name == node),
-            leases=tuple(one for one in self.leases if _concerns(one, node, holder_uid)),
-        )
-
 
 def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
     """Return the ledger that a process holds after reading these lists; its clock stands at NOW_SECONDS."""
@@ -105,9 +95,3 @@ def pods_by_node(found: Iterable[Pod]) -> dict[str, list[Pod]]:
         if pod.spec.node_name:
             by_node.setdefault(pod.spec.node_name, []).append(pod)
     return by_node
-
-
-def _concerns(lease: Lease, node: str, holder_uid: str) -> bool:
-    """A Lease that cannot be read may mean any node that its name could."""
-    is_held = lease.spec.holder_identity.endswith(f"/{holder_uid}")
-    return is_held or lease.metadata.annotations.get(names.LEASE_NODE, node) == node
