@@ -2,7 +2,7 @@
 
 For gangs, `python -m bench.peer_cases domain FILE.jsonl`: see bench.peer_domains. For devices:
 
-In: one JSON object per line: topology (a known machine, or an object with `links`), or links (rows of cells) beside it;
+In: one JSON object per line: topology (a known machine, rows of cells, or an object with `links`), or links beside it;
 available, required, size and want; or start and a sequence of {size, want}. Missing: all GPUs are available, none
 required, the size is that of `want`; without `want` there is nothing to compare with. `want` may list several sets.
 Out: one JSON line per case (id, wanted, chosen, wantedQuality, chosenQuality, verdict, why) and a summary line.
@@ -55,11 +55,14 @@ WORDS: Final = frozenset(
     (
         *("id", "src", "note", "comment", "policy", "topology", "vendor", "available", "start", "required", "size"),
         *("count", "want", "sequence", "links", "pcie", "pci_only", "numa", "nvlink_generation", "nvlink_gen"),
-        *("nvswitch", "pcie_generation", "pcie_gen", "smp_GBps"),
+        *("matrix", "nvswitch", "pcie_generation", "pcie_gen", "smp_GBps"),
     )
 )
 """Everything that a case may say and that is weighed, or needs no weighing."""
-_NUMBERED: Final = re.compile(r"(?:gpu|cuda|nvidia|device)?[-_: ]*([0-9]{1,4})", re.ASCII | re.IGNORECASE)
+_NUMBERED: Final = re.compile(
+    r"(?:gpu|cuda|nvidia|device)?[-_: ]*([0-9]{1,4})(?:::[0-9]{1,4}|-([0-9]{1,4}))?", re.ASCII | re.IGNORECASE
+)
+"""A GPU by its number, a replica of one (3::0), or a range of them (0-7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +168,17 @@ def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:
 
 def _machine(case: dict[str, Any]) -> tuple[Machine, str]:
     """The machine of a case, and a word where another stands for it."""
-    told = case["topology"] if isinstance(case.get("topology"), dict) else case
-    if "links" not in told:
-        if told.get("topology") is None:
-            raise ValueError("a case names its topology or its links")
-        return _known_machine(case, str(told["topology"]))
+    topology = case.get("topology")
+    told = topology if isinstance(topology, dict) else case
+    links = topology if isinstance(topology, list) else _first_told(told, "links", "matrix")
+    if links is None:
+        if topology is None and not _gpus_named(case):
+            raise ValueError("a case names its topology, its links or its GPUs")
+        return _known_machine(case, str(topology or "without a name"))
+    if not isinstance(links, list):
+        raise TypeError(f"{links!r} is no list of rows of cells")
     given = machine(
-        told["links"],
+        links,
         pcie=told.get("pcie", told.get("pci_only")),
         numa=told.get("numa"),
         nvlink_generation=told.get("nvlink_generation", told.get("nvlink_gen")),
@@ -201,7 +208,7 @@ def _known_machine(case: dict[str, Any], name: str) -> tuple[Machine, str]:
 
 def _gpus_named(case: dict[str, Any]) -> int:
     """How many GPUs a machine needs for all that a case names."""
-    steps = [case, *(case.get("sequence") or ())]
+    steps = [step for step in [case, *(case.get("sequence") or ())] if isinstance(step, dict)]
     lists = [_members(step.get(key)) for step in steps for key in ("available", "start", "required")]
     lists += [list(members) for step in steps for members in _wants(step.get("want")) or ()]
     highest = max((one for members in lists for one in members if isinstance(one, int)), default=-1)
@@ -289,7 +296,12 @@ def _members(told: object) -> list[Any]:
     if not isinstance(parts, (list, tuple)):
         raise TypeError(f"{told!r} is no list of GPUs")
     found = [(part, _NUMBERED.fullmatch(part) if isinstance(part, str) else None) for part in parts]
-    return [int(match[1]) if match else part for part, match in found]
+    return [one for part, match in found for one in (_numbers(match) if match else (part,))]
+
+
+def _numbers(match: re.Match[str]) -> range:
+    first, last = int(match[1]), int(match[2] or match[1])
+    return range(first, last + 1)
 
 
 def _is_position(subject: Machine, told: object) -> bool:

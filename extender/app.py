@@ -108,8 +108,9 @@ class Handlers:
         self._expect(uid, verdicts.best if len(verdicts.feasible) == 1 else None)
         self._judged = Judged(uid, wire.before_names(body), ledger.revision, ledger.demand, verdicts.best)
         self._counted.decisions.labels("fits" if verdicts.feasible else "refused").inc()
-        for reason, count in Counter(verdicts.rejected.values()).items():
-            self._counted.rejections.labels(reason).inc(count)
+        if verdicts.rejected:
+            for reason, count in Counter(verdicts.rejected.values()).items():
+                self._counted.rejections.labels(reason).inc(count)
         return wire.filter_reply(verdicts.feasible, verdicts.rejected)
 
     async def prioritize(self, body: bytes) -> bytes:

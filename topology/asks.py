@@ -21,6 +21,9 @@ def gpus(count: int) -> str:
 class Policy(StrEnum):
     """How the devices of a set should lie to each other."""
 
+    __hash__ = str.__hash__
+    """Enum's own is written in Python, and tables are looked up by asks thousands of times a second."""
+
     CONTIGUOUS = "contiguous"
     """The best-connected set there is; one island wherever one fits; never refused for links."""
     ISLAND = "island"
@@ -33,6 +36,8 @@ class Policy(StrEnum):
 
 class Interconnect(StrEnum):
     """Which links must join the set."""
+
+    __hash__ = str.__hash__
 
     ANY = "any"
     NVLINK = "nvlink"

@@ -15,6 +15,7 @@ An allocation renews one element of the array of states. The keys come from the 
 """
 
 import math
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -34,7 +35,7 @@ from atoll.cluster.host_cpu import (
 )
 from atoll.cluster.machines import Cell, Shape, cell_of
 from atoll.cluster.requests import Request
-from atoll.cluster.selection import Offer, keys_of, offer, plain
+from atoll.cluster.selection import Offer, keys_of, offer
 from topology.asks import Ask, Policy
 from topology.demand import Demand
 from topology.scores import ALIKE, DECIMALS, EMPTYING_BY_PODS, PODS_MAX, RESERVE, RESERVED_ONE_IN, reserves
@@ -160,16 +161,19 @@ class Fleet:
 
     def cell_at(self, state: int) -> Cell:
         """Return the shape and the free positions of a state other than 0."""
-        index = int(np.searchsorted(self._firsts, state, side="right")) - 1
+        index = bisect_right(self._firsts, state) - 1
         shape, free = self._entries[index]
         return cell_of(shape, state - self._firsts[index] if free is None else free)
 
-    def keys(self, states: Ints, request: Request, demand: Demand) -> Floats:
-        """Return the key of each state: one gather, once the keys of these states are known."""
-        known = self._known_keys(plain(request), demand)
+    def keys(self, states: Ints, asked: Request, demand: Demand) -> Floats:
+        """Return the key of each state: one gather, once the keys of these states are known.
+
+        asked: a request without what the choice does not depend on, as `selection.plain` gives it.
+        """
+        known = self._known_keys(asked, demand)
         keys = known[states]
         if math.isnan(keys.min(initial=math.inf)):
-            self._learn(known, np.unique(states[np.isnan(keys)]), plain(request), demand)
+            self._learn(known, np.unique(states[np.isnan(keys)]), asked, demand)
             keys = known[states]
         return keys
 
@@ -186,13 +190,13 @@ class Fleet:
                 keys[states == self._blocks[shape] + shape.machine.full] += RESERVE
         return keys
 
-    def pick(self, rows: Ints, keys: Floats, states: Ints, request: Request, demand: Demand, *, cpu_milli: int) -> str:
+    def pick(self, rows: Ints, keys: Floats, states: Ints, asked: Request, demand: Demand, *, cpu_milli: int) -> str:
         """Return the name of the best node of these rows, of which one at least has a finite key.
 
         The least key, with the price of the CPU that the pod leaves there or not; then the least free CPU, then the
         name. No price is worth links: a node that would give a poorer set than the least key does is passed over.
         """
-        moves = self._moves_of(request, asked_cores(cpu_milli))
+        moves = self._moves_of(asked, asked_cores(cpu_milli))
         if moves is None:
             return self.first_by_name(rows[keys <= keys.min() + ALIKE])
         cores = self._cores.take(rows)
@@ -201,23 +205,25 @@ class Fleet:
         places += cores
         priced = moves.take(places)
         priced += keys
-        quality: tuple[int, float] | None = None
+        least = int(states[keys.argmin()])
         for _ in range(POORER_MAX):
             tied = np.flatnonzero(priced <= priced.min() + ALIKE)
             tied = tied[cores[tied] == cores[tied].min()]
             state = int(states[tied[0]])
-            if request.ask.count > 1 and quality is None:
-                quality = self._quality(int(states[keys.argmin()]), request, demand)
-            if quality is None or self._quality(state, request, demand) >= quality:
+            if not self._is_poorer(state, least, asked, demand):
                 return self.first_by_name(rows[tied[states[tied] == state]])
             priced[states == state] = np.inf
         return self.first_by_name(rows[keys <= keys.min() + ALIKE])
 
-    def _quality(self, state: int, request: Request, demand: Demand) -> tuple[int, float]:
-        """Whether the set of a state lies in one island, and its quality relative to the best of its size."""
-        answer = offer(self.cell_at(state), plain(request), demand)
-        assert isinstance(answer, Offer)
-        return -len(answer.choice.islands), answer.choice.relative_quality
+    def _is_poorer(self, state: int, other: int, asked: Request, demand: Demand) -> bool:
+        """Tell whether a state gives a set with worse links than the other: in more islands, or of less quality."""
+        if state == other or asked.ask.count == 1:
+            return False
+        one, two = (offer(self.cell_at(each), asked, demand) for each in (state, other))
+        assert isinstance(one, Offer)
+        assert isinstance(two, Offer)
+        islands, islands_of_other = len(one.choice.islands), len(two.choice.islands)
+        return (-islands, one.choice.relative_quality) < (-islands_of_other, two.choice.relative_quality)
 
     def _moves_of(self, request: Request, cores: int) -> Floats | None:
         """Return by how much the price of a node changes when the pod comes, by free devices and free cores, flat; None
@@ -260,6 +266,8 @@ class Fleet:
     def _replace(self, row: int, cell: Cell | None) -> None:
         """Note a row's cell, and which shapes have few whole machines left."""
         before, self._cell_of[row] = self._cell_of[row], cell
+        if before is cell:
+            return
         for one, step in ((before, -1), (cell, 1)):
             if one is None or one.shape.machine.count > EAGER_DEVICES_MAX:
                 continue

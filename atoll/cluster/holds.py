@@ -3,14 +3,19 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.transitions import Verb
 
+K = TypeVar("K")
+
 
 class Source(StrEnum):
     """What a hold is known from, strongest last."""
+
+    __hash__ = str.__hash__
+    """Enum's own is written in Python, and holds are looked up for every device of every change."""
 
     FOREIGN = "foreign"
     LOST = "lost"
@@ -44,3 +49,12 @@ def pods_of(holds: Iterable[Collection[Hold]], leases: Mapping[str, LeaseRecord]
     return {
         leases[hold.key].holder.uid if hold.source is Source.LEASE and hold.key in leases else hold.key for hold in told
     }
+
+
+def discard(index: dict[K, set[Hold]], key: K, hold: Hold) -> None:
+    """Take a hold out of an index by device; a device that nothing holds any more leaves the index."""
+    holds = index.get(key)
+    if holds is not None:
+        holds.discard(hold)
+        if not holds:
+            del index[key]

@@ -20,7 +20,6 @@ Questions about all nodes are answered from `cells`, of which a change of one no
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from atoll.api import node_status
 from atoll.api.node_status import GpuNodeStatus
@@ -30,7 +29,7 @@ from atoll.cluster.device_states import Stories, check_assumable
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.foreign import ForeignUse, Sightings
-from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, Source, pods_of
+from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, Source, discard, pods_of
 from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.lost_leases import Device, LostLeases
@@ -39,8 +38,6 @@ from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.release import version_number
 from topology.demand import PRIOR, Demand, Histogram
 from topology.model import DEVICES_MAX
-
-K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,7 @@ class Ledger:
         self._by_id: dict[tuple[str, int], set[Hold]] = {}
         self._by_uuid: dict[tuple[str, str], set[Hold]] = {}
         self._free: dict[str, int] = {}
+        self._pods_on: dict[str, int] = {}
         self._cells: dict[str, Cell] = {}
         self.fleet = Fleet()
         """The same cells as arrays; `own_cells` brings both up to date."""
@@ -437,8 +435,10 @@ class Ledger:
             self.fleet.silence(node)
         else:
             self._cells[node] = self._cell(node, now_seconds)
-            holds = [self._holds(node, device.id, device.uuid) for device in self.nodes[node].devices]
-            self.fleet.put(node, self._cells[node], pods=len(pods_of(holds, self.leases)))
+            if node not in self._pods_on:
+                holds = [self._holds(node, device.id, device.uuid) for device in self.nodes[node].devices]
+                self._pods_on[node] = len(pods_of(holds, self.leases))
+            self.fleet.put(node, self._cells[node], pods=self._pods_on[node])
 
     def _find_silent(self, now_seconds: float) -> None:
         """Mark nodes that have become stale, and note when the next one may."""
@@ -474,9 +474,9 @@ class Ledger:
 
     def _unhold(self, node: str, ids: tuple[int, ...], uuids: tuple[str, ...], hold: Hold) -> None:
         for device_id in ids:
-            _discard(self._by_id, (node, device_id), hold)
+            discard(self._by_id, (node, device_id), hold)
         for uuid in uuids:
-            _discard(self._by_uuid, (node, uuid), hold)
+            discard(self._by_uuid, (node, uuid), hold)
         self.stories.tell(node, ids, ENDS[hold.source], hold.key)
         self._note_change(node)
 
@@ -489,11 +489,4 @@ class Ledger:
         self._changed.update(nodes)
         for node in nodes:
             self._free.pop(node, None)
-
-
-def _discard(index: dict[K, set[Hold]], key: K, hold: Hold) -> None:
-    holds = index.get(key)
-    if holds is not None:
-        holds.discard(hold)
-        if not holds:
-            del index[key]
+            self._pods_on.pop(node, None)

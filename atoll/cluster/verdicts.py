@@ -75,28 +75,29 @@ def _with_holder_elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts) ->
 
 def _judge(node_names: Sequence[str], request: Request, question: Question, ledger: Ledger) -> NodeVerdicts:
     """Look the names up once; all else is arrays: the states of the nodes, and the keys of those states."""
+    asked = plain(request)
     own = ledger.own_cells(now_seconds=question.now_seconds, asking_uid=question.uid, asking_priority=question.priority)
     fleet, demand = ledger.fleet, ledger.demand
     rows = fleet.rows_of(node_names)
     states = fleet.states_of(rows)
     for name, cell in own.items():
         states[rows == fleet.row_of(name)] = fleet.state_of(cell)
-    keys = fleet.with_node_costs(fleet.keys(states, request, demand), rows, states, request.ask, demand)
+    keys = fleet.with_node_costs(fleet.keys(states, asked, demand), rows, states, asked.ask, demand)
     least = keys.min(initial=np.inf)
     if least == np.inf:
-        return NodeVerdicts(rejected=_reasons(node_names, states.tolist(), request, ledger))
-    name = fleet.pick(rows, keys, states, request, demand, cpu_milli=question.cpu_milli)
-    answer = offer(own.get(name) or fleet.cell_of(name), plain(request), demand)
+        return NodeVerdicts(rejected=_reasons(node_names, states.tolist(), asked, ledger))
+    name = fleet.pick(rows, keys, states, asked, demand, cpu_milli=question.cpu_milli)
+    answer = offer(own.get(name) or fleet.cell_of(name), asked, demand)
     assert isinstance(answer, Offer)
-    feasible = list(compress(node_names, (keys < np.inf).tolist()))
+    feasible = list(compress(node_names, (keys < np.inf).tobytes()))
     return NodeVerdicts(feasible=feasible, best=answer.at(name))
 
 
-def _reasons(node_names: Sequence[str], states: list[int], request: Request, ledger: Ledger) -> dict[str, str]:
+def _reasons(node_names: Sequence[str], states: list[int], asked: Request, ledger: Ledger) -> dict[str, str]:
     """Return why no node fits: one reason per state, and for nodes without a state why they have none."""
     reasons: dict[int, str] = {}
     for state in set(states) - {0}:
-        answer = offer(ledger.fleet.cell_at(state), plain(request), ledger.demand)
+        answer = offer(ledger.fleet.cell_at(state), asked, ledger.demand)
         assert isinstance(answer, Rejection)
         reasons[state] = answer.reason
     return {

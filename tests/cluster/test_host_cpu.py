@@ -1,5 +1,6 @@
 """Promises of the price of CPU: no GPUs are left without it where another node serves as well, and links come first."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.host_cpu import ASKS_MIN, KINDS_MAX, STRANDED, UNKNOWN, Asks, Kind, asked_cores, price_table
-from atoll.cluster.machines import NodeDevices, cell_of
+from atoll.cluster.machines import NodeDevices, cell_of, shape_of
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate, select
 from tests.builders import make_claim, make_devices, make_pod
@@ -115,6 +116,24 @@ def test_pair_of_double_links_is_given_although_cpu_is_dear_there() -> None:
     fleet = fleet_of({"poor": (MESH, 0b11, 40), "whole": (MESH, MESH.all, 64)})
 
     assert picked(fleet, ["poor", "whole"], ask(2), 40) == "whole"
+
+
+def test_pair_in_one_island_is_given_although_cpu_is_dear_there() -> None:
+    """Between fast sockets a pair that spans islands has the ring of any other; the one in an island is given all the
+    same, on the only machine with the CPU for large asks."""
+    geometry = replace(CARDS.machine, pcie_generation=3, inter_socket_gbps=40.0)
+    fast = replace(CARDS, shape=shape_of(geometry, CARDS.shape.cards))
+    fleet = fleet_of(
+        {"rare": (fast, fast.all, 128), **{f"torn{number}": (fast, 0b10001, 16) for number in range(30)}},
+        asks=((8, 120),),
+    )
+    whole, torn = (select(fast, free, ask(2)) for free in (fast.all, 0b10001))
+    assert isinstance(whole, Candidate)
+    assert isinstance(torn, Candidate)
+    assert whole.choice.relative_quality == torn.choice.relative_quality
+    assert len(whole.choice.islands) < len(torn.choice.islands)
+
+    assert picked(fleet, ["rare", "torn0"], ask(2), 16) == "rare"
 
 
 @settings(deadline=None, max_examples=40)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.peer_cases import answers
+from topology import reference
 from topology.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,6 +252,11 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "same",
     ),
+    "rows-as-topology": ({"topology": [["X", "NV1"], ["NV1", "X"]], "size": 2, "want": [0, 1]}, "same"),
+    "rows-as-matrix": ({"matrix": [["X", "NV1"], ["NV1", "X"]], "size": 2, "want": [0, 1]}, "same"),
+    "machine-by-gpus-alone": ({"topology": {"gpus": 8}, "available": "0-7", "size": 2, "want": [0, 1]}, "same"),
+    "no-machine-but-gpus": ({"available": [0, 1, 2, 3], "size": 2, "want": [0, 1]}, "same"),
+    "replicas": ({"topology": "dgx1-v100", "available": ["0::1", "3::0"], "size": 2, "want": ["0::1", "3::0"]}, "same"),
     "sequence-beyond-the-end": (
         {"topology": "t4-4", "sequence": [{"size": 3, "want": [0, 1, 2]}, {"size": 2, "want": []}, {"size": 1}]},
         "same",
@@ -316,6 +324,33 @@ def test_first_come_is_never_better_than_ours(topology: str, policy: str, free: 
     (answer,) = answers([json.dumps(case)])
 
     assert answer["verdict"] != "worse", answer
+
+
+SHAPES = ("dgx1-v100", "dgx1-p100", "mi250x-8gcd", "h100-nvl-8", "rtx8000x4-bridged", "pcie8-pix-pxb", "gb200-tray")
+rng = random.Random(31)
+NEIGHBOURS: list[tuple[str, list[int], list[int], int]] = []
+for shape in SHAPES * 10:
+    count = profile(shape).machine.count
+    free = rng.sample(range(count), rng.randint(2, min(count, 6)))
+    NEIGHBOURS.append((shape, free, rng.sample(free, rng.choice((0, 0, 1, 2))), rng.randint(1, len(free))))
+
+
+@pytest.mark.parametrize("number", range(len(NEIGHBOURS)))
+def test_neighbours_of_the_cases_get_the_best_set_there_is(number: int) -> None:
+    """Seventy asks like the peers' own, on machines like theirs: by brute force no set that is free and holds what is
+    required has more ring bandwidth, so whatever a peer wants, the verdict is not worse."""
+    shape, free, required, size = NEIGHBOURS[number]
+    subject = profile(shape).machine
+    sets = [one for one in itertools.combinations(sorted(free), size) if set(required) <= set(one)]
+    best = max(sets, key=lambda one: reference.ring_gbps(subject, one), default=())
+    case = {"id": shape, "topology": shape, "available": free, "required": required, "size": size, "want": list(best)}
+    (answer,) = answers([json.dumps(case)])
+
+    assert answer["verdict"] in ("same", "equal"), answer
+    assert bool(answer["chosen"]) == bool(sets)
+    if len(best) > 1:
+        given = reference.ring_gbps(subject, tuple(sorted(answer["chosen"])))
+        assert given == pytest.approx(reference.ring_gbps(subject, best))
 
 
 def run(tmp_path: Path, lines: list[str]) -> tuple[int, list[dict[str, Any]]]:
