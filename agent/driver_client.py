@@ -140,7 +140,7 @@ class DriverWorker:
 
     def _line(self, process: subprocess.Popen[bytes], deadline_seconds: float) -> bytes:
         assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline_seconds - time.monotonic())):
