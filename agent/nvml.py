@@ -49,12 +49,14 @@ class NvmlBackend:
         self._known: dict[int, Facts] = {}
         self._untold: list[list[Any]] = []
         self._look = 0
+        self._is_closed = False
         self._boot_id_path = boot_id_path
         self._pci = PciTree(pci_devices)
 
     def read(self) -> MachineReading:
         """Look at every device once. Raises ReadingFailed when the driver does not answer at all."""
         self._look += 1
+        self._is_closed = False
         count = self._count()
         self._untold += self._events()
         worker = self._worker()
@@ -80,7 +82,8 @@ class NvmlBackend:
         return kernel_boot_id(self._boot_id_path)
 
     def close(self) -> None:
-        """Let go of the driver; the next reading opens it again."""
+        """Let go of the driver; the next reading opens it again. One under way in another thread ends with its step."""
+        self._is_closed = True
         self.steps.close()
 
     def _count(self) -> int:
@@ -124,7 +127,10 @@ class NvmlBackend:
             return {"silent": str(error)}
 
     def _reopened(self) -> None:
-        """Open the driver again after a worker was lost; a device is not to blame if that fails."""
+        """Open the driver again after a worker was lost; a device is not to blame if that fails. Raises
+        ReadingFailed."""
+        if self._is_closed:
+            raise ReadingFailed(self.driver, "closed while it was read")
         if isinstance(self.steps, DriverWorker) and self.steps.pid is None:
             self._count()
 
