@@ -151,9 +151,10 @@ def _looker(values: AgentSettings, backend: Backend) -> Looker:
 
 
 def add_agent_health(app: web.Application, agent: NodeAgent, metrics: Metrics, *, stale_seconds: float) -> None:
-    """Live while looks go on; ready once the first report is out."""
+    """Live while looks come to an end; ready once the first report is out. An agent that cannot reach the API server is
+    live: to start it again would help nobody, and delay its first report once the server is back."""
     checks: Mapping[str, Check] = {
-        "looks": lambda: None if agent.seconds_since_look() <= stale_seconds else "no look at the machine succeeds"
+        "looks": lambda: None if agent.seconds_stuck() <= stale_seconds else "no look at the machine comes to an end"
     }
     ready: Mapping[str, Check] = {"report": lambda: None if agent.has_published else "nothing is published yet"}
     add_health(app, live=checks, ready=ready, metrics=metrics)

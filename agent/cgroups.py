@@ -10,6 +10,7 @@ On cgroup v1 the kernel hides processes of foreign process namespaces, so the ag
 """
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,7 +97,8 @@ def _pod_folders(tree: Path) -> Iterator[tuple[Path, str]]:
 def _folders(folder: Path) -> list[Path]:
     """Folders in a folder; one that vanished meanwhile has none."""
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError as error:
         if error.errno in _VANISHED:
             return []

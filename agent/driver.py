@@ -1,9 +1,9 @@
 """NVIDIA's management library, asked step by step. Runs in the worker process (agent.driver_worker) and in tests.
 
 In: the index of a device and the name of a step. Out: plain facts that JSON can carry: None for what the library
-refused, `lost` and `fault` in words where a refusal says that the device is sick. Separate from agent.nvml, which makes
-a reading of the facts, because everything here may hang or crash with the driver: no step depends on another one.
-Every call may fail by itself, and costs one fact.
+refused, `lost` and `fault` in words where a refusal says that the device is sick. Separate from agent.nvml_reading,
+which makes a reading of the facts, because everything here may hang or crash with the driver: no step depends on
+another one. Every call may fail by itself, and costs one fact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -127,9 +127,11 @@ class Driver:
         return self._try(call, *arguments)[0]
 
     def _try(self, call: Callable[..., Any], *arguments: Handle) -> tuple[Answer, Exception | None]:
+        """The answer, or the refusal: the library's own, or that of bindings that cannot read what it answered, such as
+        a name that is no text."""
         try:
             return call(*arguments), None
-        except self._nvml.NVMLError as error:
+        except Exception as error:  # noqa: BLE001 - whatever the bindings raise costs one fact
             return None, error
 
     def _identity(self, handle: Handle, _others: Sequence[int]) -> Facts:

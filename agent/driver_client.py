@@ -127,20 +127,23 @@ class DriverWorker:
         if len(self._left_behind) >= LEFT_BEHIND_MAX:
             raise DriverRefused(f"{len(self._left_behind)} workers hang in the driver and cannot be killed")
         paths = os.pathsep.join(path or "." for path in sys.path)
-        self._process = subprocess.Popen(
-            (sys.executable, "-S", "-m", "agent.driver_worker", self._library),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths},
-        )
+        try:
+            self._process = subprocess.Popen(
+                (sys.executable, "-S", "-m", "agent.driver_worker", self._library),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": paths},
+            )
+        except OSError as error:
+            raise DriverRefused(f"no worker can be started: {error}") from error
         self._buffer = b""
         self.starts += 1
         return self._process
 
     def _line(self, process: subprocess.Popen[bytes], deadline_seconds: float) -> bytes:
         assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline_seconds - time.monotonic())):

@@ -10,6 +10,7 @@ report. Pure. The record lives in the report itself, so a restart of the agent f
   reset is recognised: it ends the card's XIDs too. A recovery action that turns into another one did not end, and one
   that asks to drain the card's peers ends without a reset;
 * what could not be read is as it was;
+* a time that lies ahead, because the machine's clock was set back since, becomes now;
 * a report is written when something changes, so an XID that comes again and again counts at most once a minute; but
   the first after an administrator's release counts at once, or the release would hide it.
 """
@@ -49,7 +50,7 @@ def fold(
 ) -> tuple[Incident, ...]:
     """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read; released:
     when an administrator declared the device well, empty if never."""
-    before: dict[Key, Incident] = {(one.kind, one.code): one for one in last}
+    before: dict[Key, Incident] = {(one.kind, one.code): _until(one, now) for one in last}
     told: dict[Key, Sign] = {(sign.kind, sign.code): sign for sign in signs}
     was_reset = any(_is_cleared(one, {kind for kind, _ in told}, unread) for one in before.values())
     after: dict[Key, Incident] = {}
@@ -59,6 +60,14 @@ def fold(
     for key, sign in told.items():
         after[key] = _told(before.get(key), sign, now=now, boot_id=boot_id, released=released)
     return _bounded(after, told)
+
+
+def _until(incident: Incident, now: str) -> Incident:
+    """An incident none of whose times lies ahead. After the machine's clock was set back they would, and it could
+    neither end nor be released before the clock is there again."""
+    names = ("first_time", "last_time", "quiet_since", "ended_time")
+    ahead = {name: now for name in names if (told := getattr(incident, name)) and _seconds(told, now) < 0.0}
+    return incident.model_copy(update=ahead) if ahead else incident
 
 
 def _is_cleared(incident: Incident, told: set[IncidentKind], unread: frozenset[IncidentKind]) -> bool:

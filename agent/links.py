@@ -1,7 +1,7 @@
 """The link matrix of a machine, from what each GPU says of its own links.
 
 In: per device the active NVLinks and the PCIe relation to every other. Out: rows of cells. Pure; the driver is asked in
-agent.nvml. The traps that make this more than counting:
+agent.nvml_reading. The traps that make this more than counting:
 
 * On NVSwitch machines the far end of every link is a switch: two GPUs with links into switches are joined by the
   smaller number of them, whatever address the switch has.

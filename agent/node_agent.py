@@ -21,7 +21,7 @@ from agent.identities import LookUp, assign
 from agent.kubelet import Kubelet, kubelet_url
 from agent.looks import Look, Looker
 from agent.pod_resources import plugin_names
-from agent.publishing import StatusWriter, send_heartbeat
+from agent.publishing import StatusWriter, send_heartbeat, stored_of
 from agent.report import Circumstances, build_report, on_record, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
@@ -96,7 +96,7 @@ class NodeAgent:
         self._wake = asyncio.Event()
         self._capacity_wake = asyncio.Event()
         self._published = asyncio.Event()
-        self._looked_at = clock.monotonic_seconds()
+        self._looked_at = self._tried_at = clock.monotonic_seconds()
         self.kubelet_url = ""
         self.looks_count = 0
         self.failures_count = 0
@@ -112,7 +112,7 @@ class NodeAgent:
         self._reports = Reflector(
             client,
             paths.gpunodestatuses(),
-            GpuNodeStatus.model_validate_json,
+            stored_of,
             on_event=self._on_report,
             field_selector=named,
             clock=clock,
@@ -143,6 +143,13 @@ class NodeAgent:
         """Age of the last look whose result is published where it had to be."""
         return self._clock.monotonic_seconds() - self._looked_at
 
+    def seconds_stuck(self) -> float:
+        """Age of the last look that came to an end, published or not; 0 while nothing can be looked for yet, because
+        the API server has not answered."""
+        if not all(reflector.synced.is_set() for reflector in self.watches.values()):
+            return 0.0
+        return self._clock.monotonic_seconds() - self._tried_at
+
     async def follow_pods(self) -> None:
         """Keep the pods of this node."""
         await self._wait_for_turn()
@@ -166,6 +173,7 @@ class NodeAgent:
         """Look at the machine whenever that is due, and publish."""
         for reflector in (self.pods, self._nodes, self._reports):
             await reflector.synced.wait()
+        self._tried_at = self._clock.monotonic_seconds()
         backoff = Backoff(self._rng)
         while True:
             self._wake.clear()
@@ -178,6 +186,7 @@ class NodeAgent:
                 seconds = backoff.next_seconds()
                 self.failures_count += 1
                 log.warning("Could not publish", err=str(error))
+            self._tried_at = self._clock.monotonic_seconds()
             await self._rest(seconds, not_before=not_before)
 
     async def look_once(self) -> None:

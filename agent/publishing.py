@@ -8,9 +8,12 @@ successor that somebody just made. Separate from the loop, which decides when.
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import structlog
+from pydantic import ValidationError
 
 from atoll.api import names
+from atoll.api.base import ObjectMeta
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
 from atoll.kube import patches, paths
 from atoll.kube.cache import is_older
@@ -40,6 +43,17 @@ def json_merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
         elif key not in before or old != value:
             patch[key] = value
     return patch
+
+
+def stored_of(raw: bytes) -> GpuNodeStatus:
+    """The object as the API server holds it. A report that this version cannot read, because a newer agent or a hand
+    wrote it, counts as none, and is written anew."""
+    try:
+        return GpuNodeStatus.model_validate_json(raw)
+    except ValidationError as error:
+        log.warning("Stored report cannot be read", err=str(error.errors()[0]["msg"]), count=error.error_count())
+        metadata = ObjectMeta.model_validate(orjson.loads(raw)["metadata"])
+        return GpuNodeStatus(metadata=metadata)
 
 
 def says_something_new(report: GpuNodeStatusReport, stored: GpuNodeStatusReport | None) -> bool:
@@ -106,7 +120,7 @@ class StatusWriter:
                 self.stored = None
                 continue
             self._sequence = numbered.evidence.sequence
-            self.take(GpuNodeStatus.model_validate_json(answer))
+            self.take(stored_of(answer))
             if self.stored_report == numbered:
                 return
             differences += 1
@@ -126,7 +140,7 @@ class StatusWriter:
             answer = await self._client.create(paths.gpunodestatuses(), body)
         except AlreadyExists:
             answer = await self._client.get(paths.gpunodestatuses(self._node))
-        self.stored = GpuNodeStatus.model_validate_json(answer)
+        self.stored = stored_of(answer)
         return self.stored
 
 

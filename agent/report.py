@@ -63,8 +63,11 @@ def model_slug(product_name: str, *, vendor: str) -> str:
 
 
 def on_record(previous: GpuNodeStatusReport | None, reading: MachineReading) -> dict[str, Device]:
-    """Devices of the last report by uuid, without those whose slot a new device has taken."""
+    """Devices of the last report by uuid, without those whose slot a new device has taken. A record in which two
+    devices share an id, as only a hand can write it, is none: ids come from the Leases again."""
     record = {device.uuid: device for device in previous.devices} if previous else {}
+    if len({device.id for device in record.values()}) < len(record):
+        return {}
     seen = {device.uuid for device in reading.devices}
     taken_slots = {
         device.pci_bus_id

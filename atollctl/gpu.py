@@ -8,23 +8,25 @@ object's version: two administrators do not undo each other's entries.
 import asyncio
 import getpass
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from atoll.api.node_status import Cordon, Device, GpuNodeStatus, GpuNodeStatusSpec, Release
-from atoll.cluster.health import judge
+from atoll.cluster.health import Standing, judge
 from atoll.kube import patches, paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import Conflict, KubeError, NotFound
+from atoll.kube.microtime import format_microtime, parse_microtime
 from atollctl.options import ContextName, Kubeconfig
 
 ATTEMPTS_MAX = 5
 STATUS_REFUSED = 2
+CLOCKS_APART_MAX = timedelta(minutes=1)
 
 app = typer.Typer(help="Cordon single GPUs, and see how they are.", no_args_is_help=True)
 
@@ -33,11 +35,15 @@ Target = Annotated[
 ]
 Reason = Annotated[str, typer.Option(help="Why, for whoever looks at it later.")]
 
-Change = Callable[[GpuNodeStatusSpec, Device], GpuNodeStatusSpec]
+Change = Callable[[GpuNodeStatus, Device], GpuNodeStatusSpec]
 
 
 class TargetMistake(Exception):
     """The text names no GPU of the cluster."""
+
+
+class ClockMistake(Exception):
+    """The clock of a node is ahead of ours."""
 
 
 @app.command()
@@ -45,14 +51,14 @@ def cordon(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, contex
     """Keep one GPU from new pods; whoever holds it keeps it."""
     if not reason.strip():
         _refuse("--reason must say why; it is shown to whoever waits for the GPU")
-    _change(target, kubeconfig, context, lambda spec, device: cordoned(spec, device.uuid, reason, by=_who()))
+    _change(target, kubeconfig, context, lambda status, device: cordoned(status.spec, device.uuid, reason, by=_who()))
     typer.echo(f"GPU {target} is cordoned: {reason}")
 
 
 @app.command()
 def uncordon(target: Target, kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
     """Give one GPU back to new pods."""
-    _change(target, kubeconfig, context, lambda spec, device: uncordoned(spec, device.uuid))
+    _change(target, kubeconfig, context, lambda status, device: uncordoned(status.spec, device.uuid))
     typer.echo(f"GPU {target} is no longer cordoned")
 
 
@@ -61,9 +67,13 @@ def release(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, conte
     """Declare a quarantined GPU well: what was wrong with it until now counts no more."""
     if not reason.strip():
         _refuse("--reason must say why the GPU is well again")
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    _change(target, kubeconfig, context, lambda spec, device: released(spec, device.uuid, now, reason, by=_who()))
-    typer.echo(f"GPU {target} is released: {reason}")
+
+    def change(status: GpuNodeStatus, device: Device) -> GpuNodeStatusSpec:
+        return released(status.spec, device.uuid, moment_of(status, now=datetime.now(UTC)), reason, by=_who())
+
+    standing = _change(target, kubeconfig, context, change)
+    rest = "" if standing.may_be_given_out else f"; it is still {standing.state}: {standing.reason}"
+    typer.echo(f"GPU {target} is released: {reason}{rest}")
 
 
 @app.command(name="list")
@@ -102,6 +112,18 @@ def released(spec: GpuNodeStatusSpec, uuid: str, time: str, reason: str, *, by: 
     return spec.model_copy(update={"releases": (*others, entry)})
 
 
+def moment_of(status: GpuNodeStatus, *, now: datetime) -> str:
+    """The time of a report, by the clock that its incidents are told by: a release covers what the report tells, and
+    nothing that the machine tells later. Raises ClockMistake."""
+    told = status.status.observed_time if status.status is not None else None
+    if not told:
+        return format_microtime(now)
+    ahead = parse_microtime(told) - now
+    if ahead > CLOCKS_APART_MAX:
+        raise ClockMistake(f"the clock of node {status.metadata.name} is {ahead} ahead of ours; set it right first")
+    return told
+
+
 def split_target(text: str) -> tuple[str, int]:
     """Node and device id of NODE/ID. Raises TargetMistake."""
     node, slash, number = text.rpartition("/")
@@ -120,14 +142,15 @@ def device_of(status: GpuNodeStatus, device_id: int) -> Device:
     return found
 
 
-def _change(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> None:
+def _change(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> Standing:
     try:
-        asyncio.run(_change_spec(target, kubeconfig, context, change))
-    except (TargetMistake, KubeError) as error:
+        return asyncio.run(_change_spec(target, kubeconfig, context, change))
+    except (TargetMistake, ClockMistake, KubeError) as error:
         _refuse(str(error))
 
 
-async def _change_spec(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> None:
+async def _change_spec(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> Standing:
+    """Change the entry, and return the standing of the GPU after that."""
     node, device_id = split_target(target)
     async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-gpu") as client:
         for attempt in range(ATTEMPTS_MAX):
@@ -135,17 +158,19 @@ async def _change_spec(target: str, kubeconfig: Path | None, context: str | None
                 status = GpuNodeStatus.model_validate_json(await client.get(paths.gpunodestatuses(node)))
             except NotFound as error:
                 raise TargetMistake(f"no agent reports a node {node}") from error
-            spec = change(status.spec, device_of(status, device_id)).to_json()
+            device = device_of(status, device_id)
+            spec = change(status, device).to_json()
             patch = {"cordons": spec.get("cordons", []), "releases": spec.get("releases", [])}
             body = patches.merge_patch(
                 uid=status.metadata.uid, resource_version=status.metadata.resource_version, spec=patch
             )
             try:
-                await client.patch(paths.gpunodestatuses(node), body)
-                return
+                answer = await client.patch(paths.gpunodestatuses(node), body)
+                return judge(GpuNodeStatus.model_validate_json(answer)).standings[device.uuid]
             except Conflict:
                 if attempt == ATTEMPTS_MAX - 1:
                     raise
+    raise AssertionError("the last attempt answers or raises")
 
 
 async def _statuses(kubeconfig: Path | None, context: str | None) -> tuple[GpuNodeStatus, ...]:
@@ -160,6 +185,6 @@ def _who() -> str:
         return "unknown"
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(STATUS_REFUSED)

@@ -27,11 +27,13 @@ ILL = frozenset({Availability.QUARANTINED, Availability.UNKNOWN})
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What changed on one node. ill: device uuid to its standing; well: uuids; drain: a reason that is new."""
+    """What changed on one node. ill: device uuid to its standing; well: uuids; drain: a reason that is new; gone: uuids
+    that the report names no more."""
 
     ill: Mapping[str, Standing] = field(default_factory=dict)
     well: tuple[str, ...] = ()
     drain: str = ""
+    gone: tuple[str, ...] = ()
 
 
 def news(before: Judgement | None, now: Judgement) -> News:
@@ -50,7 +52,8 @@ def news(before: Judgement | None, now: Judgement) -> News:
         for uuid, standing in now.standings.items()
         if standing.may_be_given_out and uuid in old and old[uuid].state in ILL
     )
-    return News(ill, well, now.drain if before is None or before.drain != now.drain else "")
+    gone = tuple(uuid for uuid in old if uuid not in now.standings)
+    return News(ill, well, now.drain if before is None or before.drain != now.drain else "", gone)
 
 
 def _is_told(before: Standing | None, now: Standing) -> bool:
@@ -93,6 +96,10 @@ class HealthReconciler:
         for uuid, standing in found.ill.items():
             note = f"GPU {ids[uuid]} ({uuid}) of node {node} is {standing.state}: {standing.reason}"
             self._tell(node, uuid, names.REASON_GPU_ILL, note)
+        for uuid in found.gone:
+            if any(self._holders(node, uuid)):
+                note = f"GPU {uuid} of node {node} is gone: another card sits in its place, or its instance was undone"
+                self._tell(node, uuid, names.REASON_GPU_ILL, note)
         for uuid in found.well:
             self._tell(node, uuid, names.REASON_GPU_WELL, f"GPU {ids[uuid]} ({uuid}) of node {node} is well again")
         if found.drain:

@@ -23,6 +23,7 @@ from atoll.cluster.ledger import Expectation
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.verdicts import why_unseen
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
@@ -181,7 +182,7 @@ class Binder:
     def _devices(self, node: str) -> NodeDevices:
         devices = self._mirror.ledger.nodes.get(node)
         if devices is None:
-            raise BindRefused(f"node {node} has no GPU report any more")
+            raise BindRefused(f"node {node}: {why_unseen(node, self._mirror.ledger)}")
         return devices
 
     async def _read_pod(self, call: BindCall) -> Pod:

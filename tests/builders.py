@@ -121,6 +121,7 @@ def report_json(
     sick: Sequence[int] = (),
     version: str = "1",
     node_uid: str | None = None,
+    boot: str = "boot-1",
     devices: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the report of a known machine. `ids` by position, everything else by device id.
@@ -160,7 +161,7 @@ def report_json(
         "metadata": {"name": node, "uid": f"uid-of-report-{node}", "resourceVersion": version},
         "spec": {"cordons": [{"uuid": uuid_by_id[number]} for number in cordoned]},
         "status": {
-            "bootId": "boot-1",
+            "bootId": boot,
             "nodeUid": node_uid if node_uid is not None else f"uid-of-{node}",
             "devices": entries,
             "links": {**links, **{key: value for key, value in known_links.items() if value is not None}},

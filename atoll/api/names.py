@@ -210,6 +210,9 @@ that begin after that, and publishes them: for whoever lost sight of a deletion 
 # Rejections that kube-scheduler shows per node: short constant phrases, because it counts equal texts.
 REJECT_NO_REPORT: Final = "no GPU report from this node"
 REJECT_STALE_REPORT: Final = "GPU report is stale"
+REJECT_PAST_BOOT: Final = "GPU report is from before the node's reboot"
+REJECT_PAST_NODE: Final = "GPU report is of an earlier Node of this name"
+REJECT_BAD_REPORT: Final = "GPU report contradicts itself"
 REJECT_NEVER_FITS: Final = "node has too few GPUs that match the claim"
 REJECT_NO_MODEL: Final = "no GPU of a claimed model"
 REJECT_NO_MEMORY: Final = "no GPU with the claimed memory"

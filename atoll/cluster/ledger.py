@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atoll.api import node_status
+from atoll.api import names, node_status
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
@@ -29,6 +29,7 @@ from atoll.cluster.device_states import Stories, check_assumable
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.foreign import ForeignUse, Sightings
+from atoll.cluster.heartbeats import Heartbeats
 from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, Source, discard, pods_of
 from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
@@ -62,6 +63,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeDevices] = {}
+        self.uncounted: dict[str, str] = {}
+        """Why a node is not among them although it has a report; empty where it has none."""
         self.leases: dict[str, LeaseRecord] = {}
         self.unreadable_leases: dict[str, str] = {}
         self.pods: dict[str, Pod] = {}
@@ -73,8 +76,7 @@ class Ledger:
         self._expires_seconds = math.inf
         self._keeping = Keeping()
         self._sightings = Sightings()
-        self._heard: dict[str, tuple[float, float]] = {}
-        self._silent_seconds = math.inf
+        self._heartbeats = Heartbeats()
         self._lease_names: dict[str, set[str]] = {}
         self._left: set[str] = set()
         self.lost = LostLeases()
@@ -104,28 +106,27 @@ class Ledger:
             self._renew_lost(uid)
         devices = node_devices(status)
         if devices is None:
-            self.drop_report(name)
+            self.drop_report(name, why=names.REJECT_BAD_REPORT if status.status is not None else "")
             return
         self.nodes[name] = devices
         self._note_change(name)
 
-    def drop_report(self, node: str) -> None:
-        """Forget a node's report. Holds stay: a node that comes back finds them."""
+    def drop_report(self, node: str, *, why: str = "") -> None:
+        """Forget a node's report, or count it no more for the reason `why`. Holds stay for a node that comes back."""
         self.nodes.pop(node, None)
+        self.uncounted[node] = why
         self._sightings.put(node, None)
         self._note_change(node)
 
     def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
         """Note that the node's agent was heard at `now_seconds` (our own monotonic clock)."""
-        self._heard[node] = (now_seconds, silence_seconds_max)
-        self._silent_seconds = min(self._silent_seconds, now_seconds + silence_seconds_max)
+        self._heartbeats.put(node, now_seconds, silence_seconds_max)
         if node in self._stale:
             self._note_change(node)
 
     def is_stale(self, node: str, now_seconds: float) -> bool:
         """Tell whether the agent was silent for too long, or was never heard: nothing new may be placed there."""
-        heard = self._heard.get(node)
-        return heard is None or now_seconds - heard[0] > heard[1]
+        return self._heartbeats.is_stale(node, now_seconds)
 
     # Leases
 
@@ -368,7 +369,7 @@ class Ledger:
     ) -> dict[str, Cell]:
         """Bring `fleet` up to date, and return the cells of the nodes that are another's for the asking pod."""
         self._drop_expired(now_seconds)
-        if now_seconds > self._silent_seconds:
+        if now_seconds > self._heartbeats.next_silent_seconds:
             self._find_silent(now_seconds)
         changed, self._changed = self._changed, set()
         for node in changed:
@@ -443,8 +444,7 @@ class Ledger:
     def _find_silent(self, now_seconds: float) -> None:
         """Mark nodes that have become stale, and note when the next one may."""
         self._changed.update(node for node in self._cells if self.is_stale(node, now_seconds))
-        ends = (at + silence for at, silence in self._heard.values() if at + silence >= now_seconds)
-        self._silent_seconds = min(ends, default=math.inf)
+        self._heartbeats.look_ahead(now_seconds)
 
     def _drop_expired(self, now_seconds: float) -> None:
         if now_seconds < self._expires_seconds:

@@ -10,6 +10,7 @@ heartbeat is. Boot ids are compared only where both are the kernel's own, which 
 
 from typing import Final
 
+from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.objects import Lease, Node
 
@@ -23,15 +24,16 @@ def silence_seconds_max(heartbeat: Lease) -> float:
     return float(heartbeat.spec.lease_duration_seconds or SILENCE_PERIODS * HEARTBEAT_SECONDS_DEFAULT)
 
 
-def is_of_the_past(status: GpuNodeStatus, node: Node | None) -> bool:
-    """Tell whether the report was written under another Node of this name, or before the machine's last boot."""
+def reason_of_the_past(status: GpuNodeStatus, node: Node | None) -> str:
+    """Return why the report does not count: it was written under another Node of this name, or before the machine's
+    last boot. Empty for a report of now."""
     if node is None or status.status is None:
-        return False
+        return ""
     report = status.status
     if report.node_uid and report.node_uid != node.metadata.uid:
-        return True
+        return names.REJECT_PAST_NODE
     boots = (report.boot_id, node.status.node_info.boot_id)
-    return all(_is_kernels(boot) for boot in boots) and boots[0] != boots[1]
+    return names.REJECT_PAST_BOOT if all(map(_is_kernels, boots)) and boots[0] != boots[1] else ""
 
 
 def _is_kernels(boot_id: str) -> bool:

@@ -101,10 +101,13 @@ def _reasons(node_names: Sequence[str], states: list[int], asked: Request, ledge
         assert isinstance(answer, Rejection)
         reasons[state] = answer.reason
     return {
-        name: reasons[state] if state else _unseen(name, ledger) for name, state in zip(node_names, states, strict=True)
+        name: reasons[state] if state else why_unseen(name, ledger)
+        for name, state in zip(node_names, states, strict=True)
     }
 
 
-def _unseen(name: str, ledger: Ledger) -> str:
-    """Return why a node has no state."""
-    return names.REJECT_STALE_REPORT if name in ledger.nodes else names.REJECT_NO_REPORT
+def why_unseen(name: str, ledger: Ledger) -> str:
+    """Return why a node is judged to have no GPUs: no report, one that does not count, or one of long ago."""
+    if name in ledger.nodes:
+        return names.REJECT_STALE_REPORT
+    return ledger.uncounted.get(name) or names.REJECT_NO_REPORT

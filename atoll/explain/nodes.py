@@ -100,7 +100,7 @@ def _answer(
     devices = scene.ledger.nodes.get(name)
     if devices is None or name not in cells:
         unseen = reason or names.REJECT_NO_REPORT
-        return NodeAnswer(name, Standing.SILENT, unseen, others, _silence(scene, name), ())
+        return NodeAnswer(name, Standing.SILENT, unseen, others, _silence(scene, name, unseen), ())
     if not reason:
         is_fit = name in decision.verdicts.feasible
         told = "" if is_fit else ", ".join(others) or GPUS_COUNTED
@@ -182,10 +182,20 @@ def _withheld_text(scene: Scene, devices: NodeDevices, parts: Sequence[IslandSta
     return "; not given out: " + ", ".join(told)
 
 
-def _silence(scene: Scene, name: str) -> str:
-    if name not in scene.ledger.nodes:
-        return "no agent has reported this node, or its report is of another Node or boot"
-    return "the node's agent has not been heard for too long; look at its pod"
+def _silence(scene: Scene, name: str, reason: str) -> str:
+    """Return what is known of a node without GPUs to judge, and what it waits for."""
+    if name in scene.ledger.nodes:
+        return "the node's agent has not been heard for too long; look at its pod"
+    report = next((one.status for one in scene.snapshot.reports if one.metadata.name == name), None)
+    if report is None:
+        return "no agent has reported this node; it may not run there"
+    if reason == names.REJECT_PAST_BOOT:
+        boots = f"the report is of boot {report.boot_id}, the node says {scene.nodes[name].status.node_info.boot_id}"
+        return f"{boots}; its agent has not looked at the machine since"
+    if reason == names.REJECT_PAST_NODE:
+        uids = f"the report is of Node {report.node_uid}, the node's uid is {scene.nodes[name].metadata.uid}"
+        return f"{uids}; its agent has not looked at the machine since"
+    return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent makes it anew"
 
 
 def _ids(ids: Sequence[int]) -> str:

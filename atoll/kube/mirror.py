@@ -20,7 +20,7 @@ from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.release import version_number
-from atoll.cluster.reports import is_of_the_past, silence_seconds_max
+from atoll.cluster.reports import reason_of_the_past, silence_seconds_max
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
@@ -180,9 +180,9 @@ class ClusterMirror:
         report = self.reports.get(name)
         if change.kind is ChangeKind.DELETED or report is None:
             return
-        is_past = is_of_the_past(report, change.object)
-        if is_past:
-            self.ledger.drop_report(name)
+        why = reason_of_the_past(report, change.object)
+        if why:
+            self.ledger.drop_report(name, why=why)
         elif change.kind is ChangeKind.ADDED or name not in self.ledger.nodes:
             self.ledger.put_report(report)
 
@@ -193,8 +193,9 @@ class ClusterMirror:
             self.ledger.drop_report(name)
             return
         self.reports[name] = change.object
-        if is_of_the_past(change.object, self.nodes.store.get(("", name))):
-            self.ledger.drop_report(name)
+        why = reason_of_the_past(change.object, self.nodes.store.get(("", name)))
+        if why:
+            self.ledger.drop_report(name, why=why)
         else:
             self.ledger.put_report(change.object)
 

@@ -157,3 +157,18 @@ def test_an_error_soon_after_a_release_is_not_hidden_by_it(released: int, want: 
     last = fold(last, [error], unread=NOTHING, now=at(40), boot_id="b1", released=at(released) if released else "")
 
     assert [one.last_time for one in last] == [at(want)]
+
+
+def test_a_clock_that_is_set_back_keeps_no_card_ill_until_it_is_there_again() -> None:
+    """Ten hours ahead, then right: what was quiet is over after its minute from now on, an error that comes again
+    counts, and no time of the record lies ahead."""
+    lost = Sign(IncidentKind.LOST, message="GPU is lost")
+    last = play((36_000, [lost, xid()]), (36_010, []))
+    last = play((100, []), last=last)
+    assert all(one.last_time <= at(100) and one.quiet_since <= at(100) for one in last)
+
+    last = play((100 + int(QUIET_SECONDS), []), (300, [xid()]), last=last)
+    assert {one.kind: (one.ended_by, one.count, one.last_time) for one in last} == {
+        IncidentKind.LOST: ("recovered", 1, at(100)),
+        IncidentKind.XID: ("", 2, at(300)),
+    }

@@ -20,7 +20,8 @@ from atoll.cluster.leases import lease_name
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.service.clock import SystemClock
-from tests.fakes.api_server import FakeApiServer
+from tests.agent.conftest import _patch_status
+from tests.fakes.api_server import FakeApiServer, answering
 from tests.fakes.clock import until
 from topology.profiles import profile
 
@@ -338,6 +339,42 @@ async def test_a_deleted_report_is_written_again(world: World) -> None:
         await until(lambda: world.sequence == 3)
 
     assert len(world.report["devices"]) == 8
+
+
+async def test_two_devices_of_one_id_get_ids_of_their_own(world: World) -> None:
+    """Somebody edited the report so that nothing is given out on the node: the Leases say which id is whose."""
+    async with world.agent():
+        await until(lambda: world.sequence == 2)
+        before = {device["uuid"]: device["id"] for device in world.report["devices"]}
+        edited = json.loads(json.dumps(world.server.objects[REPORT]))
+        edited["status"]["devices"][5]["id"] = 2
+        world.server.put(
+            paths.leases(names.SYSTEM_NAMESPACE, "gpu-n1-5"),
+            {"metadata": {"annotations": {names.LEASE_DEVICE_UUID: edited["status"]["devices"][5]["uuid"]}}},
+        )
+        world.server.put(REPORT, edited)
+        world.state()
+        world.server.put(REPORT, _asking(world, "1"))
+        await until(lambda: {device["uuid"]: device["id"] for device in world.report["devices"]} == before)
+
+
+async def test_an_agent_without_an_api_server_is_alive(world: World) -> None:
+    """The server is away when a GPU falls ill, and later when the agent starts: it does not count as stuck, or the
+    kubelet would end it again and again; once the server is back the report comes by itself."""
+    async with world.agent(poll_seconds=0.01) as agent:
+        await until(lambda: world.sequence == 2)
+        world.server._faults.clear()
+        world.server.fail(answering(503, "ServiceUnavailable"), times=100_000)
+        world.state(devices={"3": {"fault": "XID 79"}})
+        await until(lambda: agent.failures_count >= 2)
+        assert agent.seconds_stuck() < agent.seconds_since_look()
+        async with world.agent() as other:
+            await until(lambda: other.watches["pod"].last_error != "")
+            assert other.seconds_stuck() == 0.0
+
+        world.server._faults.clear()
+        world.server.fail(_patch_status(world.server), times=100_000, containing="/status?")
+        await until(lambda: world.report["devices"][3]["health"]["state"] == "unhealthy")
 
 
 async def test_capacity_is_asserted_again(world: World) -> None:

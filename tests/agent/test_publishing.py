@@ -103,6 +103,23 @@ async def test_a_successor_of_the_object_gets_a_whole_report(server: FakeApiServ
     assert stored["status"]["bootId"] == "b2"
 
 
+@pytest.mark.parametrize(
+    "status", [{"devices": [{"id": "three"}]}, {"devices": [{"health": {"state": "wobbly"}}]}, {"links": 7}, "nonsense"]
+)
+async def test_a_report_that_cannot_be_read_is_written_anew(
+    server: FakeApiServer, client: ApiClient, status: object
+) -> None:
+    """A newer agent or a hand wrote it: this one neither ends nor waits for somebody to delete it, and what an
+    administrator wrote beside it stays."""
+    spec = {"cordons": [{"uuid": "GPU-a"}]}
+    server.put(PATH, {"spec": spec, "status": status if isinstance(status, dict) else {"bootId": [status]}})
+    writer = StatusWriter(client, "n1", clock=ManualClock())
+    await writer.publish(report())
+
+    assert GpuNodeStatusReport.model_validate(server.objects[PATH]["status"]).devices == report().devices
+    assert server.objects[PATH]["spec"] == spec
+
+
 async def test_a_cut_connection_is_repeated(server: FakeApiServer, client: ApiClient) -> None:
     """A patch whose answer got lost is sent again; the same patch twice is harmless."""
     writer = StatusWriter(client, "n1", clock=ManualClock())

@@ -3,13 +3,18 @@
 GPU 3 is the one that is ill. "The others" are the seven beside it.
 """
 
-from collections.abc import Callable, Iterator
+import resource
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from agent.driver import Facts
 from agent.driver_client import DriverWorker
 from agent.errors import ReadingFailed
+from agent.nvml import NvmlBackend
 from atoll.api import names
 from atoll.api.base import ObjectMeta
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport, HealthState, IncidentKind
@@ -17,7 +22,7 @@ from atoll.cluster.health import judge
 from atoll.cluster.machines import node_devices
 from atoll.cluster.transitions import Availability
 from devcluster.mock_nvml import sick
-from tests.agent.real_bindings import Bench, machine_of
+from tests.agent.real_bindings import NOWHERE, Bench, machine_of
 
 MakeBench = Callable[..., Bench]
 MINUTES_MAX = 70
@@ -176,6 +181,71 @@ def test_a_driver_that_hangs_as_a_whole_is_one_clear_error(mock_environment: Pat
 
     assert stage.look().healthy_count == 8
     stage.backend.close()
+
+
+def test_an_agent_without_descriptors_blames_no_card(bench: MakeBench) -> None:
+    """No worker can be started: one clear error, and the next look that can start one finds every card well."""
+    stage = bench()
+    stage.backend.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(ReadingFailed, match="no worker can be started"):
+            stage.backend.read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    report = stage.look()
+    assert report.healthy_count == 8
+    assert [one for device in report.devices for one in device.incidents] == []
+
+
+def test_a_worker_without_descriptors_in_the_agent_answers_on(bench: MakeBench) -> None:
+    """The agent ran out of descriptors while its worker runs: waiting for an answer takes none, and no card pays."""
+    stage = bench()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        reading = stage.backend.read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert [device.fault for device in reading.devices] == [""] * 8
+
+
+class OneStep:
+    """Answers the first step of a device when it may, and counts them."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+        self.steps: list[str] = []
+
+    def ask(self, step: str, index: int = 0, others: Sequence[int] = ()) -> Facts:
+        if step in {"open", "events"}:
+            return {"open": {"count": 8}, "events": {"events": []}}[step]
+        self.steps.append(step)
+        self.asked.set()
+        self.may_answer.wait()
+        return {"uuid": f"GPU-{index}"}
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+def test_a_look_ends_with_its_step_when_the_agent_stops() -> None:
+    """SIGTERM in the middle of a look: no further step is asked, so that no worker is started for one, and the agent
+    does not wait for a sick machine's remaining deadlines."""
+    backend, steps = NvmlBackend(pci_devices=NOWHERE), OneStep()
+    backend.steps = steps
+    with ThreadPoolExecutor() as pool:
+        look = pool.submit(backend.read)
+        steps.asked.wait()
+        backend.close()
+        steps.may_answer.set()
+        with pytest.raises(ReadingFailed, match="closed while it was read"):
+            look.result()
+
+    assert steps.steps == ["identity"]
 
 
 def test_a_missing_driver_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, mock_environment: Path) -> None:

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from atoll.api.node_status import GpuNodeStatusSpec
+from atoll.kube.microtime import format_microtime
 from atollctl.__main__ import app
 from atollctl.gpu import TargetMistake, cordoned, released, split_target, uncordoned
 from tests.builders import report_json, uuid_of
@@ -43,14 +46,45 @@ async def test_a_cordon_names_the_card_and_says_why(server: FakeApiServer, tmp_p
     assert server.objects[PATH]["spec"]["cordons"] == []
 
 
-async def test_a_release_carries_its_moment(server: FakeApiServer, tmp_path: Path) -> None:
-    """What was wrong until now counts no more; the entry says until when."""
+def told(server: FakeApiServer, observed: datetime | None, **device: Any) -> None:
+    """The report of n1, observed at a time, with facts of GPU 3."""
+    body = report_json("n1", devices={3: device})
+    del body["metadata"]["resourceVersion"]
+    body["status"]["observedTime"] = format_microtime(observed) if observed else None
+    server.put(PATH, body)
+
+
+@pytest.mark.parametrize("behind", [timedelta(), timedelta(hours=1), timedelta(seconds=-30), None])
+async def test_a_release_carries_the_moment_of_the_report(
+    server: FakeApiServer, tmp_path: Path, behind: timedelta | None
+) -> None:
+    """What the report tells counts no more. The moment is the machine's own: on a clock that is an hour behind ours an
+    error of the next hour would else be hidden."""
+    observed = datetime.now(UTC) - behind if behind is not None else None
+    told(server, observed)
     result = await atoll(server, tmp_path, "release", "n1/3", "--reason", "card was reseated")
 
-    assert result.exit_code == 0, result.output
+    assert (result.exit_code, result.output) == (0, "GPU n1/3 is released: card was reseated\n")
     (entry,) = server.objects[PATH]["spec"]["releases"]
     assert entry["uuid"] == uuid_of("n1", 3)
-    assert entry["time"].endswith("Z")
+    assert entry["time"] == format_microtime(observed) if observed else entry["time"].endswith("Z")
+
+
+async def test_a_release_under_a_clock_that_is_ahead_is_refused(server: FakeApiServer, tmp_path: Path) -> None:
+    """Once that clock is right, the release would hide whatever comes until the time that it named."""
+    told(server, datetime.now(UTC) + timedelta(days=1))
+    result = await atoll(server, tmp_path, "release", "n1/3", "--reason", "card was reseated")
+
+    assert (result.exit_code, "the clock of node n1 is" in result.output) == (2, True)
+    assert not server.objects[PATH]["spec"].get("releases")
+
+
+async def test_a_release_says_what_is_still_wrong(server: FakeApiServer, tmp_path: Path) -> None:
+    """An administrator's word heals no card that does not answer."""
+    told(server, datetime.now(UTC), health={"state": "unhealthy", "reason": "GPU is lost"})
+    result = await atoll(server, tmp_path, "release", "n1/3", "--reason", "card was reseated")
+
+    assert (result.exit_code, "it is still quarantined: GPU is lost" in result.output) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import yaml
 
 from atoll.api import names
 from atoll.cluster.leases import Holder
+from atoll.cluster.requests import request_of
+from atoll.cluster.verdicts import Question, judge_nodes
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror, Kind
-from tests.builders import claim_json, lease_json, make_allocation, pod_json, report_json
+from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import ManualClock
 
@@ -57,6 +59,13 @@ class Watched:
 
     def is_stale(self, node: str = "n1") -> bool:
         return self.mirror.ledger.is_stale(node, self.clock.monotonic_seconds())
+
+    def refusal(self, node: str = "n1") -> str:
+        """Return why the node is refused to a pod of one GPU; empty where it is not."""
+        self.mirror.ledger.put_heartbeat(node, self.clock.monotonic_seconds(), 180.0)
+        request = request_of(make_pod(gpus=1), None)
+        question = Question("uid-of-p", request, self.clock.monotonic_seconds())
+        return judge_nodes([node], question, self.mirror.ledger).rejected.get(node, "")
 
 
 @pytest.fixture
@@ -165,10 +174,28 @@ async def test_report_of_a_replaced_node_offers_nothing(mirror: Watched) -> None
 
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "another"}})
     await mirror.until(lambda: "n1" not in mirror.mirror.ledger.nodes)
+    assert mirror.refusal() == names.REJECT_PAST_NODE
     mirror.server.put(REPORT, report_json("n1", "l40s-8", node_uid="uid-of-n1"))
     mirror.server.put(REPORT, report_json("n1", "l40s-8", node_uid="another"))
     await mirror.until(lambda: mirror.free() == 8)
     assert mirror.mirror.reports["n1"].status is not None
+
+
+async def test_why_a_report_does_not_count_is_told_until_it_does(mirror: Watched) -> None:
+    """A report of before the reboot, one that contradicts itself, none at all: a node is refused for what is so."""
+    was, is_now = "11111111-2222-3333-4444-555555555555", "66666666-2222-3333-4444-555555555555"
+    mirror.server.put(REPORT, report_json("n1", "t4-4", boot=was))
+    mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1"}, "status": {"nodeInfo": {"bootID": is_now}}})
+    await mirror.until(lambda: mirror.refusal() == names.REJECT_PAST_BOOT)
+
+    mirror.server.put(REPORT, report_json("n1", "t4-4", boot=is_now, devices={1: {"id": 0}}))
+    await mirror.until(lambda: mirror.refusal() == names.REJECT_BAD_REPORT)
+
+    mirror.server.put(REPORT, report_json("n1", "t4-4", boot=is_now))
+    await mirror.until(lambda: mirror.refusal() == "")
+
+    mirror.server.remove(REPORT)
+    await mirror.until(lambda: mirror.refusal() == names.REJECT_NO_REPORT)
 
 
 async def test_claims_are_found_by_namespace_and_name(mirror: Watched) -> None:

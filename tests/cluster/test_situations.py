@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.api import names
 from atoll.api.node_status import GpuNodeStatusReport
 from atoll.cluster.device_states import availability
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node
 from atoll.cluster.release import Departure, Doubt, Proof, judge, observe
-from atoll.cluster.reports import is_of_the_past
+from atoll.cluster.reports import reason_of_the_past
 from tests.builders import make_pod, make_report, uuid_of
 from tests.cluster.test_release import RUNNING, TERMINATED, departure, report, with_states
 
@@ -82,31 +83,33 @@ def node(uid: str = "uid-of-n1", boot: str = BOOT) -> Node:
 @pytest.mark.parametrize(
     ("found", "boot", "expected"),
     [
-        (node(), BOOT, False),
-        (node(boot=NEXT_BOOT), BOOT, True),
-        (node("another"), BOOT, True),
-        (node(boot=""), BOOT, False),
-        (node(boot="fake"), BOOT, False),
-        (node(), "played", False),
-        (None, BOOT, False),
+        (node(), BOOT, ""),
+        (node(boot=NEXT_BOOT), BOOT, names.REJECT_PAST_BOOT),
+        (node("another"), BOOT, names.REJECT_PAST_NODE),
+        (node("another", NEXT_BOOT), BOOT, names.REJECT_PAST_NODE),
+        (node(boot=""), BOOT, ""),
+        (node(boot="fake"), BOOT, ""),
+        (node(), "played", ""),
+        (None, BOOT, ""),
     ],
     ids=[
         "as reported",
         "rebooted since",
         "node replaced",
+        "node replaced and rebooted",
         "kubelet is silent",
         "fake node",
         "played machine",
         "no Node",
     ],
 )
-def test_report_of_the_past_offers_nothing(found: Node | None, boot: str, expected: bool) -> None:
-    """A fresh heartbeat is not enough: the report must be of this Node and of this boot."""
+def test_report_of_the_past_offers_nothing(found: Node | None, boot: str, expected: str) -> None:
+    """A fresh heartbeat is not enough: the report must be of this Node and of this boot, and says which it is not."""
     status = make_report("n1", "t4-4")
     assert status.status is not None
     status = status.model_copy(update={"status": status.status.model_copy(update={"boot_id": boot})})
 
-    assert is_of_the_past(status, found) == expected
+    assert reason_of_the_past(status, found) == expected
 
 
 def test_silence_is_measured_by_our_own_clock() -> None:

@@ -52,6 +52,23 @@ async def test_the_pod_on_a_gpu_that_falls_ill_is_told_once(tmp_path: Path) -> N
         )
 
 
+async def test_the_pod_on_a_gpu_that_the_report_names_no_more_is_told(tmp_path: Path) -> None:
+    """A MIG instance that was undone, or a card that was replaced, under a running pod: its holder is told. Nobody is
+    told of one that nobody holds."""
+
+    def furnish(server: Server) -> None:
+        server.put(f"{REPORTS}/n1", strip_version(report_json("n1")))
+        annotations = allocation_annotations(make_allocation("n1", 3), ())
+        server.put(f"{PODS}/on-3", strip_version(pod_json("on-3", node="n1", phase="Running", annotations=annotations)))
+
+    async with troupe(tmp_path, furnish) as stage:
+        server = stage.server
+        server.put(f"{REPORTS}/n1", strip_version(report_json("n1", uuids={3: "GPU-new", 4: "GPU-spare"})))
+        await until(lambda: (names.REASON_GPU_ILL, "on-3") in stage.notes.recorded)
+
+        assert stage.notes.recorded.count((names.REASON_GPU_ILL, "n1")) == 1
+
+
 @pytest.mark.parametrize(
     ("before", "now", "want_ill", "want_well"),
     [

@@ -1,4 +1,4 @@
-"""`atoll gpu` against a real cluster: an administrator keeps one GPU from new pods, and gives it back."""
+"""`atoll gpu` against a real cluster: an administrator keeps one GPU from new pods, gives it back, declares it well."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machine_room import looking_pod
+from tests.e2e.machine_room import MachineRoom, looking_pod
 from tests.e2e.world import World
 
 pytestmark = pytest.mark.e2e
@@ -80,3 +80,34 @@ def test_a_cordoned_gpu_goes_to_no_new_pod_until_it_is_given_back(room_world: Wo
     assert cordons(world) == []
     world.wait_running("late")
     assert uuid in world.seen("late").nvidia
+
+
+def standing(world: World, accounts: dict[str, Path], target: str) -> str:
+    """Return the line of a GPU in `atoll gpu list`."""
+    listed = atoll_gpu(world, accounts[OPERATOR], "list").stdout
+    return next((line for line in listed.splitlines() if f"{target} " in line), "")
+
+
+def test_a_quarantined_gpu_is_given_out_again_when_it_is_released(
+    machine_room: MachineRoom, room_world: World, accounts: dict[str, Path]
+) -> None:
+    """An uncorrectable error, and the word of an administrator that the card is well: only the role for machines may
+    give it, and whoever waited for the card starts."""
+    world, machine = room_world, machine_room.machines[NODE]
+    device = world.report(NODE)["status"]["devices"][0]
+    target = f"{NODE}/{device['id']}"
+    machine.file.event(device["index"], 48)
+    machine.plug()
+    world.wait(lambda: "quarantined" in standing(world, accounts, target), "the card to be quarantined")
+    world.claim("whole", COUNT, models=["nvidia-h100"])
+    world.create(looking_pod(world, "train", "whole"))
+    world.wait_rejected("train")
+
+    refused = atoll_gpu(world, accounts[STRANGER], "release", target, "--reason", "mine")
+    assert (refused.returncode, "forbidden" in refused.stderr) == (2, True)
+
+    done = atoll_gpu(world, accounts[OPERATOR], "release", target, "--reason", "card was reseated")
+    assert (done.returncode, done.stdout) == (0, f"GPU {target} is released: card was reseated\n"), done.stderr
+    assert "healthy" in standing(world, accounts, target)
+    world.wait_running("train")
+    assert device["uuid"] in world.seen("train").nvidia

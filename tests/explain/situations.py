@@ -26,11 +26,15 @@ def make_node(name: str, *, gpus: int = 8, cpu: int = NODE_CPUS, **options: Any)
     """Return a Node that is ready. `labels` and whatever belongs into its spec may be given."""
     labels = {"kubernetes.io/hostname": name, **options.pop("labels", {})}
     allocatable = {"cpu": str(cpu), "memory": "512Gi", "pods": "110", names.GPU_RESOURCE: str(gpus)}
-    ready = options.pop("ready", "True")
+    ready, boot = options.pop("ready", "True"), options.pop("boot", "")
     body = {
         "metadata": {"name": name, "uid": f"uid-of-{name}", "labels": labels},
         "spec": options,
-        "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": ready}]},
+        "status": {
+            "allocatable": allocatable,
+            "conditions": [{"type": "Ready", "status": ready}],
+            "nodeInfo": {"bootID": boot},
+        },
     }
     return decode_node(orjson.dumps(body))
 

@@ -41,6 +41,7 @@ class Told:
 
 
 ADD = Kind.ADD
+BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "66666666-2222-3333-4444-555555555555"
 SITUATIONS: dict[str, Told] = {
     "all GPUs of the only node are held": Told(
         situation({"n1": {}}, [full()], waiting(1)),
@@ -172,6 +173,24 @@ SITUATIONS: dict[str, Told] = {
         situation({"n1": {"heard": LONG_AGO}}, [], waiting(1)),
         State.UNKNOWN,
         (names.REJECT_STALE_REPORT, "has not been heard"),
+        (ADD,),
+    ),
+    "the machine was rebooted since its report": Told(
+        situation({"n1": {"boot": BOOT, "node": {"boot": NEXT_BOOT}}}, [], waiting(1)),
+        State.UNKNOWN,
+        (names.REJECT_PAST_BOOT, f"the report is of boot {BOOT}, the node says {NEXT_BOOT}"),
+        (ADD,),
+    ),
+    "the node was made anew since its report": Told(
+        situation({"n1": {"node_uid": "uid-of-another"}}, [], waiting(1)),
+        State.UNKNOWN,
+        (names.REJECT_PAST_NODE, "the report is of Node uid-of-another, the node's uid is uid-of-n1"),
+        (ADD,),
+    ),
+    "the report was edited by hand and contradicts itself": Told(
+        situation({"n1": {"devices": {1: {"id": 0}}}}, [], waiting(1)),
+        State.UNKNOWN,
+        (names.REJECT_BAD_REPORT, "delete the GpuNodeStatus"),
         (ADD,),
     ),
     "the node never reported": Told(

@@ -89,8 +89,8 @@ async def test_a_refused_bind_is_one_line_with_its_reason(bench: Bench) -> None:
 
 async def test_a_node_without_a_report_is_a_line_too(bench: Bench) -> None:
     """Also what is refused before anything is written can be found by the pod's uid."""
-    bench.mirror.ledger.drop_report("n1")
+    bench.mirror.ledger.drop_report("n1", why=names.REJECT_PAST_BOOT)
     with capture_logs() as logs:
-        assert "no GPU report" in await bench.binder.bind(CALL)
+        assert f"node n1: {names.REJECT_PAST_BOOT}" in await bench.binder.bind(CALL)
 
     assert lines(logs) == [("Did not bind a pod", "team/p", "u1", "n1", "attempt-1")]

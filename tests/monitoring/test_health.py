@@ -71,7 +71,7 @@ async def test_whoever_decides_is_ready_while_its_copies_are_whole_and_fresh(
 
 async def test_agent_is_ready_when_it_has_published_and_alive_while_it_looks() -> None:
     """An agent that hangs in the driver is not alive; one whose report never got out is alive and not ready."""
-    agent = SimpleNamespace(has_published=False, age=1.0, seconds_since_look=lambda: agent.age)
+    agent = SimpleNamespace(has_published=False, age=1.0, seconds_stuck=lambda: agent.age)
     app = application()
     add_agent_health(app, cast("NodeAgent", agent), Metrics("agent"), stale_seconds=120.0)
     async with TestClient(TestServer(app)) as http:
