@@ -114,6 +114,7 @@ def restart(stand: Stand) -> list[Row]:
     sizes = [len(stand.cluster.api.get(path)["items"]) for path in READ]
     listing = time.monotonic() - began
     objects = " + ".join(map(str, sizes))
+    leader = _leader(stand)
     rows = [Row("LIST", f"{listing:.1f} s", f"{objects} pods, Leases, reports, one after another, decoded")]
     for name in ("extender", "controllers"):
         began = time.monotonic()
@@ -127,6 +128,10 @@ def restart(stand: Stand) -> list[Row]:
         rows.append(
             Row(f"restart, {name}", shown, "SIGKILL, start, until ready; asked by a process of its own each time")
         )
+        if name == "controllers":
+            wait(stand, lambda: _leader(stand) != leader, "the next leader of the controllers")
+            told = "since the start; a killed leader's Lease runs out after 15 s"
+            rows.append(Row("restart, controllers lead", f"{time.monotonic() - began:.1f} s", told))
     return rows
 
 
@@ -146,6 +151,11 @@ def _requests(who: str, seconds: float, requests: Mapping[tuple[str, str], int])
     often = sorted(requests.items(), key=lambda row: (-row[1], row[0]))
     told = ", ".join(f"{what} {count / seconds:.2f} ({program})" for (program, what), count in often[:SHOWN])
     return Row(f"idle, requests per second, {who}", f"{sum(requests.values()) / seconds:.2f}", told)
+
+
+def _leader(stand: Stand) -> str:
+    lease = stand.cluster.api.get(paths.leases(names.SYSTEM_NAMESPACE, names.CONTROLLERS_LEADER_LEASE))
+    return str(lease["spec"].get("holderIdentity", ""))
 
 
 def _say(text: str) -> None:
