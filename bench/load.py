@@ -3,8 +3,8 @@
     python -m bench.load [--nodes 1000] [--pending 2000] [--idle-seconds 60]
 
 Every GPU of every node is held (a whole-machine pod each, bound by Atoll, so 8 Leases per node), and pods wait for
-more. Then nothing happens for a while: requests that the API server dispatched by Atoll's FlowSchema (kube-scheduler
-shares the extender's account), CPU and memory of each process. Then extender and controllers are killed, one after the
+more. Then nothing happens for a while: requests in the API server's audit log, by program (kube-scheduler shares the
+extender's account), CPU and memory of each process. Then extender and controllers are killed, one after the
 other, and the time until they are ready again is held against one LIST of the objects that they read. At last a pod
 ends, and waiting ones must get its GPUs.
 
@@ -13,11 +13,12 @@ include the start of a Python interpreter. Exits 1 when something did not come i
 """
 
 import argparse
-import re
+import json
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from atoll.api import names
 from atoll.kube import paths
@@ -31,19 +32,25 @@ REVIVE_SECONDS = 10.0
 SETTLE_SECONDS = 20.0
 """Until wake-ups, claim status and the last back-offs of filling are over."""
 HEARTBEAT_SECONDS = 60.0
-_DISPATCHED = re.compile(r"^apiserver_flowcontrol_dispatched_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
-_SCHEMA = re.compile(r'flow_schema="([^"]*)"')
+SHOWN = 6
+"""Kinds of requests told per row."""
 READ = (paths.pods(), paths.leases(names.SYSTEM_NAMESPACE), paths.gpunodestatuses())
 """What extender and controllers list, but for the small collections."""
 
 
-def dispatched(metrics: str) -> Counter[str]:
-    """Return how many requests the API server dispatched by flow schema, from its metrics; watches count once."""
-    found: Counter[str] = Counter()
-    for labels, value in _DISPATCHED.findall(metrics):
-        schema = _SCHEMA.search(labels)
-        if schema is not None:
-            found[schema[1]] += round(float(value))
+def asked(lines: Iterable[str]) -> Counter[tuple[str, str]]:
+    """Return how often whom asked for what, like ("kube-scheduler", "patch events"), from lines of an audit log.
+
+    Whom by the program's name, Atoll's parts and kube-scheduler alike; a watch counts when it ends.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        if not line.endswith("\n"):
+            continue  # still being written
+        event = json.loads(line)
+        if event["stage"] == "ResponseComplete":
+            what = event.get("objectRef", {}).get("resource") or "other paths"
+            found[event.get("userAgent", "unknown").partition("/")[0], f"{event['verb']} {what}"] += 1
     return found
 
 
@@ -79,16 +86,15 @@ def fill(stand: Stand, nodes: int, pending: int) -> list[Row]:
 def idle(stand: Stand, nodes: int, seconds: float) -> list[Row]:
     """Measure what is used while nothing happens."""
     time.sleep(SETTLE_SECONDS)
-    calls, cpu, began = _calls(stand), stand.cpu_seconds(), time.monotonic()
-    time.sleep(seconds)
-    calls_after, cpu_after, length = _calls(stand), stand.cpu_seconds(), time.monotonic() - began
-    more = {schema: (count - calls[schema]) / length for schema, count in calls_after.items()}
-    ours = {schema: rate for schema, rate in more.items() if "atoll" in schema}
-    others = sum(rate for schema, rate in more.items() if schema not in ours)
-    shown = ", ".join(f"{schema} {rate:.2f}" for schema, rate in sorted(ours.items()))
+    log, cpu, began = stand.cluster.layout.audit_log, stand.cpu_seconds(), time.monotonic()
+    with log.open() as lines:
+        lines.seek(0, os.SEEK_END)
+        time.sleep(seconds)
+        cpu_after, length = stand.cpu_seconds(), time.monotonic() - began
+        requests = asked(lines)
     rows = [
-        Row("idle, requests per second, Atoll", f"{sum(ours.values()):.2f}", f"{length:.0f} s; {shown or 'no schema'}"),
-        Row("idle, requests per second, all others", f"{others:.2f}", "kwok's heartbeats of nodes among them"),
+        _requests("Atoll's parts", length, {one: n for one, n in requests.items() if one[0].startswith("atoll-")}),
+        _requests("kube-scheduler", length, {one: n for one, n in requests.items() if one[0] == "kube-scheduler"}),
         Row(
             "idle, agents' heartbeats",
             f"{nodes / HEARTBEAT_SECONDS:.1f}/s",
@@ -108,6 +114,7 @@ def restart(stand: Stand) -> list[Row]:
     sizes = [len(stand.cluster.api.get(path)["items"]) for path in READ]
     listing = time.monotonic() - began
     objects = " + ".join(map(str, sizes))
+    leader = _leader(stand)
     rows = [Row("LIST", f"{listing:.1f} s", f"{objects} pods, Leases, reports, one after another, decoded")]
     for name in ("extender", "controllers"):
         began = time.monotonic()
@@ -121,6 +128,10 @@ def restart(stand: Stand) -> list[Row]:
         rows.append(
             Row(f"restart, {name}", shown, "SIGKILL, start, until ready; asked by a process of its own each time")
         )
+        if name == "controllers":
+            wait(stand, lambda: _leader(stand) != leader, "the next leader of the controllers")
+            told = "since the start; a killed leader's Lease runs out after 15 s"
+            rows.append(Row("restart, controllers lead", f"{time.monotonic() - began:.1f} s", told))
     return rows
 
 
@@ -136,8 +147,15 @@ def move_on(stand: Stand) -> list[Row]:
     return [Row(f"{GPUS} waiting pods bound", f"{since:.1f} s", "since the holder was seen to end, after the restarts")]
 
 
-def _calls(stand: Stand) -> Counter[str]:
-    return dispatched(stand.cluster.api.get("/metrics"))
+def _requests(who: str, seconds: float, requests: Mapping[tuple[str, str], int]) -> Row:
+    often = sorted(requests.items(), key=lambda row: (-row[1], row[0]))
+    told = ", ".join(f"{what} {count / seconds:.2f} ({program})" for (program, what), count in often[:SHOWN])
+    return Row(f"idle, requests per second, {who}", f"{sum(requests.values()) / seconds:.2f}", told)
+
+
+def _leader(stand: Stand) -> str:
+    lease = stand.cluster.api.get(paths.leases(names.SYSTEM_NAMESPACE, names.CONTROLLERS_LEADER_LEASE))
+    return str(lease["spec"].get("holderIdentity", ""))
 
 
 def _say(text: str) -> None:
@@ -147,7 +165,7 @@ def _say(text: str) -> None:
 def measure(arguments: argparse.Namespace, rows: list[Row]) -> None:
     """Run every part, adding to the table. Raises TooSlow and DevclusterError."""
     started = time.monotonic()
-    with open_stand(arguments.name, arguments.nodes) as stand:
+    with open_stand(arguments.name, arguments.nodes, audit_log=True) as stand:
         _say(f"{arguments.nodes} nodes after {time.monotonic() - started:.0f} s")
         rows += fill(stand, arguments.nodes, arguments.pending)
         _say(f"full after {time.monotonic() - started:.0f} s")

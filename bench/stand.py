@@ -43,9 +43,9 @@ WATCHED = ("kube-scheduler", "kube-apiserver", "etcd", "extender", "noop", "cont
 
 
 @contextmanager
-def open_stand(name: str, nodes: int) -> Iterator["Stand"]:
+def open_stand(name: str, nodes: int, *, audit_log: bool = False) -> Iterator["Stand"]:
     """A cluster of that name with Atoll beside fake nodes; gone afterwards. Raises DevclusterError."""
-    with Cluster.start(name, scheduler=False) as cluster:
+    with Cluster.start(name, scheduler=False, audit_log=audit_log) as cluster:
         make_namespace(cluster)
         with Journal(cluster.kubeconfig, NAMESPACE) as journal:
             stand = Stand(cluster, journal)

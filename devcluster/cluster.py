@@ -70,13 +70,15 @@ class Cluster:
         scheduler_config: Path | None = None,
         scheduler_kubeconfig: str | Path | None = None,
         persistent: bool = False,
+        audit_log: bool = False,
         report: Report = report_to_stderr,
     ) -> Cluster:
         """Start a cluster and wait until its nodes are Ready.
 
         It ends with this process, however that ends, unless it is persistent. scheduler=False leaves kube-scheduler for
-        a later start_scheduler. Without a version of Kubernetes the one in ATOLL_KUBERNETES is taken, else the
-        default. Raises DevclusterError: what cannot run here, be built, or come up.
+        a later start_scheduler. With audit_log the API server writes layout.audit_log. Without a version of Kubernetes
+        the one in ATOLL_KUBERNETES is taken, else the default. Raises DevclusterError: what cannot run here, be built,
+        or come up.
         """
         kubernetes = kubernetes or os.environ.get("ATOLL_KUBERNETES") or DEFAULT_KUBERNETES
         check_machine(real_nodes=bool(nodes))
@@ -97,6 +99,8 @@ class Cluster:
             )
             state.write_record(folder, record)
             control_plane.write_identities(Layout(folder), port=launched.port)
+            if audit_log:
+                control_plane.write_audit_policy(Layout(folder))
             cluster = cls(record, launched=launched)
             cluster._start_parts(nodes, report=report)
             if scheduler:
@@ -325,6 +329,8 @@ class Cluster:
         self._start_controller_manager(node_grace_seconds=24 * 3600)
         stages = self.layout.folder / "kwok.yaml"
         stages.write_text(fake_nodes.stages())
+        control_plane.write_kwok_identity(self.layout)
+        self.api.request("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", fake_nodes.rights())
         self._spawn_part("kwok", control_plane.kwok_command(binaries, self.layout, stages=stages))
 
     def create_fake_nodes(

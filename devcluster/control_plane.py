@@ -17,7 +17,7 @@ import yaml
 from devcluster.build import Binaries
 from devcluster.certificates import CertificateAuthority, KeyPair, Subject, write_signing_key
 from devcluster.errors import StartError
-from devcluster.fake_nodes import FAKE_ANNOTATION
+from devcluster.fake_nodes import FAKE_ANNOTATION, KWOK
 from devcluster.kubeconfigs import write_kubeconfig
 
 BRIDGE_ADDRESS = "10.255.0.1"
@@ -54,6 +54,16 @@ class Layout:
     def logs(self) -> Path:
         """One file per process."""
         return self.folder / "logs"
+
+    @property
+    def audit_policy(self) -> Path:
+        """What the API server notes of requests; missing where it notes nothing."""
+        return self.folder / "audit-policy.yaml"
+
+    @property
+    def audit_log(self) -> Path:
+        """One line of JSON per request."""
+        return self.logs / "audit.log"
 
     @property
     def shared(self) -> Path:
@@ -102,6 +112,12 @@ def write_inside(layout: Layout, signer: CertificateAuthority, *, name: str, cli
     )
 
 
+def write_kwok_identity(layout: Layout) -> None:
+    """kwok plays kubelets, and only their group says what became of containers."""
+    signer = authority(layout)
+    write_inside(layout, signer, name=KWOK, client=signer.issue(KWOK, Subject(KWOK, "system:nodes")))
+
+
 def etcd_command(binaries: Binaries, layout: Layout) -> list[str]:
     """etcd that may lose its data with the machine, and is the faster for it."""
     return [
@@ -118,9 +134,19 @@ def etcd_command(binaries: Binaries, layout: Layout) -> list[str]:
     ]
 
 
+def write_audit_policy(layout: Layout) -> None:
+    """Let the API server note of every request who asked for what, but no content."""
+    policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
+    layout.audit_policy.write_text(yaml.safe_dump({**policy, "rules": [{"level": "Metadata"}]}))
+
+
 def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
-    """The API server: RBAC, NodeRestriction, service accounts, webhooks by Service without kube-proxy."""
+    """The API server: RBAC, NodeRestriction, service accounts, webhooks by Service without kube-proxy.
+
+    It writes an audit log where there is a policy for one.
+    """
     pki = layout.pki
+    audit = [f"--audit-policy-file={layout.audit_policy}", f"--audit-log-path={layout.audit_log}"]
     return [
         str(binaries["kube-apiserver"]),
         f"--etcd-servers={_ETCD}",
@@ -144,6 +170,7 @@ def api_server_command(binaries: Binaries, layout: Layout) -> list[str]:
         "--enable-aggregator-routing=true",
         "--endpoint-reconciler-type=none",
         "--allow-privileged=true",
+        *(audit if layout.audit_policy.exists() else ()),
     ]
 
 
@@ -186,7 +213,7 @@ def kwok_command(binaries: Binaries, layout: Layout, *, stages: Path) -> list[st
     """The controller that plays the pods of fake nodes; it writes no heartbeats."""
     return [
         str(binaries["kwok"]),
-        f"--kubeconfig={layout.kubeconfig('admin-inside')}",
+        f"--kubeconfig={layout.kubeconfig(KWOK)}",
         f"--config={stages}",
         f"--manage-nodes-with-annotation-selector={FAKE_ANNOTATION}=fake",
         "--node-lease-duration-seconds=0",

@@ -16,6 +16,8 @@ from devcluster.api import Request
 Labels = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 
 FAKE_ANNOTATION = "kwok.x-k8s.io/node"
+KWOK = "kwok"
+"""The user as whom kwok plays kubelets; of no node, so that the rights of all of them can be given to it."""
 DEFAULT_ALLOCATABLE = {"cpu": "128", "memory": "1Ti", "pods": "256"}
 
 _CONDITIONS = {"Ready": "True", "MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False"}
@@ -86,6 +88,17 @@ def node_object(name: str, *, labels: Mapping[str, str], allocatable: Mapping[st
                 "fake",
             ),
         },
+    }
+
+
+def rights() -> dict[str, Any]:
+    """The binding that lets kwok look after the pods of all fake nodes."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": KWOK},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": KWOK}],
     }
 
 

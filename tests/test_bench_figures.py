@@ -1,5 +1,7 @@
 """Promises of the benchmarks' arithmetic: a number in a table is what its label says."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,12 +77,23 @@ def test_table_is_aligned() -> None:
     assert figures.table(rows) == "short        1      x\nmuch longer  22222  y"
 
 
-def test_dispatched_requests_are_summed_by_flow_schema() -> None:
-    """Every priority level of a schema counts for it; other metrics and comments do not."""
-    text = """# HELP apiserver_flowcontrol_dispatched_requests_total Number of requests
-apiserver_flowcontrol_dispatched_requests_total{flow_schema="atoll",priority_level="atoll"} 40
-apiserver_flowcontrol_dispatched_requests_total{flow_schema="atoll",priority_level="exempt"} 2
-apiserver_flowcontrol_dispatched_requests_total{flow_schema="exempt",priority_level="exempt"} 1e+03
-apiserver_flowcontrol_rejected_requests_total{flow_schema="atoll",priority_level="atoll"} 7
-"""
-    assert load.dispatched(text) == {"atoll": 42, "exempt": 1000}
+def test_requests_are_counted_by_program_and_kind() -> None:
+    """An answer counts once, whoever its account; what a watch began and a line that is being written do not."""
+
+    def line(agent: str, verb: str, resource: str, stage: str = "ResponseComplete") -> str:
+        event = {"userAgent": agent, "verb": verb, "objectRef": {"resource": resource}, "stage": stage}
+        return json.dumps(event) + "\n"
+
+    lines = [
+        line("kube-scheduler/v1.37.2 (linux/amd64)", "patch", "events"),
+        line("atoll-controllers/0.1.0", "patch", "leases"),
+        line("atoll-controllers/0.1.0", "patch", "leases"),
+        line("atoll-extender/0.1.0", "watch", "pods", "ResponseStarted"),
+        json.dumps({"verb": "get", "stage": "ResponseComplete"}) + "\n",
+        line("atoll-extender/0.1.0", "get", "pods")[:-9],
+    ]
+    assert load.asked(lines) == {
+        ("kube-scheduler", "patch events"): 1,
+        ("atoll-controllers", "patch leases"): 2,
+        ("unknown", "get other paths"): 1,
+    }

@@ -27,6 +27,7 @@ SERVICE_ACCOUNTS = ("scheduler", "webhook", "agent", "controllers")
 STRANGERS = {
     "admin": ("mallory", "system:masters"),
     "static-pods": ("kubelet", "system:masters", "system:nodes"),
+    "pod-collector": ("system:serviceaccount:kube-system:pod-garbage-collector", "system:masters"),
     "namespace-controller": ("system:serviceaccount:kube-system:namespace-controller", "system:masters"),
 }
 

@@ -230,6 +230,47 @@ DEBUG_DOORS = [
     debug("kubectl debug with a mount", "volumes", MOUNT, policy="atoll-ephemeral-containers"),
 ]
 
+ENDED = [{"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0,
+          "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]  # fmt: skip
+ENDING_DOORS = [
+    Request(
+        title="pods/status: the containers of a pod with GPUs have ended",
+        path=f"{PODS}/held/status",
+        body={"status": {"phase": "Failed", "containerStatuses": ENDED}},
+        content_type=MERGE,
+        policy="atoll-endings",
+    ),
+    Request(
+        title="server-side apply: an init container of a pod with GPUs has ended",
+        path=f"{PODS}/held/status?fieldManager=mallory&force=true",
+        body={
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "held"},
+            "status": {"initContainerStatuses": ENDED},
+        },
+        content_type=APPLY,
+        policy="atoll-endings",
+    ),
+    Request(
+        title="pods/status: kubelet runs nothing more of a pod with GPUs",
+        path=f"{PODS}/held/status",
+        body={
+            "status": {"phase": "Failed", "conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed"}]}
+        },
+        content_type=MERGE,
+        policy="atoll-endings",
+    ),
+    Request(
+        title="the controllers end the containers of a pod",
+        path=f"{PODS}/held/status",
+        body={"status": {"containerStatuses": ENDED}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-endings",
+    ),
+]
+
 LEASE_DOORS = [
     Request(
         title="a GPU's Lease deleted",
@@ -361,6 +402,7 @@ DOORS = [
     *OWNER_DOORS,
     *SHAPE_DOORS,
     *DEBUG_DOORS,
+    *ENDING_DOORS,
     *LEASE_DOORS,
     *AGENT_DOORS,
     *UNCLAIMED_DOORS,

@@ -1,5 +1,6 @@
 """What users, Kubernetes and Atoll's own parts do every day, one row each: none of it may be refused."""
 
+from tests.deploy.doors import ENDED
 from tests.deploy.requests import (
     ALLOCATION,
     JSON_PATCH,
@@ -64,6 +65,17 @@ USERS = [
 KUBERNETES = [
     Request(title="a kubelet's status of a pod with GPUs", path=f"{PODS}/held/status", content_type=MERGE,
             body={"status": {"phase": "Running"}}, identity="kubelet@node-a"),
+    Request(title="a kubelet ends a pod with GPUs", path=f"{PODS}/held/status", content_type=MERGE,
+            body={"status": {"phase": "Failed", "containerStatuses": ENDED, "conditions": [
+                {"type": "Ready", "status": "False", "reason": "PodFailed"}]}}, identity="kubelet@node-a"),
+    Request(title="the collector of pods gives up a pod with GPUs", path=f"{PODS}/held/status", content_type=MERGE,
+            body={"status": {"phase": "Failed", "conditions": [
+                {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]}},
+            identity="pod-collector"),
+    Request(title="the node of a pod with GPUs is lost", path=f"{PODS}/held/status", content_type=MERGE,
+            body={"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, identity="pod-collector"),
+    Request(title="somebody plays a plain pod's life", path=f"{PODS}/plain/status", content_type=MERGE,
+            body={"status": {"phase": "Failed", "containerStatuses": ENDED}}, identity="admin"),
     Request(title="a kubelet's status of its node", path="/api/v1/nodes/node-a/status", content_type=MERGE, body=READY,
             identity="kubelet@node-a"),
     create("a kubelet mirrors a static pod",
