@@ -51,7 +51,11 @@ function showSummary(look) {
   const clock = new Date(look.takenAt).toLocaleTimeString();
   byId("summary").textContent =
     `${total} GPUs on ${nodes.size} nodes: ${parts.join(", ") || "none"}. ` +
-    `${state.waitingCount} pods wait. As of ${clock}.`;
+    `${podsWait()}. As of ${clock}.`;
+}
+
+function podsWait() {
+  return state.waitingCount === 1 ? "1 pod waits" : `${state.waitingCount} pods wait`;
 }
 
 function showState({ kind, text }) {
@@ -244,7 +248,7 @@ function showWaiting() {
   const list = byId("waiting-list");
   const left = state.waitingCount - state.waiting.length;
   byId("waiting-count").textContent = state.waitingCount
-    ? `${state.waitingCount} pods wait, the longest first${left > 0 ? `; ${left} of them are not shown` : ""}.`
+    ? `${podsWait()}, the longest first${left > 0 ? `; ${left} of them are not shown` : ""}.`
     : "No pod waits for GPUs.";
   const old = new Map([...list.children].map((item) => [item.dataset.pod, item]));
   const wanted = state.waiting.map((row) => showRow(old.get(row.pod) ?? makeRow(row.pod), row));
