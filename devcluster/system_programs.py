@@ -1,4 +1,4 @@
-"""runc and busybox: the two programs of a node that are not built here; Prometheus and a browser, which tests look with.
+"""runc and busybox: programs of a node that are not built here; Prometheus and a browser, which tests look with.
 
 runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. Taken from PATH where
 they serve, else from Debian's packages, downloaded and unpacked into the cache without installing anything.
@@ -90,11 +90,12 @@ def find_browser(cache: Path, *, report: Callable[[str], None]) -> Browser:
 
 def _lacking(packages: Sequence[str]) -> list[str]:
     """The packages, and those of what they depend on that this machine does not have. Raises BuildError."""
+    if not shutil.which("apt-get"):
+        raise BuildError(f"{', '.join(packages)} cannot be had: there is no apt-get on this machine")
     command = ["apt-get", "-s", "install", "--no-install-recommends", "--reinstall", *packages]
     for _ in range(2):
-        listed = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("apt-get") else None
-        found = re.findall(r"^Inst (\S+) ", listed.stdout, re.MULTILINE) if listed is not None else []
-        if found:
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        if found := re.findall(r"^Inst (\S+) ", listed, re.MULTILINE):
             return found
         _run(["apt-get", "update", "-qq"], folder=Path("/"))
     raise BuildError(f"apt-get offers no {', '.join(packages)}: is this not Debian, or is `apt-get update` refused?")
