@@ -12,7 +12,7 @@ HISTORIES ?= 10000
 SEED ?= 0
 
 
-.PHONY: help setup tools binaries demo image simulate test test-unit test-e2e test-long lint fmt verify lock bench clean
+.PHONY: help setup tools binaries demo docs image simulate test test-unit test-e2e test-long lint fmt verify lock bench clean
 
 help: ## Show this text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,7 @@ fmt: $(READY) ## Format the code
 verify: $(READY) ## Fail when generated files are stale
 	$(BIN)/python -m atoll.api.crds --check
 	$(BIN)/python -m atoll.api.reasons --check
+	$(BIN)/python -m atollctl.reference --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
 	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search gang_admission whole_path; do \

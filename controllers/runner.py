@@ -42,6 +42,7 @@ from controllers.health import HealthReconciler
 from controllers.loops import Loop
 from controllers.metrics import ControllerMetrics, controller_metrics
 from controllers.orphans import OrphanReconciler
+from controllers.page.serving import serve_page
 from controllers.preemption import PreemptionReconciler
 from controllers.relabel import RelabelReconciler
 from controllers.release import ReleaseReconciler
@@ -119,6 +120,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
         await supervise(
             mirror=mirror.run(),
             http=serve(app, settings.health_host, settings.health_port),
+            page=serve_page(settings.page, mirror, client, clock),
             lead=_lead_term_by_term(process),
         )
 

@@ -1,12 +1,13 @@
 """Settings of the controllers."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from atoll.api.gangs import RequeueTimestamp
 from atoll.cluster.gangs.readiness_policy import Bounds, ReadinessPolicy, Requeuing
+from atoll.service.http import is_loopback
 from atoll.service.settings import Settings
 
 
@@ -77,6 +78,32 @@ class WaitForPodsReadySettings(Settings):
         )
 
 
+class PageSettings(Settings):
+    """The web page: the cluster as islands of GPUs, and what waits for what."""
+
+    serve: bool = True
+    """Serve it."""
+    host: str = "127.0.0.1"
+    """Address of the page. Off loopback it takes a certificate, and callers show a bearer token whose account may get
+    /page; on loopback whoever can connect may look, in a pod by `kubectl port-forward`."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8083
+    """Port of the page."""
+    tls_cert: Path | None = None
+    """Certificate of the page."""
+    tls_key: Path | None = None
+    """Key of that certificate."""
+    watchers_max: Annotated[int, Field(ge=1, le=100)] = 16
+    """Browsers that may watch at a time; more are told so."""
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        if self.serve and self.tls_cert is None and not is_loopback(self.host):
+            raise ValueError(f"host {self.host} is not loopback: set tls_cert and tls_key, for tokens are shown there")
+        return self
+
+
 class ControllersSettings(Settings):
     """Frees GPUs on proof, repairs Leases, wakes waiting pods that fit, keeps claim status and webhook certificates."""
 
@@ -119,6 +146,8 @@ class ControllersSettings(Settings):
     """How long they are kept, at most; then other gangs and pods have their turn for as long. 0: never."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
+    page: PageSettings = PageSettings()
+    """The web page."""
     webhook_names: tuple[str, ...] = ()
     """Further DNS names and addresses of the webhook's certificate."""
     requests_per_second: Annotated[float, Field(gt=0)] = 200.0

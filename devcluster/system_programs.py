@@ -1,4 +1,4 @@
-"""runc and busybox: the two programs of a node that are not built here; Prometheus, which tests watch a cluster with.
+"""runc and busybox: programs of a node that are not built here; Prometheus and a browser, which tests look with.
 
 runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. Taken from PATH where
 they serve, else from Debian's packages, downloaded and unpacked into the cache without installing anything.
@@ -8,11 +8,12 @@ In: the cache folder. Out: paths. Separate from build.py because nothing here is
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,11 @@ from devcluster.errors import BuildError
 
 _PACKAGES = ("runc", "libseccomp2", "busybox-static")
 _PROMETHEUS_PACKAGES = ("prometheus",)
+_BROWSER_PACKAGES = ("chromium-headless-shell", "fonts-dejavu-core")
+_FONTS = """\
+<?xml version="1.0"?>
+<fontconfig><dir>{fonts}</dir><dir>/usr/share/fonts</dir><cachedir>{cache}</cachedir></fontconfig>
+"""
 _ELF_PROGRAM_HEADER_INTERPRETER = 3
 
 
@@ -60,15 +66,54 @@ def find_prometheus(cache: Path, *, report: Callable[[str], None]) -> Prometheus
     server, tool = shutil.which("prometheus"), shutil.which("promtool")
     if server and tool:
         return PrometheusPrograms(Path(server), Path(tool))
-    unpacked = cache / "debian-prometheus"
+    unpacked = _kept_whole(cache, "debian-prometheus", lambda: _PROMETHEUS_PACKAGES, report=report)
+    return PrometheusPrograms(_only(unpacked, ("usr/bin/prometheus",)), _only(unpacked, ("usr/bin/promtool",)))
+
+
+@dataclass(frozen=True, slots=True)
+class Browser:
+    """A Chromium without a screen, and the variables that it is started with."""
+
+    program: Path
+    environment: Mapping[str, str]
+
+
+def find_browser(cache: Path, *, report: Callable[[str], None]) -> Browser:
+    """Debian's Chromium from the cache, with what this machine lacks for it. Raises BuildError with what to install."""
+    unpacked = _kept_whole(cache, "debian-browser", lambda: _lacking(_BROWSER_PACKAGES), report=report)
+    program = _only(unpacked, ("usr/lib/chromium/*headless*shell", "usr/lib/chromium*/*headless*shell"))
+    fonts = unpacked / "fonts.conf"
+    fonts.write_text(_FONTS.format(fonts=unpacked / "usr/share/fonts", cache=unpacked / "fonts"))
+    libraries = sorted({str(path.parent) for path in unpacked.glob("usr/lib/**/*.so*")})
+    return Browser(program, {"LD_LIBRARY_PATH": ":".join(libraries), "FONTCONFIG_FILE": str(fonts)})
+
+
+def _lacking(packages: Sequence[str]) -> list[str]:
+    """The packages, and those of what they depend on that this machine does not have. Raises BuildError."""
+    if not shutil.which("apt-get"):
+        raise BuildError(f"{', '.join(packages)} cannot be had: there is no apt-get on this machine")
+    command = ["apt-get", "-s", "install", "--no-install-recommends", "--reinstall", *packages]
+    for _ in range(2):
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        if found := re.findall(r"^Inst (\S+) ", listed, re.MULTILINE):
+            return found
+        _run(["apt-get", "update", "-qq"], folder=Path("/"))
+    raise BuildError(f"apt-get offers no {', '.join(packages)}: is this not Debian, or is `apt-get update` refused?")
+
+
+def _kept_whole(
+    cache: Path, name: str, packages: Callable[[], Sequence[str]], *, report: Callable[[str], None]
+) -> Path:
+    """A folder of the cache that holds the packages, unpacked beside it and moved there when it is whole."""
+    unpacked = cache / name
     if not (unpacked / "complete").exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".debian-prometheus-", dir=cache) as folder:
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as folder:
             whole = Path(folder) / "whole"
-            _keep_packages(_PROMETHEUS_PACKAGES, whole, report=report)
+            _keep_packages(packages(), whole, report=report)
             with contextlib.suppress(OSError):  # somebody else was quicker
                 whole.rename(unpacked)
-    return PrometheusPrograms(_only(unpacked, ("usr/bin/prometheus",)), _only(unpacked, ("usr/bin/promtool",)))
+    return unpacked
 
 
 def is_static(program: Path) -> bool:

@@ -7,6 +7,7 @@ all is well and otherwise a short reason, which is shown to whoever asks.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -98,6 +99,14 @@ async def serve(
         if on_listening is not None:
             on_listening(actual_port)
         await asyncio.Event().wait()
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine, or this pod, can connect to an address to listen on."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _health_handler(checks: Mapping[str, Check]) -> Handler:

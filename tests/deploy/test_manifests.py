@@ -12,6 +12,7 @@ import yaml
 
 from atoll.api import names
 from atoll.service import settings
+from controllers.page.door import PATH as PAGE_PATH
 from tests.deploy.api_server import DEPLOY, REPOSITORY, manifests
 
 ROLE_KINDS = {"Role", "ClusterRole"}
@@ -33,6 +34,10 @@ NO_SCHEMA = {"CustomResourceDefinition"}
 """Kinds that tests/api checks."""
 
 
+DOORS = {"atoll-auditor": {"/debug/ledger", "/debug/snapshot"}, "atoll-page-viewer": {PAGE_PATH}}
+"""What a role opens that is no object."""
+
+
 def load(file: str) -> list[dict[str, Any]]:
     """Return the documents of a file under deploy/."""
     return list(yaml.safe_load_all((DEPLOY / file).read_text(encoding="utf-8")))
@@ -40,7 +45,7 @@ def load(file: str) -> list[dict[str, Any]]:
 
 def rules() -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield every rule of every role with the role's name."""
-    for role in manifests("rbac/*.yaml"):
+    for role in manifests("rbac/**/*.yaml"):
         if role["kind"] in ROLE_KINDS:
             for rule in role["rules"]:
                 yield role["metadata"]["name"], rule
@@ -59,7 +64,7 @@ def test_kustomization_lists_every_manifest_in_order() -> None:
     """Nothing is forgotten or listed in vain; namespaces, CRDs, roles and policies come before the parts."""
     kustomization = load("kustomization.yaml")[0]
     listed = kustomization["resources"]
-    optional = [file for file in FILES if file.startswith("policies/optional/")]
+    optional = [file for file in FILES if file.startswith(("policies/optional/", "rbac/optional/"))]
     assert sorted(listed) == sorted(set(OBJECT_FILES) - set(optional))
     assert listed[0] == "namespaces.yaml"
     first_part = min(listed.index(file) for file in listed if any(d["kind"] == "Deployment" for d in load(file)))
@@ -72,7 +77,7 @@ def test_roles_have_no_wildcards() -> None:
     for role, rule in rules():
         urls = set(rule.get("nonResourceURLs", ()))
         assert "*" not in {*rule.get("apiGroups", ()), *rule.get("resources", ()), *rule["verbs"], *urls}, role
-        assert urls <= ({"/debug/ledger", "/debug/snapshot"} if role == "atoll-auditor" else set()), role
+        assert urls <= DOORS.get(role, set()), role
 
 
 def test_no_rule_stands_twice() -> None:
@@ -90,7 +95,7 @@ def test_no_rule_stands_twice() -> None:
 
 def test_every_rule_says_why() -> None:
     """A comment stands right above each rule, or above the rule that it continues."""
-    for path in sorted((DEPLOY / "rbac").glob("*.yaml")):
+    for path in sorted((DEPLOY / "rbac").rglob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines):
             if line.startswith(("  - apiGroups:", "  - nonResourceURLs:")):
@@ -109,7 +114,7 @@ def test_secrets_are_named_except_where_that_is_impossible() -> None:
 def test_bindings_lead_from_a_role_of_ours_or_of_kubernetes_to_a_part() -> None:
     """Every role that a binding names exists, every subject is one of the four ServiceAccounts, nobody is unbound."""
     known = {
-        (role["kind"], role["metadata"]["name"]) for role in manifests("rbac/*.yaml") if role["kind"] in ROLE_KINDS
+        (role["kind"], role["metadata"]["name"]) for role in manifests("rbac/**/*.yaml") if role["kind"] in ROLE_KINDS
     }
     builtin = {
         ("ClusterRole", "system:kube-scheduler"),
@@ -117,7 +122,7 @@ def test_bindings_lead_from_a_role_of_ours_or_of_kubernetes_to_a_part() -> None:
         ("Role", "extension-apiserver-authentication-reader"),
     }
     subjects = set()
-    for binding in manifests("rbac/*.yaml"):
+    for binding in manifests("rbac/**/*.yaml"):
         if binding["kind"] in {"RoleBinding", "ClusterRoleBinding"}:
             assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in known | builtin
             subjects |= {(subject["kind"], subject["namespace"], subject["name"]) for subject in binding["subjects"]}

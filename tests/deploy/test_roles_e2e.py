@@ -116,6 +116,8 @@ DENIED = [
     ("controllers", f"delete {BUDGETS}", "default"),
     ("webhook", f"list {BUDGETS}", ""),
     ("agent", f"list {BUDGETS}", ""),
+    ("controllers", "create tokenreviews.authentication.k8s.io", ""),
+    ("controllers", "create subjectaccessreviews.authorization.k8s.io", ""),
     ("controllers", "create pods/binding", "default"),
     ("controllers", "create pods/exec", "default"),
     ("controllers", "patch nodes", ""),

@@ -1,0 +1,1 @@
+"""The web page of the controllers: the cluster as islands of GPUs, and what waits for what. It only reads."""

@@ -1,0 +1,196 @@
+"""HTTP face of the page: three files, one stream of events, one question per pod. GET alone.
+
+In: looks at the cluster and a door. Out: an aiohttp application. The files hold no data and are open to everybody who
+can connect; the stream and the questions are behind the door. Browsers are told to load nothing from elsewhere.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from atoll.service.clock import Clock
+from atoll.service.http import application
+from controllers.page.door import PATH, Door
+from controllers.page.looks import Looks, TooManyQuestions, Unready
+from controllers.page.view import View, news
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+FILES: Final = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/stream.js": ("stream.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+STATIC: Final = Path(__file__).parent / "static"
+STREAM_SECONDS_MAX: Final = 600.0
+"""A stream ends after this and is asked for anew, so that a token that counts no more is of no use."""
+WRITE_SECONDS_MAX: Final = 10.0
+"""Who does not read for this long is let go."""
+PULSE_SECONDS: Final = 15.0
+"""A quiet stream says this often that it is alive."""
+IN_FLIGHT_MAX: Final = 128
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class PageParts:
+    """What the handlers stand on."""
+
+    looks: Looks
+    door: Door
+    clock: Clock
+    watchers_max: int
+
+
+def build_page(parts: PageParts) -> web.Application:
+    """Return the application."""
+    app = application(in_flight_max=IN_FLIGHT_MAX)
+    app.middlewares.append(_told_to_be_careful)
+    for path, (name, kind) in FILES.items():
+        app.router.add_get(path, _file(STATIC / name, kind))
+    handlers = Handlers(parts)
+    app.router.add_get(f"{PATH}/events", handlers.events)
+    app.router.add_get(f"{PATH}/pods/{{namespace}}/{{name}}", handlers.explain)
+
+    async def begin(_app: web.Application) -> None:
+        parts.looks.begin()
+
+    async def end(_app: web.Application) -> None:
+        parts.looks.end()
+
+    app.on_startup.append(begin)
+    app.on_shutdown.append(end)
+    return app
+
+
+class Handlers:
+    """What is behind the door."""
+
+    def __init__(self, parts: PageParts) -> None:
+        self._parts = parts
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Tell the cluster, then what changes, until the watcher goes or its time is over."""
+        looks = self._parts.looks
+        refusal = await self._parts.door.refusal(request)
+        if refusal is not None:
+            return refusal
+        if looks.watchers >= self._parts.watchers_max:
+            text = f"{looks.watchers} others watch already; close one of them, or use atoll top\n"
+            return web.Response(status=503, text=text, headers={"Retry-After": "10"})
+        looks.watchers += 1
+        try:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+            response.headers.update(HEADERS)
+            await response.prepare(request)
+            await self._tell(request, response)
+        except (TimeoutError, ConnectionError):
+            _let_go(request)
+        finally:
+            looks.watchers -= 1
+        return response
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """Say why one pod waits and what would help."""
+        refusal = await self._parts.door.refusal(request)
+        if refusal is not None:
+            return refusal
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name)):
+            return web.Response(status=404, text="no such pod\n")
+        try:
+            answer = await self._parts.looks.explanation(namespace, name)
+        except TooManyQuestions:
+            return web.Response(status=429, text="too many questions wait\n", headers={"Retry-After": "3"})
+        except Unready as error:
+            return web.Response(status=503, text=f"{error}\n", headers={"Retry-After": "3"})
+        if answer is None:
+            return web.Response(status=404, text=f"there is no pod {namespace}/{name}\n")
+        return web.Response(body=answer, content_type="application/json")
+
+    async def _tell(self, request: web.Request, response: web.StreamResponse) -> None:
+        looks, clock = self._parts.looks, self._parts.clock
+        told, trouble = None, ""
+        began = spoke = clock.monotonic_seconds()
+        await looks.refresh()
+        while not looks.is_over and clock.monotonic_seconds() - began < STREAM_SECONDS_MAX:
+            message = _message(told, looks.view) if not looks.trouble else b""
+            if looks.trouble != trouble:
+                message = _event("trouble", _one_line(looks.trouble)) + message
+            told, trouble = (looks.view if not looks.trouble else told), looks.trouble
+            now = clock.monotonic_seconds()
+            if not message and now - spoke >= PULSE_SECONDS:
+                message = b": alive\n\n"
+            if message:
+                async with asyncio.timeout(WRITE_SECONDS_MAX):
+                    await response.write(message)
+                spoke = now
+            if request.transport is None or request.transport.is_closing():
+                return
+            await looks.changed(1.0)
+
+
+def _message(told: View | None, view: View | None) -> bytes:
+    if view is None or view is told:
+        return b""
+    found = news(told, view)
+    return _event("look", found) if found is not None else b""
+
+
+def _event(kind: str, data: bytes) -> bytes:
+    """One event; JSON and our own lines hold no line break."""
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _one_line(text: str) -> bytes:
+    return " ".join(text.split()).encode()
+
+
+def _let_go(request: web.Request) -> None:
+    """End a connection whose other side does not read, with what was written to it."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _file(path: Path, kind: str) -> Handler:
+    content = path.read_bytes()
+
+    async def handle(_request: web.Request) -> web.Response:
+        return web.Response(body=content, content_type=kind, charset="utf-8")
+
+    return handle
+
+
+@web.middleware
+async def _told_to_be_careful(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Put the security headers on every answer, refusals included."""
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(HEADERS)
+        raise
+    if not response.prepared:
+        response.headers.update(HEADERS)
+    return response

@@ -1,0 +1,62 @@
+"""Serves the page beside the reconcilers, and never at their expense.
+
+In: settings, the mirror, a client for reviews of tokens. Out: nothing; runs until cancelled. A port that is taken is
+logged and tried again: the page is a convenience, and the controllers do not end because of it.
+"""
+
+import asyncio
+import ssl
+
+import structlog
+from aiohttp import web
+
+from atoll.kube.authorization import Creator, Doorkeeper
+from atoll.kube.mirror import ClusterMirror
+from atoll.service.clock import Clock
+from atoll.service.http import is_loopback, serve
+from atoll.service.tls import TlsFiles, server_context
+from controllers.page.app import PageParts, build_page
+from controllers.page.door import Door
+from controllers.page.looks import Looks
+from controllers.settings import PageSettings
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 30.0
+
+
+async def serve_page(settings: PageSettings, mirror: ClusterMirror, client: Creator, clock: Clock) -> None:
+    """Serve the page until cancelled. Raises CertificateError."""
+    if not settings.serve:
+        await asyncio.Event().wait()
+    doorkeeper = None if is_loopback(settings.host) else Doorkeeper(client)
+    context = tls_context(settings, clock)
+    looks = Looks(mirror, clock)
+    parts = PageParts(looks, Door(doorkeeper, clock.monotonic_seconds), clock, settings.watchers_max)
+    looking = asyncio.ensure_future(looks.run())
+    try:
+        while True:
+            await _serve(settings, build_page(parts), context)
+            await clock.sleep(RETRY_SECONDS)
+    finally:
+        looking.cancel()
+        looks.close()
+
+
+async def _serve(settings: PageSettings, app: web.Application, context: ssl.SSLContext | None) -> None:
+    """Serve until cancelled; return where the port cannot be had."""
+    try:
+        await serve(app, settings.host, settings.port, context, on_listening=_tell)
+    except OSError as error:
+        log.warning("Could not serve the page", host=settings.host, port=settings.port, err=str(error))
+
+
+def tls_context(settings: PageSettings, clock: Clock) -> ssl.SSLContext | None:
+    """Return what to listen with; None where the page is served in the clear. Raises CertificateError."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return server_context(TlsFiles(settings.tls_cert, settings.tls_key), monotonic_seconds=clock.monotonic_seconds)
+
+
+def _tell(port: int) -> None:
+    log.info("Serving the page", port=port)

@@ -1,0 +1,337 @@
+"""Promises of the page over HTTP: what it tells, to whom, how often, and that nothing on it can be injected."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from atoll.cluster.gangs.membership import gang_key
+from atoll.explain.decision import scene_of
+from atoll.explain.explanation import explain
+from atoll.explain.wording import sentence
+from atoll.kube.authorization import Doorkeeper
+from atoll.service.errors import SettingsError
+from atoll.service.settings import load
+from controllers.page.app import FILES, HEADERS, STATIC
+from controllers.page.door import REVIEWS_BURST, host_name
+from controllers.page.looks import LOOK_PARTS, QUESTIONS_MAX, QUIET_SECONDS_MAX, REST_SECONDS_MIN
+from controllers.page.view import WAITING_MAX, news, view_of
+from controllers.settings import ControllersSettings, PageSettings
+from tests.builders import make_pod
+from tests.controllers.page_stage import Page, next_event, served
+from tests.explain.situations import Situation, holder, situation, waiting
+from tests.explain.test_gangs import SITUATIONS as GANGS
+from tests.fakes.clock import ManualClock
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\n\nevent: look\ndata: {}"
+
+
+def busy() -> Situation:
+    """Two machines: one with holders and a cordoned card, the other free; a pod that waits for more than there is."""
+    nodes: dict[str, dict[str, Any]] = {"n1": {"cordoned": (6,)}, "n2": {}}
+    return situation(nodes, [holder("a", "n1", 0, 1), holder("b", "n2", 0)], waiting(8, claim={"policy": "island"}))
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    """The page of that cluster."""
+    async with served(busy().snapshot, ManualClock()) as found:
+        yield found
+
+
+async def test_stream_tells_the_cluster_first_and_then_what_changed(page: Page) -> None:
+    """A watcher gets every node, who holds what and what waits; after a change only the node that changed."""
+    async with page.client.get("/page/events") as stream:
+        kind, first = await next_event(stream)
+        assert (stream.content_type, kind, first["whole"]) == ("text/event-stream", "look", True)
+        assert {node["name"] for node in first["nodes"]} == {"n1", "n2"}
+        gpus = {gpu["id"]: gpu for node in first["nodes"] if node["name"] == "n1" for gpu in node["islands"][0]["gpus"]}
+        assert (gpus[0]["state"], gpus[0]["holders"], gpus[6]["state"]) == ("held", ["team/a"], "cordoned")
+        assert first["counts"] == {"cordoned": 1, "free": 12, "held": 3}
+        (row,) = first["waiting"]
+        assert row["reason"] == explain(scene_of(busy().snapshot), busy().pod).headline
+
+        calm = replace(busy().snapshot, pods=busy().snapshot.pods[1:], leases=busy().snapshot.leases[2:])
+        page.mirror.become(calm)
+        clock = page.looks._clock
+        assert isinstance(clock, ManualClock)
+        await clock.advance(REST_SECONDS_MIN)
+        await page.looks.refresh()
+        kind, second = await next_event(stream)
+        assert (kind, second["whole"]) == ("look", False)
+        assert [node["name"] for node in second["nodes"]] == ["n1"]
+        assert second["counts"]["free"] == 14
+
+
+async def test_nobody_looks_while_nobody_watches(page: Page) -> None:
+    """Without a watcher the cluster is never looked at, and after the last one has gone what was seen is forgotten."""
+    clock = page.looks._clock
+    assert isinstance(clock, ManualClock)
+    running = asyncio.ensure_future(page.looks.run())
+    await clock.advance(120.0)
+    assert page.looks.view is None
+
+    page.looks.watchers = 1
+    await clock.advance(1.0)
+    await asyncio.wait_for(page.looks.changed(5.0), 10.0)
+    assert page.looks.view is not None
+    page.looks.watchers = 0
+    await clock.advance(120.0)
+    assert page.looks.view is None
+    running.cancel()
+
+
+async def test_looks_rest_so_long_that_they_take_little_of_a_core(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a look takes, the next one begins no sooner than leaves it a twenty-fifth; an idle cluster rests."""
+    clock = page.looks._clock
+    assert isinstance(clock, ManualClock)
+    looks = 0
+
+    async def slow(work: Any) -> tuple[Any, float]:
+        nonlocal looks
+        looks += 1
+        return work(), 3.0
+
+    monkeypatch.setattr(page.looks, "_work", slow)
+    await page.looks.refresh()
+    for _ in range(3 * (LOOK_PARTS - 1) - 1):
+        page.mirror.become(page.mirror.snapshot)
+        await clock.advance(1.0)
+        await page.looks.refresh()
+    assert looks == 1
+    await clock.advance(2.0)
+    await page.looks.refresh()
+    assert looks == 2
+
+    monkeypatch.setattr(page.looks, "_rest_seconds", 0.0)
+    await clock.advance(QUIET_SECONDS_MAX - 1)
+    await page.looks.refresh()
+    assert looks == 2, "nothing changed"
+    await clock.advance(2.0)
+    await page.looks.refresh()
+    assert looks == 3, "an agent falls silent by time alone"
+
+
+async def test_watchers_are_bounded_and_their_places_come_back() -> None:
+    """One too many is told so; when one goes the next may come."""
+    async with served(busy().snapshot, ManualClock(), watchers_max=2) as page, page.client.get("/page/events"):
+        async with page.client.get("/page/events"), page.client.get("/page/events") as third:
+            assert third.status == 503
+            assert "others watch already" in await third.text()
+            assert third.headers["Retry-After"]
+        async with asyncio.timeout(20):
+            while page.looks.watchers > 1:  # noqa: ASYNC110 - the server notices by itself
+                await asyncio.sleep(0.05)
+        async with page.client.get("/page/events") as again:
+            assert again.status == 200
+
+
+async def test_question_is_answered_by_the_functions_of_explain(page: Page) -> None:
+    """Headline and proposals are those of `atoll explain` on the same state; an unknown pod is 404."""
+    found = busy()
+    scene = scene_of(found.snapshot)
+    told = explain(scene, found.pod)
+
+    answer = await (await page.client.get("/page/pods/team/p")).json()
+
+    assert (answer["subject"], answer["headline"]) == ("pod team/p", told.headline)
+    assert [one["text"] for one in answer["proposals"]] == [
+        sentence(one, scene, found.pod) for one in told.help.proposals
+    ]
+    assert answer["proposals"]
+    assert (await page.client.get("/page/pods/team/nobody")).status == 404
+    assert (await page.client.get("/page/pods/team/%3Cb%3E")).status == 404
+
+
+async def test_member_of_a_gang_is_told_about_its_gang() -> None:
+    """A member waits for its gang, so the gang's decision is explained."""
+    snapshot = GANGS["others hold half of every rack"].found.snapshot
+    async with served(snapshot, ManualClock()) as page:
+        pod = next(pod for pod in snapshot.pods if gang_key(pod) is not None).metadata
+        answer = await (await page.client.get(f"/page/pods/{pod.namespace}/{pod.name}")).json()
+        assert answer["subject"].startswith("gang ")
+        assert answer["headline"]
+
+
+async def test_questions_are_answered_once_per_look_and_bounded(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same question again costs nothing until the next look; too many at a time are sent away."""
+    await page.looks.refresh()
+    asked, gate = 0, asyncio.Event()
+
+    async def slow(work: Any) -> tuple[Any, float]:
+        nonlocal asked
+        asked += 1
+        await gate.wait()
+        return work(), 0.0
+
+    monkeypatch.setattr(page.looks, "_work", slow)
+    calls = [asyncio.ensure_future(page.client.get("/page/pods/team/p")) for _ in range(QUESTIONS_MAX + 2)]
+    async with asyncio.timeout(20):
+        while sum(call.done() for call in calls) < 2:  # noqa: ASYNC110 - the server decides which
+            await asyncio.sleep(0.01)
+    gate.set()
+    statuses = sorted([(await call).status for call in calls])
+    assert statuses == [200] * QUESTIONS_MAX + [429, 429]
+    assert asked == 1
+    assert (await page.client.get("/page/pods/team/p")).status == 200
+    assert asked == 1
+
+
+async def test_trouble_is_told_and_ends(page: Page) -> None:
+    """While the mirror is not complete the page says so instead of showing half a cluster."""
+    page.mirror.reason = "list of pod objects is not complete yet: listing"
+    async with page.client.get("/page/events") as stream:
+        assert await next_event(stream) == ("trouble", page.mirror.reason)
+        assert (await page.client.get("/page/pods/team/p")).status == 503
+        page.mirror.reason = ""
+        await page.looks.refresh()
+        assert await next_event(stream) == ("trouble", "")
+        assert (await next_event(stream))[0] == "look"
+
+
+async def test_a_look_that_fails_ends_nothing(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that nobody foresaw is logged and told; the page and the process live on."""
+    monkeypatch.setattr("controllers.page.looks.overview", lambda _scene: 1 / 0)
+    with capture_logs() as logged:
+        async with page.client.get("/page/events") as stream:
+            kind, text = await next_event(stream)
+        assert [entry["event"] for entry in logged] == ["Failed to look at the cluster"]
+        assert kind == "trouble"
+        assert "log of the controllers" in text
+
+
+async def test_hostile_texts_stay_texts() -> None:
+    """A reason or a model that holds markup and line breaks is one JSON string in one event."""
+    found = situation({"n1": {"cordoned": (0,)}}, [holder("a", "n1", 1)], waiting(8))
+    report = found.snapshot.reports[0]
+    assert report.status is not None
+    devices = (report.status.devices[0].model_copy(update={"model": HOSTILE}), *report.status.devices[1:])
+    status = report.status.model_copy(update={"devices": devices})
+    hostile = replace(found.snapshot, reports=(report.model_copy(update={"status": status}),))
+    async with served(hostile, ManualClock()) as page, page.client.get("/page/events") as stream:
+        raw = b"".join([await stream.content.readline(), await stream.content.readline()])
+        assert raw.count(b"\n") == 2
+        gpu = json.loads(raw.partition(b"data: ")[2])["nodes"][0]["islands"][0]["gpus"][0]
+        assert gpu["model"] == HOSTILE
+
+
+def test_waiting_list_is_cut_and_counted() -> None:
+    """A thousand waiting pods are counted, and the oldest are shown."""
+    from atoll.explain.overview import overview
+
+    found = busy()
+    many = tuple(make_pod(f"r{i}", gpus=8) for i in range(WAITING_MAX + 50))
+    view = view_of(overview(scene_of(replace(found.snapshot, pods=many))))
+
+    told = msgspec.json.decode(news(None, view) or b"")
+    assert (len(told["waiting"]), told["waitingCount"]) == (WAITING_MAX, WAITING_MAX + 50)
+    assert news(view, view) is None
+
+
+@pytest.mark.parametrize("path", [*FILES, "/page/events", "/page/pods/team/nobody", "/nothing", "/page/pods/x"])
+async def test_every_answer_forbids_what_the_page_does_not_need(page: Page, path: str) -> None:
+    """Scripts and styles of our own alone, no frames, no guessing of types, nothing kept; refusals included."""
+    async with page.client.get(path) as answer:
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+    policy = HEADERS["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "*" not in policy
+    assert (await page.client.post(path)).status in {404, 405}
+
+
+def test_files_load_nothing_from_elsewhere_and_hold_no_inline_code() -> None:
+    """No address of another host, no inline script, style or handler, no sink that parses HTML."""
+    for name, _kind in FILES.values():
+        text = (STATIC / name).read_text()
+        addresses = set(re.findall(r"https?://[^\s\"'>]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert addresses == set(), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
+        assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", text), name
+    assert set(FILES) >= {f"/{path.name}" for path in STATIC.iterdir() if path.suffix != ".html"}
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [("localhost:8083", 200), ("127.0.0.1", 200), ("[::1]:8083", 200), ("evil.example:8083", 421), ("10.0.0.1", 421)],
+)
+async def test_a_name_that_was_pointed_at_loopback_is_no_key(page: Page, header: str, status: int) -> None:
+    """A web site cannot read the page through a name of its own that leads to 127.0.0.1."""
+    async with page.client.get("/page/events", headers={"Host": header}) as answer:
+        assert answer.status == status
+    async with page.client.get("/page/events", headers={"Sec-Fetch-Site": "cross-site"}) as answer:
+        assert answer.status == 403
+    assert host_name("LOCALHOST:1") == "localhost"
+
+
+class Reviews:
+    """The API server's reviews: `good` may get /page, `other` is known."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    async def create(self, path: str, body: Any) -> bytes:
+        if path.endswith("/tokenreviews"):
+            user = {"good": "viewer", "other": "mallory"}.get(body["spec"]["token"])
+            return json.dumps(
+                {"status": {"authenticated": user is not None, "user": {"username": user or ""}}}
+            ).encode()
+        self.paths.append(body["spec"]["nonResourceAttributes"]["path"])
+        return json.dumps({"status": {"allowed": body["spec"]["user"] == "viewer"}}).encode()
+
+
+@pytest.mark.parametrize(("token", "status"), [("", 401), ("unknown", 401), ("other", 403), ("good", 200)])
+@pytest.mark.parametrize("path", ["/page/events", "/page/pods/team/p"])
+async def test_off_loopback_a_role_opens_the_door(path: str, token: str, status: int) -> None:
+    """Data is told to bearers whom the API server lets get /page, as with /debug/snapshot; the empty page to all."""
+    reviews = Reviews()
+    async with served(busy().snapshot, ManualClock(), doorkeeper=Doorkeeper(reviews)) as page:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with page.client.get(path, headers=headers) as answer:
+            assert answer.status == status
+        assert set(reviews.paths) <= {"/page"}
+        assert (await page.client.get("/")).status == 200
+
+
+async def test_strangers_cannot_flood_the_api_server() -> None:
+    """Reviews of tokens are bounded: they cost the API server two questions each."""
+    async with served(busy().snapshot, ManualClock(), doorkeeper=Doorkeeper(Reviews())) as page:
+        bad = {"Authorization": "Bearer unknown"}
+        statuses = [(await page.client.get("/page/pods/team/p", headers=bad)).status for _ in range(REVIEWS_BURST + 3)]
+    assert statuses == [401] * REVIEWS_BURST + [429] * 3
+
+
+async def test_streams_end_when_the_server_stops() -> None:
+    """Who watches does not keep the controllers from stopping."""
+    async with served(busy().snapshot, ManualClock()) as page:
+        stream = await page.client.get("/page/events")
+        await next_event(stream)
+        page.looks.end()
+        assert await asyncio.wait_for(stream.content.read(), 10.0) == b""
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--page-host", "0.0.0.0"], "not loopback"),
+        (["--page-host", "10.0.0.1", "--page-tls-key", "key.pem"], "belong together"),
+        (["--page-port", "70000"], "page.port"),
+    ],
+)
+def test_unsafe_settings_are_refused(flags: list[str], word: str) -> None:
+    """Off loopback tokens are shown to the page, so it takes a certificate."""
+    with pytest.raises(SettingsError, match=word):
+        load(ControllersSettings, flags, "ATOLL_CONTROLLERS", environment={})
+
+
+def test_page_is_on_loopback_by_default_and_can_be_turned_off() -> None:
+    """Nobody outside of the pod reaches it unless an administrator says so."""
+    assert PageSettings().host == "127.0.0.1"
+    values = load(ControllersSettings, ["--no-page-serve", "--page-host=0.0.0.0"], "ATOLL_CONTROLLERS", environment={})
+    assert not values.page.serve
