@@ -196,6 +196,7 @@ class Binder:
 
     def _new_attempt(self, pod: Pod, devices: NodeDevices, request: Request, token: str) -> Attempt:
         now = self._clock.now()
+        seen = self._mirror.ledger.leases_of(pod.metadata.uid)
         reservation = Reservation(
             node=devices.node,
             node_uid=devices.node_uid,
@@ -204,9 +205,9 @@ class Binder:
             attempt=token,
             now=format_microtime(now),
             deadline=format_microtime(now + timedelta(seconds=self._settings.reservation_seconds)),
-            gang=next((record.gang for record in self._mirror.ledger.leases_of(pod.metadata.uid)), ""),
+            gang=next((record.gang for record in seen), ""),
         )
-        return Attempt(reservation)
+        return Attempt(reservation, frozenset(record.lease_name for record in seen))
 
     def _admitted_mask(self, pod: Pod, devices: NodeDevices) -> int:
         """Return the mask of what the pod may take: all, or for a member of a gang what its admission reserved."""

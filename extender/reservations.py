@@ -35,9 +35,11 @@ DELETE_PAUSES_SECONDS = (0.2, 0.5, 1.0)
 
 @dataclass(slots=True)
 class Attempt:
-    """One bind attempt, and by Lease name what it holds, created, took over, may have created without an answer."""
+    """One bind attempt, and by Lease name what it holds, created, took over, may have created without an answer.
+    `seen`: Leases that the pod had before, such as those that the admission of its gang reserved for it."""
 
     reservation: Reservation
+    seen: frozenset[str] = frozenset()
     leases: dict[str, LeaseRecord] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     adopted: set[str] = field(default_factory=set)
@@ -67,25 +69,34 @@ async def _create(client: ApiClient, attempt: Attempt, device_id: int, uuid: str
     if name in attempt.leases:
         return attempt.leases[name].device_uuid == uuid
     body = lease_body(attempt.reservation, device_id, uuid)
-    for _ in range(CREATE_TRIES_MAX):
-        attempt.unanswered.add(name)
-        try:
-            lease = await _write(client, "POST", paths.leases(names.SYSTEM_NAMESPACE), body)
-        except AlreadyExists:
-            found = await _read(client, name)
-            if found is None:
-                continue
-            lease = found
-        attempt.unanswered.discard(name)
+    for number in range(CREATE_TRIES_MAX):
+        is_there = number == 0 and name in attempt.seen
+        lease = await _read(client, name) if is_there else await _created_or_found(client, attempt, name, body)
+        if lease is None:
+            continue
         record = _record(lease)
         if record is None or not _is_own(attempt, lease, record, uuid):
             return False
-        if record.attempt == attempt.reservation.attempt:
+        if record.attempt != attempt.reservation.attempt:
+            lease = await _adopt(client, attempt, record, body)
+            record = _record(lease) if lease is not None else None
+        if record is not None and record.attempt == attempt.reservation.attempt:
             attempt.leases[name] = record
             attempt.created |= {name} - attempt.adopted
             return True
-        await _adopt(client, attempt, record, body)
     raise MalformedAnswer(f"Lease {name} changes whenever it is looked at; try again")
+
+
+async def _created_or_found(client: ApiClient, attempt: Attempt, name: str, body: dict[str, Any]) -> Lease | None:
+    """Create a Lease, else read the one that is there; None for one that went meanwhile."""
+    attempt.unanswered.add(name)
+    try:
+        lease: Lease | None = await _write(client, "POST", paths.leases(names.SYSTEM_NAMESPACE), body)
+    except AlreadyExists:
+        lease = await _read(client, name)
+    if lease is not None:
+        attempt.unanswered.discard(name)
+    return lease
 
 
 def _is_own(attempt: Attempt, lease: Lease, record: LeaseRecord, uuid: str) -> bool:
@@ -96,16 +107,19 @@ def _is_own(attempt: Attempt, lease: Lease, record: LeaseRecord, uuid: str) -> b
     )
 
 
-async def _adopt(client: ApiClient, attempt: Attempt, record: LeaseRecord, body: dict[str, Any]) -> None:
-    """Put this attempt's token on a Lease of an earlier one, which can then not delete it any more.
+async def _adopt(client: ApiClient, attempt: Attempt, record: LeaseRecord, body: dict[str, Any]) -> Lease | None:
+    """Put this attempt's token on a Lease of an earlier one, which can then not delete it any more; None where the
+    Lease changed or went meanwhile.
 
     The earlier attempt may still be under way elsewhere. Its Binding, too, may be; so this attempt never deletes it.
     """
     attempt.adopted.add(record.lease_name)
     metadata = {**body["metadata"], "uid": record.lease_uid, "resourceVersion": record.resource_version}
     path = paths.leases(names.SYSTEM_NAMESPACE, record.lease_name)
-    with contextlib.suppress(NotFound, Conflict):
-        await _write(client, "PUT", path, {**body, "metadata": metadata})
+    try:
+        return await _write(client, "PUT", path, {**body, "metadata": metadata})
+    except (NotFound, Conflict):
+        return None
 
 
 async def _write(client: ApiClient, method: str, path: str, body: dict[str, Any]) -> Lease:

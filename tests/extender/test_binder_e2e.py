@@ -12,7 +12,9 @@ import pytest
 
 from atoll.api import names
 from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX
+from atoll.cluster.leases import Reservation, lease_body
 from atoll.cluster.objects import Pod
+from atoll.cluster.pods import holder_of
 from atoll.kube import paths
 from tests.builders import report_json
 from tests.extender.stage import NAMESPACE, Replica, Stage
@@ -254,6 +256,22 @@ async def test_adopted_lease_outlives_the_attempt_that_created_it(stage: Stage, 
     assert len(await stage.leases()) == 1
     assert await second.release() == [409]
     assert await two == ""
+    await stage.check_holds_exactly(pod)
+
+
+async def test_leases_that_the_pod_holds_already_cost_two_calls_each(stage: Stage, node: str, replica: Replica) -> None:
+    """Each Lease of an earlier attempt, or of a gang's admission, is read once and written once; none is created."""
+    pod = await stage.add_pod(gpus=8)
+    await replica.knows(pod)
+    devices = replica.mirror.ledger.nodes[node].devices
+    reservation = Reservation(node, "", holder_of(pod), "", "earlier", stage.now(), stage.now())
+    for device in devices:
+        await stage.api.create(paths.leases(names.SYSTEM_NAMESPACE), lease_body(reservation, device.id, device.uuid))
+    await replica.until(lambda: len(replica.mirror.ledger.leases_of(pod.metadata.uid)) == 8, "the reservation")
+
+    assert await replica.bind(pod, node) == ""
+
+    assert [replica.proxy.count(f"{verb} .*/leases") for verb in ("POST", "GET", "PUT")] == [0, 8, 8]
     await stage.check_holds_exactly(pod)
 
 

@@ -99,8 +99,8 @@ def _taken_over_leases_go_back() -> Undo:
             return set(other)
 
     class Attempt(reservations.Attempt):
-        def __init__(self, reservation: Any) -> None:
-            super().__init__(reservation)
+        def __init__(self, *facts: Any) -> None:
+            super().__init__(*facts)
             self.adopted = Forgetful()
 
     return swapping((binder, "Attempt", Attempt))
