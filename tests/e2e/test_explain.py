@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ from atoll.explain.gang_scene import gang_scene_of
 from atoll.explain.proposals import Kind
 from atollctl.__main__ import app
 from atollctl.cluster_source import read_live
+from devcluster.build import ensure_binaries
 from tests.e2e.world import World
 
 pytestmark = pytest.mark.e2e
@@ -132,8 +134,8 @@ def read_only(world: World, tmp_path: Path) -> Path:
 
 
 def test_every_question_is_answered_with_rights_to_read_alone(world: World, read_only: Path, tmp_path: Path) -> None:
-    """explain, simulate, snapshot, top, gangs, history and defrag work for an account that may only get and list; the
-    API server lets it change nothing, and no pod has come."""
+    """explain, simulate, snapshot, top, gangs, history and defrag work for an account that may only get and list; as
+    `kubectl atoll` too; the API server lets it change nothing, and no pod has come."""
     world.claim("pair", 2, models=["nvidia-h100"])
     world.pod("train", "pair")
     world.wait_running("train")
@@ -153,6 +155,10 @@ def test_every_question_is_answered_with_rights_to_read_alone(world: World, read
         assert answer.exit_code == status, (command, answer.output)
 
     assert "given" in CliRunner().invoke(app, ["history", f"{node}/{ids[0]}", "--kubeconfig", str(read_only)]).output
+    kubectl = ["kubectl", "atoll", "explain", "pod/train", "-n", world.namespace, "--kubeconfig", str(read_only)]
+    folders = (ensure_binaries()["kubectl"].parent, Path(sys.executable).parent)
+    plugin = subprocess.run(kubectl, env={"PATH": ":".join(map(str, folders))}, capture_output=True, text=True)
+    assert f"runs on {node}" in plugin.stdout, plugin
     assert [pod["metadata"]["name"] for pod in world.pods()] == ["train"]
     verbs = world.kubectl("auth", "can-i", "--list", f"--as=system:serviceaccount:{world.namespace}:{READER}").stdout
     for line in verbs.splitlines()[1:]:
