@@ -1,11 +1,19 @@
 """Entry point: mounts the commands. Heavy imports stay inside the commands, so that `atoll --help` is quick."""
 
+import errno
+import os
+import sys
 from importlib.metadata import version
+from typing import Final
 
 import typer
 
 from atollctl import agent, audit, choose, defrag, explain, gangs, gpu, history, simulate, snapshot, top, topo
 from devcluster.commands import app as dev
+
+STATUS_OUTPUT_LOST: Final = 2
+OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What writing an answer to a full or broken disk raises."""
 
 app = typer.Typer(name="atoll", help="The right GPUs for every pod.", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
@@ -30,8 +38,15 @@ def show_version() -> None:
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line. An answer that cannot be written is told in one sentence."""
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in OUTPUT_LOST:
+            raise
+        typer.echo(f"cannot write the answer: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left unwritten would be tried again at the end
+        sys.exit(STATUS_OUTPUT_LOST)
 
 
 if __name__ == "__main__":

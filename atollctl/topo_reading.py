@@ -4,8 +4,10 @@ In: paths, names and a kubeconfig. Out: a Source, or an InputError. Separate, be
 commands do before they print.
 """
 
+import codecs
 import sys
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 import pydantic
 
@@ -24,12 +26,15 @@ from atollctl.topo_source import (
 )
 from topology.topo_text import TEXT_MAX
 
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How a text begins that was saved by PowerShell."""
+
 
 def read_text(path: Path) -> str:
     """Read a saved matrix; `-` is standard input. Raises InputError when it cannot be read or is too large."""
     try:
         if str(path) == "-":
-            data = sys.stdin.buffer.read(TEXT_MAX + 1)
+            data = _standard_input().read(TEXT_MAX + 1)
         else:
             with path.open("rb") as file:
                 data = file.read(TEXT_MAX + 1)
@@ -38,7 +43,14 @@ def read_text(path: Path) -> str:
         raise InputError(f"cannot read {printable(str(path))}: {reason}") from error
     if len(data) > TEXT_MAX:
         raise InputError(f"{printable(str(path))} is larger than {TEXT_MAX} bytes, as no link matrix is; {HOW_TO_SAVE}")
-    return data.decode(errors="replace")
+    return data.decode("utf-16" if data[:2] in UTF_16 else "utf-8", errors="replace")
+
+
+def _standard_input() -> BinaryIO:
+    stream: TextIO | None = sys.stdin
+    if stream is None:
+        raise InputError("standard input is closed; give a file to --from")
+    return stream.buffer
 
 
 def read_offline(from_file: Path | None, profile_name: str | None, model: str) -> Source:

@@ -18,6 +18,9 @@ from topology.links import PCIE_CLOSENESS, SAME_NODE, SELF, WORST, clean_cell, d
 DEVICES_MAX: Final = 64
 """A free mask fits one machine word; no known machine has more GPUs or MIG devices that are chosen together."""
 
+LINK_GBPS_MAX: Final = 200.0
+"""Twice what the fastest announced links have, per link and direction; a driver that tells more tells nonsense."""
+
 NICS_MAX: Final = 64
 """Adapters that are looked at; the rest is left out."""
 
@@ -73,7 +76,7 @@ def machine(
 
     nics: one row of cells per device, one column per adapter, in any order.
     Raises MachineError when there is no device, more than DEVICES_MAX, or more cells in a row than there are rows.
-    A number that cannot be (negative, not finite) counts as unknown.
+    A number that cannot be (negative, not finite, more than LINK_GBPS_MAX for a link) counts as unknown.
     """
     count = len(links)
     if not 1 <= count <= DEVICES_MAX:
@@ -88,7 +91,7 @@ def machine(
         numa=tuple(node if isinstance(node, int) and node >= 0 else None for node in numa_nodes),
         nvlink_generation=_positive(nvlink_generation),
         nvswitch=bool(nvswitch),
-        link_gbps=_positive(link_gbps),
+        link_gbps=_positive(link_gbps if link_gbps is not None and link_gbps <= LINK_GBPS_MAX else None),
         pcie_generation=_positive(pcie_generation),
         inter_socket_gbps=_positive(inter_socket_gbps),
         vendor=vendor,

@@ -1,6 +1,8 @@
 """`atoll topo`: what is drawn of nodes, saved matrices and known machines."""
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -15,7 +17,7 @@ from atoll.kube import paths
 from atollctl.__main__ import app
 from atollctl.drawing import machine_json, machine_lines
 from atollctl.drawing_svg import machine_svg
-from atollctl.topo_reading import read_node
+from atollctl.topo_reading import read_node, read_text
 from atollctl.topo_source import (
     LINE_LENGTH_MAX,
     InputError,
@@ -236,6 +238,31 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
     assert result.stdout == ""
     assert sentence in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_answer_that_cannot_be_written_is_one_sentence() -> None:
+    """A full disk under standard output ends the command with a status and no traceback."""
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "atollctl", "topo", "--profile", "t4-4"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (2, "cannot write the answer: No space left on device\n")
+
+
+def test_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell may close standard input: there is no stream then, and no machine."""
+    monkeypatch.setattr(sys, "stdin", None)
+
+    with pytest.raises(InputError, match="standard input is closed"):
+        read_text(Path("-"))
+
+
+def test_matrix_that_powershell_saved_is_read(tmp_path: Path) -> None:
+    """PowerShell writes text as UTF-16 with a mark in front."""
+    (tmp_path / "topo.txt").write_text(saved("h100-nvl-8"), encoding="utf-16")
+    (tmp_path / "plain.txt").write_text(saved("h100-nvl-8"), encoding="utf-8")
+
+    assert read_text(tmp_path / "topo.txt") == read_text(tmp_path / "plain.txt")
 
 
 @pytest.mark.parametrize(

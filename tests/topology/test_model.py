@@ -101,10 +101,11 @@ def test_masks_and_positions_are_one_thing(mask: int) -> None:
 @pytest.mark.parametrize(
     ("generation", "told", "effective"),
     [(1, None, 18.0), (2, 25.0, 20.0), (3, 25.781, 20.0), (3, 14.0625, 12.0), (4, 26.562, 20.6), (4, 25.0, 20.6),
-     (5, 53.125, 40.1), (None, 25.0, 20.0), (None, None, 12.0), (6, None, 40.1)],
+     (5, 53.125, 40.1), (None, 25.0, 20.0), (None, None, 12.0), (6, None, 40.1), (3, 1e300, 20.0), (None, 1e300, 12.0),
+     (3, -25.0, 20.0), (3, float("nan"), 20.0), (3, float("inf"), 20.0), (6, 100.0, 80.0)],
 )  # fmt: skip
 def test_link_rates_by_generation(generation: int | None, told: float | None, effective: float) -> None:
-    """Effective GB/s per link, by generation and by the rate that is told."""
+    """Effective GB/s per link, by generation and by the rate that is told, unless no link can have it."""
     assert link_gbps(machine([["X"]], nvlink_generation=generation, link_gbps=told)) == effective
 
 
