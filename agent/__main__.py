@@ -15,7 +15,7 @@ from aiohttp import web
 from agent.amd import AmdBackend
 from agent.backends import Backend
 from agent.errors import SettingsMistake
-from agent.evidence import PodSighting
+from agent.evidence import Roster, sight
 from agent.identities import LookUp, assign
 from agent.kubelet import Kubelet, tls_context
 from agent.looks import Looker
@@ -100,7 +100,8 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
 
 
 async def report_once(values: AgentSettings, backend: Backend) -> str:
-    """The report of this machine as JSON text, without asking any cluster: ids are those that a new node would get."""
+    """The report of this machine as JSON text, without asking any cluster: ids are those that a new node would get,
+    pods are all that have a cgroup here, and the kubelet's list counts as unread."""
     look = await _looker(values, backend).look()
     backend.close()
     uuids = uuids_by_slot(look.machine)
@@ -110,7 +111,7 @@ async def report_once(values: AgentSettings, backend: Backend) -> str:
     report = build_report(
         look.machine,
         ids=step.ids,
-        sighting=PodSighting((), live_read=False, kubelet_read=False),
+        sighting=sight(Roster(), cgroups=look.cgroups, kubelet=None, use=look.use),
         previous=None,
         circumstances=Circumstances(
             agent_version=_own_version(),

@@ -31,7 +31,7 @@ class Backend(Protocol):
 def kernel_boot_id(path: Path = BOOT_ID_PATH) -> str:
     """Boot id of the running kernel, the same that the kubelet reports. Raises ReadingFailed."""
     try:
-        text = path.read_text().strip()
+        text = path.read_text(errors="replace").strip()
     except OSError as error:
         raise ReadingFailed(str(path), str(error)) from error
     if not text or len(text) > 64:

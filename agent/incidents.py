@@ -50,7 +50,7 @@ def fold(
 ) -> tuple[Incident, ...]:
     """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read; released:
     when an administrator declared the device well, empty if never."""
-    before: dict[Key, Incident] = {(one.kind, one.code): _until(one, now) for one in last}
+    before: dict[Key, Incident] = {(one.kind, one.code): _until(one, now, released) for one in last}
     told: dict[Key, Sign] = {(sign.kind, sign.code): sign for sign in signs}
     was_reset = any(_is_cleared(one, {kind for kind, _ in told}, unread) for one in before.values())
     after: dict[Key, Incident] = {}
@@ -62,9 +62,12 @@ def fold(
     return _bounded(after, told)
 
 
-def _until(incident: Incident, now: str) -> Incident:
+def _until(incident: Incident, now: str, released: str) -> Incident:
     """An incident none of whose times lies ahead. After the machine's clock was set back they would, and it could
-    neither end nor be released before the clock is there again."""
+    neither end nor be released before the clock is there again. Not where the last release lies ahead too: what came
+    after it must not come before it."""
+    if released and _seconds(released, now) < 0.0:
+        return incident
     names = ("first_time", "last_time", "quiet_since", "ended_time")
     ahead = {name: now for name in names if (told := getattr(incident, name)) and _seconds(told, now) < 0.0}
     return incident.model_copy(update=ahead) if ahead else incident

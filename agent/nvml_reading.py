@@ -50,6 +50,8 @@ _FABRIC_STATES: Final = {0: "notSupported", 1: "notStarted", 2: "inProgress", 3:
 _P2P_BROKEN: Final = frozenset({1, 3, 4})
 """nvmlGpuP2PStatus_t: chipset or host bridge cannot, or switched off. A model that never can (2) says nothing of a
 pair."""
+_NO_INSTANCE: Final = frozenset({None, 0xFFFF_FFFF})
+"""Numbers of the instance of a process that runs in none."""
 _REMOTES: Final = {0: Remote.GPU, 1: Remote.OTHER, 2: Remote.SWITCH}
 
 
@@ -68,8 +70,8 @@ def machine_reading(facts: Sequence[Facts], *, events: Sequence[Sequence[Any]] =
 
 def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
     capability, bus_id = facts.get("compute_capability"), facts.get("bus_id")
-    uuid, processes = facts.get("uuid"), facts.get("processes")
-    mig = facts.get("mig")
+    uuid, mig = facts.get("uuid"), facts.get("mig")
+    pids, is_unlisted = _own_processes(facts)
     return DeviceReading(
         index=facts["index"],
         uuid=uuid,
@@ -80,8 +82,8 @@ def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
         pci_bus_id=plain_bus_id(bus_id) if bus_id is not None else None,
         minor=facts.get("minor"),
         mig_enabled=bool(mig) if mig is not None else None,
-        process_ids=tuple(sorted({one[0] for one in processes})) if processes is not None else None,
-        processes_unread=bool(facts.get("unlisted")),
+        process_ids=pids,
+        processes_unread=is_unlisted,
         fault=facts.get("lost") or facts.get("fault") or facts.get("silent") or "",
         is_lost=bool(facts.get("lost")),
         serial=facts.get("serial"),
@@ -95,6 +97,21 @@ def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
         signs=signs(facts) + (event_signs(events, uuid) if uuid else ()),
         signs_unread=unread_kinds(facts),
     )
+
+
+def _own_processes(facts: Facts) -> tuple[tuple[int, ...] | None, bool]:
+    """Pids on the card itself, and whether there may be others. Of a card in MIG mode the driver tells those of all
+    instances too, which use their instance and not the card: else whoever holds one would be seen on what he does not
+    hold. One of an instance that is not told may be anywhere."""
+    processes, is_unlisted = facts.get("processes"), bool(facts.get("unlisted"))
+    if processes is None:
+        return None, is_unlisted
+    if not facts.get("mig"):
+        return tuple(sorted({one[0] for one in processes})), is_unlisted
+    told = [[one["gpu_instance"], one["compute_instance"]] for one in facts.get("instances") or ()]
+    own = [one for one in processes if one[1] in _NO_INSTANCE]
+    lost = [one for one in processes if one[1] not in _NO_INSTANCE and one[1:] not in told]
+    return tuple(sorted({one[0] for one in own})), is_unlisted or bool(lost)
 
 
 def _instances(facts: Facts) -> tuple[MigReading, ...]:

@@ -34,7 +34,7 @@ from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, Source, discard, pods_of
 from atoll.cluster.keeping import Keeping, Kept, kept_for
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.lost_leases import Device, LostLeases
-from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices
+from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices, parent_uuid_of
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.release import version_number
 from topology.demand import PRIOR, Demand, Histogram
@@ -454,7 +454,10 @@ class Ledger:
         self._expires_seconds = min((expected.until_seconds for expected in self._expected.values()), default=math.inf)
 
     def _is_free(self, node: str, device: node_status.Device) -> bool:
-        is_held = bool(self._holds(node, device.id, device.uuid)) or self.is_blocked(node, device.id)
+        holds = self._holds(node, device.id, device.uuid) or self._by_uuid.get(
+            (node, parent_uuid_of(device) or device.uuid)
+        )
+        is_held = bool(holds) or self.is_blocked(node, device.id)
         return not is_held and not self.foreign_uses(node, device.uuid)
 
     def is_blocked(self, node: str, device_id: int) -> bool:

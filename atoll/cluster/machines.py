@@ -161,15 +161,18 @@ def parse_capability(text: str) -> tuple[int, int]:
     )
 
 
+def parent_uuid_of(device: Device) -> str:
+    """Uuid of the card that a MIG instance is part of; empty for a whole card."""
+    return device.mig.parent_uuid if device.mig is not None and device.mig.profile else ""
+
+
 def is_mig_parent(device: Device) -> bool:
     """Tell whether the device is only the card of MIG instances, which are given out instead of it."""
     return device.mig is not None and device.mig.enabled and not device.mig.profile
 
 
 def _geometry(report: GpuNodeStatusReport) -> Machine:
-    parents = tuple(
-        device.mig.parent_uuid if device.mig is not None and device.mig.profile else "" for device in report.devices
-    )
+    parents = tuple(map(parent_uuid_of, report.devices))
     numa = tuple(
         device.numa_node if device.numa_node is not None and device.numa_node >= 0 else None
         for device in report.devices

@@ -159,6 +159,14 @@ def test_an_error_soon_after_a_release_is_not_hidden_by_it(released: int, want: 
     assert [one.last_time for one in last] == [at(want)]
 
 
+def test_a_clock_that_is_set_back_hides_nothing_behind_an_old_release() -> None:
+    """The error came after the administrator's word, and stays after it whatever the clock says."""
+    (before,) = play((500, [xid()]))
+    (after,) = fold((before,), [], unread=NOTHING, now=at(100), boot_id="b1", released=at(400))
+
+    assert after.last_time > at(400)
+
+
 def test_a_clock_that_is_set_back_keeps_no_card_ill_until_it_is_there_again() -> None:
     """Ten hours ahead, then right: what was quiet is over after its minute from now on, an error that comes again
     counts, and no time of the record lies ahead."""

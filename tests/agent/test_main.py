@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -23,9 +24,22 @@ def own_logs() -> Iterator[None]:
     logging.root.handlers, logging.root.level = handlers, level
 
 
-def test_once_prints_a_valid_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_tells_the_pods_of_the_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Whoever has a cgroup here, since nobody says which of them have to do with GPUs."""
+    uid = "11111111-2222-3333-4444-555555555555"
+    for folder, processes in (("cpu", "1"), ("cpu/kubepods", ""), (f"cpu/kubepods/pod{uid}", "4711")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "cgroup.procs").write_text(processes)
+    assert main([*SIMULATED, "--once", "--cgroup-mount", str(tmp_path)]) == 0
+
+    report = GpuNodeStatusReport.model_validate(json.loads(capsys.readouterr().out))
+    assert [(pod.uid, pod.live) for pod in report.pods] == [(uid, True)]
+    assert (report.evidence.live_read, report.evidence.kubelet_read) == (True, False)
+
+
+def test_once_prints_a_valid_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """No cluster is needed, and nothing but the report goes to standard output."""
-    assert main([*SIMULATED, "--once"]) == 0
+    assert main([*SIMULATED, "--once", "--cgroup-mount", str(tmp_path)]) == 0
 
     report = GpuNodeStatusReport.model_validate(json.loads(capsys.readouterr().out))
     assert (report.device_count, report.healthy_count) == (8, 8)

@@ -27,10 +27,10 @@ from topology.profiles import profile
 pytestmark = pytest.mark.e2e
 
 AGENTS = int(os.environ.get("ATOLL_AGENTS", "100"))
-"""All of them run in this process, whose handshakes are what a busy machine of two cores is short of, not the API
-server's answers; on a quiet one take 300."""
+"""All of them run in this process. It takes about half a second of CPU for each, most of it handshakes and the first
+answers of four connections, so on two cores that others share too the time to wait grows with their number."""
 SPREAD_SECONDS = 60.0
-WAIT_SECONDS = 240.0
+WAIT_SECONDS = 180.0 + 2.0 * AGENTS
 WRITES_MAX = 5
 """The object, its report, the heartbeat's patch that finds nothing, the heartbeat, the Node's capacity."""
 
@@ -80,7 +80,7 @@ async def start(node: str, credentials: Credentials, folder: Path, writes: list[
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_agents_that_start_together_spread_their_writes(control_plane: Path, tmp_path: Path) -> None:
     """Every report, heartbeat and capacity arrives; an agent writes a handful of times and then rests; and the writes
     are spread: no tenth of the time sees a third of them."""
@@ -90,7 +90,7 @@ async def test_agents_that_start_together_spread_their_writes(control_plane: Pat
         for node in nodes:
             await admin.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
         credentials = await Credentials.load(control_plane)
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         agents = [asyncio.ensure_future(start(node, credentials, tmp_path, writes[node])) for node in nodes]
         try:
             await all_told(admin, set(nodes))
@@ -104,6 +104,7 @@ async def test_agents_that_start_together_spread_their_writes(control_plane: Pat
 
     firsts = sorted(min(when for _, when in told) - began for told in writes.values())
     tenths = Counter(int(10 * first / SPREAD_SECONDS) for first in firsts)
+    print(f"{time.process_time() - cpu:.1f} s of CPU in this process")
     print(f"first writes by tenths of {SPREAD_SECONDS:g} s: {sorted(tenths.items())}, last at {firsts[-1]:.1f} s")
     assert [one for one in ended if not isinstance(one, asyncio.CancelledError)] == []
     assert {node: len(told) for node, told in writes.items() if len(told) > WRITES_MAX} == {}

@@ -331,13 +331,29 @@ def test_mig_instances_are_devices(bench: MakeBench) -> None:
     assert [one.mig.profile for one in instances if one.mig] == ["3g.40gb"] * 2
     assert {one.mig.parent_uuid for one in instances if one.mig} == {report.devices[sick.ILL].uuid}
     assert {one.memory_bytes for one in instances} == {sick.MIG_MIB << 20}
-    assert stage.backend.read().pids_by_uuid()[instances[1].uuid] == (4711,)
+    reading = stage.backend.read()
+    parent = report.devices[sick.ILL].uuid
+    used = {uuid: pids for uuid, pids in reading.pids_by_uuid().items() if pids}
+    assert (used, parent in reading.uuids_unread()) == ({instances[1].uuid: (4711,)}, False)
 
     stage.machine.facts = {key: value for key, value in stage.machine.facts.items() if ".mig.0." not in key}
     stage.machine.facts[f"gpu.{sick.ILL}.mig.0.uuid"] = "MIG-new"
     stage.machine.facts[f"gpu.{sick.ILL}.mig.0.name"] = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     report = stage.look()
     assert [(device.id, device.uuid) for device in report.devices[8:]] == [(9, instances[1].uuid), (10, "MIG-new")]
+
+
+def test_a_process_of_an_instance_that_is_not_told_is_on_no_card_for_certain(bench: MakeBench) -> None:
+    """The driver names the number of an instance that it does not list: nobody is seen on the card for it, and who uses
+    card and instances is not known in full."""
+    stage = bench()
+    stage.machine.set(sick.ILL, pids="4711:5:0 4712")
+    report = fall_ill(stage, sick.mig)
+    reading = stage.backend.read()
+    card, *parts = [one.uuid for one in (report.devices[sick.ILL], *report.devices[8:])]
+
+    assert reading.pids_by_uuid()[card] == (4712,)
+    assert reading.uuids_unread() >= {card, *parts}
 
 
 def test_instances_of_a_card_that_is_lost_stay_on_record(bench: MakeBench) -> None:

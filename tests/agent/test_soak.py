@@ -38,6 +38,17 @@ MEMORY_GROWTH_KIB_MAX = 24 * 1024
 """Resident, for what Python's allocator does not see; the heap does not give back what caches once took."""
 WORKER_GROWTH_KIB_MAX = 2 * 1024
 XIDS = (13, 31, 43, 48, 63, 74, 79, 94, 95, 119)
+NONSENSE = (
+    ("uuid", "a,b"),
+    ("uuid", machine_of("dgx-h100").facts["gpu.0.uuid"]),
+    ("memory_mib", 1 << 43),
+    ("minor", (1 << 32) - 1),
+    ("pcie_generation", (1 << 32) - 1),
+    ("compute_capability", "4294967.4294967"),
+    ("field.230", (1 << 32) - 1),
+    ("ecc_uncorrected_volatile", (1 << 63) - 1),
+    ("pids", "0 4294967295"),
+)
 CALLS = (
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetHandleByIndex_v2",
@@ -102,7 +113,7 @@ def holdings(stage: Bench) -> Holdings:
 def break_something(machine: MachineFile, rng: random.Random, *, hangs: bool) -> MachineFile:
     """One random fault, or everything healed."""
     gpu = rng.randrange(len(machine.order))
-    kind = rng.randrange(11 if hangs else 9)
+    kind = rng.randrange(12 if hangs else 10)
     if kind == 0:
         return machine.heal()
     if kind in {1, 2}:
@@ -122,7 +133,10 @@ def break_something(machine: MachineFile, rng: random.Random, *, hangs: bool) ->
         return machine
     if kind == 8:
         return machine_of("dgx-h100").split(gpu, ("3g.40gb", 40448), ("1g.10gb", 9856))
-    return machine.hang(gpu, rng.choice(CALLS), seconds=0.3) if kind == 9 else machine.crash(gpu, rng.choice(CALLS))
+    if kind == 9:
+        name, value = rng.choice(NONSENSE)
+        return machine.set(gpu, **{name: value})
+    return machine.hang(gpu, rng.choice(CALLS), seconds=0.3) if kind == 10 else machine.crash(gpu, rng.choice(CALLS))
 
 
 def check(report: GpuNodeStatusReport) -> None:

@@ -133,6 +133,21 @@ def test_replaced_card_is_not_sold_under_the_old_id(ledger: Ledger) -> None:
     assert free(ledger) == {0, 2}
 
 
+def test_instances_of_a_card_that_somebody_holds_whole_are_not_free(ledger: Ledger) -> None:
+    """MIG was turned on under a pod: its variable names the card, which opens an instance now, so nobody else gets one
+    of that card before the pod is gone."""
+    card, *parts, other = IDS
+    mig = {part: {"mig": {"profile": "1g.5gb", "parentUuid": uuid_of("n1", card)}} for part in parts}
+    ledger.put_report(make_report("n1", "t4-4", ids=IDS, devices={card: {"mig": {"enabled": True}}, **mig}))
+    assert free(ledger) == set(IDS)
+
+    ledger.put_lease(make_lease("n1", card))
+    assert free(ledger) == {other}
+
+    ledger.drop_lease(f"gpu-n1-{card}")
+    assert free(ledger) == set(IDS)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
