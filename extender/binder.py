@@ -57,7 +57,7 @@ class BinderSettings:
     answer_seconds: float
     reservation_seconds: float
     default_mode: VisibleDevices
-    writers_max: int = 32
+    writers_max: int = 16
 
 
 @dataclass(frozen=True, slots=True)
