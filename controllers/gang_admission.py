@@ -29,6 +29,7 @@ from atoll.kube.errors import Conflict, KubeError, NotFound
 from atoll.kube.mirror import Kind
 from controllers.context import Context
 from controllers.gang_book import GangBook
+from controllers.gang_news import GangNews
 from controllers.gang_room import GangRoom
 from controllers.gang_writes import each, let_go, raise_first, reserve, take_back, write_status
 from controllers.gangs import gang_reference
@@ -52,6 +53,7 @@ class AdmissionReconciler:
         self._book = book
         self._hopeless: set[GangKey] = set()
         self._room = GangRoom(context, book)
+        self._news = GangNews(context, book)
 
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
@@ -239,9 +241,10 @@ class AdmissionReconciler:
         )  # fmt: skip
 
     async def _wait(self, view: GangView, reason: str, message: str) -> bool:
-        """Note on the gang why it waits. Always False: it got nothing."""
+        """Note on the gang why it waits, and tell its members. Always False: it got nothing."""
         if view.is_admitted:
             return False
+        self._news.tell(view, message)
         decision = decide(view, now_seconds=self._book.now_seconds())
         now_seconds = self._book.now_seconds()
         await self._write(view, lifecycle.wait_for(decision.status, reason, message, now_seconds=now_seconds))

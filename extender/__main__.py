@@ -50,7 +50,9 @@ async def _serve(values: ExtenderSettings, clock: SystemClock, context: ssl.SSLC
         burst=values.burst,
     ) as client:
         mirror = ClusterMirror(client, clock)
-        binder_settings = BinderSettings(values.answer_seconds, values.reservation_seconds, values.visible_devices)
+        binder_settings = BinderSettings(
+            values.answer_seconds, values.reservation_seconds, values.visible_devices, values.binds_at_once
+        )
         binder = Binder(client, mirror, clock, binder_settings, new_token=lambda: secrets.token_hex(8))
         metrics = Metrics("extender")
         count_calls(metrics, client)

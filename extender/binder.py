@@ -4,10 +4,15 @@ In: kube-scheduler's bind call. Out: an empty text for success, else the reason.
 devices, assume them before the first await, create their Leases, post the Binding with the uid and resourceVersion that
 were read. An answer that never came is asked for again, unchanged, in the background, until the API server says yes or
 no; the Leases stay meanwhile. One bind per pod uid runs at a time, and a repeat of a bind that succeeded succeeds.
+
+Few binds write Leases at a time. kube-scheduler sends all it has at once, and an API server that is asked for more than
+it can do answers none of it in time: everything would be taken back and begun anew, for ever. Whoever finds no turn is
+refused before anything is written, and kube-scheduler tries again after a pause.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -31,7 +36,7 @@ from atoll.kube.microtime import format_microtime, parse_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from extender.bind_plan import Plan, plan_bind
-from extender.errors import BindInDoubt, BindRefused
+from extender.errors import BindInDoubt, BindRefused, BindsBusy
 from extender.posting import describe, post_binding, standing_allocation
 from extender.reading import read_live
 from extender.reservations import Attempt, reserve, take_back
@@ -41,15 +46,19 @@ log = structlog.get_logger(__name__)
 
 FAILED_NODE_SECONDS = 30.0
 FAILED_PODS_MAX = 10_000
+TURN_SHARE = 0.5
+"""Of `answer_seconds`: how long a bind waits for its turn; the rest is left to carry it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class BinderSettings:
-    """`answer_seconds` is below kube-scheduler's httpTimeout; after `reservation_seconds` a bind may be taken back."""
+    """`answer_seconds` is below kube-scheduler's httpTimeout; after `reservation_seconds` a bind may be taken back.
+    `writers_max` binds write Leases at a time."""
 
     answer_seconds: float
     reservation_seconds: float
     default_mode: VisibleDevices
+    writers_max: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class Binder:
         self._new_token = new_token
         self._under_way: dict[str, tuple[str, asyncio.Task[str]]] = {}
         self._failed: dict[str, dict[str, float]] = {}
+        self._turns = asyncio.Semaphore(settings.writers_max)
         self.observer: Callable[[Bound], None] = _ignore
         """Told of every bind that has landed."""
 
@@ -123,6 +133,10 @@ class Binder:
             facts.critical("Refused to promise a GPU twice", err=str(fault))
             self._note_failure(call)
             return f"a fault of Atoll's, please report it: {fault}"
+        except BindsBusy as busy:
+            facts.info("Put off a bind", err=str(busy))
+            self._mirror.ledger.unexpect(call.pod_uid)
+            return str(busy)
         except (BindRefused, KubeError) as refusal:
             facts.info("Did not bind a pod", err=str(refusal))
             self._note_failure(call)
@@ -136,10 +150,37 @@ class Binder:
             del self._failed[next(iter(self._failed))]
 
     async def _bind(self, call: BindCall, token: str, facts: structlog.typing.FilteringBoundLogger) -> None:
+        async with self._turn():
+            held = await self._hold(call, token)
+        if held is None:
+            return
+        pod, request, plan, attempt = held
+        await self._post(pod, plan, attempt)
+        facts.info("Bound a pod", gpus=plan.allocation.device_ids, quality=round(plan.relative_quality, 3))
+        self.observer(Bound(str(request.ask.policy), plan.relative_quality, self._age_seconds(pod)))
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until few enough others write Leases. Raises BindsBusy."""
+        seconds = self._settings.answer_seconds * TURN_SHARE
+        try:
+            async with asyncio.timeout(seconds):
+                await self._turns.acquire()
+        except TimeoutError as late:
+            raise BindsBusy(
+                f"{self._settings.writers_max} other binds wait for the API server already; tried again after a pause"
+            ) from late
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _hold(self, call: BindCall, token: str) -> tuple[Pod, Request, Plan, Attempt] | None:
+        """Read the pod and hold its Leases; None where it is bound as asked already."""
         pod = self._mirror.ledger.pods.get(call.pod_uid) or await self._read_pod(call)
         if pod.spec.node_name:
             standing_allocation(pod, call.node)
-            return
+            return None
         claim = self._mirror.claim(call.pod_namespace, pods.claim_name(pod))
         request = request_of(pod, claim, is_admitted=bool(self._mirror.ledger.leases_of(call.pod_uid)))
         if isinstance(request, Rejection):
@@ -151,9 +192,7 @@ class Binder:
             await take_back(self._client, self._clock, attempt)
             self._mirror.ledger.forget(call.pod_uid, attempt=attempt.reservation.attempt)
             raise
-        await self._post(pod, plan, attempt)
-        facts.info("Bound a pod", gpus=plan.allocation.device_ids, quality=round(plan.relative_quality, 3))
-        self.observer(Bound(str(request.ask.policy), plan.relative_quality, self._age_seconds(pod)))
+        return pod, request, plan, attempt
 
     def _age_seconds(self, pod: Pod) -> float | None:
         """Return how long ago the pod was created, by two clocks."""

@@ -33,6 +33,8 @@ class ExtenderSettings(Settings):
     """What CUDA_VISIBLE_DEVICES carries where the claim does not say; the webhook has the same setting."""
     answer_seconds: Annotated[float, Field(gt=0, le=60)] = 8.0
     """A bind is answered within this; keep it below httpTimeout in the scheduler's configuration."""
+    binds_at_once: Annotated[int, Field(ge=1, le=1000)] = 16
+    """Binds that write Leases at a time. More wait; who finds no turn in half of answer_seconds is refused."""
     reservation_seconds: Annotated[float, Field(ge=5, le=3600)] = 60.0
     """After this the controllers may take back the Leases of a pod that was never bound."""
     expectation_seconds: Annotated[float, Field(ge=1, le=60)] = 10.0

@@ -61,6 +61,26 @@ async def test_a_gang_that_does_not_fit_holds_nothing(tmp_path: Path) -> None:
         await settled(running, lambda: is_let_go(made, loser))
 
 
+async def test_members_behind_their_gates_are_told_for_what_and_behind_whom_they_wait(tmp_path: Path) -> None:
+    """An event says why the gang waits and which number it has, once: the same within a minute is not said again."""
+    async with cluster() as made, term(made, tmp_path) as running:
+        add_gang(made, "x")
+        await settled(running, lambda: is_let_go(made, "x"))
+        add_gang(made, "y")
+        await settled(running, lambda: made.reason("y") == "WaitForRoom")
+        add_gang(made, "z")
+        await settled(running, lambda: running.notes.told(names.REASON_GANG_WAITING, "z-1"))
+        for _ in range(5):
+            running.resync()
+            await settled(running, lambda: made.reason("z") == "WaitForRoom")
+
+        told = {name: running.notes.told(names.REASON_GANG_WAITING, name) for name in ("y", "y-0", "y-1", "z-0", "z-1")}
+        assert {name: len(texts) for name, texts in told.items()} == dict.fromkeys(told, 1)
+        assert told["y-0"][0].startswith("number 1 of 1 gangs that wait: ")
+        assert told["z-1"][0].startswith("number 2 of 2 gangs that wait: ")
+        assert made.is_gated("z-1")
+
+
 async def test_a_gang_that_never_fits_says_so(tmp_path: Path) -> None:
     """Three members of four GPUs on a machine of eight: not busy, impossible."""
     async with cluster() as made, term(made, tmp_path) as running:

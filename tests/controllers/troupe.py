@@ -104,12 +104,19 @@ class FaultyApi:
 
 @dataclass
 class Notes:
-    """Events that were recorded, as (reason, name)."""
+    """Events that were recorded, as (reason, name), and what they say."""
 
     recorded: list[tuple[str, str]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
-    def record(self, regarding: Any, *, reason: str, **_: Any) -> None:
+    def record(self, regarding: Any, *, reason: str, note: str = "", **_: Any) -> None:
         self.recorded.append((reason, regarding.name))
+        self.texts.append(note)
+
+    def told(self, reason: str, name: str) -> list[str]:
+        """Return what was said about an object, in order."""
+        pairs = zip(self.recorded, self.texts, strict=True)
+        return [text for one, text in pairs if one == (reason, name)]
 
 
 @dataclass

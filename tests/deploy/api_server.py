@@ -28,6 +28,7 @@ STRANGERS = {
     "admin": ("mallory", "system:masters"),
     "static-pods": ("kubelet", "system:masters", "system:nodes"),
     "pod-collector": ("system:serviceaccount:kube-system:pod-garbage-collector", "system:masters"),
+    "garbage-collector": ("system:serviceaccount:kube-system:generic-garbage-collector", "system:masters"),
     "namespace-controller": ("system:serviceaccount:kube-system:namespace-controller", "system:masters"),
 }
 

@@ -40,6 +40,11 @@ ANNOTATION_DOORS = [
         pod("new", annotations={"kubernetes.io/config.mirror": "x", **ALLOCATION}, nodeName="node-a"),
         policy="atoll-annotations",
     ),
+    create(
+        "a forged allocation on a pod whose name the API server makes up",
+        {**shaped("new", annotations=ALLOCATION), "metadata": {"generateName": "new-", "annotations": ALLOCATION}},
+        policy="atoll-annotations",
+    ),
     annotate("pods: other GPUs", "held", {"uuids.gpu.scheduling/main": "GPU-b"}, policy="atoll-annotations"),
     annotate(
         "pods/status: other GPUs", "held/status", ALLOCATION | {"gpu.scheduling/uuids": "b"}, policy="atoll-annotations"
@@ -271,6 +276,7 @@ ENDING_DOORS = [
     ),
 ]
 
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": CLAIM_UID}
 LEASE_DOORS = [
     Request(
         title="a GPU's Lease deleted",
@@ -291,6 +297,41 @@ LEASE_DOORS = [
         method="POST",
         path=f"{LEASES}/atoll-system/leases",
         body=lease("gpu-node-a-7"),
+        policy="atoll-leases",
+    ),
+    Request(
+        title="a GPU's Lease under a name that the API server makes up",
+        method="POST",
+        path=f"{LEASES}/atoll-system/leases",
+        body={**lease(""), "metadata": {"generateName": "gpu-node-a-"}},
+        policy="atoll-leases",
+    ),
+    Request(
+        title="an owner for a GPU's Lease, with whom the garbage collector would delete it",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
+        body={"metadata": {"ownerReferences": [OWNER]}},
+        content_type=MERGE,
+        policy="atoll-leases",
+    ),
+    Request(
+        title="a finalizer that would keep a GPU's Lease for ever",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
+        body={"metadata": {"finalizers": ["example.org/never"]}},
+        content_type=MERGE,
+        policy="atoll-leases",
+    ),
+    Request(
+        title="the garbage collector deletes a GPU's Lease",
+        method="DELETE",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
+        identity="garbage-collector",
+        policy="atoll-leases",
+    ),
+    Request(
+        title="server-side apply: a GPU's Lease for another holder",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0?fieldManager=mallory&force=true",
+        body=lease("gpu-node-a-0", "default/mine/uid"),
+        content_type=APPLY,
         policy="atoll-leases",
     ),
     Request(

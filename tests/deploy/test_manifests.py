@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from atoll.api import names
+from atoll.cluster.pods import ENDED_BY_KUBELET
 from atoll.service import settings
 from controllers.page.door import PATH as PAGE_PATH
 from tests.deploy.api_server import DEPLOY, REPOSITORY, manifests
@@ -78,6 +79,13 @@ def test_roles_have_no_wildcards() -> None:
         urls = set(rule.get("nonResourceURLs", ()))
         assert "*" not in {*rule.get("apiGroups", ()), *rule.get("resources", ()), *rule["verbs"], *urls}, role
         assert urls <= DOORS.get(role, set()), role
+
+
+def test_no_role_leads_to_another_identity() -> None:
+    """Nobody of Atoll or its users acts as somebody else, asks for others' tokens, or gives himself more rights."""
+    for role, rule in rules():
+        assert not {"impersonate", "bind", "escalate", "approve", "sign"} & set(rule["verbs"]), role
+        assert not {"serviceaccounts/token", "pods/exec", "pods/attach"} & set(rule.get("resources", ())), role
 
 
 def test_no_rule_stands_twice() -> None:
@@ -165,6 +173,14 @@ def test_policies_know_every_variable_that_chooses_gpus() -> None:
     wanted = set(names.VISIBLE_DEVICES_VARIABLES)
     assert [entries for entries in found if entries != wanted and len(entries) > 2] == []
     assert found.count(wanted) == 3
+
+
+def test_policy_knows_what_kubelet_says_at_the_end() -> None:
+    """The reasons that prove an end to the ledger are those that only kubelets may write."""
+    text = (DEPLOY / "policies/endings.yaml").read_text(encoding="utf-8")
+    assert [set(one.split(", ")) for one in re.findall(r"\[('Pod[^\]]*)\]", text)] == [
+        {f"'{reason}'" for reason in ENDED_BY_KUBELET}
+    ]
 
 
 def test_policies_know_every_annotation() -> None:

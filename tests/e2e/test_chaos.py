@@ -2,7 +2,7 @@
 
 Parts are killed and paused, kube-scheduler too; the API server is killed and comes back, etcd stands still, every
 connection of Atoll's central parts to the API server is cut at once, a real kubelet falls silent, is killed, and comes
-back. Meanwhile pods come and go, some by force.
+back. Meanwhile hundreds of pods come, and end by themselves, by a user, or by force.
 """
 
 import os
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -22,14 +23,22 @@ from devcluster import Cluster, NodeSpec, control_plane
 from devcluster.errors import ApiError, DevclusterError
 from devcluster.installation import Installation, Part
 from tests.e2e.conftest import OPTIONS
-from tests.e2e.world import World
+from tests.e2e.world import HOLD, STAY, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3000)]
 
 SECONDS = float(os.environ.get("ATOLL_CHAOS_SECONDS", "300"))
 PAUSE_SECONDS_MAX = 20.0
 FAULT_EVERY_SECONDS = 4.0
-LIVE_MAX = 14
+LIVE_MAX = 32
+PODS_MIN = 200
+"""On a slow machine it goes on until so many have come."""
+CREATED_MAX = 4
+DELETED_MAX = 6
+FORCED_SHARE = 0.25
+SHORT_SHARE = 0.5
+SHORT = "sleep 2"
+"""Half of the pods end by themselves."""
 SIZES = (1, 1, 1, 2, 2, 4)
 SETTLE_SECONDS = 600.0
 RELAY_PORT = 7443
@@ -91,6 +100,7 @@ class Chaos:
         self._mends: list[tuple[float, Callable[[], None]]] = []
         self._broken: set[str] = set()
         self._created = 0
+        self._bound: set[str] = set()
         self._deck: list[Callable[[Chaos], bool]] = []
 
     # Faults: each tells whether it happened
@@ -245,24 +255,36 @@ class Chaos:
     # Users
 
     def _use(self) -> None:
-        """Create or delete a pod, as far as anybody answers."""
+        """Create and delete pods, as far as anybody answers."""
         with suppress(DevclusterError, OSError):
             pods = self.world.pods()
-            if len(pods) < LIVE_MAX:
-                name = f"pod-{self._created:04}"
-                body = self.world.pod_body(name, f"size-{self.rng.choice(SIZES)}", terminationGracePeriodSeconds=1)
-                self.world.create(body)
-                self._created += 1
+            self._bound |= {pod["metadata"]["uid"] for pod in pods if pod["spec"].get("nodeName")}
+            ended = [pod for pod in pods if pod["status"].get("phase") in {"Succeeded", "Failed"}]
+            for pod in ended:
+                self._delete(pod)
+            if len(pods) - len(ended) < LIVE_MAX:
+                for _ in range(self.rng.randint(1, CREATED_MAX)):
+                    self._create()
             else:
-                for pod in self.rng.sample(pods, 4):
-                    self.world.delete(pod["metadata"]["name"], force=self.rng.random() < 0.25)
+                for pod in self.rng.sample(pods, DELETED_MAX):
+                    self._delete(pod)
+
+    def _create(self) -> None:
+        script = HOLD + (SHORT if self.rng.random() < SHORT_SHARE else STAY)
+        options = {"terminationGracePeriodSeconds": 1, "restartPolicy": "Never"}
+        claim = f"size-{self.rng.choice(SIZES)}"
+        self.world.create(self.world.pod_body(f"pod-{self._created:04}", claim, script=script, **options))
+        self._created += 1
+
+    def _delete(self, pod: dict[str, Any]) -> None:
+        self.world.delete(pod["metadata"]["name"], force=self.rng.random() < FORCED_SHARE)
 
     def run(self, seconds: float) -> None:
-        """Break, mend and use for so long."""
+        """Break, mend and use for so long, and until enough pods have come."""
         for size in sorted(set(SIZES)):
             self.world.claim(f"size-{size}", size)
         end, fault_at = time.monotonic() + seconds, 0.0
-        while time.monotonic() < end:
+        while time.monotonic() < end or self._created < PODS_MIN:
             if time.monotonic() >= fault_at:
                 self._break()
                 fault_at = time.monotonic() + self.rng.uniform(0.3, 1.7) * FAULT_EVERY_SECONDS
@@ -270,7 +292,7 @@ class Chaos:
             self._revive()
             self._use()
         self.mend_all()
-        print(f"{self._created} pods; faults: {dict(self.counts)}")
+        print(f"{self._created} pods, {len(self._bound)} of them seen bound; faults: {dict(self.counts)}")
 
 
 def test_chaos_breaks_no_promise(world: World) -> None:

@@ -77,6 +77,14 @@ def patch(world: World, uuid: str, *options: str) -> "CompletedProcess[str]":
     return world.kubectl("patch", "pod", "victim", "--type=merge", "-p", body, *options, user=USER)
 
 
+def say_that_it_has_ended(world: World, _uuid: str) -> "CompletedProcess[str]":
+    """Write into the status what kubelet writes at the end, so that the GPUs would go to the next pod."""
+    ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    statuses = [{**one, "ready": False, "state": ended} for one in world.get("victim")["status"]["containerStatuses"]]
+    body = json.dumps({"status": {"phase": "Failed", "containerStatuses": statuses}})
+    return world.kubectl("patch", "pod", "victim", "--subresource=status", "--type=merge", "-p", body, user=USER)
+
+
 def add_ephemeral_container(world: World, uuid: str) -> "CompletedProcess[str]":
     """Add a container that brings the variables itself."""
     container = {
@@ -102,6 +110,7 @@ def copy_to_the_same_node(world: World, uuid: str) -> "CompletedProcess[str]":
         pytest.param(
             lambda w, uuid: patch(w, uuid, "--subresource=status"), "only Atoll writes the annotation", id="pods-status"
         ),
+        pytest.param(say_that_it_has_ended, "only the kubelet says what became of the containers", id="forged-end"),
         pytest.param(add_ephemeral_container, "an ephemeral container may not choose GPUs", id="ephemeral-containers"),
         pytest.param(copy_to_the_same_node, "spec.nodeName", id="kubectl-debug-same-node"),
     ],

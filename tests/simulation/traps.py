@@ -135,6 +135,55 @@ LATER_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
     ),
 }  # fmt: skip
 """Those that were added later have seeds of their own, so that a seed keeps its history."""
+
+NEWEST_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
+    "a bind is frozen between its Leases and its Binding": (
+        (Step(1.8, "create", "p0", number=4), Step(3.0, "hold process", "extender-0", number=15.0),
+         Step(6.0, "switch scheduler"), *crowd(14.0, 4, 4)),
+        (("slow", 0.7),),
+    ),
+    "the leader of the controllers wakes in its successor's term": (
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4),
+         *(Step(4.6, "pause kubelet", node, number=9.0) for node in BOTH), Step(5.0, "force delete", "p0"),
+         Step(5.2, "hold process", "controllers-0", number=15.0), Step(5.6, "force delete", "p3"), *crowd(8.0, 4, 4),
+         Step(20.3, "replace", "p1", number=2)),
+        (("late", 0.1), ("twice", 0.1)),
+    ),
+    "Nodes go and come back while pods are bound to them": (
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=2),
+         *(Step(2.05, "delete node", node, number=3.0) for node in BOTH), Step(2.3, "create", "p4", number=4),
+         *(Step(6.0, "pause kubelet", node, number=7.0) for node in BOTH), *crowd(8.0, 4, 4)),
+        (("late Binding", 0.3), ("slow", 0.2)),
+    ),
+    "a late Binding is on its way to the predecessor of a name": (
+        (Step(2.0, "create", "p0", number=4), Step(2.35, "replace", "p0", number=4),
+         Step(2.7, "replace", "p0", number=2), Step(3.1, "switch scheduler"), Step(3.4, "replace", "p0", number=4),
+         *crowd(5.0, 4, 4)),
+        (("late Binding", 0.8), ("call twice", 0.3)),
+    ),
+    "everybody forgets everything at once": (
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=3), Step(5.0, "lose Lease", "p0"),
+         *(Step(5.1, "pause kubelet", node, number=8.0) for node in BOTH), Step(5.2, "force delete", "p3"),
+         Step(5.3, "compact"), *(Step(5.4, "kill extender", f"extender-{one}", number=1.0) for one in range(2)),
+         Step(5.4, "kill controllers", "controllers-0", number=1.0), *crowd(5.5, 4, 4)),
+        (),
+    ),
+    "nobody reports while everything is deleted by force": (
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4),
+         *(Step(4.5, "silence agent", node, number=13.0) for node in BOTH),
+         *(Step(5.0, "pause kubelet", node, number=10.0) for node in BOTH), Step(5.2, "force delete", "p0"),
+         Step(5.3, "fail by hand", "p3"), *crowd(6.0, 4, 4), Step(16.0, "replace", "p1", number=1)),
+        (("answer lost", 0.1),),
+    ),
+    "a card is changed under a pod that is in doubt": (
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4),
+         *(Step(5.0, "cut off node", node, number=4.0) for node in BOTH), Step(5.2, "force delete", "p0"),
+         *(Step(6.0, "replace card", node, number=1.0) for node in BOTH), *crowd(7.0, 4, 4),
+         *(Step(12.0, "reboot", node, number=1.0) for node in BOTH)),
+        (("slow", 0.1),),
+    ),
+}  # fmt: skip
+"""Beyond THOROUGH alone, with two controllers that contend for leadership."""
 LATER_FROM = 1200
 THOROUGH = 1500
 """Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
@@ -150,8 +199,10 @@ def history_of(seed: int) -> Plan:
 def trap_of(seed: int, number: int) -> Plan:
     """Return a trap, its times moved a little; `number` says which."""
     rng = random.Random(seed)
-    traps = TRAPS if seed < LATER_FROM else LATER_TRAPS if seed < THOROUGH else TRAPS | LATER_TRAPS
-    steps, rates = list(traps.values())[number % len(traps)]
+    traps = TRAPS if seed < LATER_FROM else LATER_TRAPS if seed < THOROUGH else TRAPS | LATER_TRAPS | NEWEST_TRAPS
+    name = list(traps)[number % len(traps)]
+    steps, rates = traps[name]
     kept = [step for step in steps if step.kind != "create" or step.number > 0]
     moved = (replace(step, at_seconds=step.at_seconds + rng.uniform(0.0, JITTER_SECONDS)) for step in kept)
-    return Plan(seed, tuple(sorted(moved, key=lambda step: step.at_seconds)), rates)
+    ordered = tuple(sorted(moved, key=lambda step: step.at_seconds))
+    return Plan(seed, ordered, rates, controllers_count=2 if name in NEWEST_TRAPS else 1)
