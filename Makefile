@@ -12,7 +12,7 @@ HISTORIES ?= 10000
 SEED ?= 0
 
 
-.PHONY: help setup tools binaries demo docs image simulate test test-unit test-e2e test-long lint fmt verify lock bench clean
+.PHONY: help setup tools binaries demo docs image chart manifests simulate test test-unit test-e2e test-long lint fmt verify lock bench clean
 
 help: ## Show this text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +22,13 @@ demo: $(READY) tools ## Run Atoll on a real Kubernetes on this machine and watch
 	@$(BIN)/python -m devcluster.demo $(if $(filter 1,$(KEEP)),--keep)
 
 binaries: $(READY) tools ## Build Kubernetes, etcd, containerd and what tests need beside them into the cache; once, about 15 minutes
-	@$(BIN)/python -m devcluster.build kwok
+	@$(BIN)/python -m devcluster.build kwok helm
 
 image: $(READY) tools ## Assemble Atoll's image without a container engine, from Debian's packages and the lock
 	@$(BIN)/python -m devcluster.atoll_image dist/atoll-0.1.0.tar
+
+chart: $(READY) tools ## Package the Helm chart
+	@$(BIN)/python -m devcluster.chart --package dist
 
 ##@ Develop
 setup: $(READY) ## Create .venv from the hash-locked requirements
@@ -54,13 +57,17 @@ simulate: $(READY) ## Break everything, many times, in a simulated cluster (HIST
 lint: $(READY) ## Style, types and import contracts
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
+manifests: $(READY) tools ## Render the plain manifests in deploy/ from the Helm chart
+	$(BIN)/python -m devcluster.chart
+
 fmt: $(READY) ## Format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-verify: $(READY) ## Fail when generated files are stale
+verify: $(READY) tools ## Fail when generated files are stale
 	$(BIN)/python -m atoll.api.crds --check
 	$(BIN)/python -m atoll.api.reasons --check
 	$(BIN)/python -m atollctl.reference --check
+	$(BIN)/python -m devcluster.chart --check
 
 bench: $(READY) tools binaries ## Speed, as ratios measured in one run
 	@for bench in extender_calls "placement speed" "placement churn --seeds 2" gang_search gang_admission whole_path; do \

@@ -179,12 +179,13 @@ async def _lead(process: Process) -> None:
     authority = AuthorityReconciler(
         process.client, clock, extra_names=settings.webhook_names, may_write=lambda: process.elector.is_leader
     )
+    certificates = {"authority": authority.run()} if settings.keep_certificates else {}
     process.loops = build_loops(process.context(events), process.departures, settings)
     log.info("Reconciling", loops=[loop.name for loop in process.loops])
     try:
         await supervise(
             events=events.run(),
-            authority=authority.run(),
+            **certificates,
             resync=_resync(process),
             **{loop.name: loop.run() for loop in process.loops},
         )

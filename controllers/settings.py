@@ -148,6 +148,9 @@ class ControllersSettings(Settings):
     """What is demanded of admitted gangs."""
     page: PageSettings = PageSettings()
     """The web page."""
+    keep_certificates: bool = True
+    """Make, publish and renew the webhook's certificates. Off where somebody else does: then the Secret
+    atoll-webhook-tls and the caBundle of zz-atoll-webhook are left alone."""
     webhook_names: tuple[str, ...] = ()
     """Further DNS names and addresses of the webhook's certificate."""
     requests_per_second: Annotated[float, Field(gt=0)] = 200.0

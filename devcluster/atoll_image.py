@@ -49,7 +49,9 @@ _UNNEEDED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/li
 _PLATFORMS = ("manylinux_2_17", "manylinux_2_28", "manylinux_2_34", "manylinux2014")
 
 
-def write_atoll_image(target: Path, *, cache: Path | None = None, report: Report = report_to_stderr) -> None:
+def write_atoll_image(
+    target: Path, *, reference: str = REFERENCE, cache: Path | None = None, report: Report = report_to_stderr
+) -> None:
     """Write the archive of Atoll's image. Raises BuildError: what is missing, and what to do."""
     folder = (cache or cache_root()) / "images"
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +67,7 @@ def write_atoll_image(target: Path, *, cache: Path | None = None, report: Report
         compressed(_application_tar()),
     ]
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, assemble(REFERENCE, layers=layers, start=START))
+    write_whole(target, assemble(reference, layers=layers, start=START))
 
 
 def _kept(folder: Path, name: str, key: str, make: Callable[[], bytes], *, report: Report) -> Layer:

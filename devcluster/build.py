@@ -17,19 +17,20 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster.errors import BuildError
 from devcluster.paths import MODULES, cache_root
-from devcluster.programs import DEFAULT_KUBERNETES, Program, programs_for
+from devcluster.programs import DEFAULT_KUBERNETES, Program, helm_program, programs_for
 from devcluster.toolchain import Toolchain, find_toolchain
 
 Report = Callable[[str], None]
 
 _BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
+_EXTRAS = ("kwok", "kueue", "helm")
 _FROM_ASSETS = ("etcd", "kube-apiserver", "kubectl")
 
 
@@ -64,11 +65,13 @@ def ensure_binaries(
     cache = cache or cache_root()
     found = assets_from_environment(os.environ, kubernetes=kubernetes, report=report)
     rows = programs_for(kubernetes, real_nodes=real_nodes, kwok=kwok, nvidia=nvidia, kueue=kueue)
-    wanted = [row for row in rows if row.name not in found]
-    toolchain = find_toolchain(cache, report=report)
-    targets = {row: cache / "bin" / folder_name(row, go_version=toolchain.version) / row.name for row in wanted}
-    _build_missing(targets, toolchain=toolchain, report=report)
-    return Binaries(paths={**found, **{row.name: target for row, target in targets.items()}})
+    built = _ensure([row for row in rows if row.name not in found], cache=cache, report=report)
+    return Binaries(paths={**found, **built})
+
+
+def ensure_helm(*, cache: Path | None = None, report: Report = report_to_stderr) -> Path:
+    """Helm alone, built where it is missing. Raises BuildError."""
+    return _ensure([helm_program()], cache=cache or cache_root(), report=report)["helm"]
 
 
 def folder_name(row: Program, *, go_version: str, modules: Path = MODULES) -> str:
@@ -97,6 +100,13 @@ def assets_from_environment(environment: Mapping[str, str], *, kubernetes: str, 
         report(f"KUBEBUILDER_ASSETS={folder} has {answer or 'no version'}, wanted {kubernetes}: building it")
         return {}
     return {name: folder / name for name in _FROM_ASSETS if os.access(folder / name, os.X_OK)}
+
+
+def _ensure(wanted: Sequence[Program], *, cache: Path, report: Report) -> dict[str, Path]:
+    toolchain = find_toolchain(cache, report=report)
+    targets = {row: cache / "bin" / folder_name(row, go_version=toolchain.version) / row.name for row in wanted}
+    _build_missing(targets, toolchain=toolchain, report=report)
+    return {row.name: target for row, target in targets.items()}
 
 
 def _build_missing(targets: Mapping[Program, Path], *, toolchain: Toolchain, report: Report) -> None:
@@ -156,10 +166,15 @@ def _module_lock(folder: Path, *, report: Report) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """Build everything for the versions named (default: one); 'kwok' among them adds the fake nodes, 'kueue' Kueue."""
-    kwok, kueue = "kwok" in arguments, "kueue" in arguments
-    versions = [argument for argument in arguments if argument not in {"kwok", "kueue"}] or [DEFAULT_KUBERNETES]
+    """Build everything for the versions named (default: one).
+
+    'kwok' among them adds the fake nodes, 'kueue' Kueue, 'helm' Helm.
+    """
+    kwok, kueue, helm = (extra in arguments for extra in _EXTRAS)
+    versions = [argument for argument in arguments if argument not in _EXTRAS] or [DEFAULT_KUBERNETES]
     try:
+        if helm:
+            ensure_helm()
         for version in versions:
             binaries = ensure_binaries(version, kwok=kwok, nvidia=True, kueue=kueue)
             report_to_stderr(f"Kubernetes {version}: {len(binaries.paths)} programs ready in {cache_root() / 'bin'}")

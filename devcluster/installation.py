@@ -149,6 +149,10 @@ class Installation:
         self.kill(name)
         self.start(name)
 
+    def log_lines(self, name: str) -> list[str]:
+        """Return all that a part has printed so far."""
+        return self.cluster.logs(name).read_text(errors="replace").splitlines()
+
     def wait_ready(self, part_names: Iterable[str]) -> None:
         """Wait until the parts say that they are ready. Raises StartError with the tail of the log."""
         for name in part_names:

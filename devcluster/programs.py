@@ -22,6 +22,7 @@ _CONTAINERD = "github.com/containerd/containerd/v2"
 _PLUGINS = "github.com/containernetworking/plugins"
 _KUBERNETES = "k8s.io/kubernetes"
 _KWOK = "sigs.k8s.io/kwok"
+_HELM = "helm.sh/helm/v4"
 _NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
 _NVIDIA_FLAGS = "-s -w -extldflags=-Wl,-z,lazy"
 """It loads the driver's library when it needs it, not when it starts."""
@@ -85,6 +86,12 @@ def programs_for(
         flags = f"-s -w -X {KUEUE}/pkg/version.GitVersion=v{version}"
         rows.append(Program("kueue", "kueue", f"{KUEUE}/cmd/kueue", flags))
     return rows
+
+
+def helm_program(modules: Path = MODULES) -> Program:
+    """Helm, which no cluster is made of; what renders and installs the chart."""
+    version = required_version(modules / "helm" / "go.mod", of=_HELM)
+    return Program("helm", "helm", f"{_HELM}/cmd/helm", f"-s -w -X {_HELM}/internal/version.version=v{version}")
 
 
 def kubernetes_link_flags(version: str) -> str:

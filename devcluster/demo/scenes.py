@@ -129,8 +129,7 @@ def contend(play: Play) -> None:
 def _tell_hand_over(play: Play, former_uid: str, follower: Pod) -> None:
     """Say when the proof came, when the follower was bound, and who woke it."""
     observer, name = play.observer, follower.metadata.name
-    log = observer.cluster.logs("controllers")
-    release = facts.find_release(log.read_text(errors="replace").splitlines(), former_uid)
+    release = facts.find_release(play.installation.log_lines("controllers"), former_uid)
     bound = observer.wait(lambda: observer.events(name, "Scheduled"), f"the event of {name}", process="kube-scheduler")
     if release is None:
         raise ExpectationFailed(f"no word of how the GPUs of {former_uid} became free", process="controllers")

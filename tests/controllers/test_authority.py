@@ -4,16 +4,19 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from atoll.api import names
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound, Unanswered
 from atoll.kube.patches import STRATEGIC_MERGE_PATCH
+from controllers import runner
 from controllers.authority import AuthorityReconciler
+from controllers.settings import ControllersSettings
 
 SECRETS = "/api/v1/namespaces/atoll-system/secrets"
 AUTHORITY = f"{SECRETS}/atoll-authority"
@@ -230,3 +233,35 @@ async def test_extra_names_are_served(api: FakeApi, clock: ManualClock) -> None:
     await AuthorityReconciler(api, clock).reconcile()
 
     assert api.secret(SERVING)["tls.crt"] != first
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_certificates_that_somebody_else_keeps_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, api: FakeApi, clock: ManualClock, *, keep: bool
+) -> None:
+    """With --no-keep-certificates a leader does all of its work but this."""
+    begun: set[str] = set()
+
+    async def supervise(**work: Coroutine[Any, Any, None]) -> None:
+        begun.update(work)
+        for coroutine in work.values():
+            coroutine.close()
+
+    async def synced() -> None:
+        return None
+
+    monkeypatch.setattr(runner, "supervise", supervise)
+    monkeypatch.setattr(runner, "build_loops", lambda *_: ())
+    monkeypatch.setattr(runner, "freeze_garbage", lambda: None)
+    process = SimpleNamespace(
+        settings=ControllersSettings(keep_certificates=keep),
+        clock=clock,
+        client=api,
+        identity="a",
+        mirror=SimpleNamespace(synced=synced),
+        departures=None,
+        context=lambda _events: None,
+    )
+    await runner._lead(cast("Any", process))
+
+    assert begun == {"events", "resync", *(["authority"] if keep else [])}

@@ -21,7 +21,7 @@ CONFIGURATIONS = ("scheduler/config.yaml", "scheduler/config-tainted-nodes.yaml"
 FILES = sorted(
     str(path.relative_to(DEPLOY))
     for path in DEPLOY.rglob("*.yaml")
-    if not any(path.is_relative_to(DEPLOY / folder) for folder in ("kind", "monitoring"))
+    if not any(path.is_relative_to(DEPLOY / folder) for folder in ("chart", "kind", "monitoring"))
     and path.name != "kustomization.yaml"
 )
 OBJECT_FILES = [file for file in FILES if file not in CONFIGURATIONS]
@@ -199,7 +199,7 @@ KNOWN_NAMES = {value for value in vars(names).values() if isinstance(value, str)
 @pytest.mark.parametrize("file", [file for file in FILES if not file.startswith("crds/")])
 def test_manifests_spell_names_as_the_code_does(file: str) -> None:
     """Whatever begins with gpu.scheduling/ or atoll-, and is no object of the manifests themselves, is in names.py."""
-    own = {manifest["metadata"]["name"] for manifest in manifests("**/*.yaml") if "metadata" in manifest}
+    own = {manifest["metadata"]["name"] for file in FILES for manifest in load(file) if "metadata" in manifest}
     text = "\n".join(str(document) for document in load(file))
     for word in re.findall(r"gpu\.scheduling/[a-z0-9-]+", text):
         assert word in KNOWN_NAMES or word.startswith(names.MIG_RESOURCE_PREFIX), word

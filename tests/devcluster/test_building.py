@@ -98,6 +98,8 @@ def test_the_stamped_version_is_the_pinned_one() -> None:
     """Clients must not see v0.0.0-master."""
     flags = programs.kubernetes_link_flags("1.37.2")
 
+    assert programs.helm_program().link_flags.endswith("internal/version.version=v4.3.2")
+
     assert "version.gitVersion=v1.37.2" in flags
     assert "version.gitMinor=37" in flags
 
@@ -112,7 +114,7 @@ def test_programs_are_packages_that_their_module_pins(folder: str) -> None:
         for row in programs.programs_for(version, real_nodes=True, kwok=True, nvidia=True, kueue=True)
     ]
 
-    packages = {row.package for row in rows if row.module == folder}
+    packages = {row.package for row in (*rows, programs.helm_program()) if row.module == folder}
 
     assert packages
     assert all(f'"{package}"' in tools for package in packages)

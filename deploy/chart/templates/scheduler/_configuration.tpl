@@ -1,0 +1,60 @@
+{{/* The configuration of kube-scheduler, which the plain manifests have as files: scheduler/config.yaml. */}}
+{{- define "atoll.schedulerConfiguration" -}}
+{{- $part := .Values.scheduler -}}
+{{- if $part.servesDefaultProfile -}}
+# kube-scheduler with Atoll's extender, for clusters where this process is the only scheduler.
+#
+# One process holds both profiles: two schedulers that know nothing of each other's pods would over-commit the nodes that
+# they share. Where the cluster's own scheduler must stay, take config-tainted-nodes.yaml instead.
+{{- else -}}
+# kube-scheduler with Atoll's extender beside a scheduler that cannot be replaced (managed control planes).
+#
+# GPU nodes must carry a taint that only GPU pods tolerate, so that no node is shared by the two. Replace config.yaml by
+# this file in the kustomization. It differs in the one profile alone.
+{{- end }}
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+  {{- if $part.servesDefaultProfile }}
+  - schedulerName: default-scheduler
+  {{- end }}
+  - schedulerName: gpu-scheduler
+# Replicas of this pod take turns; each asks the extender at its side, and only while it leads.
+leaderElection:
+  leaderElect: true
+  resourceLock: leases
+  resourceNamespace: atoll-system
+  resourceName: atoll-scheduler
+  {{- with $part.leaderElection }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+# The default of 50 requests per second would bind about 57 pods per second.
+clientConnection:
+  qps: {{ $part.clientConnection.qps }}
+  burst: {{ $part.clientConnection.burst }}
+# A pod that was rejected is tried again this often at most; the shipped flags keep it in back-off until then.
+podInitialBackoffSeconds: {{ $part.podInitialBackoffSeconds }}
+podMaxBackoffSeconds: {{ $part.podMaxBackoffSeconds }}
+{{- with $part.percentageOfNodesToScore }}
+percentageOfNodesToScore: {{ . }}
+{{- end }}
+extenders:
+  - urlPrefix: http://127.0.0.1:8888
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    bindVerb: bind
+    preemptVerb: preempt
+    # The extender's best node gets weight x 10 x 10 = {{ mul $part.weight 100 }} points, more than all default plugins together (1200), so
+    # that placement always wins over spreading.
+    weight: {{ $part.weight }}
+    # Above the extender's own limit of 8 s for a bind, whose answer must not be lost.
+    httpTimeout: 10s
+    # Node names are sent, not Node objects.
+    nodeCacheCapable: true
+    # Without the extender a GPU pod waits; were it ignorable, kube-scheduler would bind the pod without GPUs.
+    ignorable: false
+    # Only pods that count this resource reach the extender. kube-scheduler counts it too.
+    managedResources:
+      - name: gpu.scheduling/gpu
+        ignoredByScheduler: false
+{{- end }}

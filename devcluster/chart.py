@@ -1,0 +1,139 @@
+"""Atoll's Helm chart, rendered by the real Helm, and the plain manifests that are rendered from it.
+
+In: deploy/chart and values. Out: manifests as text, and the files of deploy/ that hold the chart's parts for
+`kubectl apply -k deploy`. What no value changes stands in deploy/ alone, and the chart links to it.
+
+`python -m devcluster.chart` writes the files, with `--check` it says which are stale; with `--package FOLDER` it makes
+the archive that `helm install` takes too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from devcluster.build import Report, ensure_helm, report_to_stderr
+from devcluster.errors import BuildError
+from devcluster.paths import cache_root
+from devcluster.programs import DEFAULT_KUBERNETES
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+CHART = DEPLOY / "chart"
+RELEASE = "atoll"
+NAMESPACE = "atoll-system"
+RENDERED = (
+    "agent.yaml",
+    "controllers.yaml",
+    "runtimeclass.yaml",
+    "scheduler/deployment.yaml",
+    "webhook-deployment.yaml",
+    "webhook.yaml",
+)
+"""Templates whose files stand in deploy/ under the same name."""
+CONFIGURATIONS: Mapping[str, Sequence[str]] = {
+    "scheduler/config.yaml": (),
+    "scheduler/config-tainted-nodes.yaml": ("scheduler.servesDefaultProfile=false",),
+}
+"""kube-scheduler's configuration as files, and the values of each."""
+
+_PLAIN = CHART / "values-plain.yaml"
+_SOURCE = re.compile(r"\A# Source: atoll/templates/(\S+)\n")
+_NOTE = "# Rendered from deploy/chart by `make manifests`: change it there.\n"
+
+
+def helm(
+    *arguments: str | Path, kubeconfig: Path | None = None, report: Report = report_to_stderr
+) -> subprocess.CompletedProcess[str]:
+    """Run Helm, which is built where it is missing, without any settings of this user's. Raises BuildError."""
+    program = ensure_helm(report=report)
+    home = cache_root() / "helm-home"
+    folders = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+    foreign = {name for name in os.environ if name.startswith("HELM_")}
+    environment = {name: value for name, value in os.environ.items() if name not in foreign} | folders
+    environment["KUBECONFIG"] = str(kubeconfig or os.devnull)
+    return subprocess.run(
+        [program, *arguments], env=environment, capture_output=True, text=True, check=False
+    )  # fmt: skip
+
+
+def render(*arguments: str | Path, kubernetes: str = DEFAULT_KUBERNETES, report: Report = report_to_stderr) -> str:
+    """The chart as Helm renders it for a version of Kubernetes. Raises BuildError with what Helm says."""
+    done = helm(
+        "template", RELEASE, CHART, "--namespace", NAMESPACE, "--kube-version", kubernetes, *arguments, report=report
+    )
+    if done.returncode != 0:
+        raise BuildError(f"cannot render {CHART.name}: {done.stderr.strip()[-1500:]}")
+    return done.stdout
+
+
+def documents(rendered: str) -> list[str]:
+    """The documents of what Helm rendered, each with its `# Source:` line first."""
+    return [text.strip("\n") + "\n" for text in re.split(r"^---\n", rendered, flags=re.MULTILINE) if text.strip()]
+
+
+def plain_manifests(*, report: Report = report_to_stderr) -> dict[str, str]:
+    """What the rendered files of deploy/ should hold, by their name below it. Raises BuildError."""
+    everything = documents(render("--values", _PLAIN, report=report))
+    files = {name: _file(name, everything) for name in RENDERED}
+    for name, values in CONFIGURATIONS.items():
+        words = [word for value in values for word in ("--set", value)]
+        shown = ("--show-only", "templates/scheduler/configuration.yaml")
+        config_map = yaml.safe_load(render("--values", _PLAIN, *words, *shown, report=report))
+        files[name] = _NOTE + config_map["data"]["config.yaml"]
+    return files
+
+
+def _file(name: str, everything: Sequence[str]) -> str:
+    """The documents of one template; Helm sorts by kind, people read the pods first and their budget last."""
+    bodies = [_SOURCE.sub("", text) for text in everything if (found := _SOURCE.match(text)) and found.group(1) == name]
+    if not bodies:
+        raise BuildError(f"{CHART.name} renders nothing from templates/{name}")
+    bodies.sort(key=lambda body: "\nkind: PodDisruptionBudget\n" in body)
+    return _NOTE + "---\n".join(bodies)
+
+
+def package(folder: Path, *words: str, report: Report = report_to_stderr) -> Path:
+    """Make the chart's archive, for example with `--version 0.2.0`. Raises BuildError with what Helm says."""
+    done = helm("package", CHART, "--destination", folder, *words, report=report)
+    found = re.search(r"saved it to: (.+)", done.stdout)
+    if done.returncode != 0 or found is None:
+        raise BuildError(f"cannot package {CHART.name}: {(done.stderr or done.stdout).strip()[-1500:]}")
+    return Path(found.group(1))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the rendered files of deploy/, name those that are stale, or package the chart; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m devcluster.chart", description="Atoll's Helm chart.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a plain manifest is stale")
+    parser.add_argument("--package", type=Path, metavar="FOLDER", help="write nothing but the chart's archive")
+    options = parser.parse_args(arguments)
+    try:
+        if options.package:
+            sys.stdout.write(f"{package(options.package)}\n")
+            return 0
+        wanted = plain_manifests()
+    except BuildError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    stale = [name for name, text in wanted.items() if _text_of(DEPLOY / name) != text]
+    for name in stale:
+        if options.check:
+            sys.stderr.write(f"deploy/{name} is not what deploy/chart renders: run make manifests\n")
+        else:
+            (DEPLOY / name).write_text(wanted[name], encoding="utf-8")
+    return 1 if stale and options.check else 0
+
+
+def _text_of(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.exists() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

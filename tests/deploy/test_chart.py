@@ -1,0 +1,312 @@
+"""The Helm chart, rendered by the real Helm: one source with the plain manifests, and bad values are told by name."""
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from atoll.service import settings
+from devcluster import chart
+from devcluster.errors import BuildError
+from tests.deploy.api_server import DEPLOY
+from tests.deploy.test_manifests import PARTS
+
+pytestmark = pytest.mark.timeout(1200)  # where Helm is built first
+
+VALUES = sorted(path.name for path in chart.CHART.glob("values-*.yaml"))
+EVERYTHING = (
+    "monitoring.podMonitor=true",
+    "monitoring.prometheusRule=true",
+    "monitoring.dashboard=true",
+    "policies.unclaimedPods=true",
+    "webhook.tls.source=certManager",
+    "logLevel=debug",
+    "visibleDevices=index",
+)
+FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io")
+KEPT = "helm.sh/resource-policy"
+
+Object = dict[str, Any]
+
+
+def rendered(*arguments: str | Path, kubernetes: str = "1.37.2") -> dict[tuple[str, str, str], Object]:
+    """Return the chart's objects by kind, namespace and name."""
+    return by_name(yaml.safe_load_all(chart.render(*arguments, kubernetes=kubernetes)))
+
+
+def by_name(objects: Iterator[Object]) -> dict[tuple[str, str, str], Object]:
+    """Return the objects by kind, namespace and name; one that stands twice is a mistake."""
+    found: dict[tuple[str, str, str], Object] = {}
+    for body in objects:
+        if body:
+            key = (body["kind"], body["metadata"].get("namespace", ""), body["metadata"]["name"])
+            assert key not in found, key
+            found[key] = body
+    return found
+
+
+def values_file(name: str) -> tuple[str, Path]:
+    """Return the arguments that take a values file of the chart."""
+    return "--values", chart.CHART / name
+
+
+def sets(*values: str) -> list[str]:
+    """Return the arguments that set values."""
+    return [word for value in values for word in ("--set", value)]
+
+
+def pods(objects: dict[tuple[str, str, str], Object]) -> dict[str, Object]:
+    """Return the pods of the parts by their owners' names."""
+    return {
+        name: body["spec"]["template"]["spec"]
+        for (kind, _, name), body in objects.items()
+        if kind in {"Deployment", "DaemonSet"}
+    }
+
+
+def test_plain_manifests_are_what_the_chart_renders(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody changes one of the two alone."""
+    assert chart.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_stale_manifest_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`make verify` says which file, and what to do."""
+    fresh = chart.plain_manifests()
+    monkeypatch.setattr(chart, "plain_manifests", lambda: {**fresh, "agent.yaml": "something else\n"})
+
+    assert chart.main(["--check"]) == 1
+    assert capsys.readouterr().err == "deploy/agent.yaml is not what deploy/chart renders: run make manifests\n"
+
+
+def test_helm_installs_what_kustomize_applies() -> None:
+    """Object by object the same, but for what only Helm needs: nothing is forgotten on either way."""
+    kustomization = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
+    plain = by_name(
+        document for file in kustomization["resources"] for document in yaml.safe_load_all((DEPLOY / file).read_text())
+    )
+    charted = rendered(*values_file("values-plain.yaml"))
+    configuration = charted.pop(("ConfigMap", "atoll-system", "atoll-scheduler"))
+    del plain[("Namespace", "", "atoll-system")]  # it holds the release, so that it must be there before
+    for (kind, _, name), body in charted.items():
+        keep = body["metadata"].get("annotations", {}).pop(KEPT, None)
+        assert (keep == "keep") == (kind in {"CustomResourceDefinition", "Namespace"}), name
+        if not body["metadata"].get("annotations", True):
+            del body["metadata"]["annotations"]
+
+    assert charted == plain
+    assert configuration["data"]["config.yaml"] in (DEPLOY / "scheduler/config.yaml").read_text()
+
+
+@pytest.mark.parametrize("values", ["", *VALUES])
+def test_helm_finds_nothing_to_say_about_it(values: str) -> None:
+    """`helm lint` with each values file: no error, no warning."""
+    words = ["lint", chart.CHART, "--namespace", chart.NAMESPACE, "--strict"]
+    done = chart.helm(*words, *(values_file(values) if values else ()))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("kubernetes", ["1.35.4", "1.37.2"])
+@pytest.mark.parametrize(
+    "values", [(), *((name,) for name in VALUES), EVERYTHING], ids=lambda v: v[0] if v else "default"
+)
+def test_every_set_of_values_renders_valid_objects(values: tuple[str, ...], kubernetes: str) -> None:
+    """No unknown fields, for the oldest and the newest Kubernetes, and parts understand what they are started with."""
+    is_file = len(values) == 1
+    objects = rendered(*(values_file(values[0]) if is_file else sets(*values)), kubernetes=kubernetes)
+
+    for (kind, _, _), body in objects.items():
+        if kind != "CustomResourceDefinition" and not body["apiVersion"].startswith(FOREIGN_GROUPS):
+            kubernetes_validate.validate(body, kubernetes.rpartition(".")[0], strict=True)
+    for spec in pods(objects).values():
+        for container in spec["containers"]:
+            if container["image"] == "atoll:0.1.0":
+                load_settings(container)
+
+
+def load_settings(container: Object) -> Any:
+    """Return the settings that a container's arguments make; a wrong one is refused."""
+    part, *flags = container["args"]
+    module, _, model = PARTS[part].partition(":")
+    node = {"ATOLL_AGENT_NODE": "node-a"} if part == "agent" else {}
+    return settings.load(
+        getattr(importlib.import_module(module), model), flags, f"ATOLL_{part.upper()}", environment=node
+    )
+
+
+def test_one_word_sets_webhook_and_extender_alike() -> None:
+    """visibleDevices must agree, so that it is one value."""
+    found = pods(rendered(*sets("visibleDevices=index")))
+    parts = {
+        container["name"]: load_settings(container)
+        for spec in found.values()
+        for container in spec["containers"]
+        if container["name"] in {"webhook", "extender"}
+    }
+
+    assert {name: part.visible_devices for name, part in parts.items()} == {"webhook": "index", "extender": "index"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tag"), [("1.37.2", "v1.37.2"), ("v1.36.4+k3s1", "v1.36.4"), ("v1.35.9-gke.1200", "v1.35.9")]
+)
+def test_kube_scheduler_has_the_clusters_version(cluster: str, tag: str) -> None:
+    """Without a word of the administrator, also where a distribution adds something to the version."""
+    scheduler = pods(rendered(kubernetes=cluster))["atoll-scheduler"]
+
+    assert scheduler["containers"][0]["image"] == f"registry.k8s.io/kube-scheduler:{tag}"
+
+
+def test_pods_start_anew_when_kube_schedulers_configuration_changes() -> None:
+    """It reads the file at its start alone."""
+
+    def mark(*values: str) -> str:
+        template = rendered(*sets(*values))[("Deployment", "atoll-system", "atoll-scheduler")]["spec"]["template"]
+        return str(template["metadata"]["annotations"]["checksum/config"])
+
+    assert mark() == mark()
+    assert mark() != mark("scheduler.weight=30")
+
+
+def test_high_availability_puts_two_of_each_on_different_nodes() -> None:
+    """Strictly, with a budget each, and with elections of seconds."""
+    objects = rendered(*values_file("values-ha.yaml"))
+    for name in ("atoll-scheduler", "atoll-webhook", "atoll-controllers"):
+        body = objects[("Deployment", "atoll-system", name)]
+        (spread,) = body["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert body["spec"]["replicas"] == 2
+        assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "DoNotSchedule")
+        assert spread["labelSelector"]["matchLabels"] == body["spec"]["selector"]["matchLabels"]
+        assert objects[("PodDisruptionBudget", "atoll-system", name)]["spec"]["maxUnavailable"] == 1
+    election = yaml.safe_load(objects[("ConfigMap", "atoll-system", "atoll-scheduler")]["data"]["config.yaml"])
+    assert election["leaderElection"]["leaseDuration"] == "6s"
+
+
+def test_a_single_replica_has_no_budget() -> None:
+    """It would keep every drain of its node waiting for ever."""
+    objects = rendered(*values_file("values-small.yaml"))
+
+    assert [key for key in objects if key[0] == "PodDisruptionBudget"] == []
+
+
+def test_a_scheduler_that_must_stay_keeps_its_profile() -> None:
+    """On managed control planes Atoll's kube-scheduler serves GPU pods alone."""
+    objects = rendered(*values_file("values-managed.yaml"))
+    text = objects[("ConfigMap", "atoll-system", "atoll-scheduler")]["data"]["config.yaml"]
+
+    assert [profile["schedulerName"] for profile in yaml.safe_load(text)["profiles"]] == ["gpu-scheduler"]
+
+
+def test_certificates_have_one_keeper() -> None:
+    """With cert-manager or a Secret of the administrator's the controllers leave them alone, and trust is published."""
+    configuration = ("MutatingWebhookConfiguration", "", "zz-atoll-webhook")
+
+    def controllers(objects: dict[tuple[str, str, str], Object]) -> Any:
+        return load_settings(pods(objects)["atoll-controllers"]["containers"][0])
+
+    generated = rendered()
+    assert controllers(generated).keep_certificates
+    assert "caBundle" not in str(generated[configuration])  # or each upgrade would take it away
+
+    managed = rendered(*sets("webhook.tls.source=certManager"))
+    assert not controllers(managed).keep_certificates
+    assert managed[configuration]["metadata"]["annotations"] == {
+        "cert-manager.io/inject-ca-from": "atoll-system/atoll-webhook"
+    }
+    certificate = managed[("Certificate", "atoll-system", "atoll-webhook")]["spec"]
+    assert certificate["secretName"] == "atoll-webhook-tls"
+    assert "atoll-webhook.atoll-system.svc" in certificate["dnsNames"]
+
+    signed = rendered(*sets("webhook.tls.source=certManager", "webhook.tls.issuerRef.name=corporate"))
+    assert [key for key in signed if key[0] == "Issuer"] == []
+
+    own = rendered(*sets("webhook.tls.source=secret", "webhook.tls.caBundle=-----BEGIN CERTIFICATE-----"))
+    assert not controllers(own).keep_certificates
+    assert {webhook["clientConfig"]["caBundle"] for webhook in own[configuration]["webhooks"]} == {
+        "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t"
+    }
+
+
+BAD_VALUES = {
+    "a misspelt key": (("scheduler.replica=2",), "replica"),
+    "a section that does not exist": (("extender.replicas=2",), "extender"),
+    "no replica": (("webhook.replicas=0",), "replicas"),
+    "a number as text": (("controllers.replicas=two",), "replicas"),
+    "a weight with which spreading would win": (("scheduler.weight=12",), "weight"),
+    "an unknown mode": (("visibleDevices=name",), "visibleDevices"),
+    "an unknown backend": (("agent.backend=intel",), "backend"),
+    "a failure policy that Kubernetes lacks": (("webhook.failurePolicy=Open",), "failurePolicy"),
+    "an argument that is none": (("webhook.extraArgs={inject-runtime-class}",), "extraArgs"),
+    "a digest that is none": (("image.digest=latest",), "digest"),
+    "pods without a limit of memory": (("webhook.resources.limits=null",), "limits"),
+    "a simulated machine without a kind": (("agent.backend=simulated",), "agent.profile"),
+    "a kind of machine for real ones": (("agent.profile=dgx1-v100",), "agent.backend simulated"),
+    "a Secret of one's own that nobody trusts": (("webhook.tls.source=secret",), "webhook.tls.caBundle"),
+    "trust in nobody's certificate": (("webhook.tls.caBundle=-----BEGIN CERTIFICATE-----",), "webhook.tls.source"),
+    "an issuer that nobody asks": (("webhook.tls.issuerRef.name=corporate",), "webhook.tls.issuerRef"),
+}
+
+
+@pytest.mark.parametrize("values", BAD_VALUES)
+def test_bad_values_are_refused_by_name(values: str) -> None:
+    """Before anything reaches the cluster, with the value's name in the message."""
+    given, word = BAD_VALUES[values]
+
+    with pytest.raises(BuildError, match=word):
+        chart.render(*sets(*given))
+
+
+def test_another_namespace_is_refused() -> None:
+    """Policies and parts know theirs by name; an installation elsewhere would half work."""
+    done = chart.helm("template", "atoll", chart.CHART, "--namespace", "gpu")
+
+    assert done.returncode != 0
+    assert 'Atoll\'s namespace is atoll-system, not "gpu"' in done.stderr
+
+
+def test_old_clusters_are_refused() -> None:
+    """Kubernetes before 1.35 lacks what the policies need."""
+    with pytest.raises(BuildError, match=r"1\.35"):
+        chart.render(kubernetes="1.34.9")
+
+
+@pytest.mark.parametrize(
+    ("values", "told", "not_told"),
+    [
+        ("values-plain.yaml", "mv /etc/kubernetes/manifests/kube-scheduler.yaml", "kubectl taint"),
+        ("values-managed.yaml", "kubectl taint nodes", "mv /etc/kubernetes"),
+        ("values-simulated.yaml", "Agents PLAY machines of the kind dgx1-v100", "kubectl taint"),
+    ],
+)
+def test_notes_say_what_is_left_to_do(values: str, told: str, not_told: str) -> None:
+    """Two schedulers on one node would over-commit it: the administrator is told which of the two ways is his."""
+    words = ["install", "atoll", chart.CHART, "--namespace", chart.NAMESPACE, "--dry-run=client"]
+    done = chart.helm(*words, *values_file(values))
+
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert told in notes
+    assert not_told not in notes
+
+
+def test_every_default_has_a_schema() -> None:
+    """What values.yaml holds the schema describes, and the other way round."""
+    schema = json.loads((chart.CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((chart.CHART / "values.yaml").read_text())
+
+    def compare(described: Object, given: Object, path: str) -> None:
+        properties = described["properties"]
+        assert set(properties) - {"global"} == set(given), path
+        for key, value in given.items():
+            if isinstance(value, dict) and value and "properties" in properties[key]:
+                compare(properties[key], value, f"{path}.{key}")
+
+    del schema["properties"]["scheduler"]["properties"]["leaderElection"]["properties"]
+    del schema["properties"]["webhook"]["properties"]["tls"]["properties"]["issuerRef"]["properties"]
+    compare(schema, values, "values")
