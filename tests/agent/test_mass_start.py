@@ -27,8 +27,8 @@ from topology.profiles import profile
 pytestmark = pytest.mark.e2e
 
 AGENTS = int(os.environ.get("ATOLL_AGENTS", "100"))
-"""All of them run in this process. It takes about half a second of CPU for each, most of it handshakes and the first
-answers of four connections, so on two cores that others share too the time to wait grows with their number."""
+"""All of them run in this process, whose handshakes are what a busy machine of two cores is short of, not the API
+server's answers: the time to wait grows with their number."""
 SPREAD_SECONDS = 60.0
 WAIT_SECONDS = 180.0 + 2.0 * AGENTS
 WRITES_MAX = 5
