@@ -29,13 +29,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3000)]
 
 SECONDS = float(os.environ.get("ATOLL_CHAOS_SECONDS", "300"))
 PAUSE_SECONDS_MAX = 20.0
-FAULT_EVERY_SECONDS = 4.0
-LIVE_MAX = 32
+FAULT_EVERY_SECONDS = 6.0
+WAITING_MAX = 24
+RUNNING_MAX = 4
 PODS_MIN = 200
-"""On a slow machine it goes on until so many have come."""
+BOUND_MIN = 60
+"""On a slow machine it goes on until so many have come, and so many of them were bound."""
 CREATED_MAX = 4
-DELETED_MAX = 6
 FORCED_SHARE = 0.25
+GIVEN_UP_SHARE = 0.3
+"""How often a pod is deleted that waits; it may be being bound just now."""
 SHORT_SHARE = 0.5
 SHORT = "sleep 2"
 """Half of the pods end by themselves."""
@@ -259,15 +262,16 @@ class Chaos:
         with suppress(DevclusterError, OSError):
             pods = self.world.pods()
             self._bound |= {pod["metadata"]["uid"] for pod in pods if pod["spec"].get("nodeName")}
-            ended = [pod for pod in pods if pod["status"].get("phase") in {"Succeeded", "Failed"}]
-            for pod in ended:
-                self._delete(pod)
-            if len(pods) - len(ended) < LIVE_MAX:
+            waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
+            running = [pod for pod in pods if pod["spec"].get("nodeName") and not _has_ended(pod)]
+            unwanted = self.rng.sample(running, max(0, len(running) - RUNNING_MAX))
+            if waiting and self.rng.random() < GIVEN_UP_SHARE:
+                unwanted.append(self.rng.choice(waiting))
+            for pod in (*filter(_has_ended, pods), *unwanted):
+                self.world.delete(pod["metadata"]["name"], force=self.rng.random() < FORCED_SHARE)
+            if len(waiting) < WAITING_MAX:
                 for _ in range(self.rng.randint(1, CREATED_MAX)):
                     self._create()
-            else:
-                for pod in self.rng.sample(pods, DELETED_MAX):
-                    self._delete(pod)
 
     def _create(self) -> None:
         script = HOLD + (SHORT if self.rng.random() < SHORT_SHARE else STAY)
@@ -276,15 +280,12 @@ class Chaos:
         self.world.create(self.world.pod_body(f"pod-{self._created:04}", claim, script=script, **options))
         self._created += 1
 
-    def _delete(self, pod: dict[str, Any]) -> None:
-        self.world.delete(pod["metadata"]["name"], force=self.rng.random() < FORCED_SHARE)
-
     def run(self, seconds: float) -> None:
         """Break, mend and use for so long, and until enough pods have come."""
         for size in sorted(set(SIZES)):
             self.world.claim(f"size-{size}", size)
         end, fault_at = time.monotonic() + seconds, 0.0
-        while time.monotonic() < end or self._created < PODS_MIN:
+        while time.monotonic() < end or self._created < PODS_MIN or len(self._bound) < BOUND_MIN:
             if time.monotonic() >= fault_at:
                 self._break()
                 fault_at = time.monotonic() + self.rng.uniform(0.3, 1.7) * FAULT_EVERY_SECONDS
@@ -293,6 +294,10 @@ class Chaos:
             self._use()
         self.mend_all()
         print(f"{self._created} pods, {len(self._bound)} of them seen bound; faults: {dict(self.counts)}")
+
+
+def _has_ended(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") in {"Succeeded", "Failed"}
 
 
 def test_chaos_breaks_no_promise(world: World) -> None:
