@@ -1,6 +1,6 @@
 """What Atoll costs a large cluster that does nothing, and how long it takes to be back: on a real control plane.
 
-    python -m bench.load [--nodes 1000] [--pending 2000] [--idle-seconds 60]
+    python -m bench.load [--nodes 1000] [--pending 2000] [--idle-seconds 60] [--planted]
 
 Every GPU of every node is held (a whole-machine pod each, bound by Atoll, so 8 Leases per node), and pods wait for
 more. Then nothing happens for a while: requests in the API server's audit log, by program (kube-scheduler shares the
@@ -24,7 +24,8 @@ from atoll.api import names
 from atoll.kube import paths
 from bench.figures import Row, table
 from bench.journal import TooSlow
-from bench.stand import GPUS, Stand, open_stand
+from bench.planting import plant
+from bench.stand import GPUS, NAMESPACE, Stand, open_stand
 from devcluster.errors import DevclusterError
 
 WAIT_SECONDS = 900.0
@@ -67,18 +68,24 @@ def wait(stand: Stand, question: Callable[[], bool], what: str) -> None:
             _say(f"{name} had ended, and was started again")
 
 
-def fill(stand: Stand, nodes: int, pending: int) -> list[Row]:
-    """Hold every GPU, then let pods wait. Raises TooSlow."""
+def fill(stand: Stand, nodes: int, pending: int, *, is_planted: bool = False) -> list[Row]:
+    """Hold every GPU, bound by Atoll or planted, then let pods wait. Raises TooSlow."""
     journal = stand.journal
+    if is_planted:
+        stand.cluster.stop_scheduler()
     started = time.monotonic()
     holders = stand.create(nodes, gpus=GPUS)
+    if is_planted:
+        plant(stand.cluster.kubeconfig, NAMESPACE, holders)
+        stand.installation.start_scheduler()
     wait(stand, lambda: len(journal.bound_at) >= len(holders), f"the binding of {nodes} pods")
     wait(stand, lambda: len(journal.leases) >= nodes * GPUS, f"{nodes * GPUS} Leases")
     held = time.monotonic()
     waiters = stand.create(pending)
     wait(stand, lambda: journal.rejected.issuperset(waiters), f"the rejection of {pending} pods")
+    way = "created and planted, not bound by Atoll" if is_planted else "created"
     return [
-        Row("to hold everything", f"{held - started:.0f} s", f"{nodes} pods of {GPUS} GPUs created, to the last Lease"),
+        Row("to hold everything", f"{held - started:.0f} s", f"{nodes} pods of {GPUS} GPUs {way}, to the last Lease"),
         Row("to refuse the rest", f"{time.monotonic() - held:.0f} s", f"{pending} pods created, to the last refusal"),
     ]
 
@@ -167,7 +174,7 @@ def measure(arguments: argparse.Namespace, rows: list[Row]) -> None:
     started = time.monotonic()
     with open_stand(arguments.name, arguments.nodes, audit_log=True) as stand:
         _say(f"{arguments.nodes} nodes after {time.monotonic() - started:.0f} s")
-        rows += fill(stand, arguments.nodes, arguments.pending)
+        rows += fill(stand, arguments.nodes, arguments.pending, is_planted=arguments.planted)
         _say(f"full after {time.monotonic() - started:.0f} s")
         rows += idle(stand, arguments.nodes, arguments.idle_seconds)
         rows += restart(stand)
@@ -180,6 +187,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1000, help=f"fake nodes of {GPUS} GPUs, each held whole")
     parser.add_argument("--pending", type=int, default=2000, help="pods that wait for a GPU")
     parser.add_argument("--idle-seconds", type=float, default=60.0, help="how long nothing happens")
+    parser.add_argument("--planted", action="store_true", help="write Leases and Bindings here, on slow machines")
     parser.add_argument("--name", default="bench-load", help="name of the cluster")
     arguments = parser.parse_args()
     if arguments.nodes < 1 or arguments.pending < GPUS or arguments.idle_seconds <= 0:
