@@ -21,7 +21,7 @@ help: ## Show this text
 demo: $(READY) tools ## Run Atoll on a real Kubernetes on this machine and watch it work (KEEP=1 leaves it running)
 	@$(BIN)/python -m devcluster.demo $(if $(filter 1,$(KEEP)),--keep)
 
-binaries: $(READY) tools ## Build Kubernetes, etcd, containerd and what tests need beside them into the cache; once, about 15 minutes
+binaries: $(READY) tools ## Build Kubernetes, etcd, containerd and what tests need beside them, Helm among it, into the cache; once, about 20 minutes
 	@$(BIN)/python -m devcluster.build kwok helm
 
 image: $(READY) tools ## Assemble Atoll's image without a container engine, from Debian's packages and the lock

@@ -173,7 +173,8 @@ def _container_row(
     uuids = told[container]
     promised = tuple(str(ids.get(uuid, UNKNOWN_DEVICE)) for uuid in uuids)
     cuda = (printed.cuda or ()) if printed is not None else ()
-    saw = None if printed is None else device_ids(cuda, devices)
+    isolates = pod.spec.runtime_class_name == names.RUNTIME_CLASS
+    saw = None if printed is None else own_ids(cuda, promised, devices) if isolates else device_ids(cuda, devices)
     progress = Progress.STARTING if saw is None else Progress.KEPT if saw == promised else Progress.BROKEN
     return PodRow(
         pod=pod.metadata.name if len(told) == 1 else f"{pod.metadata.name}/{container}",
@@ -192,6 +193,13 @@ def device_ids(entries: Iterable[str], devices: Sequence[Device]) -> tuple[str, 
     by_uuid = {device.uuid: str(device.id) for device in devices}
     by_index = {str(device.index): str(device.id) for device in devices}
     return tuple(by_uuid.get(entry) or by_index.get(entry) or UNKNOWN_DEVICE for entry in entries)
+
+
+def own_ids(entries: Iterable[str], promised: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
+    """Tell entries as device ids where the runtime isolates: a container counts its own devices from 0."""
+    numbered = {str(number): device_id for number, device_id in enumerate(promised)}
+    by_uuid = {device.uuid: str(device.id) for device in devices}
+    return tuple(by_uuid.get(entry) or numbered.get(entry) or UNKNOWN_DEVICE for entry in entries)
 
 
 def free_gpus(snapshot: Snapshot) -> tuple[FreeGpus, ...]:

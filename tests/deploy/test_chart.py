@@ -1,8 +1,10 @@
 """The Helm chart, rendered by the real Helm: one source with the plain manifests, and bad values are told by name."""
 
 import importlib
+import itertools
 import json
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 
 from atoll.service import settings
 from devcluster import chart
+from devcluster.build import ensure_binaries
 from devcluster.errors import BuildError
 from tests.deploy.api_server import DEPLOY
 from tests.deploy.test_manifests import PARTS
@@ -32,16 +35,17 @@ FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io")
 KEPT = "helm.sh/resource-policy"
 
 Object = dict[str, Any]
+Objects = dict[tuple[str, str, str], Object]
 
 
-def rendered(*arguments: str | Path, kubernetes: str = "1.37.2") -> dict[tuple[str, str, str], Object]:
+def rendered(*arguments: str | Path, kubernetes: str = "1.37.2") -> Objects:
     """Return the chart's objects by kind, namespace and name."""
     return by_name(yaml.safe_load_all(chart.render(*arguments, kubernetes=kubernetes)))
 
 
-def by_name(objects: Iterator[Object]) -> dict[tuple[str, str, str], Object]:
+def by_name(objects: Iterable[Object]) -> Objects:
     """Return the objects by kind, namespace and name; one that stands twice is a mistake."""
-    found: dict[tuple[str, str, str], Object] = {}
+    found: Objects = {}
     for body in objects:
         if body:
             key = (body["kind"], body["metadata"].get("namespace", ""), body["metadata"]["name"])
@@ -60,7 +64,7 @@ def sets(*values: str) -> list[str]:
     return [word for value in values for word in ("--set", value)]
 
 
-def pods(objects: dict[tuple[str, str, str], Object]) -> dict[str, Object]:
+def pods(objects: Objects) -> dict[str, Object]:
     """Return the pods of the parts by their owners' names."""
     return {
         name: body["spec"]["template"]["spec"]
@@ -83,23 +87,58 @@ def test_a_stale_manifest_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr().err == "deploy/agent.yaml is not what deploy/chart renders: run make manifests\n"
 
 
-def test_helm_installs_what_kustomize_applies() -> None:
+def test_helm_installs_what_the_kustomization_lists() -> None:
     """Object by object the same, but for what only Helm needs: nothing is forgotten on either way."""
     kustomization = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
-    plain = by_name(
-        document for file in kustomization["resources"] for document in yaml.safe_load_all((DEPLOY / file).read_text())
-    )
+    listed = (yaml.safe_load_all((DEPLOY / file).read_text()) for file in kustomization["resources"])
     charted = rendered(*values_file("values-plain.yaml"))
     configuration = charted.pop(("ConfigMap", "atoll-system", "atoll-scheduler"))
-    del plain[("Namespace", "", "atoll-system")]  # it holds the release, so that it must be there before
-    for (kind, _, name), body in charted.items():
-        keep = body["metadata"].get("annotations", {}).pop(KEPT, None)
-        assert (keep == "keep") == (kind in {"CustomResourceDefinition", "Namespace"}), name
-        if not body["metadata"].get("annotations", True):
-            del body["metadata"]["annotations"]
 
-    assert charted == plain
+    assert without_keeping(charted) == without_release_namespace(by_name(itertools.chain.from_iterable(listed)))
     assert configuration["data"]["config.yaml"] in (DEPLOY / "scheduler/config.yaml").read_text()
+
+
+@pytest.mark.e2e
+def test_helm_installs_what_kustomize_builds() -> None:
+    """The same by the kustomize in kubectl, with the configuration of kube-scheduler that it puts into a ConfigMap."""
+    kubectl = ensure_binaries(real_nodes=False)["kubectl"]
+    done = subprocess.run([kubectl, "kustomize", DEPLOY], capture_output=True, text=True, check=True)
+    built = by_name(yaml.safe_load_all(done.stdout))
+    hashed = next(name for kind, _, name in built if kind == "ConfigMap")
+    scheduler = built[("Deployment", "atoll-system", "atoll-scheduler")]["spec"]["template"]["spec"]
+    charted = rendered(*values_file("values-plain.yaml"))
+    text = charted.pop(("ConfigMap", "atoll-system", "atoll-scheduler"))["data"]["config.yaml"]
+    volume = {"name": "config", "configMap": {"name": hashed}}
+
+    assert built.pop(("ConfigMap", "atoll-system", hashed))["data"]["config.yaml"].endswith(text)
+    assert volume in scheduler["volumes"]
+    volume["configMap"]["name"] = "atoll-scheduler"
+    scheduler["volumes"] = [volume]
+    assert without_keeping(charted) == without_release_namespace(built)
+
+
+def test_the_package_is_the_chart(tmp_path: Path) -> None:
+    """The archive holds what the folder links to: it can be installed without this repository."""
+    archive = chart.package(tmp_path, "--version", "0.2.0", "--app-version", "0.2.0")
+    done = chart.helm("template", chart.RELEASE, archive, "--namespace", chart.NAMESPACE, "--kube-version", "1.37.2")
+
+    assert done.returncode == 0, done.stderr
+    assert by_name(yaml.safe_load_all(done.stdout.replace("atoll:0.2.0", "atoll:0.1.0"))) == rendered()
+
+
+def without_keeping(objects: Objects) -> Objects:
+    """Return the objects without the annotation that keeps kinds and a namespace when the release goes."""
+    for (kind, _, name), body in objects.items():
+        annotations = body["metadata"].get("annotations", {})
+        assert (annotations.pop(KEPT, "") == "keep") == (kind in {"CustomResourceDefinition", "Namespace"}), name
+        if not annotations:
+            body["metadata"].pop("annotations", None)
+    return objects
+
+
+def without_release_namespace(objects: Objects) -> Objects:
+    """Return the objects without the namespace that holds the release: Helm makes it before."""
+    return {key: body for key, body in objects.items() if key != ("Namespace", "", "atoll-system")}
 
 
 @pytest.mark.parametrize("values", ["", *VALUES])
@@ -207,7 +246,7 @@ def test_certificates_have_one_keeper() -> None:
     """With cert-manager or a Secret of the administrator's the controllers leave them alone, and trust is published."""
     configuration = ("MutatingWebhookConfiguration", "", "zz-atoll-webhook")
 
-    def controllers(objects: dict[tuple[str, str, str], Object]) -> Any:
+    def controllers(objects: Objects) -> Any:
         return load_settings(pods(objects)["atoll-controllers"]["containers"][0])
 
     generated = rendered()

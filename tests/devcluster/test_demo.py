@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -125,6 +126,26 @@ def test_a_row_compares_promise_and_sight(
     assert (row.pod, row.claim, row.node, row.promised) == ("train", "pair", NODE, ("1", "2"))
     assert row.islands == ("numa-0", "numa-1")
     assert (row.saw, row.progress) == (saw, progress)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "saw"),
+    [
+        pytest.param(("0", "1"), ("1", "2"), id="counted-from-0"),
+        pytest.param(("GPU-1", "GPU-2"), ("1", "2"), id="by-uuid"),
+        pytest.param(("0", "1", "2"), ("1", "2", facts.UNKNOWN_DEVICE), id="one-too-many"),
+    ],
+)
+def test_an_isolated_container_counts_its_own_gpus(cuda: tuple[str, ...], saw: tuple[str, ...]) -> None:
+    """Under Atoll's RuntimeClass index 0 is the first GPU of the container, not of the machine."""
+    printed = {("uid-train", "main"): Printed("uid-train", "main", cuda)}
+    bound = pod(given={"main": "1,2"})
+    isolated = msgspec.structs.replace(
+        bound, spec=msgspec.structs.replace(bound.spec, runtime_class_name=names.RUNTIME_CLASS)
+    )
+    (row,) = facts.pod_rows([isolated], [report()], printed)
+
+    assert row.saw == saw
 
 
 def test_containers_with_parts_have_rows_of_their_own() -> None:
