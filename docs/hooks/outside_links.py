@@ -5,12 +5,13 @@ In: the Markdown of a page. Out: the same, each such link as its text and path.
 
 import posixpath
 import re
-from typing import Any
+
+from mkdocs.structure.pages import Page
 
 _LINK = re.compile(r"\[([^\]]+)\]\((\.\.?/[^)#\s]*)(#[^)\s]*)?\)")
 
 
-def on_page_markdown(markdown: str, page: Any, **_options: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, **_options: object) -> str:
     """Rewrite the links of one page."""
     folder = posixpath.dirname(page.file.src_uri)
 
