@@ -7,14 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from atoll.api import names
-from devcluster.installation import Installation
+from devcluster import Cluster
 from tests.docs_blocks import PAGES, REPOSITORY, commands
-from tests.e2e.test_as_pods import installed as installed
+from tests.e2e.release import Release, gpu_node
 from tests.e2e.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
@@ -36,9 +37,17 @@ RUN = [page for page in PAGES if any(not block.reason for block in commands(page
 
 
 @pytest.fixture(scope="module")
-def words(installed: Installation) -> dict[str, str]:
+def release() -> Iterator[Release]:
+    """A cluster on which the chart was installed by Helm."""
+    with Release.cluster_for((gpu_node("hopper", "dgx-h100"), gpu_node("volta", "dgx1-v100"))) as release:
+        release.install()
+        yield release
+
+
+@pytest.fixture(scope="module")
+def words(release: Release) -> dict[str, str]:
     """What stands for the capital words, all of which is there: a pod, a gang, an auditor's account."""
-    world = World.enter(installed, TEAM)
+    world = World.enter(release.installation, TEAM)
     world.claim("pair", 2)
     world.pod("train", "pair")
     gang = {
@@ -68,24 +77,24 @@ def words(installed: Installation) -> dict[str, str]:
 
 
 @pytest.fixture
-def folder(installed: Installation, words: dict[str, str], tmp_path: Path) -> Path:
+def folder(release: Release, words: dict[str, str], tmp_path: Path) -> Path:
     """A folder like the root of the repository, where blocks may leave files; a manifest and a snapshot lie there."""
     for entry in REPOSITORY.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
     (tmp_path / "job.yaml").write_text((REPOSITORY / "examples/job.yaml").read_text())
-    done = shell(installed, "atoll snapshot cluster.json", tmp_path)
+    done = shell(release.cluster, "atoll snapshot cluster.json", tmp_path)
     assert done.returncode == 0, done.stdout
     return tmp_path
 
 
-def shell(installed: Installation, script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def shell(cluster: Cluster, script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a script as somebody at a terminal of this cluster would."""
-    kubectl = installed.cluster.program("kubectl")
+    kubectl = cluster.program("kubectl")
     path = f"{Path(sys.executable).parent}:{kubectl.parent}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", PRELUDE + script],
         cwd=folder,
-        env={**os.environ, "PATH": path, "KUBECONFIG": str(installed.cluster.kubeconfig), "NO_COLOR": "1"},
+        env={**os.environ, "PATH": path, "KUBECONFIG": str(cluster.kubeconfig), "NO_COLOR": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -100,9 +109,9 @@ def replaced(text: str, words: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_blocks_of_a_page_work(page: Path, installed: Installation, words: dict[str, str], folder: Path) -> None:
+def test_blocks_of_a_page_work(page: Path, release: Release, words: dict[str, str], folder: Path) -> None:
     """Each block ends well, one after the other, as a reader would go through them."""
     run = [block for block in commands(page) if not block.reason]
     script = "".join(f"echo '== {page.name}:{block.line}'\n{replaced(block.text, words)}\n" for block in run)
-    done = shell(installed, script, folder)
+    done = shell(release.cluster, script, folder)
     assert done.returncode == 0, done.stdout[-6000:]
