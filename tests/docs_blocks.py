@@ -26,7 +26,7 @@ REASONS = {
     "needs NVIDIA's operator on a node with GPUs",
     "needs the Prometheus operator",
 }
-"""Why a block is not run; another one is a decision, not a habit."""
+"""Why a block is not run."""
 COMMANDS = ("kubectl", "atoll", "make", "docker", "kind", "helm", "mv", "export", "git", "pip", ".venv", "python")
 _BLOCK = re.compile(
     r"(?:^ *<!-- not run here: (?P<reason>[^\n]+) -->\n)?^(?P<indent> *)```(?P<kind>[^\n]*)\n(?P<text>.*?)^ *```$",

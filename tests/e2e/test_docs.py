@@ -71,6 +71,7 @@ def words(release: Release) -> dict[str, str]:
         "NODE": "hopper",
         "ID": "0",
         "POD": agent,
+        "PORT": "9433",
         "FILE": "cluster.json",
         "AUDITOR": "auditor",
     }
