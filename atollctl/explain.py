@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from atoll.service.collector import without_collector
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
-from atollctl.haste import without_collector
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption, show_json
 

@@ -14,7 +14,7 @@ from typing import Final
 from atoll.explain.decision import scene_of
 from atoll.explain.explanation import explain
 from atoll.explain.overview import overview
-from atollctl.haste import without_collector
+from atoll.service.collector import without_collector
 from atollctl.top import pause_seconds
 from tests.explain.situations import Situation, holder, situation, waiting
 

@@ -8,6 +8,7 @@ the controllers decide on.
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -20,6 +21,7 @@ from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube.cache import Change
 from atoll.kube.mirror import ClusterMirror, Kind
 from atoll.service.clock import Clock
+from atoll.service.collector import without_collector
 from controllers.page.view import View, explanation_of, view_of
 
 log = structlog.get_logger(__name__)
@@ -168,10 +170,8 @@ class Looks:
             return answer
 
     async def _work(self, work: Callable[[], T]) -> tuple[T, float]:
-        """Run in the one thread; return the result and how long it took."""
-        before = self._clock.monotonic_seconds()
-        result = await asyncio.get_running_loop().run_in_executor(self._worker, work)
-        return result, self._clock.monotonic_seconds() - before
+        """Run in the one thread; return the result and how many seconds of a core it took."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, _undisturbed, work)
 
     def _tell(self, trouble: str) -> None:
         self.trouble = trouble
@@ -196,6 +196,14 @@ def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
         gangs=tuple(mirror.gangs.store.values()) if mirror.gangs is not None else (),
         topologies=tuple(mirror.topologies.store.values()) if mirror.topologies is not None else (),
     )
+
+
+def _undisturbed(work: Callable[[], T]) -> tuple[T, float]:
+    """A full collection among the objects of a look would hold up the event loop; there are no cycles in them."""
+    before = time.thread_time()
+    with without_collector():
+        result = work()
+    return result, time.thread_time() - before
 
 
 def _look_at(snapshot: ClusterSnapshot) -> tuple[Scene, View]:

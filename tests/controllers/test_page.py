@@ -1,8 +1,10 @@
 """Promises of the page over HTTP: what it tells, to whom, how often, and that nothing on it can be injected."""
 
 import asyncio
+import gc
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -61,6 +63,7 @@ async def test_stream_tells_the_cluster_first_and_then_what_changed(page: Page) 
         page.mirror.become(calm)
         clock = page.looks._clock
         assert isinstance(clock, ManualClock)
+        page.looks._rest_seconds = 0.0
         await clock.advance(REST_SECONDS_MIN)
         await page.looks.refresh()
         kind, second = await next_event(stream)
@@ -116,6 +119,16 @@ async def test_looks_rest_so_long_that_they_take_little_of_a_core(page: Page, mo
     await clock.advance(2.0)
     await page.looks.refresh()
     assert looks == 3, "an agent falls silent by time alone"
+
+
+async def test_work_runs_beside_the_event_loop_without_the_collector(page: Page) -> None:
+    """It is done in a thread of its own, where no full collection holds up the reconcilers; then all is as before."""
+    (thread, was_collecting), spent = await page.looks._work(lambda: (threading.current_thread(), gc.isenabled()))
+
+    assert thread is not threading.main_thread()
+    assert not was_collecting
+    assert gc.isenabled()
+    assert spent >= 0.0
 
 
 async def test_watchers_are_bounded_and_their_places_come_back() -> None:

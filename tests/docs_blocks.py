@@ -1,0 +1,60 @@
+"""The command blocks of README and docs/: which there are, and why some are not run.
+
+A block is fenced and marked `sh`. It is run by tests/e2e/test_docs.py, unless a comment right above it says why not:
+`<!-- not run here: REASON -->`, which no reader of the page sees.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "deploy").rglob("*.md")])
+REASONS = {
+    "starts a cluster of its own, as tests of the demo do",
+    "ends the cluster that the other blocks run on",
+    "installs, upgrades or takes away what the other blocks run on, as tests of the chart do",
+    "runs the tests",
+    "forwards until it is ended",
+    "needs a container engine and a registry",
+    "needs a machine that will never come back",
+    "needs a machine set up by kubeadm",
+    "needs a metrics server",
+    "needs a node with NVIDIA's device plugin",
+    "needs Docker and kind",
+    "needs NVIDIA's operator on a node with GPUs",
+    "needs the Prometheus operator",
+}
+"""Why a block is not run."""
+COMMANDS = ("kubectl", "atoll", "make", "docker", "kind", "helm", "mv", "export", "git", "pip", ".venv", "python")
+_BLOCK = re.compile(
+    r"(?:^ *<!-- not run here: (?P<reason>[^\n]+) -->\n)?^(?P<indent> *)```(?P<kind>[^\n]*)\n(?P<text>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, its lines, and why it is not run; empty where it is."""
+
+    page: Path
+    line: int
+    kind: str
+    text: str
+    reason: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the fenced blocks of a page."""
+    content = page.read_text(encoding="utf-8")
+    for found in _BLOCK.finditer(content):
+        indent = len(found["indent"])
+        text = "".join(line[indent:] for line in found["text"].splitlines(keepends=True))
+        line = content.count("\n", 0, found.start()) + 1
+        yield Block(page, line, found["kind"].strip(), text, found["reason"] or "")
+
+
+def commands(page: Path) -> list[Block]:
+    """Return the blocks of commands."""
+    return [block for block in blocks(page) if block.kind == "sh"]

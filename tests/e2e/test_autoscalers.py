@@ -1,0 +1,85 @@
+"""What autoscalers and quotas see of pods that wait, on a running cluster: docs/autoscaler.md keeps its word."""
+
+import json
+from typing import Any
+
+import pytest
+
+from atoll.api import names
+from tests.e2e.world import World
+
+pytestmark = pytest.mark.e2e
+
+
+def scheduled(world: World, name: str) -> dict[str, Any]:
+    """Wait until a pod has the condition PodScheduled, and return it."""
+
+    def found() -> dict[str, Any] | None:
+        conditions = world.get(name)["status"].get("conditions", [])
+        return next((one for one in conditions if one["type"] == "PodScheduled"), None)
+
+    condition = world.wait(found, f"the condition PodScheduled of {name}")
+    assert condition is not None
+    return condition
+
+
+def member(world: World, name: str, *, size: int) -> dict[str, Any]:
+    """Return a pod of a gang of so many."""
+    body = world.pod_body(name, "one")
+    body["metadata"]["annotations"] |= {names.GANG: "team", names.GANG_SIZE: str(size)}
+    return body
+
+
+def test_m1_a_pod_without_gpus_in_number_is_unschedulable_and_told_how_many(world: World) -> None:
+    """Autoscalers look for the reason Unschedulable, which kube-scheduler itself writes, with what is short."""
+    world.claim("endless", 64)
+    world.pod("waiting", "endless")
+    condition = scheduled(world, "waiting")
+    assert condition["reason"] == "Unschedulable"
+    assert f"Insufficient {names.GPU_RESOURCE}" in condition["message"]
+    world.wait_event("waiting", names.REASON_WAITING)
+    notes = [event["note"] for event in world.events("waiting") if event["reason"] == names.REASON_WAITING]
+    assert any("64 GPUs asked" in note for note in notes), notes
+
+
+def test_m2_a_member_that_waits_for_its_gang_buys_no_node(world: World) -> None:
+    """A gated pod is SchedulingGated, never Unschedulable: autoscalers leave it alone."""
+    world.claim("one", 1)
+    created = world.create(member(world, "first", size=2))
+    assert [gate["name"] for gate in created["spec"]["schedulingGates"]] == [names.GANG_GATE]
+    assert scheduled(world, "first")["reason"] == "SchedulingGated"
+
+
+def test_m4_what_keeps_a_node_from_an_autoscaler_stays_on_the_pod(world: World) -> None:
+    """The annotations that autoscalers heed are neither stripped nor changed on a pod with GPUs."""
+    wanted = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+    world.claim("one", 1)
+    body = world.pod_body("training", "one")
+    body["metadata"]["annotations"] |= wanted
+    world.create(body)
+    world.wait_running("training")
+    assert wanted.items() <= world.get("training")["metadata"]["annotations"].items()
+
+
+def test_m8_a_waiting_gang_uses_its_namespaces_quota_and_the_next_is_told(world: World) -> None:
+    """Gated members count from their creation; one too many is refused with the quota's name, and nothing is counted
+    twice."""
+    world.claim("one", 1)
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "two-gpus"},
+        "spec": {"hard": {f"requests.{names.GPU_RESOURCE}": "2"}},
+    }
+    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    world.cluster.api.request("POST", path, quota)
+    world.wait(
+        lambda: world.cluster.api.get(f"{path}/two-gpus").get("status", {}).get("used"), "the quota to be counted"
+    )
+    for name in ("first", "second"):
+        world.create(member(world, name, size=3))
+    refused = world.kubectl("create", "-f", "-", text=json.dumps(member(world, "third", size=3)))
+    assert refused.returncode != 0
+    assert "exceeded quota: two-gpus" in refused.stderr
+    used = world.cluster.api.get(f"{path}/two-gpus")["status"]["used"]
+    assert used == {f"requests.{names.GPU_RESOURCE}": "2"}

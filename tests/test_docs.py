@@ -1,0 +1,117 @@
+"""Promises of the documentation: its site builds, its commands exist, generated pages are fresh, alerts are told."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from atollctl.__main__ import app
+from atollctl.reference import main as write_reference
+from atollctl.reference import pages
+from tests.docs_blocks import COMMANDS, PAGES, REASONS, REPOSITORY, Block, blocks, commands
+
+OPERATIONS = (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8")
+RULES = yaml.safe_load((REPOSITORY / "deploy/monitoring/rules.yaml").read_text(encoding="utf-8"))
+ALERTS = sorted(rule["alert"] for group in RULES["groups"] for rule in group["rules"] if "alert" in rule)
+
+
+def name_of(value: object) -> str:
+    """Return a readable test id."""
+    return str(value.relative_to(REPOSITORY)) if isinstance(value, Path) else str(value)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; a warning fails the build."""
+    folder = tmp_path_factory.mktemp("site")
+    mkdocs = Path(sys.executable).with_name("mkdocs")
+    command = [mkdocs, "build", "--strict", "--quiet", "--site-dir", folder]
+    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, env=variables)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    """Every page opens from a folder without a network: scripts, styles, fonts and pictures are beside it."""
+    told = sorted(site.rglob("*.html"))
+    assert len(told) > 25
+    for page in told:
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]* src=\"?([^\s\">]+)", text)
+        loaded += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preload|preconnect|icon)[^>]* href=\"?([^\s\">]+)", text)
+        assert [url for url in loaded if url.startswith(("http:", "https:", "//"))] == [], page.name
+
+
+def test_every_page_is_in_the_navigation(site: Path) -> None:
+    """Whoever reads the site finds every page; `strict` lets none be forgotten, and this proves that it looks."""
+    home = (site / "index.html").read_text(encoding="utf-8")
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        assert f"{page.stem}.html" in home or page.stem == "index", page.name
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_alert_has_its_meaning_check_and_cure(alert: str) -> None:
+    """Whoever is woken finds what it means, a command that shows it, and what to do."""
+    section = OPERATIONS.partition(f"\n### {alert}\n")[2].partition("\n### ")[0]
+    for word in ("**Means.**", "**Check.**", "**Cure.**"):
+        assert word in section, word
+    assert "```sh" in section
+
+
+def test_no_alert_is_told_that_does_not_exist() -> None:
+    """An alert that was renamed takes its section along."""
+    assert sorted(re.findall(r"^### (Atoll\w+)$", OPERATIONS, re.MULTILINE)) == ALERTS
+
+
+def test_generated_pages_are_fresh(tmp_path: Path) -> None:
+    """Settings, commands and fields stand on the pages as the code has them; `make verify` fails of the same."""
+    assert write_reference(["--check"]) == 0
+    for name, text in pages().items():
+        (tmp_path / name).write_text(text.replace("Means", "Meant", 1))
+    assert write_reference(["--check", "--docs", str(tmp_path)]) == 1
+    assert write_reference(["--docs", str(tmp_path)]) == 0
+    assert write_reference(["--check", "--docs", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_block_is_marked(page: Path) -> None:
+    """Commands stand in blocks marked `sh`, which tests run, or above them stands one of the known reasons why not."""
+    text = page.read_text(encoding="utf-8")
+    outside = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"(?<=\n\n) {4,7}(\S+)", outside)
+    assert [word for word in indented if word in COMMANDS] == []
+    for block in blocks(page):
+        first = (block.text.split() or [""])[0]
+        assert block.kind == "sh" or first not in COMMANDS, f"{page.name}:{block.line} is no block of `sh`"
+        assert not block.reason or block.reason in REASONS, f"{page.name}:{block.line}"
+        assert not block.reason or block.kind == "sh", f"{page.name}:{block.line}"
+    assert text.count("not run here:") == len([block for block in blocks(page) if block.reason])
+
+
+def calls(block: Block) -> list[list[str]]:
+    """Return the calls of `atoll` in a block, as words."""
+    lines = re.sub(r"\\\n", " ", block.text).splitlines()
+    found = (re.search(r"(?:^|[;&|] *|bin/|= *)(atoll [^;&|#]*)", line) for line in lines)
+    return [shlex.split(match[1]) for match in found if match]
+
+
+CALLS = [call for page in PAGES for block in commands(page) for call in calls(block)]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=" ".join)
+def test_every_call_of_atoll_is_one_that_it_takes(call: list[str]) -> None:
+    """Commands and options on the pages exist: the command line reads each without running it."""
+    command, words = typer.main.get_command(app), call[1:]
+    while hasattr(command, "commands"):
+        assert words[0] in command.commands, call
+        command, words = command.commands[words[0]], words[1:]
+    known = {option for parameter in command.params for option in parameter.opts}
+    used = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+    assert used <= known, call
