@@ -43,6 +43,7 @@ CROSS_PAIRS = box(8, {(0, 2): "NV12", (1, 3): "NV12", (4, 5): "NV12", (6, 7): "N
         pytest.param((0, 1, 3), 2, {(1, 3)}, id="the-one-whole-pair"),
         pytest.param((0, 1, 4, 6), 2, {(0, 1), (4, 6)}, id="no-pair-left-then-one-numa-node"),
         pytest.param((0, 1, 3), 1, {(0,)}, id="single-leaves-the-pair-whole"),
+        pytest.param((1, 3, 4), 1, {(4,)}, id="also-where-the-pair-comes-first"),
     ],
 )
 def test_bridges_that_ignore_the_numbering_are_seen(
@@ -160,9 +161,11 @@ def test_three_gpus_per_socket(free: tuple[int, ...], count: int, wanted: set[tu
     assert positions(SIX, free, Ask(count)) in wanted
 
 
-def test_cards_that_cannot_talk_are_kept_apart() -> None:
-    """E14: two cards without peer access: six of eight never hold both, all eight are still given."""
-    subject = box(8, {(2, 5): "NS"}, rest="NODE", numa=[0] * 8, pcie_generation=4)
+@pytest.mark.parametrize("rest", ["NODE", "SYS"])
+def test_cards_that_cannot_talk_are_kept_apart(rest: str) -> None:
+    """E14: two cards without peer access, in a box where all others are near or far alike: six of eight never hold
+    both, all eight are still given."""
+    subject = box(8, {(2, 5): "NS"}, rest=rest, numa=[0] * 8, pcie_generation=4)
 
     assert not {2, 5} <= set(positions(subject, tuple(range(8)), Ask(6)))
     assert not {2, 5} <= set(positions(subject, (0, 2, 5), Ask(2)))
