@@ -36,7 +36,7 @@ class Found:
 
 
 def choose_large(machine: Machine, free: int, ask: Ask, *, required: int = 0) -> Found | None:
-    """Best set by (cost, positions) among the greedy sets of all starts; None when none meets the conditions.
+    """Best set by (cost, ring bandwidth, positions) among the greedy sets of all starts; None when none meets the conditions.
 
     Sets grow from the required positions where there are any.
     """
@@ -45,7 +45,7 @@ def choose_large(machine: Machine, free: int, ask: Ask, *, required: int = 0) ->
     grown = {_grow(machine, start, free=free, ask=ask) for start in starts}
     found = [_found(machine, positions, free=free, ask=ask, best_gbps=best_gbps) for positions in grown if positions]
     meeting = [one for one in found if ask.count < 2 or one.ring_gbps >= ask.min_bandwidth_gbps * (1 - SLACK)]
-    return min(meeting, key=lambda one: (one.cost, one.positions), default=None)
+    return min(meeting, key=lambda one: (one.cost, -one.ring_gbps, one.positions), default=None)
 
 
 @lru_cache(maxsize=256)

@@ -176,12 +176,12 @@ def best(machine: Machine, free: Set, ask: Ask, demand: Demand) -> tuple[Set, fl
     if not found:
         return None
 
-    def order(members: Set) -> tuple[float, Set]:
+    def order(members: Set) -> tuple[float, float, Set]:
         total = cost(machine, free, members, ask, demand)
         if POLICIES[ask.policy].ranks_quality and ask.count > 1:
             apart = 0 if _one_island(machine, members) else 10
             total += QUALITY_FIRST * (1 - relative_quality(machine, members) + apart)
-        return round(total, 6), members
+        return round(total, 6), round(1 - relative_quality(machine, members), 6), members
 
     first = min(found, key=order)
     return first, cost(machine, free, first, ask, demand)

@@ -4,7 +4,7 @@ In: a Machine, an Ask, the Demand that fragmentation is weighed with. Out: a `Ta
 prioritize and bind read the same cells and cannot disagree. Up to EAGER_DEVICES_MAX devices a table is filled at once
 (256 cells, about a millisecond); up to TABLE_DEVICES_MAX its cells are filled when a free mask first occurs.
 
-Total order of sets: rank, then positions, lexicographically. Costs are rounded to a millionth so that equal sums tie.
+Total order of sets: rank, then link quality, then positions, lexicographically. Costs are rounded to a millionth so that equal sums tie.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ BANDWIDTH_SLACK: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sets:
-    """All sets of one size that an ask admits, in lexicographic order of positions, with the parts of their cost that
-    do not depend on what else is free."""
+    """All sets of one size that an ask admits, by link quality and then positions, with the parts of their cost that do
+    not depend on what else is free. lost: link quality given up."""
 
     masks: Ints
     cost: Floats
     rank: Floats
+    lost: Floats
     exact: bool
 
 
@@ -64,7 +65,7 @@ class Table:
     @property
     def memory_bytes(self) -> int:
         """What the arrays of this table hold; those that tables of one machine share are left out."""
-        own = (self.costs, self._chosen, self.sets.masks, self.sets.cost, self.sets.rank)
+        own = (self.costs, self._chosen, self.sets.masks, self.sets.cost, self.sets.rank, self.sets.lost)
         return sum(array.nbytes for array in own)
 
     def chosen(self, free: int) -> int | None:
@@ -93,13 +94,15 @@ class Table:
         return (int(masks[0]), cost) if len(masks) else None
 
     def equals(self, free: int, required: int = 0) -> tuple[Ints, float]:
-        """All sets of the least rank inside `free` that contain `required`, lexicographically, and their cost."""
+        """All sets inside `free` that contain `required` and are first but for their positions, lexicographically, and
+        their cost."""
         fitting = np.flatnonzero((self.sets.masks & ~free == 0) & (self.sets.masks & required == required))
         if not len(fitting):
             return self.sets.masks[:0], math.inf
         rest = self._potential[free & ~self.sets.masks[fitting]]
         ranks = np.round(self.sets.rank[fitting] + rest, DECIMALS)
         least = np.flatnonzero(ranks == ranks.min())
+        least = least[self.sets.lost[fitting[least]] == self.sets.lost[fitting[least[0]]]]
         cost = np.round(self.sets.cost[fitting[least[0]]] + rest[least[0]] + self._own(free), DECIMALS)
         return self.sets.masks[fitting[least]], float(cost)
 
@@ -218,7 +221,10 @@ def admitted_sets(machine: Machine, ask: Ask) -> Sets:
     keep &= meets_bandwidth(machine, masks, gbps=ask.min_bandwidth_gbps)
     cost, rank = _own_costs(machine, masks, weights=weights, spread=ask.policy is Policy.SPREAD)
     exact = bool(qualities(machine).exact[masks].all()) if weights.alpha else True
-    return Sets(masks=masks[keep], cost=cost[keep], rank=rank[keep], exact=exact)
+    lost = np.round(1 - relative_qualities(machine)[masks], DECIMALS)
+    order = np.argsort(lost, kind="stable")
+    order = order[keep[order]]
+    return Sets(masks=masks[order], cost=cost[order], rank=rank[order], lost=lost[order], exact=exact)
 
 
 def in_one_island(machine: Machine, masks: Ints) -> Bools:

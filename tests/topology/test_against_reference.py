@@ -16,7 +16,7 @@ from topology.choice import Choice, Refusal, choose
 from topology.demand import PRIOR
 from topology.fragmentation import losses
 from topology.islands import islands
-from topology.model import Machine, mask_of, positions_of
+from topology.model import Machine, machine, mask_of, positions_of
 from topology.parts import part_of
 from topology.profiles import profile, profile_names
 from topology.quality import qualities
@@ -147,6 +147,18 @@ def test_more_free_gpus_never_give_a_worse_set(subject: Machine, count: int, dat
     if isinstance(before, Choice):
         assert isinstance(after, Choice)
         assert (len(after.islands) == 1, after.relative_quality) >= (len(before.islands) == 1, before.relative_quality)
+
+
+def test_equal_costs_go_to_the_better_ring_whatever_the_numbering() -> None:
+    """Three GPUs of which spreading likes every pair alike: the pair that links join is given, not the first."""
+    cells = [["X", "SYS", "NV4"], ["SYS", "X", "NV4"], ["NV4", "NV4", "X"]]
+    answers = []
+    for order in itertools.permutations(range(3)):
+        rows = [[cells[row][column] for column in order] for row in order]
+        answers.append(choose(machine(rows, nvlink_generation=2, nvswitch=True), 0b111, Ask(2, Policy.SPREAD)))
+
+    assert {one.ring_gbps for one in answers if isinstance(one, Choice)} == {80.0}
+    assert len({one.cost for one in answers if isinstance(one, Choice)}) == 1
 
 
 @settings(deadline=None, max_examples=100)
