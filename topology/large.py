@@ -36,7 +36,7 @@ class Found:
 
 
 def choose_large(machine: Machine, free: int, ask: Ask, *, required: int = 0) -> Found | None:
-    """Best set by (cost, ring bandwidth, positions) among the greedy sets of all starts; None when none meets the conditions.
+    """Best set by (cost, ring bandwidth, positions) among the greedy sets of all starts; None when none will do.
 
     Sets grow from the required positions where there are any.
     """

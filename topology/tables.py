@@ -4,7 +4,8 @@ In: a Machine, an Ask, the Demand that fragmentation is weighed with. Out: a `Ta
 prioritize and bind read the same cells and cannot disagree. Up to EAGER_DEVICES_MAX devices a table is filled at once
 (256 cells, about a millisecond); up to TABLE_DEVICES_MAX its cells are filled when a free mask first occurs.
 
-Total order of sets: rank, then link quality, then positions, lexicographically. Costs are rounded to a millionth so that equal sums tie.
+Total order of sets: rank, then link quality, then positions, lexicographically. Costs are rounded to a millionth so
+that equal sums tie.
 """
 
 from __future__ import annotations
