@@ -1,14 +1,15 @@
 """Tells the members of a waiting gang by events for what they wait, and how many gangs come before theirs.
 
-In: gangs that found no place. Out: events on the gang and on its first gated members, about each gang at most one a
-minute. Whoever watches a pod that waits behind a gate for hours, a person or the pod's owner, can tell it from a pod
-that has failed. Nothing is decided here.
+In: gangs that found no place. Out: events on the gang and on its first gated members, on each at most one a minute.
+Whoever watches a pod that waits behind a gate for hours, a person or the pod's owner, can tell it from a pod that has
+failed. Nothing is decided here.
 """
 
 from atoll.api import names
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import GangKey, has_gate
 from atoll.cluster.gangs.queue import in_order
+from atoll.kube.events import ObjectReference
 from controllers.context import Context, pod_reference
 from controllers.gang_book import GangBook
 from controllers.gangs import gang_reference
@@ -20,28 +21,29 @@ MEMBERS_TOLD = 8
 
 
 class GangNews:
-    """Remembers when each waiting gang was told last."""
+    """Remembers which objects were told within the last minute."""
 
     def __init__(self, context: Context, book: GangBook) -> None:
         self._context = context
         self._book = book
-        self._told_at: dict[GangKey, float] = {}
+        self._told_at: dict[ObjectReference, float] = {}
         self._places: dict[GangKey, int] = {}
         self._ordered_at = 0.0
 
     def tell(self, view: GangView, message: str) -> None:
-        """Tell a gang that it waits, unless it was told within the last minute."""
-        key = (view.gang.metadata.namespace, view.gang.metadata.name)
+        """Tell a gang and its first members that it waits, except those that were told within the last minute."""
         now = self._context.clock.monotonic_seconds()
-        if now - self._told_at.get(key, now - TELL_SECONDS) < TELL_SECONDS:
-            return
-        place = self._place(key, now)
-        self._told_at = {one: at for one, at in self._told_at.items() if one in self._places} | {key: now}
-        note = f"number {place} of {len(self._places)} gangs that wait: {message}"
+        self._told_at = {one: at for one, at in self._told_at.items() if now - at < TELL_SECONDS}
         members = sorted(view.members, key=lambda member: member.pod.metadata.name)
         gated = [pod_reference(member.pod) for member in members if has_gate(member.pod)]
-        for reference in (gang_reference(view.gang), *gated[:MEMBERS_TOLD]):
+        untold = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_TOLD]) if one not in self._told_at]
+        if not untold:
+            return
+        place = self._place((view.gang.metadata.namespace, view.gang.metadata.name), now)
+        note = f"number {place} of {len(self._places)} gangs that wait: {message}"
+        for reference in untold:
             self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
+        self._told_at |= dict.fromkeys(untold, now)
 
     def _place(self, key: GangKey, now: float) -> int:
         """Return how many gangs are tried until this one, itself among them."""

@@ -67,7 +67,7 @@ async def test_members_behind_their_gates_are_told_for_what_and_behind_whom_they
         add_gang(made, "x")
         await settled(running, lambda: is_let_go(made, "x"))
         add_gang(made, "y")
-        await settled(running, lambda: made.reason("y") == "WaitForRoom")
+        await settled(running, lambda: running.notes.told(names.REASON_GANG_WAITING, "y-1"))
         add_gang(made, "z")
         await settled(running, lambda: running.notes.told(names.REASON_GANG_WAITING, "z-1"))
         for _ in range(5):
