@@ -15,7 +15,7 @@ from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_S
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
-from atoll.kube.errors import AlreadyExists, Conflict, NotFound
+from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.patches import delete_options
 from controllers.context import Context, pod_reference
 from controllers.gang_book import GangBook
@@ -24,6 +24,8 @@ PODS = "pods"
 """Value of the mark on a gang that was made for pods without an owner."""
 POD_SET = "pods"
 AGAIN_SECONDS = 0.5
+REFUSED_SECONDS = 30.0
+NOTE_LENGTH_MAX = 900
 RETURN_SECONDS = 600.0
 """So long after its pause the record of a gang without pods is kept: its owner may be slow to make them."""
 KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
@@ -44,17 +46,28 @@ class GangMaker:
             return None
         size = size_of(members)
         if size is None:
-            self._tell_without_gang(key, members)
-            return None
+            note = (
+                f"there is no GpuGang {key[1]!r}, and the pods do not say how many they are: create it, or set the "
+                f"annotation {names.GANG_SIZE} on every one of them, to the same number"
+            )
+            return self._tell(members, note)
         owner = owner_of(members)
         pod_sets = pod_sets_of(members, size)
         if pod_sets is None:
-            return None
+            note = (
+                f"there is no GpuGang {key[1]!r} yet: it is made when all of its {size} pods are there, {len(members)} "
+                "by now, and either all name a pod set or none does"
+            )
+            return self._tell(members, note)
         body = gang_body(key, pod_sets, owner, topology_of(members))
         try:
             await self._context.api.create(paths.gpugangs(key[0]), body)
         except AlreadyExists:
             return AGAIN_SECONDS
+        except (Forbidden, Invalid) as error:
+            note = f"the GpuGang {key[1]!r} that the pods describe cannot be made; create one yourself: {error}"
+            self._tell(members, note[:NOTE_LENGTH_MAX])
+            return REFUSED_SECONDS
         return None
 
     async def is_outlived(self, gang: GpuGang) -> bool:
@@ -81,11 +94,7 @@ class GangMaker:
         is_expected = requeue_at is not None and requeue_at + RETURN_SECONDS > self._book.now_seconds()
         return bool(status.suspended_owners) or is_expected
 
-    def _tell_without_gang(self, key: GangKey, members: Sequence[Pod]) -> None:
-        note = (
-            f"there is no GpuGang {key[1]!r}, and the pods do not say how many they are: create it, or set the "
-            f"annotation {names.GANG_SIZE} on every one of them"
-        )
+    def _tell(self, members: Sequence[Pod], note: str) -> None:
         for pod in members[:8]:
             self._context.events.record(
                 pod_reference(pod), reason=names.REASON_GANG_WAITING, note=note, action="Wait", type="Warning"

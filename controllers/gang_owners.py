@@ -9,6 +9,7 @@ suspends the owner and gives its quota back, and admits it anew when the switch 
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +27,8 @@ from controllers.context import Context
 log = structlog.get_logger(__name__)
 
 HOPS_MAX: Final = 4
+API_VERSION: Final = re.compile(r"[a-z0-9.-]+/v[0-9]+((alpha|beta)[0-9]+)?", re.ASCII)
+"""Owner references are the user's: what stands behind the group's slash may be anything, and becomes part of a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,4 +191,6 @@ def _is_suspended(body: dict[str, Any], owner: SuspendedOwner) -> bool:
 def path_of(namespace: str, owner: SuspendedOwner) -> str | None:
     """Return the path of an owner of a kind that has a switch."""
     kind = KINDS.get((owner.api_version.partition("/")[0], owner.kind))
-    return None if kind is None else paths.group(owner.api_version, kind.plural, namespace=namespace, name=owner.name)
+    if kind is None or not API_VERSION.fullmatch(owner.api_version):
+        return None
+    return paths.group(owner.api_version, kind.plural, namespace=namespace, name=owner.name)

@@ -46,7 +46,7 @@ class GangReconciler:
         self._book = book
         self._place = place
         self._maker = GangMaker(context, book)
-        self._abandoned: dict[GangKey, GpuGang] = {}
+        self._abandoned: dict[GangKey, list[GpuGang]] = {}
 
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[GangKey]:
         """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
@@ -59,7 +59,7 @@ class GangReconciler:
             return ((namespace, rest.partition("/")[0]),) if rest else ()
         key = self._book.observe(kind, change)
         if kind is Kind.GANG and key is not None and change.kind is ChangeKind.DELETED:
-            self._abandoned[key] = change.object
+            self._abandoned.setdefault(key, []).append(change.object)
         return () if key is None else (key,)
 
     def all_keys(self) -> Iterable[GangKey]:
@@ -216,10 +216,11 @@ class GangReconciler:
             await take_back(self._context, [Member(pod, "", 0, stage_of(pod), holds=True) for pod in held])
 
     async def _resume_abandoned(self, key: GangKey) -> None:
-        """Resume what was suspended for a gang that is deleted: nobody else would."""
-        gang = self._abandoned.get(key)
-        for owner in gang.status.suspended_owners if gang is not None and gang.status is not None else ():
-            await resume(self._context, key[0], owner, gang.metadata.uid if gang is not None else "")
+        """Resume what was suspended for gangs that are deleted: nobody else would."""
+        for gang in tuple(self._abandoned.get(key, ())):
+            for owner in gang.status.suspended_owners if gang.status is not None else ():
+                await resume(self._context, key[0], owner, gang.metadata.uid)
+            self._abandoned[key].remove(gang)
         self._abandoned.pop(key, None)
 
     def _tell(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002

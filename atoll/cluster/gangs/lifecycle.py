@@ -90,7 +90,8 @@ def decide(view: GangView, *, now_seconds: float, jitter: float = 0.0) -> Decisi
             "observed_generation": view.gang.metadata.generation or None,
         }
     )
-    if not spec.active or (view.obstacle is not None and not view.is_admitted):
+    is_barred = view.obstacle is not None and not view.is_admitted and not _remains(view.members)
+    if not spec.active or is_barred:
         return _decide_inactive(view, status, now_seconds)
     status = _activate(status, now_seconds)
     if view.is_admitted:

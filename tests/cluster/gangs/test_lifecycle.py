@@ -9,7 +9,7 @@ import pytest
 from atoll.api import names
 from atoll.api.gangs import GangAssignment, SuspendedOwner
 from atoll.cluster.gangs import lifecycle
-from atoll.cluster.gangs.lifecycle import Act
+from atoll.cluster.gangs.lifecycle import Act, GangView, Obstacle
 from atoll.cluster.gangs.membership import Member, Stage
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, Requeuing
 from atoll.cluster.gangs.refusals import REFUSED_SECONDS, STUCK_SECONDS
@@ -429,3 +429,26 @@ def test_extra_members_are_placed_as_soon_as_the_base_is_admitted() -> None:
 
     assert decision.act is Act.REPLACE
     assert [one.rank for one in decision.members] == [2]
+
+
+def test_running_members_of_a_gang_that_is_created_anew_with_a_mistake_run_on() -> None:
+    """What is wrong with a gang bars its next admission and ends none: its members are taken over, as with any other
+    successor, and only what is not there yet stays out."""
+    life = Life(make_gang(2))
+    wrong = Obstacle("LevelMissing", "no such level")
+    assert life.look(*members(READY, READY, holds=True), obstacle=wrong).act is Act.NOTHING
+    assert life.condition(ADMITTED) == ("True", "Admitted")
+    assert life.look(*members(READY, READY, holds=True), obstacle=wrong).act is Act.NOTHING
+    life.look(obstacle=wrong)
+    assert life.look(*members(GATED, GATED), obstacle=wrong).act is Act.NOTHING
+    assert life.condition(names.CONDITION_ACTIVE) == ("False", "LevelMissing")
+
+
+def test_an_eviction_goes_on_for_its_own_reason_when_the_topology_goes_meanwhile() -> None:
+    """The reason that people read is that of the eviction, not of what went wrong afterwards."""
+    life = running(2)
+    life.write(lifecycle.preempt(GangView(life.gang, (), life.policy), "gives way", now_seconds=life.now))
+    decision = life.look(*members(READY, ENDING, holds=True), obstacle=Obstacle("NoTopology", "gone"))
+
+    assert decision.act is Act.EVICT
+    assert life.condition(EVICTED) == ("True", "Preempted")
