@@ -55,11 +55,18 @@ def answers(lines: Iterable[str], order: Order = Order.NEAREST) -> Iterator[dict
         try:
             case = json.loads(line)
             if "meta" in case:
-                defaults = dict(case.get("gate_defaults", {}))
+                defaults = dict(case.get("gate_defaults") or {})
                 continue
-            yield answer_case(case, defaults, order)
+            yield answer_case({"id": f"line-{number}", **_told(case)}, defaults, order)
         except UNREADABLE as error:
             yield _row(f"line-{number}", "worse", f"line {number} cannot be read: {type(error).__name__}: {error}")
+
+
+def _told(value: Any) -> Any:  # noqa: ANN401 - whatever JSON may hold
+    """What a value says: a field of an object that is null is not told at all."""
+    if isinstance(value, dict):
+        return {key: _told(inner) for key, inner in value.items() if inner is not None}
+    return [_told(one) for one in value] if isinstance(value, list) else value
 
 
 def answer_case(case: Mapping[str, Any], defaults: Mapping[str, Any], order: Order = Order.NEAREST) -> dict[str, Any]:

@@ -111,14 +111,14 @@ def scenario_of(case: Json, defaults: Json) -> Scenario:
     if "flavors" in case:
         raise Unsupported("several flavors")
     levels = tuple(_short(level) for level in case["levels"])
-    nodes = tuple(_expanded(case["nodes"]))
+    nodes = tuple(_expanded(_named(case["nodes"], "node")))
     paths = {
         place: path for node in nodes if (path := path_of(_labels(node), levels)) for place in [_place(path, levels)]
     }
     inside = [node for node in nodes if _is_inside(node, levels, case.get("flavor_labels", {}))]
     free = _free(case, inside, levels, overlapping=bool(gates["TASHandleOverlappingFlavors"]))
     hosts = [Host(place, paths[place], amounts) for place, amounts in free.items()]
-    asked = tuple(_asked(row, case, inside, levels, gates) for row in case["podsets"])
+    asked = tuple(_asked(row, case, inside, levels, gates) for row in _named(case["podsets"], "pod set"))
     owners = case.get("owners", [])
     return Scenario(
         id=str(case["id"]),
@@ -145,6 +145,11 @@ def _odd(case: Json) -> tuple[str, ...]:
 
 def _short(level: str) -> str:
     return SHORT.get(level, level)
+
+
+def _named(rows: Iterable[Json], kind: str) -> Iterable[Json]:
+    """Rows, those without a name under their number."""
+    return [{"name": f"{kind} {number}", **row} for number, row in enumerate(rows)]
 
 
 def _expanded(nodes: Iterable[Json]) -> Iterable[Json]:
@@ -204,8 +209,8 @@ def _free(
     for row in usage:
         place = _place(tuple(row["values"]), levels)
         if place in free:
-            _add(free[place], row.get("req", {}), -int(row["count"]))
-            _add(free[place], {"pods": 1}, -int(row["count"]))
+            _add(free[place], row.get("req", {}), -int(row.get("count", 1)))
+            _add(free[place], {"pods": 1}, -int(row.get("count", 1)))
     return free
 
 

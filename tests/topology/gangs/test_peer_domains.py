@@ -185,6 +185,27 @@ def broken(**changes: Any) -> str:
 @pytest.mark.parametrize(
     "line",
     [
+        broken(id=None),
+        broken(gates=None, owners=None, other_pods=None, existing=None, unhealthy_nodes=None),
+        broken(flavor_labels=None, flavor_tolerations=None, usage_own_flavor=None, usage_sibling_flavor=None),
+        broken(node={"name": None, "repeat": None, "taints": None, "ready": None}),
+        broken(node={"alloc": {"pods": 5, "cpu": None}}),
+        broken(row={"name": None, "req": None, "slices": None, "node_selector": None, "tolerations": None}),
+        broken(other_pods=[{"node": "x", "req": None, "phase": None}]),
+        broken(usage_own_flavor=[{"values": ["x"], "req": None, "count": None}]),
+    ],
+)
+def test_a_field_that_is_null_is_as_one_that_is_absent(line: str) -> None:
+    """What may be left out may be null; names and numbers are found for what has none."""
+    (answer,) = answers([line])
+
+    assert (answer["verdict"], answer["domains"]) == ("same", 1)
+    assert answer["id"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
         pytest.param("{", id="no JSON"),
         pytest.param("[" * 50_000, id="nested without end"),
         pytest.param("7", id="a number"),
