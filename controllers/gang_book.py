@@ -14,7 +14,7 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods
-from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle, unserved
 from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts
@@ -185,7 +185,7 @@ class GangBook:
             claim = self.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
             request = request_of(pod, claim, is_admitted=True)
             if not isinstance(request, Request):
-                return Obstacle("Invalid", f"pod {pod.metadata.name}: {request.reason}")
+                return unserved(pod, request.reason)
             found[member.uid] = request
         return found
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.cluster import host_fit, pods
-from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle, unserved
 from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
@@ -56,7 +56,7 @@ class GangScene:
         for member in members:
             request = request_of(member.pod, self.scene.snapshot.claim_of(member.pod), is_admitted=True)
             if not isinstance(request, Request):
-                return Obstacle("Invalid", f"pod {member.pod.metadata.name}: {request.reason}")
+                return unserved(member.pod, request.reason)
             found[member.uid] = request
         return found
 

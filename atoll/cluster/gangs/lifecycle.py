@@ -18,12 +18,14 @@ from enum import StrEnum
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, RequeueState
+from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.membership import STARTED, Member, Stage, without_pod_set
 from atoll.cluster.gangs.readiness import Tally, owner_uid, placeable, placed, quorum, readiness
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, pause_seconds, surpasses
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
 from atoll.cluster.gangs.times import seconds_of, text_of
+from atoll.cluster.objects import Pod
 
 
 class Act(StrEnum):
@@ -45,6 +47,19 @@ class Obstacle:
 
     reason: str
     message: str
+
+
+_ADVICE = {
+    names.REJECT_CLAIM_MISSING: "create GpuClaim {claim!r}",
+    names.REJECT_CLAIM_REPLACED: "create the pod anew too, which names GpuClaim {claim!r}",
+    names.REJECT_COUNT_MISMATCH: "every member asks for GPUs, for as many as its claim says where it names one",
+}
+
+
+def unserved(pod: Pod, reason: str) -> Obstacle:
+    """Return why a member cannot be served whatever is free, with what to do about it where that is known."""
+    advice = _ADVICE.get(reason, "").format(claim=pods.claim_name(pod))
+    return Obstacle("Invalid", f"pod {pod.metadata.name}: {reason}{'; ' if advice else ''}{advice}")
 
 
 @dataclass(frozen=True, slots=True)
