@@ -13,7 +13,8 @@ import pytest
 from atoll.api import names
 from atoll.api.gangs import GpuGangSpec
 from atoll.cluster.gangs.membership import members_of
-from atoll.cluster.objects import OwnerReference, Pod
+from atoll.cluster.gangs.readiness import placeable, quorum
+from atoll.cluster.objects import OwnerReference, Pod, SchedulingGate
 from controllers.gang_making import owner_of, pod_sets_of, size_of
 from tests.builders import make_pod
 
@@ -220,3 +221,42 @@ def test_gangs_are_made_of_what_controllers_write(pods: list[Pod], sets: dict[st
     assert pod_sets_of(pods, size) == [{"name": name, "count": count} for name, count in sets.items()]
     found = owner_of(pods)
     assert (found.uid if found is not None else None) == owner
+
+
+@pytest.mark.parametrize(
+    ("sets", "first", "later"),
+    [
+        pytest.param(
+            [{"name": "leader", "count": 1}, {"name": "worker", "count": 3}],
+            [lws_pod(0, 0, 4)],
+            [lws_pod(0, worker, 4) for worker in (1, 2, 3)],
+            id="a LeaderWorkerSet that makes workers when the leader is ready",
+        ),
+        pytest.param(
+            [{"name": "driver", "count": 1}, {"name": "workers", "count": 2}],
+            [jobset_pod("driver", 1, 0, 0)],
+            [jobset_pod("workers", 1, 0, index) for index in (0, 1)],
+            id="a JobSet that starts its Jobs in order",
+        ),
+    ],
+)
+def test_owners_that_make_members_late_need_only_the_first(
+    sets: list[dict[str, Any]], first: list[Pod], later: list[Pod]
+) -> None:
+    """With minMember the first ones are enough to start with, and the later ones have their places in the sets."""
+    body = {"podSets": sets}
+    whole = GpuGangSpec.model_validate(body)
+    lenient = GpuGangSpec.model_validate({**body, "minMember": 1})
+    gate = SchedulingGate(names.GANG_GATE)
+    gated = [
+        msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, scheduling_gates=(gate,)))
+        for one in (*first, *later)
+    ]
+    present = members_of(gated[: len(first)], lenient, {})
+    everyone = members_of(gated, lenient, {})
+
+    assert not quorum(whole, present).is_enough
+    assert quorum(lenient, present).is_enough
+    assert quorum(whole, everyone).is_enough
+    assert {member.pod_set for member in everyone} == {one["name"] for one in sets}
+    assert placeable(lenient, everyone) == (everyone, ())
