@@ -242,6 +242,26 @@ def test_pauses_double_and_the_gang_is_deactivated_when_the_limit_is_surpassed()
     assert life.condition(names.CONDITION_ACTIVE) == ("True", "Active")
 
 
+def test_a_gang_that_fails_and_recovers_without_end_comes_to_its_limit() -> None:
+    """To become ready does not wipe out earlier evictions: the one beyond the limit deactivates the gang."""
+    policy = ReadinessPolicy(
+        enable=True, timeout_seconds=10, recovery_timeout_seconds=5, requeuing=Requeuing(limit_count=2)
+    )
+    life = admitted(2, policy)
+    ends = []
+    for _ in range(3):
+        life.write(lifecycle.admit(life.gang.status, now_seconds=life.now, message=""))
+        assert life.look(*members(READY, READY), after=1).act is Act.NOTHING
+        life.look(*members(READY, FAILED), after=1)
+        decision = life.look(*members(READY, FAILED), after=6)
+        assert decision.act is Act.EVICT
+        ends.append(decision.deactivate)
+        life.now += 1000
+
+    assert ends == [False, False, True]
+    assert life.condition(names.CONDITION_ACTIVE) == ("False", "RequeuingLimitExceeded")
+
+
 def test_deactivation_gives_everything_back_and_counts_nothing() -> None:
     """active: false evicts a running gang without a pause; active: true places it again at once."""
     life = running(2)
