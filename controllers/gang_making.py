@@ -50,7 +50,8 @@ class GangMaker:
                 f"there is no GpuGang {key[1]!r}, and the pods do not say how many they are: create it, or set the "
                 f"annotation {names.GANG_SIZE} on every one of them, to the same number"
             )
-            return self._tell(members, note)
+            self._tell(members, note)
+            return None
         owner = owner_of(members)
         pod_sets = pod_sets_of(members, size)
         if pod_sets is None:
@@ -58,7 +59,8 @@ class GangMaker:
                 f"there is no GpuGang {key[1]!r} yet: it is made when all of its {size} pods are there, {len(members)} "
                 "by now, and either all name a pod set or none does"
             )
-            return self._tell(members, note)
+            self._tell(members, note)
+            return None
         body = gang_body(key, pod_sets, owner, topology_of(members))
         try:
             await self._context.api.create(paths.gpugangs(key[0]), body)
