@@ -79,7 +79,8 @@ class _Words:
         """Return a document with its names replaced."""
         if isinstance(value, dict):
             is_map = key in ("labels", "annotations", "matchLabels", "nodeSelector")
-            return {self.key(k) if is_map else k: self.masked(v, k) for k, v in value.items() if k not in _TEXTS}
+            left_out = _TEXTS - {"reason"} if {"type", "status"} <= value.keys() else _TEXTS  # a condition's is a word
+            return {self.key(k) if is_map else k: self.masked(v, k) for k, v in value.items() if k not in left_out}
         if isinstance(value, list):
             return [self.masked(entry, key) for entry in value]
         if not isinstance(value, str) or key == FILLER:
