@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from typer.testing import CliRunner
 
+from atoll.api.claims import GpuClaim
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.explain.codec import SnapshotMistake, decode_snapshot, document_of, encode_snapshot
 from atoll.explain.decision import decide, scene_of
@@ -15,7 +16,7 @@ from atoll.explain.explanation import explain
 from atoll.explain.pseudonyms import disguised
 from atoll.explain.wording import explanation_json
 from atollctl.__main__ import app
-from tests.builders import make_pod
+from tests.builders import make_claim, make_pod
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_proposals_by_force import clusters
 from tests.explain.test_situations import SITUATIONS
@@ -49,6 +50,21 @@ def test_replaced_names_change_no_decision(found: Situation) -> None:
     assert (before.best is None) == (after.best is None)
     if before.best is not None and after.best is not None:
         assert before.best.choice == after.best.choice
+
+
+def test_conditions_are_read_again_after_names_were_replaced() -> None:
+    """A claim's condition keeps its reason, which is a word of Atoll's, and loses its message, which names pods."""
+    told = {"type": "Bound", "status": "True", "reason": "PodsBound", "message": "secret-pod runs"}
+    claim = make_claim().model_dump(mode="json", by_alias=True)
+    claim["status"] = {"conditions": [{**told, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+    found = situation({"n1": {}}, [], waiting(1, claim={}))
+    snapshot = replace(found.snapshot, claims=(GpuClaim.model_validate(claim),))
+
+    again = decode_snapshot(encode_snapshot(disguised(snapshot)))
+
+    assert again.claims[0].status is not None
+    (condition,) = again.claims[0].status.conditions
+    assert (condition.reason, condition.message) == ("PodsBound", "")
 
 
 def test_no_name_is_left() -> None:
