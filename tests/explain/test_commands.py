@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from atollctl.__main__ import app, main
 
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
-TOLD = re.findall(r"^    (atoll [^#\n]+)", PAGE.read_text(), flags=re.MULTILINE)
+TOLD = re.findall(r"^(atoll [^#\n]+)", PAGE.read_text(), flags=re.MULTILINE)
 READING = ("explain", "simulate", "snapshot", "top", "gangs", "history", "defrag")
 
 
