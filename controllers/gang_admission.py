@@ -190,7 +190,8 @@ class AdmissionReconciler:
             self._context.metrics.gang_admissions.labels("undone").inc()
             return await self._wait(view, "AdmissionUndone", "a GPU was taken by somebody else meanwhile")
         nodes = len({seat.allocation.node for seat in seats})
-        message = f"{len(seats)} members got their GPUs on {nodes} nodes"
+        where = "one node" if nodes == 1 else f"{nodes} nodes"
+        message = f"{len(seats)} members got their GPUs on {where}"
         status = lifecycle.admit(decision.status, now_seconds=self._book.now_seconds(), message=message)
         status = status.model_copy(update={"assignment": assignment_of(found.placement, site)})
         await self._write(view, status)
