@@ -12,7 +12,7 @@ from atoll.cluster.objects import Pod
 from atoll.explain.decision import Scene
 from atoll.explain.explanation import Explanation, Group
 from atoll.explain.nodes import IslandState, NodeAnswer
-from atoll.explain.wording import HELPLESS, holders_text, sentence
+from atoll.explain.wording import HELPLESS, group_text, holders_text, sentence
 
 NODES_SHOWN: Final = 4
 """Nodes of one group, unless all are wanted."""
@@ -36,9 +36,7 @@ def lines(told: Explanation, scene: Scene, pod: Pod, *, show_all: bool = False) 
 
 
 def _group(group: Group, scene: Scene, *, show_all: bool) -> Iterator[str]:
-    reasons = ", ".join(dict.fromkeys(part for part in (group.reason, *group.others) if part)) or "the pod fits"
-    count = "1 node" if len(group.nodes) == 1 else f"{len(group.nodes)} nodes"
-    yield f"{count} {group.standing}: {reasons}"
+    yield group_text(len(group.nodes), group.standing, group.reason, group.others)
     shown = group.nodes if show_all else group.nodes[:NODES_SHOWN]
     for one in shown:
         yield f"  {one.node}: {one.detail}" if one.detail else f"  {one.node}"

@@ -46,10 +46,11 @@ def list_gangs(
 def gang_rows(found: Any, namespace: str) -> list[dict[str, Any]]:  # noqa: ANN401 - a ClusterSnapshot
     """Return a row of plain values per gang, by namespace and name."""
     from atoll.api.gangs import GpuGangStatus
+    from atoll.cluster.gangs.membership import key_of
     from atoll.explain.decision import scene_of
     from atoll.explain.gang_decision import decide_gang
     from atoll.explain.gang_explanation import state_of
-    from atoll.explain.gang_scene import gang_scene_of, key_of
+    from atoll.explain.gang_scene import gang_scene_of
 
     gangs = gang_scene_of(scene_of(found))
     rows = []

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from agent.settings import AgentSettings
 from atoll.api.crds import rendered_files
+from atoll.api.markdown import table
 from controllers.settings import ControllersSettings
 from extender.settings import ExtenderSettings
 from webhook.settings import WebhookSettings
@@ -52,7 +53,7 @@ def _settings_page() -> Iterator[str]:
     for part, model in PARTS.items():
         rows = [(f"`--{path}`", default, text) for path, default, text in _settings(model)]
         yield f"\n## {part}\n\n{(model.__doc__ or '').strip()}\n\n"
-        yield _table(("Flag", "Default", "Means"), rows)
+        yield table(("Flag", "Default", "Means"), rows)
     yield "\n## atoll\n\nStatus 0 means done, 1 that the answer is no, 2 that it cannot be answered.\n"
     yield from _commands()
 
@@ -95,7 +96,7 @@ def _commands() -> Iterator[str]:
         yield f"\n### {' '.join(words)}\n\n{_line(about)}\n\n`{shape}`\n"
         if options:
             rows = [(f"`{', '.join(one.opts)}`", _line(one.help or "")) for one in options]
-            yield "\n" + _table(("Option", "Means"), rows)
+            yield "\n" + table(("Option", "Means"), rows)
 
 
 def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401 - click's
@@ -115,7 +116,7 @@ def _fields_page() -> Iterator[str]:
         for part in ("spec", "status"):
             if part in schema["properties"]:
                 rows = [(f"`{path}`", kind, text) for path, kind, text in _fields(schema["properties"][part], part)]
-                yield f"\n### {spec['names']['kind']} {part}\n\n" + _table(("Field", "Type", "Means"), rows)
+                yield f"\n### {spec['names']['kind']} {part}\n\n" + table(("Field", "Type", "Means"), rows)
 
 
 def _fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
@@ -144,11 +145,6 @@ def _type(field: Mapping[str, Any]) -> str:
 def _line(text: str) -> str:
     """Return a text as one cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |\n" for cells in (head, *rows)]
-    return "".join([lines[0], "|" + "---|" * len(head) + "\n", *lines[1:]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from atoll.cluster import pods
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import Act, Decision, GangView, Obstacle, decide
 from atoll.cluster.gangs.making_room import Asking
-from atoll.cluster.gangs.membership import GangKey
+from atoll.cluster.gangs.membership import GangKey, key_of
 from atoll.cluster.gangs.placing import Found, NoPlace, find_places
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts, blocker, in_order
@@ -118,7 +118,7 @@ class AdmissionReconciler:
 
     def _is_hopeless(self, view: GangView) -> bool:
         """Tell whether the gang did not even fit the empty machines: it would keep others waiting for ever."""
-        return (view.gang.metadata.namespace, view.gang.metadata.name) in self._hopeless
+        return key_of(view.gang) in self._hopeless
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""
@@ -131,7 +131,7 @@ class AdmissionReconciler:
 
     async def _try(self, view: GangView) -> float | None:
         """Try one gang; return when to try again, None when it got what it wants or wants nothing any more."""
-        key = (view.gang.metadata.namespace, view.gang.metadata.name)
+        key = key_of(view.gang)
         wait = self._rest(key)
         if wait > 0:
             return wait
@@ -163,7 +163,7 @@ class AdmissionReconciler:
         return attempts.wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
 
     async def _place(self, view: GangView, decision: Decision) -> bool:
-        self._hopeless.discard((view.gang.metadata.namespace, view.gang.metadata.name))
+        self._hopeless.discard(key_of(view.gang))
         requests = self._book.requests(decision.members)
         site = self._book.site(view.gang)
         if isinstance(requests, Obstacle):
@@ -173,7 +173,7 @@ class AdmissionReconciler:
         landscape = self._book.landscape()
         if decision.act is Act.REPLACE:
             return await self._replace(view, decision, site, landscape)
-        key = (view.gang.metadata.namespace, view.gang.metadata.name)
+        key = key_of(view.gang)
         answer = find_places(view, decision.members, requests, site, self._room.open(key, landscape))
         if isinstance(answer, NoPlace):
             if answer.reason == "NeverFits":

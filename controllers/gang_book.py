@@ -15,7 +15,7 @@ from atoll.api.gangs import GpuGang
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle, unserved
-from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
+from atoll.cluster.gangs.membership import GangKey, Member, gang_key, key_of, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.queue import Attempts
 from atoll.cluster.gangs.readiness_policy import Bounds, OutOfBounds, ReadinessPolicy, policy_for
@@ -140,7 +140,7 @@ class GangBook:
 
     def view(self, gang: GpuGang) -> GangView:
         """Return everything that a decision about the gang is made on."""
-        found = self.pods_of((gang.metadata.namespace, gang.metadata.name))
+        found = self.pods_of(key_of(gang))
         holders = {pod.metadata.uid: self.holds(pod) for pod in found}
         members = members_of(found, gang.spec, holders, {pod.metadata.uid: self._held_since(pod) for pod in found})
         policy = policy_for(self.rules.policy, self.rules.bounds, gang.spec.wait_for_pods_ready)

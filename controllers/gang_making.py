@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
-from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey
+from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, key_of
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
@@ -77,7 +77,7 @@ class GangMaker:
         made_for = gang.metadata.annotations.get(names.GANG_MADE_FOR)
         if made_for is None:
             return False
-        members = self._book.pods_of((gang.metadata.namespace, gang.metadata.name))
+        members = self._book.pods_of(key_of(gang))
         owner = owner_of([pod for pod in members if pod.metadata.deletion_timestamp is None])
         is_another = owner is not None and made_for != owner.uid
         is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())

@@ -7,7 +7,7 @@ failed. Nothing is decided here.
 
 from atoll.api import names
 from atoll.cluster.gangs.lifecycle import GangView
-from atoll.cluster.gangs.membership import GangKey, has_gate
+from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
 from atoll.cluster.gangs.queue import in_order
 from atoll.kube.events import ObjectReference
 from controllers.context import Context, pod_reference
@@ -39,7 +39,7 @@ class GangNews:
         untold = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_TOLD]) if one not in self._told_at]
         if not untold:
             return
-        place = self._place((view.gang.metadata.namespace, view.gang.metadata.name), now)
+        place = self._place(key_of(view.gang), now)
         note = f"number {place} of {len(self._places)} gangs that wait: {message}"
         for reference in untold:
             self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
@@ -51,7 +51,7 @@ class GangNews:
             gangs = [self._book.gang(one) for one in sorted({*self._book.candidates, key})]
             views = [self._book.view(gang) for gang in gangs if gang is not None]
             waiting = in_order(view for view in views if not view.is_admitted)
-            ordered = [(view.gang.metadata.namespace, view.gang.metadata.name) for view in waiting]
+            ordered = [key_of(view.gang) for view in waiting]
             self._places = {one: number for number, one in enumerate(ordered, start=1)}
             self._ordered_at = now
         return self._places.get(key, len(self._places))

@@ -53,12 +53,12 @@ TURN_SHARE = 0.5
 @dataclass(frozen=True, slots=True)
 class BinderSettings:
     """`answer_seconds` is below kube-scheduler's httpTimeout; after `reservation_seconds` a bind may be taken back.
-    `writers_max` binds write Leases at a time."""
+    `binds_at_once` binds write Leases at a time."""
 
     answer_seconds: float
     reservation_seconds: float
     default_mode: VisibleDevices
-    writers_max: int = 16
+    binds_at_once: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Binder:
         self._new_token = new_token
         self._under_way: dict[str, tuple[str, asyncio.Task[str]]] = {}
         self._failed: dict[str, dict[str, float]] = {}
-        self._turns = asyncio.Semaphore(settings.writers_max)
+        self._turns = asyncio.Semaphore(settings.binds_at_once)
         self.observer: Callable[[Bound], None] = _ignore
         """Told of every bind that has landed."""
 
@@ -168,7 +168,7 @@ class Binder:
                 await self._turns.acquire()
         except TimeoutError as late:
             raise BindsBusy(
-                f"{self._settings.writers_max} other binds wait for the API server already; tried again after a pause"
+                f"{self._settings.binds_at_once} other binds wait for the API server already; tried again after a pause"
             ) from late
         try:
             yield

@@ -7,10 +7,11 @@ generator, because a page is written by people too.
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.api import names
+from atoll.api.markdown import table
 from atoll.api.next_steps import CONDITION_STEPS, EVENT_STEPS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
@@ -24,8 +25,8 @@ def sections() -> dict[str, str]:
         for (kind, condition, reason), (meaning, step) in CONDITION_STEPS.items()
     )
     return {
-        "events": _table(("Reason", "Means", "Next step"), events),
-        "conditions": _table(("Of", "Condition", "Reason", "Means", "Next step"), conditions),
+        "events": table(("Reason", "Means", "Next step"), events),
+        "conditions": table(("Of", "Condition", "Reason", "Means", "Next step"), conditions),
     }
 
 
@@ -38,11 +39,6 @@ def rendered(page: str) -> str:
             raise ValueError(f"the page must hold {begin.strip()} and {end.strip()} once")
         page = pattern.sub((begin + "\n" + text + "\n" + end).replace("\\", r"\\"), page)
     return page
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |\n" for cells in (head, *rows)]
-    return "".join([lines[0], "|" + "---|" * len(head) + "\n", *lines[1:]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

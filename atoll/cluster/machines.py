@@ -134,7 +134,7 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
 
 
 def _card(device: Device) -> Card:
-    return card_of(
+    return _card_of(
         device.model,
         device.vendor,
         nominal_memory_bytes(device),
@@ -145,7 +145,7 @@ def _card(device: Device) -> Card:
 
 
 @lru_cache(maxsize=SHAPES_MAX)
-def card_of(
+def _card_of(
     model: str, vendor: str, memory_bytes: int, compute_capability: str, mig_profile: str, *, is_ready: bool
 ) -> Card:
     """Return the one Card of these facts; thousands of devices have one of a few."""

@@ -8,11 +8,14 @@ another boot than the agent: the machine was started again and the agent has not
 heartbeat is. Boot ids are compared only where both are the kernel's own, which have the form of a UUID.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.objects import Lease, Node
+
+if TYPE_CHECKING:
+    from atoll.cluster.ledger import Ledger
 
 BOOT_ID_LENGTH: Final = 36
 SILENCE_PERIODS: Final = 3
@@ -34,6 +37,15 @@ def reason_of_the_past(status: GpuNodeStatus, node: Node | None) -> str:
         return names.REJECT_PAST_NODE
     boots = (report.boot_id, node.status.node_info.boot_id)
     return names.REJECT_PAST_BOOT if all(map(_is_kernels, boots)) and boots[0] != boots[1] else ""
+
+
+def take_report(ledger: "Ledger", status: GpuNodeStatus, node: Node | None) -> None:
+    """Put a report into the ledger, or count it no more where it is of the past."""
+    why = reason_of_the_past(status, node)
+    if why:
+        ledger.drop_report(status.metadata.name, why=why)
+    else:
+        ledger.put_report(status)
 
 
 def _is_kernels(boot_id: str) -> bool:

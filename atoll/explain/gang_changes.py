@@ -10,9 +10,8 @@ from typing import Final
 
 from atoll.api.gangs import GpuGang, GpuGangSpec, TopologyMode, TopologyRequest
 from atoll.cluster import pods
-from atoll.cluster.gangs.membership import gang_key
+from atoll.cluster.gangs.membership import gang_key, key_of
 from atoll.explain.changes import RELAXATIONS, Addition, admitted_by, asking_less, freed, opened, with_node
-from atoll.explain.gang_scene import key_of
 from atoll.explain.snapshot import ClusterSnapshot
 
 

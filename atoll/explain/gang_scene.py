@@ -13,7 +13,7 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle, unserved
-from atoll.cluster.gangs.membership import GangKey, Member, gang_key, members_of
+from atoll.cluster.gangs.membership import GangKey, Member, gang_key, key_of, members_of
 from atoll.cluster.gangs.question import Landscape
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.sites import Site, choose_topology, demands_a_level, site_of
@@ -85,11 +85,6 @@ def gang_scene_of(scene: Scene) -> GangScene:
         free={name: host_fit.free(node, on.get(name, ())) for name, node in scene.nodes.items()},
     )
     return GangScene(scene, landscape, {key: tuple(found) for key, found in members.items()})
-
-
-def key_of(gang: GpuGang) -> GangKey:
-    """Return namespace and name."""
-    return (gang.metadata.namespace, gang.metadata.name)
 
 
 def _coming_to(scene: Scene, pod: Pod) -> str:

@@ -10,7 +10,7 @@ from atoll.explain.decision import Scene
 from atoll.explain.gang_explanation import GangExplanation
 from atoll.explain.gang_proposals import GangProposal
 from atoll.explain.proposals import Kind
-from atoll.explain.wording import gpu_text, listed, pod_text
+from atoll.explain.wording import gpu_text, listed, nodes_text, pod_text
 from topology.gangs.domains import DomainFit
 
 GANG_HELPLESS = {
@@ -40,19 +40,17 @@ def _what(proposal: GangProposal, scene: Scene) -> str:
         counts = ", ".join(f"{count} of {name}" for name, count in change.members)
         return f"be content with {counts} (minMember {sum(count for _, count in change.members)})"
     if proposal.kind is Kind.OPEN:
-        return f"open {_nodes(len(change.opened))} to its members (uncordon, tolerate, label): {listed(change.opened)}"
+        return (
+            f"open {nodes_text(len(change.opened))} to its members (uncordon, tolerate, label): {listed(change.opened)}"
+        )
     if proposal.kind is Kind.GPU:
         return f"uncordon {listed([gpu_text(scene, *one) for one in change.uncordoned])}"
     if proposal.kind is Kind.REPAIR:
         return f"get {listed([gpu_text(scene, *one) for one in change.healed])} well"
     if proposal.kind is Kind.ADD:
-        return f"add {_nodes(len(change.added))} ({change.added[0].shape})"
+        return f"add {nodes_text(len(change.added))} ({change.added[0].shape})"
     ending = "are proven to have ended" if proposal.kind is Kind.ENDING else "end"
     return f"when {listed([pod_text(scene, uid) for uid in change.ended])} {ending}"
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def domain_text(fit: DomainFit) -> str:

@@ -13,7 +13,7 @@ from atoll.api.base import Condition
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.membership import gang_key
+from atoll.cluster.gangs.membership import gang_key, key_of
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.holds import Source
 from atoll.cluster.objects import Pod
@@ -164,7 +164,7 @@ def _is_foreign(scene: Scene, node: str, device_id: int, uuid: str) -> bool:
 
 def _waiting(scene: Scene, found: Iterable[Pod]) -> Iterable[WaitingLine]:
     """Yield the pods that wait, the longest first."""
-    gangs = {(gang.metadata.namespace, gang.metadata.name): gang for gang in scene.snapshot.gangs}
+    gangs = {key_of(gang): gang for gang in scene.snapshot.gangs}
     known: dict[object, str] = {}
     waiting = [pod for pod in found if pods.is_gpu_pod(pod) and pods.is_unplaced(pod)]
     for pod in sorted(waiting, key=lambda one: (one.metadata.creation_timestamp or "", *_named(one))):

@@ -95,13 +95,13 @@ def hunt_all(searches: Mapping[Kind, Callable[[H], tuple[list[P], bool]]], hunt:
 
 @dataclass(frozen=True, slots=True)
 class _Hunt:
-    """What every search needs. `holders`: of every node; `around`: the snapshot by node; `closed`: see Decision."""
+    """What every search needs. `holders`: of every node; `surroundings`: all by node; `closed`: see Decision."""
 
     case: Case
     scene: Scene
     request: Request
     holders: tuple[NodeHolders, ...]
-    around: Surroundings
+    surroundings: Surroundings
     closed: Mapping[str, tuple[str, ...]]
 
 
@@ -112,9 +112,8 @@ def find_help(scene: Scene, pod: Pod, decision: Decision) -> Help[Proposal]:
     case = Case(scene.snapshot, pod, scene.snapshot.claim_of(pod))
     kept = kept_for_others(scene.ledger, pod)
     held = (holders_of(scene, name, pod, kept.get(name, ())) for name in sorted(scene.nodes))
-    around = Surroundings.of(scene.snapshot, scene.nodes, scene.pods_by_node)
     holders = tuple(one for one in held if one is not None)
-    hunt = _Hunt(case, scene, decision.request, holders, around, decision.closed)
+    hunt = _Hunt(case, scene, decision.request, holders, Surroundings.of(scene), decision.closed)
     return hunt_all(_SEARCHES, hunt)
 
 
@@ -127,7 +126,7 @@ def check(case: Case, change: Change) -> Decision:
 def _verified(hunt: _Hunt, kind: Kind, change: Change, node: str, cost: tuple[Any, ...]) -> Iterator[Proposal]:
     """Decide again on what the change leaves of this node; yield the proposal if the pod fits there."""
     has_neighbours = hunt.scene.minds_neighbours(hunt.case.pod)
-    small = hunt.around.around(node, holder_uid=hunt.case.pod.metadata.uid, has_neighbours=has_neighbours)
+    small = hunt.surroundings.around(node, holder_uid=hunt.case.pod.metadata.uid, has_neighbours=has_neighbours)
     after = changed(replace(hunt.case, snapshot=small), change)
     best = decide(scene_of(after.snapshot), after.pod, after.claim, only=[node])
     if best.best is not None:

@@ -22,7 +22,7 @@ from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
 from atoll.cluster.past_asks import PastAsks, recall
-from atoll.cluster.reports import reason_of_the_past, silence_seconds_max
+from atoll.cluster.reports import silence_seconds_max, take_report
 
 NOW_SECONDS = 0.0
 """The moment of a snapshot on the clock of its ledger."""
@@ -75,11 +75,7 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
         age = snapshot.age_seconds(heartbeat.spec.renew_time)
         ledger.put_heartbeat(heartbeat.metadata.name, NOW_SECONDS - age, silence_seconds_max(heartbeat))
     for report in snapshot.reports:
-        why = reason_of_the_past(report, nodes.get(report.metadata.name))
-        if why:
-            ledger.drop_report(report.metadata.name, why=why)
-        else:
-            ledger.put_report(report)
+        take_report(ledger, report, nodes.get(report.metadata.name))
     for lease in snapshot.leases:
         if may_be_gpu_lease(lease):
             ledger.put_lease(lease)

@@ -1,6 +1,6 @@
 """What the GPUs of one node depend on, cut out of a snapshot, so that a change there is decided again on it alone.
 
-In: a snapshot, once; then a node and a pod. Out: a small snapshot. Separate, because it indexes the lists that all
+In: a scene, once; then a node and a pod. Out: a small snapshot. Separate, because it indexes the lists that all
 else walk from end to end. Pure.
 """
 
@@ -8,46 +8,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.api import names
-from atoll.cluster.objects import Lease, Node, Pod
+from atoll.cluster.objects import Lease, Pod
+from atoll.explain.decision import Scene
 from atoll.explain.snapshot import ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The lists of one snapshot by node. `leases_anywhere`: those that cannot be read, each may mean any node that its
+    """The lists of one scene by node. `leases_anywhere`: those that cannot be read, each may mean any node that its
     name could; `leases_by_uid`: by the uid of the holder; `unbound`: pods without a node."""
 
-    snapshot: ClusterSnapshot
-    nodes: Mapping[str, Node]
-    pods_by_node: Mapping[str, Sequence[Pod]]
+    scene: Scene
     unbound: tuple[Pod, ...]
     leases_by_node: Mapping[str, Sequence[Lease]]
     leases_by_uid: Mapping[str, Sequence[Lease]]
     leases_anywhere: tuple[Lease, ...]
 
     @classmethod
-    def of(
-        cls, snapshot: ClusterSnapshot, nodes: Mapping[str, Node], pods_by_node: Mapping[str, Sequence[Pod]]
-    ) -> "Surroundings":
-        """Index a snapshot, of which nodes by name and bound pods by node are known."""
+    def of(cls, scene: Scene) -> "Surroundings":
+        """Index what a scene does not hold by node."""
         by_node: dict[str, list[Lease]] = {}
         by_uid: dict[str, list[Lease]] = {}
         anywhere: list[Lease] = []
-        for lease in snapshot.leases:
+        for lease in scene.snapshot.leases:
             node = lease.metadata.annotations.get(names.LEASE_NODE)
             if node is None:
                 anywhere.append(lease)
             else:
                 by_node.setdefault(node, []).append(lease)
             by_uid.setdefault(lease.spec.holder_identity.rpartition("/")[2], []).append(lease)
-        unbound = tuple(pod for pod in snapshot.pods if not pod.spec.node_name)
-        return cls(snapshot, nodes, pods_by_node, unbound, by_node, by_uid, tuple(anywhere))
+        unbound = tuple(pod for pod in scene.snapshot.pods if not pod.spec.node_name)
+        return cls(scene, unbound, by_node, by_uid, tuple(anywhere))
 
     def around(self, node: str, *, holder_uid: str, has_neighbours: bool) -> ClusterSnapshot:
         """Return what one node's GPUs depend on, and the Leases of one pod. Other nodes and their pods stay only where
-        they are `neighbours` that can matter; a node that nobody knows has nothing."""
-        whole = self.snapshot
-        here = self.nodes.get(node)
+        they are neighbours that can matter; a node that nobody knows has nothing."""
+        whole = self.scene.snapshot
+        here = self.scene.nodes.get(node)
         leases = (*self.leases_by_node.get(node, ()), *self.leases_anywhere, *self.leases_by_uid.get(holder_uid, ()))
         small = replace(
             whole,
@@ -60,5 +57,5 @@ class Surroundings:
         return replace(
             small,
             nodes=() if here is None else (here,),
-            pods=(*self.unbound, *self.pods_by_node.get(node, ())),
+            pods=(*self.unbound, *self.scene.pods_by_node.get(node, ())),
         )

@@ -85,6 +85,17 @@ def pod_text(scene: Scene, uid: str) -> str:
     return f"{records[0].holder.namespace}/{records[0].holder.name} (gone)" if records else f"pod {uid}"
 
 
+def nodes_text(count: int) -> str:
+    """Return a number of nodes in words."""
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def group_text(count: int, standing: str, reason: str, others: Sequence[str]) -> str:
+    """Return how many nodes stand how, and why: each reason once."""
+    reasons = ", ".join(dict.fromkeys(part for part in (reason, *others) if part)) or "the pod fits"
+    return f"{nodes_text(count)} {standing}: {reasons}"
+
+
 def explanation_json(told: Explanation, scene: Scene, pod: Pod) -> dict[str, Any]:
     """Return an explanation as plain values."""
     return {

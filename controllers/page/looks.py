@@ -1,7 +1,7 @@
 """Looks at the cluster for whoever watches the page: bounded, off the event loop, and none while nobody watches.
 
 In: the mirror of the controllers, a clock. Out: the newest View, explanations of single pods on the same state, and a
-word when something changed. One thread computes; it rests LOAD_PARTS times as long as it worked, so that reconcilers
+word when something changed. One thread computes; it rests 24 times as long as it worked (LOOK_PARTS), so reconcilers
 keep the core. Looks and answers are computed by `atoll.explain` on a ledger of their own: nothing here touches what
 the controllers decide on.
 """

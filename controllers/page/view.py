@@ -5,6 +5,7 @@ was told one View is told no more than what differs in the next. Pure.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,7 +21,7 @@ from atoll.explain.gang_explanation import explain_gang
 from atoll.explain.gang_scene import gang_scene_of
 from atoll.explain.gang_wording import domain_text, gang_json
 from atoll.explain.overview import Gpu, IslandLine, NodeLine, Overview, WaitingLine
-from atoll.explain.wording import explanation_json
+from atoll.explain.wording import explanation_json, group_text
 
 WAITING_MAX: Final = 200
 """Waiting pods that are shown, the longest first; the others are counted."""
@@ -42,10 +43,7 @@ class View:
 
 def view_of(seen: Overview) -> View:
     """Encode a look."""
-    counts: dict[str, int] = {}
-    for node in seen.nodes:
-        for gpu in node.gpus:
-            counts[gpu.state] = counts.get(gpu.state, 0) + 1
+    counts = Counter(gpu.state for node in seen.nodes for gpu in node.gpus)
     taken = seconds_of(seen.taken_at) or 0.0
     return View(
         taken_at=seen.taken_at,
@@ -109,12 +107,10 @@ def _proposal(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def _group(plain: Mapping[str, Any]) -> dict[str, Any]:
     nodes = plain["nodes"]
-    reasons = ", ".join(dict.fromkeys(part for part in (plain["reason"], *plain["others"]) if part))
-    count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     more = f"and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else ""
     named = [f"{one['node']}: {one['detail']}" if one["detail"] else one["node"] for one in nodes[:NODES_NAMED_MAX]]
     return {
-        "text": f"{count} {plain['standing']}: {reasons or 'the pod fits'}",
+        "text": group_text(len(nodes), plain["standing"], plain["reason"], plain["others"]),
         "nodes": [*named, more] if more else named,
     }
 

@@ -21,7 +21,7 @@ from atoll.kube.client import ApiClient
 from atollctl.audit import _find
 from atollctl.audit_repair import CONTROLLERS, Outcome, repair
 from devcluster import Cluster
-from tests.atollctl.test_audit_plants import BYSTANDERS
+from tests.atollctl.test_audit_plants import BYSTANDERS, touched
 from tests.builders import make_report
 from tests.cluster.test_consistency import BROKEN, leases
 from tests.controllers.stage import LEASES, PODS, REPORTS, Json, Stage
@@ -127,18 +127,6 @@ async def repair_each(stage: Stage, findings: Sequence[Finding]) -> dict[Finding
     """Repair under the controllers' own rights."""
     async with await ApiClient.connect(stage.cluster.kubeconfig, impersonate=CONTROLLERS) as client:
         return {finding: await repair(client, finding) for finding in findings}
-
-
-def touched(finding: Finding) -> set[str]:
-    """Return what the remedy of a finding may write."""
-    paths = {
-        Repair.NONE: set(),
-        Repair.ASK: {f"{REPORTS}/{finding.node}"},
-        Repair.WRITE: {f"{LEASES}/{finding.lease}"},
-        Repair.DELETE: {f"{LEASES}/{finding.lease}"},
-        Repair.EVICT: {f"{PODS}/{finding.pod.name}"} if finding.pod is not None else set(),
-    }
-    return paths[remedy(finding).repair]
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,8 @@ def installation() -> Iterator[Installation]:
 @pytest.fixture
 def world(installation: Installation, request: pytest.FixtureRequest) -> Iterator[World]:
     """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
-    world = World.enter(installation, f"t-{uuid4().hex[:8]}")
-    yield world
-    world.leave()
+    with World.of_one_test(installation) as world:
+        yield world
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +52,5 @@ def machine_room() -> Iterator[MachineRoom]:
 @pytest.fixture
 def room_world(machine_room: MachineRoom) -> Iterator[World]:
     """A namespace of that cluster for one test."""
-    world = World.enter(machine_room.installation, f"t-{uuid4().hex[:8]}")
-    yield world
-    world.leave()
+    with World.of_one_test(machine_room.installation) as world:
+        yield world

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 
@@ -36,9 +35,8 @@ def release() -> Iterator[Release]:
 @pytest.fixture
 def world(release: Release) -> Iterator[World]:
     """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
-    world = World.enter(release.installation, f"t-{uuid4().hex[:8]}")
-    yield world
-    world.leave()
+    with World.of_one_test(release.installation) as world:
+        yield world
 
 
 def test_a_claimed_pod_gets_its_gpus(release: Release, world: World) -> None:

@@ -50,9 +50,8 @@ def release() -> Iterator[Release]:
 @pytest.fixture
 def world(release: Release) -> Iterator[World]:
     """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
-    world = World.enter(release.installation, f"t-{uuid4().hex[:8]}")
-    yield world
-    world.leave()
+    with World.of_one_test(release.installation) as world:
+        yield world
 
 
 def test_the_demo_holds_on_an_installed_release(release: Release) -> None:

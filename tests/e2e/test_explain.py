@@ -21,7 +21,6 @@ from atoll.explain.gang_scene import gang_scene_of
 from atoll.explain.proposals import Kind
 from atollctl.__main__ import app
 from atollctl.cluster_source import read_live
-from devcluster.build import ensure_binaries
 from tests.e2e.world import World
 
 pytestmark = pytest.mark.e2e
@@ -156,7 +155,7 @@ def test_every_question_is_answered_with_rights_to_read_alone(world: World, read
 
     assert "given" in CliRunner().invoke(app, ["history", f"{node}/{ids[0]}", "--kubeconfig", str(read_only)]).output
     kubectl = ["kubectl", "atoll", "explain", "pod/train", "-n", world.namespace, "--kubeconfig", str(read_only)]
-    folders = (ensure_binaries()["kubectl"].parent, Path(sys.executable).parent)
+    folders = (world.cluster.program("kubectl").parent, Path(sys.executable).parent)
     plugin = subprocess.run(kubectl, env={"PATH": ":".join(map(str, folders))}, capture_output=True, text=True)
     assert f"runs on {node}" in plugin.stdout, plugin
     assert [pod["metadata"]["name"] for pod in world.pods()] == ["train"]

@@ -44,9 +44,8 @@ def beside_kueue() -> Iterator[Installation]:
 @pytest.fixture
 def world(beside_kueue: Installation) -> Iterator[World]:
     """A namespace for one test."""
-    world = World.enter(beside_kueue, f"t-{uuid4().hex[:8]}")
-    yield world
-    world.leave()
+    with World.of_one_test(beside_kueue) as world:
+        yield world
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from atoll.api import names
 from atoll.cluster.allocations import Allocation, parse_allocation
@@ -84,6 +85,14 @@ class World:
             lambda: world.maybe(f"/api/v1/namespaces/{namespace}/serviceaccounts/default"), "the default account"
         )
         return world
+
+    @classmethod
+    @contextmanager
+    def of_one_test(cls, installation: Installation) -> Iterator[World]:
+        """Yield a namespace of its own; leave it afterwards."""
+        world = cls.enter(installation, f"t-{uuid4().hex[:8]}")
+        yield world
+        world.leave()
 
     def leave(self) -> None:
         """Delete every pod gracefully, wait until no Lease is left, and check that Atoll kept its promises."""

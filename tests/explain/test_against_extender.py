@@ -14,7 +14,7 @@ from atoll.cluster import pods
 from atoll.cluster.host_cpu import ASKS_MIN
 from atoll.cluster.objects import Pod
 from atoll.cluster.past_asks import past_asks_of
-from atoll.cluster.reports import reason_of_the_past
+from atoll.cluster.reports import take_report
 from atoll.cluster.requests import Rejection
 from atoll.explain.codec import decode_snapshot, document_of, encode_snapshot
 from atoll.explain.decision import Decision, decide, scene_of
@@ -46,11 +46,7 @@ async def extender_of(snapshot: ClusterSnapshot, **parts: Any) -> AsyncIterator[
     app = build_app(made)
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     for report in snapshot.reports:
-        why = reason_of_the_past(report, nodes.get(report.metadata.name))
-        if why:
-            mirror.ledger.drop_report(report.metadata.name, why=why)
-        else:
-            mirror.ledger.put_report(report)
+        take_report(mirror.ledger, report, nodes.get(report.metadata.name))
     for heartbeat in snapshot.heartbeats:
         age = snapshot.age_seconds(heartbeat.spec.renew_time)
         mirror.ledger.put_heartbeat(heartbeat.metadata.name, clock.monotonic_seconds() - age, SILENCE_SECONDS)

@@ -73,7 +73,7 @@ async def rush(folder: Path, answer_seconds: float) -> AsyncIterator[Rush]:
             pod = make_pod(f"p{number}", uid=f"u{number}", gpus=GPUS)
             mirror.ledger.put_pod(pod)
             server.put(paths.pods("team", f"p{number}"), {"metadata": {"name": f"p{number}"}})
-        settings = BinderSettings(answer_seconds, 60.0, VisibleDevices.UUID, writers_max=1)
+        settings = BinderSettings(answer_seconds, 60.0, VisibleDevices.UUID, binds_at_once=1)
         binder = Binder(client, cast("ClusterMirror", mirror), clock, settings, new_token=lambda: "attempt")
         made = Rush(server, client, mirror, binder)
         server.fail(made.hold, times=PODS * GPUS, containing=LEASES)

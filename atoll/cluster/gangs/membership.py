@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from atoll.api import names
-from atoll.api.gangs import GpuGangSpec, PodSet
+from atoll.api.gangs import GpuGang, GpuGangSpec, PodSet
 from atoll.cluster import pods
 from atoll.cluster.objects import Pod
 
@@ -74,6 +74,11 @@ class Member:
     def is_gated(self) -> bool:
         """Whether Atoll's gate is still on the pod: then it cannot be bound."""
         return has_gate(self.pod)
+
+
+def key_of(gang: GpuGang) -> GangKey:
+    """Return namespace and name."""
+    return (gang.metadata.namespace, gang.metadata.name)
 
 
 def gang_key(pod: Pod) -> GangKey | None:

@@ -11,7 +11,7 @@ from atoll.api import names
 from atoll.api.gangs import RequeueTimestamp
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView
-from atoll.cluster.gangs.membership import GangKey
+from atoll.cluster.gangs.membership import GangKey, key_of
 from atoll.cluster.gangs.times import seconds_of
 
 PAUSE_SECONDS = 0.5
@@ -68,4 +68,4 @@ def blocker(admitted: Sequence[GangView]) -> GangView | None:
         and view.policy.block_admission
         and not conditions.is_true(view.status.conditions, names.CONDITION_PODS_READY)
     ]
-    return min(waiting, key=lambda view: (view.gang.metadata.namespace, view.gang.metadata.name), default=None)
+    return min(waiting, key=lambda view: key_of(view.gang), default=None)
