@@ -120,7 +120,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
         await supervise(
             mirror=mirror.run(),
             http=serve(app, settings.health_host, settings.health_port),
-            page=serve_page(settings.page, mirror, client, clock),
+            page=serve_page(settings.page, mirror, client, clock, metrics),
             lead=_lead_term_by_term(process),
         )
 

@@ -68,6 +68,8 @@ class Looks:
         self._scene: Scene | None = None
         self._told = asyncio.Event()
         self.watchers = 0
+        self.spent_seconds = 0.0
+        """CPU time of looks and answers since the start."""
         self.view: View | None = None
         self.trouble = ""
         self.is_over = False
@@ -171,7 +173,9 @@ class Looks:
 
     async def _work(self, work: Callable[[], T]) -> tuple[T, float]:
         """Run in the one thread; return the result and how many seconds of a core it took."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, _undisturbed, work)
+        result, spent = await asyncio.get_running_loop().run_in_executor(self._worker, _undisturbed, work)
+        self.spent_seconds += spent
+        return result, spent
 
     def _tell(self, trouble: str) -> None:
         self.trouble = trouble

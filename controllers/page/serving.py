@@ -14,6 +14,7 @@ from atoll.kube.authorization import Creator, Doorkeeper
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from atoll.service.http import is_loopback, serve
+from atoll.service.metrics import Metrics
 from atoll.service.tls import TlsFiles, server_context
 from controllers.page.app import PageParts, build_page
 from controllers.page.door import Door
@@ -25,13 +26,16 @@ log = structlog.get_logger(__name__)
 RETRY_SECONDS = 30.0
 
 
-async def serve_page(settings: PageSettings, mirror: ClusterMirror, client: Creator, clock: Clock) -> None:
+async def serve_page(
+    settings: PageSettings, mirror: ClusterMirror, client: Creator, clock: Clock, metrics: Metrics
+) -> None:
     """Serve the page until cancelled. Raises CertificateError."""
     if not settings.serve:
         await asyncio.Event().wait()
     doorkeeper = None if is_loopback(settings.host) else Doorkeeper(client)
     context = tls_context(settings, clock)
     looks = Looks(mirror, clock)
+    tell_page(metrics, looks)
     parts = PageParts(looks, Door(doorkeeper, clock.monotonic_seconds), clock, settings.watchers_max)
     looking = asyncio.ensure_future(looks.run())
     try:
@@ -41,6 +45,12 @@ async def serve_page(settings: PageSettings, mirror: ClusterMirror, client: Crea
     finally:
         looking.cancel()
         looks.close()
+
+
+def tell_page(metrics: Metrics, looks: Looks) -> None:
+    """Count who watches, and what it costs."""
+    metrics.gauge_of("page_watchers", "Browsers that watch the page now", lambda: float(looks.watchers))
+    metrics.counter_of("page_cpu_seconds", "CPU time of looks and answers for the page", lambda: looks.spent_seconds)
 
 
 async def _serve(settings: PageSettings, app: web.Application, context: ssl.SSLContext | None) -> None:

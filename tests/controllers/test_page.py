@@ -19,10 +19,12 @@ from atoll.explain.explanation import explain
 from atoll.explain.wording import sentence
 from atoll.kube.authorization import Doorkeeper
 from atoll.service.errors import SettingsError
+from atoll.service.metrics import Metrics
 from atoll.service.settings import load
 from controllers.page.app import FILES, HEADERS, STATIC
 from controllers.page.door import REVIEWS_BURST, host_name
 from controllers.page.looks import LOOK_PARTS, QUESTIONS_MAX, QUIET_SECONDS_MAX, REST_SECONDS_MIN
+from controllers.page.serving import tell_page
 from controllers.page.view import WAITING_MAX, news, view_of
 from controllers.settings import ControllersSettings, PageSettings
 from tests.builders import make_pod
@@ -129,6 +131,21 @@ async def test_work_runs_beside_the_event_loop_without_the_collector(page: Page)
     assert not was_collecting
     assert gc.isenabled()
     assert spent >= 0.0
+
+
+async def test_metrics_tell_who_watches_and_what_it_costs(page: Page) -> None:
+    """Watchers are those of this moment, and every look adds the time of a core that it took."""
+    metrics = Metrics("controllers")
+    tell_page(metrics, page.looks)
+    value = metrics.registry.get_sample_value
+    before = value("atoll_controllers_page_cpu_seconds_total")
+
+    async with page.client.get("/page/events") as stream:
+        await next_event(stream)
+        assert value("atoll_controllers_page_watchers") == 1.0
+
+    assert before == 0.0
+    assert (value("atoll_controllers_page_cpu_seconds_total") or 0.0) > 0.0
 
 
 async def test_watchers_are_bounded_and_their_places_come_back() -> None:

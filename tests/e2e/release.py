@@ -7,9 +7,11 @@ ServiceAccount of its pod.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +21,7 @@ import yaml
 from atoll.api import names
 from devcluster import Cluster, NodeSpec, chart
 from devcluster.atoll_image import write_atoll_image
+from devcluster.cgroups import hierarchies
 from devcluster.images import ensure_image, program_image
 from devcluster.installation import Installation
 from devcluster.machines import GpuMachine
@@ -39,6 +42,18 @@ ROLLOUT = "400s"
 def gpu_node(name: str, profile: str) -> NodeSpec:
     """Return a node as NVIDIA's feature discovery and toolkit leave it."""
     return NodeSpec(name, profile=profile, nvidia=NvidiaRuntime.HANDLER, labels=GPU_LABEL)
+
+
+def kill_processes(cluster: str, uid: str) -> set[int]:
+    """Kill every process of a pod and return their ids: those in its cgroups, wherever this machine keeps them."""
+    found: set[int] = set()
+    for hierarchy in hierarchies(Path("/proc/mounts").read_text()):
+        for file in hierarchy.glob(f"{cgroup_root(cluster, '*')[1:]}/**/pod{uid}/**/cgroup.procs"):
+            found.update(map(int, file.read_text().split()))
+    for process in found:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return found
 
 
 class InPods(Installation):
@@ -82,12 +97,13 @@ class Release:
 
     # What an administrator does
 
-    def install(self, *words: str | Path) -> None:
-        """Install the chart, wait for every part, and stop the scheduler that Atoll's replaces."""
+    def install(self, *words: str | Path, beside: bool = False) -> None:
+        """Install the chart, wait for every part, and stop the scheduler that Atoll's replaces, or leave it beside."""
         place = ("--namespace", chart.NAMESPACE, "--create-namespace")
         self._helm("install", chart.RELEASE, chart.CHART, *place, "--values", self._values(), *words)
         self.wait_rollouts()
-        self.cluster.stop_scheduler()
+        if not beside:
+            self.cluster.stop_scheduler()
 
     def upgrade(self, package: Path, *words: str | Path) -> None:
         """Upgrade to another chart, with the values of this cluster, and wait for every part."""
@@ -102,7 +118,10 @@ class Release:
         self.wait_rollouts()
 
     def kill(self, pod: str) -> None:
-        """End a pod of Atoll's at once, without a word to it."""
+        """End a pod of Atoll's at once, by SIGKILL to its processes: none can give back what it leads."""
+        uid = self.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}").stdout
+        killed = kill_processes(self.cluster.name, uid)
+        assert killed, f"no process of {pod} was found"
         done = self.kubectl("delete", "pod", pod, "--force", "--grace-period=0")
         assert done.returncode == 0, done.stderr
 

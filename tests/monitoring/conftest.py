@@ -14,6 +14,7 @@ from atoll.service.api_metrics import count_calls, tell_watches
 from atoll.service.metrics import Metrics
 from controllers.figures import FiguresPublisher
 from controllers.metrics import controller_metrics
+from controllers.page.serving import tell_page
 from controllers.runner import tell_leadership
 from extender.metrics import extender_metrics
 from tests.fakes.clock import ManualClock
@@ -42,6 +43,7 @@ def registries() -> Iterator[Metrics]:
     controller_metrics(parts["controllers"])
     FiguresPublisher(parts["controllers"], cast("ClusterMirror", SimpleNamespace()), ManualClock())
     tell_leadership(parts["controllers"], cast("Any", SimpleNamespace(is_leader=True)))
+    tell_page(parts["controllers"], cast("Any", SimpleNamespace(watchers=0, spent_seconds=0.0)))
     for name, metrics in parts.items():
         count_calls(metrics, cast("Any", SimpleNamespace(throttled_seconds=0.0)))
         if name != "agent":
