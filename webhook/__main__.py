@@ -66,7 +66,11 @@ async def serve_webhook(values: WebhookSettings) -> None:
             "claims": lambda: None if claims.synced.is_set() else "GpuClaims not listed yet",
         }
         add_health(health, ready=checks, metrics=metrics)
-        defaults = Defaults(visible_devices=values.visible_devices, inject_runtime_class=values.inject_runtime_class)
+        defaults = Defaults(
+            visible_devices=values.visible_devices,
+            inject_runtime_class=values.inject_runtime_class,
+            keep_nodes=values.keep_nodes,
+        )
         app = webhook_application(claims=ClaimFinder(client, claims, counted), defaults=defaults, metrics=counted)
 
         async def serve_reviews() -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from atoll.api import names
 from atoll.api.claims import GpuClaim, Vendor, VisibleDevices
+from webhook.autoscalers import KeepNodes
 from webhook.gangs import gang_of
 from webhook.pods import Pod, atoll_resources
 from webhook.review import Denial
@@ -43,6 +44,7 @@ class Defaults:
 
     visible_devices: VisibleDevices = VisibleDevices.UUID
     inject_runtime_class: bool = False
+    keep_nodes: KeepNodes = KeepNodes.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from atoll.api import names
 from atoll.api.claims import Vendor
 from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX, annotations_bytes
 from atoll.kube.patches import add_op, pointer, remove_op
+from webhook.autoscalers import keep_node
 from webhook.counts import count_gpus
 from webhook.demand import ClaimLookup, Defaults, Demand, concerns_atoll, resolve_demand
 from webhook.gangs import inject_gate
@@ -69,6 +70,7 @@ def complete(pod: Pod, *, demand: Demand, defaults: Defaults) -> Mutation | Deni
     return Mutation(
         operations=(
             *_shape(pod, demand=demand, defaults=defaults),
+            *keep_node(pod, gang=demand.gang, choice=defaults.keep_nodes),
             *inject_gate(pod, gang=demand.gang),
             *counts,
             *_inject(pod, demand=demand),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from atoll.api.claims import VisibleDevices
 from atoll.service.settings import Settings
+from webhook.autoscalers import KeepNodes
 
 
 class WebhookSettings(Settings):
@@ -25,5 +26,7 @@ class WebhookSettings(Settings):
     """What CUDA_VISIBLE_DEVICES carries where the claim does not say: uuid or index; the extender needs the same."""
     inject_runtime_class: bool = False
     """Put pods with NVIDIA claims into the RuntimeClass atoll-nvidia; the class must exist."""
+    keep_nodes: KeepNodes = KeepNodes.NONE
+    """Annotate pods so that autoscalers leave their nodes alone: none, gangs (their members) or all with GPUs."""
     log_level: str = "info"
     """debug, info, warning or error."""

@@ -30,6 +30,7 @@ EVERYTHING = (
     "webhook.tls.source=certManager",
     "logLevel=debug",
     "visibleDevices=index",
+    "webhook.keepNodes=gangs",
 )
 FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io")
 KEPT = "helm.sh/resource-policy"
@@ -279,6 +280,7 @@ BAD_VALUES = {
     "a number as text": (("controllers.replicas=two",), "replicas"),
     "a weight with which spreading would win": (("scheduler.weight=12",), "weight"),
     "an unknown mode": (("visibleDevices=name",), "visibleDevices"),
+    "an unknown word about autoscalers": (("webhook.keepNodes=some",), "keepNodes"),
     "an unknown backend": (("agent.backend=intel",), "backend"),
     "a failure policy that Kubernetes lacks": (("webhook.failurePolicy=Open",), "failurePolicy"),
     "an argument that is none": (("webhook.extraArgs={inject-runtime-class}",), "extraArgs"),

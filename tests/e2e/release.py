@@ -78,14 +78,14 @@ class Release:
     @classmethod
     @contextmanager
     def cluster_for(cls, nodes: Sequence[NodeSpec]) -> Iterator[Release]:
-        """Start a cluster whose nodes have GPUs, images and nothing of Atoll."""
+        """Start a cluster with the GPUs of its profiles, with images, and with nothing of Atoll."""
         with Cluster.start(f"pods-{uuid4().hex[:6]}", nodes=nodes, scheduler=True) as cluster:
             release = cls(cluster)
             release.load_image("atoll:0.1.0")
             program = cluster.program("kube-scheduler")
             reference = f"docker.io/library/kube-scheduler:v{cluster.kubernetes}"
             cluster.load_image(ensure_image(cache_root(), program_image(reference, program)))
-            for node in cluster.nodes:
+            for node in filter(lambda node: node.profile, cluster.nodes):
                 GpuMachine(node.gpu_folder, node.profile, seed=node.name, library_in_containers=True).plug()
             yield release
 

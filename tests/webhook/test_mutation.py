@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.api.claims import GpuClaim, VisibleDevices
 from atoll.cluster.allocations import annotations_bytes
+from webhook.autoscalers import KeepNodes
 from webhook.demand import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable, Defaults
 from webhook.mutation import CONTAINERS_MAX, OTHER_ANNOTATIONS_BYTES_MAX, mutate
 from webhook.pods import decode_pod
 from webhook.review import Denial, Mutation, User
 
+AUTOSCALERS = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
 UID = "8c4ab7a0-0000-4000-8000-000000000001"
 ALICE = User(username="alice", groups=("system:authenticated",))
 KUBELET = User(username="system:node:n1", groups=("system:nodes", "system:authenticated"))
@@ -344,6 +349,46 @@ def test_the_runtime_class_is_injected_only_where_the_setting_says_so() -> None:
     assert "runtimeClassName" not in admit(make_pod(), claim=make_claim(vendor="amd"), defaults=inject)["spec"]
 
 
+@pytest.mark.parametrize(
+    ("choice", "gang", "is_told"),
+    [
+        (KeepNodes.NONE, None, False),
+        (KeepNodes.NONE, "mesh", False),
+        (KeepNodes.GANGS, None, False),
+        (KeepNodes.GANGS, "mesh", True),
+        (KeepNodes.ALL, None, True),
+        (KeepNodes.ALL, "mesh", True),
+    ],
+)
+def test_autoscalers_are_told_to_leave_nodes_alone_where_the_setting_says_so(
+    choice: KeepNodes, gang: str | None, is_told: bool
+) -> None:
+    """Members of gangs, or all pods with GPUs, get the annotations that autoscalers heed; others stay as they are."""
+    admitted = admit(make_pod(), claim=make_claim(gang_ref=gang), defaults=Defaults(keep_nodes=choice))
+
+    told = {key: value for key, value in admitted["metadata"]["annotations"].items() if key in AUTOSCALERS}
+    assert told == (AUTOSCALERS if is_told else {})
+
+
+def test_a_word_of_the_user_to_autoscalers_stays() -> None:
+    """Whoever lets a pod be moved is not overruled, and a pod without any annotation gets a whole map."""
+    keep = Defaults(keep_nodes=KeepNodes.ALL)
+    key = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+
+    movable = admit(make_pod(annotations={key: "true"}), defaults=keep)
+    bare = admit(make_pod(container(gpu="1"), claim=None), defaults=keep)
+
+    assert movable["metadata"]["annotations"][key] == "true"
+    assert bare["metadata"]["annotations"] == AUTOSCALERS
+
+
+def test_a_pod_without_gpus_is_none_of_the_keepers_business() -> None:
+    """Its node may be taken away as ever."""
+    admitted = admit(make_pod(claim=None), defaults=Defaults(keep_nodes=KeepNodes.ALL))
+
+    assert "annotations" not in admitted["metadata"]
+
+
 def test_a_runtime_class_of_the_user_is_kept_with_a_warning() -> None:
     """The user may know better, but is told that the wall depends on his class."""
     decision = decide(make_pod(runtimeClassName="kata"), defaults=Defaults(inject_runtime_class=True))
@@ -586,7 +631,12 @@ CLAIMS = st.builds(
     vendor=st.sampled_from(["nvidia", "amd"]),
     migProfile=st.sampled_from(["", "3g.40gb"]),
 )
-DEFAULTS = st.builds(Defaults, visible_devices=st.sampled_from(VisibleDevices), inject_runtime_class=st.booleans())
+DEFAULTS = st.builds(
+    Defaults,
+    visible_devices=st.sampled_from(VisibleDevices),
+    inject_runtime_class=st.booleans(),
+    keep_nodes=st.sampled_from(KeepNodes),
+)
 
 
 @st.composite
