@@ -8,12 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
+
 from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.audit_remedies import Repair, remedy
 from atoll.cluster.consistency import NEVER, Finding
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import Holder, Reservation, lease_body, parse_lease
 from atoll.cluster.objects import Pod, decode_lease, decode_node, decode_pod
+from atoll.cluster.renumbering import stale_containers
 from atoll.cluster.repairs import Standing, required_leases, standing
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
@@ -40,7 +44,7 @@ async def repair(client: ApiClient, finding: Finding) -> Outcome:
         return Outcome(is_done=False, text="a person must decide")
     try:
         return await act(client, finding)
-    except (KubeError, MalformedValue) as error:
+    except (KubeError, MalformedValue, ValueError, msgspec.MsgspecError) as error:
         return Outcome(is_done=False, text=f"failed: {error}")
 
 
@@ -88,6 +92,9 @@ async def _evict(client: ApiClient, finding: Finding) -> Outcome:
     pod = await _live(client, finding.pod)
     if pod is None:
         return Outcome(is_done=False, text="the pod is gone")
+    status = GpuNodeStatus.model_validate_json(await client.get(paths.gpunodestatuses(pod.spec.node_name)))
+    if not stale_containers(pod, status.status.devices if status.status is not None else ()):
+        return Outcome(is_done=False, text="the pod's numbers are right by now")
     metadata = pod.metadata
     body = eviction(metadata.namespace, metadata.name, uid=metadata.uid)
     await client.create(paths.eviction(metadata.namespace, metadata.name), body)

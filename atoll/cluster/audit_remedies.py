@@ -37,7 +37,8 @@ REMEDIES: Mapping[Problem, Remedy] = {
         "find out which of the two pods uses the GPU (kubectl get gpunodestatus NODE -o yaml), and end the other"
     ),
     Problem.FOREIGN_PROCESS: Remedy(
-        "end the pod, or take its GPUs from Atoll: keep other schedulers and device plugins off the node"
+        "end the pod, or on the node its containers where it no longer exists; "
+        "keep other schedulers and device plugins off the node"
     ),
     Problem.FOREIGN_HOST: Remedy("end the processes on the machine; the GPU is given to nobody meanwhile"),
     Problem.WRONG_MEMORY: Remedy("wait a minute; if it stays, restart the extender, which rebuilds its memory"),
@@ -47,6 +48,7 @@ REMEDIES: Mapping[Problem, Remedy] = {
         Repair.ASK,
     ),
     Problem.STRAY_LEASE: Remedy("the controllers delete it once they run", Repair.DELETE),
+    Problem.OVERDUE_LEASE: Remedy("see that the controllers run, and that the pod takes an annotation from them"),
     Problem.UNREADABLE_LEASE: Remedy(
         "read it (kubectl -n atoll-system get lease NAME -o yaml) and correct or delete it"
     ),

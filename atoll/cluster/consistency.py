@@ -36,6 +36,7 @@ class Problem(StrEnum):
     LEAKED_LEASE = "the Lease's holder is gone or has ended"
     DOUBTFUL_LEASE = "the Lease's holder is gone, and its end is not proven"
     STRAY_LEASE = "the Lease's holder is bound to other GPUs"
+    OVERDUE_LEASE = "the Lease's holder was not bound in time, and nobody took the GPU back"
     UNREADABLE_LEASE = "the Lease cannot be read"
     MISSING_LEASE = "a bound pod's GPU has no Lease"
     MISSING_ALLOCATION = "a pod that asks for GPUs is bound without an allocation"
@@ -58,6 +59,7 @@ PROMISES: Mapping[Problem, int] = {
     Problem.LEAKED_LEASE: 2,
     Problem.DOUBTFUL_LEASE: 2,
     Problem.STRAY_LEASE: 2,
+    Problem.OVERDUE_LEASE: 2,
     Problem.UNREADABLE_LEASE: 2,
     Problem.MISSING_LEASE: 4,
     Problem.MISSING_ALLOCATION: 4,
@@ -116,15 +118,18 @@ def audit(
     leases: Iterable[Lease],
     reports: Iterable[GpuNodeStatus],
     printed: Iterable[Printed] = (),
+    *,
+    now: str = "",
 ) -> tuple[Finding, ...]:
     """Return every finding, by promise, problem and object; empty when all promises hold.
 
-    `leases` may hold Leases of other kinds; only those of GPUs are read.
+    `leases` may hold Leases of other kinds; only those of GPUs are read. `now`: a UTC time past whose reservations the
+    controllers should have taken back; without it none is overdue.
     """
     books = _Books({pod.metadata.uid: pod for pod in pods_seen})
     books.reports = {status.metadata.name: status.status for status in reports if status.status is not None}
     findings = [*_read_pods(books), *_read_leases(books, leases)]
-    findings += [*_double_uses(books), *_lease_holders(books), *_missing_leases(books)]
+    findings += [*_double_uses(books), *_lease_holders(books, now), *_missing_leases(books)]
     findings += [*_reported_uuids(books), *_container_values(books), *_stale_numbers(books), *_processes(books)]
     findings += [finding for value in printed for finding in _printed_value(books, value)]
     return tuple(sorted(set(findings)))
@@ -185,7 +190,7 @@ def _double_uses(books: _Books) -> Iterator[Finding]:
             yield _finding(Problem.DOUBLE_USE, f"GPU {device} {node}".rstrip(), detail)
 
 
-def _lease_holders(books: _Books) -> Iterator[Finding]:
+def _lease_holders(books: _Books, now: str) -> Iterator[Finding]:
     for record in books.leases.values():
         subject = f"Lease {record.lease_name}"
         pod = books.pods.get(record.holder.uid)
@@ -196,6 +201,9 @@ def _lease_holders(books: _Books) -> Iterator[Finding]:
         elif state is Standing.STRAY:
             evidence = f"holder {record.holder}"
             yield _finding(Problem.STRAY_LEASE, subject, evidence, pod=record.holder, lease=record.lease_name)
+        elif now and standing(record, pod, now) is Standing.OVERDUE:
+            evidence = f"holder {record.holder} waits, reserved until {record.deadline or 'no time'}"
+            yield _finding(Problem.OVERDUE_LEASE, subject, evidence, lease=record.lease_name, node=record.node)
         if pod is not None and (pod.metadata.namespace, pod.metadata.name) != (
             record.holder.namespace,
             record.holder.name,
@@ -235,7 +243,12 @@ def _container_values(books: _Books) -> Iterator[Finding]:
         pod = books.pods[uid]
         given: set[str] = set()
         for container in pods.all_container_names(pod):
-            given |= set(_entries(pod.metadata.annotations.get(names.CONTAINER_UUIDS_PREFIX + container, "")))
+            uuids = _entries(pod.metadata.annotations.get(names.CONTAINER_UUIDS_PREFIX + container, ""))
+            told = _entries(pod.metadata.annotations.get(names.CONTAINER_DEVICES_PREFIX + container, ""))
+            given |= set(uuids)
+            if told != uuids and not (len(told) == len(uuids) and all(map(_is_number, told))):
+                detail = f"container {container} computes on {','.join(told) or 'none'}, its GPUs are {','.join(uuids)}"
+                yield _finding(Problem.WRONG_CONTAINER_VALUE, _name(pod), detail)
         if given != set(allocation.uuids):
             detail = (
                 f"containers have {','.join(sorted(given)) or 'none'}, the pod {','.join(sorted(allocation.uuids))}"
@@ -253,15 +266,22 @@ def _stale_numbers(books: _Books) -> Iterator[Finding]:
 
 
 def _processes(books: _Books) -> Iterator[Finding]:
+    leased: dict[str, set[str]] = {}
+    for record in books.leases.values():
+        leased.setdefault(record.holder.uid, set()).add(record.device_uuid)
     for node, report in books.reports.items():
         ours = {device.uuid for device in report.devices}
         for entry in report.pods:
             allocation = books.allocations.get(entry.uid)
             foreign = set(entry.uuids) & ours - set(allocation.uuids if allocation is not None else ())
             pod = books.pods.get(entry.uid)
-            if foreign and pod is not None and not pods.is_terminal(pod):
+            if pod is None:
+                foreign -= leased.get(entry.uid, set())
+            if foreign and (pod is None or not pods.is_terminal(pod)):
                 detail = f"on {node}: {', '.join(sorted(foreign))}"
-                yield _finding(Problem.FOREIGN_PROCESS, _name(pod), detail, pod=pods.holder_of(pod), node=node)
+                subject = _name(pod) if pod is not None else f"unknown pod ({entry.uid})"
+                holder = pods.holder_of(pod) if pod is not None else None
+                yield _finding(Problem.FOREIGN_PROCESS, subject, detail, pod=holder, node=node)
         for use in report.host_uses:
             pids = ", ".join(map(str, use.pids)) or "unknown"
             yield _finding(Problem.FOREIGN_HOST, f"GPU {use.uuid} {node}", f"{use.count} processes: {pids}", node=node)
@@ -278,6 +298,10 @@ def _printed_value(books: _Books, value: Printed) -> Iterator[Finding]:
         if entries is not None and entries != expected:
             detail = f"container {value.container} printed {','.join(entries)}, expected {','.join(expected)}"
             yield _finding(Problem.WRONG_PRINTED_VALUE, _name(pod), detail)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _entries(text: str) -> tuple[str, ...]:

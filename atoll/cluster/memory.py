@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.allocations import bound_allocation
 from atoll.cluster.consistency import PROMISES, Finding, Problem
 from atoll.cluster.errors import MalformedValue
+from atoll.cluster.leases import may_be_gpu_lease, parse_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Pod
 
@@ -52,13 +52,17 @@ def memory_of(ledger: Ledger, now_seconds: float) -> Memory:
 
 def compare(memory: Memory, pods_seen: Iterable[Pod], leases: Iterable[Lease]) -> tuple[Finding, ...]:
     """Return where the memory holds something else than the API server."""
-    holders = {
-        lease.metadata.name: lease.spec.holder_identity
-        for lease in leases
-        if lease.metadata.labels.get(names.LEASE_KIND_LABEL) == names.LEASE_KIND_GPU
-    }
+    holders = {lease.metadata.name: lease.spec.holder_identity for lease in leases if _is_readable(lease)}
     bound = dict(_bound(pods_seen))
     return (*_differences("Lease ", holders, memory.leases), *_differences("GPUs of pod ", bound, memory.pods))
+
+
+def _is_readable(lease: Lease) -> bool:
+    """Tell whether a ledger knows the holder of the Lease; what it cannot read is a finding of its own."""
+    try:
+        return may_be_gpu_lease(lease) and bool(parse_lease(lease))
+    except MalformedValue:
+        return False
 
 
 def _bound(pods_seen: Iterable[Pod]) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Promises of `atoll audit`: evidence and next step of everything, nothing cut, repairs that free no GPU by guess."""
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +22,16 @@ from atoll.kube.client import ApiClient
 from atollctl import audit as command
 from atollctl.__main__ import app
 from atollctl.audit_repair import CONTROLLERS, Outcome, repair
-from tests.builders import lease_json, make_allocation, make_lease, make_pod, make_report, pod_json
+from tests.builders import (
+    lease_json,
+    make_allocation,
+    make_lease,
+    make_pod,
+    make_report,
+    pod_json,
+    report_json,
+    uuid_of,
+)
 from tests.controllers.troupe import LEASES, PODS, REPORTS, Server, strip_version
 from tests.kube.conftest import kubeconfig, no_wait
 
@@ -110,6 +120,26 @@ def test_cluster_that_does_not_answer_is_status_2(tmp_path: Path) -> None:
     assert "cannot audit" in result.output
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{REPORTS}/n1", {"metadata": {"name": "n1"}, "status": {"devices": "a kind that is not known yet"}}),
+        (f"{PODS}/a", {"metadata": {"name": "a"}, "spec": {"containers": "a kind that is not known yet"}}),
+    ],
+    ids=["report", "pod"],
+)
+async def test_object_that_cannot_be_read_is_status_2(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """An object of a newer release is no finding and no fault of the program: nothing is known, and that is told."""
+    async with Server().running() as running:
+        running.put(path, body)
+        config = kubeconfig(tmp_path, running.url)
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["audit", "--kubeconfig", str(config)])
+    assert result.exit_code == 2, result.output
+    assert "cannot audit" in result.output
+
+
 # Repairs
 
 
@@ -172,6 +202,21 @@ async def test_leaked_lease_is_never_deleted(server: Server, tmp_path: Path) -> 
     assert names.EVIDENCE_WANTED in server.objects[f"{REPORTS}/n1"]["metadata"]["annotations"]
 
 
+async def test_pod_whose_numbers_are_right_again_is_not_evicted(server: Server, tmp_path: Path) -> None:
+    """A machine may number its GPUs as before by the time of the repair: whoever has the right numbers stays."""
+    annotations = {f"{names.CONTAINER_DEVICES_PREFIX}main": "0", f"{names.CONTAINER_UUIDS_PREFIX}main": uuid_of("n1", 0)}
+    body = pod_json("a", node="n1", phase="Running", allocation=make_allocation("n1", 0), annotations=annotations)
+    server.put(f"{PODS}/a", strip_version(body))
+    server.put(f"{REPORTS}/n1", strip_version(report_json("n1")))
+    stale = Finding(4, Problem.STALE_NUMBERS, "pod", "", pod=A, node="n1")
+    async with await ApiClient.connect(kubeconfig(tmp_path, server.url), sleep=no_wait) as client:
+        assert not (await repair(client, stale)).is_done
+        assert f"{PODS}/a" in server.objects
+        server.put(f"{REPORTS}/n1", strip_version(report_json("n1", indices=[3, 1, 2, 0, 4, 5, 6, 7])))
+        assert (await repair(client, stale)).is_done
+        assert f"{PODS}/a" not in server.objects
+
+
 async def test_finding_that_is_over_is_left_alone(server: Server, tmp_path: Path) -> None:
     """Between audit and repair the world moved on: everything is read anew."""
     stale = Finding(4, Problem.MISSING_LEASE, "pod", "gpu-n1-0", pod=A, lease="gpu-n1-0", node="n1")
@@ -224,6 +269,21 @@ def test_memory_that_differs_is_found(leases: list[Any], subjects: set[str]) -> 
     findings = compare(memory_of(ledger, 0.0), ledger.pods.values(), leases)
     assert {finding.subject for finding in findings} == subjects
     assert all("the API server has" in finding.detail for finding in findings)
+
+
+@pytest.mark.parametrize("odd", ["without a label", "unreadable"])
+def test_memory_of_an_odd_lease_is_no_difference(odd: str) -> None:
+    """Both know a Lease by its name where its label is gone; one that nobody can read the audit tells by itself."""
+    ledger = filled()
+    body = lease_json("n1", 6)
+    if odd == "unreadable":
+        body["spec"]["holderIdentity"] = "nobody"
+    else:
+        del body["metadata"]["labels"]
+    lease = decode_lease(json.dumps(body))
+    ledger.put_lease(lease)
+    leases = [make_lease("n1", 0, holder=A), make_lease("n1", 5), lease]
+    assert compare(memory_of(ledger, 0.0), ledger.pods.values(), leases) == ()
 
 
 def test_pod_that_the_memory_does_not_know_is_found() -> None:

@@ -58,6 +58,8 @@ class Garden:
         body = shaped(name, *containers, annotations={}) if gpus else pod(name)
         created = self.stage.do("POST", PODS, body, identity="admin")
         self.uids[planted.metadata.uid] = created["metadata"]["uid"]
+        if not planted.spec.node_name:
+            return
         binding = {"metadata": {"name": name, "annotations": annotations}, "target": {"kind": "Node", "name": NODE}}
         self.stage.do("POST", f"{PODS}/{name}/binding", binding, identity="scheduler")
         status = {"status": {"phase": planted.status.phase}}
@@ -75,7 +77,7 @@ class Garden:
     def _report(self, report: GpuNodeStatus) -> None:
         status = report.model_dump(mode="json", by_alias=True, exclude_none=True)["status"]
         status["nodeUid"] = self.stage.do("GET", f"/api/v1/nodes/{NODE}")["metadata"]["uid"]
-        status["pods"] = [{**entry, "uid": self.uids[entry["uid"]]} for entry in status.get("pods", ())]
+        status["pods"] = [{**entry, "uid": self.uids.get(entry["uid"], entry["uid"])} for entry in status.get("pods", ())]
         status["hostUses"] = status.get("hostUses", [])
         body = {"status": status}
         self.stage.do("PATCH", f"{REPORTS}/{NODE}/status", body, identity=f"agent@{NODE}", kind=MERGE)

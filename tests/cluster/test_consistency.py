@@ -11,7 +11,9 @@ from atoll.cluster.allocations import Allocation, ContainerDevices, allocation_a
 from atoll.cluster.consistency import PROMISES, Printed, Problem, audit
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Lease, Pod
-from tests.builders import make_allocation, make_lease, make_pod, make_report, uuid_of
+from tests.builders import NOW, make_allocation, make_lease, make_pod, make_report, uuid_of
+
+MUCH_LATER = "2026-01-31T13:00:00.000000Z"
 
 
 def holder(name: str) -> Holder:
@@ -83,6 +85,14 @@ BROKEN: list[tuple[str, list[Pod], list[Lease], list[GpuNodeStatus], set[Problem
         [using("x", 3)],
         {Problem.FOREIGN_PROCESS},
     ),
+    ("processes of a pod that is gone", [], [], [using("gone", 3)], {Problem.FOREIGN_PROCESS}),
+    (
+        "processes of a pod that is gone, on a GPU that another has by now",
+        [bound("a", 0)],
+        leases("a", 0),
+        [using("gone", 0)],
+        {Problem.FOREIGN_PROCESS},
+    ),
     ("processes of the machine itself", [bound("a", 0)], leases("a", 0), [hosting(5)], {Problem.FOREIGN_HOST}),
     ("holder gone", [], leases("a", 0), [], {Problem.LEAKED_LEASE}),
     ("holder ended", [bound("a", 0, phase="Succeeded")], leases("a", 0), [], {Problem.LEAKED_LEASE}),
@@ -94,6 +104,13 @@ BROKEN: list[tuple[str, list[Pod], list[Lease], list[GpuNodeStatus], set[Problem
         {Problem.DOUBTFUL_LEASE},
     ),
     ("holder bound to other GPUs", [bound("a", 0)], leases("a", 0, 3), [], {Problem.STRAY_LEASE}),
+    (
+        "reservation that nobody took back",
+        [make_pod("w")],
+        [make_lease("n1", 5, holder=holder("w"))],
+        [],
+        {Problem.OVERDUE_LEASE},
+    ),
     ("Lease without sense", [], [unreadable()], [], {Problem.UNREADABLE_LEASE}),
     ("Lease missing", [bound("a", 0, 1)], leases("a", 0), [], {Problem.MISSING_LEASE}),
     ("bound without allocation", [make_pod("a", node="n1")], [], [], {Problem.MISSING_ALLOCATION}),
@@ -127,6 +144,20 @@ BROKEN: list[tuple[str, list[Pod], list[Lease], list[GpuNodeStatus], set[Problem
         {Problem.WRONG_CONTAINER_VALUE},
     ),
     (
+        "a container computes on another's",
+        [bound("a", 0, annotations={f"{names.CONTAINER_DEVICES_PREFIX}main": uuid_of("n1", 7)})],
+        leases("a", 0),
+        [],
+        {Problem.WRONG_CONTAINER_VALUE},
+    ),
+    (
+        "a container was told too many numbers",
+        [bound("a", 0, annotations={f"{names.CONTAINER_DEVICES_PREFIX}main": "0,1"})],
+        leases("a", 0),
+        [],
+        {Problem.WRONG_CONTAINER_VALUE},
+    ),
+    (
         "the machine was renumbered",
         [bound("a", 0, annotations={f"{names.CONTAINER_DEVICES_PREFIX}main": "0"})],
         leases("a", 0),
@@ -153,9 +184,27 @@ def test_broken_promise_is_found(
     pods: list[Pod], held: list[Lease], reports: list[GpuNodeStatus], problems: set[Problem]
 ) -> None:
     """Each fault gives exactly its findings, each with its promise and in words that name the object."""
-    findings = audit(pods, held, reports)
+    findings = audit(pods, held, reports, now=MUCH_LATER)
     assert {finding.problem for finding in findings} == problems
     assert all(finding.promise == PROMISES[finding.problem] and finding.subject for finding in findings)
+
+
+def test_reservation_under_way_is_sound() -> None:
+    """A bind that is not over has time until its deadline; one that somebody else's clock wrote is no alarm either."""
+    assert audit(SOUND, SOUND_LEASES, [], now=NOW) == ()
+    assert audit(SOUND, SOUND_LEASES, []) == ()
+
+
+def test_container_that_outlived_its_pod_keeps_its_gpu() -> None:
+    """The Lease stays until the end is proven; that is one finding, and its processes no other."""
+    problems = {finding.problem for finding in audit([], leases("a", 0), [using("a", 0)])}
+    assert problems == {Problem.LEAKED_LEASE}
+
+
+def test_numbers_are_as_good_as_uuids() -> None:
+    """A claim may want numbers: as many as the container has GPUs."""
+    told = {f"{names.CONTAINER_DEVICES_PREFIX}main": "0,1"}
+    assert audit([bound("a", 0, 1, annotations=told)], leases("a", 0, 1), [make_report()]) == ()
 
 
 def test_pod_that_has_ended_uses_nothing() -> None:
