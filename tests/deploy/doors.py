@@ -267,6 +267,20 @@ ENDING_DOORS = [
         policy="atoll-endings",
     ),
     Request(
+        title="pods/status: the containers of a pod have ended before it gets its GPUs",
+        path=f"{PODS}/waiting/status",
+        body={"status": {"containerStatuses": ENDED}},
+        content_type=MERGE,
+        policy="atoll-endings",
+    ),
+    Request(
+        title="pods/status: kubelet runs nothing more of a pod that gets GPUs later",
+        path=f"{PODS}/waiting/status",
+        body={"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed"}]}},
+        content_type=MERGE,
+        policy="atoll-endings",
+    ),
+    Request(
         title="the controllers end the containers of a pod",
         path=f"{PODS}/held/status",
         body={"status": {"containerStatuses": ENDED}},
