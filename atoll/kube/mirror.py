@@ -149,7 +149,7 @@ class ClusterMirror:
 
     def _take_lease(self, change: Change[Lease]) -> None:
         lease = change.object
-        if not may_be_gpu_lease(lease):
+        if not may_be_gpu_lease(lease) or _has_successor(self.leases, change):
             return
         if change.kind is ChangeKind.DELETED:
             version = 0 if change.synthetic else version_number(lease.metadata.resource_version)
@@ -188,12 +188,21 @@ class ClusterMirror:
 
     def _take_report(self, change: Change[GpuNodeStatus]) -> None:
         name = change.object.metadata.name
+        if _has_successor(self.node_statuses, change):
+            return
         if change.kind is ChangeKind.DELETED:
             self.reports.pop(name, None)
             self.ledger.drop_report(name)
             return
         self.reports[name] = change.object
         take_report(self.ledger, change.object, self.nodes.store.get(("", name)))
+
+
+def _has_successor(reflector: Reflector[Any], change: Change[Any]) -> bool:
+    """Tell whether a deletion is that of a predecessor: another object bears the name by now, and is not meant."""
+    metadata = change.object.metadata
+    present = reflector.store.get((metadata.namespace, metadata.name))
+    return change.kind is ChangeKind.DELETED and present is not None and present.metadata.uid != metadata.uid
 
 
 def _ignore(_change: Change[Any]) -> None:

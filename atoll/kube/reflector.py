@@ -71,6 +71,8 @@ class Reflector(Generic[T]):
         self._cache: Cache[T] = Cache()
         self._heard_at = -math.inf
         self._must_list = True
+        self._is_outdated = False
+        """Whether the list that is under way began before the last call of `begin_anew`."""
         self._page_next = False
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
         self._stream: asyncio.Future[None] | None = None
@@ -119,7 +121,7 @@ class Reflector(Generic[T]):
     def begin_anew(self) -> None:
         """List again from now on: `synced` is set once more by a list that begins after this, and by no earlier one."""
         self.synced.clear()
-        self._must_list = True
+        self._must_list = self._is_outdated = True
         if self._stream is not None:
             self._stream.cancel()
 
@@ -158,11 +160,11 @@ class Reflector(Generic[T]):
     async def _list_streaming(self) -> None:
         """List and watch in one stream; when it is refused or ends too early, the next attempt goes by pages."""
         self._page_next = True
-        self._cache.begin_listing()
+        self._begin_listing()
         await self._watch({"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"})
 
     async def _list_paged(self) -> None:
-        self._cache.begin_listing()
+        self._begin_listing()
         version = ""
         async for page in self._client.pages(self._path, params=self._selectors):
             version = page.resource_version
@@ -208,7 +210,13 @@ class Reflector(Generic[T]):
         else:
             self._advance(metadata.resource_version)
 
+    def _begin_listing(self) -> None:
+        self._is_outdated = False
+        self._cache.begin_listing()
+
     def _finish_listing(self, version: str) -> None:
+        if self._is_outdated:  # what it showed made somebody call `begin_anew`, whose cancellation is yet to come
+            return
         self._tell(self._cache.end_listing())
         self._must_list = False
         self._page_next = False

@@ -146,6 +146,24 @@ async def test_successor_under_the_name_replaces_the_predecessor(mirror: Watched
     assert set(mirror.mirror.ledger.pods) == {"u2"}
 
 
+async def test_late_news_of_a_predecessor_leave_its_successor_alone(mirror: Watched) -> None:
+    """Names are used again: the end of another Lease or report of the name, told late, ends nothing that is there."""
+    lease = paths.leases(names.SYSTEM_NAMESPACE, "gpu-n1-2")
+    mirror.server.put(lease, lease_json("n1", 2))
+    await mirror.until(lambda: mirror.free() == 3)
+
+    for stream in mirror.server.open_streams:
+        for path, body in ((lease, lease_json("n1", 2)), (REPORT, report_json("n1", "t4-4"))):
+            if path.startswith(stream.query["path"] + "/"):
+                metadata = {**mirror.server.objects[path]["metadata"], "uid": "before", "resourceVersion": "2"}
+                stream.send("DELETED", {**body, "metadata": metadata})
+    await mirror.until(lambda: {(Kind.LEASE, "DELETED"), (Kind.REPORT, "DELETED")} <= {*mirror.told})
+
+    assert set(mirror.mirror.ledger.leases) == {"gpu-n1-2"}
+    assert set(mirror.mirror.reports) == {"n1"}
+    assert mirror.free() == 3
+
+
 async def test_pod_that_loses_its_annotations_is_followed_to_the_end(mirror: Watched) -> None:
     """A pod that was a GPU pod is not forgotten in its old state when nothing of it says so any more."""
     mirror.server.put(POD, pod_json(uid="u1", gpus=None, node="n1", allocation=make_allocation("n1", 0)))

@@ -412,6 +412,35 @@ async def test_page_token_that_expires_starts_the_list_over(
         assert watched.reflector.listings_count == 1
 
 
+@pytest.mark.parametrize("streaming", [True, False], ids=["streaming list", "paged list"])
+async def test_list_that_was_under_way_does_not_end_a_beginning_anew(
+    server: FakeApiServer, client: ApiClient, clock: ManualClock, streaming: bool
+) -> None:
+    """Whoever wants everything listed anew because of what a list shows gets a list that begins after that."""
+    server.accepts_streaming_list = streaming
+    server.put(pod("a"), {"metadata": {"uid": "a1"}})
+    wanted_at: list[int] = []
+
+    def lists() -> int:
+        return server.count("sendInitialEvents=true") + server.count("limit=")
+
+    def on_event(_change: Change[Pod]) -> None:
+        if not wanted_at:
+            wanted_at.append(lists())
+            reflector.begin_anew()
+
+    reflector = Reflector(client, paths.pods(), decode_pod, on_event=on_event, clock=clock, rng=random.Random(7))
+    task = asyncio.create_task(reflector.run())
+    try:
+        while not reflector.synced.is_set():
+            await until(lambda: reflector.synced.is_set() or clock.sleepers)
+            await clock.advance(clock.next_alarm_seconds() or 0)
+        assert lists() > wanted_at[0]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_waits_for_a_version(server: FakeApiServer, client: ApiClient, clock: ManualClock) -> None:
     """A consumer can wait until its own write has come back through the watch, but not for ever."""
     async with watching(server, client, clock) as watched:
