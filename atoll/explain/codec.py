@@ -47,16 +47,16 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "takenAt": snapshot.taken_at,
-        "nodes": [_plain(node) for node in snapshot.nodes],
+        "nodes": [_own(_plain(node)) for node in snapshot.nodes],
         "pods": [_plain(_without_foreign(pod)) for pod in snapshot.pods],
-        "leases": [_plain(lease) for lease in snapshot.leases],
-        "heartbeats": [_plain(lease) for lease in snapshot.heartbeats],
-        "claims": [_model(claim) for claim in snapshot.claims],
-        "reports": [_model(report) for report in snapshot.reports],
-        "gangs": [_model(gang) for gang in snapshot.gangs],
-        "topologies": [_model(topology) for topology in snapshot.topologies],
-        "budgets": [_plain(budget) for budget in snapshot.budgets],
-        "priorityClasses": [_plain(one) for one in snapshot.priority_classes],
+        "leases": [_own(_plain(lease)) for lease in snapshot.leases],
+        "heartbeats": [_own(_plain(lease)) for lease in snapshot.heartbeats],
+        "claims": [_own(_model(claim)) for claim in snapshot.claims],
+        "reports": [_own(_model(report)) for report in snapshot.reports],
+        "gangs": [_own(_model(gang)) for gang in snapshot.gangs],
+        "topologies": [_own(_model(topology)) for topology in snapshot.topologies],
+        "budgets": [_own(_plain(budget)) for budget in snapshot.budgets],
+        "priorityClasses": [_own(_plain(one)) for one in snapshot.priority_classes],
         **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
 
@@ -111,6 +111,15 @@ def _without_foreign(pod: Pod) -> Pod:
     if size_bytes > OTHER_BYTES_MAX:
         own[FILLER] = "x" * max(0, size_bytes - annotations_bytes(own) - len(FILLER))
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=own))
+
+
+def _own(body: Any) -> Any:  # noqa: ANN401 - a JSON document
+    """Leave out the annotations of others on an object that is no pod, such as kubectl's copy of the manifest."""
+    annotations = body.get("metadata", {}).get("annotations")
+    if not annotations:
+        return body
+    own = {key: value for key, value in annotations.items() if _is_read(key)}
+    return {**body, "metadata": {**body["metadata"], "annotations": own}}
 
 
 def _is_read(key: str) -> bool:

@@ -1,8 +1,8 @@
 """A snapshot in which every name is a number, for those who may not show theirs.
 
 In: a snapshot. Out: one of the same decisions: equal names stay equal, their order stays, sizes and counts stay. What
-Kubernetes and Atoll themselves name stays readable: the prefixes in KEPT_GROUPS, effects, operators, models of GPUs.
-Free text for people is left out.
+Kubernetes and Atoll themselves name stays readable, also where somebody gave a pod or a label the same word: the
+prefixes in KEPT_GROUPS, the fields of VOCABULARY, quantities, and numbers. Free text for people is left out.
 """
 
 import re
@@ -28,6 +28,14 @@ KINDS: Final = (
     "budgets",
     "priorityClasses",
 )
+VOCABULARY: Final = frozenset({
+    "apiVersion", "architecture", "cells", "computeCapability", "effect", "health", "interconnect", "island",
+    "kind", "memory", "migProfile", "mode", "model", "models", "nvlink", "nvlinks", "operator", "pcie", "phase",
+    "policy", "preemptionPolicy", "productName", "profile", "protocol", "reason", "restartPolicy", "state",
+    "status", "timestamp", "type", "vendor", "visibleDevices",
+})  # fmt: skip
+"""Fields whose text is a word of Kubernetes', Atoll's or the vendors', never somebody's name."""
+QUANTITIES: Final = frozenset({"allocatable", "capacity", "requests", "limits", "overhead"})
 _PARTS: Final = re.compile(r"([:,/@])")
 _TEXTS: Final = frozenset({"reason", "message", "by", "serial", "pciBusId"})
 _LISTED: Final = ("name", "namespace", "uid", "uuid", "generateName")
@@ -53,6 +61,8 @@ class _Words:
         found: dict[str, set[str]] = {kind: set() for kind in ("node", "name", "uid", "label")}
         for key in KINDS:
             _collect(document[key], found, key)
+        for words in found.values():
+            words.difference_update([word for word in words if _is_number(word)])
         found["name"] -= found["node"]
         found["uid"] -= found["name"] | found["node"]
         found["label"] -= found["name"] | found["node"] | found["uid"]
@@ -77,13 +87,15 @@ class _Words:
 
     def masked(self, value: Any, key: str = "") -> Any:  # noqa: ANN401 - a JSON document
         """Return a document with its names replaced."""
+        if key in QUANTITIES:
+            return value
         if isinstance(value, dict):
             is_map = key in ("labels", "annotations", "matchLabels", "nodeSelector")
             left_out = _TEXTS - {"reason"} if {"type", "status"} <= value.keys() else _TEXTS  # a condition's is a word
             return {self.key(k) if is_map else k: self.masked(v, k) for k, v in value.items() if k not in left_out}
         if isinstance(value, list):
             return [self.masked(entry, key) for entry in value]
-        if not isinstance(value, str) or key == FILLER:
+        if not isinstance(value, str) or key == FILLER or key in VOCABULARY:
             return value
         return self.key(value) if key in ("key", "topologyKey", "nodeLabel", "level") else self.word(value)
 
@@ -109,7 +121,7 @@ def _collect_entry(name: str, entry: Any, found: dict[str, set[str]], key: str) 
         if rule is not None:
             rule(entry, found, key)
     elif name == "values" and isinstance(entry, list):
-        found["label"].update(value for value in entry if isinstance(value, str) and not value.lstrip("-").isdigit())
+        found["label"].update(value for value in entry if isinstance(value, str))
     else:
         _collect(entry, found, name if name in ("metadata", "containers", "initContainers") else key)
 
@@ -127,6 +139,11 @@ def _is_uuid(text: str) -> bool:
     return len(text) == BOOT_ID_LENGTH and text.count("-") == 4
 
 
+def _is_number(text: str) -> bool:
+    """A number names nobody, and stands as an id, a count or a size elsewhere."""
+    return text.lstrip("-").isdigit()
+
+
 def _own_keys(keys: Iterable[str]) -> set[str]:
     return {key for key in keys if not _is_kept(key.rpartition("/")[0])}
 
@@ -138,7 +155,7 @@ def _is_kept(group: str) -> bool:
 def _note_name(text: str, found: dict[str, set[str]], key: str) -> None:
     if key in ("nodes", "reports", "heartbeats"):
         found["node"].add(text)
-    elif key != "leases":
+    elif key != "leases" and not _is_kept(text.rpartition("/")[0]):  # a gate of Atoll's is a word of Atoll's
         found["name"].add(text)
 
 

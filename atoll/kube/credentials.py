@@ -161,8 +161,11 @@ def _source(kubeconfig: Path | None) -> str | None:
         if not kubeconfig.is_file():
             raise ConfigurationError(f"no such kubeconfig: {kubeconfig}")
         return str(kubeconfig)
-    if os.environ.get("KUBECONFIG"):
-        return os.environ["KUBECONFIG"]
+    listed = os.environ.get("KUBECONFIG")
+    if listed:
+        if not any(Path(path).expanduser().is_file() for path in listed.split(os.pathsep) if path):
+            raise ConfigurationError(f"no such kubeconfig: {listed}, as KUBECONFIG says")
+        return listed
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
     home = Path.home() / ".kube" / "config"

@@ -1,19 +1,28 @@
 """Promises of snapshots: the same decisions from a file as from the cluster, nothing private in it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from typer.testing import CliRunner
 
+from atoll.api import names
+from atoll.api.base import Model
 from atoll.api.claims import GpuClaim
+from atoll.api.gangs import GpuGang
+from atoll.api.node_status import GpuNodeStatus
+from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.explain.codec import SnapshotMistake, decode_snapshot, document_of, encode_snapshot
 from atoll.explain.decision import decide, scene_of
 from atoll.explain.explanation import explain
-from atoll.explain.pseudonyms import disguised
+from atoll.explain.pseudonyms import VOCABULARY, disguised
+from atoll.explain.snapshot import ClusterSnapshot
 from atoll.explain.wording import explanation_json
 from atollctl.__main__ import app
 from tests.builders import make_claim, make_pod
@@ -50,6 +59,71 @@ def test_replaced_names_change_no_decision(found: Situation) -> None:
     assert (before.best is None) == (after.best is None)
     if before.best is not None and after.best is not None:
         assert before.best.choice == after.best.choice
+
+
+def words_of(model: type[Model]) -> Iterator[tuple[str, str]]:
+    """Yield (field, word) for every closed set of words in a custom resource."""
+    for name, field in model.model_fields.items():
+        open_types: list[Any] = [field.annotation]
+        while open_types:
+            kind = open_types.pop()
+            open_types.extend(get_args(kind))
+            if isinstance(kind, type) and issubclass(kind, StrEnum):
+                yield from ((field.alias or name, word) for word in kind)
+            elif isinstance(kind, type) and issubclass(kind, Model):
+                yield from words_of(kind)
+
+
+RESOURCES: tuple[type[Model], ...] = (GpuClaim, GpuGang, GpuNodeStatus, Topology)
+OWN_WORDS = sorted({word for kind in RESOURCES for _, word in words_of(kind)})
+KUBERNETES_WORDS = ("True", "False", "Ready", "NoSchedule", "Exists", "In", "Running", "Succeeded", "Never", "TCP")
+VALUES = ("0", "1", "4", "8", "-1", "64", "512Gi", "nvidia-v100", "nvidia-v100-sxm2-32gb", "9.0", "3g.20gb", "NV2")
+
+
+def explained(snapshot: ClusterSnapshot) -> list[object]:
+    """Return what is said of the last pod, less the names in it."""
+    scene, pod = scene_of(snapshot), snapshot.pods[-1]
+    told = explain(scene, pod)
+    groups = [(group.standing, group.reason, len(group.nodes)) for group in told.groups]
+    return [told.state, groups, [(one.kind, one.device_ids) for one in told.help.proposals], told.help.helpless]
+
+
+@pytest.mark.parametrize("name", sorted(SITUATIONS)[::4])
+def test_names_that_are_words_of_others_change_no_decision(name: str) -> None:
+    """A pod called island, a label that says 8 or True: words and numbers that mean something elsewhere stay there."""
+    found = SITUATIONS[name].found
+    words = (*OWN_WORDS, *KUBERNETES_WORDS, *VALUES)
+    labels = {f"corp.example/label-{number}": word for number, word in enumerate(words)}
+    nodes = tuple(
+        msgspec.structs.replace(
+            node, metadata=msgspec.structs.replace(node.metadata, labels={**labels, **node.metadata.labels})
+        )
+        for node in found.snapshot.nodes
+    )
+    others = tuple(make_pod(word, namespace="policy", phase="Succeeded", gpus=None) for word in words)
+    snapshot = replace(found.snapshot, nodes=nodes, pods=(*others, *found.snapshot.pods))
+
+    hidden = disguised(snapshot)
+
+    assert explained(hidden) == explained(snapshot)
+    assert "corp.example" not in encode_snapshot(hidden).decode()
+
+
+def test_every_closed_set_of_words_is_kept() -> None:
+    """No field of a custom resource that takes one of a few words is forgotten."""
+    assert {name for kind in RESOURCES for name, _ in words_of(kind)} <= VOCABULARY
+
+
+def test_gate_of_atoll_is_still_one() -> None:
+    """A member of a gang waits behind the same gate; a gate of others is named by nobody."""
+    gates = ({"name": names.GANG_GATE}, {"name": "corp.example/quota"})
+    found = situation({"n1": {}}, [], waiting(1, claim={}, schedulingGates=list(gates)))
+
+    hidden = disguised(found.snapshot)
+
+    first, second = (gate.name for gate in hidden.pods[-1].spec.scheduling_gates)
+    assert first == names.GANG_GATE
+    assert "corp" not in second
 
 
 def test_conditions_are_read_again_after_names_were_replaced() -> None:
@@ -124,6 +198,20 @@ def test_foreign_annotations_stay_at_home() -> None:
         0,
         annotations_bytes(large.metadata.annotations),
     ]
+
+
+def test_copies_of_manifests_stay_at_home() -> None:
+    """kubectl keeps the whole manifest in an annotation of a claim; neither that nor a node's annotations are saved."""
+    note = {"kubectl.kubernetes.io/last-applied-configuration": '{"metadata":{"namespace":"payroll"}}'}
+    found = situation({"n1": {}}, [], waiting(1, claim={}))
+    claim = make_claim().model_dump(mode="json", by_alias=True)
+    claim["metadata"]["annotations"] = note
+    (node,) = found.snapshot.nodes
+    node = msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations=note))
+    snapshot = replace(found.snapshot, nodes=(node,), claims=(GpuClaim.model_validate(claim),))
+
+    assert b"payroll" not in encode_snapshot(snapshot)
+    assert b"payroll" not in encode_snapshot(disguised(snapshot))
 
 
 @pytest.mark.parametrize(

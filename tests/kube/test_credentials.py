@@ -45,6 +45,16 @@ async def test_missing_file_is_named(tmp_path: Path) -> None:
         await Credentials.load(tmp_path / "nowhere")
 
 
+async def test_missing_file_of_the_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KUBECONFIG that points nowhere is told as such, and of several files one is enough."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigurationError, match=r"no such kubeconfig: .*/nowhere, as KUBECONFIG says"):
+        await Credentials.load()
+
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'nowhere'}:{kubeconfig(tmp_path, URL)}")
+    assert (await Credentials.load()).host == URL
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "current-context: x", "just text"])
 async def test_broken_file_is_one_error_class(tmp_path: Path, content: str) -> None:
     """Whatever stands in the file, the caller sees ConfigurationError."""
