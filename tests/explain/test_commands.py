@@ -51,6 +51,7 @@ def test_reading_commands_share_their_options(name: str) -> None:
     assert name == "history" or "-n" in options
 
 
+PLAIN = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
 QUESTIONS = {
     "a pod that waits": (["explain", "pod/p", "-n", "team"], 1),
     "every pod of a claim": (["explain", "claim/c", "-n", "team"], 1),
@@ -65,18 +66,26 @@ QUESTIONS = {
 @pytest.mark.parametrize(("words", "status"), QUESTIONS.values(), ids=QUESTIONS)
 def test_every_form_of_an_answer_has_its_status(words: list[str], status: int, tmp_path: Path) -> None:
     """In short, at length and for programs, a command answers with the same status; JSON is all that a program reads;
-    with NO_COLOR, and where no terminal is, no control characters are written."""
+    with NO_COLOR no control characters are written, although colour is asked for."""
     found = situation({"n1": {}}, [holder("a", "n1", *range(8))], waiting(2, claim={}))
     snapshot, manifest = tmp_path / "cluster.json", tmp_path / "pod.yaml"
     snapshot.write_bytes(encode_snapshot(found.snapshot))
     manifest.write_text(json.dumps({"kind": "List", "items": [pod_manifest(claim="c")]}))
     words = [str(manifest) if word == "POD" else word for word in words]
     for form in ([], ["-o", "wide"], ["-o", "json"]):
-        answer = CliRunner().invoke(app, [*words, *form, "--snapshot", str(snapshot)], env={"NO_COLOR": "1"})
+        answer = CliRunner().invoke(app, [*words, *form, "--snapshot", str(snapshot)], env=PLAIN)
         assert answer.exit_code == status, answer.output
         assert "\x1b" not in answer.output
         assert answer.output.strip()
     json.loads(answer.stdout)
+
+
+def test_colour_is_there_where_nobody_minds(tmp_path: Path) -> None:
+    """Without NO_COLOR a held card is yellow: that the test above finds none means something."""
+    path = tmp_path / "cluster.json"
+    path.write_bytes(encode_snapshot(situation({"n1": {}}, [holder("a", "n1", 0)]).snapshot))
+    answer = CliRunner().invoke(app, ["top", "--once", "--snapshot", str(path)], env={"FORCE_COLOR": "1"})
+    assert "\x1b[33m" in answer.output
 
 
 def test_kubectl_finds_the_plugin() -> None:
