@@ -123,10 +123,11 @@ def report_json(
     node_uid: str | None = None,
     boot: str = "boot-1",
     devices: Mapping[int, Mapping[str, Any]] | None = None,
+    status: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the report of a known machine. `ids` by position, everything else by device id.
 
-    `devices` overrides fields of single devices by their names on the wire.
+    `devices` overrides fields of single devices by their names on the wire, `status` those of the report.
     """
     known = known_machine(profile)
     geometry = known.machine
@@ -165,6 +166,7 @@ def report_json(
             "nodeUid": node_uid if node_uid is not None else f"uid-of-{node}",
             "devices": entries,
             "links": {**links, **{key: value for key, value in known_links.items() if value is not None}},
+            **(status or {}),
         },
     }
 

@@ -32,13 +32,11 @@ class Neighbours:
         cls, pod: Pod, nodes: Sequence[Node], pods_by_node: Mapping[str, Sequence[Pod]], labels: NamespaceLabels
     ) -> "Neighbours":
         """Look at every running pod once."""
-        anti, pro = anti_terms(pod), affinity_terms(pod)
+        pro = affinity_terms(pod)
         forbidden: set[Domain] = set()
         needed: set[Domain] = set()
         for node, other in _running(nodes, pods_by_node):
-            theirs = [term for term in anti_terms(other) if term_matches(term, of=other, other=pod, labels=labels)]
-            ours = [term for term in anti if term_matches(term, of=pod, other=other, labels=labels)]
-            forbidden.update(_domains((*theirs, *ours), node))
+            forbidden.update(_domains(_keeping_apart(pod, other, labels), node))
             if pro and all(term_matches(term, of=pod, other=other, labels=labels) for term in pro):
                 needed.update(_domains(pro, node))
         is_first = not needed and all(term_matches(term, of=pod, other=pod, labels=labels) for term in pro)
@@ -54,6 +52,23 @@ class Neighbours:
             key not in labels or (self.needed is not None and (key, labels[key]) not in self.needed)
             for key in self.keys
         )
+
+
+def opponents(
+    pod: Pod, nodes: Sequence[Node], pods_by_node: Mapping[str, Sequence[Pod]], labels: NamespaceLabels
+) -> dict[Domain, frozenset[str]]:
+    """Return the uids of the running pods that keep the pod out of a domain, by that domain."""
+    found: dict[Domain, set[str]] = {}
+    for node, other in _running(nodes, pods_by_node):
+        for domain in _domains(_keeping_apart(pod, other, labels), node):
+            found.setdefault(domain, set()).add(other.metadata.uid)
+    return {domain: frozenset(uids) for domain, uids in found.items()}
+
+
+def _keeping_apart(pod: Pod, other: Pod, labels: NamespaceLabels) -> list[PodAffinityTerm]:
+    """Return the terms of either pod that keep the two in different domains."""
+    theirs = [term for term in anti_terms(other) if term_matches(term, of=other, other=pod, labels=labels)]
+    return theirs + [term for term in anti_terms(pod) if term_matches(term, of=pod, other=other, labels=labels)]
 
 
 def anti_terms(pod: Pod) -> tuple[PodAffinityTerm, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from atoll.cluster import host_fit, pods
+from atoll.cluster import host_fit, pod_fit, pods
 from atoll.cluster.holds import Source
 from atoll.cluster.keeping import Kept
 from atoll.cluster.ledger import Ledger
@@ -69,8 +69,9 @@ def smallest_sets(scene: Scene, found: Sequence[NodeHolders], pod: Pod, request:
     Nodes in the same situation, whose holders differ by name alone, are searched once.
     """
     alike: dict[_Question, list[_Room]] = {}
+    against = opponents_of(scene, pod)
     for one in found:
-        room = _Room.of(scene, one, pod, request)
+        room = _Room.of(scene, one, pod, request, against.get(one.node, frozenset()))
         if room is not None:
             alike.setdefault(room.question, []).append(room)
     questions = list(alike.items())
@@ -79,7 +80,7 @@ def smallest_sets(scene: Scene, found: Sequence[NodeHolders], pod: Pod, request:
         sets: list[tuple[str, tuple[str, ...]]] = []
         for number, (question, rooms) in enumerate(questions):
             fitting = 0
-            for gone in _cheapest_first(len(question.held), size):
+            for gone in question.sets_of(size):
                 tried[number] += 1
                 if tried[number] > SETS_MAX or fitting == ALTERNATIVES_MAX:
                     break
@@ -109,7 +110,8 @@ class Ends:
 @dataclass(frozen=True, slots=True)
 class _Question:
     """One node without names. `held[i]`: mask of the positions that candidate i holds; `unending`: mask of those that
-    nobody's end frees; `short`: how much of each resource is missing; `gives[i]`: what candidate i gives of it."""
+    nobody's end frees; `must`: candidates without whose end nothing helps; `short`: how much of each resource is
+    missing; `gives[i]`: what candidate i gives of it."""
 
     shape: Shape
     request: Request
@@ -117,8 +119,18 @@ class _Question:
     usable: int
     unending: int
     held: tuple[int, ...]
+    must: tuple[int, ...]
     short: tuple[int, ...]
     gives: tuple[tuple[int, ...], ...]
+
+    def sets_of(self, size: int) -> Iterator[tuple[int, ...]]:
+        """Yield the sets of so many candidates in which are all that must go, the cheapest first."""
+        others = [index for index in range(len(self.held)) if index not in self.must]
+        if size == len(self.must):
+            yield self.must
+        elif size > len(self.must):
+            for chosen in _cheapest_first(len(others), size - len(self.must)):
+                yield (*self.must, *(others[index] for index in chosen))
 
     def fits(self, gone: Sequence[int]) -> bool:
         """Tell whether the pod fits after the end of these candidates."""
@@ -144,8 +156,10 @@ class _Room:
     question: _Question
 
     @classmethod
-    def of(cls, scene: Scene, holders: NodeHolders, pod: Pod, request: Request) -> "_Room | None":
-        """None where not even the end of everybody helps."""
+    def of(
+        cls, scene: Scene, holders: NodeHolders, pod: Pod, request: Request, against: frozenset[str]
+    ) -> "_Room | None":
+        """None where not even the end of everybody helps. `against`: uids of pods that keep the pod off the node."""
         node = scene.nodes.get(holders.node)
         if node is None or host_fit.node_reason(pod, node):
             return None
@@ -156,12 +170,9 @@ class _Room:
             if amount > left.get(resource, 0)
         }
         running = {one.metadata.uid: one for one in scene.pods_by_node.get(holders.node, ())}
-        others = [
-            uid
-            for uid, one in running.items()
-            if uid not in holders.uids and (_gives(scene, one, short) or host_fit.ports_clash(pod, (one,)))
-        ]
-        candidates = tuple(sorted((*holders.uids, *others), key=lambda uid: price(scene, uid)))
+        must = against | {uid for uid, one in running.items() if host_fit.ports_clash(pod, (one,))}
+        others = {uid for uid, one in running.items() if _gives(scene, one, short)}
+        candidates = tuple(sorted({*holders.uids, *others, *must}, key=lambda uid: price(scene, uid)))
         question = _Question(
             shape=holders.devices.shape,
             request=plain(request),
@@ -169,10 +180,24 @@ class _Room:
             usable=holders.devices.usable,
             unending=holders.mask_of(UNENDING),
             held=tuple(holders.mask_of(uid) for uid in candidates),
+            must=tuple(index for index, uid in enumerate(candidates) if uid in must),
             short=tuple(short.values()),
             gives=tuple(_given(scene, running.get(uid), tuple(short)) for uid in candidates),
         )
         return cls(holders.node, candidates, question) if question.fits(range(len(candidates))) else None
+
+
+def opponents_of(scene: Scene, pod: Pod) -> dict[str, frozenset[str]]:
+    """Return by node the uids of running pods whose wish to be apart, or the pod's own, keeps it off that node."""
+    if not scene.minds_neighbours(pod):
+        return {}
+    nodes = list(scene.nodes.values())
+    by_domain = pod_fit.opponents(pod, nodes, scene.pods_by_node, {})
+    found = {
+        node.metadata.name: frozenset().union(*(by_domain.get(row, ()) for row in node.metadata.labels.items()))
+        for node in nodes
+    }
+    return {name: uids for name, uids in found.items() if uids}
 
 
 Price = tuple[int, int, str]

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from atoll.api.gangs import GpuGang
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import Act
-from atoll.cluster.gangs.making_room import Unit, fewest_units, holdings_of, units_of, without
+from atoll.cluster.gangs.making_room import Holding, Unit, fewest_units, holdings_of, units_of, without
 from atoll.cluster.gangs.placing import Found, search
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.transitions import Availability
@@ -155,22 +155,35 @@ def _withheld(hunt: _Hunt, states: set[Availability]) -> dict[str, tuple[str, st
 
 
 def _end(hunt: _Hunt) -> Hunted:
-    """The units that the controllers would evict, whatever their priority: the least important first."""
-    gangs, asked = hunt.gangs, hunt.asked
-    holdings = holdings_of(gangs.scene.ledger)
-    running = [one for one in holdings if one.pod.metadata.deletion_timestamp is None]
-    units = units_of(running, gangs.admitted(), below=None)
-
-    def fits(gone: frozenset[str]) -> bool:
-        landscape = without(asked.landscape, holdings, gone)
-        return isinstance(search(asked.view, asked.chosen, asked.requests, asked.site, landscape), Found)
-
-    chosen = fewest_units(units, fits)
+    """The units that the controllers would evict, whatever their priority: the least important first. Where these do
+    not suffice, pods without GPUs too, which may have the cpu, a port, or a wish to be apart."""
+    holdings = holdings_of(hunt.gangs.scene.ledger)
+    chosen = _fewest_to_end(hunt, holdings) or _fewest_to_end(hunt, [*holdings, *_without_gpus(hunt, holdings)])
     if not chosen:
         return [], False
     ended = tuple(sorted({uid for unit in chosen for uid in unit.uids}))
     found = list(_verified(hunt, Kind.END, GangChange(ended=ended)))
     return found, not found
+
+
+def _fewest_to_end(hunt: _Hunt, holdings: Sequence[Holding]) -> tuple[Unit, ...] | None:
+    asked = hunt.asked
+    running = [one for one in holdings if one.pod.metadata.deletion_timestamp is None]
+
+    def fits(gone: frozenset[str]) -> bool:
+        landscape = without(asked.landscape, holdings, gone)
+        return isinstance(search(asked.view, asked.chosen, asked.requests, asked.site, landscape), Found)
+
+    return fewest_units(units_of(running, hunt.gangs.admitted(), below=None), fits)
+
+
+def _without_gpus(hunt: _Hunt, holdings: Sequence[Holding]) -> Iterator[Holding]:
+    """Yield the other running pods, as holders of no GPU."""
+    known = {one.pod.metadata.uid for one in holdings}
+    for node, there in hunt.gangs.scene.pods_by_node.items():
+        for pod in there:
+            if pod.metadata.uid not in known and not pods.is_terminal(pod):
+                yield Holding(pod, node, 0)
 
 
 def _add(hunt: _Hunt) -> Hunted:

@@ -28,7 +28,7 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
 from atoll.cluster.transitions import Availability
-from atoll.explain.blockers import NodeHolders, Price, holders_of, kept_for_others, price, smallest_sets
+from atoll.explain.blockers import NodeHolders, Price, holders_of, kept_for_others, opponents_of, price, smallest_sets
 from atoll.explain.changes import Case, Change, changed, relaxations_of, well_again
 from atoll.explain.decision import Decision, Scene, decide, decide_beside, judge, scene_of
 from atoll.explain.shapes import additions
@@ -156,10 +156,12 @@ Found = tuple[list[Proposal], bool]
 
 
 def _ending(hunt: _Hunt) -> Found:
-    """Pods that end anyway, all of one node together."""
+    """Pods that end anyway, all that concern one node together."""
     found: list[Proposal] = []
+    against = opponents_of(hunt.scene, hunt.case.pod)
     for one in hunt.holders:
-        ending = tuple(uid for uid in _all_on(hunt.scene, one) if _is_ending(hunt.scene, uid))
+        concerned = _all_on(hunt.scene, one) | against.get(one.node, frozenset())
+        ending = tuple(uid for uid in sorted(concerned) if _is_ending(hunt.scene, uid))
         if ending:
             found += _verified(hunt, Kind.ENDING, Change(ended=ending), one.node, (len(ending), one.node))
     return _first(found), False
@@ -289,9 +291,8 @@ def _free_name(scene: Scene) -> str:
     return name
 
 
-def _all_on(scene: Scene, one: NodeHolders) -> tuple[str, ...]:
-    running = {pod.metadata.uid for pod in scene.pods_by_node.get(one.node, ())}
-    return tuple(sorted(running | set(one.uids)))
+def _all_on(scene: Scene, one: NodeHolders) -> set[str]:
+    return {pod.metadata.uid for pod in scene.pods_by_node.get(one.node, ())} | set(one.uids)
 
 
 def _is_ending(scene: Scene, uid: str) -> bool:

@@ -9,6 +9,7 @@ from atoll.cluster.foreign_mismatches import TOLD_MAX, Mismatch, complaint
 from tests.builders import make_allocation, make_pod, pod_json, report_json, uuid_of
 from tests.controllers.troupe import PODS, REPORTS, Server, Troupe, strip_version, troupe
 from tests.fakes.clock import until
+from tests.service.test_metrics import samples
 
 
 def show(stage: Troupe, sequence: int, *, host: tuple[int, ...] = (), **users: tuple[int, ...]) -> None:
@@ -35,8 +36,14 @@ def condition(stage: Troupe, name: str) -> dict[str, Any]:
     return next((c for c in conditions if c["type"] == names.POD_AS_PROMISED), {})
 
 
+def gpus_in_foreign_use(stage: Troupe) -> float:
+    """Return what the metric says."""
+    return samples(stage.metrics)["atoll_test_foreign_gpus",]
+
+
 async def test_holder_is_told_that_somebody_uses_its_gpu(tmp_path: Path) -> None:
-    """Node, user and holder get an event, the holder a condition that names the user; it ends with the use."""
+    """Node, user and holder get an event, the holder a condition that names the user, the metric counts the GPUs; all
+    of it ends with the use."""
     async with troupe(tmp_path, furnish) as stage:
         show(stage, 1, ours=(0,), plain=(0, 3))
         await stage.settled(lambda: condition(stage, "ours").get("status") == "False")
@@ -44,6 +51,7 @@ async def test_holder_is_told_that_somebody_uses_its_gpu(tmp_path: Path) -> None
         assert condition(stage, "plain") == {}
         told = {name for reason, name in stage.notes.recorded if reason == names.REASON_FOREIGN_USE}
         assert told == {"n1", "plain", "ours"}
+        assert gpus_in_foreign_use(stage) == 2
         count = len(stage.notes.recorded)
 
         show(stage, 2, ours=(0,), plain=(0, 3))
@@ -53,6 +61,7 @@ async def test_holder_is_told_that_somebody_uses_its_gpu(tmp_path: Path) -> None
 
         show(stage, 3, ours=(0,))
         await stage.settled(lambda: condition(stage, "ours").get("status") == "True")
+        assert gpus_in_foreign_use(stage) == 0
 
 
 async def test_pod_that_uses_more_than_it_holds_is_told(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ class Troupe:
     notes: Notes
     loops: tuple[Loop[Any], ...]
     is_leading: list[bool]
+    metrics: Metrics
 
     def lease(self, device_id: int, node: str = "n1") -> Object | None:
         return self.server.objects.get(f"{LEASES}/gpu-{node}-{device_id}")
@@ -196,13 +197,14 @@ async def troupe(
             mirror = ClusterMirror(client, clock)
             departures = Departures(mirror)
             api, notes, is_leading = FaultyApi(client, fails_at, is_after), Notes(), [True]
+            metrics = Metrics("test")
             tokens = itertools.count()
             context = Context(
                 api=GuardedApi(api, lambda: is_leading[0]),
                 mirror=mirror,
                 clock=clock,
                 events=notes,
-                metrics=controller_metrics(Metrics("test")),
+                metrics=controller_metrics(metrics),
                 new_token=lambda: f"token-{next(tokens)}",
             )
             loops: list[Loop[Any]] = []
@@ -220,7 +222,7 @@ async def troupe(
             for loop in loops:
                 loop.resync()
             try:
-                yield Troupe(server, api, mirror, notes, tuple(loops), is_leading)
+                yield Troupe(server, api, mirror, notes, tuple(loops), is_leading, metrics)
             finally:
                 for task in (watching, *working):
                     task.cancel()

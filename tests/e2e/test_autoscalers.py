@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
+from devcluster.errors import ApiError
 from tests.e2e.world import World
 
 pytestmark = pytest.mark.e2e
@@ -61,25 +62,58 @@ def test_m4_what_keeps_a_node_from_an_autoscaler_stays_on_the_pod(world: World) 
     assert wanted.items() <= world.get("training")["metadata"]["annotations"].items()
 
 
+TRIES = 20
+
+
+def quota(world: World, gpus: int) -> str:
+    """Give the namespace a quota of GPUs; return its path once it is counted."""
+    spec = {"hard": {f"requests.{names.GPU_RESOURCE}": str(gpus)}}
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": spec}
+    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    world.cluster.api.request("POST", path, body)
+    world.wait(lambda: world.cluster.api.get(f"{path}/gpus").get("status", {}).get("used"), "the quota to be counted")
+    return f"{path}/gpus"
+
+
+def used(world: World, path: str) -> int:
+    """Return how many GPUs of a quota are used."""
+    return int(world.cluster.api.get(path)["status"]["used"][f"requests.{names.GPU_RESOURCE}"])
+
+
+def test_m7_creations_that_fail_or_are_only_tried_cost_nothing(world: World) -> None:
+    """Dry runs, refusals behind the webhook and taken names: the gang and the ledger do not move, and neither does the
+    quota; but for a taken name, which Kubernetes counts until it counts anew."""
+    world.claim("one", 1)
+    world.claim("many", 64)
+    path = quota(world, 60)
+    world.create(member(world, "first", size=3))
+
+    for _ in range(TRIES):
+        pods = f"/api/v1/namespaces/{world.namespace}/pods?dryRun=All"
+        tried = world.cluster.api.request("POST", pods, member(world, "second", size=3))
+        assert tried["spec"]["schedulerName"] == names.SCHEDULER_NAME
+        with pytest.raises(ApiError, match="exceeded quota: gpus"):
+            world.pod("large", "many")
+    assert used(world, path) == 1
+    for _ in range(TRIES):
+        with pytest.raises(ApiError, match="already exists"):
+            world.create(member(world, "first", size=3))
+
+    world.create(member(world, "third", size=3))
+    gang = f"/apis/gpu.scheduling/v1/namespaces/{world.namespace}/gpugangs/team"
+    world.wait(lambda: "2 of 3 members" in json.dumps(world.maybe(gang)), "the gang to have counted two")
+    assert sorted(pod["metadata"]["name"] for pod in world.pods()) == ["first", "third"]
+    assert world.leases() == []
+
+
 def test_m8_a_waiting_gang_uses_its_namespaces_quota_and_the_next_is_told(world: World) -> None:
     """Gated members count from their creation; one too many is refused with the quota's name, and nothing is counted
     twice."""
     world.claim("one", 1)
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "two-gpus"},
-        "spec": {"hard": {f"requests.{names.GPU_RESOURCE}": "2"}},
-    }
-    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
-    world.cluster.api.request("POST", path, quota)
-    world.wait(
-        lambda: world.cluster.api.get(f"{path}/two-gpus").get("status", {}).get("used"), "the quota to be counted"
-    )
+    path = quota(world, 2)
     for name in ("first", "second"):
         world.create(member(world, name, size=3))
     refused = world.kubectl("create", "-f", "-", text=json.dumps(member(world, "third", size=3)))
     assert refused.returncode != 0
-    assert "exceeded quota: two-gpus" in refused.stderr
-    used = world.cluster.api.get(f"{path}/two-gpus")["status"]["used"]
-    assert used == {f"requests.{names.GPU_RESOURCE}": "2"}
+    assert "exceeded quota: gpus" in refused.stderr
+    assert used(world, path) == 2

@@ -14,7 +14,7 @@ from atoll.cluster.objects import Lease, Pod
 from atoll.explain.snapshot import ClusterSnapshot
 from tests.builders import make_claim, make_pod
 from tests.cluster.gangs.builders import GATES
-from tests.explain.situations import CREATED, situation, waiting
+from tests.explain.situations import CREATED, situation, waiting, with_cpu
 
 RACK = "example.com/rack"
 FABRIC = Topology.model_validate(
@@ -51,9 +51,11 @@ def gang_situation(
     claim: Mapping[str, Any] | None = None,
     member: Mapping[str, Any] | None = None,
     status: Mapping[str, Any] | None = None,
+    cpu: str = "",
     **spec: Any,
 ) -> GangSituation:
-    """Return a gang `g` of one pod set; `there`: members that exist, all by default; `topology`: its request."""
+    """Return a gang `g` of one pod set; `there`: members that exist, all by default; `topology`: its request; `cpu`:
+    what each member asks for."""
     gang = GpuGang.model_validate(
         {
             "metadata": {
@@ -71,6 +73,7 @@ def gang_situation(
                  **(member or {}))
         for number in range(count if there is None else there)
     ]  # fmt: skip
+    members = [with_cpu(one, cpu) for one in members] if cpu else members
     base = situation(nodes, holders, waiting(1)).snapshot
     pods = (*(pod for pod in base.pods if pod.metadata.name != "p"), *members)
     claims = (asked,) if asked is not None else ()

@@ -92,6 +92,13 @@ def with_host_port(pod: Pod, port: int = 8080) -> Pod:
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, containers=containers))
 
 
+def unsociable(name: str, node: str, where: str = "kubernetes.io/hostname", **options: Any) -> Pod:
+    """Return a running pod that shares its host, or another domain, with no pod of the app x."""
+    term = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": where}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return make_pod(name, gpus=None, node=node, phase="Running", affinity=affinity, **options)
+
+
 def waiting(
     count: int = 1, *, claim: Mapping[str, Any] | None = None, cpu: str = "", **options: Any
 ) -> tuple[Pod, GpuClaim | None]:
@@ -108,13 +115,17 @@ def situation(
     *,
     others: Sequence[Pod] = (),
 ) -> Situation:
-    """Return a situation. Per node: `profile`, `heard` (None: never), `node` options, and what `make_report` takes."""
+    """Return a situation.
+
+    Per node: `profile`, `heard` (None: never), `node` options, `status` for fields of the report's status by their
+    names on the wire, and what `make_report` takes.
+    """
     built, reports, heartbeats = [], [], []
     for name, told in nodes.items():
         given = dict(told)
         profile, heard = given.pop("profile", "dgx1-v100"), given.pop("heard", TAKEN_AT)
         options, has_report = dict(given.pop("node", {})), given.pop("report", True)
-        report = make_report(name, profile, **given)
+        report = make_report(name, profile, status=given.pop("status", {}), **given)
         assert report.status is not None
         built.append(make_node(name, **{"gpus": len(report.status.devices), **options}))
         if has_report:

@@ -1,5 +1,6 @@
 """Promises about the commands that docs/explain.md tells of: they exist, with those options, also for kubectl."""
 
+import json
 import re
 import shlex
 from importlib.metadata import entry_points
@@ -10,7 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from atoll.explain.codec import encode_snapshot
 from atollctl.__main__ import app, main
+from tests.explain.situations import holder, situation, waiting
+from tests.explain.test_simulate import pod_manifest
 
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
 TOLD = re.findall(r"^(atoll [^#\n]+)", PAGE.read_text(), flags=re.MULTILINE)
@@ -45,6 +49,43 @@ def test_reading_commands_share_their_options(name: str) -> None:
 
     assert {"-o", "--output", "--context", "--kubeconfig", "--snapshot"} <= options
     assert name == "history" or "-n" in options
+
+
+PLAIN = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
+QUESTIONS = {
+    "a pod that waits": (["explain", "pod/p", "-n", "team"], 1),
+    "every pod of a claim": (["explain", "claim/c", "-n", "team"], 1),
+    "a pod that is to come": (["simulate", "-f", "POD", "-n", "team"], 1),
+    "the cluster": (["top", "--once"], 0),
+    "its gangs": (["gangs"], 0),
+    "a card": (["history", "n1/0"], 0),
+    "moves that make room": (["defrag", "--count", "8"], 1),
+}
+
+
+@pytest.mark.parametrize(("words", "status"), QUESTIONS.values(), ids=QUESTIONS)
+def test_every_form_of_an_answer_has_its_status(words: list[str], status: int, tmp_path: Path) -> None:
+    """In short, at length and for programs, a command answers with the same status; JSON is all that a program reads;
+    with NO_COLOR no control characters are written, although colour is asked for."""
+    found = situation({"n1": {}}, [holder("a", "n1", *range(8))], waiting(2, claim={}))
+    snapshot, manifest = tmp_path / "cluster.json", tmp_path / "pod.yaml"
+    snapshot.write_bytes(encode_snapshot(found.snapshot))
+    manifest.write_text(json.dumps({"kind": "List", "items": [pod_manifest(claim="c")]}))
+    words = [str(manifest) if word == "POD" else word for word in words]
+    for form in ([], ["-o", "wide"], ["-o", "json"]):
+        answer = CliRunner().invoke(app, [*words, *form, "--snapshot", str(snapshot)], env=PLAIN)
+        assert answer.exit_code == status, answer.output
+        assert "\x1b" not in answer.output
+        assert answer.output.strip()
+    json.loads(answer.stdout)
+
+
+def test_colour_is_there_where_nobody_minds(tmp_path: Path) -> None:
+    """Without NO_COLOR a held card is yellow: that the test above finds none means something."""
+    path = tmp_path / "cluster.json"
+    path.write_bytes(encode_snapshot(situation({"n1": {}}, [holder("a", "n1", 0)]).snapshot))
+    answer = CliRunner().invoke(app, ["top", "--once", "--snapshot", str(path)], env={"FORCE_COLOR": "1"})
+    assert "\x1b[33m" in answer.output
 
 
 def test_kubectl_finds_the_plugin() -> None:

@@ -25,8 +25,9 @@ from atoll.explain.proposals import Kind
 from atollctl.__main__ import app
 from atollctl.explain_gang_text import gang_lines
 from tests.explain.gang_situations import RACK, GangSituation, gang_situation, rack
-from tests.explain.situations import holder
+from tests.explain.situations import holder, unsociable
 
+HOST = "kubernetes.io/hostname"
 REQUIRED = {"mode": "required", "level": RACK}
 TWO_RACKS = {"a1": rack("a"), "a2": rack("a"), "b1": rack("b"), "b2": rack("b")}
 
@@ -118,6 +119,22 @@ SITUATIONS: dict[str, Told] = {
         ("fits 0 of 1 slices", "no slices"),
         (Kind.RELAX,),
     ),
+    "a pod without GPUs has taken the cpu": Told(
+        gang_situation({"a1": rack("a"), "a2": rack("a")}, [holder("web", "a1", cpu="60")], cpu="8"),
+        GangState.BUSY,
+        ("excluded: resource cpu: 1", "when team/web end"),
+        (Kind.END, Kind.COUNT, Kind.ADD),
+    ),
+    "a pod without GPUs does not want to share its host": Told(
+        gang_situation(
+            {"a1": rack("a"), "a2": rack("a")},
+            [(unsociable("web", "a1", priority=3), []), holder("small", "a2", cpu="1")],
+            member={"labels": {"app": "x"}},
+        ),
+        GangState.BUSY,
+        ("excluded: pod affinity: 1", "when team/web end"),
+        (Kind.END, Kind.COUNT, Kind.ADD),
+    ),
     "GPUs of a member that is gone are in doubt": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [(holder("x", "b9")[0], full("a1")[1])]),
         GangState.BUSY,
@@ -169,10 +186,20 @@ def cluster(seed: int) -> GangSituation:
         for who, ids in held.items():
             options = {"deleted": rng.random() < 0.3, "priority": rng.randrange(3)}
             holders.append(holder(f"h{number}{who}", f"n{number}", *ids, **options))
+    plain = rng.choice(
+        [[], [], [holder("web", "n0", cpu="60", priority=3)], [(unsociable("web", "n0", rng.choice([RACK, HOST])), [])]]
+    )
     topology = rng.choice([None, REQUIRED, {"mode": "preferred", "level": RACK}])
     claim = rng.choice([None, {}, {"models": ["nvidia-b200"]}])
     return gang_situation(
-        nodes, holders, count=rng.randint(2, 3), gpus=rng.choice([1, 2, 4]), topology=topology, claim=claim
+        nodes,
+        [*holders, *plain],
+        count=rng.randint(2, 3),
+        gpus=rng.choice([1, 2, 4]),
+        topology=topology,
+        claim=claim,
+        cpu=rng.choice(["", "8"]),
+        member={"labels": {"app": "x"}},
     )
 
 

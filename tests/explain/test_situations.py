@@ -7,6 +7,10 @@ import msgspec
 import pytest
 
 from atoll.api import names
+from atoll.cluster import host_fit
+from atoll.cluster.leases import Holder
+from atoll.cluster.objects import Pod
+from atoll.cluster.pod_fit import NEIGHBOURS
 from atoll.explain.changes import Case
 from atoll.explain.decision import scene_of
 from atoll.explain.explanation import Explanation, State, explain
@@ -14,8 +18,8 @@ from atoll.explain.nodes import Standing
 from atoll.explain.proposals import Kind, check
 from atoll.explain.wording import sentence
 from atollctl.explain_text import lines
-from tests.builders import make_claim, make_pod
-from tests.explain.situations import Situation, holder, situation, waiting, with_cpu, with_host_port
+from tests.builders import make_claim, make_lease, make_pod, uuid_of
+from tests.explain.situations import Situation, holder, situation, unsociable, waiting, with_cpu, with_host_port
 from topology.choice import Reason
 
 ISLAND = {"policy": "island"}
@@ -26,6 +30,17 @@ LONG_AGO = "2026-01-31T10:00:00Z"
 def full(node: str = "n1", count: int = 8, **options: Any) -> Any:
     """One pod that holds a whole machine."""
     return holder(f"on-{node}", node, *range(count), **options)
+
+
+def with_memory(asking: tuple[Pod, Any], memory: str) -> tuple[Pod, Any]:
+    """Let the waiting pod's container ask for so much memory."""
+    pod, claim = asking
+    (container,) = pod.spec.containers
+    resources = msgspec.structs.replace(
+        container.resources, requests={**container.resources.requests, "memory": memory}
+    )
+    containers = (msgspec.structs.replace(container, resources=resources),)
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, containers=containers)), claim
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,10 @@ class Told:
 
 
 ADD = Kind.ADD
+NO_FABRIC = {"incidents": [{"kind": "fabric", "firstTime": LONG_AGO, "lastTime": LONG_AGO}]}
+HOST_USE = {"hostUses": [{"uuid": uuid_of("n1", 7), "pids": [4711]}]}
+ALL_USED = {"hostUses": [{"uuid": uuid_of("n1", number), "pids": [4711]} for number in range(4)]}
+POD_USE = {"pods": [{"uid": "stranger", "live": True, "uuids": [uuid_of("n1", 7)]}]}
 BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "66666666-2222-3333-4444-555555555555"
 SITUATIONS: dict[str, Told] = {
     "all GPUs of the only node are held": Told(
@@ -335,6 +354,92 @@ SITUATIONS: dict[str, Told] = {
         ("host port in use", "when team/web end"),
         (Kind.END, ADD),
     ),
+    "the NVLink fabric is not ready": Told(
+        situation({"n1": {"profile": "dgx-h100", "devices": dict.fromkeys(range(8), NO_FABRIC)}}, [], waiting(1)),
+        State.WITHHELD,
+        (names.REJECT_FABRIC,),
+    ),
+    "a process of the machine uses the last GPU": Told(
+        situation({"n1": {"status": HOST_USE}}, [holder("a", "n1", *range(7))], waiting(1)),
+        State.BUSY,
+        (Reason.TOO_FEW_FREE, "no GPU free", "when team/a end"),
+        (Kind.END, ADD),
+        (Kind.COUNT, Kind.GPU),
+    ),
+    "processes of the machine use every GPU": Told(
+        situation({"n1": {"profile": "t4-4", "status": ALL_USED}}, [], waiting(1)),
+        State.BUSY,
+        (Reason.TOO_FEW_FREE,),
+        (ADD,),
+        (Kind.END, Kind.COUNT, Kind.GPU, Kind.REPAIR),
+    ),
+    "a pod that went around Atoll uses the last GPU": Told(
+        situation(
+            {"n1": {"status": POD_USE}},
+            [full(count=7)],
+            waiting(1),
+            others=[make_pod("stranger", uid="stranger", gpus=None, node="n1", phase="Running")],
+        ),
+        State.BUSY,
+        (Reason.TOO_FEW_FREE, "when team/stranger end"),
+        (Kind.END, ADD),
+    ),
+    "the pod still holds GPUs of another node": Told(
+        situation(
+            {"n1": {}, "n2": {}},
+            [(holder("x", "n1", *range(8))[0], [make_lease("n1", 0, holder=Holder("team", "p", "uid-of-p"))])],
+            waiting(1),
+        ),
+        State.BUSY,
+        (names.REJECT_HOLDS_ELSEWHERE,),
+    ),
+    "large annotations leave no room for the allocation": Told(
+        situation({"n1": {}}, [], waiting(1, annotations={"example.com/notes": "x" * 300_000})),
+        State.REFUSED,
+        (names.REJECT_ANNOTATIONS, "take large annotations off the pod"),
+    ),
+    "more memory than any node has": Told(
+        situation({"n1": {}}, [], with_memory(waiting(1), "600Gi")), State.CLOSED, ("insufficient memory",), (ADD,)
+    ),
+    "every place for pods is taken": Told(
+        situation(
+            {"n1": {}},
+            [],
+            waiting(1),
+            others=[make_pod(f"w{n}", gpus=None, node="n1", phase="Running") for n in range(110)],
+        ),
+        State.CLOSED,
+        ("insufficient pods",),
+        (Kind.END, ADD),
+    ),
+    "a neighbour does not want to share the host": Told(
+        situation({"n1": {}}, [], waiting(1, labels={"app": "x"}), others=[unsociable("web", "n1")]),
+        State.CLOSED,
+        (NEIGHBOURS, "when team/web end"),
+        (Kind.END, ADD),
+    ),
+    "a neighbour of the same zone, on a full node and dearer than those who hold GPUs": Told(
+        situation(
+            {"n1": {"node": {"labels": {"zone": "a"}}}, "n2": {"node": {"labels": {"zone": "a"}}}},
+            [*(holder(f"h{n}", "n1", n) for n in range(7)), full("n2")],
+            waiting(1, labels={"app": "x"}),
+            others=[unsociable("web", "n2", "zone", priority=7)],
+        ),
+        State.CLOSED,
+        (NEIGHBOURS, "when team/web end"),
+        (Kind.END, ADD),
+    ),
+    "a host port is taken by a pod that is dearer than those who hold GPUs": Told(
+        situation(
+            {"n1": {}},
+            [holder(f"h{n}", "n1", n) for n in range(4)],
+            (with_host_port(waiting(1)[0]), None),
+            others=[with_host_port(make_pod("web", gpus=None, node="n1", phase="Running", priority=7))],
+        ),
+        State.CLOSED,
+        ("host port in use", "when team/web end"),
+        (Kind.END, ADD),
+    ),
     "the pod fits and is not yet bound": Told(
         situation({"n1": {}}, [holder("a", "n1", 0)], waiting(2)), State.FITS, ("fits now, best on n1",)
     ),
@@ -397,6 +502,17 @@ def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
     assert standings.items() >= told.standings.items()
     for proposal in answer.help.proposals:
         assert check(Case(told.found.snapshot, told.found.pod, told.found.claim), proposal.change).fits
+
+
+def test_every_reason_has_a_situation() -> None:
+    """Whatever filter may say of a node, and whatever kube-scheduler says that explain recomputes, is told above."""
+    told = {word for one in SITUATIONS.values() for word in one.words}
+    ours = {value for key, value in vars(names).items() if key.startswith("REJECT_")}
+    ours |= {reason.value for reason in Reason} - {Reason.REQUIRED.value, Reason.TOO_FEW_GPUS.value}
+    theirs = {host_fit.NOT_READY, host_fit.CORDONED, host_fit.TAINTED, host_fit.SELECTOR, host_fit.AFFINITY}
+    theirs |= {host_fit.PORTS, NEIGHBOURS}
+
+    assert {reason for reason in ours | theirs if not any(reason in word for word in told)} == set()
 
 
 def test_headline_fits_into_an_event() -> None:

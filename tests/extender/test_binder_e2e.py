@@ -17,7 +17,7 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.pods import holder_of
 from atoll.kube import paths
 from tests.builders import report_json
-from tests.extender.stage import NAMESPACE, Replica, Stage
+from tests.extender.stage import NAMESPACE, WAIT_SECONDS, Replica, Stage
 from tests.fakes.fault_proxy import (
     Fault,
     Held,
@@ -315,6 +315,31 @@ async def test_two_replicas_bind_one_pod_to_two_nodes(stage: Stage, node: str, r
     assert f"already bound to node {elsewhere}" in await one
     await stage.check_holds_exactly(pod)
     assert len(await stage.leases()) == 2
+
+
+async def test_binds_that_all_chose_before_any_has_reserved(stage: Stage, replica: Replica) -> None:
+    """Four binds at once, all of which have read what is free before the first Lease is written: four different GPUs,
+    four Leases; the fifth pod finds the node full."""
+    node = await stage.add_node("small", "t4-4")
+    await replica.until(lambda: node in replica.mirror.ledger.nodes, "the report")
+    pods = [await stage.add_pod(f"p{number}", gpus=1) for number in range(5)]
+    for pod in pods:
+        await replica.knows(pod)
+    held = [Held() for _ in range(4)]
+    for each in held:
+        replica.proxy.spoil(LEASE_CREATE, each)
+
+    binding = [asyncio.create_task(replica.bind(pod, node)) for pod in pods[:4]]
+    async with asyncio.timeout(WAIT_SECONDS):
+        await asyncio.gather(*(each.reached.wait() for each in held))
+    assert await stage.leases() == {}
+    assert await asyncio.gather(*(each.release() for each in held)) == [[201]] * 4
+    assert await asyncio.gather(*binding) == [""] * 4
+
+    given = [(await stage.check_holds_exactly(pod)).uuids for pod in pods[:4]]
+    assert len({uuid for uuids in given for uuid in uuids}) == len(await stage.leases()) == 4
+    assert "too few free GPUs" in await replica.bind(pods[4], node)
+    assert len(await stage.leases()) == 4
 
 
 async def test_lost_race_takes_the_next_best_set_of_the_node(stage: Stage, node: str, replica: Replica) -> None:
