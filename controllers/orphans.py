@@ -34,8 +34,8 @@ from controllers.lookups import look_up
 log = structlog.get_logger(__name__)
 
 SKEW_SECONDS = 5.0
-"""Deadlines are written by another machine's clock. One that is behind costs a bind its retry, nothing else; where it is
-ahead, the reservation is over once it has been seen here for as long as it was made for."""
+"""Deadlines are written by another machine's clock. One that is behind costs a bind its retry, nothing else; where it
+is ahead, the reservation is over once it has been seen here for as long as it was made for."""
 BLIND_SECONDS = 15.0
 WAIT_SECONDS_MIN = 1.0
 WAIT_SECONDS_MAX = 3600.0

@@ -152,7 +152,9 @@ def version_number(resource_version: str) -> int:
 
     The API server orders the versions of one resource; Kubernetes 1.35 made comparing them part of its contract.
     """
-    is_number = resource_version.isascii() and resource_version.isdigit() and len(resource_version) <= VERSION_DIGITS_MAX
+    is_number = (
+        resource_version.isascii() and resource_version.isdigit() and len(resource_version) <= VERSION_DIGITS_MAX
+    )
     return int(resource_version) if is_number else 0
 
 
