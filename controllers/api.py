@@ -13,6 +13,7 @@ from controllers.errors import NotLeading
 
 T = TypeVar("T")
 WRITE_SECONDS = 5.0
+Check = Callable[[], None]
 
 
 class Api(Protocol):
@@ -35,10 +36,37 @@ class Api(Protocol):
     ) -> bytes: ...
 
 
-class GuardedApi:
-    """An Api that writes only while `may_write` says so."""
+class AskingApi(Api, Protocol):
+    """An Api whose writes call `check` when they are about to be sent, after they have waited for their turn."""
 
-    def __init__(self, api: Api, may_write: Callable[[], bool]) -> None:
+    async def create(
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float = ..., check: Check | None = ...
+    ) -> bytes: ...
+
+    async def patch(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        content_type: str = ...,
+        timeout_seconds: float = ...,
+        check: Check | None = ...,
+    ) -> bytes: ...
+
+    async def delete(
+        self,
+        path: str,
+        options: Mapping[str, Any] | None = ...,
+        *,
+        timeout_seconds: float = ...,
+        check: Check | None = ...,
+    ) -> bytes: ...
+
+
+class GuardedApi:
+    """An Api that writes only while `may_write` says so, at the moment when the write is sent."""
+
+    def __init__(self, api: AskingApi, may_write: Callable[[], bool]) -> None:
         self._api = api
         self._may_write = may_write
 
@@ -54,8 +82,7 @@ class GuardedApi:
 
     async def create(self, path: str, body: Mapping[str, Any], *, timeout_seconds: float = WRITE_SECONDS) -> bytes:
         """Create an object."""
-        self._check(path)
-        return await self._api.create(path, body, timeout_seconds=timeout_seconds)
+        return await self._api.create(path, body, timeout_seconds=timeout_seconds, check=self._checked(path))
 
     async def patch(
         self,
@@ -66,16 +93,23 @@ class GuardedApi:
         timeout_seconds: float = WRITE_SECONDS,
     ) -> bytes:
         """Patch an object."""
-        self._check(path)
-        return await self._api.patch(path, body, content_type=content_type, timeout_seconds=timeout_seconds)
+        check = self._checked(path)
+        return await self._api.patch(
+            path, body, content_type=content_type, timeout_seconds=timeout_seconds, check=check
+        )
 
     async def delete(
         self, path: str, options: Mapping[str, Any] | None = None, *, timeout_seconds: float = WRITE_SECONDS
     ) -> bytes:
         """Delete an object."""
-        self._check(path)
-        return await self._api.delete(path, options, timeout_seconds=timeout_seconds)
+        return await self._api.delete(path, options, timeout_seconds=timeout_seconds, check=self._checked(path))
 
-    def _check(self, path: str) -> None:
-        if not self._may_write():
-            raise NotLeading(path)
+    def _checked(self, path: str) -> Check:
+        """Raise NotLeading if we do not lead now; return what does so again later."""
+
+        def check() -> None:
+            if not self._may_write():
+                raise NotLeading(path)
+
+        check()
+        return check

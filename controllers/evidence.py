@@ -44,14 +44,17 @@ class EvidenceReconciler:
         return tuple(self._wanted)
 
     async def reconcile(self, node: str) -> float | None:
-        """Write the annotation. A node without a report has no agent to be asked."""
+        """Write the annotation, also over a version that no pod has reached yet: nobody who waits for proof wrote that.
+
+        A node without a report has no agent to be asked.
+        """
         version = self._wanted.get(node, 0)
         status = self._context.mirror.reports.get(node)
         if not version or status is None:
             self._wanted.pop(node, None)
             return None
         present = version_number(status.metadata.annotations.get(names.EVIDENCE_WANTED, ""))
-        if present < version:
+        if present < version or present > version_number(self._context.mirror.pods.resource_version):
             body = merge_patch(uid=status.metadata.uid, annotations={names.EVIDENCE_WANTED: str(version)})
             try:
                 await self._context.api.patch(paths.gpunodestatuses(node), body)

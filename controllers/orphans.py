@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from atoll.api import names
+from atoll.cluster.consistency import NEVER
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.release import version_number
@@ -33,7 +34,8 @@ from controllers.lookups import look_up
 log = structlog.get_logger(__name__)
 
 SKEW_SECONDS = 5.0
-"""Deadlines are written by another machine's clock. A wrong one costs a bind its retry, nothing else."""
+"""Deadlines are written by another machine's clock. One that is behind costs a bind its retry, nothing else; where it
+is ahead, the reservation is over once it has been seen here for as long as it was made for."""
 BLIND_SECONDS = 15.0
 WAIT_SECONDS_MIN = 1.0
 WAIT_SECONDS_MAX = 3600.0
@@ -47,6 +49,8 @@ class OrphanReconciler:
     def __init__(self, context: Context, release: Callable[[str], None]) -> None:
         self._context = context
         self._release = release
+        self._seen: dict[str, dict[str, tuple[str, float]]] = {}
+        """By pod uid and Lease uid: the deadline, and when it was first seen, by our own clock."""
 
     def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
         """Return the holder of a Lease that came, and the pod that changed while it holds any."""
@@ -64,6 +68,7 @@ class OrphanReconciler:
     def all_keys(self) -> Iterable[str]:
         """Return every holder of a Lease that its own allocation does not name."""
         ledger = self._context.mirror.ledger
+        self._seen = {uid: seen for uid, seen in self._seen.items() if ledger.leases_of(uid)}
         return {
             record.holder.uid
             for record in ledger.leases.values()
@@ -90,15 +95,30 @@ class OrphanReconciler:
         return min(waits, default=None)
 
     def _standing(self, record: LeaseRecord, pod: Pod) -> Standing:
-        past = self._context.clock.now() - timedelta(seconds=SKEW_SECONDS)
-        return standing(record, pod, format_microtime(past))
+        past = format_microtime(self._context.clock.now() - timedelta(seconds=SKEW_SECONDS))
+        return standing(record, pod, past if self._own_seconds(record) > 0 else NEVER)
+
+    def _own_seconds(self, record: LeaseRecord) -> float:
+        """Return how much is left of a reservation by our own clock, from when it was first seen here."""
+        now = self._context.clock.monotonic_seconds()
+        seen = self._seen.setdefault(record.holder.uid, {})
+        deadline, since = seen.get(record.lease_uid, ("", now))
+        if deadline != record.deadline:
+            since = now
+        seen[record.lease_uid] = (record.deadline, since)
+        try:
+            made_for = (parse_microtime(record.deadline) - parse_microtime(record.renewed)).total_seconds()
+        except (ValueError, OverflowError):
+            made_for = WAIT_SECONDS_MAX
+        return since + min(made_for, WAIT_SECONDS_MAX) + SKEW_SECONDS - now
 
     def _wait_seconds(self, record: LeaseRecord) -> float:
+        own_seconds = self._own_seconds(record)
         try:
-            left = (parse_microtime(record.deadline) - self._context.clock.now()).total_seconds()
+            left = (parse_microtime(record.deadline) - self._context.clock.now()).total_seconds() + SKEW_SECONDS
         except (ValueError, OverflowError):
-            return WAIT_SECONDS_MAX
-        return min(WAIT_SECONDS_MAX, max(WAIT_SECONDS_MIN, left + SKEW_SECONDS))
+            left = WAIT_SECONDS_MAX
+        return min(WAIT_SECONDS_MAX, max(WAIT_SECONDS_MIN, min(left, own_seconds)))
 
     async def _take_back(self, records: Sequence[LeaseRecord]) -> None:
         mark = {names.LEASE_FENCED: self._context.new_token()}

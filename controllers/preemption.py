@@ -29,7 +29,7 @@ from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.kube import paths
 from atoll.kube.budget_list import BudgetList
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
+from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, KubeError, NotFound
 from atoll.kube.limits import TokenBucket
 from atoll.kube.mirror import Kind
 from atoll.kube.patches import merge_patch
@@ -51,6 +51,8 @@ IN_FLIGHT_MAX = 8
 ATTEMPTS_MAX = 3
 PLANNED_MAX = 8
 """Pods that are planned for in one pass; each may look at every node."""
+TRIES_PER_SECOND = 1.0
+"""Plans that are asked about, of which most may be refused; each lists the pods of a few nodes."""
 RETRY_SECONDS = 15.0
 """After this a plan that was refused, by a budget or for want of cpu, is made again."""
 PAUSE_SECONDS = 60.0
@@ -79,9 +81,12 @@ class PreemptionReconciler:
         self._budgets = BudgetList(context.api, clock)
         per_second = settings.preemptions_per_minute / 60
         self._bucket = TokenBucket(rate=per_second, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
+        self._tries = TokenBucket(rate=TRIES_PER_SECOND, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
         self._refused_at: dict[str, float] = {}
         self._attempts: dict[str, Attempt] = {}
         self._failures: dict[str, Failures] = {}
+        self._looked_at: set[str] = set()
+        """Pods that were planned for in vain since a pass last came to its end: the next pass begins behind them."""
         for pod in context.mirror.ledger.pods.values():
             self._note(pod)
 
@@ -132,6 +137,7 @@ class PreemptionReconciler:
         return True
 
     def _forget(self, uid: str) -> None:
+        self._looked_at.discard(uid)
         for memory in (self._refused_at, self._attempts, self._failures):
             memory.pop(uid, None)
 
@@ -163,21 +169,33 @@ class PreemptionReconciler:
         for pod in candidates:
             request = self._request(pod)
             kind = (request, pod.spec.priority, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
-            if isinstance(request, Rejection) or not may_preempt(pod, request) or kind in hopeless:
+            if isinstance(request, Rejection) or not may_preempt(pod, request) or pod.metadata.uid in self._looked_at:
                 continue
-            if planned >= PLANNED_MAX:
-                return [*waits, LOOK_SECONDS]
-            planned += 1
-            plans = await self._plans(pod, request, admitted)
-            if plans:
-                waits.append(await self._begin(pod, plans))
-            else:
-                hopeless.add(kind)
-            await asyncio.sleep(0)
+            if kind not in hopeless:
+                if planned >= PLANNED_MAX:
+                    return [*waits, LOOK_SECONDS]
+                planned += 1
+                plans = await self._plans(pod, request, admitted)
+                waits.append(await self._try_to_begin(pod, plans))
+                if waits[-1] == LOOK_SECONDS and pod.metadata.uid not in self._attempts:
+                    return waits  # as many have begun as may: the most important one that waits is the next
+                if not plans:
+                    hopeless.add(kind)
+                await asyncio.sleep(0)
+            self._looked_at.add(pod.metadata.uid)
+        self._looked_at.clear()
         return waits
 
+    async def _try_to_begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
+        """Begin one plan if there is any. A pod that takes no write must not keep others waiting."""
+        try:
+            return await self._begin(pod, plans) if plans else None
+        except ApiError as error:
+            log.warning("Could not free GPUs", pod=_name(pod), uid=pod.metadata.uid, err=str(error))
+            return RETRY_SECONDS
+
     async def _begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
-        if len(self._attempts) >= IN_FLIGHT_MAX or not self._bucket.try_take():
+        if len(self._attempts) >= IN_FLIGHT_MAX or not self._tries.try_take() or not self._bucket.try_take():
             return LOOK_SECONDS
         demands = decode_demands(await self._context.api.get(paths.pods(pod.metadata.namespace, pod.metadata.name)))
         reason = unjudged(demands)
@@ -187,6 +205,8 @@ class PreemptionReconciler:
         for plan in plans:
             if await self._is_open(pod, plan) and await self._start(pod, plan):
                 return LOOK_SECONDS
+        self._bucket.give_back()
+        self._failures.setdefault(pod.metadata.uid, Failures()).until_seconds = self._now() + RETRY_SECONDS
         return RETRY_SECONDS
 
     async def _plans(self, pod: Pod, request: Request, admitted: Sequence[GangView]) -> tuple[IslandPlan, ...]:
@@ -227,9 +247,10 @@ class PreemptionReconciler:
         return await self._may_evict_all(plan)
 
     async def _may_evict_all(self, plan: IslandPlan) -> bool:
+        """Tell whether every victim could be evicted now; a second budget and webhooks forbid it in their own ways."""
         try:
             await asyncio.gather(*(evict(self._context.api, victim, dry_run=True) for victim in plan.victims))
-        except Refused as error:
+        except (Refused, ApiError) as error:
             log.info("A budget forbids an eviction", node=plan.node, err=str(error))
             return False
         return True
@@ -334,6 +355,10 @@ class PreemptionReconciler:
             return None
         except Conflict:
             return LOOK_SECONDS
+        except ApiError as error:
+            self._attempts.pop(metadata.uid, None)
+            log.warning("Could not end what is kept", pod=_name(pod), uid=metadata.uid, err=str(error))
+            return RETRY_SECONDS
         self._give_up(pod, node, reason)
         return None
 

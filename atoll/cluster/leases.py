@@ -31,7 +31,8 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """What a GPU Lease says. `deadline` is a UTC time text of the reservation; it frees nothing by itself. `created`:
-    since when the Lease exists, whoever has written it since."""
+    since when the Lease exists, whoever has written it since. `renewed`: when it was written, by the same clock as the
+    deadline."""
 
     lease_name: str
     lease_uid: str
@@ -47,6 +48,7 @@ class LeaseRecord:
     gang: str = ""
     doubt: str = ""
     created: str = ""
+    renewed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def parse_lease(lease: Lease) -> LeaseRecord:
         gang=annotations.get(names.LEASE_GANG, ""),
         doubt=annotations.get(names.LEASE_IN_DOUBT, ""),
         created=lease.metadata.creation_timestamp or "",
+        renewed=lease.spec.renew_time or "",
     )
 
 

@@ -27,6 +27,8 @@ from atoll.cluster import pods
 from atoll.cluster.objects import Pod
 
 UNLISTED_REPORTS = 2
+VERSION_DIGITS_MAX = 32
+"""Longer texts on annotations are no versions, and Python would refuse to read them as numbers."""
 
 
 class Proof(StrEnum):
@@ -150,7 +152,10 @@ def version_number(resource_version: str) -> int:
 
     The API server orders the versions of one resource; Kubernetes 1.35 made comparing them part of its contract.
     """
-    return int(resource_version) if resource_version.isascii() and resource_version.isdigit() else 0
+    is_number = (
+        resource_version.isascii() and resource_version.isdigit() and len(resource_version) <= VERSION_DIGITS_MAX
+    )
+    return int(resource_version) if is_number else 0
 
 
 def _is_same_machine(departure: Departure, report: GpuNodeStatusReport) -> bool:

@@ -150,10 +150,12 @@ class ApiClient:
         content_type: str = "application/json",
         timeout_seconds: float = 10.0,
         retry: bool | None = None,
+        check: Callable[[], None] | None = None,
     ) -> bytes:
         """Send one request and return the body of its 2xx answer.
 
         `timeout_seconds` bounds everything: waiting for the rate limit, connecting, repeating, reading.
+        `check` is called before each sending, after the wait for the rate limit; what it raises is passed on.
         `retry` says whether 429, 503, 504 and cut connections may be repeated; by default only for GET.
         Raises Unanswered (with `sent`), ApiError and its kinds, MalformedAnswer.
         """
@@ -163,6 +165,7 @@ class ApiClient:
             path=path,
             data=body if isinstance(body, bytes) else None if body is None else orjson.dumps(body),
             content_type=content_type,
+            check=check,
         )
         try:
             async with asyncio.timeout(timeout_seconds) as limit:
@@ -176,10 +179,16 @@ class ApiClient:
         return await self.request("GET", path, params=params, timeout_seconds=timeout_seconds)
 
     async def create(
-        self, path: str, body: Body, *, params: Params | None = None, timeout_seconds: float = 10.0
+        self,
+        path: str,
+        body: Body,
+        *,
+        params: Params | None = None,
+        timeout_seconds: float = 10.0,
+        check: Callable[[], None] | None = None,
     ) -> bytes:
         """POST; never repeated by itself, because a second creation may meet the first."""
-        return await self.request("POST", path, body=body, params=params, timeout_seconds=timeout_seconds)
+        return await self.request("POST", path, body=body, params=params, timeout_seconds=timeout_seconds, check=check)
 
     async def patch(
         self,
@@ -190,6 +199,7 @@ class ApiClient:
         params: Params | None = None,
         timeout_seconds: float = 10.0,
         retry: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> bytes:
         return await self.request(
             "PATCH",
@@ -199,16 +209,25 @@ class ApiClient:
             content_type=content_type,
             timeout_seconds=timeout_seconds,
             retry=retry,
+            check=check,
         )
 
     async def delete(
-        self, path: str, options: Body | None = None, *, timeout_seconds: float = 10.0, retry: bool = False
+        self,
+        path: str,
+        options: Body | None = None,
+        *,
+        timeout_seconds: float = 10.0,
+        retry: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> bytes:
         """DELETE with the preconditions of `patches.delete_options`.
 
         The HTTP library repeats a DELETE whose kept-alive connection broke, so NotFound may echo our own deletion.
         """
-        return await self.request("DELETE", path, body=options, timeout_seconds=timeout_seconds, retry=retry)
+        return await self.request(
+            "DELETE", path, body=options, timeout_seconds=timeout_seconds, retry=retry, check=check
+        )
 
     async def list(
         self, path: str, decode: Callable[[bytes], T], *, params: Params | None = None, page_size: int = PAGE_SIZE
@@ -312,6 +331,8 @@ class ApiClient:
         if self._session.closed:
             raise Unanswered(f"{call.method} failed: the client is closed", path=call.path, sent=call.sent)
         headers = await self._credentials.headers()
+        if call.check is not None:
+            call.check()
         call.began_seconds = asyncio.get_running_loop().time()
         if call.data is not None:
             headers["Content-Type"] = call.content_type
@@ -356,6 +377,7 @@ class _Call:
     path: str
     data: bytes | None = None
     content_type: str = "application/json"
+    check: Callable[[], None] | None = None
     sent: bool = False
     is_watch: bool = False
     began_seconds: float | None = None

@@ -161,6 +161,8 @@ class ClusterMirror:
         if change.kind is ChangeKind.DELETED:
             return
         spec = change.object.spec
+        if change.old is not None and change.old.spec.renew_time == spec.renew_time:
+            return
         age = 0.0 if change.kind is ChangeKind.MODIFIED else self._age_seconds(spec.renew_time)
         heard_seconds = self._clock.monotonic_seconds() - age
         self.ledger.put_heartbeat(change.object.metadata.name, heard_seconds, silence_seconds_max(change.object))

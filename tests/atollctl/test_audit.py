@@ -128,9 +128,7 @@ def test_cluster_that_does_not_answer_is_status_2(tmp_path: Path) -> None:
     ],
     ids=["report", "pod"],
 )
-async def test_object_that_cannot_be_read_is_status_2(
-    tmp_path: Path, path: str, body: dict[str, Any]
-) -> None:
+async def test_object_that_cannot_be_read_is_status_2(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     """An object of a newer release is no finding and no fault of the program: nothing is known, and that is told."""
     async with Server().running() as running:
         running.put(path, body)
@@ -204,7 +202,10 @@ async def test_leaked_lease_is_never_deleted(server: Server, tmp_path: Path) -> 
 
 async def test_pod_whose_numbers_are_right_again_is_not_evicted(server: Server, tmp_path: Path) -> None:
     """A machine may number its GPUs as before by the time of the repair: whoever has the right numbers stays."""
-    annotations = {f"{names.CONTAINER_DEVICES_PREFIX}main": "0", f"{names.CONTAINER_UUIDS_PREFIX}main": uuid_of("n1", 0)}
+    annotations = {
+        f"{names.CONTAINER_DEVICES_PREFIX}main": "0",
+        f"{names.CONTAINER_UUIDS_PREFIX}main": uuid_of("n1", 0),
+    }
     body = pod_json("a", node="n1", phase="Running", allocation=make_allocation("n1", 0), annotations=annotations)
     server.put(f"{PODS}/a", strip_version(body))
     server.put(f"{REPORTS}/n1", strip_version(report_json("n1")))

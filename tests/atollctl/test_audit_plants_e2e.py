@@ -77,7 +77,9 @@ class Garden:
     def _report(self, report: GpuNodeStatus) -> None:
         status = report.model_dump(mode="json", by_alias=True, exclude_none=True)["status"]
         status["nodeUid"] = self.stage.do("GET", f"/api/v1/nodes/{NODE}")["metadata"]["uid"]
-        status["pods"] = [{**entry, "uid": self.uids.get(entry["uid"], entry["uid"])} for entry in status.get("pods", ())]
+        status["pods"] = [
+            {**entry, "uid": self.uids.get(entry["uid"], entry["uid"])} for entry in status.get("pods", ())
+        ]
         status["hostUses"] = status.get("hostUses", [])
         body = {"status": status}
         self.stage.do("PATCH", f"{REPORTS}/{NODE}/status", body, identity=f"agent@{NODE}", kind=MERGE)

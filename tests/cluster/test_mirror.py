@@ -261,6 +261,20 @@ async def test_renewal_that_we_see_counts_from_now(mirror: Watched) -> None:
     assert mirror.is_stale()
 
 
+async def test_other_changes_of_a_heartbeat_are_no_sign_of_life(mirror: Watched) -> None:
+    """Whoever labels the Lease of a dead agent does not make it look alive."""
+    mirror.heartbeat(age_seconds=0)
+    await mirror.until(lambda: (Kind.HEARTBEAT, "ADDED") in mirror.told)
+    await mirror.clock.advance(170)
+    path = paths.leases(names.HEARTBEAT_NAMESPACE, "n1")
+    stored = mirror.server.objects[path]
+    mirror.server.put(path, {**stored, "metadata": {**stored["metadata"], "labels": {"team": "vision"}}})
+    await mirror.until(lambda: (Kind.HEARTBEAT, "MODIFIED") in mirror.told)
+
+    await mirror.clock.advance(11)
+    assert mirror.is_stale()
+
+
 async def test_report_seen_before_its_new_node_counts_once_the_node_is_seen(mirror: Watched) -> None:
     """Nodes and reports come by two watches: a report of the successor is not lost when it is seen first."""
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "old"}})

@@ -13,11 +13,11 @@ from aiohttp import web
 from atoll.api import names
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod
-from controllers.preemption import IN_FLIGHT_MAX, PreemptionReconciler
+from controllers.preemption import IN_FLIGHT_MAX, PLANNED_MAX, PreemptionReconciler
 from controllers.pursuit import BUDGET_PATIENCE_SECONDS, UNUSED_SECONDS, Attempt, Outlook, Step, next_step
 from controllers.settings import ControllersSettings
 from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
-from tests.controllers.troupe import CLAIMS, LEASES, PODS, REPORTS, Server, Troupe, strip_version, troupe
+from tests.controllers.troupe import CLAIMS, HEARTBEATS, LEASES, PODS, REPORTS, Server, Troupe, strip_version, troupe
 from tests.fakes.api_server import answering
 from tests.fakes.clock import ManualClock, until
 
@@ -26,13 +26,25 @@ PAIRS = "h100-nvl-8"
 REFUSED = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
 
 
-def put_holder(server: Server, name: str, device_id: int, priority: int, **options: Any) -> None:
-    """Put a running pod with one GPU of n1 and its Lease on the server."""
-    allocation = make_allocation("n1", device_id)
-    body = pod_json(name, node="n1", phase="Running", priority=priority, allocation=allocation, **options)
+def put_holder(server: Server, name: str, device_id: int, priority: int, *, on: str = "n1", **options: Any) -> None:
+    """Put a running pod with one GPU of a node and its Lease on the server."""
+    allocation = make_allocation(on, device_id)
+    body = pod_json(name, node=on, phase="Running", priority=priority, allocation=allocation, **options)
     server.put(f"{PODS}/{name}", strip_version(body))
-    lease = lease_json("n1", device_id, holder=Holder("team", name, f"uid-of-{name}"))
-    server.put(f"{LEASES}/gpu-n1-{device_id}", strip_version(lease))
+    lease = lease_json(on, device_id, holder=Holder("team", name, f"uid-of-{name}"))
+    server.put(f"{LEASES}/gpu-{on}-{device_id}", strip_version(lease))
+
+
+def add_second_node(server: Server) -> None:
+    """Another machine like the first, where e is the least important, and above a."""
+    server.put(f"{REPORTS}/n2", strip_version(report_json("n2", PAIRS)))
+    node = server.objects["/api/v1/nodes/n1"]
+    server.put("/api/v1/nodes/n2", {**node, "metadata": {"name": "n2", "uid": "uid-of-n2"}})
+    beat = server.objects[f"{HEARTBEATS}/n1"]
+    server.put(f"{HEARTBEATS}/n2", {"metadata": {"name": "n2"}, "spec": {**beat["spec"], "holderIdentity": "n2"}})
+    put_holder(server, "e", 0, 5, on="n2")
+    for number, name in enumerate("fgh", start=1):
+        put_holder(server, name, 2 * number, 10, on="n2")
 
 
 def put_waiting(server: Server, *, priority: int = 10, **options: Any) -> None:
@@ -193,6 +205,61 @@ async def test_budget_that_changes_its_mind_delays_the_eviction(tmp_path: Path) 
     async with troupe(tmp_path, prepare) as stage:
         await stage.settled(lambda: is_gone(stage, "a"))
         assert asked == [True, False, False]
+
+
+OBSTINATE = {
+    "two-budgets": answering(500, "InternalError"),
+    "a-webhook-forbids-it": answering(403, "Forbidden"),
+    "a-webhook-finds-it-odd": answering(422, "Invalid"),
+}
+
+
+@pytest.mark.parametrize("answer", OBSTINATE.values(), ids=OBSTINATE)
+async def test_pod_that_nobody_can_evict_is_left_out(tmp_path: Path, answer: Any) -> None:
+    """The eviction API refuses a pod with two budgets by 500, a webhook as it likes: the next best node is tried."""
+
+    def prepare(server: Server) -> None:
+        furnish(server)
+        add_second_node(server)
+        server.fail(answer, times=10_000, containing=f"POST {PODS}/a/eviction")
+
+    async with troupe(tmp_path, prepare) as stage:
+        await stage.settled(lambda: is_gone(stage, "e"))
+        assert kept(stage) == "n2:0,1"
+        assert not is_gone(stage, "a")
+
+
+@pytest.mark.parametrize("answer", OBSTINATE.values(), ids=OBSTINATE)
+async def test_pod_that_takes_no_write_keeps_no_other_waiting(tmp_path: Path, answer: Any) -> None:
+    """An admission webhook of one namespace may refuse every change of its pods: others are served all the same."""
+
+    def prepare(server: Server) -> None:
+        furnish(server)
+        annotations = server.objects[f"{PODS}/high"]["metadata"]["annotations"] | {names.KEPT: "n1:2,3"}
+        frozen = pod_json("frozen", gpus=2, priority=10, annotations=annotations)
+        server.put(f"{PODS}/frozen", strip_version({**frozen, "status": REFUSED}))
+        server.fail(answer, times=10_000, containing=f"PATCH {PODS}/frozen")
+
+    async with troupe(tmp_path, prepare) as stage:
+        await stage.settled(lambda: is_gone(stage, "a"))
+        assert kept(stage) == "n1:0,1"
+
+
+async def test_pods_that_nobody_can_help_do_not_use_up_every_pass(tmp_path: Path) -> None:
+    """More pods than one pass plans for, more important and too large for any node: the next one is helped all the
+    same."""
+
+    def prepare(server: Server) -> None:
+        furnish(server)
+        annotations = server.objects[f"{PODS}/high"]["metadata"]["annotations"]
+        for number in range(PLANNED_MAX):
+            name = f"greedy-{number}"
+            body = pod_json(name, gpus=2, priority=20, annotations=annotations, overhead={"cpu": "5"})
+            server.put(f"{PODS}/{name}", strip_version({**body, "status": REFUSED}))
+
+    async with troupe(tmp_path, prepare) as stage:
+        await stage.settled(lambda: is_gone(stage, "a"))
+        assert kept(stage) == "n1:0,1"
 
 
 # How an attempt goes on

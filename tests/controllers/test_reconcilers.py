@@ -41,6 +41,36 @@ def put_bound(server: Server, name: str = "p", *device_ids: int, **options: Any)
     put_pod(server, name, node="n1", allocation=make_allocation("n1", *device_ids), **options)
 
 
+async def test_reservation_by_a_clock_that_is_ahead_ends_all_the_same(tmp_path: Path) -> None:
+    """A bind on a machine whose clock is years ahead reserves for as long as any other, not for years."""
+
+    def furnish(server: Server) -> None:
+        put_pod(server)
+        body = strip_version(lease_json("n1", 0, holder=HOLDER))
+        body["metadata"]["annotations"][names.LEASE_DEADLINE] = "2099-01-01T00:00:05.000000Z"
+        body["spec"]["renewTime"] = "2099-01-01T00:00:00.000000Z"
+        server.put(f"{LEASES}/gpu-n1-0", body)
+
+    async with troupe(tmp_path, furnish) as stage:
+        await stage.settled(lambda: not stage.held())
+        assert ("PATCH", f"{PODS}/p") in stage.api.writes
+
+
+@pytest.mark.parametrize("digits", [18, 5000])
+async def test_agent_is_asked_whatever_somebody_wrote_before(tmp_path: Path, digits: int) -> None:
+    """A version that no pod has reached yet was written by nobody who waits for it, however long the number is."""
+
+    def furnish(server: Server) -> None:
+        put_leases(server, 0)
+        report = server.objects[f"{REPORTS}/n1"]
+        wanted = {names.EVIDENCE_WANTED: "9" * digits}
+        server.put(f"{REPORTS}/n1", {**report, "metadata": {**report["metadata"], "annotations": wanted}})
+
+    async with troupe(tmp_path, furnish) as stage:
+        asked = lambda: stage.server.objects[f"{REPORTS}/n1"]["metadata"]["annotations"][names.EVIDENCE_WANTED]  # noqa: E731
+        await stage.settled(lambda: len(asked()) < 10)
+
+
 ENDED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]}
 
 
