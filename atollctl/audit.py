@@ -32,6 +32,7 @@ from atoll.kube.microtime import format_microtime
 from atollctl.audit_memory import ExtenderAddress, read_memory
 from atollctl.audit_repair import CONTROLLERS, Outcome, repair
 from atollctl.options import ContextName, Kubeconfig
+from atollctl.sentences import sentence
 
 PAUSE_SECONDS = 2.0
 OVERDUE_SECONDS = 60.0
@@ -53,7 +54,7 @@ class Output(StrEnum):
 def audit_cluster(
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
-    output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TABLE,
     *,
     extender: Annotated[
         str, typer.Option(help=f"Address of an extender whose memory is compared too; token in ${TOKEN_VARIABLE}.")
@@ -69,7 +70,7 @@ def audit_cluster(
         findings = asyncio.run(find_twice(kubeconfig, context, extender=address))
         outcomes = asyncio.run(repair_all(findings, kubeconfig, context)) if do_repair else {}
     except (KubeError, OSError, ValueError, msgspec.MsgspecError) as error:
-        typer.echo(f"cannot audit: {error}", err=True)
+        typer.echo(f"cannot audit: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
     if output is Output.JSON:
         typer.echo(json.dumps([as_dict(finding, outcomes.get(finding)) for finding in findings], indent=2))

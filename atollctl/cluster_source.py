@@ -28,6 +28,7 @@ from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
 from atollctl.audit_memory import ExtenderAddress, read_past_asks
+from atollctl.sentences import sentence
 
 STATUS_WAITS = 1
 STATUS_UNREACHABLE = 2
@@ -45,7 +46,7 @@ def read_cluster(
     try:
         return read_file(snapshot) if snapshot is not None else asyncio.run(read_live(kubeconfig, context))
     except (KubeError, OSError, SnapshotMistake) as error:
-        typer.echo(f"cannot {purpose}: {error}", err=True)
+        typer.echo(f"cannot {purpose}: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
 
 

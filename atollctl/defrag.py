@@ -66,7 +66,8 @@ def text_lines(answer: "Defrag", count: int) -> list[str]:
         lines += [f"     {_name(move)}: {_place(move.source)} -> {_place(move.target)}" for move in plan.moves]
     if not answer.plans:
         lines.append(f"no moves of pods make room for {count} GPUs")
-    lines += [f"not moved: {number} pods, {reason}" for reason, number in answer.unmoved.items()]
+    for reason, number in answer.unmoved.items():
+        lines.append(f"not moved: {number} {'pod' if number == 1 else 'pods'}, {reason}")
     if answer.is_cut:
         lines.append("the search was cut: there may be more")
     return lines

@@ -87,4 +87,5 @@ def waits_text(seconds: float) -> str:
         return ""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f", created {hours} h {minutes} min ago" if hours else f", created {minutes} min {rest} s ago"
+    told = f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f", created {told} ago"

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from atoll.api.node_status import Cordon, Device, GpuNodeStatus, GpuNodeStatusSpec, Release
 from atoll.cluster.health import Standing, judge
@@ -23,6 +21,8 @@ from atoll.kube.client import ApiClient
 from atoll.kube.errors import Conflict, KubeError, NotFound
 from atoll.kube.microtime import format_microtime, parse_microtime
 from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption, show_json, show_table
+from atollctl.sentences import OPERATORS, sentence
 
 ATTEMPTS_MAX = 5
 STATUS_REFUSED = 2
@@ -77,21 +77,24 @@ def release(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, conte
 
 
 @app.command(name="list")
-def list_gpus(kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
+def list_gpus(kubeconfig: Kubeconfig = None, context: ContextName = None, output: OutputOption = Output.TEXT) -> None:
     """Show every GPU with its standing, and why."""
     try:
         statuses = asyncio.run(_statuses(kubeconfig, context))
     except KubeError as error:
-        _refuse(f"cannot list GPUs: {error}")
-    table = Table("GPU", "Model", "Standing", "Reason")
+        _refuse(f"cannot list GPUs: {sentence(error)}")
+    rows = []
     for status in sorted(statuses, key=lambda one: one.metadata.name):
         standings = judge(status).standings
         for device in status.status.devices if status.status is not None else ():
             standing = standings[device.uuid]
             name = f"{status.metadata.name}/{device.id}"
             profile = f" {device.mig.profile}" if device.mig is not None and device.mig.profile else ""
-            table.add_row(name, device.model + profile, str(standing.state), standing.reason)
-    Console().print(table)
+            rows.append((name, device.model + profile, str(standing.state), standing.reason))
+    if output is Output.JSON:
+        show_json([dict(zip(("gpu", "model", "standing", "reason"), row, strict=True)) for row in rows])
+    else:
+        show_table(("GPU", "MODEL", "STANDING", "REASON"), rows)
 
 
 def cordoned(spec: GpuNodeStatusSpec, uuid: str, reason: str, *, by: str) -> GpuNodeStatusSpec:
@@ -146,7 +149,7 @@ def _change(target: str, kubeconfig: Path | None, context: str | None, change: C
     try:
         return asyncio.run(_change_spec(target, kubeconfig, context, change))
     except (TargetMistake, ClockMistake, KubeError) as error:
-        _refuse(str(error))
+        _refuse(f"cannot change GPU {target}: {sentence(error, roles=OPERATORS)}")
 
 
 async def _change_spec(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> Standing:

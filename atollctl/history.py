@@ -14,6 +14,7 @@ from atollctl.cluster_source import STATUS_UNREACHABLE, SnapshotFile, read_clust
 from atollctl.gpu import Target, TargetMistake, split_target
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption, show_json, show_table
+from atollctl.sentences import sentence
 
 if TYPE_CHECKING:
     from atoll.explain.history import Event
@@ -38,7 +39,7 @@ def show_history(
             events = asyncio.run(read_events(kubeconfig, context))
         story = story_of(found, events, node, device_id)
     except (NoSuchGpu, TargetMistake, KubeError, OSError) as error:
-        typer.echo(f"cannot tell the story: {error}", err=True)
+        typer.echo(f"cannot tell the story: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
     if output is Output.JSON:
         show_json(asdict(story))

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.cluster.objects import Metadata, Pod, PriorityClass, decode_pod, decode_priority_class
+from atollctl.sentences import faults
 from webhook.demand import ClaimMissing, Defaults, claim_name_of
 from webhook.errors import WebhookError
 from webhook.mutation import mutate
@@ -95,9 +96,12 @@ def shaped(
     priorities: Iterable[PriorityClass] = (),
 ) -> list[Pod]:
     """Return the pods as the API server and the webhook would leave them. Raises ManifestMistake with the webhook's
-    words where it denies one, and for a priorityClassName that nobody has defined."""
+    words where it denies one, for a priorityClassName that nobody has defined, and where there is none at all."""
     known = {one.metadata.name: one for one in (*BUILT_IN, *priorities)}
-    return [_shaped(_with_priority(document, known), namespace, claim, now) for document in documents]
+    found = [_shaped(_with_priority(document, known), namespace, claim, now) for document in documents]
+    if not found:
+        raise ManifestMistake("there is no pod in the files, and nothing that makes pods")
+    return found
 
 
 def _with_priority(document: dict[str, Any], known: Mapping[str, PriorityClass]) -> dict[str, Any]:
@@ -165,7 +169,7 @@ def _model(kind: type[M], document: dict[str, Any], namespace: str, file: Path) 
     try:
         return kind.model_validate({**document, "metadata": {**metadata, "namespace": space, "uid": uid}})
     except ValidationError as error:
-        raise ManifestMistake(f"{file}: {kind.__name__} {metadata.get('name')}: {str(error)[:500]}") from error
+        raise ManifestMistake(f"{file}: {kind.__name__} {metadata.get('name')}: {faults(error)}") from error
 
 
 def _priority_class(document: dict[str, Any], file: Path) -> PriorityClass:
@@ -179,7 +183,7 @@ def _replicas(document: dict[str, Any], field: str, file: Path) -> list[dict[str
     try:
         name = str(document["metadata"]["name"])
         template = document["spec"]["template"]
-        count = int(document["spec"].get(field) or 1)
+        count = int(1 if document["spec"].get(field) is None else document["spec"][field])
         if not 0 <= count <= PODS_MAX:
             raise ManifestMistake(f"{file}: {name} asks for {count} pods; at most {PODS_MAX} are simulated")
         space = document["metadata"].get("namespace")

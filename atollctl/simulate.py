@@ -23,6 +23,7 @@ from atollctl.cluster_source import (
 )
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption, show_json
+from atollctl.sentences import sentence
 
 if TYPE_CHECKING:
     from atoll.api.gangs import GpuGang
@@ -68,7 +69,7 @@ def simulate_pods(
         priorities = (*found.priority_classes, *wanted.priority_classes)
         asking = shaped(wanted.pods, namespace=namespace, claim=found.claim, now=found.taken_at, priorities=priorities)
     except (OSError, ManifestMistake, QuestionMistake) as error:
-        typer.echo(f"cannot simulate: {error}", err=True)
+        typer.echo(f"cannot simulate: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
     for ignored in wanted.ignored:
         typer.echo(
@@ -138,9 +139,9 @@ def _added(found: "ClusterSnapshot", text: str) -> "list[Any]":
     from topology.errors import ProfileError
 
     match = _ADDED.fullmatch(text)
-    if match is None:
+    count, shape = (int(match[1] or 1), match[2]) if match is not None else (0, "")
+    if count == 0:
         raise QuestionMistake(f"--add {text}: write COUNTxSHAPE, such as 4xdgx-h100")
-    count, shape = int(match[1] or 1), match[2]
     names = numbered(count, shape)
     node = next((one for one in found.nodes if one.metadata.name == shape), None)
     report = next((one for one in found.reports if one.metadata.name == shape and one.status is not None), None)

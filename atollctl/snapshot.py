@@ -18,6 +18,7 @@ from atollctl.cluster_source import (
     with_past_asks,
 )
 from atollctl.options import ContextName, Kubeconfig
+from atollctl.sentences import sentence
 
 
 def save_snapshot(
@@ -42,7 +43,7 @@ def save_snapshot(
     try:
         file.write_bytes(data)
     except OSError as error:
-        typer.echo(f"cannot write the snapshot: {error}", err=True)
+        typer.echo(f"cannot write the snapshot: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
     counts = f"{len(found.nodes)} nodes, {len(found.pods)} pods, {len(found.reports)} GPU reports"
     typer.echo(f"{file}: {counts}, {len(data)} bytes")

@@ -46,7 +46,7 @@ def show_topology(
 
     try:
         if node is None:
-            source = read_offline(from_file, profile_name, model)
+            source = read_offline(from_file, profile_name, model, or_this="a node of the cluster, ")
         else:
             refuse_options_of_files(from_file, profile_name, model)
             source = asyncio.run(read_node(node, kubeconfig, context))

@@ -15,6 +15,7 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError, NotFound
+from atollctl.sentences import sentence
 from atollctl.topo_source import (
     HOW_TO_SAVE,
     InputError,
@@ -53,14 +54,15 @@ def _standard_input() -> BinaryIO:
     return stream.buffer
 
 
-def read_offline(from_file: Path | None, profile_name: str | None, model: str) -> Source:
-    """The machine that exactly one of file and profile names. Raises InputError."""
+def read_offline(from_file: Path | None, profile_name: str | None, model: str, *, or_this: str = "") -> Source:
+    """The machine that exactly one of file and profile names. Raises InputError, which tells `or_this` as a way too."""
     if profile_name is not None and (from_file is not None or model):
         raise InputError("a known machine tells its own GPUs; leave out --from and --model")
     if profile_name is not None:
         return source_of_profile(profile_name)
     if from_file is None:
-        raise InputError("no machine is named; give --from FILE with a saved `nvidia-smi topo -m`, or --profile NAME")
+        files = "--from FILE with a saved `nvidia-smi topo -m`, or --profile NAME"
+        raise InputError(f"no machine is named; give {or_this}{files}")
     name = "standard input" if str(from_file) == "-" else from_file.name
     return source_of_text(read_text(from_file), name=name, model=model)
 
@@ -82,7 +84,7 @@ async def read_node(node: str, kubeconfig: Path | None, context: str | None) -> 
     except NotFound as error:
         raise InputError(f"there is no GPU report of node {name}; does its agent run?") from error
     except KubeError as error:
-        raise InputError(f"the report of node {name} could not be read: {error}") from error
+        raise InputError(f"the report of node {name} could not be read: {sentence(error)}") from error
     except pydantic.ValidationError as error:
         raise InputError(
             f"the report of node {name} is not what an agent writes: {error.error_count()} faults"

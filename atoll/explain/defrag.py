@@ -188,7 +188,7 @@ def _stays(pod: Pod, ask: Ask, budgets: Budgets, allowed: Mapping[str, int]) -> 
     if pod.spec.priority > ask.priority:
         return "of a higher priority"
     if not any(owner.controller for owner in pod.metadata.owner_references):
-        return "nobody would make it anew"
+        return "which nobody would make anew"
     return "protected by a PodDisruptionBudget" if violations([budgets.of(pod)], allowed) else ""
 
 

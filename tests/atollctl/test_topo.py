@@ -146,7 +146,7 @@ async def test_the_report_of_a_node_is_read_through_the_api(server: FakeApiServe
     ("node", "status", "sentence"),
     [
         pytest.param("n2", 0, "there is no GPU report of node n2; does its agent run?", id="no-report"),
-        pytest.param("n1", 403, "the report of node n1 could not be read: 403", id="forbidden"),
+        pytest.param("n1", 403, "the report of node n1 could not be read: ", id="forbidden"),
         pytest.param("..", 0, "'..' is no name of a node", id="a-path-instead-of-a-name"),
         pytest.param("", 0, "'' is no name of a node", id="empty-name"),
     ],

@@ -73,7 +73,7 @@ def test_the_cheapest_move_comes_first() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "reason"),
     [
-        pytest.param(scattered(holder("a", "n1", 0), holder("b", "n2", 0)), "nobody would make it anew", id="bare"),
+        pytest.param(scattered(holder("a", "n1", 0), holder("b", "n2", 0)), "which nobody would make anew", id="bare"),
         pytest.param(
             scattered(owned("a", "n1", 0, priority=5), owned("b", "n2", 0, priority=5)),
             "of a higher priority",

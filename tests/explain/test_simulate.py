@@ -116,15 +116,17 @@ def test_node_that_goes(tmp_path: Path) -> None:
             (),
             "only gpu-scheduler gives Atoll's GPUs",
         ),
-        ({"kind": "GpuClaim", "metadata": {"name": "x"}, "spec": {"devices": {"count": -1}}}, (), "GpuClaim x"),
+        ({"kind": "GpuClaim", "metadata": {"name": "x"}, "spec": {"devices": {"count": -1}}}, (), "GpuClaim x: spec.devices.count: "),
         (7, (), "where an object is expected"),
         ({"kind": "Job", "metadata": {"name": "j"}, "spec": {}}, (), "no readable template"),
         (claim_manifest(), ("--remove", "n9"), "there is no such node"),
         (claim_manifest(), ("--without", "b"), "there is no such pod"),
         (claim_manifest(), ("--add", "3xnosuch"), "no profile named 'nosuch'"),
         (claim_manifest(), ("--add", "-1"), "write COUNTxSHAPE"),
+        (claim_manifest(), ("--add", "0xdgx-h100"), "write COUNTxSHAPE"),
+        (claim_manifest(), (), "there is no pod in the files"),
     ],
-    ids=["no-claim", "scheduler", "claim", "number", "job", "remove", "without", "add", "count"],
+    ids=["no-claim", "scheduler", "claim", "number", "job", "remove", "without", "add", "count", "zero", "no-pod"],
 )
 def test_mistakes_are_told_in_one_sentence(document: Any, options: tuple[str, ...], words: str, tmp_path: Path) -> None:
     """What the webhook would deny is denied in its words; what is not there is named. Status 2."""
