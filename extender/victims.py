@@ -3,7 +3,7 @@
 In: nodes with the victims that kube-scheduler chose by count, cpu and memory, the ledger, the request. Out: the nodes
 that remain. Its victims stay, whatever they are good for; where they leave the pod without the GPUs that its claim
 wants, others of a lower priority are added, see atoll.cluster.island_victims. kube-scheduler's dry run knows no GPUs,
-so it may also offer nodes without victims: such a node gets some, or goes. A node's victims stand in its order, the most
+so it may also offer nodes without victims: such a node gets some, or goes. Victims stand in its order, the most
 important first: when it chooses among the nodes it takes the first one's priority for the highest.
 
 A member of a gang counts as a victim that breaks a budget, because the gang may not run without it: kube-scheduler then
