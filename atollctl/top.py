@@ -5,21 +5,23 @@ Reads only, by listing. So that watching costs others little, a view of a large 
 more than one part in LOAD_PARTS of a core goes into it.
 """
 
+import asyncio
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from atollctl.cluster_source import SnapshotFile, read_cluster
+from atoll.kube.errors import KubeError
+from atollctl.cluster_source import SnapshotFile, read_cluster, read_live
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption, age_text, show_json
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from atoll.explain.overview import Gpu, NodeLine, Overview
+    from atoll.explain.snapshot import ClusterSnapshot
 
 LOAD_PARTS: Final = 25
 """At most this part of a core, 4 %, is used by the view."""
@@ -48,26 +50,27 @@ def show_top(
     """Show nodes, islands and GPUs, who holds what, and the pods that wait."""
     from rich.console import Console
 
-    def look() -> "Overview":
-        return _look(kubeconfig, context, snapshot, namespace)
-
+    first = _seen(read_cluster(kubeconfig, context, snapshot=snapshot, purpose="show the cluster"), namespace)
     if output is Output.JSON:
-        show_json(as_json(look()))
+        show_json(as_json(first))
         return
     console = Console(highlight=False)
     is_wide = output is Output.WIDE
     if once or snapshot is not None or not console.is_terminal:
-        for line in lines(look(), is_wide=is_wide):
+        for line in lines(first, is_wide=is_wide):
             console.print(line, soft_wrap=True)
         return
-    _watch(console, look, refresh, is_wide=is_wide)
+
+    def look() -> "Overview":
+        return _seen(asyncio.run(read_live(kubeconfig, context)), namespace)
+
+    watch(console, first, look, refresh, is_wide=is_wide)
 
 
-def _look(kubeconfig: Path | None, context: str | None, snapshot: Path | None, namespace: str) -> "Overview":
+def _seen(found: "ClusterSnapshot", namespace: str) -> "Overview":
     from atoll.explain.decision import scene_of
     from atoll.explain.overview import overview
 
-    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="show the cluster")
     return overview(scene_of(found), namespace=namespace)
 
 
@@ -76,16 +79,27 @@ def pause_seconds(refresh: float, spent: float) -> float:
     return max(refresh, spent * (LOAD_PARTS - 1))
 
 
-def _watch(console: Any, look: Any, refresh: float, *, is_wide: bool) -> None:  # noqa: ANN401 - rich and a function
+def watch(
+    console: "Console", first: "Overview", look: "Callable[[], Overview]", refresh: float, *, is_wide: bool
+) -> None:
+    """Show look after look until the user ends it. One that fails leaves the last picture, and says that it is old."""
     from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
+    seen, trouble = first, ""
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
+            before = 0.0
             while True:
+                notes = [Text(trouble, style="red")] if trouble else []
+                live.update(Group(*notes, *lines(seen, is_wide=is_wide)), refresh=True)
+                time.sleep(pause_seconds(refresh, time.process_time() - before if before else 0.0))
                 before = time.process_time()
-                live.update(Group(*lines(look(), is_wide=is_wide)), refresh=True)
-                time.sleep(pause_seconds(refresh, time.process_time() - before))
+                try:
+                    seen, trouble = look(), ""
+                except (KubeError, OSError) as error:
+                    trouble = f"The cluster does not answer: {error}. This is how it was at {seen.taken_at}."
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 

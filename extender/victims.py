@@ -3,13 +3,14 @@
 In: nodes with the victims that kube-scheduler chose by count, cpu and memory, the ledger, the request. Out: the nodes
 that remain. Its victims stay, whatever they are good for; where they leave the pod without the GPUs that its claim
 wants, others of a lower priority are added, see atoll.cluster.island_victims. kube-scheduler's dry run knows no GPUs,
-so it may also offer nodes without victims: such a node gets some, or goes.
+so it may also offer nodes without victims: such a node gets some, or goes. Victims stand in its order, the most
+important first: when it chooses among the nodes it takes the first one's priority for the highest.
 
 A member of a gang counts as a victim that breaks a budget, because the gang may not run without it: kube-scheduler then
 prefers nodes whose pods go alone.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.cluster.budgets import Budgets
@@ -63,8 +64,17 @@ def _victims(given: Victims, scene: Occupancy, request: Request, ledger: Ledger,
     found = find_victims(scene.devices, room, request, others, allowed=allowed)
     if found is None:
         return None
-    added = tuple(Victim(victim.uid) for victim in found.victims)
-    return Victims((*(given.pods or ()), *added), broken + found.violations)
+    pods = list(given.pods or ())
+    for added in sorted(found.victims, key=lambda victim: (-victim.priority, victim.since, victim.uid)):
+        pods.insert(_place(pods, added.priority, ledger), Victim(added.uid))
+    return Victims(tuple(pods), broken + found.violations)
+
+
+def _place(pods: Sequence[Victim], priority: int, ledger: Ledger) -> int:
+    """Return before which victim one of that priority goes. Who holds no GPU is unknown, and stays where it stands."""
+    known = ((place, ledger.pods.get(victim.uid)) for place, victim in enumerate(pods))
+    lower = (place for place, pod in known if pod is not None and pod.spec.priority < priority)
+    return next(lower, len(pods))
 
 
 def _left(budgets: Budgets, ledger: Ledger, chosen: Iterable[str]) -> dict[str, int]:

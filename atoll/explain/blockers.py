@@ -170,8 +170,9 @@ class _Room:
             if amount > left.get(resource, 0)
         }
         running = {one.metadata.uid: one for one in scene.pods_by_node.get(holders.node, ())}
-        must = against | {uid for uid, one in running.items() if host_fit.ports_clash(pod, (one,))}
-        others = {uid for uid, one in running.items() if _gives(scene, one, short)}
+        has_ports = bool(host_fit.host_ports(pod))
+        must = against.union(uid for uid, one in running.items() if has_ports and host_fit.ports_clash(pod, (one,)))
+        others = (uid for uid, one in running.items() if uid not in holders.uids and _gives(scene, one, short))
         candidates = tuple(sorted({*holders.uids, *others, *must}, key=lambda uid: price(scene, uid)))
         question = _Question(
             shape=holders.devices.shape,

@@ -1,11 +1,14 @@
 """Promises of `atoll top`, `atoll gangs`, `atoll history`: what is told is what the cluster holds."""
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from atoll.api import names
@@ -17,6 +20,7 @@ from atoll.explain.explanation import explain
 from atoll.explain.history import Event, NoSuchGpu, Regarding, story_of
 from atoll.explain.overview import QUESTIONS_MAX, overview
 from atoll.explain.snapshot import ClusterSnapshot
+from atollctl import top
 from atollctl.__main__ import app
 from atollctl.top import LOAD_PARTS, pause_seconds
 from tests.builders import make_pod, report_json
@@ -97,6 +101,36 @@ def test_watching_takes_less_than_a_twentieth_of_a_core() -> None:
         assert rest >= 2.0
         assert spent / (rest + spent) < 0.05
     assert LOAD_PARTS > 20
+
+
+def test_live_view_follows_and_outlives_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look after look is drawn; one that fails leaves the last picture and says so, until the next one; Ctrl-C ends."""
+    found = busy()
+    full = overview(scene_of(found.snapshot))
+    calm = overview(scene_of(replace(found.snapshot, pods=found.snapshot.pods[:1], taken_at="2026-01-31T12:05:00Z")))
+    looks = iter([calm, OSError("nobody listens"), full])
+    rests: list[float] = []
+
+    def look() -> Any:
+        told = next(looks, None)
+        if told is None:
+            raise KeyboardInterrupt
+        if isinstance(told, OSError):
+            raise told
+        return told
+
+    monkeypatch.setattr(top.time, "sleep", rests.append)
+    console = Console(file=StringIO(), force_terminal=True, width=200, height=80, color_system=None)
+    with pytest.raises(typer.Exit) as ended:
+        top.watch(console, full, look, 2.0, is_wide=False)
+
+    pictures = console.file.getvalue().split("16 GPUs on 2 nodes")  # type: ignore[attr-defined]
+    waits = ["1 pods wait" in one for one in pictures[1:]]
+    assert waits == [True, False, False, True]
+    assert "The cluster does not answer: nobody listens. This is how it was at 2026-01-31T12:05:00Z." in pictures[2]
+    assert ended.value.exit_code == 0
+    assert len(rests) == 4
+    assert min(rests) >= 2.0
 
 
 def test_gangs_are_listed_with_their_state(tmp_path: Path) -> None:

@@ -94,6 +94,25 @@ def test_more_victims_come_where_the_islands_need_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("a", "c"), ["d", "a", "c"]),
+        (("a", "cpu-hog", "c"), ["d", "a", "cpu-hog", "c"]),
+        (("cpu-hog", "a", "c"), ["cpu-hog", "d", "a", "c"]),
+    ],
+    ids=["added-above", "unknown-between", "unknown-first"],
+)
+def test_most_important_victim_stands_first(given: tuple[str, ...], expected: list[str]) -> None:
+    """kube-scheduler takes the first one's priority for a node's highest when it chooses between nodes."""
+    ledger = scene(a=(0, (0,)), b=(5, (1,)), c=(0, (2,)), d=(3, (3,)), rest=(10, (4, 5, 6, 7)))
+    who = preemptor(2, policy="island")
+
+    chosen = choose_victims(offered(*given), who, ledger, budgets=Budgets(), now_seconds=NOW)
+
+    assert [victim.uid for victim in chosen["n1"].pods or ()] == expected
+
+
+@pytest.mark.parametrize(
     ("count", "claim", "priorities"),
     [
         pytest.param(8, {}, {"low1": 0, "low2": 10}, id="an-equal-stays"),
