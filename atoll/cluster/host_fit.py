@@ -39,7 +39,11 @@ VOLUME: Final = "volume in another zone"
 REASONS: Final = (NOT_READY, CORDONED, TAINTED, SELECTOR, AFFINITY, PORTS, VOLUME, NEIGHBOURS)
 
 PODS: Final = "pods"
-_UNSCHEDULABLE: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+"""Taint of a cordoned node: it comes and goes with the cordon."""
+STATE_TAINTS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""Prefixes of taints that tell how a node is, and go when it is well."""
+_UNSCHEDULABLE: Final = Taint(key=UNSCHEDULABLE, effect="NoSchedule")
 _ZONE_LABELS: Final = (
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
@@ -114,6 +118,11 @@ def preference(pod: Pod, node: Node) -> int:
 def untolerated(pod: Pod, node: Node) -> list[Taint]:
     """Return the node's taints that the pod does not endure."""
     return [taint for taint in node.spec.taints if not tolerates(pod.spec.tolerations, taint)]
+
+
+def tells_state(taint: Taint) -> bool:
+    """Tell whether a taint says how the node is, instead of who should keep off it."""
+    return taint.key.startswith(STATE_TAINTS)
 
 
 def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from atoll.cluster import host_fit, pods
+from atoll.cluster import host_fit, pod_fit, pods
 from atoll.cluster.holds import Source
 from atoll.cluster.keeping import Kept
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices, Shape, cell_of
-from atoll.cluster.objects import Pod
+from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
 from atoll.explain.decision import Scene
@@ -79,7 +79,7 @@ def smallest_sets(scene: Scene, found: Sequence[NodeHolders], pod: Pod, request:
         sets: list[tuple[str, tuple[str, ...]]] = []
         for number, (question, rooms) in enumerate(questions):
             fitting = 0
-            for gone in _cheapest_first(len(question.held), size):
+            for gone in _cheapest_first(question.must, len(question.held), size):
                 tried[number] += 1
                 if tried[number] > SETS_MAX or fitting == ALTERNATIVES_MAX:
                     break
@@ -91,11 +91,16 @@ def smallest_sets(scene: Scene, found: Sequence[NodeHolders], pod: Pod, request:
     return Ends((), is_cut=any(count > SETS_MAX for count in tried))
 
 
-def _cheapest_first(count: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yield the sets of so many of the first `count` numbers, those with the smallest largest number first."""
-    for top in range(size - 1, count):
-        for others in combinations(range(top), size - 1):
-            yield (*others, top)
+def _cheapest_first(must: Sequence[int], count: int, size: int) -> Iterator[tuple[int, ...]]:
+    """Yield the sets of so many of the first `count` numbers with all of `must` among them, those whose largest other
+    number is the smallest first."""
+    free = [number for number in range(count) if number not in must]
+    others = size - len(must)
+    if others == 0:
+        yield tuple(must)
+    for top in range(others - 1, len(free)) if others > 0 else ():
+        for below in combinations(free[:top], others - 1):
+            yield (*must, *below, free[top])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,8 @@ class Ends:
 @dataclass(frozen=True, slots=True)
 class _Question:
     """One node without names. `held[i]`: mask of the positions that candidate i holds; `unending`: mask of those that
-    nobody's end frees; `short`: how much of each resource is missing; `gives[i]`: what candidate i gives of it."""
+    nobody's end frees; `short`: how much of each resource is missing; `gives[i]`: what candidate i gives of it; `must`:
+    candidates without whose end nothing helps."""
 
     shape: Shape
     request: Request
@@ -119,6 +125,7 @@ class _Question:
     held: tuple[int, ...]
     short: tuple[int, ...]
     gives: tuple[tuple[int, ...], ...]
+    must: tuple[int, ...] = ()
 
     def fits(self, gone: Sequence[int]) -> bool:
         """Tell whether the pod fits after the end of these candidates."""
@@ -156,10 +163,11 @@ class _Room:
             if amount > left.get(resource, 0)
         }
         running = {one.metadata.uid: one for one in scene.pods_by_node.get(holders.node, ())}
+        barring = {uid for uid, one in running.items() if _bars(pod, one, node)}
         others = [
             uid
             for uid, one in running.items()
-            if uid not in holders.uids and (_gives(scene, one, short) or host_fit.ports_clash(pod, (one,)))
+            if uid not in holders.uids and (uid in barring or _gives(scene, one, short))
         ]
         candidates = tuple(sorted((*holders.uids, *others), key=lambda uid: price(scene, uid)))
         question = _Question(
@@ -171,6 +179,7 @@ class _Room:
             held=tuple(holders.mask_of(uid) for uid in candidates),
             short=tuple(short.values()),
             gives=tuple(_given(scene, running.get(uid), tuple(short)) for uid in candidates),
+            must=tuple(index for index, uid in enumerate(candidates) if uid in barring),
         )
         return cls(holders.node, candidates, question) if question.fits(range(len(candidates))) else None
 
@@ -198,6 +207,16 @@ def _given(scene: Scene, pod: Pod | None, resources: tuple[str, ...]) -> tuple[i
         return (0,) * len(resources)
     needed = scene.needs(pod)
     return tuple(needed.get(resource, 0) for resource in resources)
+
+
+def _bars(pod: Pod, other: Pod, node: Node) -> bool:
+    """Tell whether the pod cannot be on the node while the other is: for a host port, or since they keep apart."""
+    if host_fit.ports_clash(pod, (other,)):
+        return True
+    if not (pod_fit.anti_terms(pod) or pod_fit.anti_terms(other)):
+        return False
+    near = pod_fit.Neighbours.of(pod, (node,), {node.metadata.name: (other,)}, {})
+    return any(node.metadata.labels.get(key) == value for key, value in near.forbidden)
 
 
 def _gives(scene: Scene, pod: Pod, short: Mapping[str, int]) -> bool:

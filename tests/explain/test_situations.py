@@ -262,7 +262,7 @@ SITUATIONS: dict[str, Told] = {
             others=[with_cpu(make_pod("web", gpus=None, node="n1", phase="Running"), "60")],
         ),
         State.CLOSED,
-        ("insufficient cpu", "when team/web end"),
+        ("insufficient cpu", "when team/web ends"),
         (Kind.END, ADD),
     ),
     "more cpu than any node has": Told(
@@ -288,13 +288,13 @@ SITUATIONS: dict[str, Told] = {
     "a pod that is ending makes room": Told(
         situation({"n1": {}}, [full(deleted=True)], waiting(1)),
         State.BUSY,
-        ("when team/on-n1 are proven to have ended",),
+        ("when team/on-n1 is proven to have ended",),
         (Kind.ENDING,),
     ),
     "a pod is gone and its Leases are not": Told(
         situation({"n1": {}}, [(make_pod("x", gpus=None), full()[1])], waiting(1)),
         State.BUSY,
-        ("team/on-n1 (gone) are proven to have ended",),
+        ("team/on-n1 (gone) is proven to have ended",),
         (Kind.ENDING,),
     ),
     "GPUs are kept for another pod": Told(
@@ -321,7 +321,7 @@ SITUATIONS: dict[str, Told] = {
             waiting(1),
         ),
         State.BUSY,
-        ("1. when team/b end", "2. when team/a end"),
+        ("1. when team/b ends", "2. when team/a ends"),
         (Kind.END,),
     ),
     "a host port is taken": Told(
@@ -332,7 +332,7 @@ SITUATIONS: dict[str, Told] = {
             others=[with_host_port(make_pod("web", gpus=None, node="n1", phase="Running"))],
         ),
         State.CLOSED,
-        ("host port in use", "when team/web end"),
+        ("host port in use", "when team/web ends"),
         (Kind.END, ADD),
     ),
     "the pod fits and is not yet bound": Told(

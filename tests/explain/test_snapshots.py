@@ -160,7 +160,7 @@ def test_command_explains_a_file(tmp_path: Path) -> None:
     running = CliRunner().invoke(app, ["explain", "pod/a", "-n", "team", "--snapshot", path])
 
     assert (text.exit_code, by_claim.exit_code, running.exit_code) == (1, 1, 0)
-    assert "when team/a end: then it fits on n1" in " ".join(text.output.split())
+    assert "when team/a ends: then it fits on n1" in " ".join(text.output.split())
     answer = msgspec.json.decode(by_claim.output)[0]
     assert (answer["state"], answer["groups"][0]["nodes"][0]["islands"][0]["held"]) == ("busy", list(range(8)))
     assert "runs on n1 with GPUs 0,1,2" in running.output
