@@ -121,6 +121,19 @@ def test_members_of_gangs_are_the_last_victims() -> None:
     assert answer(offered("bound"), preemptor(2, policy="island"), ledger) == {"n1": ({"bound"}, 1)}
 
 
+def test_most_important_victim_stands_first() -> None:
+    """kube-scheduler compares nodes by the priority of the first victim, so a dear one that is added must not hide
+    behind a cheap one that it chose itself."""
+    ledger = scene(a=(0, (0,)), b=(5, (1,)), c=(1, (2,)), d=(9, (3,)), rest=(10, (4, 5, 6, 7)))
+    wanted = preemptor(2, policy="island")
+
+    chosen = choose_victims(offered("a", "c"), wanted, ledger, budgets=Budgets(), now_seconds=NOW)
+
+    assert [victim.uid for victim in chosen["n1"].pods or ()] == ["b", "c", "a"]
+    chosen = choose_victims(offered("a", "plain"), wanted, ledger, budgets=Budgets(), now_seconds=NOW)
+    assert [victim.uid for victim in chosen["n1"].pods or ()] == ["a", "plain", "b"]
+
+
 def test_node_without_a_fresh_report_is_dropped() -> None:
     """What nobody knows about, nobody evicts for; the same holds for a pod whose request cannot be read."""
     ledger = scene(low=(0, (0, 1, 2, 3, 4, 5, 6, 7)))
