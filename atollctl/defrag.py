@@ -11,7 +11,7 @@ import typer
 from atoll.api.claims import DeviceClaim, InterconnectKind, PlacementPolicy
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption, show_json
+from atollctl.output import Output, OutputOption, show_json, show_line
 
 if TYPE_CHECKING:
     from atoll.cluster.allocations import Allocation
@@ -51,7 +51,7 @@ def find_plans(
         show_json(as_json(answer))
     else:
         for line in text_lines(answer, count):
-            typer.echo(line)
+            show_line(line)
     raise typer.Exit(0 if answer.fits is not None or answer.plans else STATUS_WAITS)
 
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from atoll.api import names
+from atoll.cluster.objects import PodCondition, PodStatus
 from atoll.explain.changes import Case
 from atoll.explain.decision import scene_of
 from atoll.explain.explanation import Explanation, State, explain
@@ -415,3 +416,16 @@ def test_waiting_time_is_that_of_the_snapshot() -> None:
     pod = msgspec.structs.replace(found.pod, metadata=metadata)
 
     assert explain(scene_of(found.snapshot), pod).waits_seconds == 1800
+
+
+def test_what_kube_scheduler_said_stands_beside_a_pod_that_fits() -> None:
+    """A volume or a spreading constraint may be in the way, which are not followed: then its own last word is told."""
+    said = "0/1 nodes are available: 1 node(s) had volume node affinity conflict."
+    found = situation({"n1": {}}, [], waiting(1))
+    refused = PodCondition("PodScheduled", "False", "Unschedulable", said)
+    pod = msgspec.structs.replace(found.pod, status=PodStatus(conditions=(refused,)))
+
+    told = explain(scene_of(found.snapshot), pod)
+
+    assert told.state is State.FITS
+    assert told.headline.endswith(f"kube-scheduler has yet to bind it. It last said: {said}")
