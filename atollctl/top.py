@@ -121,7 +121,7 @@ def _node_text(node: "NodeLine") -> Any:  # noqa: ANN401 - a rich Text
     from rich.text import Text
 
     text = Text(plain(f"{node.node}  {node.models}  {node.count('free')}/{len(node.gpus)} free"))
-    for note in (node.closed, "silent" if node.is_silent else ""):
+    for note in (node.closed, f"silent: {node.silence}" if node.is_silent else ""):
         text.append(f"  {note}" if note else "", style="red")
     for island in node.islands:
         text.append(f"  {island.name} [")
@@ -160,6 +160,7 @@ def as_json(seen: "Overview") -> dict[str, Any]:
                 "node": node.node,
                 "models": node.models,
                 "silent": node.is_silent,
+                "silence": node.silence,
                 "closed": node.closed,
                 "islands": [
                     {

@@ -90,8 +90,7 @@ def excluded_nodes(
 
 def node_reason(pod: Pod, node: Node) -> str:
     """Return why the node alone refuses the pod; empty when it does not."""
-    ready = next((row.status for row in node.status.conditions if row.type == "Ready"), "True")
-    if ready != "True":
+    if not is_ready(node):
         return NOT_READY
     if node.spec.unschedulable and not tolerates(pod.spec.tolerations, _UNSCHEDULABLE):
         return CORDONED
@@ -105,6 +104,11 @@ def node_reason(pod: Pod, node: Node) -> str:
     if required is not None and not matches_terms(required.node_selector_terms, node):
         return AFFINITY
     return ""
+
+
+def is_ready(node: Node) -> bool:
+    """Tell whether kubelet says that it is; a Node of which nobody has said anything is taken for ready."""
+    return next((row.status for row in node.status.conditions if row.type == "Ready"), "True") == "True"
 
 
 def preference(pod: Pod, node: Node) -> int:

@@ -117,7 +117,7 @@ function showNode(node) {
   }
   const free = gpusOf(node).filter((gpu) => gpu.state === "free").length;
   card.facts.textContent = `${node.models || "no known GPUs"}; ${free} of ${gpusOf(node).length} free`;
-  const warnings = [node.closed, node.silent ? "silent: its agent has not been heard" : ""].filter(Boolean);
+  const warnings = [node.closed, node.silent ? `silent: ${node.silent}` : ""].filter(Boolean);
   card.warning.textContent = warnings.join(", ");
   card.warning.hidden = warnings.length === 0;
   for (const gpu of gpusOf(node)) showGpu(card.buttons.get(gpu.id), gpu);
