@@ -24,6 +24,9 @@ def find_plans(
     interconnect: Annotated[InterconnectKind, typer.Option(help="As in a claim.")] = InterconnectKind.ANY,
     model: Annotated[list[str] | None, typer.Option(help="Accepted model; any by default.")] = None,
     priority: Annotated[int, typer.Option(help="Of the pod that wants room: pods above it are not moved.")] = 0,
+    tolerate: Annotated[
+        list[str] | None, typer.Option(help="Key of a taint that the pod endures, such as nvidia.com/gpu.")
+    ] = None,
     namespace: Namespace = "default",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
@@ -46,7 +49,7 @@ def find_plans(
     except ValidationError as error:
         typer.echo(f"cannot look for moves: {error.errors()[0]['msg']}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
-    answer = find_moves(scene_of(found), Ask(claim, priority))
+    answer = find_moves(scene_of(found), Ask(claim, priority, tuple(tolerate or ())))
     if output is Output.JSON:
         show_json(as_json(answer))
     else:
@@ -57,6 +60,8 @@ def find_plans(
 
 def text_lines(answer: "Defrag", count: int) -> list[str]:
     """Return the answer as lines."""
+    from atoll.explain.wording import nodes_text
+
     if answer.fits is not None:
         return [f"{count} GPUs fit now, without any move: {_place(answer.fits)}"]
     lines = []
@@ -67,9 +72,16 @@ def text_lines(answer: "Defrag", count: int) -> list[str]:
     if not answer.plans:
         lines.append(f"no moves of pods make room for {count} GPUs")
     lines += [f"not moved: {number} pods, {reason}" for reason, number in answer.unmoved.items()]
+    lines += [f"left out: {nodes_text(number)}, {_closed(reason)}" for reason, number in answer.closed.items()]
     if answer.is_cut:
         lines.append("the search was cut: there may be more")
     return lines
+
+
+def _closed(reason: str) -> str:
+    from atoll.cluster.host_fit import TAINTED
+
+    return f"{reason}: name its key by --tolerate where the pod endures it" if reason == TAINTED else reason
 
 
 def _place(allocation: "Allocation") -> str:
@@ -86,6 +98,7 @@ def as_json(answer: "Defrag") -> dict[str, Any]:
         "fits": _allocation(answer.fits) if answer.fits is not None else None,
         "plans": [_plan(plan) for plan in answer.plans],
         "unmoved": dict(answer.unmoved),
+        "closed": dict(answer.closed),
         "searchCut": answer.is_cut,
     }
 
