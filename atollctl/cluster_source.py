@@ -19,8 +19,11 @@ from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster.budgets import decode_budget
+from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import decode_lease, decode_node, decode_pod, decode_priority_class
+from atoll.cluster.past_asks import recall
 from atoll.explain.codec import BYTES_MAX, SnapshotMistake, decode_snapshot
 from atoll.explain.history import Event, decode_event
 from atoll.explain.snapshot import ClusterSnapshot
@@ -81,8 +84,10 @@ def with_past_asks(found: ClusterSnapshot, extender: str, authority: Path | None
         return found
     try:
         address = ExtenderAddress(extender, os.environ.get(TOKEN_VARIABLE, ""), authority)
-        return replace(found, past_asks=asyncio.run(read_past_asks(address)))
-    except OSError as error:
+        past = asyncio.run(read_past_asks(address))
+        recall(Ledger(), past)
+        return replace(found, past_asks=past)
+    except (OSError, MalformedValue) as error:
         typer.echo(f"cannot {purpose}: {error}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
 

@@ -11,7 +11,7 @@ import typer
 from atoll.api.claims import DeviceClaim, InterconnectKind, PlacementPolicy
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption, show_json
+from atollctl.output import Output, OutputOption, show_json, show_line
 
 if TYPE_CHECKING:
     from atoll.cluster.allocations import Allocation
@@ -24,6 +24,9 @@ def find_plans(
     interconnect: Annotated[InterconnectKind, typer.Option(help="As in a claim.")] = InterconnectKind.ANY,
     model: Annotated[list[str] | None, typer.Option(help="Accepted model; any by default.")] = None,
     priority: Annotated[int, typer.Option(help="Of the pod that wants room: pods above it are not moved.")] = 0,
+    tolerate: Annotated[
+        list[str] | None, typer.Option(help="Key of a taint that the pod endures, such as nvidia.com/gpu.")
+    ] = None,
     namespace: Namespace = "default",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
@@ -46,17 +49,19 @@ def find_plans(
     except ValidationError as error:
         typer.echo(f"cannot look for moves: {error.errors()[0]['msg']}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
-    answer = find_moves(scene_of(found), Ask(claim, priority))
+    answer = find_moves(scene_of(found), Ask(claim, priority, tuple(tolerate or ())))
     if output is Output.JSON:
         show_json(as_json(answer))
     else:
         for line in text_lines(answer, count):
-            typer.echo(line)
+            show_line(line)
     raise typer.Exit(0 if answer.fits is not None or answer.plans else STATUS_WAITS)
 
 
 def text_lines(answer: "Defrag", count: int) -> list[str]:
     """Return the answer as lines."""
+    from atoll.explain.wording import nodes_text
+
     if answer.fits is not None:
         return [f"{count} GPUs fit now, without any move: {_place(answer.fits)}"]
     lines = []
@@ -68,9 +73,16 @@ def text_lines(answer: "Defrag", count: int) -> list[str]:
         lines.append(f"no moves of pods make room for {count} GPUs")
     for reason, number in answer.unmoved.items():
         lines.append(f"not moved: {number} {'pod' if number == 1 else 'pods'}, {reason}")
+    lines += [f"left out: {nodes_text(number)}, {_closed(reason)}" for reason, number in answer.closed.items()]
     if answer.is_cut:
         lines.append("the search was cut: there may be more")
     return lines
+
+
+def _closed(reason: str) -> str:
+    from atoll.cluster.host_fit import TAINTED
+
+    return f"{reason}: name its key by --tolerate where the pod endures it" if reason == TAINTED else reason
 
 
 def _place(allocation: "Allocation") -> str:
@@ -87,6 +99,7 @@ def as_json(answer: "Defrag") -> dict[str, Any]:
         "fits": _allocation(answer.fits) if answer.fits is not None else None,
         "plans": [_plan(plan) for plan in answer.plans],
         "unmoved": dict(answer.unmoved),
+        "closed": dict(answer.closed),
         "searchCut": answer.is_cut,
     }
 

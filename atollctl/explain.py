@@ -12,7 +12,7 @@ import typer
 from atoll.service.collector import without_collector
 from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption, show_json
+from atollctl.output import Output, OutputOption, show_json, show_line
 
 if TYPE_CHECKING:
     from atoll.cluster.objects import Pod
@@ -53,7 +53,7 @@ def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Out
     else:
         for number, (one, pod) in enumerate(told):
             for line in (*([""] if number else []), *lines(one, scene, pod, show_all=output is Output.WIDE)):
-                typer.echo(line)
+                show_line(line)
     content = {State.BOUND, State.ENDED, State.FITS, State.NO_GPUS}
     raise typer.Exit(0 if all(one.state in content for one, _ in told) else STATUS_WAITS)
 
@@ -74,7 +74,7 @@ def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) 
         show_json(gang_json(told, scene))
     else:
         for line in gang_lines(told, scene, show_all=output is Output.WIDE):
-            typer.echo(line)
+            show_line(line)
     raise typer.Exit(0 if told.state in CONTENT else STATUS_WAITS)
 
 

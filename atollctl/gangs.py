@@ -3,6 +3,7 @@
 In: a cluster or a saved snapshot. Out: a table or JSON; status 0. Reads only; states are those of `atoll explain`.
 """
 
+from math import inf, isfinite
 from typing import Any
 
 import typer
@@ -36,7 +37,8 @@ def list_gangs(
     table = [
         (
             row["gang"], row["state"], str(row["members"]), str(row["ready"]), str(row["needed"]),
-            age_text(row["ageSeconds"]), row["where"][:length], row["message"][:length],
+            age_text(row["ageSeconds"] if row["ageSeconds"] is not None else inf), row["where"][:length],
+            row["message"][:length],
         )
         for row in rows
     ]  # fmt: skip
@@ -58,6 +60,7 @@ def gang_rows(found: Any, namespace: str) -> list[dict[str, Any]]:  # noqa: ANN4
         if namespace and gang.metadata.namespace != namespace:
             continue
         decision, status = decide_gang(gangs, gang), gang.status or GpuGangStatus()
+        age = found.age_seconds(gang.metadata.creation_timestamp)
         where = [
             f"{'/'.join(share.values)}: {share.count}"
             for one in (status.assignment.pod_sets if status.assignment is not None else ())
@@ -73,7 +76,7 @@ def gang_rows(found: Any, namespace: str) -> list[dict[str, Any]]:  # noqa: ANN4
                 "ready": status.ready,
                 "needed": gang.spec.quorum,
                 "admissions": status.admissions,
-                "ageSeconds": found.age_seconds(gang.metadata.creation_timestamp),
+                "ageSeconds": round(age) if isfinite(age) else None,
                 "where": ", ".join(where),
             }
         )

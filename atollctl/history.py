@@ -13,7 +13,7 @@ import typer
 from atollctl.cluster_source import STATUS_UNREACHABLE, SnapshotFile, read_cluster, read_events
 from atollctl.gpu import Target, TargetMistake, split_target
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption, show_json, show_table
+from atollctl.output import Output, OutputOption, show_json, show_line, show_table
 from atollctl.sentences import sentence
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def show_history(
         return
     reason = f" ({story.reason})" if story.reason else ""
     holder = f"held by {story.holder}" if story.holder else "held by nobody"
-    typer.echo(f"GPU {story.gpu}: {story.model}, {story.uuid}, {story.state}{reason}, {holder}")
+    show_line(f"GPU {story.gpu}: {story.model}, {story.uuid}, {story.state}{reason}, {holder}")
     rows = [(entry.time or "now", entry.kind, entry.text, entry.source) for entry in story.entries]
     if output is Output.WIDE:
         show_table(("TIME", "WHAT", "TEXT", "SOURCE"), rows)

@@ -5,8 +5,9 @@ In: files of YAML or JSON. Out: pods as the API server would store them, and cla
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.cluster.objects import Metadata, Pod, PriorityClass, decode_pod, decode_priority_class
+from atoll.explain.snapshot import ClusterSnapshot
 from atollctl.sentences import faults
 from webhook.demand import ClaimMissing, Defaults, claim_name_of
 from webhook.errors import WebhookError
@@ -50,9 +52,10 @@ class ManifestMistake(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """What the files hold. `ignored`: objects of other kinds, as KIND/NAME."""
+    """What the files hold. `makes_pods`: scaled to none, too. `ignored`: objects of other kinds, as KIND/NAME."""
 
     pods: tuple[dict[str, Any], ...]
+    makes_pods: bool
     claims: tuple[GpuClaim, ...]
     gangs: tuple[GpuGang, ...]
     priority_classes: tuple[PriorityClass, ...]
@@ -66,10 +69,11 @@ def read_manifests(files: Sequence[Path], *, namespace: str) -> Manifests:
     gangs: list[GpuGang] = []
     priorities: list[PriorityClass] = []
     ignored: list[str] = []
+    kinds: set[str] = set()
     for file in files:
         for document in _documents(file):
-            kind, metadata = str(document.get("kind", "")), document.get("metadata") or {}
-            name = f"{kind}/{metadata.get('name', '')}"
+            kind, name = str(document.get("kind", "")), _name_of(document, file)
+            kinds.add(kind)
             if kind == "GpuClaim":
                 claims.append(_model(GpuClaim, document, namespace, file))
             elif kind == "GpuGang":
@@ -81,27 +85,52 @@ def read_manifests(files: Sequence[Path], *, namespace: str) -> Manifests:
             elif kind in REPLICATED:
                 pods += _replicas(document, REPLICATED[kind], file)
             else:
-                ignored.append(name)
+                ignored.append(f"{kind}/{name}")
             if len(pods) > PODS_MAX:
                 raise ManifestMistake(f"{file}: more than {PODS_MAX} pods; ask for fewer at once")
-    return Manifests(tuple(pods), tuple(claims), tuple(gangs), tuple(priorities), tuple(ignored))
+    makes_pods = bool(kinds & {"Pod", *REPLICATED})
+    return Manifests(tuple(pods), makes_pods, tuple(claims), tuple(gangs), tuple(priorities), tuple(ignored))
 
 
-def shaped(
-    documents: Iterable[dict[str, Any]],
-    *,
-    namespace: str,
-    claim: Callable[[str, str], GpuClaim | None],
-    now: str,
-    priorities: Iterable[PriorityClass] = (),
-) -> list[Pod]:
+def shaped(documents: Iterable[dict[str, Any]], *, namespace: str, cluster: ClusterSnapshot) -> list[Pod]:
     """Return the pods as the API server and the webhook would leave them. Raises ManifestMistake with the webhook's
-    words where it denies one, for a priorityClassName that nobody has defined, and where there is none at all."""
-    known = {one.metadata.name: one for one in (*BUILT_IN, *priorities)}
-    found = [_shaped(_with_priority(document, known), namespace, claim, now) for document in documents]
-    if not found:
-        raise ManifestMistake("there is no pod in the files, and nothing that makes pods")
-    return found
+    words where it denies one, for a priorityClassName that nobody has defined, and for a name that is taken."""
+    known = {one.metadata.name: one for one in (*BUILT_IN, *cluster.priority_classes)}
+    named = _Names(cluster, namespace)
+    return [_shaped(_with_priority(named.given(document), known), cluster) for document in documents]
+
+
+class _Names:
+    """Gives every pod the name, the namespace and the uid that it would have: two pods never share them."""
+
+    def __init__(self, cluster: ClusterSnapshot, namespace: str) -> None:
+        self._namespace = namespace
+        self._known = {(pod.metadata.namespace, pod.metadata.name): pod for pod in cluster.pods}
+        self._given: set[tuple[str, str]] = set()
+        self._numbers: dict[tuple[str, str], Iterator[int]] = {}
+
+    def given(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Return the manifest with these. Raises ManifestMistake where a name was chosen that another pod has."""
+        metadata = document.get("metadata") or {}
+        space = str(metadata.get("namespace") or self._namespace)
+        name, prefix = str(metadata.get("name") or ""), str(metadata.get("generateName") or "pod-")
+        if not name:
+            numbers = self._numbers.setdefault((space, prefix), count())
+            name = next(one for number in numbers if self._is_free(space, one := f"{prefix}{number}"))
+        elif (space, name) in self._given:
+            raise ManifestMistake(f"pod {space}/{name} stands twice in the files; each needs a name of its own")
+        before = self._known.get((space, name))
+        if before is not None and before.spec.node_name:
+            raise ManifestMistake(
+                f"pod {space}/{name} would be denied: one of that name is on {before.spec.node_name}; say "
+                f"--without {space}/{name} where it ends first"
+            )
+        self._given.add((space, name))
+        uid = before.metadata.uid if before is not None else f"uid-of-simulated-{space}-{name}"
+        return {**document, "metadata": {**metadata, "name": name, "namespace": space, "uid": uid}}
+
+    def _is_free(self, space: str, name: str) -> bool:
+        return (space, name) not in self._given and (space, name) not in self._known
 
 
 def _with_priority(document: dict[str, Any], known: Mapping[str, PriorityClass]) -> dict[str, Any]:
@@ -121,29 +150,30 @@ def _with_priority(document: dict[str, Any], known: Mapping[str, PriorityClass])
     return {**document, "spec": {**spec, "priority": chosen.value, "preemptionPolicy": policy}}
 
 
-def _shaped(document: dict[str, Any], namespace: str, claim: Callable[[str, str], GpuClaim | None], now: str) -> Pod:
-    body = copy.deepcopy(document)
-    metadata = body.setdefault("metadata", {})
-    name = str(metadata.get("name") or metadata.get("generateName") or "pod")
-    space = str(metadata.get("namespace") or namespace)
+def _shaped(document: dict[str, Any], cluster: ClusterSnapshot) -> Pod:
+    space, name = document["metadata"]["namespace"], document["metadata"]["name"]
     try:
+        body = copy.deepcopy(document)
         view = decode_view(msgspec.json.encode(body))
         told = claim_name_of(view)
         if isinstance(told, Denial):
             raise ManifestMistake(f"pod {space}/{name} would be denied: {told.message}")
-        found = None if told is None else claim(space, told) or ClaimMissing()
+        found = None if told is None else cluster.claim(space, told) or ClaimMissing()
         decision = mutate(view, namespace=space, user=User(), claim=found, defaults=Defaults())
         if isinstance(decision, Denial):
             raise ManifestMistake(f"pod {space}/{name} would be denied: {decision.message}")
         for operation in decision.operations:
             _apply(body, operation)
-        uid = metadata.get("uid") or f"uid-of-simulated-{space}-{name}"
-        body["metadata"] |= {"name": name, "namespace": space, "uid": uid, "creationTimestamp": now}
+        body["metadata"] |= {"creationTimestamp": cluster.taken_at, "deletionTimestamp": None}
         body["spec"].pop("nodeName", None)
         body.pop("status", None)
         return decode_pod(msgspec.json.encode(body))
-    except (WebhookError, msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+    except (WebhookError, msgspec.MsgspecError, KeyError, TypeError, AttributeError, *_UNWRITABLE) as error:
         raise ManifestMistake(f"pod {space}/{name} cannot be read: {error}") from error
+
+
+_UNWRITABLE: Final = (OverflowError, RecursionError)
+"""What YAML can say and JSON cannot: numbers beyond 64 bits, and a document within itself."""
 
 
 def _documents(file: Path) -> list[dict[str, Any]]:
@@ -153,13 +183,23 @@ def _documents(file: Path) -> list[dict[str, Any]]:
         raise ManifestMistake(f"{file}: larger than {FILE_BYTES_MAX} bytes")
     try:
         found = [one for one in yaml.safe_load_all(data) if one is not None]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ManifestMistake(f"{file}: no YAML: {str(error)[:300]}") from error
-    flat = [item for one in found for item in (one["items"] if isinstance(one, dict) and "items" in one else [one])]
-    for one in flat:
-        if not isinstance(one, dict):
-            raise ManifestMistake(f"{file}: holds a {type(one).__name__} where an object is expected")
+    flat: list[dict[str, Any]] = []
+    for one in found:
+        items = one.get("items", [one]) if isinstance(one, dict) else [one]
+        for item in items if isinstance(items, list) else [items]:
+            if not isinstance(item, dict):
+                raise ManifestMistake(f"{file}: holds a {type(item).__name__} where an object is expected")
+            flat.append(item)
     return flat
+
+
+def _name_of(document: dict[str, Any], file: Path) -> str:
+    metadata = document.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise ManifestMistake(f"{file}: metadata of a {document.get('kind')} is a {type(metadata).__name__}, no object")
+    return str(metadata.get("name", ""))
 
 
 def _model(kind: type[M], document: dict[str, Any], namespace: str, file: Path) -> M:
@@ -175,25 +215,26 @@ def _model(kind: type[M], document: dict[str, Any], namespace: str, file: Path) 
 def _priority_class(document: dict[str, Any], file: Path) -> PriorityClass:
     try:
         return decode_priority_class(msgspec.json.encode(document))
-    except (msgspec.MsgspecError, TypeError) as error:
+    except (msgspec.MsgspecError, TypeError, *_UNWRITABLE) as error:
         raise ManifestMistake(f"{file}: a PriorityClass cannot be read: {error}") from error
 
 
 def _replicas(document: dict[str, Any], field: str, file: Path) -> list[dict[str, Any]]:
+    """Return as many pods as run at once; their names are made up, as their owner would."""
     try:
-        name = str(document["metadata"]["name"])
-        template = document["spec"]["template"]
-        count = int(1 if document["spec"].get(field) is None else document["spec"][field])
-        if not 0 <= count <= PODS_MAX:
-            raise ManifestMistake(f"{file}: {name} asks for {count} pods; at most {PODS_MAX} are simulated")
-        space = document["metadata"].get("namespace")
-        own = {**(template.get("metadata") or {}), **({"namespace": space} if space else {})}
-        return [
-            {**template, "kind": "Pod", "apiVersion": "v1", "metadata": {**own, "name": f"{name}-{number}"}}
-            for number in range(count)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
+        metadata, spec = document["metadata"], document["spec"]
+        name, template = str(metadata["name"]), spec["template"]
+        wanted = 1 if spec.get(field) is None else int(spec[field])
+        if spec.get("completions") is not None and document["kind"] == "Job":
+            wanted = min(wanted, int(spec["completions"]))
+        own = {**(template.get("metadata") or {}), "name": None, "generateName": f"{name}-"}
+        if metadata.get("namespace"):
+            own["namespace"] = metadata["namespace"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ManifestMistake(f"{file}: {document.get('kind')} has no readable template: {error}") from error
+    if not 0 <= wanted <= PODS_MAX:
+        raise ManifestMistake(f"{file}: {name} asks for {wanted} pods; 0 to {PODS_MAX} are simulated")
+    return [{**template, "kind": "Pod", "apiVersion": "v1", "metadata": own} for _ in range(wanted)]
 
 
 def _apply(body: dict[str, Any], operation: Mapping[str, Any]) -> None:

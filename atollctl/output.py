@@ -25,6 +25,18 @@ class Output(StrEnum):
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to show it.")]
 
 
+def plain(text: str) -> str:
+    """Return the text with control characters spelled out: what others wrote may not steer the reader's terminal."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def show_line(text: str) -> None:
+    """Print one line."""
+    typer.echo(plain(text))
+
+
 def show_json(value: Any) -> None:  # noqa: ANN401 - plain values
     """Print plain values."""
     typer.echo(json.dumps(value, indent=2))
@@ -32,7 +44,7 @@ def show_json(value: Any) -> None:  # noqa: ANN401 - plain values
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table without frames; columns are as wide as what stands in them, and the last is not padded."""
-    told = [columns, *rows]
+    told = [columns, *([plain(cell) for cell in row] for row in rows)]
     widths = [max(len(row[number]) for row in told) for number in range(len(columns))]
     for row in told:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -5,7 +5,8 @@ text or JSON; status 0 where every pod fits, 1 where one does not, 2 where the q
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,10 +23,11 @@ from atollctl.cluster_source import (
     with_past_asks,
 )
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption, show_json
+from atollctl.output import Output, OutputOption, show_json, show_line
 from atollctl.sentences import sentence
 
 if TYPE_CHECKING:
+    from atoll.api.claims import GpuClaim
     from atoll.api.gangs import GpuGang
     from atoll.cluster.objects import Pod
     from atoll.explain.simulation import Outcome, Simulation
@@ -65,12 +67,15 @@ def simulate_pods(
     try:
         wanted = read_manifests(manifests, namespace=namespace)
         found = changed_cluster(found, add or (), remove or (), without or (), namespace)
-        found = with_objects(found, claims=wanted.claims)
-        priorities = (*found.priority_classes, *wanted.priority_classes)
-        asking = shaped(wanted.pods, namespace=namespace, claim=found.claim, now=found.taken_at, priorities=priorities)
+        found = with_objects(found, claims=_new_claims(found, wanted.claims))
+        found = replace(found, priority_classes=(*found.priority_classes, *wanted.priority_classes))
+        asking = shaped(wanted.pods, namespace=namespace, cluster=found)
     except (OSError, ManifestMistake, QuestionMistake) as error:
         typer.echo(f"cannot simulate: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
+    if not wanted.makes_pods:
+        typer.echo("cannot simulate: there is no pod in the files, and nothing that makes pods", err=True)
+        raise typer.Exit(STATUS_UNREACHABLE)
     for ignored in wanted.ignored:
         typer.echo(
             f"left out: {ignored} is no pod, no workload of pods, no GpuClaim, GpuGang or PriorityClass", err=True
@@ -82,8 +87,25 @@ def simulate_pods(
         show_json(as_json(answer))
     else:
         for line in text_lines(answer, show_all=output is Output.WIDE):
-            typer.echo(line)
+            show_line(line)
     raise typer.Exit(0 if all(one.allocation is not None for one in answer.outcomes) else STATUS_WAITS)
+
+
+def _new_claims(found: "ClusterSnapshot", claims: "Sequence[GpuClaim]") -> "list[GpuClaim]":
+    """Return the claims that are not there yet. Raises QuestionMistake for one that is there and asks for something
+    else: the API server would not take it."""
+    new = []
+    for claim in claims:
+        space, name = claim.metadata.namespace, claim.metadata.name
+        before = found.claim(space, name)
+        if before is None:
+            new.append(claim)
+        elif before.spec != claim.spec:
+            raise QuestionMistake(
+                f"GpuClaim {space}/{name} is there and asks for something else, which cannot be changed: give the new "
+                "one another name"
+            )
+    return new
 
 
 def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequence[GpuGang]") -> "list[GpuGang]":
@@ -129,20 +151,24 @@ def changed_cluster(
         if pod is None:
             raise QuestionMistake(f"--without {text}: there is no such pod in namespace {space or namespace}")
         gone.append(pod.metadata.uid)
-    added = [one for text in add for one in _added(found, text)]
+    added: list[Any] = []
+    for text in add:
+        added += _added(found, text, {*known, *(one.node.metadata.name for one in added)})
     return with_nodes(without_nodes(without_pods(found, gone), remove), added)
 
 
-def _added(found: "ClusterSnapshot", text: str) -> "list[Any]":
+def _added(found: "ClusterSnapshot", text: str, taken: "Collection[str]") -> "list[Any]":
     from atoll.explain.shapes import known_machine, like_node
-    from atoll.explain.simulation import numbered
+    from atoll.explain.simulation import ADDED_MAX, numbered
     from topology.errors import ProfileError
 
     match = _ADDED.fullmatch(text)
     count, shape = (int(match[1] or 1), match[2]) if match is not None else (0, "")
     if count == 0:
         raise QuestionMistake(f"--add {text}: write COUNTxSHAPE, such as 4xdgx-h100")
-    names = numbered(count, shape)
+    if count > ADDED_MAX:
+        raise QuestionMistake(f"--add {text}: at most {ADDED_MAX} nodes of a kind can be added")
+    names = numbered(count, shape, taken)
     node = next((one for one in found.nodes if one.metadata.name == shape), None)
     report = next((one for one in found.reports if one.metadata.name == shape and one.status is not None), None)
     if node is not None and report is not None:

@@ -15,7 +15,7 @@ import typer
 from atoll.kube.errors import KubeError
 from atollctl.cluster_source import SnapshotFile, read_cluster, read_live
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption, age_text, show_json
+from atollctl.output import Output, OutputOption, age_text, plain, show_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -110,13 +110,12 @@ def lines(seen: "Overview", *, is_wide: bool) -> "Iterator[RenderableType]":
 
     states = {gpu.state for node in seen.nodes for gpu in node.gpus}
     told = ", ".join(f"{seen.count(state)} {state}" for state in ("free", "held", *sorted(states - {"free", "held"})))
-    yield Text(
-        f"{seen.count()} GPUs on {len(seen.nodes)} nodes: {told}. {len(seen.waiting)} pods wait. {seen.taken_at}"
-    )
+    wait = "1 pod waits" if len(seen.waiting) == 1 else f"{len(seen.waiting)} pods wait"
+    yield Text(f"{seen.count()} GPUs on {len(seen.nodes)} nodes: {told}. {wait}. {seen.taken_at}")
     shown = seen.nodes if is_wide else seen.nodes[:NODES_SHOWN]
     for node in shown:
         yield _node_text(node)
-        yield from (Text(f"    {line}") for line in _details(node, is_wide=is_wide))
+        yield from (Text(f"    {plain(line)}") for line in _details(node, is_wide=is_wide))
     if len(shown) < len(seen.nodes):
         yield Text(f"and {len(seen.nodes) - len(shown)} nodes more: -o wide shows them")
     if seen.nodes:
@@ -126,7 +125,8 @@ def lines(seen: "Overview", *, is_wide: bool) -> "Iterator[RenderableType]":
         yield Text("Waiting:")
     rows = seen.waiting if is_wide else seen.waiting[:WAITING_SHOWN]
     for row in rows:
-        yield Text(f"  {row.pod}  {row.asked} GPUs, {age_text(row.waits_seconds)}: {row.reason}")
+        asked = "1 GPU" if row.asked == 1 else f"{row.asked} GPUs"
+        yield Text(plain(f"  {row.pod}  {asked}, {age_text(row.waits_seconds)}: {row.reason}"))
     if len(rows) < len(seen.waiting):
         yield Text(f"  and {len(seen.waiting) - len(rows)} more: -o wide shows them")
 
@@ -134,8 +134,8 @@ def lines(seen: "Overview", *, is_wide: bool) -> "Iterator[RenderableType]":
 def _node_text(node: "NodeLine") -> Any:  # noqa: ANN401 - a rich Text
     from rich.text import Text
 
-    text = Text(f"{node.node}  {node.models}  {node.count('free')}/{len(node.gpus)} free")
-    for note in (node.closed, "silent" if node.is_silent else ""):
+    text = Text(plain(f"{node.node}  {node.models}  {node.count('free')}/{len(node.gpus)} free"))
+    for note in (node.closed, f"silent: {node.silence}" if node.is_silent else ""):
         text.append(f"  {note}" if note else "", style="red")
     for island in node.islands:
         text.append(f"  {island.name} [")
@@ -174,6 +174,7 @@ def as_json(seen: "Overview") -> dict[str, Any]:
                 "node": node.node,
                 "models": node.models,
                 "silent": node.is_silent,
+                "silence": node.silence,
                 "closed": node.closed,
                 "islands": [
                     {

@@ -47,6 +47,7 @@ def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
         loaded = re.findall(r"<(?:script|img|iframe|source)[^>]* src=\"?([^\s\">]+)", text)
         loaded += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preload|preconnect|icon)[^>]* href=\"?([^\s\">]+)", text)
         assert [url for url in loaded if url.startswith(("http:", "https:", "//"))] == [], page.name
+        assert 'class="mermaid"' not in text, f"{page.name}: only a script from elsewhere would draw it"
 
 
 def test_every_page_is_in_the_navigation(site: Path) -> None:

@@ -39,7 +39,11 @@ VOLUME: Final = "volume in another zone"
 REASONS: Final = (NOT_READY, CORDONED, TAINTED, SELECTOR, AFFINITY, PORTS, VOLUME, NEIGHBOURS)
 
 PODS: Final = "pods"
-_UNSCHEDULABLE: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+"""Taint of a cordoned node: it comes and goes with the cordon."""
+STATE_TAINTS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""Prefixes of taints that tell how a node is, and go when it is well."""
+_UNSCHEDULABLE: Final = Taint(key=UNSCHEDULABLE, effect="NoSchedule")
 _ZONE_LABELS: Final = (
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
@@ -86,8 +90,7 @@ def excluded_nodes(
 
 def node_reason(pod: Pod, node: Node) -> str:
     """Return why the node alone refuses the pod; empty when it does not."""
-    ready = next((row.status for row in node.status.conditions if row.type == "Ready"), "True")
-    if ready != "True":
+    if not is_ready(node):
         return NOT_READY
     if node.spec.unschedulable and not tolerates(pod.spec.tolerations, _UNSCHEDULABLE):
         return CORDONED
@@ -103,6 +106,11 @@ def node_reason(pod: Pod, node: Node) -> str:
     return ""
 
 
+def is_ready(node: Node) -> bool:
+    """Tell whether kubelet says that it is; a Node of which nobody has said anything is taken for ready."""
+    return next((row.status for row in node.status.conditions if row.type == "Ready"), "True") == "True"
+
+
 def preference(pod: Pod, node: Node) -> int:
     """Return how much the pod likes the node: weights of preferred node affinity, less for soft taints."""
     affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
@@ -114,6 +122,11 @@ def preference(pod: Pod, node: Node) -> int:
 def untolerated(pod: Pod, node: Node) -> list[Taint]:
     """Return the node's taints that the pod does not endure."""
     return [taint for taint in node.spec.taints if not tolerates(pod.spec.tolerations, taint)]
+
+
+def tells_state(taint: Taint) -> bool:
+    """Tell whether a taint says how the node is, instead of who should keep off it."""
+    return taint.key.startswith(STATE_TAINTS)
 
 
 def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:

@@ -16,7 +16,7 @@ from atoll.api.node_status import GpuNodeStatus, Health
 from atoll.cluster import host_fit
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import parse_lease
-from atoll.cluster.objects import Container, Lease, Node, Pod, Toleration
+from atoll.cluster.objects import Container, Lease, Node, Pod, Taint, Toleration
 from atoll.explain.snapshot import ClusterSnapshot
 
 
@@ -195,17 +195,24 @@ def _is_held_by(lease: Lease, uids: Collection[str]) -> bool:
 
 
 def opened(node: Node, pod: Pod) -> Node:
-    """Return the Node without its cordon, and with the labels that the pod's selector names."""
+    """Return the Node without its cordon and the taint that comes with it, and with the labels that the pod's selector
+    names."""
     labels = {**node.metadata.labels, **pod.spec.node_selector}
+    taints = tuple(taint for taint in node.spec.taints if taint.key != host_fit.UNSCHEDULABLE)
     return msgspec.structs.replace(
         node,
         metadata=msgspec.structs.replace(node.metadata, labels=labels),
-        spec=msgspec.structs.replace(node.spec, unschedulable=False),
+        spec=msgspec.structs.replace(node.spec, unschedulable=False, taints=taints),
     )
+
+
+def tolerable(pod: Pod, node: Node) -> list[Taint]:
+    """Return the taints that the pod could be told to tolerate; one that tells how the node is would not go by that."""
+    return [taint for taint in host_fit.untolerated(pod, node) if not host_fit.tells_state(taint)]
 
 
 def admitted_by(pod: Pod, node: Node) -> Pod:
     """Return the pod that tolerates the node's taints. Selector and affinity are left: they say what the user wants."""
-    more = tuple(Toleration(taint.key, "Equal", taint.value, taint.effect) for taint in host_fit.untolerated(pod, node))
+    more = tuple(Toleration(taint.key, "Equal", taint.value, taint.effect) for taint in tolerable(pod, node))
     spec = msgspec.structs.replace(pod.spec, tolerations=(*pod.spec.tolerations, *more))
     return msgspec.structs.replace(pod, spec=spec)

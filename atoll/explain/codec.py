@@ -5,7 +5,7 @@ the shape of the API server's own objects: no environment, no image, no command,
 names its format, so that a later version can tell.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -21,8 +21,11 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.budgets import Budget
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.gangs.membership import RANKING_ANNOTATIONS
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
-from atoll.cluster.past_asks import PastAsks
+from atoll.cluster.past_asks import PastAsks, recall
 from atoll.explain.snapshot import ClusterSnapshot
 
 FORMAT: Final = "atoll-snapshot/1"
@@ -31,6 +34,7 @@ FILLER: Final = "filler"
 """Annotation that stands for foreign ones, where those are so many that the pod is refused for it."""
 
 M = TypeVar("M", bound=Model)
+T = TypeVar("T", Node, Lease, Budget, PriorityClass)
 
 
 class SnapshotMistake(ValueError):
@@ -44,19 +48,20 @@ def encode_snapshot(snapshot: ClusterSnapshot) -> bytes:
 
 def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """Return the document as plain values."""
+    ranking = frozenset({*RANKING_ANNOTATIONS, *_index_labels(snapshot.gangs)})
     return {
         "format": FORMAT,
         "takenAt": snapshot.taken_at,
-        "nodes": [_own(_plain(node)) for node in snapshot.nodes],
-        "pods": [_plain(_without_foreign(pod)) for pod in snapshot.pods],
-        "leases": [_own(_plain(lease)) for lease in snapshot.leases],
-        "heartbeats": [_own(_plain(lease)) for lease in snapshot.heartbeats],
-        "claims": [_own(_model(claim)) for claim in snapshot.claims],
-        "reports": [_own(_model(report)) for report in snapshot.reports],
-        "gangs": [_own(_model(gang)) for gang in snapshot.gangs],
-        "topologies": [_own(_model(topology)) for topology in snapshot.topologies],
-        "budgets": [_own(_plain(budget)) for budget in snapshot.budgets],
-        "priorityClasses": [_own(_plain(one)) for one in snapshot.priority_classes],
+        "nodes": [_plain(_without_foreign(node)) for node in snapshot.nodes],
+        "pods": [_plain(_sized(pod, ranking)) for pod in snapshot.pods],
+        "leases": [_plain(_without_foreign(lease)) for lease in snapshot.leases],
+        "heartbeats": [_plain(_without_foreign(lease)) for lease in snapshot.heartbeats],
+        "claims": [_model(claim) for claim in snapshot.claims],
+        "reports": [_model(report) for report in snapshot.reports],
+        "gangs": [_model(gang) for gang in snapshot.gangs],
+        "topologies": [_model(topology) for topology in snapshot.topologies],
+        "budgets": [_plain(_without_foreign(budget)) for budget in snapshot.budgets],
+        "priorityClasses": [_plain(_without_foreign(one)) for one in snapshot.priority_classes],
         **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
 
@@ -67,7 +72,7 @@ def decode_snapshot(data: bytes) -> ClusterSnapshot:
         raise SnapshotMistake(f"{len(data)} bytes are more than a snapshot may have ({BYTES_MAX})")
     try:
         document = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SnapshotMistake(f"no JSON: {error}") from error
     return snapshot_of(document)
 
@@ -78,7 +83,7 @@ def snapshot_of(document: object) -> ClusterSnapshot:
         told = document.get("format") if isinstance(document, dict) else None
         raise SnapshotMistake(f"format is {str(told)[:80]!r}, this version reads {FORMAT!r}")
     try:
-        return ClusterSnapshot(
+        found = ClusterSnapshot(
             taken_at=str(document.get("takenAt", "")),
             nodes=msgspec.convert(document.get("nodes", []), tuple[Node, ...]),
             pods=msgspec.convert(document.get("pods", []), tuple[Pod, ...]),
@@ -92,8 +97,11 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             past_asks=msgspec.convert(document.get("pastAsks"), PastAsks | None),
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
         )
-    except (msgspec.ValidationError, ValidationError) as error:
+        if found.past_asks is not None:
+            recall(Ledger(), found.past_asks)
+    except (msgspec.ValidationError, ValidationError, MalformedValue) as error:
         raise SnapshotMistake(f"an object of the snapshot cannot be read: {str(error)[:500]}") from error
+    return found
 
 
 def _models(document: Mapping[str, Any], key: str, kind: type[M]) -> tuple[M, ...]:
@@ -103,23 +111,29 @@ def _models(document: Mapping[str, Any], key: str, kind: type[M]) -> tuple[M, ..
     return tuple(kind.model_validate_json(msgspec.json.encode(entry)) for entry in entries)
 
 
-def _without_foreign(pod: Pod) -> Pod:
-    """Leave out what others wrote on the pod, which may be private; its size stays where it matters."""
+def _sized(pod: Pod, ranking: Collection[str]) -> Pod:
+    """Leave out what others wrote on the pod, which may be private; its size stays where it matters, and so does what
+    ranks the members of a gang."""
     annotations = pod.metadata.annotations
-    own = {key: value for key, value in annotations.items() if _is_read(key)}
+    own = {key: value for key, value in annotations.items() if _is_read(key) or key in ranking}
     size_bytes = annotations_bytes(annotations)
     if size_bytes > OTHER_BYTES_MAX:
         own[FILLER] = "x" * max(0, size_bytes - annotations_bytes(own) - len(FILLER))
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=own))
 
 
-def _own(body: Any) -> Any:  # noqa: ANN401 - a JSON document
-    """Leave out the annotations of others on an object that is no pod, such as kubectl's copy of the manifest."""
-    annotations = body.get("metadata", {}).get("annotations")
-    if not annotations:
-        return body
-    own = {key: value for key, value in annotations.items() if _is_read(key)}
-    return {**body, "metadata": {**body["metadata"], "annotations": own}}
+def _without_foreign(thing: T) -> T:
+    """Leave out what others wrote on any other object: `kubectl apply` alone writes the whole manifest there."""
+    own = {key: value for key, value in thing.metadata.annotations.items() if _is_read(key)}
+    return msgspec.structs.replace(thing, metadata=msgspec.structs.replace(thing.metadata, annotations=own))
+
+
+def _index_labels(gangs: Iterable[GpuGang]) -> Iterator[str]:
+    """Yield the keys by which gangs say that their members are ranked; an annotation counts like a label."""
+    for gang in gangs:
+        for request in (gang.spec.topology, *(one.topology for one in gang.spec.pod_sets)):
+            keys = (request.pod_index_label, request.sub_group_index_label) if request is not None else ()
+            yield from (key for key in keys if key)
 
 
 def _is_read(key: str) -> bool:
@@ -127,8 +141,10 @@ def _is_read(key: str) -> bool:
     return group == names.GROUP or group.endswith(f".{names.GROUP}") or key in (names.MIRROR, FILLER)
 
 
-def _model(model: Model) -> dict[str, Any]:
-    return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+def _model(model: GpuClaim | GpuNodeStatus | GpuGang | Topology) -> dict[str, Any]:
+    own = {key: value for key, value in model.metadata.annotations.items() if _is_read(key)}
+    bare = model.model_copy(update={"metadata": model.metadata.model_copy(update={"annotations": own})})
+    return bare.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
 
 
 @lru_cache(maxsize=256)

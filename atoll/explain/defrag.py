@@ -10,8 +10,9 @@ stop all), it is no static pod, its priority is not above that of the asked set,
 no PodDisruptionBudget. Sets of movable pods are searched on each node, the fewest first.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
 
@@ -24,13 +25,13 @@ from atoll.cluster.allocations import Allocation
 from atoll.cluster.budgets import Budgets, violations
 from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.machines import cell_of
-from atoll.cluster.objects import Container, Metadata, Pod, PodSpec, Resources
+from atoll.cluster.objects import Container, Metadata, Pod, PodSpec, Resources, Toleration
 from atoll.cluster.occupants import pods_by_node, sole_mask
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
 from atoll.explain.changes import without_pods
 from atoll.explain.codec import with_objects
-from atoll.explain.decision import Decision, Scene, decide, scene_of
+from atoll.explain.decision import INSUFFICIENT, Decision, Scene, decide, scene_of
 from atoll.explain.simulation import allocation_of, bound_pod
 from atoll.explain.snapshot import NOW_SECONDS
 
@@ -44,10 +45,11 @@ ASKING: Final = "asked-set"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What room is wanted for. `claim`: the requests beyond the count."""
+    """What room is wanted for. `claim`: the requests beyond the count; `tolerated`: keys of taints that are endured."""
 
     claim: GpuClaim
     priority: int = 0
+    tolerated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,14 @@ class MovePlan:
 
 @dataclass(frozen=True, slots=True)
 class Defrag:
-    """The answer. `fits`: where the set fits without any move; `unmoved`: why pods that hold GPUs stay, by reason."""
+    """The answer. `fits`: where the set fits without any move; `unmoved`: why pods that hold GPUs stay, by reason;
+    `closed`: why kube-scheduler would put no such pod on nodes with GPUs, by reason."""
 
     fits: Allocation | None
     plans: tuple[MovePlan, ...]
     unmoved: Mapping[str, int]
     is_cut: bool = False
+    closed: Mapping[str, int] = field(default_factory=dict)
 
 
 def find_moves(scene: Scene, ask: Ask) -> Defrag:
@@ -104,7 +108,9 @@ def find_moves(scene: Scene, ask: Ask) -> Defrag:
         if len(plans) == SHOWN_MAX:
             break
     plans.sort(key=lambda plan: plan.cost)
-    return Defrag(None, tuple(plans), unmoved, is_cut=is_cut or (len(ranked) > CHECKED_MAX and not plans))
+    is_cut = is_cut or (len(ranked) > CHECKED_MAX and not plans)
+    shut = (_shut(decision, node) for node in scene.ledger.nodes)
+    return Defrag(None, tuple(plans), unmoved, is_cut, dict(sorted(Counter(filter(None, shut)).items())))
 
 
 def asking_pod(ask: Ask) -> Pod:
@@ -119,6 +125,7 @@ def asking_pod(ask: Ask) -> Pod:
         PodSpec(
             scheduler_name=names.SCHEDULER_NAME,
             priority=ask.priority,
+            tolerations=tuple(Toleration(key, "Exists") for key in ask.tolerated),
             containers=(Container("main", Resources(counts, counts)),),
         ),
     )
@@ -192,6 +199,11 @@ def _stays(pod: Pod, ask: Ask, budgets: Budgets, allowed: Mapping[str, int]) -> 
     return "protected by a PodDisruptionBudget" if violations([budgets.of(pod)], allowed) else ""
 
 
+def _shut(decision: Decision, node: str) -> str:
+    """Return why kube-scheduler refuses a node whoever leaves it; an empty text where it does not."""
+    return next((reason for reason in decision.closed.get(node, ()) if not reason.startswith(INSUFFICIENT)), "")
+
+
 def _sets(
     scene: Scene, decision: Decision, movable: Mapping[str, Sequence[Pod]], budgets: Budgets
 ) -> tuple[list[tuple[str, tuple[Pod, ...]]], bool]:
@@ -201,7 +213,7 @@ def _sets(
     allowed, found, is_cut = budgets.allowed(), [], False
     for node, there in sorted(movable.items()):
         devices = scene.ledger.nodes.get(node)
-        if devices is None or scene.ledger.is_stale(node, NOW_SECONDS) or node in decision.closed:
+        if devices is None or scene.ledger.is_stale(node, NOW_SECONDS) or _shut(decision, node):
             continue
         free = scene.ledger.free(node, now_seconds=NOW_SECONDS)
         masks = {pod.metadata.uid: sole_mask(scene.ledger, devices, pod.metadata.uid) for pod in there}

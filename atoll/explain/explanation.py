@@ -174,6 +174,10 @@ def _fitting(scene: Scene, pod: Pod, decision: Decision, groups: tuple[Group, ..
     devices = scene.ledger.nodes[best.node].devices
     ids = tuple(devices[position].id for position in best.choice.positions)
     text = f"fits now, best on {best.node} with GPUs {','.join(map(str, ids))}; kube-scheduler has yet to bind it"
+    refused = next((c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False"), None)
+    if refused is not None and refused.message:
+        text += f". It last said: {refused.message}"
+    text = text if len(text) <= HEADLINE_LENGTH_MAX else text[: HEADLINE_LENGTH_MAX - 3] + "..."
     return _told(scene, pod, State.FITS, text, groups=groups, node=best.node, device_ids=ids)
 
 

@@ -9,7 +9,7 @@ evict (`atoll.cluster.gangs.making_room.fewest_units`), until nothing can. Evict
 else on the changed snapshot; whatever is proposed was decided again on the latter.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, TypeVar
@@ -20,7 +20,11 @@ from atoll.cluster.gangs.lifecycle import Act
 from atoll.cluster.gangs.making_room import Holding, Unit, fewest_units, holdings_of, units_of, without
 from atoll.cluster.gangs.placing import Found, search
 from atoll.cluster.health import judge as judge_health
+from atoll.cluster.machines import node_devices
+from atoll.cluster.prospects import could_serve
+from atoll.cluster.requests import Request
 from atoll.cluster.transitions import Availability
+from atoll.explain.changes import Addition
 from atoll.explain.decision import scene_of
 from atoll.explain.gang_changes import GangChange, changed_gang, relaxations_of_gang
 from atoll.explain.gang_decision import Asked, GangDecision, decide_gang
@@ -33,7 +37,8 @@ T = TypeVar("T")
 
 ADDED_MAX: Final = 64
 """Nodes that one proposal adds."""
-SHAPES_MAX: Final = 8
+SHAPES_MAX: Final = 16
+"""Kinds of nodes that are tried, of those that could serve some member."""
 RELAXATIONS_MAX: Final = 64
 """Sets of relaxations that are tried."""
 
@@ -196,7 +201,10 @@ def _add(hunt: _Hunt) -> Hunted:
         prefix += "-1"
     most = min(ADDED_MAX, len(hunt.asked.chosen))
     names = [f"{prefix}-{number}" for number in range(1, most + 1)]
-    for additions in additions_for(snapshot, template, names, kinds_max=SHAPES_MAX):
+    wanted = frozenset(hunt.asked.requests.values())
+    for number, additions in enumerate(one for one in additions_for(snapshot, template, names) if _serves(one, wanted)):
+        if number == SHAPES_MAX:
+            return found, not found
         low, high = 0, len(additions)
         if not list(_verified(hunt, Kind.ADD, GangChange(added=additions))):
             continue
@@ -208,6 +216,12 @@ def _add(hunt: _Hunt) -> Hunted:
         if len(found) == SHOWN_MAX:
             break
     return found, False
+
+
+def _serves(additions: Sequence[Addition], wanted: Collection[Request]) -> bool:
+    """Tell whether a machine of the kind could serve some member."""
+    devices = node_devices(additions[0].report)
+    return devices is not None and any(could_serve(devices, request) for request in wanted)
 
 
 def _least(hunt: _Hunt, kind: Kind, items: Mapping[str, T], change: Callable[[tuple[T, ...]], GangChange]) -> Hunted:

@@ -10,7 +10,7 @@ from atoll.explain.decision import Scene
 from atoll.explain.gang_explanation import GangExplanation
 from atoll.explain.gang_proposals import GangProposal
 from atoll.explain.proposals import Kind
-from atoll.explain.wording import gpu_text, listed, nodes_text, pod_text
+from atoll.explain.wording import gpu_text, listed, nodes_text, pod_text, when_ended
 from topology.gangs.domains import DomainFit
 
 GANG_HELPLESS = {
@@ -49,8 +49,7 @@ def _what(proposal: GangProposal, scene: Scene) -> str:
         return f"get {listed([gpu_text(scene, *one) for one in change.healed])} well"
     if proposal.kind is Kind.ADD:
         return f"add {nodes_text(len(change.added))} ({change.added[0].shape})"
-    ending = "are proven to have ended" if proposal.kind is Kind.ENDING else "end"
-    return f"when {listed([pod_text(scene, uid) for uid in change.ended])} {ending}"
+    return when_ended([pod_text(scene, uid) for uid in change.ended], is_proof=proposal.kind is Kind.ENDING)
 
 
 def domain_text(fit: DomainFit) -> str:

@@ -11,12 +11,12 @@ from typing import Final
 from atoll.api import names
 from atoll.api.base import Condition
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster import pods
+from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.membership import gang_key, key_of
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.holds import Source
-from atoll.cluster.objects import Pod
+from atoll.cluster.objects import Node, Pod
 from atoll.cluster.transitions import Availability
 from atoll.explain.decision import Scene
 from atoll.explain.explanation import explain_without_help
@@ -49,13 +49,19 @@ class IslandLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """One node with GPUs. `is_silent`: nothing fresh is known of it; `closed`: why kube-scheduler uses it for none."""
+    """One node with GPUs. `silence`: why its report does not count, the extender's words; `closed`: why kube-scheduler
+    uses it for none. Both are empty for a node that is well."""
 
     node: str
     models: str
-    is_silent: bool
+    silence: str
     closed: str
     islands: tuple[IslandLine, ...]
+
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether nothing that counts is known of its GPUs."""
+        return bool(self.silence)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -135,10 +141,10 @@ def _node(scene: Scene, report: GpuNodeStatus, holders: dict[int, list[str]]) ->
     devices = ledger.nodes.get(name)
     assert report.status is not None
     models = ", ".join(dict.fromkeys(device.model for device in report.status.devices))
-    closed = "cordoned" if scene.nodes[name].spec.unschedulable else ""
+    closed = _closed(scene.nodes[name])
     if devices is None:
-        return NodeLine(name, models, is_silent=True, closed=closed, islands=())
-    is_silent = ledger.is_stale(name, NOW_SECONDS)
+        return NodeLine(name, models, ledger.uncounted.get(name) or names.REJECT_NO_REPORT, closed, ())
+    silence = names.REJECT_STALE_REPORT if ledger.is_stale(name, NOW_SECONDS) else ""
     standings, free = judge_health(report).standings, ledger.free(name, now_seconds=NOW_SECONDS)
     found = []
     for island in islands(devices.machine):
@@ -147,13 +153,19 @@ def _node(scene: Scene, report: GpuNodeStatus, holders: dict[int, list[str]]) ->
             device = devices.devices[position]
             standing = standings[device.uuid]
             held = tuple(sorted(holders.get(device.id, ())))
-            state = HELD if held else "silent" if is_silent else FREE if free >> position & 1 else ""
+            state = HELD if held else "silent" if silence else FREE if free >> position & 1 else ""
             if standing.state is not Availability.HEALTHY and not held:
                 state = str(standing.state)
             state = state or (FOREIGN if _is_foreign(scene, name, device.id, device.uuid) else "withheld")
             gpus.append(Gpu(device.id, device.model, state, standing.reason, held))
         found.append(IslandLine(island.name, island.kind, tuple(gpus)))
-    return NodeLine(name, models, is_silent, closed, tuple(found))
+    return NodeLine(name, models, silence, closed, tuple(found))
+
+
+def _closed(node: Node) -> str:
+    if not host_fit.is_ready(node):
+        return host_fit.NOT_READY
+    return host_fit.CORDONED if node.spec.unschedulable else ""
 
 
 def _is_foreign(scene: Scene, node: str, device_id: int, uuid: str) -> bool:

@@ -1,138 +1,183 @@
 """Whom a pod that fits nowhere would push out: kube-scheduler's preemption with the extender's, or that for islands.
 
-In: a scene, a pod, its decision. Out: a Preemption, the node and the victims, or None. Pure. Where counts are short
-kube-scheduler looks for victims itself and the extender adds those whose GPUs the claim's links take
-(`atoll.cluster.island_victims`); where only the links do not suit, the controllers plan (`atoll.cluster.
-island_preemption`). kube-scheduler's own steps are followed here: on each node all pods of a lower priority are taken
-away, then spared again one by one, those that a disruption budget protects first, the most important first; of the
-nodes the one with the fewest broken budgets, the lowest highest priority, the lowest sum, the fewest and the youngest
-victims. Rules about neighbours are weighed as they stand before anybody leaves.
+In: a scene, a pod, its decision. Out: Preemptions in the order in which they would be tried, each a node and victims.
+Pure. Where counts are short kube-scheduler looks for victims itself and the extender adds those whose GPUs the claim's
+links take (`atoll.cluster.node_victims`); where only the links do not suit, the controllers plan (`atoll.cluster.
+island_preemption`), first with members that their gangs do not need, then with gangs that give way whole.
+
+kube-scheduler's own steps are followed here: on each node all pods of a lower priority are taken away, then spared
+again one by one, those that a disruption budget protects first, the most important first; of the nodes the one with
+the fewest broken budgets, the lowest priority of the first victim, the lowest sum, the fewest and the youngest victims.
+Of pods of one priority the one that started earlier is the more important. A rule about neighbours is weighed anew
+without the victims where it keeps the pod off the node now.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import Budgets, violations
+from atoll.cluster.gangs.lifecycle import GangView
+from atoll.cluster.gangs.membership import STARTED
+from atoll.cluster.gangs.promises import needs, promises
 from atoll.cluster.island_preemption import Situation, plan_island
-from atoll.cluster.island_victims import demands_links, find_victims
+from atoll.cluster.island_victims import demands_links
+from atoll.cluster.node_victims import all_victims
 from atoll.cluster.objects import Node, Pod
-from atoll.cluster.occupants import Occupancy, occupancy, pods_by_node
+from atoll.cluster.occupants import occupancy, pods_by_node
+from atoll.cluster.pod_fit import Neighbours
 from atoll.cluster.requests import Rejection, Request
-from atoll.cluster.selection import select
 from atoll.explain.decision import Decision, Scene
+from atoll.explain.gang_scene import gang_scene_of
 from atoll.explain.snapshot import NOW_SECONDS
 
 PRIORITY_SHIFT = 2**31
+NOT_STARTED = "~"
+"""After every time: kube-scheduler takes a pod that has not started for one that starts now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Evict `victims` from `node`; `violations`: how many evictions break a disruption budget."""
+    """Evict `victims` from `node`, the most important first; `violations`: how many of them break a promise."""
 
     node: str
     victims: tuple[Pod, ...]
     violations: int = 0
 
 
-def preemption_for(scene: Scene, pod: Pod, decision: Decision) -> Preemption | None:
-    """Return whom the pod would push out; None where it may not, or where that would not help."""
+def preemptions_for(scene: Scene, pod: Pod, decision: Decision) -> Iterator[Preemption]:
+    """Yield whom the pod would push out, of which the first that makes room counts; nothing where it may not."""
     request = decision.request
     if isinstance(request, Rejection) or pod.spec.preemption_policy == "Never" or decision.fits:
-        return None
+        return
     budgets = Budgets(scene.snapshot.budgets)
     by_count = _by_count(scene, pod, request, budgets)
     if by_count is not None:
-        return by_count
-    if not demands_links(request):
-        return None
-    plans = plan_island(pod, request, Situation(scene.ledger, scene.nodes, budgets, NOW_SECONDS))
-    return Preemption(plans[0].node, plans[0].victims) if plans else None
+        yield by_count
+    elif demands_links(request):
+        yield from _by_links(scene, pod, request, budgets)
+
+
+def _by_links(scene: Scene, pod: Pod, request: Request, budgets: Budgets) -> Iterator[Preemption]:
+    admitted = tuple(gang_scene_of(scene).admitted().values()) if scene.snapshot.gangs else ()
+    for whole_below in (None, pod.spec.priority) if admitted else (None,):
+        gangs = promises(admitted, whole_below=whole_below)
+        situation = Situation(scene.ledger, scene.nodes, replace(budgets, gangs=gangs), NOW_SECONDS)
+        plans = plan_island(pod, request, situation)
+        yield from (Preemption(plan.node, _with_gangs(plan.victims, admitted)) for plan in plans)
+        if plans:
+            return
+
+
+def _with_gangs(victims: tuple[Pod, ...], admitted: Sequence[GangView]) -> tuple[Pod, ...]:
+    """Return the victims, with all running members of the gangs that need one of them."""
+    found = {victim.metadata.uid: victim for victim in victims}
+    for view in admitted:
+        if any(member.uid in found and needs(view, [member]) for member in view.members):
+            found |= {member.uid: member.pod for member in view.members if member.stage in STARTED}
+    return tuple(found.values())
 
 
 def _by_count(scene: Scene, pod: Pod, request: Request, budgets: Budgets) -> Preemption | None:
     """Nodes that kube-scheduler refuses for what others hold there; those that only the extender refuses are none."""
     holders = pods_by_node(scene.ledger)
     found: list[Preemption] = []
+    now = _neighbours(scene, pod, scene.pods_by_node) if scene.minds_neighbours(pod) else None
     for name, node in sorted(scene.nodes.items()):
+        room = _Room(scene, pod, host_fit.needs(pod), node, has_neighbours=now is not None and now.refuse(node))
         there = scene.pods_by_node.get(name, ())
-        if host_fit.node_reason(pod, node) or _fits(pod, node, there):
+        if host_fit.node_reason(pod, node) or room.fits(there):
             continue
-        victims, broken = _reprieved(pod, node, there, budgets)
+        victims, broken = _reprieved(room, there, budgets)
         if not victims:
             continue
         occupied = occupancy(scene.ledger, name, holders.get(name, ()), pod, budgets=budgets, now_seconds=NOW_SECONDS)
-        plan = _with_links(scene, occupied, request, victims, budgets) if occupied is not None else None
-        if plan is not None:
-            found.append(Preemption(name, plan[0], broken + plan[1]))
+        if occupied is None:
+            continue
+        uids = tuple(victim.metadata.uid for victim in victims)
+        whole = all_victims(uids, broken, occupied, request, scene.ledger, budgets)
+        if whole is not None:
+            found.append(Preemption(name, tuple(scene.by_uid[uid] for uid in whole.uids), whole.violations))
     return min(found, key=_order, default=None)
 
 
 def _order(one: Preemption) -> tuple[int, int, int, int, tuple[int, ...], str]:
     """Order over nodes as kube-scheduler's, smaller is better: last, the younger the oldest of the most important."""
     priorities = [victim.spec.priority for victim in one.victims]
-    highest = max(priorities)
-    since = min(v.metadata.creation_timestamp or "" for v in one.victims if v.spec.priority == highest)
+    since = min(_started(v) for v in one.victims if v.spec.priority == max(priorities))
     young = tuple(-ord(character) for character in since)
     total = sum(priority + PRIORITY_SHIFT for priority in priorities)
-    return one.violations, highest, total, len(priorities), young, one.node
+    return one.violations, priorities[0], total, len(priorities), young, one.node
 
 
-def _reprieved(pod: Pod, node: Node, there: Sequence[Pod], budgets: Budgets) -> tuple[tuple[Pod, ...], int]:
-    """Return the victims of one node by count, cpu, memory and ports, and how many of them break a budget."""
+def _started(pod: Pod) -> str:
+    return pod.status.start_time or NOT_STARTED
+
+
+def _reprieved(room: "_Room", there: Sequence[Pod], budgets: Budgets) -> tuple[tuple[Pod, ...], int]:
+    """Return the victims of one node by kube-scheduler's own filters, and how many of them break a budget."""
+    priority = room.pod.spec.priority
     running = [one for one in there if not pods.is_terminal(one)]
-    low = [one for one in running if one.spec.priority < pod.spec.priority]
-    kept = [one for one in running if one.spec.priority >= pod.spec.priority]
-    if not low or not _fits(pod, node, kept):
+    low = [one for one in running if one.spec.priority < priority]
+    kept = [one for one in running if one.spec.priority >= priority]
+    if not low or not room.fits(kept):
         return (), 0
-    important = sorted(low, key=lambda one: (-one.spec.priority, one.metadata.creation_timestamp or ""))
-    left = budgets.allowed()
+    important = sorted(low, key=lambda one: (-one.spec.priority, _started(one)))
+    left = {budget.key: budget.status.disruptions_allowed for budget in budgets.all}
     protected: list[Pod] = []
     others: list[Pod] = []
     for one in important:
-        keys = budgets.of(one)
+        keys = _counted_budgets(one, budgets)
         is_broken = violations([keys], left) > 0
         for key in keys:
-            left[key] = left.get(key, 0) - 1
+            left[key] -= 1
         (protected if is_broken else others).append(one)
     victims: list[Pod] = []
     broken = 0
     for number, one in enumerate((*protected, *others)):
-        if _fits(pod, node, [*kept, one]):
+        if room.fits([*kept, one]):
             kept.append(one)
         else:
             victims.append(one)
             broken += number < len(protected)
-    return tuple(victims), broken
+    uids = {one.metadata.uid for one in victims}
+    return tuple(one for one in important if one.metadata.uid in uids), broken
 
 
-def _fits(pod: Pod, node: Node, there: Iterable[Pod]) -> bool:
-    others = [one for one in there if not pods.is_terminal(one)]
-    left = host_fit.free(node, others)
-    is_enough = all(amount <= left.get(resource, 0) for resource, amount in host_fit.needs(pod).items() if amount)
-    return is_enough and not host_fit.ports_clash(pod, others)
+def _counted_budgets(pod: Pod, budgets: Budgets) -> tuple[str, ...]:
+    """Return the budgets that kube-scheduler counts for a pod: unlike the API server it takes an empty selector for one
+    that means nobody."""
+    return tuple(
+        budget.key
+        for budget in budgets.all
+        if budget.spec.selector is not None
+        and (budget.spec.selector.match_labels or budget.spec.selector.match_expressions)
+        and pod.metadata.labels
+        and budget.protects(pod)
+    )
 
 
-def _with_links(
-    scene: Scene, occupied: Occupancy, request: Request, victims: tuple[Pod, ...], budgets: Budgets
-) -> tuple[tuple[Pod, ...], int] | None:
-    """Return all victims of a node, with those that the claim's links take besides; None where nothing helps."""
-    chosen = {victim.metadata.uid for victim in victims}
-    room = occupied.without(chosen)
-    if not isinstance(select(occupied.devices, room, request), Rejection):
-        return victims, 0
-    allowed: Mapping[str, int] = _left(budgets, victims)
-    others = (occupant for occupant in occupied.evictable if occupant.uid not in chosen)
-    found = find_victims(occupied.devices, room, request, others, allowed=allowed)
-    if found is None:
-        return None
-    added = tuple(scene.ledger.pods[victim.uid] for victim in found.victims)
-    return (*victims, *added), found.violations
+def _neighbours(scene: Scene, pod: Pod, pods_on: Mapping[str, Sequence[Pod]]) -> Neighbours:
+    return Neighbours.of(pod, list(scene.nodes.values()), pods_on, {})
 
 
-def _left(budgets: Budgets, gone: Iterable[Pod]) -> dict[str, int]:
-    left = budgets.allowed()
-    for pod in gone:
-        for key in budgets.of(pod):
-            left[key] = left.get(key, 0) - 1
-    return left
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Whether the pod fits on one node beside some of its pods, by kube-scheduler's filters. `has_neighbours`: a rule
+    about neighbours keeps it off the node now."""
+
+    scene: Scene
+    pod: Pod
+    needed: Mapping[str, int]
+    node: Node
+    has_neighbours: bool
+
+    def fits(self, there: Iterable[Pod]) -> bool:
+        others = [one for one in there if not pods.is_terminal(one)]
+        left = host_fit.free(self.node, others, self.scene.needs)
+        if any(amount > left.get(resource, 0) for resource, amount in self.needed.items() if amount):
+            return False
+        if host_fit.ports_clash(self.pod, others):
+            return False
+        around = {**self.scene.pods_by_node, self.node.metadata.name: others}
+        return not self.has_neighbours or not _neighbours(self.scene, self.pod, around).refuse(self.node)

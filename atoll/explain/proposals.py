@@ -29,7 +29,7 @@ from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
 from atoll.cluster.transitions import Availability
 from atoll.explain.blockers import NodeHolders, Price, holders_of, kept_for_others, opponents_of, price, smallest_sets
-from atoll.explain.changes import Case, Change, changed, relaxations_of, well_again
+from atoll.explain.changes import Case, Change, changed, relaxations_of, tolerable, well_again
 from atoll.explain.decision import Decision, Scene, decide, decide_beside, judge, scene_of
 from atoll.explain.shapes import additions
 from atoll.explain.surroundings import Surroundings
@@ -196,7 +196,7 @@ def _open(hunt: _Hunt) -> Found:
         is_open = not host_fit.node_reason(pod, node)
         if is_open or not judge(hunt.scene, pod, hunt.request, [name]).feasible:
             continue
-        taints = len(host_fit.untolerated(pod, node))
+        taints = len(tolerable(pod, node)) + node.spec.unschedulable
         labels = sum(node.metadata.labels.get(key) != value for key, value in pod.spec.node_selector.items())
         found += _verified(hunt, Kind.OPEN, Change(opened=name), name, (taints + labels, name))
     return _first(found), False

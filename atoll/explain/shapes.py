@@ -18,6 +18,7 @@ from atoll.api.node_status import (
     Health,
     Links,
 )
+from atoll.cluster import host_fit, pod_fit
 from atoll.cluster.objects import Lease, LeaseSpec, Metadata, Node, NodeStatus, Pod
 from atoll.explain.changes import Addition
 from atoll.explain.snapshot import ClusterSnapshot
@@ -29,15 +30,17 @@ ALLOCATABLE = {"cpu": "192", "memory": "2Ti", "ephemeral-storage": "4Ti", "pods"
 
 
 def additions(snapshot: ClusterSnapshot, pod: Pod, *, name: str = "new-node") -> Iterator[Addition]:
-    """Yield one node per kind of machine in the cluster, by the name of the first that has it, then every known one by
-    the number of its GPUs."""
+    """Yield one node per kind of machine in the cluster that the pod could go to, by the name of the first, then every
+    known one by the number of its GPUs. Nodes of a kind have the same GPUs and the same values of the labels by which
+    the pod keeps near to others or apart."""
     nodes = {node.metadata.name: node for node in snapshot.nodes}
+    keys = {term.topology_key for term in (*pod_fit.anti_terms(pod), *pod_fit.affinity_terms(pod))} - {HOSTNAME}
     seen = set()
     for report in sorted(snapshot.reports, key=lambda one: one.metadata.name):
         node = nodes.get(report.metadata.name)
-        if node is None or report.status is None:
+        if node is None or report.status is None or not _may_take(_emptied(node, name), pod):
             continue
-        kind = (report.status.links, tuple((d.model, d.memory_bytes, d.mig) for d in report.status.devices))
+        kind = (*_machine(report.status), *(node.metadata.labels.get(key) for key in sorted(keys)))
         if kind not in seen:
             seen.add(kind)
             yield like_node(snapshot, node, report, name=name)
@@ -45,24 +48,28 @@ def additions(snapshot: ClusterSnapshot, pod: Pod, *, name: str = "new-node") ->
         yield known_machine(known, snapshot, name=name, labels=pod.spec.node_selector)
 
 
-def additions_for(
-    snapshot: ClusterSnapshot, pod: Pod, names: Sequence[str], *, kinds_max: int
-) -> Iterator[tuple[Addition, ...]]:
-    """Yield nodes of those names, all of one kind: like one of the cluster, once per machine and labels other than the
-    host's own, then known machines without labels; so many kinds at most."""
+def additions_for(snapshot: ClusterSnapshot, pod: Pod, names: Sequence[str]) -> Iterator[tuple[Addition, ...]]:
+    """Yield nodes of those names, all of one kind: like one of the cluster, once per machine and place in its
+    topologies, then known machines without labels."""
     nodes = {node.metadata.name: node for node in snapshot.nodes}
-    seen: list[object] = []
+    keys = {label for topology in snapshot.topologies for label in topology.spec.labels}
+    keys |= {term.topology_key for term in (*pod_fit.anti_terms(pod), *pod_fit.affinity_terms(pod))}
+    seen = set()
     for report in sorted(snapshot.reports, key=lambda one: one.metadata.name):
         node = nodes.get(report.metadata.name)
-        if node is None or report.status is None or len(seen) == kinds_max:
+        if node is None or report.status is None or not _may_take(_emptied(node, names[0]), pod):
             continue
-        labels = {key: value for key, value in node.metadata.labels.items() if key != HOSTNAME}
-        kind = (report.status.links, tuple((d.model, d.memory_bytes, d.mig) for d in report.status.devices), labels)
+        kind = (*_machine(report.status), *(node.metadata.labels.get(key) for key in sorted(keys - {HOSTNAME})))
         if kind not in seen:
-            seen.append(kind)
+            seen.add(kind)
             yield tuple(like_node(snapshot, node, report, name=name) for name in names)
-    for known in sorted(profile_names(), key=lambda one: (profile(one).machine.count, one))[: kinds_max - len(seen)]:
+    for known in sorted(profile_names(), key=lambda one: (profile(one).machine.count, one)):
         yield tuple(known_machine(known, snapshot, name=name, labels=pod.spec.node_selector) for name in names)
+
+
+def _machine(status: GpuNodeStatusReport) -> tuple[object, ...]:
+    """Return what machines of one kind have in common."""
+    return status.links, tuple((device.model, device.memory_bytes, device.mig) for device in status.devices)
 
 
 def like_node(snapshot: ClusterSnapshot, node: Node, report: GpuNodeStatus, *, name: str) -> Addition:
@@ -73,10 +80,25 @@ def like_node(snapshot: ClusterSnapshot, node: Node, report: GpuNodeStatus, *, n
     status = report.status.model_copy(
         update={"devices": devices, "pods": (), "host_uses": (), "node_uid": f"uid-of-{name}", "boot_id": ""}
     )
+    return Addition(
+        f"like {node.metadata.name}", _emptied(node, name), _status(name, status), _heartbeat(snapshot, name)
+    )
+
+
+def _emptied(node: Node, name: str) -> Node:
+    """Return the Node of such a machine on its first day: without a cordon, or a taint that tells how the node is."""
     labels = {**node.metadata.labels, HOSTNAME: name}
-    spec = msgspec.structs.replace(node.spec, unschedulable=False)
-    added = Node(Metadata(name, uid=f"uid-of-{name}", labels=labels), spec, NodeStatus(node.status.allocatable))
-    return Addition(f"like {node.metadata.name}", added, _status(name, status), _heartbeat(snapshot, name))
+    taints = tuple(taint for taint in node.spec.taints if not host_fit.tells_state(taint))
+    spec = msgspec.structs.replace(node.spec, unschedulable=False, taints=taints)
+    return Node(Metadata(name, uid=f"uid-of-{name}", labels=labels), spec, NodeStatus(node.status.allocatable))
+
+
+def _may_take(node: Node, pod: Pod) -> bool:
+    """Tell whether kube-scheduler would put the pod on the empty node, whatever GPUs it has."""
+    left = host_fit.free(node, ())
+    return not host_fit.node_reason(pod, node) and all(
+        amount <= left.get(resource, 0) for resource, amount in host_fit.needs(pod).items()
+    )
 
 
 def known_machine(

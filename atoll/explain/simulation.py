@@ -6,8 +6,9 @@ and counted as bound before the next, in the order in which they would be taken:
 finds no place and may preempt pushes others out, which are not placed again. Pure.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.cluster.allocations import Allocation, allocation_annotations
 from atoll.cluster.gangs import lifecycle
-from atoll.cluster.gangs.membership import gang_key
+from atoll.cluster.gangs.membership import gang_key, key_of
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.pods import is_gpu_pod
@@ -26,7 +27,7 @@ from atoll.explain.explanation import Explanation, explain
 from atoll.explain.gang_decision import decide_gang
 from atoll.explain.gang_preemption import gang_victims
 from atoll.explain.gang_scene import gang_scene_of
-from atoll.explain.preemption import preemption_for
+from atoll.explain.preemption import preemptions_for
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot
 from topology.islands import islands
 
@@ -71,8 +72,8 @@ def simulate(
     snapshot: ClusterSnapshot, asking: Sequence[Pod], gangs: Sequence[GpuGang] = (), *, preempts: bool = True
 ) -> Simulation:
     """Place pods and gangs one after another; a gang's turn is that of its last member. Their claims stand in the
-    snapshot. Without `preempts` nobody is pushed out."""
-    snapshot = replace(snapshot, gangs=(*snapshot.gangs, *gangs))
+    snapshot; a gang that is there already is what `gangs` says from now on. Without `preempts` nobody is pushed out."""
+    snapshot = _with_gangs(snapshot, gangs)
     scene = scene_of(snapshot)
     before = room_of(scene)
     outcomes: list[Outcome] = []
@@ -84,6 +85,18 @@ def simulate(
             more, scene = place_gang(scene, unit, preempts=preempts)
             outcomes += more
     return Simulation(tuple(outcomes), before, room_of(scene))
+
+
+def _with_gangs(snapshot: ClusterSnapshot, gangs: Sequence[GpuGang]) -> ClusterSnapshot:
+    """Apply the gangs: a new spec changes neither who the gang is nor what became of it."""
+    applied = {key_of(gang): gang.model_copy(update={"status": None}) for gang in gangs}
+    for before in snapshot.gangs:
+        now = applied.get(key_of(before))
+        if now is not None:
+            told = {"metadata": before.metadata, "status": before.status}
+            applied[key_of(before)] = now.model_copy(update=told)
+    others = (gang for gang in snapshot.gangs if key_of(gang) not in applied)
+    return replace(snapshot, gangs=(*others, *applied.values()))
 
 
 def _in_order(asking: Sequence[Pod]) -> list[tuple[Pod, ...]]:
@@ -131,13 +144,12 @@ def _place(scene: Scene, pod: Pod, *, preempts: bool) -> tuple[Outcome, Scene]:
         return Outcome(pod, explanation=explain(scene, pod)), scene
     decision = decide(scene, pod, scene.snapshot.claim_of(pod))
     evicted: tuple[Pod, ...] = ()
-    if decision.best is None and preempts:
-        plan = preemption_for(scene, pod, decision)
-        if plan is not None:
-            after = scene_of(without_pods(scene.snapshot, {victim.metadata.uid for victim in plan.victims}))
-            made = decide(after, pod, scene.snapshot.claim_of(pod), only=[plan.node])
-            if made.best is not None:
-                scene, decision, evicted = after, made, plan.victims
+    for plan in preemptions_for(scene, pod, decision) if preempts else ():
+        after = scene_of(without_pods(scene.snapshot, {victim.metadata.uid for victim in plan.victims}))
+        made = decide(after, pod, scene.snapshot.claim_of(pod), only=[plan.node])
+        if made.best is not None:
+            scene, decision, evicted = after, made, plan.victims
+            break
     if decision.best is None:
         return Outcome(pod, explanation=explain(scene, pod)), scene
     allocation = allocation_of(scene, decision)
@@ -208,7 +220,7 @@ def bound_pod(pod: Pod, allocation: Allocation) -> Pod:
     )
 
 
-def numbered(count: int, shape: str) -> Iterator[str]:
-    """Yield the names of nodes that are added."""
-    for number in range(1, min(count, ADDED_MAX) + 1):
-        yield f"added-{shape}-{number}"
+def numbered(wanted: int, shape: str, taken: Collection[str]) -> Iterator[str]:
+    """Yield the names of nodes that are added; none of them is taken."""
+    free = (name for number in count(1) if (name := f"added-{shape}-{number}") not in taken)
+    return islice(free, wanted)

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
-from atoll.cluster import host_fit, pods
+from atoll.cluster import pods
 from atoll.cluster.objects import Pod
+from atoll.explain.changes import tolerable
 from atoll.explain.decision import Scene
 from atoll.explain.explanation import Explanation, Group
 from atoll.explain.nodes import IslandState, NodeAnswer
@@ -49,10 +50,14 @@ def _what(proposal: Proposal, scene: Scene, pod: Pod) -> str:
     if proposal.kind is Kind.ADD:
         assert change.added is not None
         return f"add a node ({change.added.shape})"
-    named = ", ".join(pod_text(scene, uid) for uid in change.ended[:NAMED_MAX])
-    more = f" and {len(change.ended) - NAMED_MAX} more" if len(change.ended) > NAMED_MAX else ""
-    verb = "are proven to have ended" if proposal.kind is Kind.ENDING else "end"
-    return f"when {named}{more} {verb}"
+    return when_ended([pod_text(scene, uid) for uid in change.ended], is_proof=proposal.kind is Kind.ENDING)
+
+
+def when_ended(named: Sequence[str], *, is_proof: bool) -> str:
+    """Return `when these pods end`, or are proven to have ended, for one or for several."""
+    is_one = len(named) == 1
+    verb = ("is" if is_one else "are") + " proven to have ended" if is_proof else "ends" if is_one else "end"
+    return f"when {listed(named)} {verb}"
 
 
 def _opening(name: str, scene: Scene, pod: Pod) -> str:
@@ -60,7 +65,7 @@ def _opening(name: str, scene: Scene, pod: Pod) -> str:
     parts = ["uncordon the node"] if node.spec.unschedulable else []
     parts += [
         f"tolerate {taint.key}{'=' + taint.value if taint.value else ''}:{taint.effect}"
-        for taint in host_fit.untolerated(pod, node)
+        for taint in tolerable(pod, node)
     ]
     parts += [
         f"label it {key}={value}"

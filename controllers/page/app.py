@@ -67,7 +67,7 @@ class PageParts:
 def build_page(parts: PageParts) -> web.Application:
     """Return the application."""
     app = application(in_flight_max=IN_FLIGHT_MAX)
-    app.middlewares.append(_told_to_be_careful)
+    app.middlewares.insert(0, _told_to_be_careful)  # outside of the limit, whose refusals carry the headers too
     for path, (name, kind) in FILES.items():
         app.router.add_get(path, _file(STATIC / name, kind))
     handlers = Handlers(parts)

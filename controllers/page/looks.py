@@ -86,11 +86,13 @@ class Looks:
 
     async def refresh(self) -> None:
         """Look once, unless the last look is as good as new or the worker has to rest. Tells whoever waits."""
-        if self._working.locked() or not self._is_due():
+        if self._working.locked():
             return
         reason = self._mirror.unready_reason()
         if reason:
             self._tell(reason)
+            return
+        if not self._is_due():
             return
         try:
             await self._look()

@@ -119,7 +119,7 @@ def _node(node: NodeLine) -> dict[str, Any]:
     return {
         "name": node.node,
         "models": node.models,
-        "silent": node.is_silent,
+        "silent": node.silence,
         "closed": node.closed,
         "islands": [_island(island) for island in node.islands],
     }

@@ -225,6 +225,17 @@ async def test_trouble_is_told_and_ends(page: Page) -> None:
         assert (await next_event(stream))[0] == "look"
 
 
+async def test_a_mirror_that_goes_blind_is_told_at_once(page: Page) -> None:
+    """Nothing changes any more when the watches break, so nobody waits for a change before it is said."""
+    async with page.client.get("/page/events") as stream:
+        await next_event(stream)
+        page.mirror.reason = "pods were not heard for 60 s"
+
+        await page.looks.refresh()
+
+        assert await asyncio.wait_for(next_event(stream), 5) == ("trouble", "pods were not heard for 60 s")
+
+
 async def test_a_look_that_fails_ends_nothing(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that nobody foresaw is logged and told; the page and the process live on."""
     monkeypatch.setattr("controllers.page.looks.overview", lambda _scene: 1 / 0)
@@ -274,6 +285,16 @@ async def test_every_answer_forbids_what_the_page_does_not_need(page: Page, path
     assert "unsafe" not in policy
     assert "*" not in policy
     assert (await page.client.post(path)).status in {404, 405}
+
+
+async def test_who_is_sent_away_because_of_too_many_is_told_to_be_careful_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of requests at a time refuses before any handler is asked, and its answer carries the headers."""
+    monkeypatch.setattr("controllers.page.app.IN_FLIGHT_MAX", 1)
+    async with served(busy().snapshot, ManualClock()) as found, found.client.get("/page/events"):
+        answer = await found.client.get("/")
+
+        assert answer.status == 429
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
 
 
 def test_files_load_nothing_from_elsewhere_and_hold_no_inline_code() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from playwright.async_api import Page as Tab
 from playwright.async_api import async_playwright, expect
@@ -23,7 +24,7 @@ from devcluster.system_programs import find_browser
 from tests.builders import make_pod
 from tests.controllers.page_stage import Page, served
 from tests.controllers.test_page import HOSTILE, Reviews, busy
-from tests.explain.situations import holder, situation, waiting
+from tests.explain.situations import CREATED, holder, situation, waiting
 
 pytestmark = pytest.mark.long
 
@@ -115,6 +116,32 @@ async def test_page_follows_the_cluster_and_keeps_the_focus() -> None:
         assert seen.complaints == []
 
 
+async def test_nothing_stands_still_that_time_or_the_cluster_changes() -> None:
+    """How long a pod waits grows although nothing else changes, and what is said of a chosen GPU is what it is now."""
+    found = busy()
+    metadata = msgspec.structs.replace(found.pod.metadata, creation_timestamp=CREATED)
+    snapshot = replace(
+        found.snapshot, pods=(*found.snapshot.pods[:-1], msgspec.structs.replace(found.pod, metadata=metadata))
+    )
+    async with visit(snapshot) as seen:
+        await seen.tab.clock.install(time=datetime(2026, 1, 31, 11, 30, 10, tzinfo=UTC))
+        await seen.tab.reload()
+        row = seen.tab.locator("#waiting-list summary")
+        await expect(row).to_contain_text(re.compile(r"8 GPUs, 1\d s\."))
+        await seen.gpu("n1", 5).click()
+        await expect(seen.tab.locator("#chosen")).to_contain_text("n1: GPU 5, free")
+
+        await seen.tab.clock.run_for(20_000)
+        await expect(row).to_contain_text(re.compile(r"8 GPUs, [34]\d s\."))
+
+        pod, leases = holder("late", "n1", 5)
+        grown = replace(snapshot, pods=(pod, *snapshot.pods), leases=(*snapshot.leases, *leases))
+        await see_change(seen, grown)
+        await seen.tab.clock.run_for(2000)
+        await expect(seen.tab.locator("#chosen")).to_contain_text("n1: GPU 5, held by team/late")
+        assert seen.complaints == []
+
+
 async def test_waiting_pod_tells_what_would_help_and_where() -> None:
     """Opened by keyboard, the row says what would help; a proposal leads to the GPUs that it means."""
     async with visit(busy().snapshot) as seen:
@@ -123,7 +150,7 @@ async def test_waiting_pod_tells_what_would_help_and_where() -> None:
         await summary.focus()
         await seen.tab.keyboard.press("Enter")
         await expect(seen.tab.get_by_role("heading", name="What would help")).to_be_visible()
-        button = seen.tab.get_by_role("button", name="when team/b end")
+        button = seen.tab.get_by_role("button", name="when team/b ends")
         await button.first.focus()
         await seen.tab.keyboard.press("Enter")
         await expect(seen.gpu("n2", 0)).to_be_focused()

@@ -273,6 +273,74 @@ def test_certificates_have_one_keeper() -> None:
     }
 
 
+def test_who_keeps_no_certificates_has_no_right_to() -> None:
+    """With cert-manager, or a Secret of the administrator's, the controllers reach no Secret and no configuration."""
+
+    def reached(*values: str) -> set[str]:
+        objects = rendered(*sets(*values))
+        bound = {
+            body["roleRef"]["name"]
+            for (kind, _, _), body in objects.items()
+            if kind.endswith("RoleBinding") and body["subjects"][0]["name"] == "atoll-controllers"
+        }
+        roles = [body for (kind, _, name), body in objects.items() if kind.endswith("Role") and name in bound]
+        return {resource for role in roles for rule in role["rules"] for resource in rule.get("resources", ())}
+
+    own = {"secrets", "mutatingwebhookconfigurations"}
+    assert reached() >= own
+    assert not reached("webhook.tls.source=certManager") & own
+    assert not reached("webhook.tls.source=secret", "webhook.tls.caBundle=-----BEGIN CERTIFICATE-----") & own
+
+
+WATCHED = {"PodMonitor", "PrometheusRule"}
+ODD = ["--v=2: # not a comment", "--v='\"{{ .Values }}", "--v=a,b", "--v=true", "--v=\u00e9"]
+"""Arguments that YAML, Helm or a shell could take for something else."""
+
+
+def test_odd_texts_stay_texts(tmp_path: Path) -> None:
+    """What an administrator writes reaches containers, labels and selectors as he wrote it."""
+    labels = {"a": "true", "b": "1", "c": "null", "d": "{{ fail }}"}
+    part = {
+        "extraArgs": ODD,
+        "nodeSelector": labels,
+        "tolerations": [{"key": "k", "value": "no", "effect": "NoExecute"}],
+    }
+    values = {
+        "scheduler": {**part, "extender": {"extraArgs": ODD}},
+        **dict.fromkeys(("webhook", "controllers"), part),
+        "agent": {**part, "extraVolumes": [{"name": "v", "emptyDir": {}}]},
+        "imagePullSecrets": [{"name": "1"}, {"name": "true"}],
+        "monitoring": {"podMonitor": True, "prometheusRule": True, "dashboard": True, "labels": labels},
+    }
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump(values))
+
+    objects = rendered("--values", tmp_path / "odd.yaml")
+
+    for name, spec in pods(objects).items():
+        for container in spec["containers"]:
+            words = container.get("args", container.get("command"))
+            assert words[-len(ODD) :] == ODD, name
+        assert labels.items() <= spec["nodeSelector"].items()
+        assert spec["imagePullSecrets"] == values["imagePullSecrets"]
+        assert spec["tolerations"] == part["tolerations"]
+    watched = [body for (kind, _, name), body in objects.items() if kind in WATCHED or name == "atoll-dashboard"]
+    assert len(watched) == 3
+    assert all(labels.items() <= body["metadata"]["labels"].items() for body in watched)
+    for (kind, _, _), body in objects.items():
+        if kind in {"Deployment", "DaemonSet", "ConfigMap"}:
+            kubernetes_validate.validate(body, "1.37", strict=True)
+
+
+def test_kind_is_installed_by_the_chart() -> None:
+    """Workers of kind play machines, and their agents find the cgroups of pods where kind puts them."""
+    values = (*values_file("values-simulated.yaml"), "--values", DEPLOY / "kind/values.yaml")
+
+    (agent,) = pods(rendered(*values))["atoll-agent"]["containers"]
+
+    assert {"--backend=simulated", "--cgroup-root=/kubelet"} <= set(agent["args"])
+    assert load_settings(agent)
+
+
 BAD_VALUES = {
     "a misspelt key": (("scheduler.replica=2",), "replica"),
     "a section that does not exist": (("extender.replicas=2",), "extender"),
@@ -290,6 +358,17 @@ BAD_VALUES = {
     "a kind of machine for real ones": (("agent.profile=dgx1-v100",), "agent.backend simulated"),
     "a Secret of one's own that nobody trusts": (("webhook.tls.source=secret",), "webhook.tls.caBundle"),
     "trust in nobody's certificate": (("webhook.tls.caBundle=-----BEGIN CERTIFICATE-----",), "webhook.tls.source"),
+    "a part whose limits were taken away": (("webhook.resources=null",), "resources"),
+    "no number of replicas": (("scheduler.replicas=null",), "replicas"),
+    "an image without a name": (("image.repository=null",), "repository"),
+    "no word about certificates": (("webhook.tls=null",), "tls"),
+    "arguments that are nothing": (("agent.extraArgs=null",), "extraArgs"),
+    "an election of which only one time is known": (("scheduler.leaderElection.leaseDuration=6s",), "renewDeadline"),
+    "a pause that is longer than the longest": (("scheduler.podInitialBackoffSeconds=9",), "podMaxBackoffSeconds"),
+    "an issuer without a name": (
+        ("webhook.tls.source=certManager", "webhook.tls.issuerRef.kind=ClusterIssuer"),
+        "issuerRef",
+    ),
     "an issuer that nobody asks": (("webhook.tls.issuerRef.name=corporate",), "webhook.tls.issuerRef"),
 }
 
@@ -321,7 +400,7 @@ def test_old_clusters_are_refused() -> None:
     ("values", "told", "not_told"),
     [
         ("values-plain.yaml", "mv /etc/kubernetes/manifests/kube-scheduler.yaml", "kubectl taint"),
-        ("values-managed.yaml", "kubectl taint nodes", "mv /etc/kubernetes"),
+        ("values-managed.yaml", "kubectl taint nodes -l nvidia.com/gpu.present=true", "mv /etc/kubernetes"),
         ("values-simulated.yaml", "Agents PLAY machines of the kind dgx1-v100", "kubectl taint"),
     ],
 )

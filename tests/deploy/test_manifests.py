@@ -116,7 +116,7 @@ def test_secrets_are_named_except_where_that_is_impossible() -> None:
         if "secrets" in rule.get("resources", ()):
             named = set(rule.get("resourceNames", ()))
             assert named <= {names.WEBHOOK_SECRET, names.AUTHORITY_SECRET}, role
-            assert named or (rule["verbs"], role) == (["create"], "atoll-controllers")
+            assert named or (rule["verbs"], role) == (["create"], "atoll-controllers-certificates")
 
 
 def test_bindings_lead_from_a_role_of_ours_or_of_kubernetes_to_a_part() -> None:

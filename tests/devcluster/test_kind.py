@@ -1,4 +1,7 @@
-"""The files for kind users fit the manifests that they are used with; kind itself needs Docker and is not run here."""
+"""The files for kind users fit the manifests that they are used with; kind itself needs Docker and is not run here.
+
+That the chart takes kind's values: tests/deploy/test_chart.py.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,6 @@ def test_the_workers_carry_the_label_by_which_agents_find_their_nodes() -> None:
 
     assert workers
     assert all(node["labels"] == agent_template()["nodeSelector"] for node in workers)
-
-
-def test_the_patch_changes_the_shipped_agent_and_keeps_its_arguments() -> None:
-    """A strategic merge replaces the whole list of arguments, so it must repeat those that the manifest has."""
-    patch = yaml.safe_load((DEPLOY / "kind" / "agent-simulated.yaml").read_text())["spec"]["template"]["spec"]
-    shipped, patched = agent_template()["containers"][0], patch["containers"][0]
-
-    assert patched["name"] == shipped["name"]
-    assert set(shipped["args"]) < set(patched["args"])
-    assert patch["runtimeClassName"] is None
 
 
 def test_every_file_that_the_readme_names_exists() -> None:

@@ -46,7 +46,7 @@ def test_browser_sees_who_holds_what_waits_and_follows(world: World, tmp_path: P
     seen = steps(world)
     assert {tuple(gpu) for gpu in seen["chosen"]["gpus"]} == {(held.node, number) for number in held.device_ids}
     assert "waits for GPUs that others hold" in seen["proposals"]["headline"]
-    assert any(f"when {holder} end" in text for text in seen["proposals"]["texts"])
+    assert any(f"when {holder} ends" in text for text in seen["proposals"]["texts"])
 
     world.delete("training")
     world.wait(lambda: exited(world), "the browser to have seen the release")

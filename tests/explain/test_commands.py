@@ -3,16 +3,21 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from atoll.api import names
 from atoll.explain.codec import encode_snapshot
 from atollctl.__main__ import app, main
+from tests.builders import make_pod
+from tests.explain.gang_situations import gang_situation
 from tests.explain.situations import holder, situation, waiting
 from tests.explain.test_simulate import pod_manifest
 
@@ -102,3 +107,51 @@ def test_shells_can_complete() -> None:
     answer = CliRunner().invoke(app, [], prog_name="atoll", env=variables)
 
     assert "defrag" in answer.output.split()
+
+
+EVIL = "\x1b[2J\x9b31m\u202e"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["top", "--once"],
+        ["top", "--once", "-o", "wide"],
+        ["explain", "pod/p", "-n", "team"],
+        ["explain", "gang/g", "-n", "team"],
+        ["gangs"],
+        ["history", "n1/0"],
+        ["history", "n1/7", "-o", "wide"],
+    ],
+    ids=" ".join,
+)
+def test_texts_of_others_steer_no_terminal(words: list[str], tmp_path: Path) -> None:
+    """A reason, a message or an annotation with control characters is shown with them spelled out."""
+    waits = {"type": "Admitted", "status": "False", "reason": "WaitForRoom", "message": f"full {EVIL}"}
+    status = {"conditions": [{**waits, "lastTransitionTime": "2026-01-31T11:00:00Z"}]}
+    ill = {7: {"health": {"state": "unhealthy", "reason": f"XID {EVIL}", "since": "2026-01-31T11:00:00Z"}}}
+    gangs = gang_situation({"n1": {"devices": ill}}, [holder("a", "n1", 0)], status=status)
+    odd = make_pod("odd", gpus=1, annotations={names.GANG: EVIL})
+    snapshot = replace(gangs.snapshot, pods=(*gangs.snapshot.pods, odd, waiting(8)[0]))
+    path = tmp_path / "cluster.json"
+    path.write_bytes(encode_snapshot(snapshot))
+
+    told = CliRunner().invoke(app, [*words, "--snapshot", str(path)], env={"NO_COLOR": "1"})
+
+    assert told.exit_code in (0, 1), told.output
+    assert all(one.isprintable() for one in told.output.replace("\n", ""))
+
+
+def test_ages_that_nobody_knows_are_no_numbers(tmp_path: Path) -> None:
+    """JSON has no infinity: a gang whose creation cannot be read has an age of null."""
+    found = gang_situation({"n1": {}})
+    metadata = found.gang.metadata.model_copy(update={"creation_timestamp": None})
+    snapshot = replace(found.snapshot, gangs=(found.gang.model_copy(update={"metadata": metadata}),))
+    path = tmp_path / "cluster.json"
+    path.write_bytes(encode_snapshot(snapshot))
+
+    told = CliRunner().invoke(app, ["gangs", "--snapshot", str(path), "-o", "json"])
+    text = CliRunner().invoke(app, ["gangs", "--snapshot", str(path)])
+
+    assert msgspec.json.decode(told.stdout)[0]["ageSeconds"] is None
+    assert text.exit_code == 0

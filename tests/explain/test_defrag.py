@@ -116,6 +116,24 @@ def test_no_plan_where_the_moved_pod_finds_no_place() -> None:
     assert not moves_for(scattered(owned("a", "n1", 0), owned("b", "n2", 0, 1, 2, 3)), 4).plans
 
 
+def test_nodes_that_the_asked_pod_cannot_go_to_are_told(tmp_path: Path) -> None:
+    """GPU nodes often carry a taint: nobody is told that no moves help where only a toleration was not named."""
+    taint = {"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]}
+    nodes = {name: {"profile": "l40s-4", "node": taint} for name in ("n1", "n2")}
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    holders = (owned("a", "n1", 0, tolerations=tolerations), owned("b", "n2", 0, 1, tolerations=tolerations))
+    path = tmp_path / "cluster.json"
+    path.write_bytes(encode_snapshot(scattered(*holders, nodes=nodes)))
+    words = ["defrag", "--count", "4", "--policy", "contiguous", "--snapshot", str(path)]
+
+    shut = CliRunner().invoke(app, words)
+    opened = CliRunner().invoke(app, [*words, "--tolerate", "nvidia.com/gpu"])
+
+    assert (shut.exit_code, opened.exit_code) == (1, 0)
+    assert "left out: 2 nodes, untolerated taint: name its key by --tolerate" in shut.output
+    assert "1. 1 move: then 4 GPUs fit on n1" in opened.output
+
+
 def test_nothing_moves_where_the_set_fits() -> None:
     """A set that fits is told, and no plan is made."""
     answer = moves_for(scattered(owned("a", "n1", 0)), 4)

@@ -67,7 +67,7 @@ SITUATIONS: dict[str, Told] = {
     "pods that are ending make room": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [full("a1", deleted=True)]),
         GangState.BUSY,
-        ("when team/on-a1 are proven to have ended",),
+        ("when team/on-a1 is proven to have ended",),
         (Kind.ENDING, Kind.COUNT, Kind.ADD),
     ),
     "cards are cordoned": Told(
@@ -138,7 +138,7 @@ SITUATIONS: dict[str, Told] = {
     "GPUs of a member that is gone are in doubt": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [(holder("x", "b9")[0], full("a1")[1])]),
         GangState.BUSY,
-        ("(gone) are proven to have ended",),
+        ("(gone) is proven to have ended",),
         (Kind.ENDING,),
     ),
 }  # fmt: skip

@@ -58,6 +58,25 @@ def test_every_gpu_stands_where_the_ledger_says() -> None:
     assert [row.reason for row in seen.waiting] == [explain(scene, found.pod).headline]
 
 
+def test_a_node_says_why_nothing_is_given_out_there() -> None:
+    """The extender's own words: a report of an earlier Node is not an agent that was not heard; and a node that kubelet
+    does not call ready is none that kube-scheduler uses."""
+    nodes = {
+        "n1": {"node_uid": "uid-of-another"},
+        "n2": {"heard": "2026-01-31T10:00:00Z", "node": {"ready": "False"}},
+        "n3": {"node": {"unschedulable": True}},
+    }
+
+    seen = overview(scene_of(situation(nodes).snapshot))
+
+    assert [(node.silence, node.closed) for node in seen.nodes] == [
+        (names.REJECT_PAST_NODE, ""),
+        (names.REJECT_STALE_REPORT, "not ready"),
+        ("", "cordoned"),
+    ]
+    assert [node.is_silent for node in seen.nodes] == [True, True, False]
+
+
 def test_other_namespaces_stay_unnamed() -> None:
     """With a namespace, who holds a GPU in another one is not told, and neither is what waits there."""
     seen = overview(scene_of(busy().snapshot), namespace="other")
@@ -125,7 +144,7 @@ def test_live_view_follows_and_outlives_a_cluster_that_does_not_answer(monkeypat
         top.watch(console, full, look, 2.0, is_wide=False)
 
     pictures = console.file.getvalue().split("16 GPUs on 2 nodes")  # type: ignore[attr-defined]
-    waits = ["1 pods wait" in one for one in pictures[1:]]
+    waits = ["1 pod waits" in one for one in pictures[1:]]
     assert waits == [True, False, False, True]
     assert "The cluster does not answer: nobody listens. This is how it was at 2026-01-31T12:05:00Z." in pictures[2]
     assert ended.value.exit_code == 0

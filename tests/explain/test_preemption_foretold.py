@@ -16,7 +16,7 @@ from atoll.cluster.budgets import Budgets
 from atoll.cluster.objects import Pod
 from atoll.explain.changes import Case, Change
 from atoll.explain.decision import decide, scene_of
-from atoll.explain.preemption import Preemption, preemption_for
+from atoll.explain.preemption import Preemption, preemptions_for
 from atoll.explain.proposals import check
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_against_extender import extender_of
@@ -69,8 +69,8 @@ def crowd(seed: int) -> Crowd:
             since = f"2026-01-{rng.randint(1, 28):02}T00:00:{len(entries):02}Z"
             told = Holder(f"uid-of-{name}", node, len(taken), rng.randrange(6), since, kind)
             pod, leases = holder(name, node, *taken, priority=told.priority, labels={"kind": kind})
-            metadata = msgspec.structs.replace(pod.metadata, creation_timestamp=since)
-            entries.append((msgspec.structs.replace(pod, metadata=metadata), leases))
+            status = msgspec.structs.replace(pod.status, start_time=since)
+            entries.append((msgspec.structs.replace(pod, status=status), leases))
             holders.append(told)
     claim = {"policy": rng.choice(["island", "island", "contiguous"])}
     found = situation(nodes, entries, waiting(rng.choice([1, 2, 2, 3, 4]), claim=claim, priority=PRIORITY))
@@ -148,7 +148,8 @@ async def preempted(crowd: Crowd) -> tuple[str, set[str]] | None:
 def foretold(crowd: Crowd) -> Preemption | None:
     """Return what simulate says."""
     scene = scene_of(crowd.found.snapshot)
-    return preemption_for(scene, crowd.found.pod, decide(scene, crowd.found.pod, crowd.found.claim))
+    told = preemptions_for(scene, crowd.found.pod, decide(scene, crowd.found.pod, crowd.found.claim))
+    return next(told, None)
 
 
 def fits(crowd: Crowd) -> bool:

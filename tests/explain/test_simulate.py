@@ -13,7 +13,7 @@ from atoll.api import names
 from atoll.explain.codec import encode_snapshot
 from atollctl.__main__ import app
 from tests.builders import claim_json
-from tests.explain.situations import Situation, holder, situation
+from tests.explain.situations import Situation, holder, situation, waiting
 
 
 def pod_manifest(name: str = "new", claim: str = "two", **spec: Any) -> dict[str, Any]:
@@ -43,6 +43,7 @@ def answer(folder: Path, found: Situation, *documents: Any, options: tuple[str, 
 
 
 ROOM = situation({"n1": {}, "n2": {"profile": "l40s-4"}}, [holder("a", "n1", *range(8))])
+TAKEN = situation({"n1": {}}, [holder("b", "n1", 0)])
 FULL = situation({"n1": {}}, [holder("a", "n1", *range(8))])
 
 
@@ -73,6 +74,65 @@ def test_workload_is_multiplied(tmp_path: Path) -> None:
 
     assert [one["fits"] for one in told["pods"]] == [True, True, False]
     assert told["pods"][2]["state"] == "busy"
+
+
+def workload(kind: str, **spec: Any) -> dict[str, Any]:
+    """Return a workload named like its kind, whose pods ask for two GPUs."""
+    template = {"metadata": {"annotations": {names.CLAIM: "two"}}, "spec": {"containers": [{"name": "main"}]}}
+    return {"kind": kind, "metadata": {"name": kind.lower()}, "spec": {"template": template, **spec}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "count"),
+    [
+        ("Deployment", {}, 1),
+        ("Deployment", {"replicas": 0}, 0),
+        ("StatefulSet", {"replicas": 2}, 2),
+        ("Job", {"parallelism": 0}, 0),
+        ("Job", {"parallelism": 5, "completions": 2}, 2),
+        ("Job", {"completions": 3}, 1),
+    ],
+)
+def test_as_many_pods_as_the_owner_would_run(kind: str, spec: dict[str, Any], count: int, tmp_path: Path) -> None:
+    """None where it is scaled to none, one where it says nothing, never more of a Job than are left to complete."""
+    told = answer(tmp_path, ROOM, workload(kind, **spec), claim_manifest())
+
+    assert [one["fits"] for one in told["pods"]] == [True] * count
+
+
+def test_no_two_pods_are_one(tmp_path: Path) -> None:
+    """Made up names are unlike each other and those of the cluster: no GPU is given out twice, none falls free."""
+    nameless = pod_manifest()
+    nameless["metadata"] = {**nameless["metadata"], "name": None, "generateName": "statefulset-"}
+    found = situation({"n1": {}, "n2": {"profile": "l40s-4"}}, [holder("statefulset-0", "n1", *range(8))])
+
+    told = answer(tmp_path, found, workload("StatefulSet"), nameless, nameless, claim_manifest())
+
+    assert [one["fits"] for one in told["pods"]] == [True, True, False]
+    assert len({one["pod"] for one in told["pods"]}) == 3
+    assert told["after"]["free"] == {"n1": 0, "n2": 0}
+
+
+def test_nodes_are_added_as_often_as_they_are_asked_for(tmp_path: Path) -> None:
+    """Each one is a node by itself, also where two options name one shape."""
+    options = ("--add", "1xl40s-4", "--add", "2xl40s-4")
+
+    told = answer(tmp_path, FULL, workload("Deployment", replicas=6), claim_manifest(), options=options)
+
+    assert [one["fits"] for one in told["pods"]] == [True] * 6
+    assert sum(told["before"]["free"].values()) == 12
+
+
+def test_a_claim_that_is_there_is_the_one_that_counts(tmp_path: Path) -> None:
+    """The same once more changes nothing; another spec under its name would be refused, and so it is told."""
+    found = situation({"n1": {}}, [], waiting(2, claim={}))
+
+    same = ask(tmp_path, found, pod_manifest(claim="c"), claim_manifest("c", 2))
+    other = ask(tmp_path, found, pod_manifest(claim="c"), claim_manifest("c", 1))
+
+    assert same.exit_code == 0
+    assert other.exit_code == 2
+    assert "GpuClaim team/c is there and asks for something else" in other.output
 
 
 def test_priority_goes_first(tmp_path: Path) -> None:
@@ -116,24 +176,59 @@ def test_node_that_goes(tmp_path: Path) -> None:
             (),
             "only gpu-scheduler gives Atoll's GPUs",
         ),
-        ({"kind": "GpuClaim", "metadata": {"name": "x"}, "spec": {"devices": {"count": -1}}}, (), "GpuClaim x: spec.devices.count: "),
+        (
+            {"kind": "GpuClaim", "metadata": {"name": "x"}, "spec": {"devices": {"count": -1}}},
+            (),
+            "GpuClaim x: spec.devices.count: ",
+        ),
         (7, (), "where an object is expected"),
         ({"kind": "Job", "metadata": {"name": "j"}, "spec": {}}, (), "no readable template"),
         (claim_manifest(), ("--remove", "n9"), "there is no such node"),
-        (claim_manifest(), ("--without", "b"), "there is no such pod"),
+        (claim_manifest(), ("--without", "c"), "there is no such pod"),
         (claim_manifest(), ("--add", "3xnosuch"), "no profile named 'nosuch'"),
         (claim_manifest(), ("--add", "-1"), "write COUNTxSHAPE"),
         (claim_manifest(), ("--add", "0xdgx-h100"), "write COUNTxSHAPE"),
         (claim_manifest(), (), "there is no pod in the files"),
+        (claim_manifest(), ("--add", "1001xl40s-4"), "at most 1000 nodes"),
+        ({"items": 7}, (), "holds a int where an object is expected"),
+        ({"items": None}, (), "holds a NoneType where an object is expected"),
+        ({"kind": "Pod", "metadata": ["a"]}, (), "metadata of a Pod is a list"),
+        ({"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": ["a"]}}, (), "no readable template"),
+        (workload("Deployment", replicas=10**6), (), "deployment asks for 1000000 pods"),
+        ({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"priority": 10**30}}, (), "pod team/p cannot be read"),
+        ({"items": [pod_manifest("a"), pod_manifest("a"), claim_manifest()]}, (), "pod team/a stands twice"),
+        ({"items": [pod_manifest("b"), claim_manifest()]}, (), "one of that name is on n1; say --without team/b"),
     ],
-    ids=["no-claim", "scheduler", "claim", "number", "job", "remove", "without", "add", "count", "zero", "no-pod"],
+    ids=[
+        "no-claim",
+        "scheduler",
+        "claim",
+        "number",
+        "job",
+        "remove",
+        "without",
+        "add",
+        "count",
+        "zero",
+        "no-pod",
+        "many-nodes",
+        "items",
+        "no-items",
+        "metadata",
+        "template",
+        "many-pods",
+        "large-priority",
+        "twice",
+        "taken",
+    ],
 )
 def test_mistakes_are_told_in_one_sentence(document: Any, options: tuple[str, ...], words: str, tmp_path: Path) -> None:
     """What the webhook would deny is denied in its words; what is not there is named. Status 2."""
-    result = ask(tmp_path, ROOM, document, options=options)
+    result = ask(tmp_path, TAKEN, document, options=options)
 
     assert result.exit_code == 2, result.output
     assert words in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 def test_file_that_is_not_there(tmp_path: Path) -> None:

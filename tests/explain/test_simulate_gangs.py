@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from atoll.api import names
+from atoll.api.gangs import GpuGang, GpuGangStatus
+from atoll.cluster.gangs import lifecycle
 from atoll.cluster.objects import Pod
 from atoll.explain.codec import document_of
 from atoll.explain.decision import decide, scene_of
-from atoll.explain.preemption import preemption_for
+from atoll.explain.preemption import preemptions_for
+from atoll.explain.simulation import simulate
 from atoll.explain.snapshot import ClusterSnapshot
+from tests.builders import make_pod
+from tests.explain.gang_situations import gang_situation, rack
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_against_extender import extender_of
 from tests.explain.test_defrag import budget
@@ -153,7 +158,7 @@ async def test_victims_are_those_that_the_extender_would_confirm(block: int) -> 
         found = crowded(seed)
         snapshot = found.snapshot
         scene = scene_of(snapshot)
-        plan = preemption_for(scene, found.pod, decide(scene, found.pod, found.claim))
+        plan = next(preemptions_for(scene, found.pod, decide(scene, found.pod, found.claim)), None)
         if plan is None:
             continue
         offered = {
@@ -185,6 +190,46 @@ def test_budgets_turn_the_choice_of_victims() -> None:
     found = situation(nodes, holders, waiting(4, claim={}, priority=4))
     for kind, node in (("a", "n2"), ("b", "n1")):
         scene = scene_of(replace(found.snapshot, budgets=(budget(0, kind=kind),)))
-        plan = preemption_for(scene, found.pod, decide(scene, found.pod, found.claim))
+        plan = next(preemptions_for(scene, found.pod, decide(scene, found.pod, found.claim)), None)
         assert plan is not None
         assert (plan.node, plan.violations) == (node, 0)
+
+
+def test_a_gang_that_is_there_is_what_the_files_say(tmp_path: Path) -> None:
+    """A new spec for a gang of the cluster counts, as `kubectl apply` would write it."""
+    held = gang_situation({"n1": rack("a")}, count=2, there=0)
+
+    told = answer(tmp_path, Situation(held.snapshot, make_pod()), gang_manifest(1), member("m0"), claim_manifest())
+
+    assert fits(told) == {"team/m0": True}
+
+
+def test_gangs_give_way_whole_where_an_island_is_wanted() -> None:
+    """Where only a gang's needed member is in the way, all running members are pushed out, on other nodes too; a member
+    that the gang does not need goes alone."""
+    taint = {"taints": [{"key": "team", "value": "a", "effect": "NoSchedule"}]}
+    nodes = {"n1": {"profile": "rtx8000x4-bridged"}, "n2": {"profile": "rtx8000x4-bridged", "node": taint}}
+    for needed, evicted in ((3, {"team/g-0", "team/g-1", "team/g-2"}), (2, {"team/g-2"})):
+        gang = admitted_gang(3, needed)
+        marks = {names.GANG: "g"}
+        holders = [
+            holder("g-0", "n2", 0, 1, priority=1, annotations=marks),
+            holder("g-1", "n2", 2, 3, priority=1, annotations=marks),
+            holder("g-2", "n1", 0, priority=1, annotations=marks),
+            holder("dear", "n1", 2, priority=9),
+        ]
+        found = situation(nodes, holders, waiting(2, claim={"policy": "island"}, priority=5))
+        snapshot = replace(found.snapshot, gangs=(gang,), pods=found.snapshot.pods[:-1])
+
+        (outcome,) = simulate(snapshot, [found.pod]).outcomes
+
+        assert (outcome.node, set(outcome.evicted)) == ("n1", evicted)
+
+
+def admitted_gang(count: int, needed: int) -> GpuGang:
+    """Return a gang whose members were let go."""
+    spec = {"podSets": [{"name": "workers", "count": count, "minCount": needed}], "minMember": needed}
+    body = {"metadata": {"name": "g", "namespace": "team", "uid": "uid-of-g"}, "spec": spec}
+    gang = GpuGang.model_validate(body)
+    status = lifecycle.admit(GpuGangStatus(), now_seconds=0.0, message="admitted")
+    return gang.model_copy(update={"status": status})

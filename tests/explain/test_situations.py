@@ -9,7 +9,7 @@ import pytest
 from atoll.api import names
 from atoll.cluster import host_fit
 from atoll.cluster.leases import Holder
-from atoll.cluster.objects import Pod
+from atoll.cluster.objects import Pod, PodCondition, PodStatus
 from atoll.cluster.pod_fit import NEIGHBOURS
 from atoll.explain.changes import Case
 from atoll.explain.decision import scene_of
@@ -281,7 +281,7 @@ SITUATIONS: dict[str, Told] = {
             others=[with_cpu(make_pod("web", gpus=None, node="n1", phase="Running"), "60")],
         ),
         State.CLOSED,
-        ("insufficient cpu", "when team/web end"),
+        ("insufficient cpu", "when team/web ends"),
         (Kind.END, ADD),
     ),
     "more cpu than any node has": Told(
@@ -307,13 +307,13 @@ SITUATIONS: dict[str, Told] = {
     "a pod that is ending makes room": Told(
         situation({"n1": {}}, [full(deleted=True)], waiting(1)),
         State.BUSY,
-        ("when team/on-n1 are proven to have ended",),
+        ("when team/on-n1 is proven to have ended",),
         (Kind.ENDING,),
     ),
     "a pod is gone and its Leases are not": Told(
         situation({"n1": {}}, [(make_pod("x", gpus=None), full()[1])], waiting(1)),
         State.BUSY,
-        ("team/on-n1 (gone) are proven to have ended",),
+        ("team/on-n1 (gone) is proven to have ended",),
         (Kind.ENDING,),
     ),
     "GPUs are kept for another pod": Told(
@@ -340,7 +340,7 @@ SITUATIONS: dict[str, Told] = {
             waiting(1),
         ),
         State.BUSY,
-        ("1. when team/b end", "2. when team/a end"),
+        ("1. when team/b ends", "2. when team/a ends"),
         (Kind.END,),
     ),
     "a host port is taken": Told(
@@ -351,7 +351,7 @@ SITUATIONS: dict[str, Told] = {
             others=[with_host_port(make_pod("web", gpus=None, node="n1", phase="Running"))],
         ),
         State.CLOSED,
-        ("host port in use", "when team/web end"),
+        ("host port in use", "when team/web ends"),
         (Kind.END, ADD),
     ),
     "the NVLink fabric is not ready": Told(
@@ -531,3 +531,16 @@ def test_waiting_time_is_that_of_the_snapshot() -> None:
     pod = msgspec.structs.replace(found.pod, metadata=metadata)
 
     assert explain(scene_of(found.snapshot), pod).waits_seconds == 1800
+
+
+def test_what_kube_scheduler_said_stands_beside_a_pod_that_fits() -> None:
+    """A volume or a spreading constraint may be in the way, which are not followed: then its own last word is told."""
+    said = "0/1 nodes are available: 1 node(s) had volume node affinity conflict."
+    found = situation({"n1": {}}, [], waiting(1))
+    refused = PodCondition("PodScheduled", "False", "Unschedulable", said)
+    pod = msgspec.structs.replace(found.pod, status=PodStatus(conditions=(refused,)))
+
+    told = explain(scene_of(found.snapshot), pod)
+
+    assert told.state is State.FITS
+    assert told.headline.endswith(f"kube-scheduler has yet to bind it. It last said: {said}")

@@ -1,12 +1,13 @@
 """Promises of snapshots: the same decisions from a file as from the cluster, nothing private in it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import orjson
 import pytest
 from hypothesis import given, settings
 from typer.testing import CliRunner
@@ -14,18 +15,21 @@ from typer.testing import CliRunner
 from atoll.api import names
 from atoll.api.base import Model
 from atoll.api.claims import GpuClaim
-from atoll.api.gangs import GpuGang
+from atoll.api.gangs import GpuGang, GpuGangSpec
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
+from atoll.cluster import pods
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
+from atoll.cluster.gangs.membership import members_of
+from atoll.cluster.objects import Pod, decode_pod
 from atoll.explain.codec import SnapshotMistake, decode_snapshot, document_of, encode_snapshot
 from atoll.explain.decision import decide, scene_of
 from atoll.explain.explanation import explain
-from atoll.explain.pseudonyms import VOCABULARY, disguised
-from atoll.explain.snapshot import ClusterSnapshot
+from atoll.explain.pseudonyms import PLAIN_FIELDS, disguised
+from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot
 from atoll.explain.wording import explanation_json
 from atollctl.__main__ import app
-from tests.builders import make_claim, make_pod
+from tests.builders import make_claim, make_lease, make_pod, pod_json
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_proposals_by_force import clusters
 from tests.explain.test_situations import SITUATIONS
@@ -111,7 +115,7 @@ def test_names_that_are_words_of_others_change_no_decision(name: str) -> None:
 
 def test_every_closed_set_of_words_is_kept() -> None:
     """No field of a custom resource that takes one of a few words is forgotten."""
-    assert {name for kind in RESOURCES for name, _ in words_of(kind)} <= VOCABULARY
+    assert {name for kind in RESOURCES for name, _ in words_of(kind)} <= PLAIN_FIELDS
 
 
 def test_gate_of_atoll_is_still_one() -> None:
@@ -185,6 +189,110 @@ def test_no_name_is_left() -> None:
     assert decide(scene, hidden.pods[-1], hidden.claim_of(hidden.pods[-1])).fits
 
 
+WORDS = {
+    "containers": ("gpu", "node"),
+    "labels": {"batch.kubernetes.io/job-completion-index": "0", "tier": "2", "pool": "cpu", "kind": "healthy"},
+}
+"""What people call things by, and what means something elsewhere in a snapshot: numbers, fields, resources."""
+
+
+def test_common_words_as_names_change_no_decision() -> None:
+    """A label `2` is no count, a container `gpu` no kind of Lease, a claim `nvlink` no interconnect, a node `7` no GPU:
+    the same nodes fit, and the same GPUs are chosen."""
+    asked = make_claim("island", count=2, policy="island", interconnect="nvlink")
+    pod = make_pod("nvlink", gpus={"gpu": 2}, claim=asked, **WORDS)
+    others = [make_pod(name, gpus=1, **WORDS) for name in ("claim", "allocated", "amd", "nvidia", "0", "free")]
+    found = situation({"7": {}, "gpu-7": {"profile": "l40s-4"}}, [holder("uuid", "7", 0, 3), holder("1", "gpu-7", 2)])
+    snapshot = replace(found.snapshot, pods=(*found.snapshot.pods, *others, pod), claims=(asked,))
+
+    hidden = disguised(snapshot)
+
+    before = decide(scene_of(snapshot), pod, asked)
+    after = decide(scene_of(hidden), hidden.pods[-1], hidden.claim_of(hidden.pods[-1]))
+    assert before.best is not None
+    assert after.best is not None
+    assert before.best.choice == after.best.choice
+    assert list(before.verdicts.rejected.values()) == list(after.verdicts.rejected.values())
+    assert [pods.device_count(one) for one in hidden.pods] == [pods.device_count(one) for one in snapshot.pods]
+    for old, new in zip(snapshot.pods, hidden.pods, strict=True):
+        ours, theirs = scene_of(snapshot).ledger, scene_of(hidden).ledger
+        ids = [ledger.allocation_of(one.metadata.uid) for ledger, one in ((ours, old), (theirs, new))]
+        assert ids[0] is None or (ids[1] is not None and ids[0].device_ids == ids[1].device_ids)
+
+
+def test_members_of_a_gang_keep_their_ranks() -> None:
+    """Index labels, and the annotations that rank like them, survive a file and the loss of all names."""
+    labels = [{"leaderworkerset.sigs.k8s.io/worker-index": str(3 - number)} for number in range(4)]
+    size = {"leaderworkerset.sigs.k8s.io/size": "4", "leaderworkerset.sigs.k8s.io/group-index": "0"}
+    members = [
+        make_pod(f"m{n}", gpus=1, labels=labels[n], annotations={names.GANG: "g", **size}) for n in range(4)
+    ]  # fmt: skip
+    snapshot = replace(situation({"n1": {}}).snapshot, pods=tuple(members))
+    spec = GpuGangSpec.model_validate({"podSets": [{"name": "all", "count": 4}]})
+
+    def ranks(pods_of: Sequence[Pod]) -> list[int]:
+        found = {member.uid: member.rank for member in members_of(pods_of, spec, {})}
+        return [found[pod.metadata.uid] for pod in pods_of]
+
+    again = decode_snapshot(encode_snapshot(snapshot))
+
+    assert ranks(members) == ranks(again.pods) == ranks(disguised(again).pods) == [3, 2, 1, 0]
+
+
+APPLIED = {"kubectl.kubernetes.io/last-applied-configuration": '{"metadata":{"name":"secret"},"note":"private"}'}
+
+
+def test_what_kubectl_writes_stays_at_home() -> None:
+    """The manifest that `kubectl apply` leaves on every object is a foreign annotation, whatever the kind."""
+    found = situation({"n1": {}}, [holder("a", "n1", 0)], waiting(1, claim={}))
+    kinds: list[Any] = [*found.snapshot.nodes, *found.snapshot.heartbeats, *found.snapshot.leases]
+    nodes, heartbeats, leases = (
+        tuple(msgspec.structs.replace(one, metadata=msgspec.structs.replace(
+            one.metadata, annotations={**one.metadata.annotations, **APPLIED})) for one in kinds if one in group)
+        for group in (found.snapshot.nodes, found.snapshot.heartbeats, found.snapshot.leases)
+    )  # fmt: skip
+    models = {
+        key: tuple(
+            one.model_copy(update={"metadata": one.metadata.model_copy(update={"annotations": APPLIED})})
+            for one in getattr(found.snapshot, key)
+        )
+        for key in ("claims", "reports")
+    }
+    snapshot = replace(found.snapshot, nodes=nodes, heartbeats=heartbeats, leases=leases, **models)
+
+    text = encode_snapshot(snapshot).decode()
+
+    assert "private" not in text
+    assert "last-applied" not in text
+
+
+def test_nothing_that_can_be_called_somehow_is_left() -> None:
+    """Resources, schedulers, classes, owners, gangs with odd names, holders and Leases that cannot be read, doubts."""
+    owner = {"apiVersion": "secret.example/v1", "kind": "SecretJob", "name": "secret-job", "uid": "u-secret"}
+    body = pod_json("secret-pod", gpus=1, annotations={names.GANG: "secret:gang@x/y"}, namespace="secret-space")
+    body["metadata"]["ownerReferences"] = [owner]
+    body["spec"] |= {"schedulerName": "secret-scheduler", "runtimeClassName": "secret-class"}
+    body["spec"]["containers"][0]["resources"]["limits"] |= {"secret.example/fpga": "1"}
+    lease = make_lease("secret-node", 1)
+    unreadable = msgspec.structs.replace(
+        lease,
+        metadata=msgspec.structs.replace(lease.metadata, annotations={}),
+        spec=msgspec.structs.replace(lease.spec, holder_identity="secret"),
+    )
+    doubted = make_lease("secret-node", 2)
+    marks = {**doubted.metadata.annotations, names.LEASE_IN_DOUBT: "2026-01-31T12:00:00Z secret-pod is gone"}
+    doubted = msgspec.structs.replace(doubted, metadata=msgspec.structs.replace(doubted.metadata, annotations=marks))
+    found = situation({"secret-node": {"node": {"labels": {"secret.example/rack": "secret-rack"}}}})
+    snapshot = replace(found.snapshot, pods=(decode_pod(orjson.dumps(body)),), leases=(unreadable, doubted))
+
+    hidden = disguised(snapshot)
+
+    assert "secret" not in encode_snapshot(hidden).decode().lower()
+    before, after = scene_of(snapshot).ledger, scene_of(hidden).ledger
+    (node,) = after.nodes
+    assert before.free("secret-node", now_seconds=NOW_SECONDS) == after.free(node, now_seconds=NOW_SECONDS)
+
+
 def test_foreign_annotations_stay_at_home() -> None:
     """What others wrote on a pod is left out; where it is so much that the pod is refused for it, its size stays."""
     small = make_pod("p", annotations={"corp.example/token": "private"})
@@ -223,6 +331,8 @@ def test_copies_of_manifests_stay_at_home() -> None:
         (b'{"format":"atoll-snapshot/1","pods":[{"spec":7}]}', "cannot be read"),
         (b'{"format":"atoll-snapshot/1","claims":7}', "claims is no list"),
         (b'{"format":"atoll-snapshot/1","claims":[{"spec":{}}]}', "cannot be read"),
+        (b'{"format":"atoll-snapshot/1","pastAsks":{"sizes":[[0,1]]}}', "cannot be read"),
+        (b'{"format":' + b"[" * 100_000, "no JSON"),
     ],
 )
 def test_nonsense_is_told(data: bytes, words: str) -> None:
@@ -248,7 +358,7 @@ def test_command_explains_a_file(tmp_path: Path) -> None:
     running = CliRunner().invoke(app, ["explain", "pod/a", "-n", "team", "--snapshot", path])
 
     assert (text.exit_code, by_claim.exit_code, running.exit_code) == (1, 1, 0)
-    assert "when team/a end: then it fits on n1" in " ".join(text.output.split())
+    assert "when team/a ends: then it fits on n1" in " ".join(text.output.split())
     answer = msgspec.json.decode(by_claim.output)[0]
     assert (answer["state"], answer["groups"][0]["nodes"][0]["islands"][0]["held"]) == ("busy", list(range(8)))
     assert "runs on n1 with GPUs 0,1,2" in running.output

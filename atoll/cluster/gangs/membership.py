@@ -27,8 +27,11 @@ GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 GROUP_SIZE = "leaderworkerset.sigs.k8s.io/size"
 """An annotation: the leader and its workers together."""
 STATEFUL_INDEX = "apps.kubernetes.io/pod-index"
+JOBSET_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
 INDEX_LABELS = (COMPLETION_INDEX, "kubernetes.io/job-completion-index", KUBEFLOW_INDEX, WORKER_INDEX, STATEFUL_INDEX)
 SUB_GROUP_LABELS = (JOBSET_INDEX, GROUP_INDEX)
+RANKING_ANNOTATIONS = (*INDEX_LABELS, *SUB_GROUP_LABELS, GROUP_SIZE, JOBSET_REPLICAS)
+"""Keys that others write on pods, as labels or as annotations, and that rank the members of a gang."""
 LEADER, WORKER = "leader", "worker"
 
 GangKey = tuple[str, str]
@@ -187,7 +190,7 @@ def _index(pod: Pod, pod_set: PodSet | None) -> int | None:
     group = next((n for label in (*groups, *SUB_GROUP_LABELS) if (n := _number(labels.get(label))) is not None), None)
     if group is None:
         return index
-    replicas = count or _number(labels.get("jobset.sigs.k8s.io/replicatedjob-replicas"))
+    replicas = count or _number(labels.get(JOBSET_REPLICAS))
     if not replicas or pod_set.count % replicas:
         return index
     return group * (pod_set.count // replicas) + (index or 0)

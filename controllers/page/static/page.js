@@ -5,6 +5,7 @@ import { follow, headers, retry } from "./stream.js";
 
 const NODES_PER_PAGE = 24;
 const OPEN_MAX = 4; // answers that are kept up to date
+const AGES_MILLISECONDS = 10000;
 const MARKS = { free: "", held: "#", foreign: "?" };
 const CLASSES = { free: "free", held: "held", foreign: "foreign" };
 
@@ -14,7 +15,7 @@ const cards = new Map();
 const natural = new Intl.Collator("en", { numeric: true });
 const state = {
   token: "", filter: "", kind: "all", page: 0, names: [], waiting: [], waitingCount: 0,
-  chosen: null, // { pod } or { node, ids, text }
+  chosen: null, // { pod }, { node, ids } of one GPU, or { node, ids, text } of a proposal
 };
 
 function make(tag, properties = {}, ...children) {
@@ -116,7 +117,7 @@ function showNode(node) {
   }
   const free = gpusOf(node).filter((gpu) => gpu.state === "free").length;
   card.facts.textContent = `${node.models || "no known GPUs"}; ${free} of ${gpusOf(node).length} free`;
-  const warnings = [node.closed, node.silent ? "silent: its agent has not been heard" : ""].filter(Boolean);
+  const warnings = [node.closed, node.silent ? `silent: ${node.silent}` : ""].filter(Boolean);
   card.warning.textContent = warnings.join(", ");
   card.warning.hidden = warnings.length === 0;
   for (const gpu of gpusOf(node)) showGpu(card.buttons.get(gpu.id), gpu);
@@ -179,10 +180,11 @@ function chooseGpu(button) {
   if (!button) return;
   const gpu = JSON.parse(button.dataset.told);
   const pod = gpu.holders?.[0];
-  const isSame = state.chosen && (pod ? state.chosen.pod === pod : state.chosen.button === button);
+  const { node } = button.dataset;
+  const before = state.chosen;
+  const isSame = pod ? before?.pod === pod : before && !before.text && before.node === node && before.ids?.[0] === gpu.id;
   if (isSame) state.chosen = null;
-  else if (pod) state.chosen = { pod };
-  else state.chosen = { node: button.dataset.node, ids: [gpu.id], button, text: `${button.dataset.node}: ${gpuText(gpu)}; ${gpu.model}.` };
+  else state.chosen = pod ? { pod } : { node, ids: [gpu.id] };
   showChosen();
 }
 
@@ -216,13 +218,19 @@ function showChosen() {
 function chosenText() {
   const chosen = state.chosen;
   if (!chosen) return "Choose a GPU to see the whole set of its pod.";
-  if (!chosen.pod) return chosen.text;
+  if (!chosen.pod) return chosen.text ?? placeText(chosen);
   const found = [];
   for (const node of nodes.values()) {
     const ids = gpusOf(node).filter((gpu) => gpu.holders?.includes(chosen.pod)).map((gpu) => gpu.id);
     if (ids.length) found.push(`${ids.length === 1 ? "GPU" : "GPUs"} ${ids.sort((a, b) => a - b).join(", ")} of ${node.name}`);
   }
   return found.length ? `Pod ${chosen.pod} holds ${found.join("; ")}.` : `Pod ${chosen.pod} holds no GPU any more.`;
+}
+
+// As the GPU is now, not as it was when it was chosen.
+function placeText({ node, ids }) {
+  const gpu = nodes.has(node) ? gpusOf(nodes.get(node)).find((one) => one.id === ids[0]) : null;
+  return gpu ? `${node}: ${gpuText(gpu)}; ${gpu.model}.` : `${node}: GPU ${ids[0]} is not there any more.`;
 }
 
 function showModels() {
@@ -273,6 +281,15 @@ function showRow(item, row) {
   const summary = item.querySelector("summary");
   if (summary.textContent !== text) summary.textContent = text;
   return item;
+}
+
+// A row that does not change grows older all the same.
+function showAges() {
+  const rows = new Map(state.waiting.map((row) => [row.pod, row]));
+  for (const item of byId("waiting-list").children) {
+    const row = rows.get(item.dataset.pod);
+    if (row) showRow(item, row);
+  }
 }
 
 function ageText(seconds) {
@@ -358,6 +375,8 @@ byId("token-form").addEventListener("submit", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && state.chosen) { state.chosen = null; showChosen(); }
 });
+
+setInterval(showAges, AGES_MILLISECONDS);
 
 const events = { look: takeLook, trouble: (text) => showState(text ? { kind: "lost", text } : { kind: "live", text: "Live." }) };
 follow("/page/events", () => state.token, (kind, data) => events[kind]?.(data), showState);
