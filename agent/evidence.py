@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.cgroups import CgroupReading
+from atoll.api import names
 from atoll.api.node_status import DEVICES_MAX, PODS_MAX, HostUse, PodEvidence
 from atoll.cluster.objects import Pod
 from atoll.cluster.pods import container_statuses, is_gpu_pod, is_terminal
@@ -46,7 +47,8 @@ class Roster:
     """The pods of this node by the API, as of `position` in its watch, and what is remembered of those that are gone.
 
     with_gpus: pods that concern Atoll. plain: pods that never did. running: pods with a running container, by the API.
-    unproven: GPU pods with a terminal phase, whose containers may run on for all that the API says.
+    unproven: GPU pods with a terminal phase, whose containers may run on for all that the API says. claimed: uids that
+    only the annotations of mirror pods name.
     """
 
     position: str = ""
@@ -55,6 +57,7 @@ class Roster:
     plain: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
     unproven: frozenset[str] = frozenset()
+    claimed: frozenset[str] = frozenset()
 
     def having_met(self, pod: Pod) -> "Roster":
         """Remember what a pod is, should it be gone before the next look."""
@@ -63,8 +66,10 @@ class Roster:
         return replace(self, with_gpus=with_gpus, plain=(self.plain | uids) - with_gpus)
 
     def having_told(self, uids: Iterable[str]) -> "Roster":
-        """Take over the pods that the report of a former process names: it had a reason to."""
-        return replace(self, with_gpus=self.with_gpus | (frozenset(uids) - self.plain))
+        """Take over the pods that the report of a former process names: it had a reason to, whatever the annotation of
+        another pod says."""
+        with_gpus = self.with_gpus | (frozenset(uids) - (self.plain - self.claimed))
+        return replace(self, with_gpus=with_gpus, plain=self.plain - with_gpus)
 
     def with_pods(self, pods: Iterable[Pod], *, position: str) -> "Roster":
         """The roster after the watch moved on; what a pod once was, it stays."""
@@ -78,6 +83,7 @@ class Roster:
             plain=(self.plain | present) - with_gpus,
             running=frozenset().union(*(uids for pod, uids in listed if _runs(pod))),
             unproven=frozenset().union(*(uids for pod, uids in listed if is_terminal(pod) and not has_ended(pod))),
+            claimed=present - {pod.metadata.uid for pod, _ in listed},
         )
 
     def forget_gone(self, seen: frozenset[str]) -> "Roster":
@@ -230,7 +236,10 @@ def _is_plausible(cgroups: CgroupReading, *, expected: frozenset[str]) -> bool:
 
 
 def _uids(pod: Pod) -> frozenset[str]:
-    static = pod.metadata.annotations.get(STATIC_POD_UID)
+    """Return the pod's uid, and the one that kubelet uses for the static pod whose mirror it is. Anybody may write that
+    annotation on any pod; that a pod is a mirror nobody can add later."""
+    annotations = pod.metadata.annotations
+    static = annotations.get(STATIC_POD_UID) if names.MIRROR in annotations else None
     return frozenset({pod.metadata.uid, static} if static else {pod.metadata.uid})
 
 

@@ -24,7 +24,7 @@ from atoll.cluster.keeping import Kept
 from atoll.cluster.objects import Pod
 from atoll.kube import paths
 from atoll.kube.budget_list import BudgetList
-from atoll.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
+from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
 from controllers.evictions import Refused, evict
@@ -59,13 +59,13 @@ class GangRoom:
         self._turn: Turn | None = None
         self._since: dict[GangKey, float] = {}
         self._not_before: dict[GangKey, float] = {}
-        self._is_new = True
+        self._has_strays = True
+        """Whether pods may keep GPUs of which no turn knows: in a new term, and where one could not be written."""
 
     async def tend(self) -> float | None:
         """End a turn that is over; return when the present one is. Raises KubeError."""
-        if self._is_new:
-            await self._clear(self._strays())
-            self._is_new = False
+        if self._has_strays:
+            self._has_strays = not await self._clear(self._strays())
         for memory in (self._since, self._not_before):
             for key in memory.keys() - self._book.candidates - self._book.busy:
                 del memory[key]
@@ -207,28 +207,37 @@ class GangRoom:
             return
         self._not_before[turn.key] = self._now() + max(PLAN_SECONDS, self._book.rules.hold_seconds)
         pods = self._context.mirror.ledger.pods
-        await self._clear(pods[uid] for uid in turn.clearing.kept if uid in pods)
+        if not await self._clear(pods[uid] for uid in turn.clearing.kept if uid in pods):
+            self._has_strays = True
         self._book.note_room()
         self._tell(turn.key, names.REASON_PREEMPTION_ENDED, f"its GPUs are not kept any more: {reason}")
 
     def _strays(self) -> list[Pod]:
         ledger = self._context.mirror.ledger
+        known = self._turn.clearing.kept if self._turn is not None else {}
         return [
             pod
             for uid, pod in sorted(ledger.pods.items())
-            if names.GANG in pod.metadata.annotations and ledger.kept(uid) is not None and not ledger.leases_of(uid)
+            if names.GANG in pod.metadata.annotations
+            and ledger.kept(uid) is not None
+            and uid not in known
+            and not ledger.leases_of(uid)
         ]
 
-    async def _clear(self, pods: Iterable[Pod]) -> None:
+    async def _clear(self, pods: Iterable[Pod]) -> bool:
+        """Keep nothing for these pods; False where one could not be written now, which must stop nobody else."""
+
         async def clear(pod: Pod) -> None:
             metadata = pod.metadata
             body = merge_patch(uid=metadata.uid, annotations={names.KEPT: None})
             await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
             self._context.mirror.ledger.keep(metadata.uid, None)
 
-        for answer in await each(list(pods), clear):
-            if isinstance(answer, BaseException) and not isinstance(answer, (NotFound, Conflict, Forbidden, Invalid)):
+        answers = await each(list(pods), clear)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ApiError):
                 raise answer
+        return not any(isinstance(answer, (ServerError, TooManyRequests)) for answer in answers)
 
     def _tell(self, key: GangKey, reason: str, note: str) -> None:
         gang = self._book.gang(key)

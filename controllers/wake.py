@@ -28,7 +28,8 @@ from atoll.cluster.wakeups import (
 )
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
+from atoll.kube.client import RETRIED_STATUSES
+from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound, ServerError
 from atoll.kube.limits import TokenBucket
 from atoll.kube.mirror import Kind
 from atoll.kube.patches import merge_patch
@@ -158,8 +159,8 @@ class WakeReconciler:
     async def _wake(self, wake: WakePod) -> bool:
         """Write one wake-up on the pod as it was judged; False when it has changed since.
 
-        A pod that takes no write (its annotations are full, an admission policy of its namespace) must not keep others
-        waiting: it counts as woken, and is tried again ever more rarely.
+        A pod that takes no write (its annotations are full, a policy of its namespace, or a webhook that is dead, which
+        is a 500) must not keep others waiting: it counts as woken, and is tried again ever more rarely.
         """
         metadata = wake.pod.metadata
         if self._context.mirror.ledger.leases_of(wake.uid):
@@ -176,7 +177,9 @@ class WakeReconciler:
             await self._context.api.patch(path, body)
         except (NotFound, Conflict):
             return False
-        except (Forbidden, Invalid) as error:
+        except (Forbidden, Invalid, ServerError) as error:
+            if error.status in RETRIED_STATUSES:
+                raise
             self._last_wakes[wake.uid] = wake.wake
             log.warning(
                 "A pod refuses its wake-up",
@@ -221,7 +224,7 @@ class WakeReconciler:
         )
         try:
             await self._context.api.patch(paths.pods(metadata.namespace, metadata.name, "status"), body)
-        except (NotFound, Conflict, Forbidden, Invalid):
+        except (NotFound, Conflict, Forbidden, Invalid, ServerError):
             return
         log.info("Withdrew a nomination", pod=f"{metadata.namespace}/{metadata.name}", uid=metadata.uid)
 

@@ -6,8 +6,9 @@ holds it. Pure. Separate from the ledger, which asks, because a use is evidence 
 * A pod uses what it holds: by its annotation, by a Lease, by a bind of ours under way. Anything else is foreign, also
   where the pod holds other GPUs.
 * A pod that held the GPU until a moment ago is not foreign as long as the report is the same that stood there when its
-  hold ended: the report is older than the end. If the next one shows the pod still, it is.
-* A pod of ours with a terminal phase is no user: its Leases stay until its containers are proven to have ended.
+  hold ended: the report is older than the end. If the next one shows the pod still, it is; and so it is at once where
+  the report is past the pod's departure, because then it is no older than that.
+* A pod of ours that kubelet has ended is no user. One whose phase somebody else made terminal is, unless it holds.
 * Processes outside of any pod are foreign.
 """
 
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.api.node_status import GpuNodeStatusReport
+from atoll.cluster.objects import Pod
+from atoll.cluster.release import has_ended, version_number
 
 FORMER_MAX = 8192
 
@@ -35,9 +38,10 @@ class ForeignUse:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What one report shows: users of each GPU, and the number of the report."""
+    """What one report shows: users of each GPU, the number of the report, its position in the watch of pods."""
 
     sequence: int
+    position: int
     pods: Mapping[str, tuple[str, ...]]
     hosts: Mapping[str, tuple[int, ...]]
 
@@ -51,7 +55,9 @@ def uses_of(report: GpuNodeStatusReport) -> Uses | None:
     hosts = {use.uuid: use.pids for use in report.host_uses}
     if not pods and not hosts:
         return None
-    return Uses(report.evidence.sequence, {uuid: tuple(sorted(uids)) for uuid, uids in pods.items()}, hosts)
+    evidence = report.evidence
+    users = {uuid: tuple(sorted(uids)) for uuid, uids in pods.items()}
+    return Uses(evidence.sequence, version_number(evidence.pod_resource_version), users, hosts)
 
 
 class Sightings:
@@ -69,11 +75,20 @@ class Sightings:
         else:
             self._uses[node] = uses
 
-    def note_end(self, node: str, uid: str, uuids: Iterable[str]) -> None:
-        """A pod's hold on these GPUs has ended: what the report of now says of them is older than that."""
+    def note_end(self, node: str, uid: str, uuids: Iterable[str], *, left_version: int = 0) -> None:
+        """A pod's hold on these GPUs has ended: what the report of now says of them is older than that.
+
+        `left_version`: since when the pod is gone or terminal, 0 where that is not known. A report past it is no older.
+        """
         uses = self._uses.get(node)
-        for uuid in uuids if uses is not None else ():
-            self._former[uid, uuid] = uses.sequence if uses is not None else 0
+        if uses is None:
+            return
+        is_past = 0 < left_version <= uses.position
+        for uuid in uuids:
+            if is_past:
+                self._former.pop((uid, uuid), None)
+            else:
+                self._former[uid, uuid] = uses.sequence
         while len(self._former) > FORMER_MAX:
             del self._former[next(iter(self._former))]
 
@@ -88,6 +103,12 @@ class Sightings:
         if uuid in uses.hosts:
             found.append(ForeignUse(uuid, pids=uses.hosts[uuid]))
         return tuple(found)
+
+    def is_old_news(self, node: str, pod: Pod) -> bool:
+        """Tell whether what a node's report shows of a terminal pod counts no more: kubelet has ended it, or the report
+        is older than its last object."""
+        uses = self._uses.get(node)
+        return has_ended(pod) or uses is None or uses.position < version_number(pod.metadata.resource_version)
 
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes on which anybody was seen on a GPU."""

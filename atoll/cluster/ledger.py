@@ -157,9 +157,10 @@ class Ledger:
             if not held:
                 del self._lease_names[record.holder.uid]
                 self._left.discard(record.holder.uid)
-            self._sightings.note_end(record.node, record.holder.uid, (record.device_uuid,))
-            self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
             uid = record.holder.uid
+            left_version = self.lost.left_version(uid)
+            self._sightings.note_end(record.node, uid, (record.device_uuid,), left_version=left_version)
+            self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
             if version and (uid in self._allocations or self.lost.is_known(uid)):
                 self.lost.note_deleted(record, version)
             self._renew_lost(uid)
@@ -391,7 +392,7 @@ class Ledger:
 
     def _may_use(self, node: str, uuid: str, uid: str) -> bool:
         pod = self.pods.get(uid)
-        if pod is not None and pods.is_terminal(pod):
+        if pod is not None and pods.is_terminal(pod) and self._sightings.is_old_news(node, pod):
             return True
         return any(
             hold.key == uid or (hold.source is Source.LEASE and self.leases[hold.key].holder.uid == uid)

@@ -75,6 +75,11 @@ class LostLeases:
         """Tell whether a Lease of the pod was lost, or may turn out to have been."""
         return uid in self._lost or uid in self._left
 
+    def left_version(self, uid: str) -> int:
+        """Return since when a pod that had Leases is gone or terminal; 0 where that is not known."""
+        left = self._left.get(uid)
+        return left.version if left is not None else 0
+
     def departed(self) -> Iterable[str]:
         """Return the pods that left after they had lost a Lease."""
         return [uid for uid in self._lost if uid in self._left]

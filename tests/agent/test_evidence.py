@@ -33,6 +33,16 @@ def states(sighting: PodSighting) -> dict[str, tuple[bool, bool]]:
     return {pod.uid: (pod.live, pod.kubelet) for pod in sighting.pods}
 
 
+@pytest.mark.parametrize("kind", ["a plain pod", "a mirror made by hand"])
+def test_nobody_hides_a_pod_behind_an_annotation(kind: str) -> None:
+    """A user annotates a plain pod with the uid of a GPU pod in doubt; an agent that starts anew tells of it still."""
+    annotations = {STATIC_POD_UID: "g"} | ({names.MIRROR: "g"} if kind == "a mirror made by hand" else {})
+    known = roster(make_pod("p", annotations=annotations)).having_told(["g"])
+    sighting = sight(known, cgroups=cgroups("g", "p"), kubelet=kubelet(running=("p",)), use=GpuUse())
+    assert states(sighting) == {"g": (True, False)}
+    assert "g" in sighting.leavers or kind == "a mirror made by hand"
+
+
 @pytest.mark.parametrize(
     ("case", "want"),
     [
@@ -149,7 +159,8 @@ def test_an_unknown_pod_is_told() -> None:
 
 def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
     """A mirror pod names the real uid of its static pod; without that each static pod would look like a stranger."""
-    mirror = make_pod("mirror", annotations={STATIC_POD_UID: "0123456789abcdef0123456789abcdef"})
+    hash_of_file = "0123456789abcdef0123456789abcdef"
+    mirror = make_pod("mirror", annotations={names.MIRROR: hash_of_file, STATIC_POD_UID: hash_of_file})
 
     sighting = sight(
         roster(mirror),

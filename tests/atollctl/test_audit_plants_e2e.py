@@ -31,7 +31,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 NODE = "n1"
 FORCE = {"gracePeriodSeconds": 0}
-TOLD_BY_THE_REPORT = {"one card under two ids": {Problem.WRONG_UUID}}
+TOLD_BY_THE_REPORT = {
+    "one card under two ids": {Problem.WRONG_UUID},
+    "a container was told too many numbers": {Problem.STALE_NUMBERS},
+}
 """Found beside what a row says, because here every row has a report of the node."""
 
 

@@ -12,17 +12,18 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.holds import Source
 from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
-from tests.builders import make_allocation, make_lease, make_pod, report_json, uuid_of
+from atoll.cluster.objects import decode_pod
+from tests.builders import make_allocation, make_lease, make_pod, pod_json, report_json, uuid_of
 
 NOW = 1000.0
 
 
 def seen(
-    *, sequence: int = 1, host: Mapping[int, tuple[int, ...]] | None = None, **pods: tuple[int, ...]
+    *, sequence: int = 1, position: str = "", host: Mapping[int, tuple[int, ...]] | None = None, **pods: tuple[int, ...]
 ) -> GpuNodeStatus:
     """Return a report of n1 on which these pods, and processes outside of pods, use GPUs with these ids."""
     body = report_json("n1")
-    body["status"]["evidence"] = {"sequence": sequence}
+    body["status"]["evidence"] = {"sequence": sequence, "podResourceVersion": position}
     body["status"]["pods"] = [
         {"uid": uid, "live": True, "uuids": [uuid_of("n1", number) for number in ids]} for uid, ids in pods.items()
     ]
@@ -149,3 +150,38 @@ def test_no_gpu_is_sold_that_anybody_uses(users: dict[str, frozenset[int]], host
     for ids in users.values():
         expected |= ids
     assert occupied(ledger) == expected
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["deleted by force", "set Failed by somebody else"])
+def test_container_at_work_keeps_its_gpu_when_its_lease_is_deleted_by_hand(*, is_gone: bool) -> None:
+    """A report that is past the pod's departure and shows its processes is no old news: the GPU is not sold."""
+    running = make_pod("a", node="n1", phase="Running", allocation=make_allocation("n1", 0), version="5")
+    lease = make_lease("n1", 0, holder=Holder("team", "a", "uid-of-a"))
+    ledger = ledger_with(seen(sequence=1, position="5", **{"uid-of-a": (0,)}), running, leases=(lease,))
+    failed = make_pod("a", node="n1", phase="Failed", allocation=make_allocation("n1", 0), version="10")
+    if is_gone:
+        ledger.drop_pod("uid-of-a", final=failed)
+    else:
+        ledger.put_pod(failed)
+    ledger.put_report(seen(sequence=2, position="12", **{"uid-of-a": (0,)}))
+    assert occupied(ledger) == {0}
+
+    ledger.drop_lease("gpu-n1-0", version=20)
+    assert foreign(ledger) == {(0, "uid-of-a")}
+    assert occupied(ledger) == {0}
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["deleted", "ended"])
+def test_report_from_before_the_end_keeps_no_gpu(*, is_gone: bool) -> None:
+    """What kubelet has ended is free with its Lease, although the report still shows the pod at work."""
+    running = make_pod("a", node="n1", phase="Running", allocation=make_allocation("n1", 0), version="5")
+    lease = make_lease("n1", 0, holder=Holder("team", "a", "uid-of-a"))
+    ledger = ledger_with(seen(sequence=1, position="9", **{"uid-of-a": (0,)}), running, leases=(lease,))
+    body = pod_json("a", node="n1", phase="Succeeded", allocation=make_allocation("n1", 0), version="10")
+    body["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]
+    ended = decode_pod(orjson.dumps(body))
+    ledger.put_pod(ended)
+    if is_gone:
+        ledger.drop_pod("uid-of-a", final=ended)
+    ledger.drop_lease("gpu-n1-0", version=20)
+    assert occupied(ledger) == set()

@@ -11,6 +11,7 @@ from atoll.api import names
 from tests.builders import claim_json, make_allocation, pod_json, report_json
 from tests.controllers.gang_stage import Cluster, Term, cluster, settled, term
 from tests.controllers.troupe import CLAIMS, PODS, REPORTS, strip_version
+from tests.fakes.api_server import answering
 
 SOON: dict[str, Any] = {"preemption_delay_seconds": 0.0, "gang_hold_after_seconds": 0.0}
 QUIET: dict[str, Any] = {"preemption": False, "gang_hold_after_seconds": 0.0}
@@ -192,6 +193,20 @@ async def test_a_new_leader_takes_off_what_it_does_not_know(tmp_path: Path) -> N
 
 PAIRS = "h100-nvl-8"
 """Eight cards, bridged in pairs 0-1, 2-3, 4-5, 6-7."""
+
+
+async def test_a_member_that_takes_no_write_stops_no_other_gang(tmp_path: Path) -> None:
+    """A dead webhook of one namespace answers every change of its pods by 500: gangs elsewhere are admitted."""
+    async with cluster("n1", "n2") as made:
+        add_gang(made, "odd", 1, gpus=8)
+        path = f"{PODS}/odd-0"
+        stored = made.server.objects[path]
+        annotations = {**stored["metadata"]["annotations"], names.KEPT: "n1:0,1,2,3"}
+        made.server.put(path, {**stored, "metadata": {**stored["metadata"], "annotations": annotations}})
+        made.server.fail(answering(500, "InternalError"), times=10_000, containing=f"PATCH {path}")
+        add_gang(made, "good", 1, gpus=4)
+        async with term(made, tmp_path, settings=QUIET) as running:
+            await settled(running, lambda: is_let_go(made, "good", 1), seconds=20)
 
 
 def put_runner(made: Cluster, name: str, node: str, device: int, *, priority: int = 0, gang: str = "") -> None:

@@ -138,19 +138,25 @@ async def test_wake_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is
         assert names.WOKEN not in stage.server.objects[f"{PODS}/large"]["metadata"]["annotations"]
 
 
-async def test_a_pod_that_takes_no_write_keeps_no_other_from_being_woken(tmp_path: Path) -> None:
-    """Full annotations or a policy of its namespace: the pod is passed over, also in the next plan, and others wake."""
+@pytest.mark.parametrize(
+    ("code", "reason"), [(422, "Invalid"), (500, "InternalError")], ids=["full-annotations", "dead-webhook"]
+)
+async def test_a_pod_that_takes_no_write_keeps_no_other_from_being_woken(
+    tmp_path: Path, code: int, reason: str
+) -> None:
+    """Full annotations, a policy or a dead webhook of its namespace: the pod is passed over, also in the next plan, and
+    others wake, though there is room for one alone."""
 
     def furnish(server: Server) -> None:
         put_pod(server, "full", gpus=1, status={"conditions": [REJECTED]})
         put_pod(server, "good", gpus=1, status={"conditions": [REJECTED]})
-        put_bound(server, "p", 0, phase="Running")
-        put_leases(server, 0)
+        put_bound(server, "p", *range(7), phase="Running")
+        put_leases(server, *range(7))
         original = server._store
 
         def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
             if method == "PATCH" and path == f"{PODS}/full":
-                return status(422, "Invalid", "metadata.annotations: Too long: may not be more than 262144 bytes")
+                return status(code, reason, "metadata.annotations: Too long: may not be more than 262144 bytes")
             return original(method, path, query, body)
 
         server._store = store  # type: ignore[method-assign]
