@@ -116,7 +116,11 @@ def test_node_that_goes(tmp_path: Path) -> None:
             (),
             "only gpu-scheduler gives Atoll's GPUs",
         ),
-        ({"kind": "GpuClaim", "metadata": {"name": "x"}, "spec": {"devices": {"count": -1}}}, (), "GpuClaim x: spec.devices.count: "),
+        (
+            {"kind": "GpuClaim", "metadata": {"name": "x"}, "spec": {"devices": {"count": -1}}},
+            (),
+            "GpuClaim x: spec.devices.count: ",
+        ),
         (7, (), "where an object is expected"),
         ({"kind": "Job", "metadata": {"name": "j"}, "spec": {}}, (), "no readable template"),
         (claim_manifest(), ("--remove", "n9"), "there is no such node"),
