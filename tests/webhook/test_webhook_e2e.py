@@ -389,13 +389,14 @@ def check_jobs_without_the_webhook(queued: Site) -> None:
     assert queued.create(job("claimed-elsewhere", "two")).returncode == 0
     for change in ({"suspend": False}, {"suspend": True}):
         patch = json.dumps({"spec": change, "metadata": {"labels": {"queue": "x"}}})
-        done = queued.cluster.kubectl("patch", "job", "counted", "-n", QUEUED, "--type=merge", "-p", patch)
+        done = queued.cluster.kubectl("patch", "job", "made-before", "-n", QUEUED, "--type=merge", "-p", patch)
         assert done.returncode == 0, done.stderr
-    assert queued.cluster.kubectl("delete", "job", "counted", "-n", QUEUED).returncode == 0
+    assert queued.cluster.kubectl("delete", "job", "made-before", "-n", QUEUED).returncode == 0
 
 
 def test_with_the_webhook_dead_only_gpu_pods_wait(site: Site, queued: Site) -> None:
     """Fail closed for GPUs, open for the rest: plain pods and kube-system never notice."""
+    queued.admit(job("made-before", "two"), "-n", QUEUED)
     site.cluster.signal("webhook", "KILL")
     site.cluster.wait_exit("webhook")
     try:
