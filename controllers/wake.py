@@ -224,7 +224,11 @@ class WakeReconciler:
         )
         try:
             await self._context.api.patch(paths.pods(metadata.namespace, metadata.name, "status"), body)
-        except (NotFound, Conflict, Forbidden, Invalid, ServerError):
+        except (NotFound, Conflict, Forbidden, Invalid):
+            return
+        except ServerError as error:
+            if error.status in RETRIED_STATUSES:
+                raise
             return
         log.info("Withdrew a nomination", pod=f"{metadata.namespace}/{metadata.name}", uid=metadata.uid)
 
