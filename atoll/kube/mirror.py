@@ -165,7 +165,14 @@ class ClusterMirror:
             return
         age = 0.0 if change.kind is ChangeKind.MODIFIED else self._age_seconds(spec.renew_time)
         heard_seconds = self._clock.monotonic_seconds() - age
-        self.ledger.put_heartbeat(change.object.metadata.name, heard_seconds, silence_seconds_max(change.object))
+        name = change.object.metadata.name
+        self.ledger.put_heartbeat(name, heard_seconds, silence_seconds_max(change.object))
+        if name in self.ledger.nodes and self._is_unreadable(name):
+            self.ledger.drop_report(name, why=names.REJECT_BAD_REPORT)
+
+    def _is_unreadable(self, name: str) -> bool:
+        """Tell whether a node's report was changed to something that cannot be read; nobody is told of that change."""
+        return ("", name) in self.node_statuses.untrusted
 
     def _age_seconds(self, renew_time: str | None) -> float:
         """Return how long ago a heartbeat was that we did not see happen, by the wall clocks of two machines."""
@@ -185,7 +192,7 @@ class ClusterMirror:
         why = reason_of_the_past(report, change.object)
         if why:
             self.ledger.drop_report(name, why=why)
-        elif change.kind is ChangeKind.ADDED or name not in self.ledger.nodes:
+        elif (change.kind is ChangeKind.ADDED or name not in self.ledger.nodes) and not self._is_unreadable(name):
             self.ledger.put_report(report)
 
     def _take_report(self, change: Change[GpuNodeStatus]) -> None:

@@ -216,6 +216,24 @@ async def test_why_a_report_does_not_count_is_told_until_it_does(mirror: Watched
     await mirror.until(lambda: mirror.refusal() == names.REJECT_NO_REPORT)
 
 
+async def test_report_that_cannot_be_read_any_more_offers_nothing(mirror: Watched) -> None:
+    """An agent of a newer release may report what this one cannot read: what it said before counts no longer."""
+    mirror.heartbeat(age_seconds=5)
+    mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1"}})
+    await mirror.until(lambda: (Kind.NODE, "ADDED") in mirror.told and mirror.refusal() == "")
+
+    mirror.server.put(REPORT, report_json("n1", "t4-4", devices={0: {"health": {"state": "a state of tomorrow"}}}))
+    mirror.heartbeat(age_seconds=0)
+    await mirror.until(lambda: (Kind.HEARTBEAT, "MODIFIED") in mirror.told)
+    await mirror.until(lambda: mirror.refusal() == names.REJECT_BAD_REPORT)
+    mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1", "labels": {"a": "b"}}})
+    await mirror.until(lambda: (Kind.NODE, "MODIFIED") in mirror.told)
+    assert mirror.refusal() == names.REJECT_BAD_REPORT
+
+    mirror.server.put(REPORT, report_json("n1", "t4-4"))
+    await mirror.until(lambda: mirror.refusal() == "")
+
+
 async def test_claims_are_found_by_namespace_and_name(mirror: Watched) -> None:
     """A claim of the same name in another namespace is another one."""
     mirror.server.put(paths.gpuclaims("team", "c"), claim_json("c"))
