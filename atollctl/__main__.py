@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 from importlib.metadata import version
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -15,7 +15,7 @@ STATUS_OUTPUT_LOST: Final = 2
 OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing an answer to a full or broken disk raises."""
 
-app = typer.Typer(name="atoll", help="The right GPUs for every pod.", no_args_is_help=True, add_completion=True)
+app = typer.Typer(name="atoll", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
 app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs, and see how they are.")
 app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
@@ -35,6 +35,22 @@ app.command(name="choose")(choose.choose_gpus)
 def show_version() -> None:
     """Print the version."""
     typer.echo(version("atoll-gpu"))
+
+
+def _show_version_and_end(is_asked: bool) -> None:  # noqa: FBT001 - as click calls it
+    if is_asked:
+        show_version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version_and_end, is_eager=True, help="Print the version, end.")
+    ] = False,
+) -> None:
+    """The right GPUs for every pod."""
 
 
 def main() -> None:

@@ -133,7 +133,8 @@ def as_dict(finding: Finding, outcome: Outcome | None = None) -> dict[str, objec
 def print_findings(findings: Sequence[Finding], outcomes: dict[Finding, Outcome], console: Console) -> None:
     """Print a table; words are wrapped, never cut."""
     if not findings:
-        console.print("All promises hold: no GPU held twice, no Lease leaked, every allocation as promised.")
+        text = "All promises hold: no GPU held twice, no Lease leaked, every allocation as promised."
+        console.print(text, soft_wrap=True)
         return
     table = Table(show_lines=True)
     for title in ("Promise", "Problem", "Object", "Evidence", "Next step", *(("Repair",) if outcomes else ())):

@@ -47,6 +47,8 @@ async def read_past_asks(address: ExtenderAddress) -> PastAsks:
 
 
 async def _read(address: ExtenderAddress, path: str, decode: Callable[[bytes], T]) -> T:
+    if not address.url.startswith(("http://", "https://")):
+        raise OSError(f"--extender {address.url}: write an address such as http://127.0.0.1:8888")
     context = ssl.create_default_context(cafile=str(address.authority)) if address.authority is not None else True
     headers = {"Authorization": f"Bearer {address.token}"}
     url = address.url.rstrip("/") + path
@@ -59,5 +61,7 @@ async def _read(address: ExtenderAddress, path: str, decode: Callable[[bytes], T
             if answer.status != 200:
                 raise OSError(f"{url} answers {answer.status}: {body[:200].decode(errors='replace').strip()}")
             return decode(body)
+    except aiohttp.ClientConnectorError as error:
+        raise OSError(f"no extender answers at {address.url} ({error.strerror}); is its port forwarded?") from error
     except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
         raise OSError(f"{url} cannot be read: {error}") from error

@@ -29,6 +29,7 @@ from atoll.explain.history import Event, decode_event
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
+from atoll.kube.credentials import default_namespace
 from atoll.kube.errors import KubeError
 from atollctl.audit_memory import ExtenderAddress, read_past_asks
 from atollctl.sentences import sentence
@@ -36,7 +37,9 @@ from atollctl.sentences import sentence
 STATUS_WAITS = 1
 STATUS_UNREACHABLE = 2
 
-Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the pod or claim.")]
+Namespace = Annotated[
+    str, typer.Option("-n", "--namespace", help="Namespace; that of the context by default, as with kubectl.")
+]
 SnapshotFile = Annotated[
     Path | None, typer.Option("--snapshot", help="Answer from this file of `atoll snapshot` instead of a cluster.")
 ]
@@ -51,6 +54,13 @@ def read_cluster(
     except (KubeError, OSError, SnapshotMistake) as error:
         typer.echo(f"cannot {purpose}: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
+
+
+def namespace_of(given: str, kubeconfig: Path | None, context: str | None, snapshot: Path | None) -> str:
+    """Return the namespace that is meant; call it after `read_cluster`, which tells what is wrong with a kubeconfig."""
+    if given or snapshot is not None:
+        return given or "default"
+    return default_namespace(kubeconfig, context)
 
 
 def read_file(path: Path) -> ClusterSnapshot:

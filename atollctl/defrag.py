@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.api.claims import DeviceClaim, InterconnectKind, PlacementPolicy
-from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
+from atollctl.cluster_source import (
+    STATUS_UNREACHABLE,
+    STATUS_WAITS,
+    Namespace,
+    SnapshotFile,
+    namespace_of,
+    read_cluster,
+)
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption, show_json, show_line
+from atollctl.output import Output, OutputOption, counted, show_json, show_line
 
 if TYPE_CHECKING:
     from atoll.cluster.allocations import Allocation
@@ -27,7 +34,7 @@ def find_plans(
     tolerate: Annotated[
         list[str] | None, typer.Option(help="Key of a taint that the pod endures, such as nvidia.com/gpu.")
     ] = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = "",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
@@ -42,6 +49,7 @@ def find_plans(
     from atoll.explain.defrag import Ask, find_moves
 
     found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="look for moves")
+    namespace = namespace_of(namespace, kubeconfig, context, snapshot)
     try:
         devices = DeviceClaim(count=count, policy=policy, interconnect=interconnect, models=tuple(model or ()))
         metadata = ObjectMeta(name="asked-set", namespace=namespace, uid="uid-of-asked-claim")
@@ -63,7 +71,7 @@ def text_lines(answer: "Defrag", count: int) -> list[str]:
     from atoll.explain.wording import nodes_text
 
     if answer.fits is not None:
-        return [f"{count} GPUs fit now, without any move: {_place(answer.fits)}"]
+        return [f"{counted(count, 'GPU fits', 'GPUs fit')} now, without any move: {_place(answer.fits)}"]
     lines = []
     for number, plan in enumerate(answer.plans, 1):
         moves = "1 move" if len(plan.moves) == 1 else f"{len(plan.moves)} moves"
@@ -72,7 +80,7 @@ def text_lines(answer: "Defrag", count: int) -> list[str]:
     if not answer.plans:
         lines.append(f"no moves of pods make room for {count} GPUs")
     for reason, number in answer.unmoved.items():
-        lines.append(f"not moved: {number} {'pod' if number == 1 else 'pods'}, {reason}")
+        lines.append(f"not moved: {counted(number, 'pod', 'pods')}, {reason}")
     lines += [f"left out: {nodes_text(number)}, {_closed(reason)}" for reason, number in answer.closed.items()]
     if answer.is_cut:
         lines.append("the search was cut: there may be more")

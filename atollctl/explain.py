@@ -10,23 +10,34 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from atoll.service.collector import without_collector
-from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS, Namespace, SnapshotFile, read_cluster
+from atollctl.cluster_source import (
+    STATUS_UNREACHABLE,
+    STATUS_WAITS,
+    Namespace,
+    SnapshotFile,
+    namespace_of,
+    read_cluster,
+)
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption, show_json, show_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from atoll.cluster.objects import Pod
     from atoll.explain.decision import Scene
     from atoll.explain.snapshot import ClusterSnapshot
 
 
 Subject = Annotated[str, typer.Argument(metavar="pod/NAME|gang/NAME|claim/NAME", help="What to explain.")]
+NAMESPACES_SHOWN = 3
+PODS = ("pod", "pods", "po")
 GANG_KINDS = ("gang", "gangs", "gpugang", "gpugangs", "ggang")
 
 
 def explain_subject(
     subject: Subject,
-    namespace: Namespace = "default",
+    namespace: Namespace = "",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
@@ -34,7 +45,8 @@ def explain_subject(
 ) -> None:
     """Say why a pod or a gang waits for its GPUs, and what would help."""
     with without_collector():
-        _explain(read_cluster(kubeconfig, context, snapshot=snapshot, purpose="explain"), subject, namespace, output)
+        found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="explain")
+        _explain(found, subject, namespace_of(namespace, kubeconfig, context, snapshot), output)
 
 
 def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Output) -> None:
@@ -67,8 +79,8 @@ def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) 
     name = subject.partition("/")[2]
     gang = scene.snapshot.gang(namespace, name)
     if gang is None:
-        typer.echo(f"cannot explain {subject}: there is no GpuGang {name!r} in namespace {namespace}", err=True)
-        raise typer.Exit(STATUS_UNREACHABLE)
+        others = [one.metadata.namespace for one in scene.snapshot.gangs if one.metadata.name == name]
+        _refuse(f"there is no GpuGang {name!r} in namespace {namespace}{elsewhere(others)}", subject)
     told = explain_gang(gang_scene_of(scene), gang)
     if output is Output.JSON:
         show_json(gang_json(told, scene))
@@ -78,13 +90,29 @@ def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) 
     raise typer.Exit(0 if told.state in CONTENT else STATUS_WAITS)
 
 
+def elsewhere(namespaces: "Iterable[str]") -> str:
+    """Return how to go on where an object of that name is in other namespaces, or in none."""
+    told = sorted(set(namespaces))
+    if not told:
+        return ", and in no other; `kubectl get` lists what there is"
+    more = f" and {len(told) - NAMESPACES_SHOWN} more" if len(told) > NAMESPACES_SHOWN else ""
+    return f"; there is one in {', '.join(told[:NAMESPACES_SHOWN])}{more}: choose it by -n"
+
+
+def _refuse(message: str, subject: str) -> NoReturn:
+    typer.echo(f"cannot explain {subject}: {message}", err=True)
+    raise typer.Exit(STATUS_UNREACHABLE)
+
+
 def pods_of(found: "ClusterSnapshot", subject: str, namespace: str) -> "list[Pod]":
     """Return the pods that are meant. Ends the command with one sentence where there are none."""
     from atoll.cluster import pods
 
     kind, slash, name = subject.rpartition("/")
     kind = kind if slash else "pod"
-    if kind in ("pod", "pods", "po"):
+    if not name:
+        _refuse("write pod/NAME, gang/NAME or claim/NAME", repr(subject))
+    if kind in PODS:
         pod = found.pod(namespace, name)
         chosen = [pod] if pod is not None else []
     elif kind in ("claim", "gpuclaim", "gpuclaims", "gclaim"):
@@ -93,11 +121,9 @@ def pods_of(found: "ClusterSnapshot", subject: str, namespace: str) -> "list[Pod
             typer.echo(f"claim {namespace}/{name}: no pod names it in its annotation gpu.scheduling/claim")
             raise typer.Exit(0)
     else:
-        typer.echo(f"cannot explain {subject!r}: write pod/NAME, gang/NAME or claim/NAME", err=True)
-        raise typer.Exit(STATUS_UNREACHABLE)
+        _refuse("write pod/NAME, gang/NAME or claim/NAME", repr(subject))
     if not chosen:
-        typer.echo(
-            f"cannot explain {kind}/{name}: there is none in namespace {namespace}; choose another by -n", err=True
-        )
-        raise typer.Exit(STATUS_UNREACHABLE)
+        objects = found.pods if kind in PODS else found.claims
+        others = [one.metadata.namespace for one in objects if one.metadata.name == name]
+        _refuse(f"there is none in namespace {namespace}{elsewhere(others)}", f"{kind}/{name}")
     return sorted(chosen, key=lambda pod: pod.metadata.name)

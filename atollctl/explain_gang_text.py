@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Final
 
 from atoll.explain.decision import Scene
-from atoll.explain.gang_explanation import GangExplanation
+from atoll.explain.gang_explanation import GangExplanation, GangState
 from atoll.explain.gang_wording import GANG_HELPLESS, domain_text, gang_sentence
 from atollctl.explain_text import WIDTH, waits_text
 
@@ -24,7 +24,7 @@ def gang_lines(told: GangExplanation, scene: Scene, *, show_all: bool = False) -
     yield f"gang {told.gang}: {told.state}{reason}{waits_text(told.waits_seconds)}"
     yield from wrap(told.headline, WIDTH, initial_indent="  ", subsequent_indent="  ")
     stages = "; ".join(f"{count} {stage}" for stage, count in told.stages)
-    yield f"  {told.present} can start" + (f": {stages}" if stages else "")
+    yield f"  {_present_text(told)}" + (f": {stages}" if stages else "")
     yield from _domains(told, show_all=show_all)
     yield from _seats(told, show_all=show_all)
     if told.help.proposals:
@@ -39,6 +39,14 @@ def gang_lines(told: GangExplanation, scene: Scene, *, show_all: bool = False) -
         yield from wrap("What would not: " + useless, WIDTH, subsequent_indent="  ")
     for kind in told.help.cut:
         yield f"The search for {kind} was cut: there may be more."
+
+
+def _present_text(told: GangExplanation) -> str:
+    """Return how many can start; of a gang that has started that says nothing."""
+    if told.state in (GangState.RUNS, GangState.LACKS):
+        return "members"
+    count, _, short = told.present.partition("; ")
+    return f"{count} can start" + (f", {short} needed" if short else "")
 
 
 def _domains(told: GangExplanation, *, show_all: bool) -> Iterator[str]:

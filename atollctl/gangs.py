@@ -4,20 +4,19 @@ In: a cluster or a saved snapshot. Out: a table or JSON; status 0. Reads only; s
 """
 
 from math import inf, isfinite
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from atollctl.cluster_source import SnapshotFile, read_cluster
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption, age_text, show_json, show_table
-from atollctl.top import NamespaceOption
 
 TEXT_LENGTH_MAX = 100
 
 
 def list_gangs(
-    namespace: NamespaceOption = "",
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Gangs of this namespace alone.")] = "",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,

@@ -93,8 +93,10 @@ def list_gpus(kubeconfig: Kubeconfig = None, context: ContextName = None, output
             rows.append((name, device.model + profile, str(standing.state), standing.reason))
     if output is Output.JSON:
         show_json([dict(zip(("gpu", "model", "standing", "reason"), row, strict=True)) for row in rows])
-    else:
+    elif rows:
         show_table(("GPU", "MODEL", "STANDING", "REASON"), rows)
+    else:
+        typer.echo("no node reports a GPU: is Atoll's agent running on the machines that have some?")
 
 
 def cordoned(spec: GpuNodeStatusSpec, uuid: str, reason: str, *, by: str) -> GpuNodeStatusSpec:

@@ -51,6 +51,11 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         typer.echo("  ".join(cells).rstrip())
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """Return a number with the words for one or for many."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def age_text(seconds: float) -> str:
     """Return a duration as kubectl shows it: 45s, 12m, 3h, 2d; - where it is not known."""
     if not isfinite(seconds):

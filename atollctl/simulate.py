@@ -19,6 +19,7 @@ from atollctl.cluster_source import (
     ExtenderAuthority,
     Namespace,
     SnapshotFile,
+    namespace_of,
     read_cluster,
     with_past_asks,
 )
@@ -47,7 +48,7 @@ def simulate_pods(
     ] = None,
     remove: Annotated[list[str] | None, typer.Option(help="A node that goes, with its pods.")] = None,
     without: Annotated[list[str] | None, typer.Option(help="A pod that ends first: NAMESPACE/NAME or NAME.")] = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = "",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
@@ -63,6 +64,7 @@ def simulate_pods(
     from atollctl.manifests import ManifestMistake, read_manifests, shaped
 
     found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="simulate")
+    namespace = namespace_of(namespace, kubeconfig, context, snapshot)
     found = with_past_asks(found, extender, extender_ca, purpose="simulate")
     try:
         wanted = read_manifests(manifests, namespace=namespace)

@@ -15,7 +15,7 @@ import typer
 from atoll.kube.errors import KubeError
 from atollctl.cluster_source import SnapshotFile, read_cluster, read_live
 from atollctl.options import ContextName, Kubeconfig
-from atollctl.output import Output, OutputOption, age_text, plain, show_json
+from atollctl.output import Output, OutputOption, age_text, counted, plain, show_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -110,8 +110,12 @@ def lines(seen: "Overview", *, is_wide: bool) -> "Iterator[RenderableType]":
 
     states = {gpu.state for node in seen.nodes for gpu in node.gpus}
     told = ", ".join(f"{seen.count(state)} {state}" for state in ("free", "held", *sorted(states - {"free", "held"})))
-    wait = "1 pod waits" if len(seen.waiting) == 1 else f"{len(seen.waiting)} pods wait"
-    yield Text(f"{seen.count()} GPUs on {len(seen.nodes)} nodes: {told}. {wait}. {seen.taken_at}")
+    yield Text(
+        f"{counted(seen.count(), 'GPU', 'GPUs')} on {counted(len(seen.nodes), 'node', 'nodes')}: {told}. "
+        f"{counted(len(seen.waiting), 'pod waits', 'pods wait')}. {seen.taken_at}"
+    )
+    if not seen.nodes:
+        yield Text("No node reports a GPU: is Atoll's agent running on the machines that have some?")
     shown = seen.nodes if is_wide else seen.nodes[:NODES_SHOWN]
     for node in shown:
         yield _node_text(node)
@@ -125,7 +129,7 @@ def lines(seen: "Overview", *, is_wide: bool) -> "Iterator[RenderableType]":
         yield Text("Waiting:")
     rows = seen.waiting if is_wide else seen.waiting[:WAITING_SHOWN]
     for row in rows:
-        asked = "1 GPU" if row.asked == 1 else f"{row.asked} GPUs"
+        asked = counted(row.asked, "GPU", "GPUs")
         yield Text(plain(f"  {row.pod}  {asked}, {age_text(row.waits_seconds)}: {row.reason}"))
     if len(rows) < len(seen.waiting):
         yield Text(f"  and {len(seen.waiting) - len(rows)} more: -o wide shows them")

@@ -117,7 +117,7 @@ class Cluster:
         """A cluster that runs already. Raises ClusterStateError where there is none."""
         folder = state.cluster_folder(name)
         if not state.is_alive(folder):
-            raise ClusterStateError(f"no cluster {name!r} is running: start it first")
+            raise ClusterStateError(_not_running(name))
         return cls(state.read_record(folder), launched=None)
 
     def stop(self) -> None:
@@ -401,3 +401,10 @@ def _wait_for_end(folder: Path, launched: Launched | None) -> None:
         launched.process.wait(timeout=_STOP_SECONDS)
     wait_until(lambda: not state.is_alive(folder), what=f"the end of {folder.name}", timeout_seconds=_STOP_SECONDS)
     state.sweep()
+
+
+def _not_running(name: str) -> str:
+    others = ", ".join(record.name for record in state.running_clusters())
+    return f"no cluster {name!r} is running" + (
+        f"; there are: {others}" if others else f": `atoll dev up {name}` starts one"
+    )

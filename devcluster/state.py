@@ -83,7 +83,9 @@ def claim_folder(name: str) -> tuple[Path, IO[str]]:
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
-            raise ClusterStateError(f"cluster {name!r} is running already: attach to it, or stop it first") from None
+            raise ClusterStateError(
+                f"cluster {name!r} is running already: stop it first, `atoll dev down {name}`"
+            ) from None
         lock = (folder / "lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return folder, lock
@@ -101,7 +103,7 @@ def read_record(folder: Path) -> ClusterRecord:
     try:
         fields: dict[str, Any] = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
-        raise ClusterStateError(f"no cluster {folder.name!r} is running: start it first") from None
+        raise ClusterStateError(f"no cluster {folder.name!r} is running") from None
     nodes = tuple(NodeRecord(**node) for node in fields.pop("nodes"))
     return ClusterRecord(**fields, nodes=nodes)
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.explain.decision import Decision, Scene, decide
@@ -73,10 +74,12 @@ class Explanation:
     device_ids: tuple[int, ...] = ()
 
 
+FOREIGN_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
+"""GPUs as the vendors' device plugins offer them."""
+
 REMEDIES: Final = {
     names.REJECT_CLAIM_MISSING: "create the GpuClaim that annotation gpu.scheduling/claim names",
     names.REJECT_CLAIM_REPLACED: "create the pod anew: it was made for a GpuClaim that is gone",
-    names.REJECT_GANG: "look at its gang, `kubectl describe gpugang`: its members start together or not at all",
     names.REJECT_COUNT_MISMATCH: "make the containers' gpu.scheduling/gpu add up to the claim's count, and create the "
     "pod anew",
     names.REJECT_ANNOTATIONS: "take large annotations off the pod",
@@ -102,7 +105,7 @@ def _explained(scene: Scene, pod: Pod, *, has_help: bool) -> Explanation:
     decision = decide(scene, pod, claim)
     if isinstance(decision.request, Rejection):
         reason = decision.request.reason
-        remedy = REMEDIES.get(reason, "")
+        remedy = _gang_remedy(scene, pod) if reason == names.REJECT_GANG else REMEDIES.get(reason, "")
         return _told(scene, pod, State.REFUSED, f"{reason}: {remedy}" if remedy else reason)
     found = answers(scene, pod, decision.request, decision)
     groups = grouped(found)
@@ -153,10 +156,28 @@ def headline(request: Request, state: State, groups: Sequence[Group]) -> str:
     return text if len(text) <= HEADLINE_LENGTH_MAX else text[: HEADLINE_LENGTH_MAX - 3] + "..."
 
 
+def _gang_remedy(scene: Scene, pod: Pod) -> str:
+    """Return what to do about a member that waits for its gang."""
+    space, name = gang_key(pod) or (pod.metadata.namespace, "")
+    if name and scene.snapshot.gang(space, name) is None and names.GANG_SIZE not in pod.metadata.annotations:
+        return (
+            f"there is no GpuGang {name!r} in namespace {space}; create it, or say on every member by "
+            f"{names.GANG_SIZE} how many they are"
+        )
+    return f"its members start together or not at all; `atoll explain gang/{name} -n {space}` says what it waits for"
+
+
+def _foreign_text(pod: Pod) -> str:
+    """Return what the pod asks of somebody else's GPUs, which often was meant for Atoll."""
+    containers = (*pod.spec.init_containers, *pod.spec.containers)
+    asked = sorted({name for one in containers for name in one.resources.limits if name in FOREIGN_RESOURCES})
+    return f"; {', '.join(asked)} is not Atoll's, ask for {names.GPU_RESOURCE}" if asked else ""
+
+
 def _settled(scene: Scene, pod: Pod) -> Explanation | None:
     if not pods.is_gpu_pod(pod):
         text = f"asks for no GPU of Atoll: no annotation {names.CLAIM}, no resource {names.GPU_RESOURCE}"
-        return _told(scene, pod, State.NO_GPUS, text)
+        return _told(scene, pod, State.NO_GPUS, text + _foreign_text(pod))
     if pods.is_terminal(pod):
         return _told(scene, pod, State.ENDED, f"has ended ({pod.status.phase})")
     if pod.spec.node_name:

@@ -114,13 +114,15 @@ def _answer(
 
 
 def wish(request: Request) -> str:
-    """Return what the request wants of a set, in words: policy island, count 3, needs one island."""
+    """Return what the request wants of a set, in words: count 3, policy island, model nvidia-h100, needs one island."""
     ask = request.ask
     parts = [f"count {ask.count}", f"policy {ask.policy}"]
     if ask.interconnect != "any":
         parts.append(f"interconnect {ask.interconnect}")
     if ask.min_bandwidth_gbps:
         parts.append(f"{ask.min_bandwidth_gbps:g} GB/s")
+    parts += [f"model {' or '.join(request.models)}"] if request.models else []
+    parts += [f"MIG profile {request.mig_profile}"] if request.mig_profile else []
     needs = ", needs them on one island" if ask.policy == "island" and ask.count > 1 else ""
     return "asked: " + ", ".join(parts) + needs
 

@@ -155,6 +155,20 @@ class Credentials:
             self._certificate = certificate
 
 
+def default_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
+    """Return the namespace that the context or the pod's own account stands for; `default` where none is said.
+
+    Raises ConfigurationError, and what the library raises of a kubeconfig that cannot be used.
+    """
+    source = _source(kubeconfig)
+    if source is None:
+        account = ACCOUNT_FOLDER / "namespace"
+        return (account.read_text().strip() if account.is_file() else "") or "default"
+    listed, current = import_module("kubernetes.aio.config").list_kube_config_contexts(source)
+    chosen = current if context is None else next((one for one in listed if one["name"] == context), {})
+    return str(((chosen or {}).get("context") or {}).get("namespace") or "default")
+
+
 def _source(kubeconfig: Path | None) -> str | None:
     """Return the kubeconfig to read, or None for the pod's own account."""
     if kubeconfig is not None:

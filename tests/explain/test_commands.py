@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,12 @@ def test_kubectl_finds_the_plugin() -> None:
 
     assert set(scripts) == {"atoll", "kubectl-atoll"}
     assert scripts["kubectl-atoll"].load() is main
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]], ids=" ".join)
+def test_version_is_told(words: list[str]) -> None:
+    """Either way that people try."""
+    assert CliRunner().invoke(app, words).output.strip() == version("atoll-gpu")
 
 
 def test_shells_can_complete() -> None:

@@ -96,7 +96,7 @@ SITUATIONS: dict[str, Told] = {
     "a model that nobody has": Told(
         situation({"n1": {}}, [], waiting(1, claim={"models": ["nvidia-b200"]})),
         State.NEVER,
-        (names.REJECT_NO_MODEL,),
+        (names.REJECT_NO_MODEL, "asked: count 1, policy contiguous, model nvidia-b200"),
         (Kind.RELAX, ADD),
         (Kind.COUNT,),
     ),
@@ -461,7 +461,12 @@ SITUATIONS: dict[str, Told] = {
     "the pod belongs to a gang": Told(
         situation({"n1": {}}, [], waiting(1, annotations={names.GANG: "g"})),
         State.REFUSED,
-        (names.REJECT_GANG,),
+        (names.REJECT_GANG, "there is no GpuGang 'g' in namespace team; create it"),
+    ),
+    "the pod belongs to a gang that the controllers make": Told(
+        situation({"n1": {}}, [], waiting(1, annotations={names.GANG: "g", names.GANG_SIZE: "2"})),
+        State.REFUSED,
+        (names.REJECT_GANG, "`atoll explain gang/g -n team`"),
     ),
     "somebody's gate holds the pod": Told(
         situation({"n1": {}}, [], waiting(1, schedulingGates=[{"name": "example.com/quota"}])),
@@ -470,6 +475,11 @@ SITUATIONS: dict[str, Told] = {
     ),
     "the pod asks for no GPU": Told(
         situation({"n1": {}}, [], (make_pod("p", gpus=None), None)), State.NO_GPUS, (names.CLAIM,)
+    ),
+    "the pod asks the device plugin": Told(
+        situation({"n1": {}}, [], (make_pod("p", gpus=1, resource="nvidia.com/gpu"), None)),
+        State.NO_GPUS,
+        ("nvidia.com/gpu is not Atoll's, ask for gpu.scheduling/gpu",),
     ),
 }
 

@@ -367,7 +367,10 @@ def test_command_explains_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["explain", "pod/none", "-n", "team"], "there is none in namespace team"),
+        (["explain", "pod/none", "-n", "team"], "there is none in namespace team, and in no other"),
+        (["explain", "pod/p"], "there is none in namespace default; there is one in team: choose it by -n"),
+        (["explain", "gang/none"], "there is no GpuGang 'none' in namespace default, and in no other"),
+        (["explain", "pod/"], "write pod/NAME, gang/NAME or claim/NAME"),
         (["explain", "thing/p"], "write pod/NAME, gang/NAME or claim/NAME"),
     ],
 )

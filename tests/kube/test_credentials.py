@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from atoll.kube import credentials as module
-from atoll.kube.credentials import Credentials
+from atoll.kube.credentials import Credentials, default_namespace
 from atoll.kube.errors import ConfigurationError
 from tests.kube.conftest import kubeconfig
 from tests.service.certificates import Authority
@@ -167,3 +168,20 @@ def test_heavy_library_is_imported_only_on_connect() -> None:
     result = subprocess.run([sys.executable, "-c", program], cwd=root, check=False, capture_output=True, text=True)
 
     assert result.returncode == 0, result.stderr
+
+
+def test_namespace_is_that_of_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with kubectl: the current context's, that of the context named, or default; in a pod that of its account."""
+    file = kubeconfig(tmp_path, URL)
+    assert default_namespace(file) == "default"
+
+    config = yaml.safe_load(file.read_text())
+    told = {**config["contexts"][0]["context"], "namespace": "team"}
+    config["contexts"] += [{"name": "other", "context": told}]
+    file.write_text(yaml.safe_dump(config))
+    assert (default_namespace(file), default_namespace(file, "other")) == ("default", "team")
+
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setattr(module, "ACCOUNT_FOLDER", tmp_path)
+    (tmp_path / "namespace").write_text("jobs\n")
+    assert default_namespace() == "jobs"
