@@ -57,6 +57,13 @@ SITUATIONS: dict[str, Told] = {
         (Kind.RELAX, Kind.COUNT, Kind.END, Kind.ADD),
         (Kind.OPEN, Kind.GPU, Kind.REPAIR, Kind.ENDING),
     ),
+    "no machine is large enough, and each has labels of its own": Told(
+        gang_situation({f"a{n}": rack("a", node={"labels": {"serial": f"s{n}"}}) for n in range(20)}, gpus=8),
+        GangState.NEVER,
+        ("add 2 nodes",),
+        (Kind.ADD,),
+        (Kind.END, Kind.COUNT, Kind.OPEN),
+    ),
     "all of it is held": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [full("a1"), full("a2")]),
         GangState.BUSY,
