@@ -250,7 +250,7 @@ def _collect_entry(name: str, entry: Any, found: dict[str, set[str]], key: str) 
         if rule is not None:
             rule(entry, found, key)
     else:
-        _collect(entry, found, name if name in ("metadata", "containers", "initContainers") else key)
+        _collect(entry, found, key if name == "metadata" else name)
 
 
 def _collect_annotations(entry: Mapping[str, str], found: dict[str, set[str]]) -> None:

@@ -118,6 +118,16 @@ def test_every_closed_set_of_words_is_kept() -> None:
     assert {name for kind in RESOURCES for name, _ in words_of(kind)} <= PLAIN_FIELDS
 
 
+def test_nodes_keep_their_order_whether_a_pod_is_on_them_or_not() -> None:
+    """Of nodes that serve alike the first by name is chosen, so idle ones and busy ones are numbered together."""
+    found = situation({"a": {}, "b": {}, "c": {}}, [holder("x", "a", 0)])
+
+    hidden = disguised(found.snapshot)
+
+    assert [node.metadata.name for node in hidden.nodes] == [f"node-{number:06d}" for number in range(3)]
+    assert [one.metadata.name for one in hidden.reports] == [node.metadata.name for node in hidden.nodes]
+
+
 def test_gate_of_atoll_is_still_one() -> None:
     """A member of a gang waits behind the same gate; a gate of others is named by nobody."""
     gates = ({"name": names.GANG_GATE}, {"name": "corp.example/quota"})
