@@ -178,10 +178,15 @@ class Release:
         found = {item["metadata"]["name"]: item for item in items}
         return {name: item for name, item in found.items() if "deletionTimestamp" not in item["metadata"]}
 
+    def leadership(self, lease: str) -> dict[str, Any]:
+        """Return what that Lease says: who leads, since when, and when it was heard of last."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{names.SYSTEM_NAMESPACE}/leases/{lease}"
+        spec: dict[str, Any] = self.cluster.api.get(path)["spec"]
+        return spec
+
     def leader(self, lease: str) -> str:
         """Return the pod that leads by that Lease, "" when nobody does."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{names.SYSTEM_NAMESPACE}/leases/{lease}"
-        holder: str = self.cluster.api.get(path)["spec"].get("holderIdentity", "")
+        holder: str = self.leadership(lease).get("holderIdentity", "")
         return holder.partition("_")[0]
 
     def describe(self) -> str:
