@@ -74,7 +74,7 @@ def text_lines(answer: "Defrag", count: int) -> list[str]:
         return [f"{counted(count, 'GPU fits', 'GPUs fit')} now, without any move: {_place(answer.fits)}"]
     lines = []
     for number, plan in enumerate(answer.plans, 1):
-        moves = "1 move" if len(plan.moves) == 1 else f"{len(plan.moves)} moves"
+        moves = counted(len(plan.moves), "move", "moves")
         lines.append(f"{number}. {moves}: then {count} GPUs fit on {_place(plan.room)}")
         lines += [f"     {_name(move)}: {_place(move.source)} -> {_place(move.target)}" for move in plan.moves]
     if not answer.plans:

@@ -28,7 +28,6 @@ CONTAINERS_MAX: Final = 256
 """Containers and init containers of a pod that asks for GPUs: far above real pods, it bounds the patch."""
 OTHER_ANNOTATIONS_BYTES_MAX: Final = ANNOTATIONS_BYTES_MAX // 2
 """What a pod that asks for GPUs may bring along, so that bind finds room for the allocation."""
-MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 NODES_GROUP: Final = "system:nodes"
 FOREIGN_RESOURCE_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
 """Counted and handed out by the vendors' device plugins, which know nothing of Atoll's choice."""
@@ -81,7 +80,7 @@ def complete(pod: Pod, *, demand: Demand, defaults: Defaults) -> Mutation | Deni
 
 def is_mirror(pod: Pod, *, user: User) -> bool:
     """Tell whether the pod mirrors a static pod that already runs: only a kubelet may say so."""
-    return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in user.groups
+    return names.MIRROR in pod.annotations and NODES_GROUP in user.groups
 
 
 def _strip(pod: Pod, *, claim_uid: str) -> Mutation:

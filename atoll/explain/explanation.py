@@ -153,6 +153,10 @@ def headline(request: Request, state: State, groups: Sequence[Group]) -> str:
         reasons[", ".join(dict.fromkeys((group.reason, *group.others)))] += len(group.nodes)
     told = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda e: (-e[1], e[0])))
     text = f"{gpus(request.ask.count)} asked: {SENTENCES[state]}. Of {count} nodes: {told or 'none'}"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= HEADLINE_LENGTH_MAX else text[: HEADLINE_LENGTH_MAX - 3] + "..."
 
 
@@ -198,8 +202,7 @@ def _fitting(scene: Scene, pod: Pod, decision: Decision, groups: tuple[Group, ..
     refused = next((c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False"), None)
     if refused is not None and refused.message:
         text += f". It last said: {refused.message}"
-    text = text if len(text) <= HEADLINE_LENGTH_MAX else text[: HEADLINE_LENGTH_MAX - 3] + "..."
-    return _told(scene, pod, State.FITS, text, groups=groups, node=best.node, device_ids=ids)
+    return _told(scene, pod, State.FITS, _cut(text), groups=groups, node=best.node, device_ids=ids)
 
 
 def _told(

@@ -152,12 +152,17 @@ def test_no_gpu_is_sold_that_anybody_uses(users: dict[str, frozenset[int]], host
     assert occupied(ledger) == expected
 
 
+def with_pod_at_work(*, position: str) -> Ledger:
+    """Return a ledger in which pod a holds GPU 0, and a report from that position of the watch shows it there."""
+    running = make_pod("a", node="n1", phase="Running", allocation=make_allocation("n1", 0), version="5")
+    lease = make_lease("n1", 0, holder=Holder("team", "a", "uid-of-a"))
+    return ledger_with(seen(sequence=1, position=position, **{"uid-of-a": (0,)}), running, leases=(lease,))
+
+
 @pytest.mark.parametrize("is_gone", [True, False], ids=["deleted by force", "set Failed by somebody else"])
 def test_container_at_work_keeps_its_gpu_when_its_lease_is_deleted_by_hand(*, is_gone: bool) -> None:
     """A report that is past the pod's departure and shows its processes is no old news: the GPU is not sold."""
-    running = make_pod("a", node="n1", phase="Running", allocation=make_allocation("n1", 0), version="5")
-    lease = make_lease("n1", 0, holder=Holder("team", "a", "uid-of-a"))
-    ledger = ledger_with(seen(sequence=1, position="5", **{"uid-of-a": (0,)}), running, leases=(lease,))
+    ledger = with_pod_at_work(position="5")
     failed = make_pod("a", node="n1", phase="Failed", allocation=make_allocation("n1", 0), version="10")
     if is_gone:
         ledger.drop_pod("uid-of-a", final=failed)
@@ -174,9 +179,7 @@ def test_container_at_work_keeps_its_gpu_when_its_lease_is_deleted_by_hand(*, is
 @pytest.mark.parametrize("is_gone", [True, False], ids=["deleted", "ended"])
 def test_report_from_before_the_end_keeps_no_gpu(*, is_gone: bool) -> None:
     """What kubelet has ended is free with its Lease, although the report still shows the pod at work."""
-    running = make_pod("a", node="n1", phase="Running", allocation=make_allocation("n1", 0), version="5")
-    lease = make_lease("n1", 0, holder=Holder("team", "a", "uid-of-a"))
-    ledger = ledger_with(seen(sequence=1, position="9", **{"uid-of-a": (0,)}), running, leases=(lease,))
+    ledger = with_pod_at_work(position="9")
     body = pod_json("a", node="n1", phase="Succeeded", allocation=make_allocation("n1", 0), version="10")
     body["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]
     ended = decode_pod(orjson.dumps(body))

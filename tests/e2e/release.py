@@ -37,6 +37,7 @@ WORKLOADS = (
     "daemonset/atoll-agent",
 )
 ROLLOUT = "400s"
+CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-atoll-webhook"
 
 
 def gpu_node(name: str, profile: str) -> NodeSpec:
@@ -177,6 +178,11 @@ class Release:
         items = self.cluster.api.get(f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/pods?{selector}")["items"]
         found = {item["metadata"]["name"]: item for item in items}
         return {name: item for name, item in found.items() if "deletionTimestamp" not in item["metadata"]}
+
+    def bundles(self) -> set[str]:
+        """Return whom the API server trusts to be the webhook."""
+        configuration = self.cluster.api.get(CONFIGURATION)
+        return {webhook["clientConfig"]["caBundle"] for webhook in configuration["webhooks"]}
 
     def leadership(self, lease: str) -> dict[str, Any]:
         """Return what that Lease says: who leads, since when, and when it was heard of last."""

@@ -22,7 +22,7 @@ from devcluster.demo.observer import Observer
 from devcluster.demo.scenes import Play, check, contend, delete_midway, run_examples, show_machines
 from devcluster.demo.stage import Stage
 from devcluster.errors import ApiError
-from tests.e2e.release import Release, gpu_node
+from tests.e2e.release import CONFIGURATION, Release, gpu_node
 from tests.e2e.world import World
 
 pytestmark = [
@@ -40,7 +40,6 @@ ELECTION_SECONDS = 6.0 + 1.0
 ELECTIONS_MAX = 3.0
 """On a machine on which three nodes share two cores, all of them may stand still for a moment."""
 NEXT = "0.2.0"
-CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-atoll-webhook"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
@@ -117,20 +116,20 @@ def test_upgrade_and_rollback_move_no_gpu(release: Release, world: World, tmp_pa
         world.pod(name, "four")
         world.wait_running(name)
     before = {name: facts_of(world, name) for name in ("first", "second")}
-    trusted = bundles(release)
+    trusted = release.bundles()
     release.load_image(f"atoll:{NEXT}")
     package = chart.package(tmp_path, "--version", NEXT, "--app-version", NEXT)
 
     meanwhile(world, "up", lambda: release.upgrade(package, *HIGHLY_AVAILABLE))
     assert images(release) == {f"atoll:{NEXT}"}
     assert {name: facts_of(world, name) for name in before} == before
-    assert bundles(release) == trusted
+    assert release.bundles() == trusted
     world.check_audit()
 
     meanwhile(world, "down", lambda: release.rollback(1))
     assert images(release) == {"atoll:0.1.0"}
     assert {name: facts_of(world, name) for name in before} == before
-    assert bundles(release) == trusted
+    assert release.bundles() == trusted
     world.check_no_contention()
 
 
@@ -173,11 +172,6 @@ def facts_of(world: World, name: str) -> dict[str, Any]:
         "leases": sorted(lease["metadata"]["name"] for lease in world.leases(pod["metadata"]["uid"])),
         "seen": world.seen(name),
     }
-
-
-def bundles(release: Release) -> set[str]:
-    """Return whom the API server trusts to be the webhook."""
-    return {webhook["clientConfig"]["caBundle"] for webhook in release.cluster.api.get(CONFIGURATION)["webhooks"]}
 
 
 def images(release: Release) -> set[str]:

@@ -18,7 +18,7 @@ import pytest
 from atoll.api import names
 from devcluster import NodeSpec, chart
 from devcluster.certificates import CertificateAuthority, Subject
-from tests.e2e.release import Release, gpu_node
+from tests.e2e.release import CONFIGURATION, Release, gpu_node
 from tests.e2e.world import World
 
 pytestmark = [
@@ -30,7 +30,6 @@ pytestmark = [
 
 NODES = (gpu_node("hopper", "dgx-h100"), NodeSpec("office"))
 TAINT = "gpu.scheduling/only=true:NoSchedule"
-CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-atoll-webhook"
 TOLERATION = {"key": "gpu.scheduling/only", "operator": "Exists"}
 
 
@@ -108,7 +107,7 @@ def test_a_pod_without_the_toleration_is_told_so(world: World) -> None:
 def test_the_administrators_certificate_stays(release: Release, world: World) -> None:
     """The API server trusts that authority alone, the webhook answers under it, and the controllers touch neither."""
     configuration = release.cluster.api.get(CONFIGURATION)
-    bundles = {webhook["clientConfig"]["caBundle"] for webhook in configuration["webhooks"]}
+    bundles = release.bundles()
     managers = {entry["manager"] for entry in configuration["metadata"].get("managedFields", [])}
     world.claim("one", 1)
 
