@@ -12,16 +12,16 @@ from typing import Any
 from atoll.api import names
 from controllers import loops
 from tests.builders import pod_json
+from tests.simulation.faults import FaultPlan
 from tests.simulation.judge import Broken, Judge
-from tests.simulation.machines import HEARTBEAT_SECONDS, POLL_SECONDS, Machine, wanted_uuids
-from tests.simulation.plan import CONTROLLERS, EXTENDERS, NODES, SECONDS, Plan, Step
+from tests.simulation.machines import HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
+from tests.simulation.plan import CONTROLLERS, EXTENDERS, NODES, SECONDS, HistoryPlan, HistoryStep
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.server import ALL_PODS, HEARTBEATS, LEASES, PODS, REPORTS, Object, Server, canonical
+from tests.simulation.server import ALL_PODS, HEARTBEATS, LEASES, PODS, REPORTS, Object, SimulatedServer, canonical
 from tests.simulation.server import NODES as NODES_PATH
-from tests.simulation.shells import ControllersProcess, ExtenderReplica, Surroundings
+from tests.simulation.shells import ControllersProcess, ExtenderReplica, ShellEnvironment
 from tests.simulation.transport import SimulatedSession
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
-from tests.simulation.weather import Weather
 
 REST_SECONDS_MAX = 420.0
 LOOK_SECONDS = 4.0
@@ -38,7 +38,7 @@ COLLECTIONS = {
 
 
 @dataclass(slots=True)
-class Outcome:
+class HistoryOutcome:
     """How a history went."""
 
     broken: Broken | None
@@ -48,18 +48,18 @@ class Outcome:
     releases_count: int
 
 
-class World:
+class SimulatedCluster:
     """Everything of one history."""
 
-    def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
+    def __init__(self, plan: HistoryPlan, loop: VirtualLoop) -> None:
         self.plan = plan
         self.loop = loop
-        self.weather = Weather(plan.seed, dict(plan.rates))
-        self.server = Server()
-        self.machines: list[Machine] = []
+        self.weather = FaultPlan(plan.seed, dict(plan.rates))
+        self.server = SimulatedServer()
+        self.machines: list[SimulatedNode] = []
         self.excused: set[str] = set()
         self.judge = Judge(self.server, self.machines, is_excused=lambda name: name in self.excused)
-        self.surroundings = Surroundings(self.server, self.weather, loop)
+        self.surroundings = ShellEnvironment(self.server, self.weather, loop)
         self.sessions: dict[str, SimulatedSession] = {}
         self.extenders: dict[str, ExtenderReplica | None] = {}
         self.controllers: dict[str, ControllersProcess] = {}
@@ -88,13 +88,13 @@ class World:
         self._every(BOOKMARK_SECONDS, self._bookmark)
         self._every(CLEANER_SECONDS, self._collect_garbage)
 
-    def _add_machine(self, node: str, ident: str) -> Machine:
+    def _add_machine(self, node: str, ident: str) -> SimulatedNode:
         clock = VirtualClock(self.loop, skew_seconds=self.weather.between(f"skew {ident}", -2.0, 2.0))
-        machine = Machine(node, ident, self.server, self.loop, self.weather, clock, self.judge.on_start)
+        machine = SimulatedNode(node, ident, self.server, self.loop, self.weather, clock, self.judge.on_start)
         self.machines.append(machine)
         return machine
 
-    def machine(self, node: str) -> Machine:
+    def machine(self, node: str) -> SimulatedNode:
         """Return the machine that bears the node's name now."""
         return next(machine for machine in reversed(self.machines) if machine.node == node)
 
@@ -175,26 +175,26 @@ class World:
 
     # Steps
 
-    def take(self, step: Step) -> None:
+    def take(self, step: HistoryStep) -> None:
         """Carry out one step; one that makes no sense now changes nothing."""
         getattr(self, "_" + step.kind.lower().replace(" ", "_"))(step)
 
-    def _pod(self, step: Step) -> Object | None:
+    def _pod(self, step: HistoryStep) -> Object | None:
         return self.server.objects.get(f"{PODS}/{step.target}")
 
-    def _create(self, step: Step) -> None:
+    def _create(self, step: HistoryStep) -> None:
         if self._pod(step) is None:
             self.server.create(f"{PODS}/{step.target}", pod_json(step.target, gpus=int(step.number)))
 
-    def _delete(self, step: Step) -> None:
+    def _delete(self, step: HistoryStep) -> None:
         if self._pod(step) is not None:
             self.server.delete(f"{PODS}/{step.target}")
 
-    def _force_delete(self, step: Step) -> None:
+    def _force_delete(self, step: HistoryStep) -> None:
         if self._pod(step) is not None:
             self.server.delete(f"{PODS}/{step.target}", force=True)
 
-    def _force_delete_soon(self, step: Step) -> None:
+    def _force_delete_soon(self, step: HistoryStep) -> None:
         """Delete by force just after the pod was bound."""
         pod = self._pod(step)
         if pod is not None and pod["spec"].get("nodeName"):
@@ -202,27 +202,27 @@ class World:
         elif pod is not None:
             self.loop.call_later(0.02, self._force_delete_soon, step)
 
-    def _crash_sandbox(self, step: Step) -> None:
+    def _crash_sandbox(self, step: HistoryStep) -> None:
         pod = self._pod(step)
         if pod is not None and pod["spec"].get("nodeName"):
             self.machine(pod["spec"]["nodeName"]).crash(pod["metadata"]["uid"])
 
-    def _replace(self, step: Step) -> None:
+    def _replace(self, step: HistoryStep) -> None:
         self._force_delete(step)
         self._create(step)
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: HistoryStep) -> None:
         pod = self._pod(step)
         if pod is not None and pod["spec"].get("nodeName"):
             self.machine(pod["spec"]["nodeName"]).finish(pod["metadata"]["uid"])
 
-    def _fail_by_hand(self, step: Step) -> None:
+    def _fail_by_hand(self, step: HistoryStep) -> None:
         self.server.patch(f"{PODS}/{step.target}", {"status": {"phase": "Failed"}})
 
-    def _touch(self, step: Step) -> None:
+    def _touch(self, step: HistoryStep) -> None:
         self.server.patch(f"{PODS}/{step.target}", {"metadata": {"labels": {"touched": str(step.at_seconds)}}})
 
-    def _kill_extender(self, step: Step) -> None:
+    def _kill_extender(self, step: HistoryStep) -> None:
         replica = self.extenders.get(step.target)
         if replica is None:
             return
@@ -235,7 +235,7 @@ class World:
         if replica is None or replica.session.is_dead:
             self.start_extender(name)
 
-    def _kill_controllers(self, step: Step) -> None:
+    def _kill_controllers(self, step: HistoryStep) -> None:
         self.controllers[step.target].kill()
         self.loop.call_later(min(step.number, REBUILD_SECONDS_MAX), self._revive_controllers, step.target)
 
@@ -243,14 +243,14 @@ class World:
         if self.controllers[name].session.is_dead:
             self.start_controllers(name)
 
-    def _switch_scheduler(self, _step: Step) -> None:
+    def _switch_scheduler(self, _step: HistoryStep) -> None:
         if self.scheduler is not None:
             self.scheduler.stop()
         self.leading = 1 - self.leading
         self.scheduler = self._new_scheduler()
         self._write_leader()
 
-    def _stop_scheduler(self, _step: Step) -> None:
+    def _stop_scheduler(self, _step: HistoryStep) -> None:
         if self.scheduler is not None:
             self.scheduler.stop()
 
@@ -260,78 +260,78 @@ class World:
         if not self.server.patch(path, {"spec": spec}):
             self.server.create(path, {"metadata": {"name": names.SCHEDULER_LEADER_LEASE}, "spec": spec})
 
-    def _hold_process(self, step: Step) -> None:
+    def _hold_process(self, step: HistoryStep) -> None:
         session = self.sessions[step.target]
         session.hold(is_held=True)
         self.loop.call_later(step.number, lambda: session.hold(is_held=False))
 
-    def _watches(self, step: Step) -> Iterator[Any]:
+    def _watches(self, step: HistoryStep) -> Iterator[Any]:
         session = self.sessions[step.target]
         return (watch for watch in list(session.watches) if watch.collection == COLLECTIONS[step.other])
 
-    def _cut_watch(self, step: Step) -> None:
+    def _cut_watch(self, step: HistoryStep) -> None:
         for watch in self._watches(step):
             watch.cut()
 
-    def _silence_watch(self, step: Step) -> None:
+    def _silence_watch(self, step: HistoryStep) -> None:
         for watch in self._watches(step):
             watch.fall_silent()
 
-    def _slow_watch(self, step: Step) -> None:
+    def _slow_watch(self, step: HistoryStep) -> None:
         self.sessions[step.target].slow_watches[COLLECTIONS[step.other]] = step.number
 
-    def _compact(self, _step: Step) -> None:
+    def _compact(self, _step: HistoryStep) -> None:
         for collection in COLLECTIONS.values():
             self.server.compacted[collection] = self.server.version
         for session in self.sessions.values():
             for watch in list(session.watches):
                 watch.cut()
 
-    def _pause_kubelet(self, step: Step) -> None:
+    def _pause_kubelet(self, step: HistoryStep) -> None:
         machine = self.machine(step.target)
         machine.is_paused = True
         self.loop.call_later(step.number, self._unpause, machine)
 
-    def _unpause(self, machine: Machine) -> None:
+    def _unpause(self, machine: SimulatedNode) -> None:
         machine.is_paused = False
         machine.work(len(self.server.log(PODS)))
 
-    def _cut_off_node(self, step: Step) -> None:
+    def _cut_off_node(self, step: HistoryStep) -> None:
         machine = self.machine(step.target)
         machine.is_online = False
         self.loop.call_later(step.number, self._connect, machine)
 
-    def _connect(self, machine: Machine) -> None:
+    def _connect(self, machine: SimulatedNode) -> None:
         if machine is not self.machine(machine.node):
             return
         machine.is_online = True
         if machine.is_on:
             machine.catch_up()
 
-    def _reboot(self, step: Step) -> None:
+    def _reboot(self, step: HistoryStep) -> None:
         machine = self.machine(step.target)
         if machine.is_on:
             machine.power_off()
             self.loop.call_later(min(step.number, REBUILD_SECONDS_MAX), self._power_on, machine)
 
-    def _power_on(self, machine: Machine) -> None:
+    def _power_on(self, machine: SimulatedNode) -> None:
         if not machine.is_on and machine is self.machine(machine.node):
             machine.power_on()
             self.loop.call_later(0.5, machine.look)
 
-    def _delete_node(self, step: Step) -> None:
+    def _delete_node(self, step: HistoryStep) -> None:
         path = f"{NODES_PATH}/{step.target}"
         if path in self.server.objects:
             self.server.delete(path)
             self.loop.call_later(step.number, lambda: self._connect(self.machine(step.target)))
 
-    def _replace_machine(self, step: Step) -> None:
+    def _replace_machine(self, step: HistoryStep) -> None:
         """Cut a machine off for good, delete its Node, and give its name to another one."""
         old = self.machine(step.target)
         if len(self.machines) > 3 or not old.is_on:
             return
         old.is_online, old.is_retired = False, True
-        self._delete_node(Step(step.at_seconds, "delete node", step.target, number=1e6))
+        self._delete_node(HistoryStep(step.at_seconds, "delete node", step.target, number=1e6))
         self._collect_garbage()
         new = self._add_machine(step.target, f"{step.target}-{len(self.machines)}")
         new.cursor = len(self.server.log(PODS))
@@ -340,25 +340,25 @@ class World:
         self.loop.call_later(step.number, new.power_on)
         new.is_on = False
 
-    def _replace_card(self, step: Step) -> None:
+    def _replace_card(self, step: HistoryStep) -> None:
         machine = self.machine(step.target)
         if machine.is_on:
             machine.power_off()
             machine.insert_card(min(machine.devices))
             self.loop.call_later(min(step.number, REBUILD_SECONDS_MAX), self._power_on, machine)
 
-    def _sick_card(self, step: Step) -> None:
+    def _sick_card(self, step: HistoryStep) -> None:
         machine = self.machine(step.target)
         device_id = min(machine.devices)
         machine.sick ^= {device_id}
         machine.look()
 
-    def _silence_agent(self, step: Step) -> None:
+    def _silence_agent(self, step: HistoryStep) -> None:
         machine = self.machine(step.target)
         machine.is_agent_down = True
         self.loop.call_later(step.number, lambda: setattr(machine, "is_agent_down", False))
 
-    def _lose_lease(self, step: Step) -> None:
+    def _lose_lease(self, step: HistoryStep) -> None:
         """Somebody deletes the Lease of a bound pod by hand, while everybody has seen that the pod is bound."""
         pod = self._pod(step)
         if pod is None or not pod["spec"].get("nodeName") or pod["status"].get("phase") in {"Failed", "Succeeded"}:
@@ -375,7 +375,7 @@ class World:
                 self.excused.discard(name)
                 return
 
-    def _lose_both(self, step: Step) -> None:
+    def _lose_both(self, step: HistoryStep) -> None:
         """Somebody deletes a Lease by hand and its pod by force, before anybody could write the Lease again."""
         self._lose_lease(step)
         self._force_delete(step)
@@ -449,25 +449,25 @@ class World:
         return {uuid for number, uuid in machine.devices.items() if str(number) not in ids and uuid not in held}
 
 
-def run_history(plan: Plan, *, is_told: bool = False) -> tuple[Outcome, Weather]:
+def run_history(plan: HistoryPlan, *, is_told: bool = False) -> tuple[HistoryOutcome, FaultPlan]:
     """Run one history to its end or to the first breach; print every write if it is to be told."""
     loops.WORKERS = 1 + plan.seed % 2
     loop = VirtualLoop()
     loop.set_exception_handler(lambda _loop, _context: None)
-    world = World(plan, loop)
+    world = SimulatedCluster(plan, loop)
     if is_told:
         world.server.listeners.append(lambda path, old, new: _tell(world, path, old, new))
     try:
         run_world(world)
     except Broken as broken:
         world.judge.broken = world.judge.broken or broken
-    outcome = Outcome(
+    outcome = HistoryOutcome(
         world.judge.broken, loop.time(), world.judge.checks_count, world.binds_count, world.releases_count
     )
     return outcome, world.weather
 
 
-def run_world(world: World) -> None:
+def run_world(world: SimulatedCluster) -> None:
     """Run a world to its end, and leave nothing of it behind. Raises Broken at the first breach."""
     loop = world.loop
     try:
@@ -476,7 +476,7 @@ def run_world(world: World) -> None:
         loop.clear()
 
 
-async def _run(world: World) -> None:
+async def _run(world: SimulatedCluster) -> None:
     world.begin()
     for step in world.plan.steps:
         await asyncio.sleep(max(0.0, step.at_seconds - world.loop.time()))
@@ -494,7 +494,7 @@ async def _run(world: World) -> None:
     _stop_if_broken(world)
 
 
-def _tell(world: World, path: str, old: Object | None, new: Object | None) -> None:
+def _tell(world: SimulatedCluster, path: str, old: Object | None, new: Object | None) -> None:
     if not path.startswith((PODS, LEASES, NODES_PATH, REPORTS)) or path.endswith(names.CONTROLLERS_LEADER_LEASE):
         return
     obj = new or old or {}
@@ -511,6 +511,6 @@ def _tell(world: World, path: str, old: Object | None, new: Object | None) -> No
     print(f"{world.loop.time():8.3f} s  {by:14} {verb} {uid} @{version} {told}")
 
 
-def _stop_if_broken(world: World) -> None:
+def _stop_if_broken(world: SimulatedCluster) -> None:
     if world.judge.broken is not None:
         raise world.judge.broken
