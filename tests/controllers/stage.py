@@ -16,7 +16,7 @@ from atoll.cluster.allocations import Allocation
 from atoll.cluster.leases import Holder, Reservation, lease_body, lease_name
 from devcluster import DevCluster
 from tests.builders import report_json
-from tests.deploy.api_server import TestApi, collection, manifests, wait_for
+from tests.deploy.api_server import RealApi, collection, manifests, wait_for
 from tests.deploy.requests import MERGE, shaped, shaped_container
 
 PODS = "/api/v1/namespaces/team/pods"
@@ -38,13 +38,13 @@ class ReconcilerHarness:
     """One cluster, and what the players do on it."""
 
     cluster: DevCluster
-    api: TestApi
+    api: RealApi
     sequences: Any = field(default_factory=lambda: itertools.count(1))
 
     @classmethod
     def furnish(cls, cluster: DevCluster) -> "ReconcilerHarness":
         """Apply the shipped manifests and start the controllers."""
-        stage = cls(cluster, TestApi(cluster.kubeconfig))
+        stage = cls(cluster, RealApi(cluster.kubeconfig))
         for manifest in manifests(*FILES):
             stage.api.apply(manifest, path=collection(manifest))
         wait_for(lambda: all(stage.api.send("GET", path).status == 200 for path in (REPORTS, CLAIMS)), "CRDs served")

@@ -69,7 +69,7 @@ class ApiAnswer:
         return self.status < 300
 
 
-class TestApi:
+class RealApi:
     """Requests under an identity, over the administrator's credentials."""
 
     def __init__(self, kubeconfig: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.api_server import TestApi, collection, manifests, wait_for
+from tests.deploy.api_server import RealApi, collection, manifests, wait_for
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +26,9 @@ def kubeconfig() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def api(kubeconfig: Path) -> TestApi:
+def api(kubeconfig: Path) -> RealApi:
     """The API server with CRDs, namespaces, roles and the RuntimeClass applied, but no policies yet."""
-    client = TestApi(kubeconfig)
+    client = RealApi(kubeconfig)
     files = ("namespaces.yaml", "crds/*.yaml", "rbac/*.yaml", "runtimeclass.yaml")
     for manifest in manifests(*files):
         answer = client.apply(manifest, path=collection(manifest))
@@ -44,7 +44,7 @@ def api(kubeconfig: Path) -> TestApi:
 
 
 @pytest.fixture(scope="session")
-def apply_policies(api: TestApi) -> Callable[[], None]:
+def apply_policies(api: RealApi) -> Callable[[], None]:
     """Apply every policy, the optional one too; the namespace `doors` stays free of the latter by its parameter."""
 
     def apply() -> None:
@@ -63,7 +63,7 @@ def apply_policies(api: TestApi) -> Callable[[], None]:
 
 
 @pytest.fixture(scope="session")
-def remove_policies(api: TestApi) -> Callable[[], None]:
+def remove_policies(api: RealApi) -> Callable[[], None]:
     """Remove the bindings of every policy, which switches it off."""
 
     def remove() -> None:

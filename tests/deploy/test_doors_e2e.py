@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.deploy.allowed_requests import ERRANDS
-from tests.deploy.api_server import ApiAnswer, TestApi, manifests, wait_for
+from tests.deploy.api_server import ApiAnswer, RealApi, manifests, wait_for
 from tests.deploy.bypass_attempts import DOORS
 from tests.deploy.requests import (
     ALLOCATION,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.e2e
 POLICIES = {door.policy for door in DOORS}
 
 
-def knock(api: TestApi, request: PlannedRequest) -> ApiAnswer:
+def knock(api: RealApi, request: PlannedRequest) -> ApiAnswer:
     """Send the request as a dry run: admission runs, nothing is stored."""
     return api.send(
         request.method,
@@ -53,7 +53,7 @@ def refused_by(answer: ApiAnswer) -> str:
     return "" if answer.is_accepted else rest.partition("'")[0]
 
 
-def send_workload(api: TestApi) -> None:
+def send_workload(api: RealApi) -> None:
     """Create a Workload as Kueue would, of a kind that has only its name."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1beta2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -80,7 +80,7 @@ def send_workload(api: TestApi) -> None:
 
 
 @pytest.fixture(scope="session")
-def furnished(api: TestApi, remove_policies: Callable[[], None]) -> TestApi:
+def furnished(api: RealApi, remove_policies: Callable[[], None]) -> RealApi:
     """An API server with the objects that the doors lead to, and the policies off."""
     remove_policies()
     wait_for(lambda: not POLICIES & {refused_by(knock(api, door)) for door in DOORS}, "the policies are off")
@@ -124,15 +124,15 @@ def furnished(api: TestApi, remove_policies: Callable[[], None]) -> TestApi:
 
 
 @pytest.fixture(scope="session")
-def answers_without_policies(furnished: TestApi) -> Mapping[str, ApiAnswer]:
+def answers_without_policies(furnished: RealApi) -> Mapping[str, ApiAnswer]:
     """What each door answers while the policies are off."""
     return {door.title: knock(furnished, door) for door in DOORS}
 
 
 @pytest.fixture(scope="session")
 def guarded(
-    furnished: TestApi, answers_without_policies: Mapping[str, ApiAnswer], apply_policies: Callable[[], None]
-) -> TestApi:
+    furnished: RealApi, answers_without_policies: Mapping[str, ApiAnswer], apply_policies: Callable[[], None]
+) -> RealApi:
     """The same API server once every policy has begun to refuse."""
     apply_policies()
     wait_for(lambda: {refused_by(knock(furnished, door)) for door in DOORS} >= POLICIES, "every policy refuses")
@@ -141,7 +141,7 @@ def guarded(
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.title)
 def test_door_is_shut_by_its_policy_alone(
-    guarded: TestApi, answers_without_policies: Mapping[str, ApiAnswer], door: PlannedRequest
+    guarded: RealApi, answers_without_policies: Mapping[str, ApiAnswer], door: PlannedRequest
 ) -> None:
     """Without the policies the request goes through; with them the named one refuses and says what to do."""
     before = answers_without_policies[door.title]
@@ -152,13 +152,13 @@ def test_door_is_shut_by_its_policy_alone(
 
 
 @pytest.mark.parametrize("errand", ERRANDS, ids=lambda errand: errand.title)
-def test_ordinary_work_goes_on(guarded: TestApi, errand: PlannedRequest) -> None:
+def test_ordinary_work_goes_on(guarded: RealApi, errand: PlannedRequest) -> None:
     """What kubelets, schedulers, users and Atoll's own parts do every day is not refused."""
     answer = knock(guarded, errand)
     assert answer.is_accepted, answer
 
 
-def test_every_rule_shuts_a_door(guarded: TestApi) -> None:
+def test_every_rule_shuts_a_door(guarded: RealApi) -> None:
     """No rule of a policy is idle: each of them is the reason of some refusal, told in its own words."""
     refusals = [knock(guarded, door).message for door in DOORS]
     for manifest in manifests("policies/*.yaml", "policies/optional/*.yaml"):
@@ -168,7 +168,7 @@ def test_every_rule_shuts_a_door(guarded: TestApi) -> None:
             assert any(all(word in refusal for word in words) for refusal in refusals), rule["message"]
 
 
-def test_the_api_server_finds_no_mistake_of_type(guarded: TestApi) -> None:
+def test_the_api_server_finds_no_mistake_of_type(guarded: RealApi) -> None:
     """Each expression fits the published types of what it matches; the controller manager checks that."""
     for name in sorted(POLICIES):
         path = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{name}"
@@ -176,7 +176,7 @@ def test_the_api_server_finds_no_mistake_of_type(guarded: TestApi) -> None:
         assert "expressionWarnings" not in guarded.send("GET", path).message, name
 
 
-def test_a_pod_with_very_many_annotations_is_no_obstacle(guarded: TestApi) -> None:
+def test_a_pod_with_very_many_annotations_is_no_obstacle(guarded: RealApi) -> None:
     """The largest set of annotations that the API server takes does not run the policies out of their budget."""
     annotations = {f"a{number}": "" for number in range(25_000)}
     many = PlannedRequest(title="many", method="POST", path=PODS, body=pod("many", annotations=annotations))

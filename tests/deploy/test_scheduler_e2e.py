@@ -6,7 +6,7 @@ import os
 import pytest
 
 from devcluster import DevCluster
-from tests.deploy.api_server import DEPLOY, TestApi, manifests, wait_for
+from tests.deploy.api_server import DEPLOY, RealApi, manifests, wait_for
 from tests.deploy.requests import LEASES, pod
 
 pytestmark = pytest.mark.e2e
@@ -35,7 +35,7 @@ def test_kube_scheduler_leads_with_what_is_shipped_and_lacks_no_right(configurat
     with DevCluster.start(name, nodes=[], scheduler=False) as cluster:
         for file in ("namespaces.yaml", "crds", "rbac", "policies"):
             cluster.kubectl("apply", "-f", str(DEPLOY / file), check=True)
-        api = TestApi(cluster.kubeconfig)
+        api = RealApi(cluster.kubeconfig)
         for attributes in NEEDED_AT_ONCE:
             wait_for(lambda row=attributes: api.allows("scheduler", row), "the roles that were just applied hold")
         identity = cluster.service_account_kubeconfig("atoll-system", "atoll-scheduler")

@@ -30,7 +30,7 @@ AGENT = SimpleNamespace(
     evidence_is_complete=True,
     devices=(),
     watches={"pod": WATCH},
-    seconds_since_look=lambda: 1.0,
+    seconds_since_observation=lambda: 1.0,
 )
 
 

@@ -98,12 +98,12 @@ def _taken_over_leases_go_back() -> Undo:
         def __rsub__(self, other: Any) -> Any:
             return set(other)
 
-    class Attempt(reservations.BindAttempt):
+    class UnguardedAttempt(reservations.BindAttempt):
         def __init__(self, *facts: Any) -> None:
             super().__init__(*facts)
             self.adopted = Forgetful()
 
-    return swapping((binder, "Attempt", Attempt))
+    return swapping((binder, "BindAttempt", UnguardedAttempt))
 
 
 def _take_over_without_moving_the_pod() -> Undo:
