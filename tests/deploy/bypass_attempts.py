@@ -16,7 +16,7 @@ from tests.deploy.requests import (
     REMOVE_GATE,
     REPORTS,
     VOLUMES,
-    PlannedRequest,
+    Probe,
     annotate,
     binding,
     create,
@@ -63,7 +63,7 @@ ANNOTATION_DOORS = [
     annotate("pods: the claim removed", "waiting", {"gpu.scheduling/claim": None}, policy="atoll-annotations"),
     annotate("pods: a claim added later", "plain", {"gpu.scheduling/claim": "two"}, policy="atoll-annotations"),
     annotate("pods/status: another gang", "waiting/status", {"gpu.scheduling/gang": "g"}, policy="atoll-annotations"),
-    PlannedRequest(
+    Probe(
         title="server-side apply: other GPUs",
         path=f"{PODS}/held?fieldManager=mallory&force=true",
         body={
@@ -98,21 +98,21 @@ ANNOTATION_DOORS = [
 ]
 
 BINDING_DOORS = [
-    PlannedRequest(
+    Probe(
         title="pods/binding with an allocation",
         method="POST",
         path=f"{PODS}/waiting/binding",
         body=binding("waiting", ALLOCATION),
         policy="atoll-bindings",
     ),
-    PlannedRequest(
+    Probe(
         title="the legacy bindings with an allocation",
         method="POST",
         path="/api/v1/namespaces/doors/bindings",
         body=binding("waiting", ALLOCATION),
         policy="atoll-bindings",
     ),
-    PlannedRequest(
+    Probe(
         title="the scheduler's Binding changes the claim",
         method="POST",
         path=f"{PODS}/waiting/binding",
@@ -123,7 +123,7 @@ BINDING_DOORS = [
 ]
 
 GATE_DOORS = [
-    PlannedRequest(
+    Probe(
         title="a member leaves its gang's gate",
         path=f"{PODS}/gated",
         body=REMOVE_GATE,
@@ -133,7 +133,7 @@ GATE_DOORS = [
 ]
 
 OWNER_DOORS = [
-    PlannedRequest(
+    Probe(
         title="the controllers change more of a Job than its switch",
         path="/apis/batch/v1/namespaces/doors/jobs/training",
         body={"spec": {"suspend": True, "parallelism": 7}},
@@ -141,7 +141,7 @@ OWNER_DOORS = [
         identity="controllers",
         policy="atoll-owners",
     ),
-    PlannedRequest(
+    Probe(
         title="the controllers change more of a Workload than its switch",
         path="/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads/training",
         body={"spec": {"active": False, "priority": 7}},
@@ -238,14 +238,14 @@ DEBUG_DOORS = [
 ENDED = [{"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0,
           "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]  # fmt: skip
 ENDING_DOORS = [
-    PlannedRequest(
+    Probe(
         title="pods/status: the containers of a pod with GPUs have ended",
         path=f"{PODS}/held/status",
         body={"status": {"phase": "Failed", "containerStatuses": ENDED}},
         content_type=MERGE,
         policy="atoll-endings",
     ),
-    PlannedRequest(
+    Probe(
         title="server-side apply: an init container of a pod with GPUs has ended",
         path=f"{PODS}/held/status?fieldManager=mallory&force=true",
         body={
@@ -257,7 +257,7 @@ ENDING_DOORS = [
         content_type=APPLY,
         policy="atoll-endings",
     ),
-    PlannedRequest(
+    Probe(
         title="pods/status: kubelet runs nothing more of a pod with GPUs",
         path=f"{PODS}/held/status",
         body={
@@ -266,21 +266,21 @@ ENDING_DOORS = [
         content_type=MERGE,
         policy="atoll-endings",
     ),
-    PlannedRequest(
+    Probe(
         title="pods/status: the containers of a pod have ended before it gets its GPUs",
         path=f"{PODS}/waiting/status",
         body={"status": {"containerStatuses": ENDED}},
         content_type=MERGE,
         policy="atoll-endings",
     ),
-    PlannedRequest(
+    Probe(
         title="pods/status: kubelet runs nothing more of a pod that gets GPUs later",
         path=f"{PODS}/waiting/status",
         body={"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed"}]}},
         content_type=MERGE,
         policy="atoll-endings",
     ),
-    PlannedRequest(
+    Probe(
         title="the controllers end the containers of a pod",
         path=f"{PODS}/held/status",
         body={"status": {"containerStatuses": ENDED}},
@@ -292,72 +292,70 @@ ENDING_DOORS = [
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": CLAIM_UID}
 LEASE_DOORS = [
-    PlannedRequest(
+    Probe(
         title="a GPU's Lease deleted",
         method="DELETE",
         path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
         policy="atoll-leases",
     ),
-    PlannedRequest(
-        title="all Leases deleted", method="DELETE", path=f"{LEASES}/atoll-system/leases", policy="atoll-leases"
-    ),
-    PlannedRequest(
+    Probe(title="all Leases deleted", method="DELETE", path=f"{LEASES}/atoll-system/leases", policy="atoll-leases"),
+    Probe(
         title="a GPU's Lease for another holder",
         path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
         body={"spec": {"holderIdentity": "mine"}},
         content_type=MERGE,
         policy="atoll-leases",
     ),
-    PlannedRequest(
+    Probe(
         title="a GPU's Lease made by hand",
         method="POST",
         path=f"{LEASES}/atoll-system/leases",
         body=lease("gpu-node-a-7"),
         policy="atoll-leases",
     ),
-    PlannedRequest(
+    Probe(
         title="a GPU's Lease under a name that the API server makes up",
         method="POST",
         path=f"{LEASES}/atoll-system/leases",
         body={**lease(""), "metadata": {"generateName": "gpu-node-a-"}},
         policy="atoll-leases",
     ),
-    PlannedRequest(
+    Probe(
         title="an owner for a GPU's Lease, with whom the garbage collector would delete it",
         path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
         body={"metadata": {"ownerReferences": [OWNER]}},
         content_type=MERGE,
         policy="atoll-leases",
     ),
-    PlannedRequest(
+    Probe(
         title="a finalizer that would keep a GPU's Lease for ever",
         path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
         body={"metadata": {"finalizers": ["example.org/never"]}},
         content_type=MERGE,
         policy="atoll-leases",
     ),
-    PlannedRequest(
+    Probe(
         title="the garbage collector deletes a GPU's Lease",
         method="DELETE",
         path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
         identity="garbage-collector",
         policy="atoll-leases",
     ),
-    PlannedRequest(
+    Probe(
         title="server-side apply: a GPU's Lease for another holder",
         path=f"{LEASES}/atoll-system/leases/gpu-node-a-0?fieldManager=mallory&force=true",
         body=lease("gpu-node-a-0", "default/mine/uid"),
         content_type=APPLY,
         policy="atoll-leases",
     ),
-    PlannedRequest(
+    Probe(
         title="the scheduler ends the controllers' term",
         method="DELETE",
         path=f"{LEASES}/atoll-system/leases/atoll-controllers",
         identity="scheduler",
         policy="atoll-leases",
     ),
-    PlannedRequest(
+    Probe(
         title="the controllers take the scheduler's term",
         path=f"{LEASES}/atoll-system/leases/atoll-scheduler",
         body={"spec": {"holderIdentity": "controllers"}},
@@ -368,7 +366,7 @@ LEASE_DOORS = [
 ]
 
 AGENT_DOORS = [
-    PlannedRequest(
+    Probe(
         title="an agent reports for another node",
         path=f"{REPORTS}/node-b/status",
         body={"status": {"deviceCount": 8}},
@@ -376,7 +374,7 @@ AGENT_DOORS = [
         identity="agent@node-a",
         policy="atoll-node-agents",
     ),
-    PlannedRequest(
+    Probe(
         title="an agent registers another node",
         method="POST",
         path=REPORTS,
@@ -384,7 +382,7 @@ AGENT_DOORS = [
         identity="agent@node-a",
         policy="atoll-node-agents",
     ),
-    PlannedRequest(
+    Probe(
         title="an agent's token that is bound to no node",
         path=f"{REPORTS}/node-a/status",
         body={"status": {"deviceCount": 8}},
@@ -392,7 +390,7 @@ AGENT_DOORS = [
         identity="agent",
         policy="atoll-node-agents",
     ),
-    PlannedRequest(
+    Probe(
         title="an agent's heartbeat for another node",
         method="POST",
         path=f"{LEASES}/atoll-nodes/leases",
@@ -427,7 +425,7 @@ AGENT_DOORS = [
         {"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.9"}]}},
         policy="atoll-node-resources",
     ),
-    PlannedRequest(
+    Probe(
         title="the controllers cordon a GPU",
         path=f"{REPORTS}/node-a",
         body={"spec": {"cordons": [{"uuid": "GPU-aaaa"}]}},

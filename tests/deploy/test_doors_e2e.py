@@ -21,7 +21,7 @@ from tests.deploy.requests import (
     PODS,
     REPORTS,
     VOLUMES,
-    PlannedRequest,
+    Probe,
     binding,
     lease,
     plain_container,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.e2e
 POLICIES = {door.policy for door in DOORS}
 
 
-def knock(api: RealApi, request: PlannedRequest) -> ApiAnswer:
+def knock(api: RealApi, request: Probe) -> ApiAnswer:
     """Send the request as a dry run: admission runs, nothing is stored."""
     return api.send(
         request.method,
@@ -141,7 +141,7 @@ def guarded(
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.title)
 def test_door_is_shut_by_its_policy_alone(
-    guarded: RealApi, answers_without_policies: Mapping[str, ApiAnswer], door: PlannedRequest
+    guarded: RealApi, answers_without_policies: Mapping[str, ApiAnswer], door: Probe
 ) -> None:
     """Without the policies the request goes through; with them the named one refuses and says what to do."""
     before = answers_without_policies[door.title]
@@ -152,7 +152,7 @@ def test_door_is_shut_by_its_policy_alone(
 
 
 @pytest.mark.parametrize("errand", ERRANDS, ids=lambda errand: errand.title)
-def test_ordinary_work_goes_on(guarded: RealApi, errand: PlannedRequest) -> None:
+def test_ordinary_work_goes_on(guarded: RealApi, errand: Probe) -> None:
     """What kubelets, schedulers, users and Atoll's own parts do every day is not refused."""
     answer = knock(guarded, errand)
     assert answer.is_accepted, answer
@@ -179,9 +179,9 @@ def test_the_api_server_finds_no_mistake_of_type(guarded: RealApi) -> None:
 def test_a_pod_with_very_many_annotations_is_no_obstacle(guarded: RealApi) -> None:
     """The largest set of annotations that the API server takes does not run the policies out of their budget."""
     annotations = {f"a{number}": "" for number in range(25_000)}
-    many = PlannedRequest(title="many", method="POST", path=PODS, body=pod("many", annotations=annotations))
+    many = Probe(title="many", method="POST", path=PODS, body=pod("many", annotations=annotations))
     answer = knock(guarded, many)
     assert answer.is_accepted, answer
     claimed = shaped("many", annotations={**annotations, **shaped("x")["metadata"]["annotations"]})
-    answer = knock(guarded, PlannedRequest(title="many", method="POST", path=PODS, body=claimed))
+    answer = knock(guarded, Probe(title="many", method="POST", path=PODS, body=claimed))
     assert answer.is_accepted, answer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from tests.simulation.history import run_history
-from tests.simulation.plan import HistoryPlan, shrink
+from tests.simulation.plan import Plan, shrink
 from tests.simulation.shells import prepare_process
 from tests.simulation.traps import history_of
 
@@ -71,7 +71,7 @@ def run_seeds(first: int, count: int, guard: str = "") -> RunTotals:
     return tally
 
 
-def fails(plan: HistoryPlan) -> bool:
+def fails(plan: Plan) -> bool:
     """Tell whether a plan breaks a promise."""
     return run_history(plan)[0].broken is not None
 

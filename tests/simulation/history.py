@@ -15,7 +15,7 @@ from tests.builders import pod_json
 from tests.simulation.faults import FaultPlan
 from tests.simulation.judge import Broken, Judge
 from tests.simulation.machines import HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
-from tests.simulation.plan import CONTROLLERS, EXTENDERS, NODES, SECONDS, HistoryPlan, HistoryStep
+from tests.simulation.plan import CONTROLLERS, EXTENDERS, NODES, SECONDS, Plan, Step
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import ALL_PODS, HEARTBEATS, LEASES, PODS, REPORTS, Object, SimulatedServer, canonical
 from tests.simulation.server import NODES as NODES_PATH
@@ -51,7 +51,7 @@ class HistoryOutcome:
 class SimulatedCluster:
     """Everything of one history."""
 
-    def __init__(self, plan: HistoryPlan, loop: VirtualLoop) -> None:
+    def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
         self.plan = plan
         self.loop = loop
         self.weather = FaultPlan(plan.seed, dict(plan.rates))
@@ -175,26 +175,26 @@ class SimulatedCluster:
 
     # Steps
 
-    def take(self, step: HistoryStep) -> None:
+    def take(self, step: Step) -> None:
         """Carry out one step; one that makes no sense now changes nothing."""
         getattr(self, "_" + step.kind.lower().replace(" ", "_"))(step)
 
-    def _pod(self, step: HistoryStep) -> Object | None:
+    def _pod(self, step: Step) -> Object | None:
         return self.server.objects.get(f"{PODS}/{step.target}")
 
-    def _create(self, step: HistoryStep) -> None:
+    def _create(self, step: Step) -> None:
         if self._pod(step) is None:
             self.server.create(f"{PODS}/{step.target}", pod_json(step.target, gpus=int(step.number)))
 
-    def _delete(self, step: HistoryStep) -> None:
+    def _delete(self, step: Step) -> None:
         if self._pod(step) is not None:
             self.server.delete(f"{PODS}/{step.target}")
 
-    def _force_delete(self, step: HistoryStep) -> None:
+    def _force_delete(self, step: Step) -> None:
         if self._pod(step) is not None:
             self.server.delete(f"{PODS}/{step.target}", force=True)
 
-    def _force_delete_soon(self, step: HistoryStep) -> None:
+    def _force_delete_soon(self, step: Step) -> None:
         """Delete by force just after the pod was bound."""
         pod = self._pod(step)
         if pod is not None and pod["spec"].get("nodeName"):
@@ -202,27 +202,27 @@ class SimulatedCluster:
         elif pod is not None:
             self.loop.call_later(0.02, self._force_delete_soon, step)
 
-    def _crash_sandbox(self, step: HistoryStep) -> None:
+    def _crash_sandbox(self, step: Step) -> None:
         pod = self._pod(step)
         if pod is not None and pod["spec"].get("nodeName"):
             self.machine(pod["spec"]["nodeName"]).crash(pod["metadata"]["uid"])
 
-    def _replace(self, step: HistoryStep) -> None:
+    def _replace(self, step: Step) -> None:
         self._force_delete(step)
         self._create(step)
 
-    def _finish(self, step: HistoryStep) -> None:
+    def _finish(self, step: Step) -> None:
         pod = self._pod(step)
         if pod is not None and pod["spec"].get("nodeName"):
             self.machine(pod["spec"]["nodeName"]).finish(pod["metadata"]["uid"])
 
-    def _fail_by_hand(self, step: HistoryStep) -> None:
+    def _fail_by_hand(self, step: Step) -> None:
         self.server.patch(f"{PODS}/{step.target}", {"status": {"phase": "Failed"}})
 
-    def _touch(self, step: HistoryStep) -> None:
+    def _touch(self, step: Step) -> None:
         self.server.patch(f"{PODS}/{step.target}", {"metadata": {"labels": {"touched": str(step.at_seconds)}}})
 
-    def _kill_extender(self, step: HistoryStep) -> None:
+    def _kill_extender(self, step: Step) -> None:
         replica = self.extenders.get(step.target)
         if replica is None:
             return
@@ -235,7 +235,7 @@ class SimulatedCluster:
         if replica is None or replica.session.is_dead:
             self.start_extender(name)
 
-    def _kill_controllers(self, step: HistoryStep) -> None:
+    def _kill_controllers(self, step: Step) -> None:
         self.controllers[step.target].kill()
         self.loop.call_later(min(step.number, REBUILD_SECONDS_MAX), self._revive_controllers, step.target)
 
@@ -243,14 +243,14 @@ class SimulatedCluster:
         if self.controllers[name].session.is_dead:
             self.start_controllers(name)
 
-    def _switch_scheduler(self, _step: HistoryStep) -> None:
+    def _switch_scheduler(self, _step: Step) -> None:
         if self.scheduler is not None:
             self.scheduler.stop()
         self.leading = 1 - self.leading
         self.scheduler = self._new_scheduler()
         self._write_leader()
 
-    def _stop_scheduler(self, _step: HistoryStep) -> None:
+    def _stop_scheduler(self, _step: Step) -> None:
         if self.scheduler is not None:
             self.scheduler.stop()
 
@@ -260,34 +260,34 @@ class SimulatedCluster:
         if not self.server.patch(path, {"spec": spec}):
             self.server.create(path, {"metadata": {"name": names.SCHEDULER_LEADER_LEASE}, "spec": spec})
 
-    def _hold_process(self, step: HistoryStep) -> None:
+    def _hold_process(self, step: Step) -> None:
         session = self.sessions[step.target]
         session.hold(is_held=True)
         self.loop.call_later(step.number, lambda: session.hold(is_held=False))
 
-    def _watches(self, step: HistoryStep) -> Iterator[Any]:
+    def _watches(self, step: Step) -> Iterator[Any]:
         session = self.sessions[step.target]
         return (watch for watch in list(session.watches) if watch.collection == COLLECTIONS[step.other])
 
-    def _cut_watch(self, step: HistoryStep) -> None:
+    def _cut_watch(self, step: Step) -> None:
         for watch in self._watches(step):
             watch.cut()
 
-    def _silence_watch(self, step: HistoryStep) -> None:
+    def _silence_watch(self, step: Step) -> None:
         for watch in self._watches(step):
             watch.fall_silent()
 
-    def _slow_watch(self, step: HistoryStep) -> None:
+    def _slow_watch(self, step: Step) -> None:
         self.sessions[step.target].slow_watches[COLLECTIONS[step.other]] = step.number
 
-    def _compact(self, _step: HistoryStep) -> None:
+    def _compact(self, _step: Step) -> None:
         for collection in COLLECTIONS.values():
             self.server.compacted[collection] = self.server.version
         for session in self.sessions.values():
             for watch in list(session.watches):
                 watch.cut()
 
-    def _pause_kubelet(self, step: HistoryStep) -> None:
+    def _pause_kubelet(self, step: Step) -> None:
         machine = self.machine(step.target)
         machine.is_paused = True
         self.loop.call_later(step.number, self._unpause, machine)
@@ -296,7 +296,7 @@ class SimulatedCluster:
         machine.is_paused = False
         machine.work(len(self.server.log(PODS)))
 
-    def _cut_off_node(self, step: HistoryStep) -> None:
+    def _cut_off_node(self, step: Step) -> None:
         machine = self.machine(step.target)
         machine.is_online = False
         self.loop.call_later(step.number, self._connect, machine)
@@ -308,7 +308,7 @@ class SimulatedCluster:
         if machine.is_on:
             machine.catch_up()
 
-    def _reboot(self, step: HistoryStep) -> None:
+    def _reboot(self, step: Step) -> None:
         machine = self.machine(step.target)
         if machine.is_on:
             machine.power_off()
@@ -319,19 +319,19 @@ class SimulatedCluster:
             machine.power_on()
             self.loop.call_later(0.5, machine.look)
 
-    def _delete_node(self, step: HistoryStep) -> None:
+    def _delete_node(self, step: Step) -> None:
         path = f"{NODES_PATH}/{step.target}"
         if path in self.server.objects:
             self.server.delete(path)
             self.loop.call_later(step.number, lambda: self._connect(self.machine(step.target)))
 
-    def _replace_machine(self, step: HistoryStep) -> None:
+    def _replace_machine(self, step: Step) -> None:
         """Cut a machine off for good, delete its Node, and give its name to another one."""
         old = self.machine(step.target)
         if len(self.machines) > 3 or not old.is_on:
             return
         old.is_online, old.is_retired = False, True
-        self._delete_node(HistoryStep(step.at_seconds, "delete node", step.target, number=1e6))
+        self._delete_node(Step(step.at_seconds, "delete node", step.target, number=1e6))
         self._collect_garbage()
         new = self._add_machine(step.target, f"{step.target}-{len(self.machines)}")
         new.cursor = len(self.server.log(PODS))
@@ -340,25 +340,25 @@ class SimulatedCluster:
         self.loop.call_later(step.number, new.power_on)
         new.is_on = False
 
-    def _replace_card(self, step: HistoryStep) -> None:
+    def _replace_card(self, step: Step) -> None:
         machine = self.machine(step.target)
         if machine.is_on:
             machine.power_off()
             machine.insert_card(min(machine.devices))
             self.loop.call_later(min(step.number, REBUILD_SECONDS_MAX), self._power_on, machine)
 
-    def _sick_card(self, step: HistoryStep) -> None:
+    def _sick_card(self, step: Step) -> None:
         machine = self.machine(step.target)
         device_id = min(machine.devices)
         machine.sick ^= {device_id}
         machine.look()
 
-    def _silence_agent(self, step: HistoryStep) -> None:
+    def _silence_agent(self, step: Step) -> None:
         machine = self.machine(step.target)
         machine.is_agent_down = True
         self.loop.call_later(step.number, lambda: setattr(machine, "is_agent_down", False))
 
-    def _lose_lease(self, step: HistoryStep) -> None:
+    def _lose_lease(self, step: Step) -> None:
         """Somebody deletes the Lease of a bound pod by hand, while everybody has seen that the pod is bound."""
         pod = self._pod(step)
         if pod is None or not pod["spec"].get("nodeName") or pod["status"].get("phase") in {"Failed", "Succeeded"}:
@@ -375,7 +375,7 @@ class SimulatedCluster:
                 self.excused.discard(name)
                 return
 
-    def _lose_both(self, step: HistoryStep) -> None:
+    def _lose_both(self, step: Step) -> None:
         """Somebody deletes a Lease by hand and its pod by force, before anybody could write the Lease again."""
         self._lose_lease(step)
         self._force_delete(step)
@@ -449,7 +449,7 @@ class SimulatedCluster:
         return {uuid for number, uuid in machine.devices.items() if str(number) not in ids and uuid not in held}
 
 
-def run_history(plan: HistoryPlan, *, is_told: bool = False) -> tuple[HistoryOutcome, FaultPlan]:
+def run_history(plan: Plan, *, is_told: bool = False) -> tuple[HistoryOutcome, FaultPlan]:
     """Run one history to its end or to the first breach; print every write if it is to be told."""
     loops.WORKERS = 1 + plan.seed % 2
     loop = VirtualLoop()

@@ -47,7 +47,7 @@ KINDS: dict[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryStep:
+class Step:
     """One thing that happens at a time. `target` names a pod, node, process or collection; `number` is its size."""
 
     at_seconds: float
@@ -61,11 +61,11 @@ class HistoryStep:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryPlan:
+class Plan:
     """A whole history."""
 
     seed: int
-    steps: tuple[HistoryStep, ...]
+    steps: tuple[Step, ...]
     rates: tuple[tuple[str, float], ...]
     controllers_count: int = 1
 
@@ -79,7 +79,7 @@ RARE = {*CALL_FAULTS, *BINDING_FAULTS}
 """Faults that few requests can meet, and that strike the more often."""
 
 
-def plan_of(seed: int, *, is_short: bool = False) -> HistoryPlan:
+def plan_of(seed: int, *, is_short: bool = False) -> Plan:
     """Draw a history. Every seed stresses some kinds of steps and faults and leaves others out."""
     rng = random.Random(seed)
     kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in KINDS.items()}
@@ -95,10 +95,10 @@ def plan_of(seed: int, *, is_short: bool = False) -> HistoryPlan:
     faults = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS, *WATCH_FAULTS)
     chosen = [kind for kind in faults if rng.random() < 0.35] if rng.random() < 0.8 else []
     rates = tuple((kind, rng.choice((0.02, 0.05, 0.12)) * (3.0 if kind in RARE else 1.0)) for kind in chosen)
-    return HistoryPlan(seed, steps, rates, controllers_count=2 if rng.random() < 0.2 else 1)
+    return Plan(seed, steps, rates, controllers_count=2 if rng.random() < 0.2 else 1)
 
 
-def _ambush(rng: random.Random, step: HistoryStep) -> HistoryStep:
+def _ambush(rng: random.Random, step: Step) -> Step:
     """Return what happens to a pod just while it is being bound, or to those who bind it."""
     at = step.at_seconds + rng.choice((rng.uniform(0.02, 0.3), rng.uniform(0.3, 5.0)))
     kind = rng.choice(
@@ -107,33 +107,33 @@ def _ambush(rng: random.Random, step: HistoryStep) -> HistoryStep:
     return replace(_step(rng, at, kind), target=rng.choice(EXTENDERS) if kind == "kill extender" else step.target)
 
 
-def _step(rng: random.Random, at: float, kind: str) -> HistoryStep:
+def _step(rng: random.Random, at: float, kind: str) -> Step:
     pod = f"p{rng.randrange(PODS)}"
     node = rng.choice(NODES)
     process = rng.choice((*EXTENDERS, *CONTROLLERS[:1]))
     collection = rng.choice(WATCHED)
     seconds = rng.choice((0.5, 2.0, 6.0, 15.0))
     targets = {
-        "create": HistoryStep(at, kind, pod, number=rng.choice((1, 1, 2, 2, 3, 4))),
-        "replace": HistoryStep(at, kind, pod, number=rng.choice((1, 2, 4))),
-        "kill extender": HistoryStep(at, kind, rng.choice(EXTENDERS), number=seconds),
-        "kill controllers": HistoryStep(at, kind, CONTROLLERS[0], number=seconds),
-        "switch scheduler": HistoryStep(at, kind),
-        "hold process": HistoryStep(at, kind, process, number=seconds),
-        "cut watch": HistoryStep(at, kind, process, collection),
-        "silence watch": HistoryStep(at, kind, process, collection),
-        "slow watch": HistoryStep(at, kind, process, collection, number=seconds),
-        "compact": HistoryStep(at, kind),
+        "create": Step(at, kind, pod, number=rng.choice((1, 1, 2, 2, 3, 4))),
+        "replace": Step(at, kind, pod, number=rng.choice((1, 2, 4))),
+        "kill extender": Step(at, kind, rng.choice(EXTENDERS), number=seconds),
+        "kill controllers": Step(at, kind, CONTROLLERS[0], number=seconds),
+        "switch scheduler": Step(at, kind),
+        "hold process": Step(at, kind, process, number=seconds),
+        "cut watch": Step(at, kind, process, collection),
+        "silence watch": Step(at, kind, process, collection),
+        "slow watch": Step(at, kind, process, collection, number=seconds),
+        "compact": Step(at, kind),
     }
     on_nodes = {
         "pause kubelet", "cut off node", "reboot", "delete node", "replace machine", "replace card", "sick card",
         "silence agent",
     }  # fmt: skip
-    default = HistoryStep(at, kind, node, number=seconds) if kind in on_nodes else HistoryStep(at, kind, pod)
+    default = Step(at, kind, node, number=seconds) if kind in on_nodes else Step(at, kind, pod)
     return targets.get(kind, default)
 
 
-def shrink(plan: HistoryPlan, fails: Callable[[HistoryPlan], bool]) -> HistoryPlan:
+def shrink(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     """Leave out whatever is not needed for the failure: halves first, then single steps, then kinds of faults."""
     size = max(1, len(plan.steps) // 2)
     while size:
@@ -148,6 +148,6 @@ def shrink(plan: HistoryPlan, fails: Callable[[HistoryPlan], bool]) -> HistoryPl
     return plan
 
 
-def _without_chunk(plan: HistoryPlan, size: int) -> Iterator[HistoryPlan]:
+def _without_chunk(plan: Plan, size: int) -> Iterator[Plan]:
     for start in range(0, len(plan.steps), size):
         yield replace(plan, steps=plan.steps[:start] + plan.steps[start + size :])

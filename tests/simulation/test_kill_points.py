@@ -12,24 +12,24 @@ import pytest
 from controllers import loops, runner
 from tests.simulation import shells
 from tests.simulation.history import SimulatedCluster, run_world
-from tests.simulation.plan import EXTENDERS, HistoryPlan, HistoryStep
+from tests.simulation.plan import EXTENDERS, Plan, Step
 from tests.simulation.virtual_time import VirtualLoop
 
 POD_ENDS = (
-    HistoryStep(0.5, "create", "p0", number=2),
-    HistoryStep(1.0, "create", "p1", number=1),
-    HistoryStep(8.0, "finish", "p0"),
+    Step(0.5, "create", "p0", number=2),
+    Step(1.0, "create", "p1", number=1),
+    Step(8.0, "finish", "p0"),
 )
 POD_IS_DELETED = (
-    HistoryStep(0.5, "create", "p0", number=3),
-    HistoryStep(8.0, "delete", "p0"),
-    HistoryStep(8.5, "replace", "p0", number=2),
+    Step(0.5, "create", "p0", number=3),
+    Step(8.0, "delete", "p0"),
+    Step(8.5, "replace", "p0", number=2),
 )
-POD_IS_FORCED_OUT = (HistoryStep(0.5, "create", "p0", number=2), HistoryStep(8.0, "force delete", "p0"))
+POD_IS_FORCED_OUT = (Step(0.5, "create", "p0", number=2), Step(8.0, "force delete", "p0"))
 NOBODY_BINDS = (
-    HistoryStep(2.0, "create", "p0", number=2),
-    HistoryStep(2.6, "stop scheduler"),
-    HistoryStep(20.0, "switch scheduler"),
+    Step(2.0, "create", "p0", number=2),
+    Step(2.6, "stop scheduler"),
+    Step(20.0, "switch scheduler"),
 )
 HISTORIES = {
     "a pod ends": POD_ENDS,
@@ -85,11 +85,11 @@ class Killer:
         starts(name)
 
 
-def play(steps: tuple[HistoryStep, ...], *killers: tuple[str, int, bool, bool]) -> list[Killer]:
+def play(steps: tuple[Step, ...], *killers: tuple[str, int, bool, bool]) -> list[Killer]:
     """Run a calm history with these kills; raises Broken when a promise is not kept."""
     loop = VirtualLoop()
     loop.set_exception_handler(lambda _loop, _context: None)
-    world = SimulatedCluster(HistoryPlan(0, steps, ()), loop)
+    world = SimulatedCluster(Plan(0, steps, ()), loop)
     watching = [Killer(world, part, nth, is_after, stays) for part, nth, is_after, stays in killers]
     for killer in watching:
         killer.watch()

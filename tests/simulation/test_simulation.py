@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.faults import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
 from tests.simulation.guards import GUARDS
-from tests.simulation.plan import KINDS, HistoryPlan, HistoryStep, plan_of, shrink
+from tests.simulation.plan import KINDS, Plan, Step, plan_of, shrink
 
 HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "2000"))
 """ATOLL_HISTORIES says another number: 10,000 in `make test-long`, some minutes of two cores."""
@@ -72,10 +72,10 @@ def test_every_kind_of_step_occurs() -> None:
 
 def test_failing_history_shrinks_to_what_is_needed() -> None:
     """Steps and faults that the failure does not need are left out; those that it needs stay, in order."""
-    steps = tuple(HistoryStep(float(at), "touch", f"p{at}") for at in range(20))
-    plan = HistoryPlan(1, steps, (("late", 0.1), ("twice", 0.1)))
+    steps = tuple(Step(float(at), "touch", f"p{at}") for at in range(20))
+    plan = Plan(1, steps, (("late", 0.1), ("twice", 0.1)))
 
-    def fails(candidate: HistoryPlan) -> bool:
+    def fails(candidate: Plan) -> bool:
         targets = [step.target for step in candidate.steps]
         return {"p3", "p11", "p12"} <= set(targets) and ("late", 0.1) in candidate.rates
 

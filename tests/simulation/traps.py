@@ -7,179 +7,179 @@ back, containers that outlive their pod object. Times are moved a little by the 
 import random
 from dataclasses import replace
 
-from tests.simulation.plan import HistoryPlan, HistoryStep, plan_of
+from tests.simulation.plan import Plan, Step, plan_of
 
 Rates = tuple[tuple[str, float], ...]
 BOTH = ("n1", "n2")
 JITTER_SECONDS = 0.25
 
 
-def crowd(at: float, *counts: int) -> tuple[HistoryStep, ...]:
+def crowd(at: float, *counts: int) -> tuple[Step, ...]:
     """Return pods p1, p2, ... that want everything that is free."""
-    return tuple(HistoryStep(at, "create", f"p{index}", number=count) for index, count in enumerate(counts, start=1))
+    return tuple(Step(at, "create", f"p{index}", number=count) for index, count in enumerate(counts, start=1))
 
 
-TRAPS: dict[str, tuple[tuple[HistoryStep, ...], Rates]] = {
+TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
     "a late Binding meets a reservation that was taken back": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.1, "touch", "p0"), HistoryStep(2.6, "stop scheduler"),
-         HistoryStep(17.0, "switch scheduler"), *crowd(17.5, 4, 4)),
+        (Step(2.0, "create", "p0", number=4), Step(2.1, "touch", "p0"), Step(2.6, "stop scheduler"),
+         Step(17.0, "switch scheduler"), *crowd(17.5, 4, 4)),
         (("late Binding", 0.9),),
     ),
     "a pod moves on under every Binding": (
-        (HistoryStep(2.0, "create", "p0", number=3), *(HistoryStep(2.05 + 0.1 * i, "touch", "p0") for i in range(6)),
-         HistoryStep(4.0, "stop scheduler"), HistoryStep(18.0, "switch scheduler"), *crowd(18.5, 3, 3, 2)),
+        (Step(2.0, "create", "p0", number=3), *(Step(2.05 + 0.1 * i, "touch", "p0") for i in range(6)),
+         Step(4.0, "stop scheduler"), Step(18.0, "switch scheduler"), *crowd(18.5, 3, 3, 2)),
         (("late Binding", 0.5), ("lost Binding", 0.2), ("slow", 0.1)),
     ),
     "nobody knows whether the Binding landed, and the pod is gone": (
-        (HistoryStep(2.0, "create", "p0", number=4), *(HistoryStep(2.8, "pause kubelet", node, number=12.0) for node in BOTH),
-         HistoryStep(3.05, "force delete", "p0"), *crowd(6.0, 4, 4)),
+        (Step(2.0, "create", "p0", number=4), *(Step(2.8, "pause kubelet", node, number=12.0) for node in BOTH),
+         Step(3.05, "force delete", "p0"), *crowd(6.0, 4, 4)),
         (("lost Binding", 0.8),),
     ),
     "the cache has not seen the pod whose Lease it knows": (
-        (HistoryStep(1.0, "slow watch", "controllers-0", "pods", 15.0), HistoryStep(2.0, "create", "p0", number=2),
-         HistoryStep(6.0, "create", "p3", number=1), HistoryStep(9.0, "finish", "p3"), *crowd(12.0, 4, 4)),
+        (Step(1.0, "slow watch", "controllers-0", "pods", 15.0), Step(2.0, "create", "p0", number=2),
+         Step(6.0, "create", "p3", number=1), Step(9.0, "finish", "p3"), *crowd(12.0, 4, 4)),
         (),
     ),
     "a successor of the same name lives": (
-        (HistoryStep(2.0, "create", "p0", number=2), HistoryStep(6.0, "kill controllers", "controllers-0", number=4.0),
-         HistoryStep(7.0, "replace", "p0", number=1), *crowd(12.0, 3, 3)),
+        (Step(2.0, "create", "p0", number=2), Step(6.0, "kill controllers", "controllers-0", number=4.0),
+         Step(7.0, "replace", "p0", number=1), *crowd(12.0, 3, 3)),
         (),
     ),
     "kubelet is late": (
-        (HistoryStep(2.0, "create", "p0", number=2), HistoryStep(2.4, "force delete", "p0"), HistoryStep(5.0, "create", "p0", number=4),
-         HistoryStep(5.3, "force delete", "p0"), HistoryStep(8.0, "replace", "p0", number=3), HistoryStep(8.4, "force delete", "p0"),
-         HistoryStep(11.0, "replace", "p0", number=3), HistoryStep(11.5, "force delete", "p0"), *crowd(12.0, 4, 4)),
+        (Step(2.0, "create", "p0", number=2), Step(2.4, "force delete", "p0"), Step(5.0, "create", "p0", number=4),
+         Step(5.3, "force delete", "p0"), Step(8.0, "replace", "p0", number=3), Step(8.4, "force delete", "p0"),
+         Step(11.0, "replace", "p0", number=3), Step(11.5, "force delete", "p0"), *crowd(12.0, 4, 4)),
         (),
     ),
     "a pod was bound and deleted while nobody looked": (
-        (HistoryStep(2.0, "silence watch", "controllers-0", "pods"), HistoryStep(2.5, "create", "p0", number=2),
-         HistoryStep(5.0, "force delete", "p0"), HistoryStep(5.1, "compact"), *crowd(6.0, 4, 4)),
+        (Step(2.0, "silence watch", "controllers-0", "pods"), Step(2.5, "create", "p0", number=2),
+         Step(5.0, "force delete", "p0"), Step(5.1, "compact"), *crowd(6.0, 4, 4)),
         (),
     ),
     "the machine booted before the pod was deleted": (
-        (HistoryStep(2.0, "create", "p0", number=2), *(HistoryStep(6.0, "silence agent", node, number=5.4) for node in BOTH),
-         *(HistoryStep(6.1, "reboot", node, number=0.5) for node in BOTH),
-         *(HistoryStep(10.0, "pause kubelet", node, number=15.0) for node in BOTH), HistoryStep(10.3, "force delete", "p0"),
+        (Step(2.0, "create", "p0", number=2), *(Step(6.0, "silence agent", node, number=5.4) for node in BOTH),
+         *(Step(6.1, "reboot", node, number=0.5) for node in BOTH),
+         *(Step(10.0, "pause kubelet", node, number=15.0) for node in BOTH), Step(10.3, "force delete", "p0"),
          *crowd(12.0, 4, 4)),
         (),
     ),
     "another machine has the name": (
-        (HistoryStep(2.0, "create", "p0", number=4), *crowd(2.0, 4), *(HistoryStep(6.0, "replace machine", node, number=0.5)
+        (Step(2.0, "create", "p0", number=4), *crowd(2.0, 4), *(Step(6.0, "replace machine", node, number=0.5)
                                                                 for node in BOTH), *crowd(12.0, 4, 4)),
         (),
     ),
     "somebody else set the phase": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(5.5, "pause kubelet", "n1", number=9.0),
-         HistoryStep(5.5, "pause kubelet", "n2", number=9.0), HistoryStep(6.0, "fail by hand", "p0"), *crowd(8.0, 4, 4)),
+        (Step(2.0, "create", "p0", number=4), Step(5.5, "pause kubelet", "n1", number=9.0),
+         Step(5.5, "pause kubelet", "n2", number=9.0), Step(6.0, "fail by hand", "p0"), *crowd(8.0, 4, 4)),
         (),
     ),
     "two leaders bind one pod": (
-        (HistoryStep(2.0, "create", "p0", number=2), HistoryStep(2.1, "switch scheduler"), HistoryStep(4.0, "create", "p3", number=2),
-         HistoryStep(4.1, "switch scheduler"), HistoryStep(6.0, "create", "p4", number=1), HistoryStep(6.1, "switch scheduler"),
+        (Step(2.0, "create", "p0", number=2), Step(2.1, "switch scheduler"), Step(4.0, "create", "p3", number=2),
+         Step(4.1, "switch scheduler"), Step(6.0, "create", "p4", number=1), Step(6.1, "switch scheduler"),
          *crowd(7.0, 4, 4)),
         (("error 500", 0.15), ("error 504", 0.15), ("slow", 0.1), ("answer lost", 0.1)),
     ),
     "a request comes twice, much later": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(4.0, "force delete", "p0"), *crowd(4.0, 4, 4),
-         HistoryStep(8.0, "replace", "p1", number=2), HistoryStep(9.0, "replace", "p2", number=2), HistoryStep(10.0, "finish", "p1")),
+        (Step(2.0, "create", "p0", number=4), Step(4.0, "force delete", "p0"), *crowd(4.0, 4, 4),
+         Step(8.0, "replace", "p1", number=2), Step(9.0, "replace", "p2", number=2), Step(10.0, "finish", "p1")),
         (("twice", 0.35),),
     ),
     "many binds at once": (
-        tuple(HistoryStep(2.0, "create", f"p{index}", number=count) for index, count in enumerate((1, 2, 1, 2, 1, 1))),
+        tuple(Step(2.0, "create", f"p{index}", number=count) for index, count in enumerate((1, 2, 1, 2, 1, 1))),
         (("slow", 0.2), ("call twice", 0.3)),
     ),
     "a Lease is lost while its pod runs": (
-        (HistoryStep(2.0, "create", "p0", number=4), *crowd(2.0, 2), HistoryStep(7.0, "lose Lease", "p0"), *crowd(7.01, 0, 2, 4),
-         HistoryStep(9.0, "lose Lease", "p0"), HistoryStep(9.01, "create", "p4", number=1),
-         *(HistoryStep(12.0, "pause kubelet", node, number=6.0) for node in BOTH), HistoryStep(12.6, "lose both", "p0")),
+        (Step(2.0, "create", "p0", number=4), *crowd(2.0, 2), Step(7.0, "lose Lease", "p0"), *crowd(7.01, 0, 2, 4),
+         Step(9.0, "lose Lease", "p0"), Step(9.01, "create", "p4", number=1),
+         *(Step(12.0, "pause kubelet", node, number=6.0) for node in BOTH), Step(12.6, "lose both", "p0")),
         (("slow", 0.1),),
     ),
 }  # fmt: skip
 
-LATER_TRAPS: dict[str, tuple[tuple[HistoryStep, ...], Rates]] = {
+LATER_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
     "a pod is known, then bound and deleted while nobody looks": (
-        (HistoryStep(1.5, "stop scheduler"), HistoryStep(2.0, "create", "p0", number=4),
-         HistoryStep(2.6, "silence watch", "controllers-0", "pods"), HistoryStep(3.0, "switch scheduler"),
-         *(HistoryStep(6.0, "pause kubelet", node, number=12.0) for node in BOTH), HistoryStep(6.4, "force delete", "p0"),
-         HistoryStep(6.8, "compact"), *crowd(7.0, 4, 4)),
+        (Step(1.5, "stop scheduler"), Step(2.0, "create", "p0", number=4),
+         Step(2.6, "silence watch", "controllers-0", "pods"), Step(3.0, "switch scheduler"),
+         *(Step(6.0, "pause kubelet", node, number=12.0) for node in BOTH), Step(6.4, "force delete", "p0"),
+         Step(6.8, "compact"), *crowd(7.0, 4, 4)),
         (),
     ),
     "pods come and go before kubelet hears of them": (
-        (*(HistoryStep(3.0 + 0.6 * number, kind, f"p{number % 3 + 3}", number=1)
+        (*(Step(3.0 + 0.6 * number, kind, f"p{number % 3 + 3}", number=1)
            for number in range(12) for kind in ("create", "force delete soon")), *crowd(10.5, 4, 4)),
         (("slow", 0.05),),
     ),
     "a sandbox dies before kubelet hears of the deletion": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.0, "create", "p3", number=4), *crowd(4.0, 4, 4),
-         *(HistoryStep(13.2, kind, name) for kind in ("crash sandbox", "force delete soon") for name in ("p0", "p3")),
-         *(HistoryStep(13.4 + 0.02 * number, "touch", "p1") for number in range(6))),
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4), *crowd(4.0, 4, 4),
+         *(Step(13.2, kind, name) for kind in ("crash sandbox", "force delete soon") for name in ("p0", "p3")),
+         *(Step(13.4 + 0.02 * number, "touch", "p1") for number in range(6))),
         (),
     ),
     "a bind that died is taken back while its Binding is on the way": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.3, "kill extender", "extender-0", number=3.0),
-         HistoryStep(2.4, "kill extender", "extender-1", number=3.0), *crowd(2.5, 4, 4),
-         HistoryStep(9.0, "kill controllers", "controllers-0", number=1.0), HistoryStep(14.0, "touch", "p0")),
+        (Step(2.0, "create", "p0", number=4), Step(2.3, "kill extender", "extender-0", number=3.0),
+         Step(2.4, "kill extender", "extender-1", number=3.0), *crowd(2.5, 4, 4),
+         Step(9.0, "kill controllers", "controllers-0", number=1.0), Step(14.0, "touch", "p0")),
         (("late Binding", 0.8), ("slow", 0.1)),
     ),
     "a successor is bound while its predecessor is in doubt": (
-        (HistoryStep(2.0, "create", "p0", number=4), *(HistoryStep(4.6, "pause kubelet", node, number=9.0) for node in BOTH),
-         HistoryStep(5.0, "replace", "p0", number=4), HistoryStep(5.6, "replace", "p0", number=4), HistoryStep(7.0, "lose both", "p0"),
-         HistoryStep(8.0, "kill controllers", "controllers-0", number=2.0), HistoryStep(8.1, "switch scheduler"), *crowd(9.0, 4, 2)),
+        (Step(2.0, "create", "p0", number=4), *(Step(4.6, "pause kubelet", node, number=9.0) for node in BOTH),
+         Step(5.0, "replace", "p0", number=4), Step(5.6, "replace", "p0", number=4), Step(7.0, "lose both", "p0"),
+         Step(8.0, "kill controllers", "controllers-0", number=2.0), Step(8.1, "switch scheduler"), *crowd(9.0, 4, 2)),
         (("twice", 0.15), ("answer lost", 0.1)),
     ),
     "the machine is replaced while a release is under way": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.0, "create", "p3", number=4), HistoryStep(6.0, "delete", "p0"),
-         HistoryStep(6.3, "replace machine", "n1", number=1.0), HistoryStep(6.3, "replace machine", "n2", number=3.0),
-         HistoryStep(6.5, "hold process", "controllers-0", number=3.0), HistoryStep(7.0, "force delete", "p3"), *crowd(8.0, 4, 4)),
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4), Step(6.0, "delete", "p0"),
+         Step(6.3, "replace machine", "n1", number=1.0), Step(6.3, "replace machine", "n2", number=3.0),
+         Step(6.5, "hold process", "controllers-0", number=3.0), Step(7.0, "force delete", "p3"), *crowd(8.0, 4, 4)),
         (("late", 0.1), ("twice", 0.1)),
     ),
 }  # fmt: skip
 """Those that were added later have seeds of their own, so that a seed keeps its history."""
 
-NEWEST_TRAPS: dict[str, tuple[tuple[HistoryStep, ...], Rates]] = {
+NEWEST_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
     "a bind is frozen between its Leases and its Binding": (
-        (HistoryStep(1.8, "create", "p0", number=4), HistoryStep(3.0, "hold process", "extender-0", number=15.0),
-         HistoryStep(6.0, "switch scheduler"), *crowd(14.0, 4, 4)),
+        (Step(1.8, "create", "p0", number=4), Step(3.0, "hold process", "extender-0", number=15.0),
+         Step(6.0, "switch scheduler"), *crowd(14.0, 4, 4)),
         (("slow", 0.7),),
     ),
     "the leader of the controllers wakes in its successor's term": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.0, "create", "p3", number=4),
-         *(HistoryStep(4.6, "pause kubelet", node, number=9.0) for node in BOTH), HistoryStep(5.0, "force delete", "p0"),
-         HistoryStep(5.2, "hold process", "controllers-0", number=15.0), HistoryStep(5.6, "force delete", "p3"), *crowd(8.0, 4, 4),
-         HistoryStep(20.3, "replace", "p1", number=2)),
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4),
+         *(Step(4.6, "pause kubelet", node, number=9.0) for node in BOTH), Step(5.0, "force delete", "p0"),
+         Step(5.2, "hold process", "controllers-0", number=15.0), Step(5.6, "force delete", "p3"), *crowd(8.0, 4, 4),
+         Step(20.3, "replace", "p1", number=2)),
         (("late", 0.1), ("twice", 0.1)),
     ),
     "Nodes go and come back while pods are bound to them": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.0, "create", "p3", number=2),
-         *(HistoryStep(2.05, "delete node", node, number=3.0) for node in BOTH), HistoryStep(2.3, "create", "p4", number=4),
-         *(HistoryStep(6.0, "pause kubelet", node, number=7.0) for node in BOTH), *crowd(8.0, 4, 4)),
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=2),
+         *(Step(2.05, "delete node", node, number=3.0) for node in BOTH), Step(2.3, "create", "p4", number=4),
+         *(Step(6.0, "pause kubelet", node, number=7.0) for node in BOTH), *crowd(8.0, 4, 4)),
         (("late Binding", 0.3), ("slow", 0.2)),
     ),
     "a late Binding is on its way to the predecessor of a name": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.35, "replace", "p0", number=4),
-         HistoryStep(2.7, "replace", "p0", number=2), HistoryStep(3.1, "switch scheduler"), HistoryStep(3.4, "replace", "p0", number=4),
+        (Step(2.0, "create", "p0", number=4), Step(2.35, "replace", "p0", number=4),
+         Step(2.7, "replace", "p0", number=2), Step(3.1, "switch scheduler"), Step(3.4, "replace", "p0", number=4),
          *crowd(5.0, 4, 4)),
         (("late Binding", 0.8), ("call twice", 0.3)),
     ),
     "everybody forgets everything at once": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.0, "create", "p3", number=3), HistoryStep(5.0, "lose Lease", "p0"),
-         *(HistoryStep(5.1, "pause kubelet", node, number=8.0) for node in BOTH), HistoryStep(5.2, "force delete", "p3"),
-         HistoryStep(5.3, "compact"), *(HistoryStep(5.4, "kill extender", f"extender-{one}", number=1.0) for one in range(2)),
-         HistoryStep(5.4, "kill controllers", "controllers-0", number=1.0), *crowd(5.5, 4, 4)),
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=3), Step(5.0, "lose Lease", "p0"),
+         *(Step(5.1, "pause kubelet", node, number=8.0) for node in BOTH), Step(5.2, "force delete", "p3"),
+         Step(5.3, "compact"), *(Step(5.4, "kill extender", f"extender-{one}", number=1.0) for one in range(2)),
+         Step(5.4, "kill controllers", "controllers-0", number=1.0), *crowd(5.5, 4, 4)),
         (),
     ),
     "nobody reports while everything is deleted by force": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.0, "create", "p3", number=4),
-         *(HistoryStep(4.5, "silence agent", node, number=13.0) for node in BOTH),
-         *(HistoryStep(5.0, "pause kubelet", node, number=10.0) for node in BOTH), HistoryStep(5.2, "force delete", "p0"),
-         HistoryStep(5.3, "fail by hand", "p3"), *crowd(6.0, 4, 4), HistoryStep(16.0, "replace", "p1", number=1)),
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4),
+         *(Step(4.5, "silence agent", node, number=13.0) for node in BOTH),
+         *(Step(5.0, "pause kubelet", node, number=10.0) for node in BOTH), Step(5.2, "force delete", "p0"),
+         Step(5.3, "fail by hand", "p3"), *crowd(6.0, 4, 4), Step(16.0, "replace", "p1", number=1)),
         (("answer lost", 0.1),),
     ),
     "a card is changed under a pod that is in doubt": (
-        (HistoryStep(2.0, "create", "p0", number=4), HistoryStep(2.0, "create", "p3", number=4),
-         *(HistoryStep(5.0, "cut off node", node, number=4.0) for node in BOTH), HistoryStep(5.2, "force delete", "p0"),
-         *(HistoryStep(6.0, "replace card", node, number=1.0) for node in BOTH), *crowd(7.0, 4, 4),
-         *(HistoryStep(12.0, "reboot", node, number=1.0) for node in BOTH)),
+        (Step(2.0, "create", "p0", number=4), Step(2.0, "create", "p3", number=4),
+         *(Step(5.0, "cut off node", node, number=4.0) for node in BOTH), Step(5.2, "force delete", "p0"),
+         *(Step(6.0, "replace card", node, number=1.0) for node in BOTH), *crowd(7.0, 4, 4),
+         *(Step(12.0, "reboot", node, number=1.0) for node in BOTH)),
         (("slow", 0.1),),
     ),
 }  # fmt: skip
@@ -189,14 +189,14 @@ THOROUGH = 1500
 """Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
 
 
-def history_of(seed: int) -> HistoryPlan:
+def history_of(seed: int) -> Plan:
     """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn."""
     if seed < THOROUGH:
         return trap_of(seed, seed // 3) if seed % 3 == 0 else plan_of(seed)
     return trap_of(seed, seed // 12) if seed % 12 == 0 else plan_of(seed, is_short=True)
 
 
-def trap_of(seed: int, number: int) -> HistoryPlan:
+def trap_of(seed: int, number: int) -> Plan:
     """Return a trap, its times moved a little; `number` says which."""
     rng = random.Random(seed)
     traps = TRAPS if seed < LATER_FROM else LATER_TRAPS if seed < THOROUGH else TRAPS | LATER_TRAPS | NEWEST_TRAPS
@@ -205,4 +205,4 @@ def trap_of(seed: int, number: int) -> HistoryPlan:
     kept = [step for step in steps if step.kind != "create" or step.number > 0]
     moved = (replace(step, at_seconds=step.at_seconds + rng.uniform(0.0, JITTER_SECONDS)) for step in kept)
     ordered = tuple(sorted(moved, key=lambda step: step.at_seconds))
-    return HistoryPlan(seed, ordered, rates, controllers_count=2 if name in NEWEST_TRAPS else 1)
+    return Plan(seed, ordered, rates, controllers_count=2 if name in NEWEST_TRAPS else 1)
