@@ -133,15 +133,16 @@ class Checkpoints:
     ) -> Record:
         """Save what stands after a step; a part is bytes, or a function that writes into an open binary file.
 
-        Returns when the checkpoint is committed. Raises Fenced where a newer attempt of the job has begun, ValueError
-        for a step or a name that cannot be one, and what the store raises; the checkpoints before stay as they are.
+        Returns when the checkpoint is committed; a step that is saved already stays as it is. Raises Fenced where a
+        newer attempt of the job has begun, ValueError for a step or a name that cannot be one, and what the store
+        raises; the checkpoints before stay as they are.
         """
         self._check(step, parts)
         version = Version(self.generation, step)
         with self._saving:
             self._enter(version, State.INITIATED)
-            if version in records.committed(self._unfenced()):
-                raise ValueError(f"step {step} is saved already: save each step once")
+            if version in records.committed(self._unfenced()):  # by this process, which may not have heard the answer
+                return records.decode(self._store.read(version.record_key), version=version, job_id=self._job_id)
             self._enter(version, State.UPLOADING)
             written = tuple(
                 self._store.write(version.part_key(name), _producer(part)) for name, part in sorted(parts.items())

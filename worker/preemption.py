@@ -65,6 +65,7 @@ class Preemption:
         os.set_blocking(self._writes, False)
         self._previous: _Handler = None
         self._has_wakeup = False
+        self._masks = threading.local()
         self._thread = threading.Thread(target=self._run, name="preemption", daemon=True)
 
     @classmethod
@@ -94,7 +95,7 @@ class Preemption:
         self._has_wakeup = taken == -1
         if not self._has_wakeup:
             signal.set_wakeup_fd(taken)
-        os.register_at_fork(after_in_child=self._leave_child)
+        os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._leave_child)
         self._thread.start()
 
     def seconds_left(self) -> float | None:
@@ -143,12 +144,20 @@ class Preemption:
             if other not in (-1, self._writes):
                 signal.set_wakeup_fd(other)
 
+    def _hold(self) -> None:
+        """Keep SIGTERM back while a child is forked: until it has left, its signal would go into our pipe."""
+        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _let_go(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
+
     def _leave_child(self) -> None:
         """A forked child, such as a loader of data, is no part of this: its SIGTERM must end it and tell us nothing."""
         if self._is_open:
             self._is_open = False
             with contextlib.suppress(ValueError):  # forked by another thread, which is the child's main thread now
                 self._restore()
+        self._let_go()
 
     def _run(self) -> None:
         while self._is_open:
