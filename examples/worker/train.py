@@ -9,7 +9,7 @@ import time
 
 from worker import EXIT_PREEMPTED, CheckpointSettings, Preemption, parts_of, states_of
 
-STEPS = 50
+STEPS = 100
 SECONDS_PER_STEP = 0.1
 
 

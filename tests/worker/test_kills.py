@@ -12,7 +12,7 @@ from tests.worker.conftest import Run
 from worker.places import parse_place
 from worker.stores import Store, open_store
 
-STEPS = 4
+STEPS = 3
 TRAINER = Path(trainer.__file__)
 
 

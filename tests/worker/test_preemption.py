@@ -273,4 +273,4 @@ def test_preempted_three_times(training: Callable[[], subprocess.Popen[str]], tm
     output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0
     assert f"step {last}," in output
-    assert f"done: weight {sum(range(1, 51))}" in output
+    assert f"done: weight {sum(range(1, 101))}" in output
