@@ -94,8 +94,9 @@ def _bounded(name: str, field: Schema) -> Schema:
 
 
 def _without_titles(node: Schema) -> Schema:
-    """Return a schema without the titles that pydantic makes of names."""
-    return {
+    """Return a schema without the titles that pydantic makes of names; keys that match no pattern are refused."""
+    closed = {"additionalProperties": False} if "patternProperties" in node else {}
+    return closed | {
         key: _without_titles(child) if isinstance(child, dict) else child
         for key, child in node.items()
         if not (key == "title" and isinstance(child, str))

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.ml.document import BYTES_MAX, DEPTH_MAX, VALUES_MAX, Document, read
@@ -94,6 +94,7 @@ JSON_VALUES = st.recursive(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text("abc", min_size=1), JSON_VALUES, min_size=1), st.sampled_from((None, 1)), st.booleans())
 def test_every_json_text_is_read_as_json(value: dict[str, Any], indent: int | None, ascii_only: bool) -> None:
     """What the lines are looked up with changes no value."""
@@ -104,6 +105,7 @@ def test_every_json_text_is_read_as_json(value: dict[str, Any], indent: int | No
 
 
 @given(st.binary(max_size=300) | st.text("{}[]:,-?*&!#|>'\"\n\t \\ab1.e%@`", max_size=80).map(str.encode))
+@settings(deadline=None)
 @example(b"{" * 2000)
 @example(b"- " * 2000)
 @example(b"? " * 2000)

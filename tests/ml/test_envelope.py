@@ -26,7 +26,7 @@ def read(value: Any) -> Any:
 
 
 @given(jobs() | workflows())
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_valid_envelope_comes_back_as_it_went_in(value: dict[str, Any]) -> None:
     """From JSON and from YAML the same is read, what it says reads to the same again, and the schema takes it."""
     found = read(value)
@@ -41,13 +41,15 @@ WRONG = {
     "gpu_count": (-1, 65, "8", 1.5), "gpu_type": ("H100", 1), "gpu_memory_gb": (0, 2000, "x"), "precision": ("fp4", 1),
     "accelerator": ("npu",), "tpu_topology": ("4",), "memory_gb": (-1, 10**9), "runtime": ("jax",), "max_tokens": (0,),
     "model_version": (1.0, ""), "model_checksum": ("x",), "timeout_seconds": (0, 10**10), "preemptible": (1, "yes"),
-    "node_selector": ({"a b": "c"}, {"a": 1}, []), "affinity": ({"required": [{}]}, {"x": 1}), "priority_class": ("top",),
+    "node_selector": ({"a b": "c"}, {"a": 1}, []), "affinity": ({"required": [{}]}, {"x": 1}),
+    "priority_class": ("top",),
     "checkpoint_storage_uri": (1, ""), "checkpoint_max_count": (0, 2000), "escalation_target_class": (1, "x"),
     "cpu_cores": (0.5, 0), "reservation_id": ("A", ""), "model_registry": ("x",), "distributed_strategy": ("ddp",),
 }  # fmt: skip
 
 
 @given(raw_attributes(), st.sampled_from(sorted(WRONG)), st.data())
+@settings(deadline=None)
 def test_invalid_envelope_is_refused_with_the_attribute_named(
     value: dict[str, Any], name: str, data: st.DataObject
 ) -> None:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from atoll.ml.attributes import PREFIX, MlAttributes
 from atoll.ml.envelope import JobEnvelope, parse
@@ -192,6 +192,7 @@ def test_weights_that_fit_warn_of_nothing() -> None:
     assert complete(MlAttributes.model_validate(given_)).warnings == ()
 
 
+@settings(deadline=None)
 @given(attributes())
 def test_completing_keeps_what_is_said_and_can_be_repeated(said: MlAttributes) -> None:
     """Nothing given changes but the interconnect of one GPU; a second time changes nothing; the rules still hold."""

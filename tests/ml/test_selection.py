@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.ml import selection
@@ -80,6 +80,7 @@ def attributes(**fields: Any) -> MlAttributes:
 WORKERS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES), max_size=5)
 
 
+@settings(deadline=None)
 @given(
     affinities(),
     affinities(),
