@@ -82,6 +82,7 @@ MAXIMA: Final[Mapping[str, str]] = {
     "timeout_seconds": "max_timeout_seconds",
 }
 """Attribute to the limit that it may reach."""
+BUDGETS: Final = ("max_concurrent_gpu_jobs", "max_total_gpus")
 
 
 def parse_queue_rules(name: str, config: Mapping[str, Any], policy: Policy | None = None) -> QueueRules | Problems:

@@ -162,7 +162,9 @@ HARD: dict[str, tuple[WorkerCapability, dict[str, Any], str]] = {
     "too few": (make_worker(profile="t4-4"), {"gpu_count": 5}, names.REJECT_NEVER_FITS),
     "too little memory": (make_worker(profile="dgx-a100"), {"gpu_memory_gb": 80}, names.REJECT_NO_MEMORY),
     "a lower capability": (make_worker(profile="t4-4"), {"gpu_compute_capability": "8.0"}, names.REJECT_NO_CAPABILITY),
-    "a capability that the precision needs": (make_worker(profile="t4-4"), {"gpu_count": 1, "precision": "bf16"}, names.REJECT_NO_CAPABILITY),
+    "a capability that the precision needs": (
+        make_worker(profile="t4-4"), {"gpu_count": 1, "precision": "bf16"}, names.REJECT_NO_CAPABILITY,
+    ),
     "no NVLink": (make_worker(profile="t4-4"), {"gpu_count": 2, "gpu_interconnect": "nvlink"}, "NVLink"),
     "no NVLink for tensor parallel work": (
         make_worker(profile="t4-4"), {"gpu_count": 2, "distributed_strategy": "tensor_parallel"}, "NVLink",

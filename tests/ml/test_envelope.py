@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.ml.attributes import NAMES, PREFIX, MlAttributes
 from atoll.ml.envelope import JobEnvelope, WorkflowEnvelope, WorkflowType, parse
+from atoll.ml.reference import page
 from atoll.ml.schema import envelope_schema, main
 from tests.ml.strategies import jobs, raw_attributes, workflows
 
@@ -214,12 +215,18 @@ def test_schema_is_valid_and_describes_every_attribute() -> None:
     assert list(schema["$defs"]["Attributes"]["properties"]) == [PREFIX + name for name in NAMES]
 
 
-def test_published_schema_is_the_generated_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_files_are_the_generated_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stale file is told of, with the command that writes it."""
-    file = tmp_path / "schemas" / "x.json"
-
     assert main(["--check"]) == 0
-    assert main(["--check", "--file", str(file)]) == 1
+    assert main(["--check", "--directory", str(tmp_path)]) == 1
     assert "run python -m atoll.ml.schema" in capsys.readouterr().err
-    assert main(["--file", str(file)]) == 0
-    assert main(["--check", "--file", str(file)]) == 0
+    assert main(["--directory", str(tmp_path)]) == 0
+    assert main(["--check", "--directory", str(tmp_path)]) == 0
+
+
+def test_page_tells_of_every_attribute_and_default() -> None:
+    """What the page says is what happens."""
+    text = page()
+
+    assert [name for name in NAMES if f"| `{PREFIX}{name}` |" not in text] == []
+    assert "| `ext_ml_escalation_after_s` | whole number, at least 0, at most 31622400 | `3600` |" in text
