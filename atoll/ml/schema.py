@@ -2,7 +2,7 @@
 
 In: the models of this package, defaults and bounds. Out: `docs/schemas/job-envelope.schema.json`, which the site of the
 documentation serves, and the page of atoll.ml.reference; or with --check the news that they are stale. What attributes
-must satisfy together stands in atoll.ml.rules alone: who passes the schema may still be refused, who breaks it always is.
+must satisfy together stands in atoll.ml.rules alone: who passes the schema may yet be refused, who breaks it always is.
 """
 
 import argparse

@@ -241,12 +241,13 @@ def test_error_tells_what_was_probably_meant() -> None:
 
 def test_attribute_without_its_prefix_is_ignored_and_told_of() -> None:
     """What is not of this vocabulary does not matter to it, but a likely slip is told."""
-    found = parse(b"gpu_count: 3\next_mlx_model_name: x\nowner: me\n")
+    found = parse(b"gpu_count: 3\next_mlx_model_name: x\nowner: me\nattributes: {precision: fp4, x: 1}\n")
 
     assert isinstance(found.envelope, JobEnvelope)
     assert found.envelope.attributes == MlAttributes()
-    assert [str(note) for note in found.notes] == [
-        "gpu_count: ignored without its prefix; did you mean ext_ml_gpu_count?"
+    assert sorted(str(note) for note in found.notes) == [
+        "gpu_count: ignored without its prefix; did you mean ext_ml_gpu_count?",
+        "precision: ignored without its prefix; did you mean ext_ml_precision?",
     ]
 
 

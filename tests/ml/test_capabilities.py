@@ -95,6 +95,15 @@ def test_worker_advertises_what_its_node_and_report_tell() -> None:
     }  # fmt: skip
 
 
+def test_host_of_a_slice_advertises_the_slice() -> None:
+    """Generation, shape and the chips of the host, and no GPU."""
+    told = make_tpu().to_json()
+
+    assert (told["accelerator"], told["tpu"]) == ("tpu", {"type": "v5e", "topology": "4x4", "count": 4})
+    assert "gpu" not in told
+    assert make_worker().to_json().keys().isdisjoint({"gpu", "tpu"})
+
+
 GPUS = {
     "dgx-a100": ("nvidia-a100", 8, 40, "8.0", "nvlink"),
     "hgx-a100-intel": ("nvidia-a100", 8, 80, "8.0", "nvlink"),
