@@ -221,6 +221,7 @@ SERVED: dict[str, tuple[WorkerCapability, dict[str, Any]]] = {
     "one GPU with an interconnect": (make_worker(profile="t4-4"), {"gpu_count": 1, "gpu_interconnect": "nvlink"}),
     "a slice that lies the other way": (make_tpu(topology="2x4"), {"tpu_type": "v5e", "tpu_topology": "4x2"}),
     "fewer chips than the slice": (make_tpu(), {"tpu_chip_count": 8}),
+    "all chips of the slice": (make_tpu(), {"tpu_chip_count": 16}),
     "a worker that names no runtime": (make_worker(), {"runtime": "vllm"}),
     "a model without a version": (make_worker(), {"model_id": "llama"}),
     "what is only preferred": (

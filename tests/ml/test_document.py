@@ -35,6 +35,7 @@ REFUSED: dict[str, tuple[bytes, str, int | None]] = {
     "broken YAML": (b"a: 1\nb: ]", "must be JSON or YAML", 2),
     "a control character": (b"a: \x01", "must be JSON or YAML", None),
     "an alias": (b"a: &x [1]\nb: *x", "may hold no aliases", 2),
+    "an alias in flow style": (b'{"a": 1,\n"b": *x}', "may hold no aliases", 2),
     "a billion laughs": (b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]", "may hold no aliases", 2),
     "a tag": (b"a: !!python/object/apply:os.system [ls]", "may hold no tags", 1),
     "two documents": (b"a: 1\n---\nb: 2", "may hold one job or one workflow", 2),

@@ -110,6 +110,15 @@ def test_steps_share_meta_and_inherit_no_attribute() -> None:
     assert {job.meta["experiment"] for job in envelope.jobs} == {"exp-42"}
 
 
+def test_workflow_may_be_told_by_its_type() -> None:
+    """`type: chain` with steps is a workflow; a job of any other type keeps what it calls steps."""
+    told = {**{key: value for key, value in CHAIN.items() if key != "workflow_type"}, "type": "chain"}
+
+    assert read(told).envelope == read(CHAIN).envelope
+    assert read({"type": "chain"}).envelope == JobEnvelope(type="chain")
+    assert read({"type": "ml.train", "steps": 5}).envelope == JobEnvelope(type="ml.train", others={"steps": 5})
+
+
 def test_batch_has_callbacks() -> None:
     """Callbacks are jobs with attributes of their own."""
     found = read({
@@ -138,6 +147,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a group of steps": ({"workflow_type": "group", "steps": [{}]}, "steps must be called jobs in a group"),
     "a chain without steps": (changed(steps=[]), "steps is 0 entries: must be a list of 1 to 64 jobs"),
+    "a chain that forgot its steps": ({"workflow_type": "chain"}, "steps must be a list of 1 to 64 jobs"),
+    "steps that are a number": (changed(steps=5), "steps is 5: must be a list of 1 to 64 jobs"),
     "a chain of too many": (changed(steps=[{}] * 65), "steps is 65 entries"),
     "a step that is text": (changed(steps=["train"]), "steps[0] is 'train': must be a job"),
     "a workflow in a step": (changed(steps=[{"steps": []}]), "steps[0].steps must not stand in a step"),

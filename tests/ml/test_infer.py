@@ -185,10 +185,18 @@ def test_user_is_warned_and_not_stopped(given_: dict[str, Any], text: str) -> No
     assert any(text in str(warning) for warning in complete(found.envelope.attributes).warnings)
 
 
-def test_weights_that_fit_warn_of_nothing() -> None:
-    """Seventy billion parameters in fp16 fit into four cards of 40 GB."""
-    given_ = {"gpu_count": 4, "gpu_memory_gb": 40, "precision": "fp16", "model_id": "llama-3.1-70b"}
-
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {"gpu_count": 4, "gpu_memory_gb": 40, "precision": "fp16", "model_id": "llama-3.1-70b"},
+        {"gpu_count": 1, "gpu_memory_gb": 140, "precision": "fp16", "model_id": "llama-3.1-70b"},
+        {"gpu_type": "nvidia-a100", "gpu_memory_gb": 80},
+        {"gpu_type": "amd-mi300x"},
+        {"accelerator": "cpu", "cpu_cores": 4, "memory_gb": 8},
+    ],
+)
+def test_what_fits_warns_of_nothing(given_: dict[str, Any]) -> None:
+    """Seventy billion parameters in fp16 fit into four cards of 40 GB; a warning is worth reading."""
     assert complete(MlAttributes.model_validate(given_)).warnings == ()
 
 

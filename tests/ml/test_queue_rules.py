@@ -118,12 +118,13 @@ def test_budget_that_is_spent_makes_the_job_wait(given_: dict[str, Any], usage: 
     assert reason in (answer.reason if isinstance(answer, Waits) else "")
 
 
-def test_job_larger_than_the_budget_is_told_that_it_waits_for_an_administrator() -> None:
-    """It is queued all the same."""
-    answer = submit(job(gpu_count=2), rules({"ml_limits": {"max_total_gpus": 1}}))
+@pytest.mark.parametrize(("gpus", "told"), [(2, "until max_total_gpus is raised"), (1, "for GPUs to be freed")])
+def test_job_larger_than_the_budget_is_told_that_it_waits_for_an_administrator(gpus: int, told: str) -> None:
+    """It is queued all the same; one that is as large waits for the others to end."""
+    answer = submit(job(gpu_count=gpus), rules({"ml_limits": {"max_total_gpus": 1}}), Usage(1, 1))
 
     assert isinstance(answer, Waits)
-    assert "until max_total_gpus is raised" in answer.reason
+    assert told in answer.reason
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
