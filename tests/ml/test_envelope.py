@@ -89,6 +89,22 @@ def test_attributes_may_stand_in_their_own_mapping() -> None:
     assert [problem.attribute for problem in both.problems] == ["ext_ml_gpu_count"]
 
 
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ({"timeout": 60, "ext_ml_timeout_seconds": 7200}, 7200),
+        ({"timeout": 7200, "ext_ml_timeout_seconds": 60}, 60),
+        ({"timeout": 60}, 60),
+        ({"ext_ml_timeout_seconds": 60}, 60),
+        ({"timeout": 0}, None),
+        ({}, None),
+    ],
+)
+def test_timeout_of_the_attributes_is_the_only_one(value: dict[str, Any], seconds: int | None) -> None:
+    """The job's own timeout counts where the attribute is left out, and 0 is none."""
+    assert read(value).envelope.execution_timeout_seconds == seconds
+
+
 CHAIN = {
     "workflow_type": "chain",
     "meta": {"experiment": "exp-42", "run": 1},
