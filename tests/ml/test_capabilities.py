@@ -169,6 +169,7 @@ HARD: dict[str, tuple[WorkerCapability, dict[str, Any], str]] = {
     "no GPU": (make_worker(), {"gpu_count": 1}, "no GPU can be given out"),
     "another type": (make_worker(profile="t4-4"), {"gpu_type": "nvidia-l4"}, names.REJECT_NO_MODEL),
     "too few": (make_worker(profile="t4-4"), {"gpu_count": 5}, names.REJECT_NEVER_FITS),
+    "more than a pod can have": (make_worker(profile="t4-4"), {"gpu_count": 65}, names.REJECT_NEVER_FITS),
     "too little memory": (make_worker(profile="dgx-a100"), {"gpu_memory_gb": 80}, names.REJECT_NO_MEMORY),
     "a lower capability": (make_worker(profile="t4-4"), {"gpu_compute_capability": "8.0"}, names.REJECT_NO_CAPABILITY),
     "a capability that the precision needs": (
