@@ -1,14 +1,14 @@
-"""What can be wrong with a job, as values that name the place.
+"""What is wrong with a job: the field, what stands there, what may, and what to do.
 
-JobMistake: one wish cannot be taken, with the field, what was given and what to do.
+JobMistake carries an AttributeProblem of atoll.ml, so that fields and attributes are told in the same words.
 """
+
+from atoll.ml.problems import AttributeProblem, shown
 
 
 class JobMistake(ValueError):
     """A wish of a job cannot be taken. `field`: its path, such as policy.topology or ext_ml_gpu_count."""
 
-    def __init__(self, field: str, value: object, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.value = value
-        self.message = message
+    def __init__(self, field: str, value: object, limit: str, hint: str) -> None:
+        self.problem = AttributeProblem(field, "" if value is None else shown(value), limit, hint)
+        super().__init__(str(self.problem))
