@@ -29,9 +29,12 @@ class AttributeProblem:
 
     def __str__(self) -> str:
         place = f"line {self.line}: " if self.line is not None else ""
-        subject = ".".join(part for part in (self.step, self.attribute) if part) or "the document"
-        value = f" is {self.value}" if self.value else ""
-        return f"{place}{subject}{value}, {self.limit}; {self.hint}"
+        subject = ".".join(part for part in (self.step, self.attribute) if part)
+        if not subject:
+            value = f", and has {self.value}" if self.value else ""
+            return f"{place}the document {self.limit}{value}; {self.hint}"
+        value = f" is {self.value}:" if self.value else ""
+        return f"{place}{subject}{value} {self.limit}; {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)
