@@ -6,7 +6,7 @@ those ignore what they do not know, and a job must not: a misspelt wish would be
 
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 SECONDS_MAX: Final = 10 * 365 * 24 * 3600
 """Ten years: longer than any machine."""
@@ -29,7 +29,14 @@ LabelKey = Annotated[
     ),
 ]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
-CpuQuantity = Annotated[str, Field(max_length=12, pattern=r"^([1-9][0-9]{0,4}(\.[0-9]{1,3})?|0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,6}m)$")]
+
+
+def _cores(value: object) -> object:
+    """Take numbers of cores without quotes, as people write them."""
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+CpuQuantity = Annotated[str, BeforeValidator(_cores), Field(max_length=12, pattern=r"^([1-9][0-9]{0,4}(\.[0-9]{1,3})?|0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,6}m)$")]
 ByteQuantity = Annotated[str, Field(max_length=12, pattern=r"^[1-9][0-9]{0,7}(Ki|Mi|Gi|Ti|k|M|G|T)$")]
 
 

@@ -1,15 +1,14 @@
-"""What each type of job promises, and the patterns that are not types of their own.
+"""What each type of job promises.
 
-In: a job. Out: its contract, its patterns, its resource profile, and defaults that depend on the type. Tables; the
-objects that follow from them are made in atoll.jobs.objects.
+In: a type. Out: its contract: which object, how it restarts, scales, gives way and is billed, and the default of what a
+job does not say. A table; the objects that follow from it are made in atoll.jobs.rendering.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-from atoll.jobs.words import JobType, OptimizationGoal, OwnerType, Priority, WorkloadClass
+from atoll.jobs.words import JobType, Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +65,3 @@ CONTRACTS: Final[Mapping[JobType, Contract]] = {
         has_volume=True,
     ),
 }
-
-
-class Pattern(StrEnum):
-    """What people call a type, and what is a type with a policy."""
-
-    SERVERLESS = "serverless"
-    SPOT = "spot"
-    SCHEDULED = "scheduled"
-    INTERACTIVE = "interactive"
-    SYSTEM = "system"
-    BACKGROUND = "background"
-    TIME_BOUNDED = "time-bounded"
-    COST_OPTIMISED = "cost-optimised"

@@ -12,3 +12,7 @@ class JobMistake(ValueError):
     def __init__(self, field: str, value: object, limit: str, hint: str) -> None:
         self.problem = AttributeProblem(field, "" if value is None else shown(value), limit, hint)
         super().__init__(str(self.problem))
+
+
+class NodesUnknown(JobMistake):
+    """A wish can be taken only where the nodes of the cluster are known: the job is valid, and waits to be rendered there."""

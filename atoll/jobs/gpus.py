@@ -124,7 +124,7 @@ def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook
             source = f"{PREFIX}gpu_interconnect" if attributes.gpu_interconnect is not None else "policy.topology"
             book.tell(source, asked.value, "without effect: there is one GPU in a pod", of)
         return InterconnectKind.ANY
-    if attributes.gpu_interconnect is not None:
+    if attributes.gpu_interconnect not in (None, InterconnectKind.ANY) or job.attributes.gpu_interconnect is not None:
         book.tell(f"{PREFIX}gpu_interconnect", job.attributes.gpu_interconnect, f"spec.devices.interconnect {asked}", of)
     return asked
 

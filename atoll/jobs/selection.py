@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from atoll.api import job_names
-from atoll.jobs.errors import JobMistake
+from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.labels import label_value
 from atoll.ml.attributes import PREFIX, Affinity, AffinityRule, MlAttributes, Operator
 from atoll.ml.selection import NODE_LABELS, ORDERED, REPORTED_LABELS, holds, rule_text
@@ -51,7 +51,7 @@ def expression_of(rule: AffinityRule, nodes: Sequence[KnownNode] | None, *, fiel
         return native
     told = rule_text(rule)
     if nodes is None:
-        raise JobMistake(
+        raise NodesUnknown(
             field,
             told,
             "Kubernetes cannot express it: it compares whole numbers, and labels of nodes alone",
