@@ -15,14 +15,14 @@ from aiohttp import web
 from agent.amd import AmdBackend
 from agent.backends import Backend
 from agent.errors import SettingsMistake
-from agent.evidence import Roster, sight
-from agent.identities import LookUp, assign
+from agent.evidence import PodInventory, collect_evidence
+from agent.identities import LeaseLookup, assign
 from agent.kubelet import Kubelet, tls_context
-from agent.looks import Looker
 from agent.metrics import agent_metrics
-from agent.node_agent import NodeAgent, Rhythm
+from agent.node_agent import Intervals, NodeAgent
 from agent.nvml import NvmlBackend
-from agent.report import Circumstances, build_report, uuids_by_slot
+from agent.observation import MachineObserver
+from agent.report import ReportContext, build_report, uuids_by_slot
 from agent.settings import AgentSettings, BackendName
 from agent.simulated import SimulatedBackend, play
 from atoll.kube.client import ApiClient
@@ -69,9 +69,9 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
         agent = NodeAgent(
             values.node,
             client=client,
-            looker=_looker(values, backend),
+            looker=_observer(values, backend),
             kubelet=kubelet,
-            rhythm=Rhythm(
+            rhythm=Intervals(
                 values.poll_seconds, values.urgent_seconds, values.heartbeat_seconds, values.start_jitter_seconds
             ),
             agent_version=_own_version(),
@@ -89,7 +89,7 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
                 pods=agent.follow_pods(),
                 node=agent.follow_node(),
                 report=agent.follow_report(),
-                looks=agent.keep_looking(),
+                looks=agent.keep_observing(),
                 heartbeat=agent.keep_heartbeat(),
                 capacity=agent.keep_capacity(),
                 http=serve(app, values.health_host, values.health_port),
@@ -102,18 +102,18 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
 async def report_once(values: AgentSettings, backend: Backend) -> str:
     """The report of this machine as JSON text, without asking any cluster: ids are those that a new node would get,
     pods are all that have a cgroup here, and the kubelet's list counts as unread."""
-    look = await _looker(values, backend).look()
+    look = await _observer(values, backend).look()
     backend.close()
     uuids = uuids_by_slot(look.machine)
     leases: dict[int, str | None] = {}
-    while isinstance(step := assign(uuids, known={}, leases=leases), LookUp):
+    while isinstance(step := assign(uuids, known={}, leases=leases), LeaseLookup):
         leases |= dict.fromkeys(step.ids)
     report = build_report(
         look.machine,
         ids=step.ids,
-        sighting=sight(Roster(), cgroups=look.cgroups, kubelet=None, use=look.use),
+        sighting=collect_evidence(PodInventory(), cgroups=look.cgroups, kubelet=None, use=look.use),
         previous=None,
-        circumstances=Circumstances(
+        circumstances=ReportContext(
             agent_version=_own_version(),
             boot_id=look.boot_id,
             node_uid="",
@@ -140,8 +140,8 @@ def _backend(values: AgentSettings) -> Backend:
     return SimulatedBackend(machine, state_path=values.simulated_state)
 
 
-def _looker(values: AgentSettings, backend: Backend) -> Looker:
-    return Looker(
+def _observer(values: AgentSettings, backend: Backend) -> MachineObserver:
+    return MachineObserver(
         backend,
         cgroup_root=values.cgroup_root,
         cgroup_mount=values.cgroup_mount,

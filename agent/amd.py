@@ -12,11 +12,11 @@ from agent.amd_driver import AMD_STEPS, AmdDriver
 from agent.backends import BOOT_ID_PATH
 from agent.driver import Facts, Library
 from agent.driver_client import DriverWorker, OwnDriver
+from agent.faults import device_faults, unread_kinds
 from agent.links import plain_bus_id
 from agent.nvml import STEP_SECONDS, NvmlBackend
 from agent.pci import PCI_DEVICES
 from agent.readings import UNTOLD, Cells, DeviceReading, LinksReading, MachineReading
-from agent.signs import signs, unread_kinds
 from topology.links import SELF, WORST
 
 SAME_NODE = "NODE"
@@ -73,7 +73,7 @@ def _device(facts: Facts) -> DeviceReading:
         is_lost=bool(facts.get("lost")),
         serial=facts.get("serial"),
         mig_enabled=False,
-        signs=signs(facts),
+        signs=device_faults(facts),
         signs_unread=unread_kinds(facts),
     )
 

@@ -5,7 +5,7 @@ In: a reading, the devices as reported, the evidence. Out: conditions with the t
 
 from collections.abc import Iterable, Sequence
 
-from agent.evidence import PodSighting
+from agent.evidence import EvidenceReading
 from agent.readings import UNTOLD, FabricReading, MachineReading
 from atoll.api import names
 from atoll.api.base import Condition
@@ -19,7 +19,12 @@ Finding = tuple[str, bool, str, str]
 
 
 def conditions(
-    reading: MachineReading, *, devices: Sequence[Device], sighting: PodSighting, last: Iterable[Condition], now: str
+    reading: MachineReading,
+    *,
+    devices: Sequence[Device],
+    sighting: EvidenceReading,
+    last: Iterable[Condition],
+    now: str,
 ) -> tuple[Condition, ...]:
     """All conditions in a fixed order. The time moves only when the status does."""
     before = {condition.type: condition for condition in last}
@@ -68,7 +73,7 @@ def _links_consistent(reading: MachineReading) -> Finding:
     return names.CONDITION_LINKS_CONSISTENT, False, names.REASON_LINKS_ASYMMETRIC, message
 
 
-def _evidence_readable(sighting: PodSighting) -> Finding:
+def _evidence_readable(sighting: EvidenceReading) -> Finding:
     unread = [
         text
         for text, is_read in (("pod cgroups", sighting.live_read), ("pod list of the kubelet", sighting.kubelet_read))

@@ -43,7 +43,7 @@ class KubeletReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class PodInventory:
     """The pods of this node by the API, as of `position` in its watch, and what is remembered of those that are gone.
 
     with_gpus: pods that concern Atoll. plain: pods that never did. running: pods with a running container, by the API.
@@ -59,24 +59,24 @@ class Roster:
     unproven: frozenset[str] = frozenset()
     claimed: frozenset[str] = frozenset()
 
-    def having_met(self, pod: Pod) -> "Roster":
+    def with_pod(self, pod: Pod) -> "PodInventory":
         """Remember what a pod is, should it be gone before the next look."""
         uids = _uids(pod)
         with_gpus = self.with_gpus | uids if is_gpu_pod(pod) else self.with_gpus
         return replace(self, with_gpus=with_gpus, plain=(self.plain | uids) - with_gpus)
 
-    def having_told(self, uids: Iterable[str]) -> "Roster":
+    def with_reported(self, uids: Iterable[str]) -> "PodInventory":
         """Take over the pods that the report of a former process names: it had a reason to, whatever the annotation of
         another pod says."""
         with_gpus = self.with_gpus | (frozenset(uids) - (self.plain - self.claimed))
         return replace(self, with_gpus=with_gpus, plain=self.plain - with_gpus)
 
-    def with_pods(self, pods: Iterable[Pod], *, position: str) -> "Roster":
+    def with_pods(self, pods: Iterable[Pod], *, position: str) -> "PodInventory":
         """The roster after the watch moved on; what a pod once was, it stays."""
         listed = [(pod, _uids(pod)) for pod in pods]
         with_gpus = self.with_gpus.union(*(uids for pod, uids in listed if is_gpu_pod(pod)))
         present = frozenset().union(*(uids for _, uids in listed))
-        return Roster(
+        return PodInventory(
             position=position,
             present=present,
             with_gpus=with_gpus,
@@ -86,7 +86,7 @@ class Roster:
             claimed=present - {pod.metadata.uid for pod, _ in listed},
         )
 
-    def forget_gone(self, seen: frozenset[str]) -> "Roster":
+    def forget_gone(self, seen: frozenset[str]) -> "PodInventory":
         """Drop the memory of pods that neither the API nor a complete reading shows any more."""
         known = self.present | seen
         return replace(self, with_gpus=self.with_gpus & known, plain=self.plain & known)
@@ -108,12 +108,12 @@ class GpuUse:
         return replace(self, unread=self.unread | (frozenset(known) - frozenset(told)))
 
 
-def with_handed(
+def with_allocations(
     use: GpuUse, handed: Mapping[tuple[str, str], frozenset[str]], pods: Iterable[Pod], known: Mapping[str, str]
 ) -> GpuUse:
     """Count what the kubelet handed to pods by device plugins as used by them.
 
-    handed: device ids by namespace and name, because the kubelet tells no uid. known: the uuids of our GPUs by what
+    plugin_allocations: device ids by namespace and name, because the kubelet tells no uid. known: the uuids of our GPUs by what
     device plugins call them; ids that are not in it are other devices.
     """
     users = dict(use.pods)
@@ -126,7 +126,7 @@ def with_handed(
 
 
 @dataclass(frozen=True, slots=True)
-class PodSighting:
+class EvidenceReading:
     """The evidence of one look. seen: every pod that is live, listed, or uses a GPU, plain ones included. empty: pods
     with an empty cgroup that the kubelet does not list. leavers: GPU pods that should be gone and are
     not: out of the API but live or listed, or of a terminal phase but live."""
@@ -136,7 +136,7 @@ class PodSighting:
     kubelet_read: bool
     seen: frozenset[str] = frozenset()
     empty: frozenset[str] = frozenset()
-    leavers: frozenset[str] = frozenset()
+    terminating: frozenset[str] = frozenset()
     processes_read: bool = True
     host_uses: tuple[HostUse, ...] = ()
 
@@ -146,8 +146,8 @@ class PodSighting:
         return self.live_read and self.kubelet_read
 
 
-def sight(
-    roster: Roster,
+def collect_evidence(
+    roster: PodInventory,
     *,
     cgroups: CgroupReading | None,
     kubelet: KubeletReading | None,
@@ -155,7 +155,7 @@ def sight(
     last_pods: Iterable[PodEvidence] = (),
     last_empty: frozenset[str] = frozenset(),
     last_host: Iterable[HostUse] = (),
-) -> PodSighting:
+) -> EvidenceReading:
     """Judge one look. last_*: what the look before found."""
     last = tuple(last_pods)
     gpu_users = _users(use, last)
@@ -174,13 +174,13 @@ def sight(
         for uid in order[:PODS_MAX]
     )
     fits = len(order) <= PODS_MAX
-    return PodSighting(
+    return EvidenceReading(
         pods=pods,
         live_read=live_read and fits,
         kubelet_read=kubelet is not None and fits,
         seen=live | listed | users,
         empty=cgroups.empty - kubelet.listed if cgroups and kubelet else frozenset(),
-        leavers=((told - roster.present) | (roster.unproven & live)) & roster.with_gpus,
+        terminating=((told - roster.present) | (roster.unproven & live)) & roster.with_gpus,
         processes_read=not use.unread,
         host_uses=_host_uses(use, tuple(last_host)),
     )

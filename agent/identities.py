@@ -18,20 +18,22 @@ IDS_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class LookUp:
+class LeaseLookup:
     """Which ids' Leases must be read before ids can be given; then ask again with what was found."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class IdAssignment:
     """An id for every uuid that was passed, the known ones included."""
 
     ids: Mapping[str, int]
 
 
-def assign(uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[int, str | None]) -> Assignment | LookUp:
+def assign(
+    uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[int, str | None]
+) -> IdAssignment | LeaseLookup:
     """Give every uuid an id. Call again with more `leases` until it returns an Assignment.
 
     known: uuid to id, of every device that is on record, seen or not. leases: what was found for an id so far; None
@@ -41,7 +43,7 @@ def assign(uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[in
     new = [uuid for uuid in dict.fromkeys(uuids) if uuid not in known]
     ids = {uuid: known[uuid] for uuid in uuids if uuid in known}
     if not new:
-        return Assignment(ids)
+        return IdAssignment(ids)
     taken = set(known.values())
     free: list[int] = []
     unread: list[int] = []
@@ -54,11 +56,11 @@ def assign(uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[in
             _sort_candidate(candidate, leases, free=free, unread=unread)
         candidate += 1
     if unread:
-        return LookUp(tuple(unread))
+        return LeaseLookup(tuple(unread))
     remembered = _remembered(new, leases, taken=taken)
     ids |= remembered
     ids |= dict(zip((uuid for uuid in new if uuid not in remembered), free, strict=False))
-    return Assignment(ids)
+    return IdAssignment(ids)
 
 
 def _sort_candidate(candidate: int, leases: Mapping[int, str | None], *, free: list[int], unread: list[int]) -> None:

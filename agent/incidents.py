@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from agent.readings import Sign
+from agent.readings import DeviceFault
 from atoll.api.node_status import INCIDENTS_MAX, Incident, IncidentKind
 
 QUIET_SECONDS: Final = 60.0
@@ -41,7 +41,7 @@ Key = tuple[IncidentKind, int]
 
 def fold(
     last: Iterable[Incident],
-    signs: Sequence[Sign],
+    signs: Sequence[DeviceFault],
     *,
     unread: frozenset[IncidentKind],
     now: str,
@@ -51,7 +51,7 @@ def fold(
     """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read; released:
     when an administrator declared the device well, empty if never."""
     before: dict[Key, Incident] = {(one.kind, one.code): _until(one, now, released) for one in last}
-    told: dict[Key, Sign] = {(sign.kind, sign.code): sign for sign in signs}
+    told: dict[Key, DeviceFault] = {(sign.kind, sign.code): sign for sign in signs}
     was_reset = any(_is_cleared(one, {kind for kind, _ in told}, unread) for one in before.values())
     after: dict[Key, Incident] = {}
     for key, incident in before.items():
@@ -102,7 +102,7 @@ def _untold(
     return incident
 
 
-def _told(last: Incident | None, sign: Sign, *, now: str, boot_id: str, released: str) -> Incident:
+def _told(last: Incident | None, sign: DeviceFault, *, now: str, boot_id: str, released: str) -> Incident:
     """An incident that this look told of. One that nothing changed in stays as it is, so that nothing is written."""
     if last is None:
         return _opened(sign, sign.count, now=now, boot_id=boot_id)
@@ -129,7 +129,7 @@ def quiet_seconds(count: int) -> float:
     return QUIET_SECONDS * 2.0 ** min(max(count, 1) - 1, QUIET_DOUBLINGS_MAX)
 
 
-def _opened(sign: Sign, count: int, *, now: str, boot_id: str) -> Incident:
+def _opened(sign: DeviceFault, count: int, *, now: str, boot_id: str) -> Incident:
     return Incident(
         kind=sign.kind,
         code=sign.code,

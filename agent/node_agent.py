@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import structlog
 
-from agent.cadence import Cadence, start_wait_seconds
 from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
-from agent.evidence import GpuUse, PodSighting, Roster, sight, with_handed
-from agent.identities import LookUp, assign
+from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence, with_allocations
+from agent.identities import LeaseLookup, assign
 from agent.kubelet import Kubelet, kubelet_url
-from agent.looks import Look, Looker
+from agent.observation import MachineObserver, Observation
 from agent.pod_resources import plugin_names
+from agent.poll_schedule import PollSchedule, start_wait_seconds
 from agent.publishing import StatusWriter, send_heartbeat, stored_of
-from agent.report import Circumstances, build_report, on_record, uuids_by_slot
+from agent.report import ReportContext, build_report, on_record, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
 from atoll.cluster.leases import lease_name
@@ -55,7 +55,7 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class Intervals:
     """Waits of one agent, in seconds."""
 
     poll_seconds: float
@@ -72,9 +72,9 @@ class NodeAgent:
         node: str,
         *,
         client: ApiClient,
-        looker: Looker,
+        looker: MachineObserver,
         kubelet: Kubelet,
-        rhythm: Rhythm,
+        rhythm: Intervals,
         agent_version: str,
         clock: Clock,
         rng: random.Random,
@@ -88,9 +88,9 @@ class NodeAgent:
         self._clock = clock
         self._rng = rng
         self._writer = StatusWriter(client, node, clock=clock)
-        self._roster = Roster()
-        self._cadence = Cadence(rhythm.poll_seconds, rhythm.urgent_seconds)
-        self._sighting: PodSighting | None = None
+        self._roster = PodInventory()
+        self._cadence = PollSchedule(rhythm.poll_seconds, rhythm.urgent_seconds)
+        self._sighting: EvidenceReading | None = None
         self._fresh_version = ""
         self._wants_fresh_version = False
         self._wake = asyncio.Event()
@@ -139,7 +139,7 @@ class NodeAgent:
         """Every watched collection by its kind."""
         return {"pod": self.pods, "node": self._nodes, "report": self._reports}
 
-    def seconds_since_look(self) -> float:
+    def seconds_since_observation(self) -> float:
         """Age of the last look whose result is published where it had to be."""
         return self._clock.monotonic_seconds() - self._looked_at
 
@@ -169,7 +169,7 @@ class NodeAgent:
         """Every list, watch and write of an agent comes after this."""
         await self._clock.sleep(start_wait_seconds(self.node, spread_seconds=self._rhythm.start_spread_seconds))
 
-    async def keep_looking(self) -> None:
+    async def keep_observing(self) -> None:
         """Look at the machine whenever that is due, and publish."""
         for reflector in (self.pods, self._nodes, self._reports):
             await reflector.synced.wait()
@@ -179,9 +179,9 @@ class NodeAgent:
             self._wake.clear()
             not_before = self._clock.monotonic_seconds() + self._rhythm.urgent_seconds
             try:
-                await self.look_once()
+                await self.observe_once()
                 backoff.reset()
-                seconds = self._cadence.wait_seconds(has_leavers=bool(self._sighting and self._sighting.leavers))
+                seconds = self._cadence.wait_seconds(has_leavers=bool(self._sighting and self._sighting.terminating))
             except KubeError as error:
                 seconds = backoff.next_seconds()
                 self.failures_count += 1
@@ -189,20 +189,20 @@ class NodeAgent:
             self._tried_at = self._clock.monotonic_seconds()
             await self._rest(seconds, not_before=not_before)
 
-    async def look_once(self) -> None:
+    async def observe_once(self) -> None:
         """Take one look, and publish it if it is new or owed. Raises KubeError."""
         cadence = self._cadence
         position = await self._position()
         roster = self._roster.with_pods(self.pods.by_uid.values(), position=position)
         if not self.has_published and self._writer.stored_report is not None:
-            roster = roster.having_told(pod.uid for pod in self._writer.stored_report.pods)
+            roster = roster.with_reported(pod.uid for pod in self._writer.stored_report.pods)
         self._roster = roster
         began_seconds = self._clock.monotonic_seconds()
         look, kubelet = await asyncio.gather(self._looker.look(), self._kubelet.read())
         self.look_seconds = self._clock.monotonic_seconds() - began_seconds
         self.looks_count += 1
         previous = self._writer.stored_report
-        sighting = sight(
+        sighting = collect_evidence(
             roster,
             cgroups=look.cgroups,
             kubelet=kubelet,
@@ -226,7 +226,7 @@ class NodeAgent:
         while True:
             seconds = rhythm.heartbeat_seconds * (0.9 + 0.2 * self._rng.random())
             try:
-                if self.seconds_since_look() <= silent_after_seconds:
+                if self.seconds_since_observation() <= silent_after_seconds:
                     await send_heartbeat(
                         self._client, self.node, clock=self._clock, period_seconds=rhythm.heartbeat_seconds
                     )
@@ -266,16 +266,16 @@ class NodeAgent:
         version = decode_node(answer).metadata.resource_version
         await self._nodes.wait_for_resource_version(version, SEE_OWN_WRITE_SECONDS)
 
-    def _use(self, look: Look, previous: GpuNodeStatusReport | None) -> GpuUse:
+    def _use(self, look: Observation, previous: GpuNodeStatusReport | None) -> GpuUse:
         known = [device.uuid for device in previous.devices] if previous is not None else []
         use = look.use.with_missing(known, look.machine.pids_by_uuid())
-        if look.handed is None:
+        if look.plugin_allocations is None:
             return use
         slots = plugin_names(previous.devices if previous is not None else ())
         own = {uuid: uuid for uuid in (*known, *look.machine.pids_by_uuid())}
-        return with_handed(use, look.handed, self.pods.by_uid.values(), slots | own)
+        return with_allocations(use, look.plugin_allocations, self.pods.by_uid.values(), slots | own)
 
-    def _note(self, sighting: PodSighting, cadence: Cadence) -> None:
+    def _note(self, sighting: EvidenceReading, cadence: PollSchedule) -> None:
         """Remember a look. A deletion that arrived while it was taken is not paid by it."""
         self._sighting = sighting
         self._looked_at = self._clock.monotonic_seconds()
@@ -316,7 +316,7 @@ class NodeAgent:
         return _decode_listing(await self._client.get(paths.pods(), params=params)).metadata.resource_version
 
     async def _compose(
-        self, look: Look, sighting: PodSighting, previous: GpuNodeStatusReport | None, *, position: str
+        self, look: Observation, sighting: EvidenceReading, previous: GpuNodeStatusReport | None, *, position: str
     ) -> GpuNodeStatusReport:
         known = {uuid: device.id for uuid, device in on_record(previous, look.machine).items()}
         node = self._nodes.store.get(("", self.node))
@@ -325,7 +325,7 @@ class NodeAgent:
             ids=await self._ids(uuids_by_slot(look.machine), known=known),
             sighting=sighting,
             previous=previous,
-            circumstances=Circumstances(
+            circumstances=ReportContext(
                 agent_version=self._agent_version,
                 boot_id=look.boot_id,
                 node_uid=node.metadata.uid if node is not None else "",
@@ -338,7 +338,7 @@ class NodeAgent:
     async def _ids(self, uuids: Sequence[str], *, known: dict[str, int]) -> dict[str, int]:
         """Ids of the devices; Leases are read only where a new device needs an id."""
         leases: dict[int, str | None] = {}
-        while isinstance(step := assign(uuids, known=known, leases=leases), LookUp):
+        while isinstance(step := assign(uuids, known=known, leases=leases), LeaseLookup):
             for device_id in step.ids:
                 leases[device_id] = await self._lease_uuid(device_id)
         return dict(step.ids)
@@ -358,12 +358,12 @@ class NodeAgent:
 
     def _on_pod(self, change: Change[Pod]) -> None:
         pod = change.object
-        self._roster = self._roster.having_met(pod)
+        self._roster = self._roster.with_pod(pod)
         self._capacity_wake.set()
         was_terminal = change.old is not None and is_terminal(change.old)
         departs = change.kind is ChangeKind.DELETED or (is_terminal(pod) and not was_terminal)
         if departs and is_gpu_pod(pod) and not has_ended(pod):
-            self._owe()
+            self._request_report()
 
     def _on_node(self, change: Change[Node]) -> None:
         self._capacity_wake.set()
@@ -382,8 +382,8 @@ class NodeAgent:
         before = change.old.metadata.annotations.get(names.EVIDENCE_WANTED) if change.old is not None else None
         if asked is not None and asked != before:
             self._wants_fresh_version = True
-            self._owe()
+            self._request_report()
 
-    def _owe(self) -> None:
+    def _request_report(self) -> None:
         self._cadence = self._cadence.after_deletion()
         self._wake.set()

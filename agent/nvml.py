@@ -16,8 +16,8 @@ from agent.driver_client import DriverRefused, DriverSilent, DriverWorker, OwnDr
 from agent.errors import ReadingFailed
 from agent.nvml_reading import machine_reading
 from agent.pci import PCI_DEVICES, PciTree
-from agent.plausible import DEVICES_MAX, plausible
 from agent.readings import MachineReading
+from agent.sanitize import DEVICES_MAX, sanitize
 
 STEP_SECONDS: Final = 3.0
 SKIPPED_LOOKS_MAX: Final = 16
@@ -60,7 +60,7 @@ class NvmlBackend:
         count = self._count()
         self._untold += self._events()
         worker = self._worker()
-        facts = recognized([plausible(self._asked_facts(index)) for index in range(count)], self._known)
+        facts = recognized([sanitize(self._asked_facts(index)) for index in range(count)], self._known)
         self._known |= {one["index"]: {key: one.get(key) for key in FACE} for one in facts if one.get("uuid")}
         self._compare(facts)
         if worker != self._worker():

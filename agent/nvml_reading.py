@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from agent.driver import Facts
+from agent.faults import device_faults, event_faults, fabric_health, unread_kinds
 from agent.links import link_matrix, plain_bus_id
-from agent.plausible import profile_of
 from agent.readings import (
     UNTOLD,
     Cells,
+    DeviceFault,
     DeviceReading,
     FabricReading,
     LinksReading,
@@ -23,9 +24,8 @@ from agent.readings import (
     MigReading,
     NvLink,
     Remote,
-    Sign,
 )
-from agent.signs import event_signs, fabric_health, signs, unread_kinds
+from agent.sanitize import profile_of
 from atoll.api.node_status import IncidentKind
 from topology.links import SELF, WORST
 
@@ -94,7 +94,7 @@ def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
         nvlinks=_link_summary(facts.get("links")),
         instances=_instances(facts),
         instances_unread=bool(facts.get("uninstanced")),
-        signs=signs(facts) + (event_signs(events, uuid) if uuid else ()),
+        signs=device_faults(facts) + (event_faults(events, uuid) if uuid else ()),
         signs_unread=unread_kinds(facts),
     )
 
@@ -192,7 +192,7 @@ def _with_dead_links(device: DeviceReading, facts: Sequence[Facts], links: Links
     missing = max(up, default=0) - sum(bool(link[0]) for link in own)
     if missing <= 0:
         return device
-    sign = Sign(IncidentKind.NVLINK, count=missing, message=f"{missing} NVLinks are down")
+    sign = DeviceFault(IncidentKind.NVLINK, count=missing, message=f"{missing} NVLinks are down")
     return replace(device, signs=(*device.signs, sign))
 
 

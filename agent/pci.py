@@ -37,7 +37,7 @@ class PciPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class NetworkAdapter:
     """A network adapter by the name that programs use, such as mlx5_0."""
 
     name: str
@@ -52,7 +52,7 @@ class PciTree:
         self._folder = pci_devices
         self._looks = 0
         self._places: Mapping[str, PciPlace] = {}
-        self._adapters: tuple[Adapter, ...] = ()
+        self._adapters: tuple[NetworkAdapter, ...] = ()
         self._gpu_slots: Mapping[str, str] = {}
         self._is_read = False
 
@@ -126,9 +126,9 @@ def _place(folder: Path) -> PciPlace:
     return PciPlace(parts[roots[-1] :] if roots else (folder.name,), int(node) if node.isdecimal() else None)
 
 
-def _adapter(folder: Path, place: PciPlace) -> Adapter:
+def _adapter(folder: Path, place: PciPlace) -> NetworkAdapter:
     rdma, network = _first_name(folder / "infiniband"), _first_name(folder / "net")
-    return Adapter((rdma or network or folder.name)[:NAME_LENGTH_MAX], place, bool(rdma))
+    return NetworkAdapter((rdma or network or folder.name)[:NAME_LENGTH_MAX], place, bool(rdma))
 
 
 def _first_name(folder: Path) -> str:

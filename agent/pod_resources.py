@@ -30,11 +30,11 @@ _STREAM: Final = 1
 _FRAME_BYTES_MAX: Final = 1 << 14
 _LENGTH_DELIMITED, _VARINT = 2, 0
 
-Handed = Mapping[tuple[str, str], frozenset[str]]
+PluginAllocations = Mapping[tuple[str, str], frozenset[str]]
 """Namespace and name of a pod to the ids of its devices."""
 
 
-def handed_out(path: Path, *, timeout_seconds: float) -> Handed | None:
+def list_allocations(path: Path, *, timeout_seconds: float) -> PluginAllocations | None:
     """Ask the kubelet once; None where that fails in whatever way."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -49,7 +49,7 @@ def plugin_names(devices: Iterable[Device]) -> dict[str, str]:
     return {spelling: one.uuid for one in amd for spelling in (one.pci_bus_id, one.pci_bus_id.removeprefix("0000"))}
 
 
-def pods_of(message: bytes) -> Handed:
+def pods_of(message: bytes) -> PluginAllocations:
     """Pods with devices in a ListPodResourcesResponse. Raises ValueError for what is none."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for number, pod in _fields(message):

@@ -36,7 +36,7 @@ class NvLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class DeviceFault:
     """One thing that is wrong with a device, or was told of it.
 
     kind and code name it (atoll.api.node_status.IncidentKind); count: how often, where the device counts itself.
@@ -89,7 +89,7 @@ class DeviceReading:
     power_managed: bool | None = None
     nvlinks: tuple[str, ...] | None = None
     instances: tuple[MigReading, ...] = ()
-    signs: tuple[Sign, ...] = ()
+    signs: tuple[DeviceFault, ...] = ()
     signs_unread: frozenset[IncidentKind] = frozenset()
     processes_unread: bool = False
     instances_unread: bool = False

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.conditions import conditions
-from agent.evidence import PodSighting
+from agent.evidence import EvidenceReading
 from agent.incidents import fold
 from agent.instances import instance_devices, is_instance, links_with_instances, uuids_with_instances
 from agent.links import nics_by_uuid, rows_by_uuid
-from agent.readings import DeviceReading, LinksReading, MachineReading, Sign
+from agent.readings import DeviceFault, DeviceReading, LinksReading, MachineReading
 from atoll.api.node_status import (
     DEVICES_MAX,
     Device,
@@ -41,7 +41,7 @@ _NOT_SLUG = re.compile(r"[^a-z0-9.]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class ReportContext:
     """What a report says beside the devices. now: UTC time as text; position: in the watch of this node's pods;
     releases: uuid to the time at which an administrator declared the device well."""
 
@@ -89,9 +89,9 @@ def build_report(
     reading: MachineReading,
     *,
     ids: Mapping[str, int],
-    sighting: PodSighting,
+    sighting: EvidenceReading,
     previous: GpuNodeStatusReport | None,
-    circumstances: Circumstances,
+    circumstances: ReportContext,
 ) -> GpuNodeStatusReport:
     """Put the report together. ids: of every uuid that the reading shows."""
     record = on_record(previous, reading)
@@ -129,7 +129,7 @@ def build_report(
 
 
 def _devices(
-    reading: MachineReading, *, ids: Mapping[str, int], record: Mapping[str, Device], circumstances: Circumstances
+    reading: MachineReading, *, ids: Mapping[str, int], record: Mapping[str, Device], circumstances: ReportContext
 ) -> tuple[Device, ...]:
     now = circumstances.now
     seen = {device.uuid: device for device in reading.devices if device.uuid is not None}
@@ -148,7 +148,7 @@ def _devices(
 
 
 def _seen_device(
-    reading: DeviceReading, *, device_id: int, last: Device | None, vendor: str, told: Circumstances
+    reading: DeviceReading, *, device_id: int, last: Device | None, vendor: str, told: ReportContext
 ) -> Device:
     """One device, its last known facts standing in for those that could not be read."""
     assert reading.uuid is not None
@@ -180,7 +180,7 @@ def _seen_device(
     )
 
 
-def _absent(device: Device, nameless: Sequence[DeviceReading], *, told: Circumstances) -> Device:
+def _absent(device: Device, nameless: Sequence[DeviceReading], *, told: ReportContext) -> Device:
     """A device on record that does not say who it is: sick where the driver counts something in its slot that cannot be
     asked, else unknown."""
     found = _in_place_of(device, nameless)
@@ -192,7 +192,7 @@ def _absent(device: Device, nameless: Sequence[DeviceReading], *, told: Circumst
 
 
 def _incidents(
-    last: Device | None, signs: Sequence[Sign], *, unread: frozenset[IncidentKind], told: Circumstances
+    last: Device | None, signs: Sequence[DeviceFault], *, unread: frozenset[IncidentKind], told: ReportContext
 ) -> tuple[Incident, ...]:
     released = told.releases.get(last.uuid, "") if last else ""
     before = last.incidents if last else ()

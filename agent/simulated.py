@@ -40,7 +40,7 @@ class DeviceState(BaseModel):
     processes: tuple[int, ...] = Field((), max_length=1024)
 
 
-class State(BaseModel):
+class SimulatedState(BaseModel):
     """The state file. Unknown keys are refused: a test that misspells one tests nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,7 +51,7 @@ class State(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimulatedMachine:
     """What is played: one profile under one seed. order[i] is the position of the device with index i."""
 
     profile: Profile
@@ -67,7 +67,7 @@ class Machine:
         return f"{prefix}{uuids.uuid5(_NAMESPACE, f'{self.seed}/{position}')}"
 
 
-def play(profile: Profile, *, seed: str, order: str = "", given_uuids: Sequence[str] = ()) -> Machine:
+def play(profile: Profile, *, seed: str, order: str = "", given_uuids: Sequence[str] = ()) -> SimulatedMachine:
     """Set up a machine. order: empty for the profile's, `shuffled` for one that follows from the seed, `reversed`, or
     positions joined by commas. Raises SettingsMistake."""
     count = profile.machine.count
@@ -75,13 +75,13 @@ def play(profile: Profile, *, seed: str, order: str = "", given_uuids: Sequence[
         raise SettingsMistake(
             f"profile {profile.name} has {count} devices and needs as many different uuids: {given_uuids}"
         )
-    return Machine(profile, seed, _order(order, count=count, seed=seed), tuple(given_uuids))
+    return SimulatedMachine(profile, seed, _order(order, count=count, seed=seed), tuple(given_uuids))
 
 
 class SimulatedBackend:
     """Plays a machine, changed by the state file where there is one."""
 
-    def __init__(self, machine: Machine, *, state_path: Path | None = None) -> None:
+    def __init__(self, machine: SimulatedMachine, *, state_path: Path | None = None) -> None:
         self._machine = machine
         self._state_path = state_path
 
@@ -105,23 +105,23 @@ class SimulatedBackend:
         """Nothing is open."""
 
 
-def read_state(path: Path | None) -> State:
+def read_state(path: Path | None) -> SimulatedState:
     """Read the state file; without one everything is as the profile says. Raises ReadingFailed for a broken one."""
     if path is None:
-        return State()
+        return SimulatedState()
     try:
         with path.open("rb") as file:
             text = file.read(STATE_BYTES_MAX + 1)
         if len(text) > STATE_BYTES_MAX:
             raise ReadingFailed(str(path), f"larger than {STATE_BYTES_MAX} bytes")
-        return State.model_validate_json(text)
+        return SimulatedState.model_validate_json(text)
     except FileNotFoundError:
-        return State()
+        return SimulatedState()
     except (OSError, ValidationError) as error:
         raise ReadingFailed(str(path), str(error)) from error
 
 
-def reading_of(machine: Machine, *, order: Sequence[int], states: Mapping[int, DeviceState]) -> MachineReading:
+def reading_of(machine: SimulatedMachine, *, order: Sequence[int], states: Mapping[int, DeviceState]) -> MachineReading:
     """The reading of a machine whose devices are in these states; positions without a state are healthy."""
     counted = [position for position in order if not states.get(position, DeviceState()).absent]
     geometry = machine.profile.machine
@@ -146,7 +146,7 @@ def reading_of(machine: Machine, *, order: Sequence[int], states: Mapping[int, D
     )
 
 
-def _device(machine: Machine, *, index: int, position: int, state: DeviceState) -> DeviceReading:
+def _device(machine: SimulatedMachine, *, index: int, position: int, state: DeviceState) -> DeviceReading:
     bus_id = f"00000000:{position + 1:02x}:00.0"
     if state.lost:
         return DeviceReading(index=index, pci_bus_id=bus_id, fault=state.fault or "GPU is lost", is_lost=True)

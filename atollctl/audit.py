@@ -21,16 +21,16 @@ from rich.table import Table
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.audit_remedies import Repair, remedy
+from atoll.cluster.audit_remedies import AuditRepair, remedy
 from atoll.cluster.consistency import Finding, audit
-from atoll.cluster.memory import compare
+from atoll.cluster.ledger_dump import compare
 from atoll.cluster.objects import decode_lease, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
 from atoll.kube.microtime import format_microtime
 from atollctl.audit_memory import ExtenderAddress, read_memory
-from atollctl.audit_repair import CONTROLLERS, Outcome, repair
+from atollctl.audit_repair import CONTROLLERS, RepairOutcome, repair
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.sentences import sentence
 
@@ -95,7 +95,7 @@ async def find_twice(
 
 async def repair_all(
     findings: Sequence[Finding], kubeconfig: Path | None, context: str | None = None
-) -> dict[Finding, Outcome]:
+) -> dict[Finding, RepairOutcome]:
     """Repair one after another. Raises KubeError when nobody can be reached."""
     connect = ApiClient.connect(kubeconfig, context, user_agent="atoll-audit", impersonate=CONTROLLERS)
     async with await connect as client:
@@ -115,7 +115,7 @@ async def _find(client: ApiClient, extender: ExtenderAddress | None) -> tuple[Fi
     return tuple(sorted({*found, *compare(await read_memory(extender), pods.items, leases.items)}))
 
 
-def as_dict(finding: Finding, outcome: Outcome | None = None) -> dict[str, object]:
+def as_dict(finding: Finding, outcome: RepairOutcome | None = None) -> dict[str, object]:
     """Return a finding as the JSON output has it; `problem` is its name for programs."""
     proposed = remedy(finding)
     return {
@@ -130,7 +130,7 @@ def as_dict(finding: Finding, outcome: Outcome | None = None) -> dict[str, objec
     }
 
 
-def print_findings(findings: Sequence[Finding], outcomes: dict[Finding, Outcome], console: Console) -> None:
+def print_findings(findings: Sequence[Finding], outcomes: dict[Finding, RepairOutcome], console: Console) -> None:
     """Print a table; words are wrapped, never cut."""
     if not findings:
         text = "All promises hold: no GPU held twice, no Lease leaked, every allocation as promised."
@@ -154,6 +154,6 @@ def _next(finding: Finding) -> str:
     proposed = remedy(finding)
     return (
         f"{proposed.next_step}; --repair: {proposed.repair}"
-        if proposed.repair is not Repair.NONE
+        if proposed.repair is not AuditRepair.NONE
         else proposed.next_step
     )

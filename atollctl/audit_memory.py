@@ -14,8 +14,8 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from atoll.cluster.memory import Memory, decode_memory
-from atoll.cluster.past_asks import PastAsks, decode_past_asks
+from atoll.cluster.ledger_dump import LedgerDump, decode_memory
+from atoll.cluster.request_history import RequestHistory, decode_past_asks
 
 PATH = "/debug/ledger"
 PATH_OF_PAST = "/debug/snapshot"
@@ -36,12 +36,12 @@ class ExtenderAddress:
         return f"ExtenderAddress({self.url!r})"
 
 
-async def read_memory(address: ExtenderAddress) -> Memory:
+async def read_memory(address: ExtenderAddress) -> LedgerDump:
     """Return the memory. Raises OSError when there is no answer, or one that says no."""
     return await _read(address, PATH, decode_memory)
 
 
-async def read_past_asks(address: ExtenderAddress) -> PastAsks:
+async def read_past_asks(address: ExtenderAddress) -> RequestHistory:
     """Return the asks of the past. Raises OSError when there is no answer, or one that says no."""
     return await _read(address, PATH_OF_PAST, decode_past_asks)
 

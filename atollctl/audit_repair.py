@@ -12,13 +12,13 @@ import msgspec
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.audit_remedies import Repair, remedy
+from atoll.cluster.audit_remedies import AuditRepair, remedy
 from atoll.cluster.consistency import NEVER, Finding
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import Holder, Reservation, lease_body, parse_lease
 from atoll.cluster.objects import Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.renumbering import stale_containers
-from atoll.cluster.repairs import Standing, required_leases, standing
+from atoll.cluster.repairs import LeaseState, lease_state, required_leases
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import AlreadyExists, KubeError, NotFound
@@ -30,43 +30,43 @@ CONTROLLERS = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:atoll-controllers
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RepairOutcome:
     """What became of a finding."""
 
     is_done: bool
     text: str
 
 
-async def repair(client: ApiClient, finding: Finding) -> Outcome:
+async def repair(client: ApiClient, finding: Finding) -> RepairOutcome:
     """Do what the finding's remedy says; a person's work is left to them."""
     act = _ACTS.get(remedy(finding).repair)
     if act is None:
-        return Outcome(is_done=False, text="a person must decide")
+        return RepairOutcome(is_done=False, text="a person must decide")
     try:
         return await act(client, finding)
     except (KubeError, MalformedValue, ValueError, msgspec.MsgspecError) as error:
-        return Outcome(is_done=False, text=f"failed: {error}")
+        return RepairOutcome(is_done=False, text=f"failed: {error}")
 
 
-async def _ask(client: ApiClient, finding: Finding) -> Outcome:
+async def _ask(client: ApiClient, finding: Finding) -> RepairOutcome:
     """Have the agent take two fresh readings, past everything that has happened so far."""
     try:
         await client.get(paths.gpunodestatuses(finding.node))
     except NotFound:
-        return Outcome(is_done=False, text=f"no agent reports for node {finding.node}")
+        return RepairOutcome(is_done=False, text=f"no agent reports for node {finding.node}")
     listing = await client.list(paths.pods(names.SYSTEM_NAMESPACE), decode_pod)
     body = merge_patch(annotations={names.EVIDENCE_WANTED: listing.resource_version})
     await client.patch(paths.gpunodestatuses(finding.node), body)
-    return Outcome(
+    return RepairOutcome(
         is_done=True, text=f"asked the agent of {finding.node}; the controllers free the GPU once it is proven"
     )
 
 
-async def _write(client: ApiClient, finding: Finding) -> Outcome:
+async def _write(client: ApiClient, finding: Finding) -> RepairOutcome:
     pod = await _live(client, finding.pod)
     lacking = next((each for each in required_leases(pod) if each.name == finding.lease), None) if pod else None
     if lacking is None:
-        return Outcome(is_done=False, text="the pod no longer names that GPU")
+        return RepairOutcome(is_done=False, text="the pod no longer names that GPU")
     node = decode_node(await client.get(paths.nodes(lacking.node)))
     now = format_microtime(datetime.now(UTC))
     reservation = Reservation(lacking.node, node.metadata.uid, lacking.holder, lacking.claim, "audit", now, now)
@@ -74,31 +74,31 @@ async def _write(client: ApiClient, finding: Finding) -> Outcome:
     try:
         await client.create(paths.leases(names.SYSTEM_NAMESPACE), body)
     except AlreadyExists:
-        return Outcome(is_done=False, text="there is a Lease by now")
-    return Outcome(is_done=True, text=f"wrote Lease {lacking.name} for {lacking.holder}")
+        return RepairOutcome(is_done=False, text="there is a Lease by now")
+    return RepairOutcome(is_done=True, text=f"wrote Lease {lacking.name} for {lacking.holder}")
 
 
-async def _delete(client: ApiClient, finding: Finding) -> Outcome:
+async def _delete(client: ApiClient, finding: Finding) -> RepairOutcome:
     path = paths.leases(names.SYSTEM_NAMESPACE, finding.lease)
     record = parse_lease(decode_lease(await client.get(path)))
     pod = await _live(client, record.holder)
-    if pod is None or standing(record, pod, NEVER) is not Standing.STRAY:
-        return Outcome(is_done=False, text="the Lease is no stray any more")
+    if pod is None or lease_state(record, pod, NEVER) is not LeaseState.STRAY:
+        return RepairOutcome(is_done=False, text="the Lease is no stray any more")
     await client.delete(path, delete_options(uid=record.lease_uid, resource_version=record.resource_version))
-    return Outcome(is_done=True, text=f"deleted Lease {finding.lease}: {record.holder} is bound to other GPUs")
+    return RepairOutcome(is_done=True, text=f"deleted Lease {finding.lease}: {record.holder} is bound to other GPUs")
 
 
-async def _evict(client: ApiClient, finding: Finding) -> Outcome:
+async def _evict(client: ApiClient, finding: Finding) -> RepairOutcome:
     pod = await _live(client, finding.pod)
     if pod is None:
-        return Outcome(is_done=False, text="the pod is gone")
+        return RepairOutcome(is_done=False, text="the pod is gone")
     status = GpuNodeStatus.model_validate_json(await client.get(paths.gpunodestatuses(pod.spec.node_name)))
     if not stale_containers(pod, status.status.devices if status.status is not None else ()):
-        return Outcome(is_done=False, text="the pod's numbers are right by now")
+        return RepairOutcome(is_done=False, text="the pod's numbers are right by now")
     metadata = pod.metadata
     body = eviction(metadata.namespace, metadata.name, uid=metadata.uid)
     await client.create(paths.eviction(metadata.namespace, metadata.name), body)
-    return Outcome(is_done=True, text=f"evicted {metadata.namespace}/{metadata.name}")
+    return RepairOutcome(is_done=True, text=f"evicted {metadata.namespace}/{metadata.name}")
 
 
 async def _live(client: ApiClient, holder: Holder | None) -> Pod | None:
@@ -112,9 +112,9 @@ async def _live(client: ApiClient, holder: Holder | None) -> Pod | None:
     return pod if pod.metadata.uid == holder.uid else None
 
 
-_ACTS: Mapping[Repair, Callable[[ApiClient, Finding], Awaitable[Outcome]]] = {
-    Repair.ASK: _ask,
-    Repair.WRITE: _write,
-    Repair.DELETE: _delete,
-    Repair.EVICT: _evict,
+_ACTS: Mapping[AuditRepair, Callable[[ApiClient, Finding], Awaitable[RepairOutcome]]] = {
+    AuditRepair.ASK: _ask,
+    AuditRepair.WRITE: _write,
+    AuditRepair.DELETE: _delete,
+    AuditRepair.EVICT: _evict,
 }

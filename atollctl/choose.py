@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from atollctl.topo import STATUS_BAD_INPUT, FromFile, Model, ProfileName
-from topology.asks import Interconnect, Policy
+from topology.device_requests import Interconnect, Policy
 
 STATUS_REFUSED = 1
 

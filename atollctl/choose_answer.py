@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atollctl.drawing import HEADING, REMARK, Line
-from atollctl.topo_source import InputError, Source
-from topology.asks import Ask, Interconnect, Policy, gpus
-from topology.choice import Choice, Refusal, choose, would_ever_fit
-from topology.errors import AskError
+from atollctl.topo_source import InputError, MachineSource
+from topology.choice import Choice, ChoiceRefusal, choose, would_ever_fit
+from topology.device_requests import DeviceRequest, Interconnect, Policy, gpus
+from topology.errors import DeviceRequestError
 from topology.model import DEVICES_MAX, mask_of
 from topology.quality import rate
 
@@ -26,7 +26,7 @@ GOALS: Final[dict[Policy, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChooseAnswer:
     """devices: GPU numbers, none when refused; ring_gbps: None where the generation is unknown; relative_quality: 0
     to 1 against the best set of that size on the empty machine, None when refused; best: that set, for people."""
 
@@ -49,7 +49,9 @@ class Answer:
         }
 
 
-def answer(source: Source, ask: Ask, *, free: tuple[int, ...], required: tuple[int, ...] = ()) -> Answer:
+def answer(
+    source: MachineSource, ask: DeviceRequest, *, free: tuple[int, ...], required: tuple[int, ...] = ()
+) -> ChooseAnswer:
     """Choose and explain. free, required: GPU numbers. Raises InputError."""
     if missing := [number for number in required if number not in free]:
         raise InputError(f"GPU {missing[0]} is required and not free; add it to --free")
@@ -62,8 +64,10 @@ def answer(source: Source, ask: Ask, *, free: tuple[int, ...], required: tuple[i
         raise InputError(f"the machine has no GPU {strange[0]}; it has {_list(source.ids)}")
     mask = mask_of([positions[number] for number in free])
     chosen = choose(source.machine, mask, ask, required=mask_of([positions[number] for number in required]))
-    if isinstance(chosen, Refusal):
-        return Answer((), None, None, bounded=False, why=_refused(source, ask, chosen, free=free, required=required))
+    if isinstance(chosen, ChoiceRefusal):
+        return ChooseAnswer(
+            (), None, None, bounded=False, why=_refused(source, ask, chosen, free=free, required=required)
+        )
     return _described(source, ask, chosen, required=required)
 
 
@@ -80,17 +84,17 @@ def gpu_numbers(text: str, *, option: str) -> tuple[int, ...]:
     return numbers
 
 
-def ask_of(count: int, *, policy: Policy, interconnect: Interconnect, min_bandwidth_gbps: float) -> Ask:
+def ask_of(count: int, *, policy: Policy, interconnect: Interconnect, min_bandwidth_gbps: float) -> DeviceRequest:
     """The ask that the options describe. Raises InputError."""
     if not 1 <= count <= DEVICES_MAX:
         raise InputError(f"--count must be 1 to {DEVICES_MAX}, got {count}")
     try:
-        return Ask(count, policy=policy, interconnect=interconnect, min_bandwidth_gbps=min_bandwidth_gbps)
-    except AskError as error:
+        return DeviceRequest(count, policy=policy, interconnect=interconnect, min_bandwidth_gbps=min_bandwidth_gbps)
+    except DeviceRequestError as error:
         raise InputError(f"--min-bandwidth must be a number of GB/s, zero or more, got {min_bandwidth_gbps}") from error
 
 
-def answer_lines(found: Answer) -> tuple[Line, ...]:
+def answer_lines(found: ChooseAnswer) -> tuple[Line, ...]:
     """The answer for people."""
     if not found.devices:
         return (((f"No set fits: {found.why}", REMARK),),)
@@ -102,11 +106,11 @@ def answer_lines(found: Answer) -> tuple[Line, ...]:
     return tuple(((f"{name:<9}", HEADING), (text, "")) for name, text in rows)
 
 
-def _described(source: Source, ask: Ask, chosen: Choice, *, required: tuple[int, ...]) -> Answer:
-    best = choose(source.machine, source.machine.full, Ask(ask.count))
+def _described(source: MachineSource, ask: DeviceRequest, chosen: Choice, *, required: tuple[int, ...]) -> ChooseAnswer:
+    best = choose(source.machine, source.machine.full, DeviceRequest(ask.count))
     assert isinstance(best, Choice)
     several = ask.count > 1
-    return Answer(
+    return ChooseAnswer(
         devices=source.ids_of(chosen.positions),
         ring_gbps=round(chosen.ring_gbps, 3) if source.rates_known else None,
         relative_quality=chosen.relative_quality,
@@ -117,7 +121,9 @@ def _described(source: Source, ask: Ask, chosen: Choice, *, required: tuple[int,
     )
 
 
-def _reasons(source: Source, ask: Ask, chosen: Choice, best: Choice, *, required: tuple[int, ...]) -> str:
+def _reasons(
+    source: MachineSource, ask: DeviceRequest, chosen: Choice, best: Choice, *, required: tuple[int, ...]
+) -> str:
     goal = GOALS[ask.policy]
     if ask.count == 1 and ask.policy is not Policy.SPREAD:
         goal = "one GPU needs no links, so the one whose loss harms later pods least"
@@ -138,7 +144,14 @@ def _reasons(source: Source, ask: Ask, chosen: Choice, best: Choice, *, required
     return "; ".join(parts)
 
 
-def _refused(source: Source, ask: Ask, refusal: Refusal, *, free: tuple[int, ...], required: tuple[int, ...]) -> str:
+def _refused(
+    source: MachineSource,
+    ask: DeviceRequest,
+    refusal: ChoiceRefusal,
+    *,
+    free: tuple[int, ...],
+    required: tuple[int, ...],
+) -> str:
     holding = f" with {_gpus(required)}" if required else ""
     facts = f"{refusal.reason}: asked for {gpus(ask.count)}{holding}, {len(free)} of {source.machine.count} free"
     if would_ever_fit(source.machine, ask) is not None:
@@ -148,7 +161,7 @@ def _refused(source: Source, ask: Ask, refusal: Refusal, *, free: tuple[int, ...
     return f"{facts}; the empty machine would give {_set_text(source, best)}"
 
 
-def _set_text(source: Source, chosen: Choice) -> str:
+def _set_text(source: MachineSource, chosen: Choice) -> str:
     ring = f" with a ring of {source.bandwidth(chosen.ring_gbps)}" if len(chosen.positions) > 1 else ""
     return f"{_gpus(source.ids_of(chosen.positions))}{ring}"
 

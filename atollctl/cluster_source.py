@@ -23,9 +23,9 @@ from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import decode_lease, decode_node, decode_pod, decode_priority_class
-from atoll.cluster.past_asks import recall
+from atoll.cluster.request_history import recall
 from atoll.explain.codec import BYTES_MAX, SnapshotMistake, decode_snapshot
-from atoll.explain.history import Event, decode_event
+from atoll.explain.history import RecordedEvent, decode_event
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
@@ -102,7 +102,7 @@ def with_past_asks(found: ClusterSnapshot, extender: str, authority: Path | None
         raise typer.Exit(STATUS_UNREACHABLE) from error
 
 
-async def read_events(kubeconfig: Path | None, context: str | None) -> tuple[Event, ...]:
+async def read_events(kubeconfig: Path | None, context: str | None) -> tuple[RecordedEvent, ...]:
     """List the events that the API server still has. Raises KubeError and OSError."""
     async with await ApiClient.connect(kubeconfig, context, user_agent="atoll") as client:
         return tuple((await client.list(paths.events(), decode_event)).items)

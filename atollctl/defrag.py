@@ -45,8 +45,8 @@ def find_plans(
 
     from atoll.api.base import ObjectMeta
     from atoll.api.claims import GpuClaim, GpuClaimSpec
-    from atoll.explain.decision import scene_of
-    from atoll.explain.defrag import Ask, find_moves
+    from atoll.explain.decision import index_snapshot
+    from atoll.explain.defrag import DefragRequest, find_moves
 
     found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="look for moves")
     namespace = namespace_of(namespace, kubeconfig, context, snapshot)
@@ -57,7 +57,7 @@ def find_plans(
     except ValidationError as error:
         typer.echo(f"cannot look for moves: {error.errors()[0]['msg']}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
-    answer = find_moves(scene_of(found), Ask(claim, priority, tuple(tolerate or ())))
+    answer = find_moves(index_snapshot(found), DefragRequest(claim, priority, tuple(tolerate or ())))
     if output is Output.JSON:
         show_json(as_json(answer))
     else:

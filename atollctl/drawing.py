@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from atollctl.topo_source import Adapter, Source, best_pair_gbps, gpus_text, ranges
+from atollctl.topo_source import AdapterRelations, MachineSource, best_pair_gbps, gpus_text, ranges
 from topology.groups import cliques, numa_groups
 from topology.islands import Island, island_of, islands
 from topology.links import PCIE_CLOSENESS, SELF, WORST, direct_links, strength
@@ -25,7 +25,7 @@ STRONG, WEAK, FAR, NEAR, HEADING, REMARK = "bold green", "green", "dim", "cyan",
 BLANK: Final[Line] = ()
 
 
-def machine_lines(source: Source) -> tuple[Line, ...]:
+def machine_lines(source: MachineSource) -> tuple[Line, ...]:
     """Title, link matrix in the order of islands, islands, fully linked groups, network adapters and remarks."""
     blocks = (_title(source), _matrix(source), _islands(source), _groups(source), _adapters(source), _remarks(source))
     lines: list[Line] = []
@@ -34,7 +34,7 @@ def machine_lines(source: Source) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def machine_json(source: Source) -> dict[str, Any]:
+def machine_json(source: MachineSource) -> dict[str, Any]:
     """The same facts for programs. Bandwidths in GB/s are null where the generation is unknown."""
     machine = source.machine
     by_position = island_of(machine)
@@ -70,13 +70,13 @@ def print_lines(lines: tuple[Line, ...]) -> None:
         console.print(Text.assemble(*line), soft_wrap=True)
 
 
-def title(source: Source) -> str:
+def title(source: MachineSource) -> str:
     """Name, number of GPUs and their product, where it is known."""
     count = source.machine.count
     return f"{source.name}: {count} GPU{'s' if count > 1 else ''}{f', {source.cards}' if source.cards else ''}"
 
 
-def joined_by(source: Source, island: Island) -> str:
+def joined_by(source: MachineSource, island: Island) -> str:
     """What joins an island, in words."""
     machine = source.machine
     if len(island.positions) == 1:
@@ -91,7 +91,7 @@ def joined_by(source: Source, island: Island) -> str:
     return f"NVSwitch, {count} {many} per GPU" if machine.nvswitch else f"{kind}, {count} {many} per joined pair"
 
 
-def ring_text(source: Source, island: Island) -> str:
+def ring_text(source: MachineSource, island: Island) -> str:
     """Ring bandwidth of a whole island; empty for a GPU on its own."""
     if len(island.positions) == 1:
         return ""
@@ -99,17 +99,17 @@ def ring_text(source: Source, island: Island) -> str:
     return f"ring {'' if rating.exact else 'at least '}{source.bandwidth(rating.ring_gbps)}"
 
 
-def nearest_to(adapter: Adapter) -> tuple[str, tuple[int, ...]]:
+def nearest_to(adapter: AdapterRelations) -> tuple[str, tuple[int, ...]]:
     """The best relation that an adapter has to any GPU, and the positions that have it."""
     best = max(adapter.cells, key=strength)
     return best, tuple(position for position, cell in enumerate(adapter.cells) if cell == best)
 
 
-def _title(source: Source) -> list[Line]:
+def _title(source: MachineSource) -> list[Line]:
     return [((title(source), HEADING),)]
 
 
-def _matrix(source: Source) -> list[Line]:
+def _matrix(source: MachineSource) -> list[Line]:
     order = [position for island in islands(source.machine) for position in island.positions]
     cells = source.machine.links
     width = max(4, *(len(cell) for row in cells for cell in row), len(str(max(source.ids)))) + 2
@@ -137,7 +137,7 @@ def _cell(cell: str, width: int) -> Span:
     return f"{cell:>{width}}", NEAR if PCIE_CLOSENESS[cell] > PCIE_CLOSENESS["NODE"] else FAR
 
 
-def _islands(source: Source) -> list[Line]:
+def _islands(source: MachineSource) -> list[Line]:
     rows = [
         (island.name, gpus_text(source.ids_of(island.positions)), joined_by(source, island))
         for island in islands(source.machine)
@@ -150,7 +150,7 @@ def _islands(source: Source) -> list[Line]:
     return lines
 
 
-def _adapters(source: Source) -> list[Line]:
+def _adapters(source: MachineSource) -> list[Line]:
     """Each network adapter with the GPUs that are nearest to it, adapters of the same GPUs in one line."""
     together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for adapter in source.adapters[:ADAPTERS_SHOWN_MAX]:
@@ -166,7 +166,7 @@ def _adapters(source: Source) -> list[Line]:
     return [*lines, ((f"  and {hidden} more", ""),)] if hidden > 0 else lines
 
 
-def _groups(source: Source) -> list[Line]:
+def _groups(source: MachineSource) -> list[Line]:
     """Fully linked groups, where they tell more than the islands."""
     lines: list[Line] = []
     whole = {island.positions for island in islands(source.machine)}
@@ -179,11 +179,11 @@ def _groups(source: Source) -> list[Line]:
     return lines
 
 
-def _remarks(source: Source) -> list[Line]:
+def _remarks(source: MachineSource) -> list[Line]:
     return [((remark, REMARK),) for remark in source.remarks]
 
 
-def _island_json(source: Source, island: Island) -> dict[str, Any]:
+def _island_json(source: MachineSource, island: Island) -> dict[str, Any]:
     several = len(island.positions) > 1
     rating = rate(source.machine, island.positions) if several else None
     unit = best_pair_gbps(source.machine)

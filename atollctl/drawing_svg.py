@@ -13,7 +13,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from atollctl.drawing import joined_by, ring_text, title
-from atollctl.topo_source import Source, gpus_text, shortened
+from atollctl.topo_source import MachineSource, gpus_text, shortened
 from topology.islands import Island, islands
 from topology.links import PCIE_CLOSENESS, direct_links
 from topology.rates import pcie_cell
@@ -50,7 +50,7 @@ class _Layout:
     points: dict[int, Point]
 
 
-def machine_svg(source: Source) -> str:
+def machine_svg(source: MachineSource) -> str:
     """Draw the machine."""
     layout = _layout(source)
     legend = [_legend(source, island) for island in islands(source.machine)]
@@ -65,7 +65,7 @@ def machine_svg(source: Source) -> str:
     )
 
 
-def _layout(source: Source) -> _Layout:
+def _layout(source: MachineSource) -> _Layout:
     order = [position for island in islands(source.machine) for position in island.positions]
     radius = max(RADIUS_MIN, RADIUS_PER_GPU * len(order))
     width = max(WIDTH_MIN, 2 * (radius + MARGIN))
@@ -79,7 +79,7 @@ def _layout(source: Source) -> _Layout:
     return _Layout(width=width, height=legend_top + rows * ROW_HEIGHT + 16, legend_top=legend_top, points=points)
 
 
-def _shades(source: Source, layout: _Layout) -> Iterator[str]:
+def _shades(source: MachineSource, layout: _Layout) -> Iterator[str]:
     """One rounded area per island: neighbours on the circle, so areas do not overlap."""
     for number, island in enumerate(islands(source.machine)):
         points = " L ".join(f"{x:.1f} {y:.1f}" for x, y in (layout.points[position] for position in island.positions))
@@ -90,7 +90,7 @@ def _shades(source: Source, layout: _Layout) -> Iterator[str]:
         )
 
 
-def _links(source: Source, layout: _Layout) -> Iterator[str]:
+def _links(source: MachineSource, layout: _Layout) -> Iterator[str]:
     machine = source.machine
     for first, second in itertools.combinations(range(machine.count), 2):
         links = direct_links(machine.links[first][second])
@@ -103,7 +103,7 @@ def _links(source: Source, layout: _Layout) -> Iterator[str]:
             yield from _switch(source, layout, island)
 
 
-def _switch(source: Source, layout: _Layout, island: Island) -> Iterator[str]:
+def _switch(source: MachineSource, layout: _Layout, island: Island) -> Iterator[str]:
     """The switch in the middle of its GPUs; a line for the links of each."""
     if island.kind != "nvlink":
         return
@@ -124,7 +124,7 @@ def _line(start: Point, end: Point, links: int) -> str:
     return f'<line x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}" {style}/>'
 
 
-def _gpus(source: Source, layout: _Layout) -> Iterator[str]:
+def _gpus(source: MachineSource, layout: _Layout) -> Iterator[str]:
     for position, (x, y) in layout.points.items():
         numa = source.machine.numa[position]
         fill, note = ("#dddddd", ", not given out") if position in source.unusable else ("#ffffff", "")
@@ -138,12 +138,12 @@ def _gpus(source: Source, layout: _Layout) -> Iterator[str]:
         )
 
 
-def _legend(source: Source, island: Island) -> str:
+def _legend(source: MachineSource, island: Island) -> str:
     parts = (gpus_text(source.ids_of(island.positions)), joined_by(source, island), ring_text(source, island))
     return f"{island.name}: {', '.join(part for part in parts if part)}"
 
 
-def _legend_rows(source: Source, layout: _Layout, legend: list[str]) -> Iterator[str]:
+def _legend_rows(source: MachineSource, layout: _Layout, legend: list[str]) -> Iterator[str]:
     links = "Solid lines: NVLink or xGMI, wider with more links. Dashed lines: PCIe inside one socket."
     for number, text in enumerate([*legend, links, *source.remarks]):
         y = layout.legend_top + (number + 1) * ROW_HEIGHT

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from atoll.cluster.objects import Pod
-    from atoll.explain.decision import Scene
+    from atoll.explain.decision import IndexedSnapshot
     from atoll.explain.snapshot import ClusterSnapshot
 
 
@@ -50,12 +50,12 @@ def explain_subject(
 
 
 def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Output) -> None:
-    from atoll.explain.decision import scene_of
-    from atoll.explain.explanation import State, explain
+    from atoll.explain.decision import index_snapshot
+    from atoll.explain.explanation import PodState, explain
     from atoll.explain.wording import explanation_json
     from atollctl.explain_text import lines
 
-    scene = scene_of(found)
+    scene = index_snapshot(found)
     if subject.partition("/")[0] in GANG_KINDS:
         _explain_gang(scene, subject, namespace, output)
     chosen = pods_of(found, subject, namespace)
@@ -66,13 +66,13 @@ def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Out
         for number, (one, pod) in enumerate(told):
             for line in (*([""] if number else []), *lines(one, scene, pod, show_all=output is Output.WIDE)):
                 show_line(line)
-    content = {State.BOUND, State.ENDED, State.FITS, State.NO_GPUS}
+    content = {PodState.BOUND, PodState.ENDED, PodState.FITS, PodState.NO_GPUS}
     raise typer.Exit(0 if all(one.state in content for one, _ in told) else STATUS_WAITS)
 
 
-def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) -> NoReturn:
+def _explain_gang(scene: "IndexedSnapshot", subject: str, namespace: str, output: Output) -> NoReturn:
     from atoll.explain.gang_explanation import CONTENT, explain_gang
-    from atoll.explain.gang_scene import gang_scene_of
+    from atoll.explain.gang_index import index_gangs
     from atoll.explain.gang_wording import gang_json
     from atollctl.explain_gang_text import gang_lines
 
@@ -81,7 +81,7 @@ def _explain_gang(scene: "Scene", subject: str, namespace: str, output: Output) 
     if gang is None:
         others = [one.metadata.namespace for one in scene.snapshot.gangs if one.metadata.name == name]
         _refuse(f"there is no GpuGang {name!r} in namespace {namespace}{elsewhere(others)}", subject)
-    told = explain_gang(gang_scene_of(scene), gang)
+    told = explain_gang(index_gangs(scene), gang)
     if output is Output.JSON:
         show_json(gang_json(told, scene))
     else:

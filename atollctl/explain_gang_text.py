@@ -8,7 +8,7 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Final
 
-from atoll.explain.decision import Scene
+from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.gang_explanation import GangExplanation, GangState
 from atoll.explain.gang_wording import GANG_HELPLESS, domain_text, gang_sentence
 from atollctl.explain_text import WIDTH, waits_text
@@ -18,7 +18,7 @@ DOMAINS_SHOWN: Final = 4
 MEMBERS_SHOWN: Final = 8
 
 
-def gang_lines(told: GangExplanation, scene: Scene, *, show_all: bool = False) -> Iterator[str]:
+def gang_lines(told: GangExplanation, scene: IndexedSnapshot, *, show_all: bool = False) -> Iterator[str]:
     """Yield the answer: headline, members, domains, what would help."""
     reason = f" ({told.reason})" if told.reason else ""
     yield f"gang {told.gang}: {told.state}{reason}{waits_text(told.waits_seconds)}"
@@ -63,11 +63,11 @@ def _domains(told: GangExplanation, *, show_all: bool) -> Iterator[str]:
 
 
 def _seats(told: GangExplanation, *, show_all: bool) -> Iterator[str]:
-    if not told.seats:
+    if not told.assignments:
         return
     yield ""
-    shown = told.seats if show_all else told.seats[:MEMBERS_SHOWN]
+    shown = told.assignments if show_all else told.assignments[:MEMBERS_SHOWN]
     for name, node, ids in shown:
         yield f"  {name}: {node} GPUs {','.join(map(str, ids))}"
-    if len(shown) < len(told.seats):
-        yield f"  and {len(told.seats) - len(shown)} more: -o wide shows them"
+    if len(shown) < len(told.assignments):
+        yield f"  and {len(told.assignments) - len(shown)} more: -o wide shows them"

@@ -9,8 +9,8 @@ from textwrap import wrap
 from typing import Final
 
 from atoll.cluster.objects import Pod
-from atoll.explain.decision import Scene
-from atoll.explain.explanation import Explanation, Group
+from atoll.explain.decision import IndexedSnapshot
+from atoll.explain.explanation import Explanation, NodeGroup
 from atoll.explain.nodes import IslandState, NodeAnswer
 from atoll.explain.wording import HELPLESS, group_text, holders_text, sentence
 
@@ -20,7 +20,7 @@ WIDTH: Final = 110
 LEGEND: Final = "islands: 3 free, 3# held, 3! not given out, 3- not what the claim accepts"
 
 
-def lines(told: Explanation, scene: Scene, pod: Pod, *, show_all: bool = False) -> Iterator[str]:
+def lines(told: Explanation, scene: IndexedSnapshot, pod: Pod, *, show_all: bool = False) -> Iterator[str]:
     """Yield the answer: headline, nodes by group, what would help."""
     yield f"pod {told.pod}: {told.state}" + waits_text(told.waits_seconds)
     yield from wrap(told.headline, WIDTH, initial_indent="  ", subsequent_indent="  ")
@@ -35,7 +35,7 @@ def lines(told: Explanation, scene: Scene, pod: Pod, *, show_all: bool = False) 
     yield from _help(told, scene, pod)
 
 
-def _group(group: Group, scene: Scene, *, show_all: bool) -> Iterator[str]:
+def _group(group: NodeGroup, scene: IndexedSnapshot, *, show_all: bool) -> Iterator[str]:
     yield group_text(len(group.nodes), group.standing, group.reason, group.others)
     shown = group.nodes if show_all else group.nodes[:NODES_SHOWN]
     for one in shown:
@@ -65,7 +65,7 @@ def _marks(part: IslandState) -> list[str]:
     return [f"{device_id}{mark}" for device_id, mark in marked]
 
 
-def _help(told: Explanation, scene: Scene, pod: Pod) -> Iterator[str]:
+def _help(told: Explanation, scene: IndexedSnapshot, pod: Pod) -> Iterator[str]:
     if told.help.proposals:
         yield ""
         yield "What would help, the cheapest first; each was decided again:"

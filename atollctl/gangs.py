@@ -48,12 +48,12 @@ def gang_rows(found: Any, namespace: str) -> list[dict[str, Any]]:  # noqa: ANN4
     """Return a row of plain values per gang, by namespace and name."""
     from atoll.api.gangs import GpuGangStatus
     from atoll.cluster.gangs.membership import key_of
-    from atoll.explain.decision import scene_of
+    from atoll.explain.decision import index_snapshot
     from atoll.explain.gang_decision import decide_gang
     from atoll.explain.gang_explanation import state_of
-    from atoll.explain.gang_scene import gang_scene_of
+    from atoll.explain.gang_index import index_gangs
 
-    gangs = gang_scene_of(scene_of(found))
+    gangs = index_gangs(index_snapshot(found))
     rows = []
     for gang in sorted(found.gangs, key=key_of):
         if namespace and gang.metadata.namespace != namespace:

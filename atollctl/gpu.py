@@ -14,8 +14,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from atoll.api.node_status import Cordon, Device, GpuNodeStatus, GpuNodeStatusSpec, Release
-from atoll.cluster.health import Standing, judge
+from atoll.api.node_status import Cordon, Device, GpuNodeStatus, GpuNodeStatusSpec, HealthRelease
+from atoll.cluster.health import DeviceHealth, judge
 from atoll.kube import patches, paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import Conflict, KubeError, NotFound
@@ -113,7 +113,7 @@ def uncordoned(spec: GpuNodeStatusSpec, uuid: str) -> GpuNodeStatusSpec:
 def released(spec: GpuNodeStatusSpec, uuid: str, time: str, reason: str, *, by: str) -> GpuNodeStatusSpec:
     """The spec in which the card's incidents up to `time` count no more."""
     others = tuple(one for one in spec.releases if one.uuid != uuid)
-    entry = Release(uuid=uuid, time=time, reason=reason[:256], by=by[:256])
+    entry = HealthRelease(uuid=uuid, time=time, reason=reason[:256], by=by[:256])
     return spec.model_copy(update={"releases": (*others, entry)})
 
 
@@ -147,14 +147,14 @@ def device_of(status: GpuNodeStatus, device_id: int) -> Device:
     return found
 
 
-def _change(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> Standing:
+def _change(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> DeviceHealth:
     try:
         return asyncio.run(_change_spec(target, kubeconfig, context, change))
     except (TargetMistake, ClockMistake, KubeError) as error:
         _refuse(f"cannot change GPU {target}: {sentence(error, roles=OPERATORS)}")
 
 
-async def _change_spec(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> Standing:
+async def _change_spec(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> DeviceHealth:
     """Change the entry, and return the standing of the GPU after that."""
     node, device_id = split_target(target)
     async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-gpu") as client:

@@ -17,7 +17,7 @@ from atollctl.output import Output, OutputOption, show_json, show_line, show_tab
 from atollctl.sentences import sentence
 
 if TYPE_CHECKING:
-    from atoll.explain.history import Event
+    from atoll.explain.history import RecordedEvent
 
 
 def show_history(
@@ -28,16 +28,16 @@ def show_history(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Tell the story of one GPU: who held it, what was wrong with it, what was said of it."""
-    from atoll.explain.history import NoSuchGpu, story_of
+    from atoll.explain.history import NoSuchGpu, timeline_of
     from atoll.kube.errors import KubeError
 
     found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="tell the story")
-    events: tuple[Event, ...] = ()
+    events: tuple[RecordedEvent, ...] = ()
     try:
         node, device_id = split_target(target)
         if snapshot is None:
             events = asyncio.run(read_events(kubeconfig, context))
-        story = story_of(found, events, node, device_id)
+        story = timeline_of(found, events, node, device_id)
     except (NoSuchGpu, TargetMistake, KubeError, OSError) as error:
         typer.echo(f"cannot tell the story: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error

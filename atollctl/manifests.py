@@ -20,10 +20,10 @@ from atoll.api.gangs import GpuGang
 from atoll.cluster.objects import Metadata, Pod, PriorityClass, decode_pod, decode_priority_class
 from atoll.explain.snapshot import ClusterSnapshot
 from atollctl.sentences import faults
-from webhook.demand import ClaimMissing, Defaults, claim_name_of
 from webhook.errors import WebhookError
 from webhook.mutation import mutate
 from webhook.pods import decode_pod as decode_view
+from webhook.requests import ClaimMissing, Defaults, claim_name_of
 from webhook.review import Denial, User
 
 PODS_MAX: Final = 10_000

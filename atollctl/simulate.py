@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from atoll.api.claims import GpuClaim
     from atoll.api.gangs import GpuGang
     from atoll.cluster.objects import Pod
-    from atoll.explain.simulation import Outcome, Simulation
+    from atoll.explain.simulation import PodOutcome, Simulation
     from atoll.explain.snapshot import ClusterSnapshot
 
 _ADDED = re.compile(r"(?:([0-9]{1,4})x)?([a-z0-9][a-z0-9.-]{0,252})", re.ASCII)
@@ -195,7 +195,7 @@ def text_lines(answer: "Simulation", *, show_all: bool) -> list[str]:
     return lines
 
 
-def _line(one: "Outcome") -> str:
+def _line(one: "PodOutcome") -> str:
     name = f"{one.pod.metadata.namespace}/{one.pod.metadata.name}"
     if one.allocation is None:
         return f"{name}: does not fit: {_why(one)}"
@@ -206,11 +206,11 @@ def _line(one: "Outcome") -> str:
     return f"{name}: {one.node} GPUs {ids}{islands}{ring}{evicted}"
 
 
-def _why(one: "Outcome") -> str:
+def _why(one: "PodOutcome") -> str:
     return one.explanation.headline if one.explanation is not None else one.note
 
 
-def _state(one: "Outcome") -> str:
+def _state(one: "PodOutcome") -> str:
     if one.explanation is not None:
         return str(one.explanation.state)
     return "fits" if one.allocation is not None else "gang"

@@ -34,12 +34,12 @@ def save_snapshot(
     ] = False,
 ) -> None:
     """Save nodes, pods, claims, GPU reports and Leases, gangs and topologies as one file."""
+    from atoll.explain.anonymize import anonymize
     from atoll.explain.codec import encode_snapshot
-    from atoll.explain.pseudonyms import disguised
 
     found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="take a snapshot")
     found = with_past_asks(found, extender, extender_ca, purpose="take a snapshot")
-    data = encode_snapshot(disguised(found) if replace_names else found)
+    data = encode_snapshot(anonymize(found) if replace_names else found)
     try:
         file.write_bytes(data)
     except OSError as error:

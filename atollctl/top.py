@@ -68,10 +68,10 @@ def show_top(
 
 
 def _seen(found: "ClusterSnapshot", namespace: str) -> "Overview":
-    from atoll.explain.decision import scene_of
+    from atoll.explain.decision import index_snapshot
     from atoll.explain.overview import overview
 
-    return overview(scene_of(found), namespace=namespace)
+    return overview(index_snapshot(found), namespace=namespace)
 
 
 def pause_seconds(refresh: float, spent: float) -> float:

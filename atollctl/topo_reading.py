@@ -19,7 +19,7 @@ from atollctl.sentences import sentence
 from atollctl.topo_source import (
     HOW_TO_SAVE,
     InputError,
-    Source,
+    MachineSource,
     printable,
     source_of_profile,
     source_of_report,
@@ -54,7 +54,7 @@ def _standard_input() -> BinaryIO:
     return stream.buffer
 
 
-def read_offline(from_file: Path | None, profile_name: str | None, model: str, *, or_this: str = "") -> Source:
+def read_offline(from_file: Path | None, profile_name: str | None, model: str, *, or_this: str = "") -> MachineSource:
     """The machine that exactly one of file and profile names. Raises InputError, which tells `or_this` as a way too."""
     if profile_name is not None and (from_file is not None or model):
         raise InputError("a known machine tells its own GPUs; leave out --from and --model")
@@ -73,7 +73,7 @@ def refuse_options_of_files(from_file: Path | None, profile_name: str | None, mo
         raise InputError("a node tells its own GPUs; leave out --from, --profile and --model")
 
 
-async def read_node(node: str, kubeconfig: Path | None, context: str | None) -> Source:
+async def read_node(node: str, kubeconfig: Path | None, context: str | None) -> MachineSource:
     """The machine that the node's agent reports. Raises InputError."""
     name = printable(node)
     if node in {"", ".", ".."}:

@@ -42,7 +42,7 @@ class InputError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class AdapterRelations:
     """One network adapter by its name, and its PCIe relation to each position."""
 
     name: str
@@ -50,7 +50,7 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MachineSource:
     """One machine. ids: the GPU number of each position; cards: product or model name, empty where unknown; unusable:
     positions that are sick, cordoned or cut into MIG instances; remarks: sentences that any answer has to carry;
     adapters: network adapters with their PCIe relation to each position."""
@@ -61,7 +61,7 @@ class Source:
     cards: str = ""
     unusable: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[AdapterRelations, ...] = ()
 
     @property
     def rates_known(self) -> bool:
@@ -87,7 +87,7 @@ def best_pair_gbps(machine: Machine) -> float:
     return max((rate(machine, pair).ring_gbps for pair in pairs), default=0.0)
 
 
-def source_of_text(text: str, *, name: str, model: str = "") -> Source:
+def source_of_text(text: str, *, name: str, model: str = "") -> MachineSource:
     """The machine that a saved matrix shows. Raises InputError."""
     if any(len(line) > LINE_LENGTH_MAX for line in text.splitlines()):
         raise InputError(f"{printable(name)} has a line of more than {LINE_LENGTH_MAX} characters; {HOW_TO_SAVE}")
@@ -107,7 +107,7 @@ def source_of_text(text: str, *, name: str, model: str = "") -> Source:
         remarks.append(RELATIVE if known is None else RELATIVE_STILL)
     elif any("SYS" in row for row in geometry.links):
         remarks.append(SLOW_SOCKETS)
-    return Source(
+    return MachineSource(
         name=printable(name),
         machine=geometry,
         ids=ids,
@@ -117,18 +117,18 @@ def source_of_text(text: str, *, name: str, model: str = "") -> Source:
     )
 
 
-def source_of_profile(name: str) -> Source:
+def source_of_profile(name: str) -> MachineSource:
     """A known machine. Raises InputError."""
     try:
         known = profile(name)
     except TopologyError as error:
         raise InputError(printable(str(error))) from error
-    return Source(
+    return MachineSource(
         name=known.name, machine=known.machine, ids=tuple(range(known.machine.count)), cards=known.product_name
     )
 
 
-def source_of_report(status: GpuNodeStatus) -> Source:
+def source_of_report(status: GpuNodeStatus) -> MachineSource:
     """The machine that a node's agent reports. Raises InputError when there is nothing that can be drawn."""
     name = printable(status.metadata.name)
     devices = node_devices(status)
@@ -138,7 +138,7 @@ def source_of_report(status: GpuNodeStatus) -> Source:
             f"see `kubectl describe gpunodestatus {name}`"
         )
     cards = dict.fromkeys(device.product_name or device.model for device in devices.devices)
-    source = Source(
+    source = MachineSource(
         name=name,
         machine=devices.machine,
         ids=tuple(device.id for device in devices.devices),
@@ -149,20 +149,21 @@ def source_of_report(status: GpuNodeStatus) -> Source:
     return replace(source, remarks=remarks + _standing_remarks(status, devices), adapters=_adapters_of(status))
 
 
-def _adapters_of(status: GpuNodeStatus) -> tuple[Adapter, ...]:
+def _adapters_of(status: GpuNodeStatus) -> tuple[AdapterRelations, ...]:
     """Adapters of a report whose cells are in the order of its devices."""
     report = status.status
     if report is None:
         return ()
     told = (nic for nic in report.links.nics if len(nic.cells) == len(report.devices))
-    return tuple(Adapter(printable(nic.name), tuple(map(clean_cell, nic.cells))) for nic in told)
+    return tuple(AdapterRelations(printable(nic.name), tuple(map(clean_cell, nic.cells))) for nic in told)
 
 
-def _adapters_of_text(matrix: TopologyText, text: str) -> tuple[Adapter, ...]:
+def _adapters_of_text(matrix: TopologyText, text: str) -> tuple[AdapterRelations, ...]:
     """Adapters of a matrix under the names of its legend, where there is one."""
     names = dict(_LEGEND.findall(text))
     return tuple(
-        Adapter(printable(names.get(nic.name, nic.name)), tuple(map(clean_cell, nic.cells))) for nic in matrix.nics
+        AdapterRelations(printable(names.get(nic.name, nic.name)), tuple(map(clean_cell, nic.cells)))
+        for nic in matrix.nics
     )
 
 

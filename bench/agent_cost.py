@@ -26,7 +26,7 @@ from rich.table import Table
 from bench.figures import Row
 from devcluster.mock_nvml import MachineFile, build
 from devcluster.mock_nvml.library import environment
-from devcluster.pci_tree import PciTree
+from devcluster.pci_tree import PlayedPciTree
 from topology.profiles import profile
 
 POLL_SECONDS = 0.25
@@ -182,7 +182,7 @@ def _command(folder: Path, health: int) -> tuple[str, ...]:
         "heartbeat-seconds": str(HEARTBEAT_SECONDS),
         "start-jitter-seconds": "0",
         "health-port": str(health),
-        "pci-devices": str(PciTree(folder / "pci").devices),
+        "pci-devices": str(PlayedPciTree(folder / "pci").devices),
         "kubelet-url": "http://127.0.0.1:9",
     }
     return (sys.executable, "-m", "agent", *(f"--{name}={value}" for name, value in flags.items()))

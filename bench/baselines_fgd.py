@@ -31,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FgdPodKind:
     """What a pod asks: milli-CPU, GPUs, thousandths of each GPU (1000: whole ones), models it may run on ("": any)."""
 
     cpu_milli: int
@@ -48,7 +48,7 @@ class Kind:
 class Typical:
     """Kinds as arrays, with shares."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[FgdPodKind, ...]
     cpu_milli: Ints
     gpus: Ints
     gpu_milli: Ints
@@ -59,7 +59,7 @@ class Typical:
         return np.array([kind.may_run_on(model) for kind in self.kinds], dtype=np.bool_)
 
 
-def typical(kinds: Iterable[tuple[Kind, float]]) -> Typical:
+def typical(kinds: Iterable[tuple[FgdPodKind, float]]) -> Typical:
     """Typical pods from kinds with shares."""
     pairs = list(kinds)
     return Typical(
@@ -71,11 +71,11 @@ def typical(kinds: Iterable[tuple[Kind, float]]) -> Typical:
     )
 
 
-def typical_of(pods: Iterable[Kind]) -> Typical:
+def typical_of(pods: Iterable[FgdPodKind]) -> Typical:
     """The most frequent kinds up to TYPICAL_SHARE of all pods, shares summing to one."""
     counts = Counter(pods).most_common()
     total = sum(count for _, count in counts)
-    chosen: list[tuple[Kind, float]] = []
+    chosen: list[tuple[FgdPodKind, float]] = []
     seen = 0
     for kind, count in counts:
         if seen >= TYPICAL_SHARE * total:

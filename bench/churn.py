@@ -38,7 +38,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ChurnResult:
     """One rule's run. Shares are between 0 and 1; in_use: mean over time, once the cluster has filled."""
 
     rule: str
@@ -59,7 +59,7 @@ class Load:
     seed: int = 1
 
 
-def run(machine: Machine, *, nodes: int, load: Load, rules: dict[str, Rule], moments: int = 0) -> list[Result]:
+def run(machine: Machine, *, nodes: int, load: Load, rules: dict[str, Rule], moments: int = 0) -> list[ChurnResult]:
     """Play the same arrivals under every rule; moments: how many times to look in between."""
     arrivals = _arrivals(machine, nodes=nodes, load=load)
     every = max(1, len(arrivals) // moments) if moments else len(arrivals) + 1
@@ -119,7 +119,7 @@ class _Nodes:
         return [mask for _, _, mask in self._ends]
 
 
-def _play(name: str, rule: Rule, machine: Machine, *, nodes: int, arrivals: Arrivals, every: int) -> Result:
+def _play(name: str, rule: Rule, machine: Machine, *, nodes: int, arrivals: Arrivals, every: int) -> ChurnResult:
     now, relative = _Nodes(machine, nodes), relative_qualities(machine)
     qualities: list[float] = []
     rejected: list[int] = []
@@ -141,7 +141,7 @@ def _play(name: str, rule: Rule, machine: Machine, *, nodes: int, arrivals: Arri
             moments.append(_moment(machine, now, time))
     asked = [count for _, _, count in arrivals]
     largest = max(asked)
-    return Result(
+    return ChurnResult(
         rule=name,
         mean_quality=float(np.mean(qualities)),
         rejected_largest=rejected.count(largest) / asked.count(largest),

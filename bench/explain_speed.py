@@ -11,7 +11,7 @@ import argparse
 import time
 from typing import Final
 
-from atoll.explain.decision import scene_of
+from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import explain
 from atoll.explain.overview import overview
 from atoll.service.collector import without_collector
@@ -39,7 +39,7 @@ def main() -> None:
     with without_collector():
         for _ in range(options.repeats):
             times = [time.process_time()]
-            scene = scene_of(found.snapshot)
+            scene = index_snapshot(found.snapshot)
             times.append(time.process_time())
             explain(scene, found.pod)
             times.append(time.process_time())

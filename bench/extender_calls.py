@@ -35,7 +35,7 @@ from atoll.service.http import listening
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import freeze_garbage
 from extender import wire
-from extender.app import BODY_BYTES_MAX, Parts, build_app
+from extender.app import BODY_BYTES_MAX, ExtenderParts, build_app
 from extender.binder import Binder
 from topology.profiles import Profile, profile
 
@@ -148,7 +148,7 @@ def serve(nodes: int, ready: Connection) -> None:
 
 async def _serve(nodes: int, ready: Connection) -> None:
     mirror, binder = cast("ClusterMirror", StillMirror(fill(nodes))), cast("Binder", NoBinder())
-    app = build_app(Parts(mirror, binder, SystemClock(), Metrics("extender"), expectation_seconds=10.0))
+    app = build_app(ExtenderParts(mirror, binder, SystemClock(), Metrics("extender"), expectation_seconds=10.0))
     baseline = web.Application(client_max_size=BODY_BYTES_MAX)
     baseline.router.add_post("/filter", _baseline)
     freeze_garbage()

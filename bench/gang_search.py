@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from topology.asks import Ask
-from topology.gangs.model import Gang, Host, Mode, Order, Placement, PodSet, Refusal, Slice, TopologyRequest
+from topology.device_requests import DeviceRequest
+from topology.gangs.model import Gang, Host, Mode, Order, Placement, PlacementRefusal, PodSet, Slice, TopologyRequest
 from topology.gangs.search import place
-from topology.gangs.snapshot import Snapshot, snapshot
+from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.profiles import profile
 
 LEVELS: Final = ("block", "rack")
@@ -32,7 +32,7 @@ FREE: Final = {"cpu": 192_000, "memory": 2 << 40, "pods": 110}
 LIMIT_MS: Final = 1_000.0
 
 
-def cluster(nodes: int, *, used: float, seed: int) -> Snapshot:
+def cluster(nodes: int, *, used: float, seed: int) -> HostSnapshot:
     """Nodes of eight GPUs; a share of them has some GPUs in use."""
     rng = random.Random(seed)
     machine = profile("dgx-h100").machine
@@ -47,7 +47,7 @@ def cluster(nodes: int, *, used: float, seed: int) -> Snapshot:
 
 def gang(count: int, gpus: int, request: TopologyRequest) -> Gang:
     """One pod set."""
-    return Gang((PodSet("workers", count, NEEDS, Ask(gpus), request),))
+    return Gang((PodSet("workers", count, NEEDS, DeviceRequest(gpus), request),))
 
 
 def timed(act: Callable[[], object], repeats: int) -> float:
@@ -122,16 +122,16 @@ def main(arguments: list[str]) -> int:
     return 0 if kept else 1
 
 
-def _told(answer: Placement | Refusal) -> str:
-    if isinstance(answer, Refusal):
+def _told(answer: Placement | PlacementRefusal) -> str:
+    if isinstance(answer, PlacementRefusal):
         return answer.text
     domains = answer.assignments[0].domains
     counts = [len({row.path[: level + 1] for row in domains}) for level in range(len(LEVELS) + 1)]
     return f"{counts[0]} blocks, {counts[1]} racks, {counts[2]} hosts" + (", bounded" if answer.bounded else "")
 
 
-def _racks(answer: Placement | Refusal) -> int:
-    if isinstance(answer, Refusal):
+def _racks(answer: Placement | PlacementRefusal) -> int:
+    if isinstance(answer, PlacementRefusal):
         return 0
     return len({row.path[: len(LEVELS)] for row in answer.assignments[0].domains})
 

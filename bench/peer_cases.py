@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import peer_domains
-from topology.asks import Ask, Policy
 from topology.choice import Choice, choose
+from topology.device_requests import DeviceRequest, Policy
 from topology.errors import TopologyError
 from topology.gangs.model import Order
 from topology.model import DEVICES_MAX, Machine, machine, mask_of, positions_of
@@ -66,7 +66,7 @@ _NUMBERED: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CaseStep:
     """One ask of a case: what is free before it, what is required, how many, and the sets that the peer may give.
 
     foreign: something that is required is no GPU of the machine. wants: None where the case names none."""
@@ -79,7 +79,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """What Atoll gives for a step, with both qualities (0 for nothing); serves: as well as the wanted set by the
     policy's own measure; note: why nothing was given, or why by another policy; givable: whether what is wanted is
     free, of the asked size and with all that is required (not looked at in a sequence: the peer left other GPUs)."""
@@ -233,7 +233,7 @@ def _policy(name: str) -> tuple[Policy, str]:
     return Policy.CONTIGUOUS, f"no word for {name}; nearest is contiguous"
 
 
-def _single(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Outcome:
+def _single(subject: Machine, case: dict[str, Any], *, policy: Policy) -> CaseOutcome:
     free = _first_told(case, "available", "start")
     step = _step(subject, case, free=subject.full if free is None else _mask(subject, free))
     outcome = _outcome(subject, step, policy)
@@ -245,7 +245,7 @@ def _single(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Outcom
     return replace(outcome, givable=givable)
 
 
-def _play(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Iterator[Outcome]:
+def _play(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Iterator[CaseOutcome]:
     """A sequence on one machine: each ask meets what Atoll itself has left."""
     start = _first_told(case, "start", "available")
     free = subject.full if start is None else _mask(subject, start)
@@ -255,11 +255,11 @@ def _play(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Iterator
         yield outcome
 
 
-def _step(subject: Machine, told: dict[str, Any], *, free: int) -> Step:
+def _step(subject: Machine, told: dict[str, Any], *, free: int) -> CaseStep:
     required = _members(told.get("required"))
     wants = _wants(told.get("want"))
     size = _size(told)
-    return Step(
+    return CaseStep(
         free=free,
         required=_mask(subject, required),
         foreign=not all(_is_position(subject, one) for one in required),
@@ -313,14 +313,14 @@ def _mask(subject: Machine, told: object) -> int:
     return mask_of([one for one in _members(told) if _is_position(subject, one)])
 
 
-def _outcome(subject: Machine, step: Step, policy: Policy) -> Outcome:
+def _outcome(subject: Machine, step: CaseStep, policy: Policy) -> CaseOutcome:
     chosen, note = _chosen(subject, step, policy)
     if not chosen and step.wants is not None and any(step.wants) and POLICIES[policy].one_island:
         chosen, _ = _chosen(subject, step, Policy.CONTIGUOUS)
         note = f"{note}, so by contiguous"
     want = _nearest_want(step.wants, chosen)
     qualities = _quality(subject, want or ()), _quality(subject, chosen)
-    return Outcome(want, chosen, *qualities, _serves(subject, step, policy, want=want, chosen=chosen), note)
+    return CaseOutcome(want, chosen, *qualities, _serves(subject, step, policy, want=want, chosen=chosen), note)
 
 
 def _nearest_want(wants: tuple[tuple[int, ...], ...] | None, chosen: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -329,23 +329,23 @@ def _nearest_want(wants: tuple[tuple[int, ...], ...] | None, chosen: tuple[int, 
     return next((want for want in wants if sorted(want) == sorted(chosen)), wants[0])
 
 
-def _chosen(subject: Machine, step: Step, policy: Policy) -> tuple[tuple[int, ...], str]:
+def _chosen(subject: Machine, step: CaseStep, policy: Policy) -> tuple[tuple[int, ...], str]:
     if not 1 <= step.size <= DEVICES_MAX:
         return (), f"a set of {step.size} is no ask"
     if step.foreign:
         return (), "a required GPU is none of the machine's"
-    answer = choose(subject, step.free, Ask(step.size, policy), required=step.required)
+    answer = choose(subject, step.free, DeviceRequest(step.size, policy), required=step.required)
     return (answer.positions, "") if isinstance(answer, Choice) else ((), str(answer.reason))
 
 
 def _serves(
-    subject: Machine, step: Step, policy: Policy, *, want: tuple[int, ...] | None, chosen: tuple[int, ...]
+    subject: Machine, step: CaseStep, policy: Policy, *, want: tuple[int, ...] | None, chosen: tuple[int, ...]
 ) -> bool:
     """Whether the chosen set is no worse than the wanted one by the policy's own cost, where that is not bandwidth."""
     if POLICIES[policy].ranks_quality or not want or not chosen or len(set(want)) != step.size:
         return False
     costs = [
-        choose(subject, step.free, Ask(step.size, policy), required=_mask(subject, members))
+        choose(subject, step.free, DeviceRequest(step.size, policy), required=_mask(subject, members))
         for members in (want, chosen)
     ]
     return all(isinstance(one, Choice) for one in costs) and _cost(costs[1]) <= _cost(costs[0])
@@ -362,12 +362,12 @@ def _quality(subject: Machine, members: tuple[int, ...]) -> float:
         return 0.0
     if len(inside) < 2:
         return float(len(inside))
-    best = choose(subject, subject.full, Ask(len(inside)))
+    best = choose(subject, subject.full, DeviceRequest(len(inside)))
     whole = rate(subject, best.positions).ring_gbps if isinstance(best, Choice) else 0.0
     return min(rate(subject, inside).ring_gbps / whole, 1.0) if whole else 0.0
 
 
-def _verdict(outcomes: list[Outcome], *, policy: Policy) -> tuple[str, str]:
+def _verdict(outcomes: list[CaseOutcome], *, policy: Policy) -> tuple[str, str]:
     """Worse when one ask went unserved or the sum of qualities fell; better when it rose or more was served."""
     told = [one for one in outcomes if one.want is not None]
     note = next((one.note for one in outcomes if one.note), "")

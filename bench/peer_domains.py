@@ -19,12 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.peer_scenarios import Asked, Scenario, Unsupported, scenario_of
+from bench.peer_scenarios import AskedPodSet, Scenario, Unsupported, scenario_of
 from topology.errors import TopologyError
-from topology.gangs.model import Gang, Member, Mode, Order, PodSet, Refusal
+from topology.gangs.model import Gang, Mode, Order, PlacedMember, PlacementRefusal, PodSet
 from topology.gangs.repair import replace_lost
 from topology.gangs.search import place
-from topology.gangs.snapshot import Snapshot
+from topology.gangs.snapshot import HostSnapshot
 
 VERDICTS: Final = ("same", "better", "equal", "worse", "unsupported")
 UNREADABLE: Final = (
@@ -123,16 +123,16 @@ def _answer(scenario: Scenario, order: Order) -> tuple[Places | None, str]:
     if scenario.lost and scenario.existing:
         return _repaired(scenario)
     answer = place(Gang(tuple(_grouped(scenario))), scenario.snapshot, order=order)
-    if isinstance(answer, Refusal):
+    if isinstance(answer, PlacementRefusal):
         return None, answer.text
     names = {f"{number}": asked.pod_set.name for number, asked in enumerate(scenario.asked)}
     places = {names[row.pod_set]: dict(Counter(member.host for member in row.members)) for row in answer.assignments}
     return places, ""
 
 
-def _leading(scenario: Scenario) -> list[Asked]:
+def _leading(scenario: Scenario) -> list[AskedPodSet]:
     """Pod sets whose own request counts: a leader is placed by the request of its workers."""
-    largest: dict[str, Asked] = {}
+    largest: dict[str, AskedPodSet] = {}
     for asked in scenario.asked:
         other = largest.get(asked.group)
         if not asked.group or other is None or asked.pod_set.count > other.pod_set.count:
@@ -175,7 +175,7 @@ def _repaired(scenario: Scenario) -> tuple[Places | None, str]:
     return (counted, why) if nearer else (uncounted, text)
 
 
-def _beside_existing(scenario: Scenario) -> Snapshot:
+def _beside_existing(scenario: Scenario) -> HostSnapshot:
     changed = []
     needs = {asked.pod_set.name: asked.pod_set.needs for asked in scenario.asked}
     used: dict[str, Counter[str]] = {}
@@ -190,14 +190,14 @@ def _beside_existing(scenario: Scenario) -> Snapshot:
     return scenario.snapshot.with_hosts(changed)
 
 
-def _replaced(scenario: Scenario, snapshot: Snapshot) -> tuple[Places | None, str]:
+def _replaced(scenario: Scenario, snapshot: HostSnapshot) -> tuple[Places | None, str]:
     places: Places = {}
     for asked in scenario.asked:
         rows = sorted(
             scenario.existing.get(asked.pod_set.name, ()), key=lambda row: scenario.paths.get(row[0], (row[0],))
         )
         hosts = [host for host, count in rows for _ in range(count)]
-        members = [Member(rank, host) for rank, host in enumerate(hosts)]
+        members = [PlacedMember(rank, host) for rank, host in enumerate(hosts)]
         repair = replace_lost(asked.pod_set, snapshot, members, scenario.lost)
         if repair.refusals:
             return None, repair.refusals[0].text
@@ -254,7 +254,7 @@ def problems(scenario: Scenario, places: Places) -> list[str]:
     return found + _group_problems(scenario, places)
 
 
-def _request_problems(scenario: Scenario, asked: Asked, there: Mapping[str, int]) -> list[str]:
+def _request_problems(scenario: Scenario, asked: AskedPodSet, there: Mapping[str, int]) -> list[str]:
     found: list[str] = []
     request = asked.pod_set.request
     is_leader = asked not in _leading(scenario)

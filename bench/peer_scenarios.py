@@ -29,7 +29,7 @@ from atoll.cluster.objects import (
     Toleration,
 )
 from topology.gangs.model import Host, Mode, PodSet, Slice, TopologyRequest
-from topology.gangs.snapshot import Snapshot, snapshot
+from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.tree import path_of
 
 SHORT: Final = {
@@ -72,7 +72,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class AskedPodSet:
     """One pod set as asked; problem: why it cannot be asked at all. level: what its domains are counted at."""
 
     pod_set: PodSet
@@ -89,8 +89,8 @@ class Scenario:
 
     id: str
     levels: tuple[str, ...]
-    snapshot: Snapshot
-    asked: tuple[Asked, ...]
+    snapshot: HostSnapshot
+    asked: tuple[AskedPodSet, ...]
     paths: Mapping[str, tuple[str, ...]]
     existing: Mapping[str, tuple[tuple[str, int], ...]]
     lost: frozenset[str]
@@ -230,7 +230,7 @@ def _lost(case: Json, levels: tuple[str, ...], nodes: Iterable[Json]) -> Iterabl
         yield _place(path, levels) if path is not None else name
 
 
-def _asked(row: Json, case: Json, nodes: Iterable[Json], levels: tuple[str, ...], gates: Json) -> Asked:
+def _asked(row: Json, case: Json, nodes: Iterable[Json], levels: tuple[str, ...], gates: Json) -> AskedPodSet:
     slices = [(_short(level), size) for level, size in row.get("slices") or []]
     if not gates["TASMultiLayerTopology"]:
         slices = slices[:1]
@@ -256,7 +256,7 @@ def _asked(row: Json, case: Json, nodes: Iterable[Json], levels: tuple[str, ...]
     )
     want = row.get("want")
     wanted = None if want is None else tuple((tuple(values), int(count)) for values, count in want)
-    return Asked(pod_set, str(row.get("group") or ""), level, problem or trouble, wanted)
+    return AskedPodSet(pod_set, str(row.get("group") or ""), level, problem or trouble, wanted)
 
 
 def _request(

@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.churn import Load, Result, run
+from bench.churn import ChurnResult, Load, run
 from bench.rules import NAMES, rules_for
-from topology.asks import Ask
 from topology.demand import PRIOR, Demand
+from topology.device_requests import DeviceRequest
 from topology.fragmentation import losses
 from topology.links import strength
 from topology.model import Machine
@@ -107,7 +107,7 @@ def churn(shape: str, loads: Sequence[Load], *, nodes: int, names: Iterable[str]
     return rows
 
 
-def _means(shape: str, load: float, mine: Sequence[Result]) -> dict[str, Any]:
+def _means(shape: str, load: float, mine: Sequence[ChurnResult]) -> dict[str, Any]:
     return {
         "shape": shape,
         "load": load,
@@ -122,7 +122,7 @@ def _means(shape: str, load: float, mine: Sequence[Result]) -> dict[str, Any]:
 
 def _score_figures(nodes: int) -> dict[str, Any]:
     machines = [profile(name).machine for name in SHAPES]
-    classes, ask = Classes(machines), Ask(2)
+    classes, ask = Classes(machines), DeviceRequest(2)
     random = np.random.default_rng(7)
     shapes = random.integers(0, len(machines), nodes)
     free = np.array([random.integers(0, machines[shape].full + 1) for shape in shapes])
@@ -138,7 +138,7 @@ def _build_figures(name: str) -> dict[str, Any]:
     machine = profile(name).machine
     rated = _once(lambda: qualities(machine))
     lost = _once(lambda: losses(machine))
-    asks = [Ask(count) for count in range(1, machine.count + 1)]
+    asks = [DeviceRequest(count) for count in range(1, machine.count + 1)]
     built = _once(lambda: [table(machine, ask) for ask in asks])
     plain = _once(lambda: _pair_sums_in_python(machine))
     return {

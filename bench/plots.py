@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from bench.churn import Load, Moment, Result, run
+from bench.churn import ChurnResult, Load, Moment, run
 from bench.rules import rules_for
-from topology.asks import Ask
 from topology.choice import Choice, choose
 from topology.demand import PRIOR
+from topology.device_requests import DeviceRequest
 from topology.fragmentation import losses, relative_qualities
 from topology.links import direct_links
 from topology.model import Machine, mask_of
@@ -75,7 +75,7 @@ def path(points: Sequence[Point], *, colour: str, width: float = 1.6) -> str:
 def sets_picture() -> str:
     """Five GPUs on the DGX-1V mesh: a quad and one more beside the set that is chosen."""
     machine = profile("dgx1-v100").machine
-    answer = choose(machine, machine.full, Ask(5))
+    answer = choose(machine, machine.full, DeviceRequest(5))
     assert isinstance(answer, Choice)
     parts = [
         *_mesh(machine, (0, 1, 2, 3, 4), centre=(190, 190), words="a quad and one more"),
@@ -110,7 +110,7 @@ def loss_picture() -> str:
     rows = [(0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 4, 5), (0, 1, 4, 5)]
     parts = [text((20, 30), "A single GPU is asked for: which one, and what stays behind", size=16, bold=True)]
     for row, free in enumerate(rows):
-        answer = choose(machine, mask_of(free), Ask(1))
+        answer = choose(machine, mask_of(free), DeviceRequest(1))
         assert isinstance(answer, Choice)
         y = 80.0 + 70 * row
         parts += _pairs(machine, free, answer.positions[0], y=y)
@@ -151,7 +151,7 @@ class Panel:
         return 70 + (WIDTH - 250) * share_of_time, self.top + self.height * (1 - inside)
 
 
-def churn_picture(results: Sequence[Result], *, shape: str) -> str:
+def churn_picture(results: Sequence[ChurnResult], *, shape: str) -> str:
     """Mean quality of the pods that run, and the part of free GPUs lost to fragmentation, over time for each rule."""
     parts = [text((20, 28), f"{shape}: every rule meets the same pods", size=16, bold=True)]
     quality = [[moment.quality for moment in result.moments] for result in results]
@@ -187,7 +187,7 @@ def smoothed(moments: Sequence[Moment], *, over: int) -> tuple[Moment, ...]:
     )
 
 
-def churn_results(shape: str, *, arrivals: int, nodes: int = 64, seed: int = 2001) -> list[Result]:
+def churn_results(shape: str, *, arrivals: int, nodes: int = 64, seed: int = 2001) -> list[ChurnResult]:
     """All rules on one shape, looked at 480 times, eight looks to a point."""
     machine = profile(shape).machine
     load = Load(arrivals=arrivals, seed=seed)

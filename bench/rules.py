@@ -31,10 +31,10 @@ from bench.baselines import (
     scope_tree,
     topology_aware,
 )
-from bench.baselines_fgd import MILLI, Floats, Ints, Kind, lost, scores, typical
-from topology.asks import Ask
+from bench.baselines_fgd import MILLI, FgdPodKind, Floats, Ints, lost, scores, typical
 from topology.choice import Choice, choose
 from topology.demand import Demand
+from topology.device_requests import DeviceRequest
 from topology.model import Machine, mask_of, positions_of
 from topology.scores import Classes, best_node
 
@@ -104,7 +104,7 @@ def _fullest(machine: Machine) -> Orders:
 
 def _descending(machine: Machine, demand: Demand) -> Orders:
     """Fragmentation gradient descent where only GPUs are short: the order depends on the number of free ones."""
-    pods = typical((Kind(0, size), share) for size, share in demand.shares if size <= machine.count)
+    pods = typical((FgdPodKind(0, size), share) for size, share in demand.shares if size <= machine.count)
     rows = np.array([[MILLI * (at < free) for at in range(machine.count)] for free in range(machine.count + 1)])
     fragments = lost(
         pods, np.zeros(len(rows), dtype=np.int64), rows, np.ones((len(rows), len(pods.kinds)), dtype=np.bool_)
@@ -127,13 +127,13 @@ def _atoll(machine: Machine, demand: Demand) -> Rule:
 
     @cache
     def chosen(free: int, count: int) -> int:
-        answer = choose(machine, free, Ask(count), demand=demand)
+        answer = choose(machine, free, DeviceRequest(count), demand=demand)
         assert isinstance(answer, Choice)
         return mask_of(answer.positions)
 
     def place(free: Ints, count: int, pods: Ints) -> Place | None:
         alike = of_node.setdefault(len(free), np.zeros(len(free), dtype=np.int64))
-        node = best_node(classes.costs(alike, free, Ask(count), pods))
+        node = best_node(classes.costs(alike, free, DeviceRequest(count), pods))
         return None if node is None else (node, chosen(int(free[node]), count))
 
     return place

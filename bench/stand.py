@@ -20,10 +20,10 @@ from atoll.service.clock import SystemClock
 from bench.extender_calls import PROFILES, report
 from bench.figures import cpu_seconds
 from bench.journal import Journal
-from devcluster import Cluster
-from devcluster.api import Request
-from devcluster.errors import ApiError
-from devcluster.installation import EXTENDER_PORT, Installation, Part
+from devcluster import DevCluster
+from devcluster.api import AdminRequest
+from devcluster.errors import AdminApiError
+from devcluster.installation import EXTENDER_PORT, AtollPart, Installation
 from topology.profiles import profile
 
 NAMESPACE = "bench"
@@ -45,7 +45,7 @@ WATCHED = ("kube-scheduler", "kube-apiserver", "etcd", "extender", "noop", "cont
 @contextmanager
 def open_stand(name: str, nodes: int, *, audit_log: bool = False) -> Iterator["Stand"]:
     """A cluster of that name with Atoll beside fake nodes; gone afterwards. Raises DevclusterError."""
-    with Cluster.start(name, scheduler=False, audit_log=audit_log) as cluster:
+    with DevCluster.start(name, scheduler=False, audit_log=audit_log) as cluster:
         make_namespace(cluster)
         with Journal(cluster.kubeconfig, NAMESPACE) as journal:
             stand = Stand(cluster, journal)
@@ -56,7 +56,7 @@ def open_stand(name: str, nodes: int, *, audit_log: bool = False) -> Iterator["S
 class Stand:
     """One cluster; `use` says who answers kube-scheduler."""
 
-    def __init__(self, cluster: Cluster, journal: Journal) -> None:
+    def __init__(self, cluster: DevCluster, journal: Journal) -> None:
         self.cluster = cluster
         self.journal = journal
         self.installation = Installation(cluster)
@@ -66,8 +66,8 @@ class Stand:
         parts = self.installation.parts
         self._direct = parts["extender"]
         self._upstream = replace(self._direct, arguments=("--port", str(UPSTREAM_PORT)), health_port=UPSTREAM_PORT)
-        parts["noop"] = Part("noop", "bench.noop_extender", self._direct.account, (), EXTENDER_PORT)
-        parts["proxy"] = Part("proxy", "bench.timing_proxy", self._direct.account, (), EXTENDER_PORT)
+        parts["noop"] = AtollPart("noop", "bench.noop_extender", self._direct.account, (), EXTENDER_PORT)
+        parts["proxy"] = AtollPart("proxy", "bench.timing_proxy", self._direct.account, (), EXTENDER_PORT)
 
     def set_up(self, nodes: int) -> None:
         """Install Atoll beside fake nodes; every part runs afterwards."""
@@ -112,7 +112,7 @@ class Stand:
         first, self._created = self._created, self._created + count
         created = [f"pod-{number}" for number in range(first, self._created)]
         self.cluster.api.request_all(
-            Request("POST", paths.pods(NAMESPACE), _pod(name, CLAIMS[gpus], annotations or {})) for name in created
+            AdminRequest("POST", paths.pods(NAMESPACE), _pod(name, CLAIMS[gpus], annotations or {})) for name in created
         )
         return created
 
@@ -124,7 +124,7 @@ class Stand:
     def delete(self, pods: Sequence[str]) -> None:
         """Ask for the graceful end of pods."""
         options = delete_options(grace_period_seconds=GRACE_SECONDS)
-        self.cluster.api.request_all(Request("DELETE", paths.pods(NAMESPACE, pod), options) for pod in pods)
+        self.cluster.api.request_all(AdminRequest("DELETE", paths.pods(NAMESPACE, pod), options) for pod in pods)
 
     def clear(self) -> None:
         """Delete all pods; return when they and their Leases are gone. Raises TooSlow."""
@@ -185,7 +185,7 @@ class Stand:
                 self.cluster.wait_exit(name)
 
 
-def write_reports(cluster: Cluster, shapes: Sequence[str] = PROFILES, *, prefix: str = "") -> None:
+def write_reports(cluster: DevCluster, shapes: Sequence[str] = PROFILES, *, prefix: str = "") -> None:
     """Write what agents would: reports of machines of these shapes in turn, and heartbeats that last for a day.
 
     With `prefix` for the nodes alone whose names begin with it.
@@ -204,9 +204,11 @@ def write_reports(cluster: Cluster, shapes: Sequence[str] = PROFILES, *, prefix:
     }
     api = cluster.api
     kind = {"apiVersion": names.API_VERSION, "kind": "GpuNodeStatus"}
-    api.request_all(Request("POST", paths.gpunodestatuses(), {**kind, "metadata": {"name": name}}) for name in reports)
     api.request_all(
-        Request(
+        AdminRequest("POST", paths.gpunodestatuses(), {**kind, "metadata": {"name": name}}) for name in reports
+    )
+    api.request_all(
+        AdminRequest(
             "PATCH",
             paths.gpunodestatuses(name, "status"),
             {"status": {**reports[name]["status"], "nodeUid": uid}},
@@ -214,17 +216,19 @@ def write_reports(cluster: Cluster, shapes: Sequence[str] = PROFILES, *, prefix:
         )
         for _, name, uid in nodes
     )
-    api.request_all(Request("POST", paths.leases(names.HEARTBEAT_NAMESPACE), _heartbeat(name, now)) for name in reports)
+    api.request_all(
+        AdminRequest("POST", paths.leases(names.HEARTBEAT_NAMESPACE), _heartbeat(name, now)) for name in reports
+    )
 
 
-def make_namespace(cluster: Cluster) -> None:
+def make_namespace(cluster: DevCluster) -> None:
     """Make the namespace of the benchmark's pods, with its account."""
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     cluster.api.request("POST", paths.namespaces(), body)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
     try:
         cluster.api.request("POST", paths.core("serviceaccounts", namespace=NAMESPACE), account)
-    except ApiError as error:
+    except AdminApiError as error:
         if error.status != 409:
             raise
 

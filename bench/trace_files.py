@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.baselines_fgd import MILLI, Kind
+from bench.baselines_fgd import MILLI, FgdPodKind
 
 OVERLOAD: Final = 1.3
 ROWS_MAX: Final = 200_000
@@ -26,7 +26,7 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TraceNode:
     """One machine of a trace."""
 
     cpu_milli: int
@@ -36,10 +36,10 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class TracePod:
     """One pod of a trace; gpu_milli: thousandths of each GPU."""
 
-    kind: Kind
+    kind: FgdPodKind
     memory_mib: int
 
     @property
@@ -53,21 +53,21 @@ class Pod:
         return self.kind.gpus * self.kind.gpu_milli
 
 
-def read_nodes(path: Path) -> list[Node]:
+def read_nodes(path: Path) -> list[TraceNode]:
     """The machines of a trace, in the order of the file. Raises TraceError."""
     return [
-        Node(
+        TraceNode(
             _number(row, "cpu_milli"), _number(row, "memory_mib"), _number(row, "gpu", GPUS_MAX), row.get("model") or ""
         )
         for row in _rows(path)
     ]
 
 
-def read_pods(path: Path) -> list[Pod]:
+def read_pods(path: Path) -> list[TracePod]:
     """The pods of a trace, in the order of the file. Raises TraceError."""
     return [
-        Pod(
-            Kind(
+        TracePod(
+            FgdPodKind(
                 _number(row, "cpu_milli"),
                 _number(row, "num_gpu", GPUS_MAX),
                 _number(row, "gpu_milli", MILLI),
@@ -98,13 +98,13 @@ def _number(row: dict[str, str], column: str, most: int = 1 << 40) -> int:
     return number
 
 
-def arrivals(pods: Sequence[Pod], gpus: int, *, seed: int) -> list[Pod]:
+def arrivals(pods: Sequence[TracePod], gpus: int, *, seed: int) -> list[TracePod]:
     """Pods by chance until they ask for OVERLOAD of the GPUs: those of the list first, then drawn again from it."""
     if not any(pod.milli for pod in pods):
         raise TraceError("no pod asks for a GPU")
     random = np.random.default_rng(seed)
     order = [pods[index] for index in random.permutation(len(pods))]
-    come: list[Pod] = []
+    come: list[TracePod] = []
     asked = 0
     while asked < OVERLOAD * gpus * MILLI:
         pod = order[len(come)] if len(come) < len(order) else pods[int(random.integers(len(pods)))]

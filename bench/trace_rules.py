@@ -1,6 +1,6 @@
 """The rules that a trace is played under: which node and which GPUs each pod gets.
 
-In: what is free on every node (`Room`), a pod. Out: a node and positions, or None. Every rule sees only nodes with
+In: what is free on every node (`TraceCapacity`), a pod. Out: a node and positions, or None. Every rule sees only nodes with
 enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters see to.
 """
 
@@ -13,13 +13,13 @@ from typing import Final
 import numpy as np
 
 from atoll.cluster.fleet import Fleet
-from atoll.cluster.machines import Card, cell_of, shape_of
+from atoll.cluster.machines import DeviceAttributes, cell_of, shape_of
 from atoll.cluster.requests import Request
-from atoll.cluster.selection import Offer, offer
-from bench.baselines_fgd import MILLI, Bools, Ints, Kind, Typical, lost, scores, typical_of
-from bench.trace_files import Node, Pod
-from topology.asks import Ask
+from atoll.cluster.selection import CellOffer, offer
+from bench.baselines_fgd import MILLI, Bools, FgdPodKind, Ints, Typical, lost, scores, typical_of
+from bench.trace_files import TraceNode, TracePod
 from topology.demand import Demand, Histogram
+from topology.device_requests import DeviceRequest
 from topology.model import Machine, machine, mask_of
 from topology.profiles import profile
 
@@ -27,10 +27,10 @@ KNOWN: Final = {("V100M16", 8): "dgx1-v100", ("V100M32", 8): "dgx1-v100", ("G2",
 """Shapes of the models that have links; G2 and G3 are hidden names, taken for NVSwitch machines. Others: PCIe alone."""
 
 
-class Room:
+class TraceCapacity:
     """What is free on every node. Changed by `take` alone."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[TraceNode]) -> None:
         self.nodes = tuple(nodes)
         self.cpu_milli = np.array([node.cpu_milli for node in nodes], dtype=np.int64)
         self.memory_mib = np.array([node.memory_mib for node in nodes], dtype=np.int64)
@@ -44,11 +44,11 @@ class Room:
     def allowed(self, models: str) -> Bools:
         """Which nodes have a GPU model that a pod may run on."""
         if models not in self._allowed:
-            kind = Kind(0, 0, 0, models)
+            kind = FgdPodKind(0, 0, 0, models)
             self._allowed[models] = np.array([kind.may_run_on(node.model) for node in self.nodes], dtype=np.bool_)
         return self._allowed[models]
 
-    def fitting(self, pod: Pod) -> Ints:
+    def fitting(self, pod: TracePod) -> Ints:
         """Indices of the nodes that can take a pod."""
         kind = pod.kind
         fits = (self.cpu_milli >= kind.cpu_milli) & (self.memory_mib >= pod.memory_mib) & self.allowed(kind.models)
@@ -56,7 +56,7 @@ class Room:
             fits &= (self.gpu_milli >= kind.gpu_milli).sum(axis=1) >= kind.gpus
         return np.flatnonzero(fits)
 
-    def take(self, node: int, pod: Pod, positions: Iterable[int]) -> None:
+    def take(self, node: int, pod: TracePod, positions: Iterable[int]) -> None:
         """Place a pod."""
         self.cpu_milli[node] -= pod.kind.cpu_milli
         self.memory_mib[node] -= pod.memory_mib
@@ -66,10 +66,10 @@ class Room:
 
 
 Place = tuple[int, tuple[int, ...]]
-Rule = Callable[[Room, Pod], Place | None]
+Rule = Callable[[TraceCapacity, TracePod], Place | None]
 
 
-def best_fit(room: Room, pod: Pod) -> Place | None:
+def best_fit(room: TraceCapacity, pod: TracePod) -> Place | None:
     """The node with the fewest free GPUs, then the least free CPU; the fullest GPU that holds a fraction."""
     fits = room.fitting(pod)
     if not len(fits):
@@ -79,7 +79,7 @@ def best_fit(room: Room, pod: Pod) -> Place | None:
     return node, first_positions(room, node, pod)
 
 
-def first_fit(room: Room, pod: Pod) -> Place | None:
+def first_fit(room: TraceCapacity, pod: TracePod) -> Place | None:
     """The first node that fits."""
     fits = room.fitting(pod)
     return (int(fits[0]), first_positions(room, int(fits[0]), pod)) if len(fits) else None
@@ -89,7 +89,7 @@ def by_chance(seed: int) -> Rule:
     """Any node that fits."""
     random = np.random.default_rng(seed)
 
-    def place(room: Room, pod: Pod) -> Place | None:
+    def place(room: TraceCapacity, pod: TracePod) -> Place | None:
         fits = room.fitting(pod)
         if not len(fits):
             return None
@@ -99,7 +99,7 @@ def by_chance(seed: int) -> Rule:
     return place
 
 
-def first_positions(room: Room, node: int, pod: Pod) -> tuple[int, ...]:
+def first_positions(room: TraceCapacity, node: int, pod: TracePod) -> tuple[int, ...]:
     """Whole GPUs: the first free ones; a fraction: the fullest GPU that holds it."""
     free = room.gpu_milli[node]
     able = np.flatnonzero(free >= max(pod.kind.gpu_milli, 1))
@@ -114,16 +114,16 @@ class Gradient:
     Scores are kept by kind of pod, and only those of nodes that have changed since are computed anew.
     """
 
-    def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod]) -> None:
+    def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         self._typical: Typical = typical_of(pod.kind for pod in pods)
         rows = {node.model: self._typical.allowed_on(node.model) for node in nodes}
         self._allowed = np.array([rows[node.model] for node in nodes])
         self._moment = 0
         self._changed_at = np.zeros(len(nodes), dtype=np.int64)
-        self._seen: Room | None = None
-        self._kept: dict[Kind, _Scores] = {}
+        self._seen: TraceCapacity | None = None
+        self._kept: dict[FgdPodKind, _Scores] = {}
 
-    def __call__(self, room: Room, pod: Pod) -> Place | None:
+    def __call__(self, room: TraceCapacity, pod: TracePod) -> Place | None:
         """Place a pod."""
         self._look(room)
         fits = room.fitting(pod)
@@ -137,7 +137,7 @@ class Gradient:
         node = int(fits[np.lexsort((room.cpu_milli[fits], free, -kept.best[fits]))[0]])
         return node, first_positions(room, node, pod) if kept.at[node] < 0 else (int(kept.at[node]),)
 
-    def _look(self, room: Room) -> None:
+    def _look(self, room: TraceCapacity) -> None:
         """Note which nodes have changed since the last look; all where it is another room."""
         self._moment += 1
         if self._seen is not room:
@@ -148,7 +148,7 @@ class Gradient:
             self._changed_at[changed] = self._moment
         self._cpu_milli, self._gpu_milli = room.cpu_milli.copy(), room.gpu_milli.copy()
 
-    def _scores(self, room: Room, rows: Ints, pod: Pod) -> tuple[Ints, Ints]:
+    def _scores(self, room: TraceCapacity, rows: Ints, pod: TracePod) -> tuple[Ints, Ints]:
         """The score of these nodes, and the GPU it is reached with where the pod asks for a fraction, else -1."""
         before = lost(self._typical, room.cpu_milli[rows], room.gpu_milli[rows], self._allowed[rows])
         best = np.full(len(rows), -1, dtype=np.int64)
@@ -160,7 +160,7 @@ class Gradient:
             best = np.maximum(best, score)
         return best, at
 
-    def _after(self, room: Room, rows: Ints, pod: Pod, position: int | None) -> tuple[np.ndarray, Bools]:
+    def _after(self, room: TraceCapacity, rows: Ints, pod: TracePod, position: int | None) -> tuple[np.ndarray, Bools]:
         """What is lost after placing, and where that GPU can hold the pod."""
         gpu_milli = room.gpu_milli[rows]
         able = np.ones(len(rows), dtype=np.bool_)
@@ -174,7 +174,7 @@ class Gradient:
         return lost(self._typical, cpu_milli, gpu_milli, self._allowed[rows]), able
 
     @staticmethod
-    def _shares_a_gpu(pod: Pod) -> bool:
+    def _shares_a_gpu(pod: TracePod) -> bool:
         return pod.kind.gpus == 1 and pod.kind.gpu_milli < MILLI
 
 
@@ -187,7 +187,7 @@ class _Scores:
         self.at: Ints = np.zeros(nodes, dtype=np.int64)
 
 
-def machine_of(node: Node) -> Machine:
+def machine_of(node: TraceNode) -> Machine:
     """The geometry a node is taken for: a known one, or GPUs joined by PCIe."""
     known = KNOWN.get((node.model, node.gpus))
     if known is not None:
@@ -201,7 +201,9 @@ class Atoll:
     GPUs go by best fit. It knows what CPU the nodes have left and the asks of all pods, as after a while of service.
     """
 
-    def __init__(self, nodes: Sequence[Node], pods: Sequence[Pod], *, shares: bool, sees_cpu: bool = True) -> None:
+    def __init__(
+        self, nodes: Sequence[TraceNode], pods: Sequence[TracePod], *, shares: bool, sees_cpu: bool = True
+    ) -> None:
         self._shares = shares
         self._demand = demand_of(pods)
         self._fleet = Fleet()
@@ -209,7 +211,7 @@ class Atoll:
         self._sees_cpu = sees_cpu
         self._placed: set[int] = set()
         self._pods = [0] * len(nodes)
-        room = Room(nodes)
+        room = TraceCapacity(nodes)
         for index in range(len(nodes)):
             self._renew(room, index)
         self._rows = np.array([self._fleet.row_of(_name(index)) for index in range(len(nodes))])
@@ -217,7 +219,7 @@ class Atoll:
             if pod.kind.gpus:
                 self._fleet.count_ask(pod.kind.gpus, pod.kind.cpu_milli)
 
-    def __call__(self, room: Room, pod: Pod) -> Place | None:
+    def __call__(self, room: TraceCapacity, pod: TracePod) -> Place | None:
         """Place a pod."""
         for node in self._placed:
             self._renew(room, node)
@@ -227,7 +229,7 @@ class Atoll:
             self._pods[node] += pod.kind.gpus > 0
         return place
 
-    def _place(self, room: Room, pod: Pod) -> Place | None:
+    def _place(self, room: TraceCapacity, pod: TracePod) -> Place | None:
         if not pod.kind.gpus:
             return best_fit(room, pod)
         fits = room.fitting(pod)
@@ -243,10 +245,10 @@ class Atoll:
             return None
         name = self._fleet.pick(rows, keys, states, request, self._demand, cpu_milli=pod.kind.cpu_milli)
         answer = offer(self._fleet.cell_of(name), request, self._demand)
-        assert isinstance(answer, Offer)
+        assert isinstance(answer, CellOffer)
         return int(name), answer.choice.positions
 
-    def _renew(self, room: Room, index: int) -> None:
+    def _renew(self, room: TraceCapacity, index: int) -> None:
         """Tell the fleet what is free on a node now."""
         shape, name, total = self._shapes[index], _name(index), room.nodes[index].cpu_milli
         if shape is None:
@@ -261,15 +263,17 @@ def _name(index: int) -> str:
     return f"{index:06}"
 
 
-def _card(node: Node) -> Card:
-    return Card(model=node.model, vendor="nvidia", memory_bytes=0, compute_capability=(0, 0), mig_profile="")
+def _card(node: TraceNode) -> DeviceAttributes:
+    return DeviceAttributes(
+        model=node.model, vendor="nvidia", memory_bytes=0, compute_capability=(0, 0), mig_profile=""
+    )
 
 
 @cache
 def _request(count: int) -> Request:
     """What a pod without a claim asks for."""
     return Request(
-        ask=Ask(count),
+        ask=DeviceRequest(count),
         models=(),
         mixed_models=False,
         memory_bytes=0,
@@ -282,7 +286,7 @@ def _request(count: int) -> Request:
     )
 
 
-def _shared(room: Room, fits: Ints, pod: Pod) -> Place | None:
+def _shared(room: TraceCapacity, fits: Ints, pod: TracePod) -> Place | None:
     """The fullest GPU that is shared already and holds the pod."""
     gpu_milli = room.gpu_milli[fits]
     open_milli = np.where((gpu_milli >= pod.kind.gpu_milli) & (gpu_milli < MILLI), gpu_milli, MILLI)
@@ -292,7 +296,7 @@ def _shared(room: Room, fits: Ints, pod: Pod) -> Place | None:
     return int(fits[at[0]]), (int(at[1]),)
 
 
-def demand_of(pods: Iterable[Pod]) -> Demand:
+def demand_of(pods: Iterable[TracePod]) -> Demand:
     """The sizes that the pods ask for, as Atoll's histogram counts them."""
     histogram = Histogram()
     for pod in pods:
@@ -301,7 +305,7 @@ def demand_of(pods: Iterable[Pod]) -> Demand:
     return histogram.demand()
 
 
-def rules(nodes: Sequence[Node], pods: Sequence[Pod], *, seed: int, full: bool) -> dict[str, Rule]:
+def rules(nodes: Sequence[TraceNode], pods: Sequence[TracePod], *, seed: int, full: bool) -> dict[str, Rule]:
     """The rules that a trace is played under."""
     found: dict[str, Rule] = {
         "by-chance": by_chance(seed),

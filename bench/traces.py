@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.trace_files import Node, Pod, TraceError, arrivals, read_nodes, read_pods
-from bench.trace_rules import Room, Rule, rules
+from bench.trace_files import TraceError, TraceNode, TracePod, arrivals, read_nodes, read_pods
+from bench.trace_rules import Rule, TraceCapacity, rules
 
 SEEDS: Final = tuple(range(201, 206))
 """Seeds on which no weight was chosen; that was done on 42."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TraceResult:
     """One play. Shares of all GPUs; refused: share of the pods that found no place, by GPUs asked."""
 
     allocated_100: float
@@ -41,9 +41,9 @@ class Result:
     refused: dict[int, float]
 
 
-def play(rule: Rule, nodes: Sequence[Node], pods: Sequence[Pod]) -> Result:
+def play(rule: Rule, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> TraceResult:
     """Place the pods one after the other."""
-    room = Room(nodes)
+    room = TraceCapacity(nodes)
     asked = placed = 0
     allocated: float | None = None
     come: dict[int, list[bool]] = {}
@@ -57,14 +57,16 @@ def play(rule: Rule, nodes: Sequence[Node], pods: Sequence[Pod]) -> Result:
         if allocated is None and asked >= room.capacity:
             allocated = placed / room.capacity
     refused = {gpus: statistics.mean(missed) for gpus, missed in sorted(come.items())}
-    return Result(allocated if allocated is not None else placed / room.capacity, placed / room.capacity, refused)
+    return TraceResult(allocated if allocated is not None else placed / room.capacity, placed / room.capacity, refused)
 
 
-def run(nodes: Sequence[Node], pods: Sequence[Pod], *, seeds: Sequence[int], full: bool) -> list[dict[str, Any]]:
+def run(
+    nodes: Sequence[TraceNode], pods: Sequence[TracePod], *, seeds: Sequence[int], full: bool
+) -> list[dict[str, Any]]:
     """Means over the seeds, one row per rule."""
     chosen = [pod for pod in pods if full or pod.whole]
     gpus = sum(node.gpus for node in nodes)
-    results: dict[str, list[Result]] = {}
+    results: dict[str, list[TraceResult]] = {}
     for seed in seeds:
         come = arrivals(chosen, gpus, seed=seed)
         for name, rule in rules(nodes, chosen, seed=seed, full=full).items():

@@ -22,7 +22,7 @@ from functools import partial
 from bench.figures import Row, delays, per_pod, percentile, rate, read_calls, spread, table
 from bench.journal import TooSlow
 from bench.stand import GPUS, WAIT_SECONDS, Stand, open_stand
-from devcluster import Cluster, NodeSpec
+from devcluster import DevCluster, DevNodeSpec
 from devcluster.errors import DevclusterError
 from devcluster.installation import Installation
 
@@ -206,8 +206,8 @@ def _memory_rows(stand: Stand) -> list[Row]:
 def start_times(name: str) -> list[Row]:
     """Start a cluster of four real nodes and Atoll on it. Raises DevclusterError."""
     started = time.monotonic()
-    nodes = [NodeSpec(f"node-{number}", profile=shape) for number, shape in enumerate(SHAPES)]
-    with Cluster.start(name, nodes=nodes, scheduler=False) as cluster:
+    nodes = [DevNodeSpec(f"node-{number}", profile=shape) for number, shape in enumerate(SHAPES)]
+    with DevCluster.start(name, nodes=nodes, scheduler=False) as cluster:
         ready = time.monotonic()
         Installation(cluster).install()
         installed = time.monotonic()

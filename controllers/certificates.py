@@ -1,6 +1,6 @@
 """Certificates of the webhook: when a key pair is still good, when it is renewed, and what the API server must trust.
 
-In: what is stored and published now, the names to serve, the time. Out: a `Plan` with what should be stored and
+In: what is stored and published now, the names to serve, the time. Out: a `CertificatePlan` with what should be stored and
 published; new keys are made inside. Separate from the reconciler, so that years of rotation run in a test in a second.
 
 A rotation of the authority never breaks a connection, because each step waits for the one before:
@@ -53,7 +53,7 @@ class Lifetimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredCertificates:
     """What the cluster holds now; None or empty for what is missing."""
 
     authority: KeyPair | None = None
@@ -65,7 +65,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CertificatePlan:
     """What the cluster should hold; equal to what it holds when nothing is due. Carry out in this order of fields."""
 
     authority: KeyPair
@@ -75,12 +75,14 @@ class Plan:
     serving_ends: datetime
 
 
-def plan_certificates(stored: Stored, *, names: Sequence[str], now: datetime, lifetimes: Lifetimes) -> Plan:
+def plan_certificates(
+    stored: StoredCertificates, *, names: Sequence[str], now: datetime, lifetimes: Lifetimes
+) -> CertificatePlan:
     """Decide what to store and publish at `now`, for a webhook that is reached under `names` (DNS names, addresses)."""
     authority, previous = _plan_authority(stored, now=now, lifetimes=lifetimes)
     trusted = _usable_certificates(authority.certificate + previous, now=now)
     serving = _plan_serving(stored, authority=authority, trusted=trusted, names=names, now=now, lifetimes=lifetimes)
-    return Plan(
+    return CertificatePlan(
         authority=authority,
         previous=previous,
         bundle=b"".join(certificate.public_bytes(Encoding.PEM) for certificate in trusted),
@@ -122,7 +124,7 @@ def make_serving(authority: KeyPair, *, names: Sequence[str], now: datetime, lif
     return _key_pair(builder.sign(issuer_key, hashes.SHA256()), key)
 
 
-def _plan_authority(stored: Stored, *, now: datetime, lifetimes: Lifetimes) -> tuple[KeyPair, bytes]:
+def _plan_authority(stored: StoredCertificates, *, now: datetime, lifetimes: Lifetimes) -> tuple[KeyPair, bytes]:
     """Return the authority to sign with, and the certificate of the one before while it is trusted."""
     authority = stored.authority
     certificate = _matching_certificate(authority) if authority else None
@@ -134,7 +136,7 @@ def _plan_authority(stored: Stored, *, now: datetime, lifetimes: Lifetimes) -> t
 
 
 def _plan_serving(
-    stored: Stored,
+    stored: StoredCertificates,
     *,
     authority: KeyPair,
     trusted: Sequence[x509.Certificate],

@@ -13,7 +13,7 @@ from atoll.cluster.objects import Pod
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, NotFound
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
 
@@ -35,14 +35,14 @@ class ClaimReconciler:
         for pod in context.mirror.ledger.pods.values():
             self._index(pod)
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[Key]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[Key]:
         """Return the claim that changed, or the one that a changed pod names."""
-        if kind is Kind.CLAIM:
+        if kind is WatchedKind.CLAIM:
             key = (change.object.metadata.namespace, change.object.metadata.name)
             if change.kind is ChangeKind.DELETED:
                 self._written_at.pop(key, None)
             return (key,)
-        if kind is not Kind.POD or not pods.claim_name(change.object):
+        if kind is not WatchedKind.POD or not pods.claim_name(change.object):
             return ()
         key = _key(change.object)
         if change.kind is not ChangeKind.DELETED:

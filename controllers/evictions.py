@@ -1,6 +1,6 @@
 """Asks the eviction API to end a pod: the one way by which Atoll ends pods of others, so that their budgets hold.
 
-In: a pod as seen. Out: an eviction of that uid, or `Refused`. A pod that is gone, or whose name another bears, is fine.
+In: a pod as seen. Out: an eviction of that uid, or `EvictionRefused`. A pod that is gone, or whose name another bears, is fine.
 """
 
 from atoll.cluster.objects import Pod
@@ -13,7 +13,7 @@ BUDGET_SECONDS = 10.0
 """When to ask again where a disruption budget, or a busy API server, does not say."""
 
 
-class Refused(Exception):
+class EvictionRefused(Exception):
     """A disruption budget allows no eviction now; ask again after `retry_after_seconds`."""
 
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
@@ -28,7 +28,7 @@ async def evict(api: Api, pod: Pod, *, dry_run: bool = False) -> bool:
     try:
         await api.create(paths.eviction(metadata.namespace, metadata.name), body)
     except TooManyRequests as error:
-        raise Refused(str(error), retry_after_seconds=error.retry_after_seconds or BUDGET_SECONDS) from error
+        raise EvictionRefused(str(error), retry_after_seconds=error.retry_after_seconds or BUDGET_SECONDS) from error
     except (NotFound, Conflict):
         return False
     return True

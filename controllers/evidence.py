@@ -13,7 +13,7 @@ from atoll.cluster.release import version_number
 from atoll.kube import paths
 from atoll.kube.cache import Change
 from atoll.kube.errors import NotFound
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
 
@@ -35,7 +35,7 @@ class EvidenceReconciler:
         self._wanted[node] = version
         return True
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:  # noqa: ARG002 - nothing concerns it
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:  # noqa: ARG002 - nothing concerns it
         """Return nothing: only the release knows what is wanted."""
         return ()
 

@@ -16,7 +16,7 @@ from atoll.cluster.objects import Pod
 from atoll.kube import paths
 from atoll.kube.cache import Change
 from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import STRATEGIC_MERGE_PATCH, merge_patch
 from controllers.context import Context, node_reference, pod_reference
 
@@ -35,11 +35,11 @@ class ForeignReconciler:
         self._since: dict[str, dict[Mismatch, float]] = {}
         self._told: dict[str, set[Mismatch]] = {}
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the node of a report, and the node of a pod where somebody is seen on GPUs."""
-        if kind is Kind.REPORT:
+        if kind is WatchedKind.REPORT:
             return (change.object.metadata.name,)
-        if kind is Kind.POD and self._since:
+        if kind is WatchedKind.POD and self._since:
             node = change.object.spec.node_name
             return (node,) if node in self._since else ()
         return ()

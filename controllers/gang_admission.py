@@ -15,23 +15,23 @@ import structlog
 from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.gangs import lifecycle
-from atoll.cluster.gangs.lifecycle import Act, Decision, GangView, Obstacle, decide
-from atoll.cluster.gangs.making_room import Asking
+from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
+from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments, status_assignment
 from atoll.cluster.gangs.membership import GangKey, key_of
-from atoll.cluster.gangs.placing import Found, NoPlace, find_places
-from atoll.cluster.gangs.question import Landscape
-from atoll.cluster.gangs.queue import Attempts, blocker, in_order
+from atoll.cluster.gangs.node_domains import NodeDomains
+from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
+from atoll.cluster.gangs.preemption import GangRequest
+from atoll.cluster.gangs.queue import AdmissionAttempts, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
-from atoll.cluster.gangs.seats import Seat, assignment_of, seats_of
-from atoll.cluster.gangs.sites import Site
+from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, KubeError, NotFound
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from controllers.context import Context
-from controllers.gang_book import GangBook
-from controllers.gang_news import GangNews
-from controllers.gang_room import GangRoom
-from controllers.gang_writes import each, let_go, raise_first, reserve, take_back, write_status
+from controllers.gang_cache import GangCache
+from controllers.gang_events import GangEvents
+from controllers.gang_preemption import GangPreemption
+from controllers.gang_writes import each, raise_first, reserve, ungate, unreserve, write_status
 from controllers.gangs import gang_reference
 
 log = structlog.get_logger(__name__)
@@ -48,26 +48,28 @@ class AdmissionReconciler:
 
     name = "gang-admission"
 
-    def __init__(self, context: Context, book: GangBook) -> None:
+    def __init__(self, context: Context, book: GangCache) -> None:
         self._context = context
         self._book = book
         self._hopeless: set[GangKey] = set()
-        self._room = GangRoom(context, book)
-        self._news = GangNews(context, book)
+        self._room = GangPreemption(context, book)
+        self._news = GangEvents(context, book)
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
-        if kind is Kind.LEASE and change.kind is not ChangeKind.DELETED:
+        if kind is WatchedKind.LEASE and change.kind is not ChangeKind.DELETED:
             return ()
-        if kind is Kind.POD and not _has_left(change):
+        if kind is WatchedKind.POD and not _has_left(change):
             return ()
-        if kind is Kind.NODE and not _differs(change):
+        if kind is WatchedKind.NODE and not _differs(change):
             return ()
-        if kind in {Kind.GANG, Kind.HEARTBEAT} or (kind is Kind.REPORT and not _gives_more(change)):
+        if kind in {WatchedKind.GANG, WatchedKind.HEARTBEAT} or (
+            kind is WatchedKind.REPORT and not _gives_more(change)
+        ):
             return ()
-        if kind in {Kind.NODE, Kind.TOPOLOGY} and self._book.candidates:
+        if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY} and self._book.candidates:
             self._book.attempts.clear()
-        self._book.note_room()
+        self._book.note_capacity()
         return (ALL,) if self._book.candidates else ()
 
     def all_keys(self) -> Iterable[str]:
@@ -78,7 +80,7 @@ class AdmissionReconciler:
         """Try the candidates; return when the next may be tried. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        turn_seconds = await self._room.tend()
+        turn_seconds = await self._room.reconcile()
         rests = {key: self._rest(key) for key in self._book.candidates}
         is_strict = self._book.rules.strict_order
         views = self._views(key for key, rest in rests.items() if is_strict or rest <= 0)
@@ -136,9 +138,9 @@ class AdmissionReconciler:
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
-        attempts = self._book.attempts.get(key, Attempts())
+        attempts = self._book.attempts.get(key, AdmissionAttempts())
         decision = decide(view, now_seconds=self._book.now_seconds())
-        if decision.act not in {Act.PLACE, Act.REPLACE} or key in self._book.busy:
+        if decision.act not in {GangAction.PLACE, GangAction.REPLACE} or key in self._book.busy:
             return None
         self._book.busy.add(key)
         try:
@@ -158,11 +160,11 @@ class AdmissionReconciler:
 
     def _rest(self, key: GangKey) -> float:
         """Return how long the gang must not be tried yet."""
-        attempts = self._book.attempts.get(key, Attempts())
+        attempts = self._book.attempts.get(key, AdmissionAttempts())
         now = self._context.clock.monotonic_seconds()
         return attempts.wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
 
-    async def _place(self, view: GangView, decision: Decision) -> bool:
+    async def _place(self, view: GangView, decision: LifecycleDecision) -> bool:
         self._hopeless.discard(key_of(view.gang))
         requests = self._book.requests(decision.members)
         site = self._book.site(view.gang)
@@ -171,21 +173,23 @@ class AdmissionReconciler:
         if isinstance(site, Obstacle):
             return False
         landscape = self._book.landscape()
-        if decision.act is Act.REPLACE:
+        if decision.act is GangAction.REPLACE:
             return await self._replace(view, decision, site, landscape)
         key = key_of(view.gang)
         answer = find_places(view, decision.members, requests, site, self._room.open(key, landscape))
-        if isinstance(answer, NoPlace):
+        if isinstance(answer, NoPlacement):
             if answer.reason == "NeverFits":
                 self._hopeless.add(key)
             if answer.reason == "WaitForRoom":
-                await self._room.seek(key, Asking(view, decision.members, requests, site, landscape))
+                await self._room.try_preempt(key, GangRequest(view, decision.members, requests, site, landscape))
             return await self._wait(view, answer.reason, answer.message)
         return await self._admit(view, decision, answer, site)
 
-    async def _admit(self, view: GangView, decision: Decision, found: Found, site: Site) -> bool:
+    async def _admit(
+        self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, site: NodeDomains
+    ) -> bool:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
-        seats = seats_of(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
+        seats = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
         if not await self._reserve(view, seats):
             self._context.metrics.gang_admissions.labels("undone").inc()
             return await self._wait(view, "AdmissionUndone", "a GPU was taken by somebody else meanwhile")
@@ -193,7 +197,7 @@ class AdmissionReconciler:
         where = "one node" if nodes == 1 else f"{nodes} nodes"
         message = f"{len(seats)} members got their GPUs on {where}"
         status = lifecycle.admit(decision.status, now_seconds=self._book.now_seconds(), message=message)
-        status = status.model_copy(update={"assignment": assignment_of(found.placement, site)})
+        status = status.model_copy(update={"assignment": status_assignment(found.placement, site)})
         await self._write(view, status)
         self._context.metrics.gang_admissions.labels("admitted").inc()
         self._context.events.record(
@@ -201,15 +205,15 @@ class AdmissionReconciler:
         )
         log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(seats), nodes=nodes)
         if all(self._is_here(seat) for seat in seats):
-            await self._let_go(seats)
+            await self._ungate(seats)
         return True
 
-    def _is_here(self, seat: Seat) -> bool:
+    def _is_here(self, seat: MemberAssignment) -> bool:
         """Tell whether the member is still there; where one went meanwhile, the loop of gangs looks at the whole."""
         pod = self._context.mirror.pods.by_uid.get(seat.member.uid)
         return pod is not None and pod.metadata.deletion_timestamp is None
 
-    async def _reserve(self, view: GangView, seats: Sequence[Seat]) -> bool:
+    async def _reserve(self, view: GangView, seats: Sequence[MemberAssignment]) -> bool:
         """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
         ledger = self._context.mirror.ledger
         for seat in seats:
@@ -219,13 +223,15 @@ class AdmissionReconciler:
         try:
             got_all = await reserve(self._context, view.gang, seats, claims)
         except KubeError:
-            await take_back(self._context, members, seats)
+            await unreserve(self._context, members, seats)
             raise
         if not got_all:
-            await take_back(self._context, members, seats)
+            await unreserve(self._context, members, seats)
         return got_all
 
-    async def _replace(self, view: GangView, decision: Decision, site: Site, landscape: Landscape) -> bool:
+    async def _replace(
+        self, view: GangView, decision: LifecycleDecision, site: NodeDomains, landscape: PlacementSnapshot
+    ) -> bool:
         """Place members that a running gang lacks, where its others are. Those that find no place wait, gated."""
         requests = self._book.requests(decision.members)
         if isinstance(requests, Obstacle):
@@ -233,12 +239,12 @@ class AdmissionReconciler:
         seats = place_missing(view, decision.members, requests, site, landscape)
         if not seats or not await self._reserve(view, seats):
             return False
-        await self._let_go(seats)
+        await self._ungate(seats)
         return len(seats) == len(decision.members)
 
-    async def _let_go(self, seats: Sequence[Seat]) -> None:
+    async def _ungate(self, seats: Sequence[MemberAssignment]) -> None:
         raise_first(
-            await each(seats, lambda seat: let_go(self._context, seat.member.pod, seat.allocation.node))
+            await each(seats, lambda seat: ungate(self._context, seat.member.pod, seat.allocation.node))
         )  # fmt: skip
 
     async def _wait(self, view: GangView, reason: str, message: str) -> bool:

@@ -18,7 +18,7 @@ from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.patches import delete_options
 from controllers.context import Context, pod_reference
-from controllers.gang_book import GangBook
+from controllers.gang_cache import GangCache
 
 PODS = "pods"
 """Value of the mark on a gang that was made for pods without an owner."""
@@ -35,7 +35,7 @@ KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 class GangMaker:
     """Creates and deletes gangs that nobody wrote down."""
 
-    def __init__(self, context: Context, book: GangBook) -> None:
+    def __init__(self, context: Context, book: GangCache) -> None:
         self._context = context
         self._book = book
 

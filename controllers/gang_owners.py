@@ -18,7 +18,7 @@ import structlog
 
 from atoll.api import names
 from atoll.api.gangs import OWNERS_MAX, SuspendedOwner
-from atoll.cluster.gangs.membership import Member
+from atoll.cluster.gangs.membership import GangMember
 from atoll.kube import paths
 from atoll.kube.errors import Conflict, Forbidden, NotFound
 from atoll.kube.patches import merge_patch
@@ -61,8 +61,8 @@ KINDS: Final[dict[tuple[str, str], Suspendable]] = {
 
 
 async def root_owners(
-    context: Context, namespace: str, members: Iterable[Member]
-) -> tuple[tuple[SuspendedOwner, ...], tuple[Member, ...]]:
+    context: Context, namespace: str, members: Iterable[GangMember]
+) -> tuple[tuple[SuspendedOwner, ...], tuple[GangMember, ...]]:
     """Return the topmost owners that can be suspended, and the members that have none. Raises KubeError.
 
     In place of an owner that Kueue has admitted its Workload is returned.

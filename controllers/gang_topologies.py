@@ -10,14 +10,14 @@ from typing import Any
 from atoll.api import names
 from atoll.api.topologies import Topology, TopologyStatus
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.sites import absent_levels, count_nodes, shared_hostnames
+from atoll.cluster.gangs.node_domains import absent_levels, count_nodes, shared_hostnames
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, NotFound
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.gang_book import GangBook
+from controllers.gang_cache import GangCache
 
 BLIND_SECONDS = 5.0
 
@@ -27,16 +27,18 @@ class TopologyReconciler:
 
     name = "topologies"
 
-    def __init__(self, context: Context, book: GangBook) -> None:
+    def __init__(self, context: Context, book: GangCache) -> None:
         self._context = context
         self._book = book
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the topology that changed, or all of them when a node came, went, or was labelled anew."""
-        if kind is Kind.TOPOLOGY:
+        if kind is WatchedKind.TOPOLOGY:
             return (change.object.metadata.name,) if change.kind is not ChangeKind.DELETED else ()
         is_same = change.old is not None and change.old.metadata.labels == change.object.metadata.labels
-        return () if kind is not Kind.NODE or (is_same and change.kind is ChangeKind.MODIFIED) else self.all_keys()
+        return (
+            () if kind is not WatchedKind.NODE or (is_same and change.kind is ChangeKind.MODIFIED) else self.all_keys()
+        )
 
     def all_keys(self) -> Iterable[str]:
         """Return every topology."""

@@ -21,8 +21,8 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.cluster import pods
 from atoll.cluster.errors import MalformedValue
-from atoll.cluster.gangs.membership import Member, has_gate
-from atoll.cluster.gangs.seats import Seat, open_gate
+from atoll.cluster.gangs.member_assignments import MemberAssignment, open_gate
+from atoll.cluster.gangs.membership import GangMember, has_gate
 from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
 from atoll.cluster.objects import Lease, Pod, decode_pod
 from atoll.cluster.release import version_number
@@ -60,7 +60,7 @@ def raise_first(answers: Iterable[object]) -> None:
         raise fault
 
 
-async def reserve(context: Context, gang: GpuGang, seats: Sequence[Seat], claims: dict[str, str]) -> bool:
+async def reserve(context: Context, gang: GpuGang, seats: Sequence[MemberAssignment], claims: dict[str, str]) -> bool:
     """Create the Leases of all seats. False when some GPU is somebody else's. Raises KubeError when nobody can tell.
 
     Every creation has ended by then; what was created stays, and the caller takes it back.
@@ -68,7 +68,7 @@ async def reserve(context: Context, gang: GpuGang, seats: Sequence[Seat], claims
     token = context.new_token()
     identity = f"{gang.metadata.namespace}/{gang.metadata.name}/{gang.metadata.uid}"
 
-    async def create(entry: tuple[Seat, int, str]) -> bool:
+    async def create(entry: tuple[MemberAssignment, int, str]) -> bool:
         seat, device_id, uuid = entry
         now = context.clock.now()
         reservation = Reservation(
@@ -97,7 +97,7 @@ async def reserve(context: Context, gang: GpuGang, seats: Sequence[Seat], claims
     return all(answer is True for answer in answers)
 
 
-async def let_go(context: Context, pod: Pod, node: str) -> bool:
+async def ungate(context: Context, pod: Pod, node: str) -> bool:
     """Nominate the gated pod, then pin it and open its gate. False when it has changed meanwhile, or is gone."""
     metadata = pod.metadata
     path = paths.pods(metadata.namespace, metadata.name)
@@ -123,17 +123,17 @@ async def let_go(context: Context, pod: Pod, node: str) -> bool:
     return True
 
 
-async def take_back(context: Context, members: Sequence[Member], seats: Sequence[Seat] = ()) -> None:
+async def unreserve(context: Context, members: Sequence[GangMember], seats: Sequence[MemberAssignment] = ()) -> None:
     """Take the reservations of gated members back, also those just made for `seats`, seen in the mirror or not."""
     made = {seat.member.uid: seat for seat in seats}
-    raise_first(await each(members, lambda member: _take_back(context, member.pod, made.get(member.uid))))
+    raise_first(await each(members, lambda member: _unreserve(context, member.pod, made.get(member.uid))))
 
 
-async def _take_back(context: Context, pod: Pod, seat: Seat | None) -> None:
+async def _unreserve(context: Context, pod: Pod, seat: MemberAssignment | None) -> None:
     ledger, uid = context.mirror.ledger, pod.metadata.uid
     seen = await _move(context, pod)
     if seen is not None and has_gate(seen) and seen.status.nominated_node_name:
-        await _denominate(context, seen)
+        await _clear_nomination(context, seen)
     if seen is None or has_gate(seen):
         known = {record.lease_name for record in ledger.leases_of(uid)}
         made = seat.allocation if seat is not None else ledger.assumed(uid)
@@ -158,7 +158,7 @@ async def _move(context: Context, pod: Pod) -> Pod | None:
         return None
 
 
-async def _denominate(context: Context, pod: Pod) -> None:
+async def _clear_nomination(context: Context, pod: Pod) -> None:
     """Give back the cpu and memory that kube-scheduler set aside for a gated pod."""
     metadata = pod.metadata
     body = merge_patch(uid=metadata.uid, status={"nominatedNodeName": None})

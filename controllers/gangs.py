@@ -14,19 +14,19 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
 from atoll.cluster import host_fit
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import Act, Decision, cannot_start, decide, give_up, has_begun
-from atoll.cluster.gangs.membership import STARTED, GangKey, Member, has_gate, stage_of
+from atoll.cluster.gangs.lifecycle import GangAction, LifecycleDecision, cannot_start, decide, give_up, has_begun
+from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, stage_of
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.events import EventType, ObjectReference
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from controllers.context import Context
-from controllers.evictions import Refused, evict
-from controllers.gang_book import GangBook, jitter_of
+from controllers.evictions import EvictionRefused, evict
+from controllers.gang_cache import GangCache, jitter_of
 from controllers.gang_making import GangMaker
 from controllers.gang_owners import resume, root_owners, suspend
-from controllers.gang_writes import each, let_go, raise_first, set_active, take_back, write_status
+from controllers.gang_writes import each, raise_first, set_active, ungate, unreserve, write_status
 
 log = structlog.get_logger(__name__)
 
@@ -41,24 +41,24 @@ class GangReconciler:
 
     name = "gangs"
 
-    def __init__(self, context: Context, book: GangBook, place: Callable[[], None]) -> None:
+    def __init__(self, context: Context, book: GangCache, place: Callable[[], None]) -> None:
         self._context = context
         self._book = book
         self._place = place
         self._maker = GangMaker(context, book)
         self._abandoned: dict[GangKey, list[GpuGang]] = {}
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[GangKey]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[GangKey]:
         """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
-        if kind is Kind.TOPOLOGY:
+        if kind is WatchedKind.TOPOLOGY:
             self._book.observe(kind, change)
             return self._book.keys()
-        if kind is Kind.LEASE:
+        if kind is WatchedKind.LEASE:
             record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
             namespace, _, rest = record.gang.partition("/") if record is not None else ("", "", "")
             return ((namespace, rest.partition("/")[0]),) if rest else ()
         key = self._book.observe(kind, change)
-        if kind is Kind.GANG and key is not None and change.kind is ChangeKind.DELETED:
+        if kind is WatchedKind.GANG and key is not None and change.kind is ChangeKind.DELETED:
             self._abandoned.setdefault(key, []).append(change.object)
         return () if key is None else (key,)
 
@@ -92,26 +92,26 @@ class GangReconciler:
         finally:
             self._book.busy.discard(key)
 
-    async def _act(self, key: GangKey, gang: GpuGang, decision: Decision) -> float | None:
+    async def _act(self, key: GangKey, gang: GpuGang, decision: LifecycleDecision) -> float | None:
         match decision.act:
-            case Act.UNDO:
-                await take_back(self._context, decision.members)
+            case GangAction.UNDO:
+                await unreserve(self._context, decision.members)
                 self._tell(gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone")
                 return BUSY_SECONDS
-            case Act.LET_GO:
+            case GangAction.LET_GO:
                 return await self._go_on(gang, decision)
-            case Act.EVICT:
+            case GangAction.EVICT:
                 return await self._evict(gang, decision)
-            case Act.RESUME:
+            case GangAction.RESUME:
                 return await self._resume(gang, decision)
-            case Act.DROP:
+            case GangAction.DROP:
                 await self.write(gang, decision.status)
                 await self._drop(decision.members)
-            case Act.PLACE | Act.REPLACE:
+            case GangAction.PLACE | GangAction.REPLACE:
                 self._book.candidates.add(key)
                 await self.write(gang, decision.status)
                 self._place()
-            case Act.NOTHING:
+            case GangAction.NOTHING:
                 await self.write(gang, decision.status)
                 if self._book.rules.policy.block_admission and self._book.candidates:
                     self._place()
@@ -123,7 +123,7 @@ class GangReconciler:
         if version:
             self._book.note_written(gang.metadata.uid, version)
 
-    def _refusing_node(self, members: Sequence[Member]) -> str:
+    def _refusing_node(self, members: Sequence[GangMember]) -> str:
         """Return a node that would not take the member any more whose GPUs lie there; empty when all would."""
         for member in members:
             node = self._context.mirror.nodes.store.get(("", self._home(member)))
@@ -131,12 +131,12 @@ class GangReconciler:
                 return self._home(member)
         return ""
 
-    def _home(self, member: Member) -> str:
+    def _home(self, member: GangMember) -> str:
         ledger = self._context.mirror.ledger
         leases, assumed = ledger.leases_of(member.uid), ledger.assumed(member.uid)
         return leases[0].node if leases else assumed.node if assumed is not None else ""
 
-    async def _go_on(self, gang: GpuGang, decision: Decision) -> float | None:
+    async def _go_on(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
         """Let the rest go, unless a node or the API server would not have a member any more."""
         view, now = self._book.view(gang), self._book.now_seconds()
         refusing = self._refusing_node(decision.members)
@@ -145,25 +145,25 @@ class GangReconciler:
             await self.write(gang, give_up(decision.status, message, now_seconds=now))
             return BUSY_SECONDS
         try:
-            return await self._let_go(decision.members)
+            return await self._ungate(decision.members)
         except (Forbidden, Invalid) as error:
             message = f"a member cannot be pinned to its node: {error}"
         if not view.status.was_ready:
             jitter = jitter_of(self._context.new_token())
             return await self._evict(gang, cannot_start(view, message[:1000], now_seconds=now, jitter=jitter))
         log.warning("Gave up members that cannot be pinned", gang=gang.metadata.name, err=message)
-        await take_back(self._context, decision.members)
+        await unreserve(self._context, decision.members)
         return AGAIN_SECONDS * 10
 
-    async def _let_go(self, members: Sequence[Member]) -> float:
-        async def open_one(member: Member) -> bool:
+    async def _ungate(self, members: Sequence[GangMember]) -> float:
+        async def open_one(member: GangMember) -> bool:
             node = self._home(member)
-            return bool(node) and await let_go(self._context, member.pod, node)
+            return bool(node) and await ungate(self._context, member.pod, node)
 
         raise_first(await each(members, open_one))
         return BUSY_SECONDS
 
-    async def _evict(self, gang: GpuGang, decision: Decision) -> float:
+    async def _evict(self, gang: GpuGang, decision: LifecycleDecision) -> float:
         """Write down that the gang is evicted, then stop it: what is found half done is done again."""
         was_evicted = conditions.is_true((gang.status or GpuGangStatus()).conditions, names.CONDITION_EVICTED)
         if decision.deactivate:
@@ -182,10 +182,10 @@ class GangReconciler:
         await self._drop([member for member in bare if member.stage in STARTED])
         return AGAIN_SECONDS
 
-    async def _drop(self, members: Sequence[Member]) -> None:
+    async def _drop(self, members: Sequence[GangMember]) -> None:
         """Evict pods; a disruption budget may put that off until the next look."""
         answers = await each(members, lambda member: evict(self._context.api, member.pod))
-        raise_first(answer for answer in answers if not isinstance(answer, Refused))
+        raise_first(answer for answer in answers if not isinstance(answer, EvictionRefused))
 
     async def _reread(self, gang: GpuGang) -> GpuGang:
         path = paths.gpugangs(gang.metadata.namespace, gang.metadata.name)
@@ -199,7 +199,7 @@ class GangReconciler:
         if deactivated:
             self._tell(gang, names.REASON_GANG_DEACTIVATED, message, type="Warning")
 
-    async def _resume(self, gang: GpuGang, decision: Decision) -> float:
+    async def _resume(self, gang: GpuGang, decision: LifecycleDecision) -> float:
         namespace, uid = gang.metadata.namespace, gang.metadata.uid
         owners = decision.status.suspended_owners
         resumed = [owner.name for owner in owners if await resume(self._context, namespace, owner, uid)]
@@ -213,7 +213,7 @@ class GangReconciler:
         found = self._book.pods_of(key)
         held = [pod for pod in found if has_gate(pod) and self._book.holds(pod)]
         if held:
-            await take_back(self._context, [Member(pod, "", 0, stage_of(pod), holds=True) for pod in held])
+            await unreserve(self._context, [GangMember(pod, "", 0, stage_of(pod), holds=True) for pod in held])
 
     async def _resume_abandoned(self, key: GangKey) -> None:
         """Resume what was suspended for gangs that are deleted: nobody else would."""

@@ -12,12 +12,12 @@ from typing import Any
 import structlog
 
 from atoll.api import names
-from atoll.cluster.health import Judgement, Standing, judge
+from atoll.cluster.health import DeviceHealth, NodeHealth, judge
 from atoll.cluster.objects import Pod
 from atoll.cluster.transitions import Availability
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.events import EventType
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, node_reference, pod_reference
 
 log = structlog.get_logger(__name__)
@@ -26,17 +26,17 @@ ILL = frozenset({Availability.QUARANTINED, Availability.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class HealthChanges:
     """What changed on one node. ill: device uuid to its standing; well: uuids; drain: a reason that is new; gone: uuids
     that the report names no more."""
 
-    ill: Mapping[str, Standing] = field(default_factory=dict)
+    ill: Mapping[str, DeviceHealth] = field(default_factory=dict)
     well: tuple[str, ...] = ()
     drain: str = ""
     gone: tuple[str, ...] = ()
 
 
-def news(before: Judgement | None, now: Judgement) -> News:
+def health_changes(before: NodeHealth | None, now: NodeHealth) -> HealthChanges:
     """What is to be told of a node after it was judged anew. Pure.
 
     before: None for a node that was not judged yet; then only what is ill is told.
@@ -45,7 +45,7 @@ def news(before: Judgement | None, now: Judgement) -> News:
     ill = {
         uuid: standing
         for uuid, standing in now.standings.items()
-        if standing.state in ILL and not _is_told(old.get(uuid), standing)
+        if standing.state in ILL and not _is_reported(old.get(uuid), standing)
     }
     well = tuple(
         uuid
@@ -53,10 +53,10 @@ def news(before: Judgement | None, now: Judgement) -> News:
         if standing.may_be_given_out and uuid in old and old[uuid].state in ILL
     )
     gone = tuple(uuid for uuid in old if uuid not in now.standings)
-    return News(ill, well, now.drain if before is None or before.drain != now.drain else "", gone)
+    return HealthChanges(ill, well, now.drain if before is None or before.drain != now.drain else "", gone)
 
 
-def _is_told(before: Standing | None, now: Standing) -> bool:
+def _is_reported(before: DeviceHealth | None, now: DeviceHealth) -> bool:
     """The same state for the same cause: a reason that only grows a number is not told again."""
     return before is not None and before.state is now.state and before.reason.split(":")[0] == now.reason.split(":")[0]
 
@@ -68,11 +68,11 @@ class HealthReconciler:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._told: dict[str, Judgement] = {}
+        self._told: dict[str, NodeHealth] = {}
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the node of a report whose devices or cordons changed."""
-        if kind is not Kind.REPORT:
+        if kind is not WatchedKind.REPORT:
             return ()
         node = change.object.metadata.name
         if change.kind is ChangeKind.DELETED:
@@ -90,7 +90,7 @@ class HealthReconciler:
         if status is None or status.status is None:
             return None
         judgement = judge(status)
-        found = news(self._told.get(node), judgement)
+        found = health_changes(self._told.get(node), judgement)
         self._told[node] = judgement
         ids = {device.uuid: device.id for device in status.status.devices}
         for uuid, standing in found.ill.items():

@@ -13,14 +13,14 @@ from controllers.api import Api
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class PodLookup:
     """The pod with the uid that was asked for, None when it does not exist; true as of `version`."""
 
     pod: Pod | None
     version: int
 
 
-async def look_up(api: Api, holder: Holder) -> Sighting:
+async def look_up(api: Api, holder: Holder) -> PodLookup:
     """Look for a pod by name and compare the uid. Raises KubeError.
 
     A list of one name instead of a get: where the pod is missing, only a list says as of which version.
@@ -28,7 +28,7 @@ async def look_up(api: Api, holder: Holder) -> Sighting:
     selector = {"fieldSelector": f"metadata.name={_escape(holder.name)}"}
     listing = await api.list(paths.pods(holder.namespace), decode_pod, params=selector)
     pod = next((pod for pod in listing.items if pod.metadata.uid == holder.uid), None)
-    return Sighting(pod, version_number(listing.resource_version))
+    return PodLookup(pod, version_number(listing.resource_version))
 
 
 def _escape(name: str) -> str:

@@ -12,7 +12,7 @@ import structlog
 
 from atoll.kube.cache import Change
 from atoll.kube.errors import truncate
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from atoll.kube.workqueue import WorkQueue
 from atoll.service.clock import Clock
 from controllers.errors import NotLeading
@@ -31,7 +31,7 @@ class Reconciler(Protocol[KEY]):
 
     name: str
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[KEY]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[KEY]:
         """Return the keys that a change concerns; called for every change, so it must be quick."""
         ...
 
@@ -60,7 +60,7 @@ class Loop(Generic[KEY]):
         metrics.reconcile_failures.labels(self.name)
         metrics.queue_keys.labels(self.name).set_function(lambda: float(len(self._queue)))
 
-    def observe(self, kind: Kind, change: Change[Any]) -> None:
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change of the mirror."""
         for key in self._reconciler.affected(kind, change):
             self._queue.add_after(key, self._delay_seconds)

@@ -20,12 +20,12 @@ from atoll.cluster.consistency import NEVER
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.release import version_number
-from atoll.cluster.repairs import Standing, names_device, standing
+from atoll.cluster.repairs import LeaseState, lease_state, names_device
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, NotFound
 from atoll.kube.microtime import format_microtime, parse_microtime
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, holder_reference
 from controllers.lease_writes import annotate_lease, delete_lease
@@ -52,15 +52,15 @@ class OrphanReconciler:
         self._seen: dict[str, dict[str, tuple[str, float]]] = {}
         """By pod uid and Lease uid: the deadline, and when it was first seen, by our own clock."""
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the holder of a Lease that came, and the pod that changed while it holds any."""
         if change.kind is ChangeKind.DELETED:
             return ()
         ledger = self._context.mirror.ledger
-        if kind is Kind.LEASE:
+        if kind is WatchedKind.LEASE:
             record = ledger.leases.get(change.object.metadata.name)
             return (record.holder.uid,) if record is not None else ()
-        if kind is Kind.POD:
+        if kind is WatchedKind.POD:
             uid = change.object.metadata.uid
             return (uid,) if ledger.leases_of(uid) else ()
         return ()
@@ -85,18 +85,18 @@ class OrphanReconciler:
         if mirror.unready_reason():
             return BLIND_SECONDS
         standings = {record.lease_name: self._standing(record, pod) for record in leases}
-        overdue = [record for record in leases if standings[record.lease_name] is Standing.OVERDUE]
-        strays = [record for record in leases if standings[record.lease_name] is Standing.STRAY]
+        overdue = [record for record in leases if standings[record.lease_name] is LeaseState.OVERDUE]
+        strays = [record for record in leases if standings[record.lease_name] is LeaseState.STRAY]
         if overdue:
-            await self._take_back(overdue)
+            await self._unreserve(overdue)
         if strays:
             await self._delete_strays(strays)
-        waits = [self._wait_seconds(r) for r in leases if standings[r.lease_name] is Standing.RESERVED]
+        waits = [self._wait_seconds(r) for r in leases if standings[r.lease_name] is LeaseState.RESERVED]
         return min(waits, default=None)
 
-    def _standing(self, record: LeaseRecord, pod: Pod) -> Standing:
+    def _standing(self, record: LeaseRecord, pod: Pod) -> LeaseState:
         past = format_microtime(self._context.clock.now() - timedelta(seconds=SKEW_SECONDS))
-        return standing(record, pod, past if self._own_seconds(record) > 0 else NEVER)
+        return lease_state(record, pod, past if self._own_seconds(record) > 0 else NEVER)
 
     def _own_seconds(self, record: LeaseRecord) -> float:
         """Return how much is left of a reservation by our own clock, from when it was first seen here."""
@@ -120,7 +120,7 @@ class OrphanReconciler:
             left = WAIT_SECONDS_MAX
         return min(WAIT_SECONDS_MAX, max(WAIT_SECONDS_MIN, min(left, own_seconds)))
 
-    async def _take_back(self, records: Sequence[LeaseRecord]) -> None:
+    async def _unreserve(self, records: Sequence[LeaseRecord]) -> None:
         mark = {names.LEASE_FENCED: self._context.new_token()}
         answers = await asyncio.gather(*(annotate_lease(self._context.api, record, mark) for record in records))
         fenced = [record for record in answers if record is not None]
@@ -131,8 +131,8 @@ class OrphanReconciler:
             self._release(records[0].holder.uid)
             return
         states = {record.lease_name: self._standing(record, pod) for record in fenced}
-        ended = [r for r in fenced if states[r.lease_name] in {Standing.OVERDUE, Standing.STRAY}]
-        kept = [r for r in fenced if states[r.lease_name] is Standing.HELD]
+        ended = [r for r in fenced if states[r.lease_name] in {LeaseState.OVERDUE, LeaseState.STRAY}]
+        kept = [r for r in fenced if states[r.lease_name] is LeaseState.HELD]
         await self._delete(ended, outcome="taken-back")
         await asyncio.gather(
             *(annotate_lease(self._context.api, record, {names.LEASE_FENCED: None}) for record in kept)
@@ -154,7 +154,7 @@ class OrphanReconciler:
         if sighting.pod is None:
             self._release(records[0].holder.uid)
             return
-        ended = [record for record in records if self._standing(record, sighting.pod) is Standing.STRAY]
+        ended = [record for record in records if self._standing(record, sighting.pod) is LeaseState.STRAY]
         await self._delete(ended, outcome="stray")
 
     async def _delete(self, records: Sequence[LeaseRecord], *, outcome: str) -> None:

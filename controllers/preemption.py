@@ -18,26 +18,26 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.gangs.gang_budgets import gang_budgets, needs
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import gang_key
-from atoll.cluster.gangs.promises import needs, promises
 from atoll.cluster.island_hosts import decode_demands, refusal, unjudged
-from atoll.cluster.island_preemption import IslandPlan, Situation, may_preempt, plan_island
-from atoll.cluster.keeping import Kept, kept_for
+from atoll.cluster.island_preemption import IslandPlan, PreemptionInput, may_preempt, plan_island
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.soft_reservations import SoftReservation, soft_reservation_of
 from atoll.kube import paths
 from atoll.kube.budget_list import BudgetList
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, KubeError, NotFound
 from atoll.kube.limits import TokenBucket
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, pod_reference
-from controllers.evictions import Refused, evict
-from controllers.gang_book import GangBook
-from controllers.gang_yielding import send_away
-from controllers.pursuit import Attempt, Outlook, Step, next_step
+from controllers.eviction_progress import EvictionAttempt, EvictionStatus, EvictionStep, next_step
+from controllers.evictions import EvictionRefused, evict
+from controllers.gang_cache import GangCache
+from controllers.gang_eviction import evict_gang
 from controllers.settings import ControllersSettings
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ PAUSE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Failures:
+class FailedPreemptions:
     """What was tried for a pod in vain."""
 
     count: int = 0
@@ -73,7 +73,7 @@ class PreemptionReconciler:
 
     name = "preemption"
 
-    def __init__(self, context: Context, settings: ControllersSettings, book: GangBook | None = None) -> None:
+    def __init__(self, context: Context, settings: ControllersSettings, book: GangCache | None = None) -> None:
         clock = context.clock
         self._context = context
         self._book = book
@@ -83,18 +83,18 @@ class PreemptionReconciler:
         self._bucket = TokenBucket(rate=per_second, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
         self._tries = TokenBucket(rate=TRIES_PER_SECOND, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
         self._refused_at: dict[str, float] = {}
-        self._attempts: dict[str, Attempt] = {}
-        self._failures: dict[str, Failures] = {}
+        self._attempts: dict[str, EvictionAttempt] = {}
+        self._failures: dict[str, FailedPreemptions] = {}
         self._looked_at: set[str] = set()
         """Pods that were planned for in vain since a pass last came to its end: the next pass begins behind them."""
         for pod in context.mirror.ledger.pods.values():
             self._note(pod)
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key when a pod that wants an island was refused, or when GPUs that are kept may be free."""
-        if kind is Kind.LEASE:
+        if kind is WatchedKind.LEASE:
             return (ALL,) if self._attempts and change.kind is ChangeKind.DELETED else ()
-        if kind is not Kind.POD:
+        if kind is not WatchedKind.POD:
             return ()
         uid = change.object.metadata.uid
         if change.kind is ChangeKind.DELETED or uid not in self._context.mirror.ledger.pods:
@@ -112,8 +112,8 @@ class PreemptionReconciler:
             return BLIND_SECONDS
         waits: list[float | None] = []
         for uid, pod in sorted(self._context.mirror.ledger.pods.items()):
-            if kept_for(pod) is not None and names.GANG not in pod.metadata.annotations:
-                waits.append(await self._pursue(uid, pod))
+            if soft_reservation_of(pod) is not None and names.GANG not in pod.metadata.annotations:
+                waits.append(await self._reconcile_evictions(uid, pod))
         waits += await self._begin_some(self._candidates(waits))
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -127,7 +127,7 @@ class PreemptionReconciler:
                 self._context.metrics.preemptions.labels("placed").inc()
             self._forget(uid)
             return False
-        if kept_for(pod) is not None:
+        if soft_reservation_of(pod) is not None:
             return True
         request = self._request(pod)
         if not may_preempt(pod, request):
@@ -148,7 +148,7 @@ class PreemptionReconciler:
         found = []
         for uid, since in self._refused_at.items():
             pod = self._context.mirror.ledger.pods.get(uid)
-            failures = self._failures.get(uid, Failures())
+            failures = self._failures.get(uid, FailedPreemptions())
             if pod is None or uid in self._attempts or failures.count >= ATTEMPTS_MAX:
                 continue
             rest = max(since + self._settings.preemption_delay_seconds, failures.until_seconds) - self._now()
@@ -206,7 +206,7 @@ class PreemptionReconciler:
             if await self._is_open(pod, plan) and await self._start(pod, plan):
                 return LOOK_SECONDS
         self._bucket.give_back()
-        self._failures.setdefault(pod.metadata.uid, Failures()).until_seconds = self._now() + RETRY_SECONDS
+        self._failures.setdefault(pod.metadata.uid, FailedPreemptions()).until_seconds = self._now() + RETRY_SECONDS
         return RETRY_SECONDS
 
     async def _plans(self, pod: Pod, request: Request, admitted: Sequence[GangView]) -> tuple[IslandPlan, ...]:
@@ -214,17 +214,17 @@ class PreemptionReconciler:
         situation = await self._situation(pod)
         plans: tuple[IslandPlan, ...] = ()
         for whole_below in (None, pod.spec.priority) if admitted else (None,):
-            gangs = promises(admitted, whole_below=whole_below)
+            gangs = gang_budgets(admitted, whole_below=whole_below)
             plans = plan_island(pod, request, replace(situation, budgets=replace(situation.budgets, gangs=gangs)))
             if plans:
                 break
         return plans
 
-    async def _situation(self, pod: Pod) -> Situation:
+    async def _situation(self, pod: Pod) -> PreemptionInput:
         mirror = self._context.mirror
         nodes = {name: node for (_, name), node in mirror.nodes.store.items()}
-        failures = self._failures.get(pod.metadata.uid, Failures())
-        return Situation(mirror.ledger, nodes, await self._budgets.read(), self._now(), failures.nodes)
+        failures = self._failures.get(pod.metadata.uid, FailedPreemptions())
+        return PreemptionInput(mirror.ledger, nodes, await self._budgets.read(), self._now(), failures.nodes)
 
     async def _is_open(self, pod: Pod, plan: IslandPlan) -> bool:
         """Tell whether the node would take the pod without the victims, and every victim may be evicted: asked live."""
@@ -250,7 +250,7 @@ class PreemptionReconciler:
         """Tell whether every victim could be evicted now; a second budget and webhooks forbid it in their own ways."""
         try:
             await asyncio.gather(*(evict(self._context.api, victim, dry_run=True) for victim in plan.victims))
-        except (Refused, ApiError) as error:
+        except (EvictionRefused, ApiError) as error:
             log.info("A budget forbids an eviction", node=plan.node, err=str(error))
             return False
         return True
@@ -269,7 +269,7 @@ class PreemptionReconciler:
             self._give_up(pod, plan.node, f"the pod takes no annotation: {error}")
             return False
         self._context.mirror.ledger.keep(metadata.uid, plan.kept)
-        self._attempts[metadata.uid] = attempt = Attempt(self._now())
+        self._attempts[metadata.uid] = attempt = EvictionAttempt(self._now())
         self._context.metrics.preemptions.labels("begun").inc()
         self._context.events.record(
             pod_reference(pod),
@@ -291,14 +291,14 @@ class PreemptionReconciler:
 
     # Seeing it through
 
-    async def _pursue(self, uid: str, pod: Pod) -> float | None:
-        kept, request = kept_for(pod), self._request(pod)
+    async def _reconcile_evictions(self, uid: str, pod: Pod) -> float | None:
+        kept, request = soft_reservation_of(pod), self._request(pod)
         if kept is None:
             return None
         if isinstance(request, Rejection):
             return await self._end(pod, kept.node, f"the pod's request cannot be served: {request.reason}")
-        attempt = self._attempts.setdefault(uid, Attempt(self._now()))
-        outlook = Outlook.of(self._context.mirror.ledger, pod, kept, self._now())
+        attempt = self._attempts.setdefault(uid, EvictionAttempt(self._now()))
+        outlook = EvictionStatus.of(self._context.mirror.ledger, pod, kept, self._now())
         step = next_step(attempt, outlook, self._now(), timeout_seconds=self._settings.preemption_timeout_seconds)
         if isinstance(step, str):
             told = next((c.message for c in pod.status.conditions if c.type == "PodScheduled" and c.message), "")
@@ -307,13 +307,13 @@ class PreemptionReconciler:
             await self._evict(pod, kept, victim, attempt)
         return _rest(step)
 
-    async def _evict(self, pod: Pod, kept: Kept, victim: Pod, attempt: Attempt) -> None:
+    async def _evict(self, pod: Pod, kept: SoftReservation, victim: Pod, attempt: EvictionAttempt) -> None:
         try:
             if await self._end_gang(pod, victim):
                 attempt.refuse(victim.metadata.uid, self._now(), LOOK_SECONDS)
                 return
             await evict(self._context.api, victim)
-        except Refused as error:
+        except EvictionRefused as error:
             attempt.refuse(victim.metadata.uid, self._now(), error.retry_after_seconds)
             log.info("May not evict yet", pod=_name(victim), uid=victim.metadata.uid, err=str(error))
             return
@@ -342,7 +342,7 @@ class PreemptionReconciler:
         gone = [member for member in view.members if member.uid == victim.metadata.uid]
         if not view.is_admitted or not needs(view, gone):
             return False
-        await send_away(self._context, self._book, key, f"gives way to pod {_name(pod)}, which has a higher priority")
+        await evict_gang(self._context, self._book, key, f"gives way to pod {_name(pod)}, which has a higher priority")
         return True
 
     async def _end(self, pod: Pod, node: str, reason: str) -> float | None:
@@ -366,7 +366,7 @@ class PreemptionReconciler:
         """Leave the pod alone for a while, and this node for good."""
         uid = pod.metadata.uid
         self._attempts.pop(uid, None)
-        failures = self._failures.setdefault(uid, Failures())
+        failures = self._failures.setdefault(uid, FailedPreemptions())
         failures.until_seconds = self._now() + PAUSE_SECONDS * 4**failures.count
         failures.count = failures.count + 1 if node else ATTEMPTS_MAX
         failures.nodes.add(node)
@@ -387,7 +387,7 @@ def _rank(pod: Pod) -> tuple[int, str, str]:
     return (-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.metadata.uid)
 
 
-def _rest(step: Step) -> float:
+def _rest(step: EvictionStep) -> float:
     return min(step.again_seconds, LOOK_SECONDS) if step.evict else step.again_seconds
 
 

@@ -12,12 +12,12 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster.objects import Lease
-from atoll.cluster.repairs import LackingLease, device_of_lease_name, owner_of_unreadable, required_leases
+from atoll.cluster.repairs import MissingLease, device_of_lease_name, owner_of_unreadable, required_leases
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import NotFound
 from atoll.kube.events import ObjectReference
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
 from controllers.lookups import look_up
@@ -33,9 +33,9 @@ class RelabelReconciler:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the Lease that changed, if it cannot be read."""
-        if kind is not Kind.LEASE or change.kind is ChangeKind.DELETED:
+        if kind is not WatchedKind.LEASE or change.kind is ChangeKind.DELETED:
             return ()
         name = change.object.metadata.name
         return (name,) if name in self._context.mirror.ledger.unreadable_leases else ()
@@ -69,7 +69,7 @@ class RelabelReconciler:
             await self._write(lease, annotations, None)
         return None
 
-    async def _is_confirmed(self, owner: LackingLease) -> bool:
+    async def _is_confirmed(self, owner: MissingLease) -> bool:
         sighting = await look_up(self._context.api, owner.holder)
         return sighting.pod is not None and owner in required_leases(sighting.pod)
 

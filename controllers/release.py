@@ -16,13 +16,13 @@ from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod
-from atoll.cluster.release import ANSWERED_BY_A_REPORT, Departure, Doubt, Proof, judge, version_number
+from atoll.cluster.release import ANSWERED_BY_A_REPORT, Doubt, PodTermination, Proof, judge, version_number
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, node_reference
-from controllers.departures import Departures, Gone
 from controllers.lease_writes import annotate_lease, delete_lease
 from controllers.lookups import look_up
+from controllers.pod_terminations import DeletedPod, PodTerminations
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ AskEvidence = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
-class _Doubted:
+class _PodInDoubt:
     """A pod in doubt: since when, and when its node's agent is asked next; 0 for at once."""
 
     since_seconds: float
@@ -52,20 +52,20 @@ class ReleaseReconciler:
 
     name = "release"
 
-    def __init__(self, context: Context, departures: Departures, ask_evidence: AskEvidence) -> None:
+    def __init__(self, context: Context, departures: PodTerminations, ask_evidence: AskEvidence) -> None:
         self._context = context
         self._departures = departures
         self._ask_evidence = ask_evidence
-        self._doubted: dict[str, _Doubted] = {}
+        self._doubted: dict[str, _PodInDoubt] = {}
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the pods whose release a change may decide."""
-        if kind is Kind.POD:
+        if kind is WatchedKind.POD:
             return self._concerning_pod(change)
-        if kind is Kind.LEASE and change.kind is not ChangeKind.DELETED:
+        if kind is WatchedKind.LEASE and change.kind is not ChangeKind.DELETED:
             record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
             return (record.holder.uid,) if record is not None and self._has_left(record.holder.uid) else ()
-        if kind is Kind.REPORT:
+        if kind is WatchedKind.REPORT:
             return self._departures.open_on(change.object.metadata.name)
         return ()
 
@@ -99,7 +99,7 @@ class ReleaseReconciler:
         self._context.metrics.departures_in_doubt.set(self._departures.count_open())
         return min(again, default=None)
 
-    async def _gone(self, record: LeaseRecord) -> Gone | None:
+    async def _gone(self, record: LeaseRecord) -> DeletedPod | None:
         """Return how a pod went that the cache does not hold; None if it exists after all."""
         uid = record.holder.uid
         known = self._departures.gone(uid)
@@ -110,7 +110,7 @@ class ReleaseReconciler:
             return None
         return self._departures.gone(uid) or self._departures.note_absence(uid, sighting.version)
 
-    def _departure(self, pod: Pod | None, gone: Gone | None, records: Sequence[LeaseRecord]) -> Departure:
+    def _departure(self, pod: Pod | None, gone: DeletedPod | None, records: Sequence[LeaseRecord]) -> PodTermination:
         if pod is not None:
             return self._departures.ended(pod, records)
         assert gone is not None
@@ -144,12 +144,12 @@ class ReleaseReconciler:
             )
         self._forget(holder.uid)
 
-    async def _keep(self, records: Sequence[LeaseRecord], departure: Departure, doubt: Doubt) -> float:
+    async def _keep(self, records: Sequence[LeaseRecord], departure: PodTermination, doubt: Doubt) -> float:
         """Keep the Leases; after a while say so on them, and ask for the report that is missing."""
         now = self._context.clock.monotonic_seconds()
         agent_knows = departure.pod is not None and (departure.deletion_seen or not departure.is_deleted)
         first_ask = now + DOUBT_SECONDS if agent_knows else now
-        doubted = self._doubted.setdefault(departure.uid, _Doubted(now, first_ask))
+        doubted = self._doubted.setdefault(departure.uid, _PodInDoubt(now, first_ask))
         if doubt in ANSWERED_BY_A_REPORT and now >= doubted.ask_at_seconds:
             position = version_number(self._context.mirror.pods.resource_version)
             self._ask_evidence(departure.node, max(departure.version, position))

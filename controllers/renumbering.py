@@ -19,9 +19,9 @@ from atoll.cluster.renumbering import StaleContainer, stale_containers
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import NotFound
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
-from controllers.evictions import Refused, evict
+from controllers.evictions import EvictionRefused, evict
 from controllers.lookups import look_up
 
 log = structlog.get_logger(__name__)
@@ -35,16 +35,16 @@ class RenumberingReconciler:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the pods of a node whose numbers changed, and a pod that was bound, perhaps by an older report."""
         if change.kind is ChangeKind.DELETED:
             return ()
         ledger = self._context.mirror.ledger
-        if kind is Kind.POD:
+        if kind is WatchedKind.POD:
             was_bound = change.old is not None and change.old.spec.node_name
             uid = change.object.metadata.uid
             return () if was_bound or ledger.allocation_of(uid) is None else (uid,)
-        if kind is not Kind.REPORT or _numbers(change.old) == _numbers(change.object):
+        if kind is not WatchedKind.REPORT or _numbers(change.old) == _numbers(change.object):
             return ()
         node = change.object.metadata.name
         allocations = ((uid, ledger.allocation_of(uid)) for uid in ledger.pods)
@@ -89,7 +89,7 @@ class RenumberingReconciler:
         )
         try:
             is_evicted = await evict(self._context.api, pod)
-        except Refused as error:
+        except EvictionRefused as error:
             log.info("May not evict yet", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid, err=str(error))
             return error.retry_after_seconds
         if not is_evicted:

@@ -15,14 +15,14 @@ from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.errors import MalformedValue
-from atoll.cluster.holds import Source
+from atoll.cluster.holds import HoldSource
 from atoll.cluster.leases import Holder, LeaseRecord, Reservation, lease_body, lease_name, parse_lease
 from atoll.cluster.objects import Pod
-from atoll.cluster.repairs import LackingLease, required_leases
+from atoll.cluster.repairs import MissingLease, required_leases
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import AlreadyExists
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, holder_reference, pod_reference
 from controllers.lease_writes import read_lease
 from controllers.lookups import look_up
@@ -40,18 +40,18 @@ class RepairReconciler:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def affected(self, kind: Kind, change: Change[Any]) -> Iterable[str]:
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the pod that changed, and the pods that name the device of a Lease that went."""
         ledger = self._context.mirror.ledger
-        if kind is Kind.POD:
+        if kind is WatchedKind.POD:
             uid = change.object.metadata.uid
             return (uid,) if ledger.allocation_of(uid) is not None or ledger.lost.records(uid) else ()
-        if kind is Kind.LEASE:
+        if kind is WatchedKind.LEASE:
             record = _record(change)
             if record is None or change.kind is ChangeKind.ADDED:
                 return ()
             holds = ledger.holds(record.node, record.device_id, record.device_uuid)
-            return tuple(hold.key for hold in holds if hold.key in ledger.pods or hold.source is Source.LOST)
+            return tuple(hold.key for hold in holds if hold.key in ledger.pods or hold.source is HoldSource.LOST)
         return ()
 
     def all_keys(self) -> Iterable[str]:
@@ -85,7 +85,7 @@ class RepairReconciler:
         records = (leases.get(lease_name(allocation.node, device_id)) for device_id in allocation.device_ids)
         return all(record is not None and record.holder.uid == uid for record in records)
 
-    def _compare(self, pod: Pod) -> tuple[list[LackingLease], list[LackingLease]]:
+    def _compare(self, pod: Pod) -> tuple[list[MissingLease], list[MissingLease]]:
         """Return the Leases of the pod that are missing, and those that another holder has."""
         ledger = self._context.mirror.ledger
         required = [lease for lease in required_leases(pod) if lease.name not in ledger.unreadable_leases]
@@ -93,7 +93,7 @@ class RepairReconciler:
         held = [lease for lease in required if lease.name in ledger.leases]
         return missing, [lease for lease in held if ledger.leases[lease.name].holder.uid != lease.holder.uid]
 
-    async def _create(self, holder: Holder, lease: LackingLease) -> bool:
+    async def _create(self, holder: Holder, lease: MissingLease) -> bool:
         """Create one Lease; False when another holder has it. The bind's own Lease may only not have been seen yet."""
         now = self._context.now_text()
         report = self._context.mirror.ledger.nodes.get(lease.node)
@@ -115,18 +115,18 @@ class RepairReconciler:
         )
         return True
 
-    async def _is_own(self, lease: LackingLease) -> bool:
+    async def _is_own(self, lease: MissingLease) -> bool:
         holder = await self._live_holder(lease)
         return holder is None or holder.uid == lease.holder.uid
 
-    async def _live_holder(self, lease: LackingLease) -> Holder | None:
+    async def _live_holder(self, lease: MissingLease) -> Holder | None:
         found = await read_lease(self._context.api, lease.name)
         try:
             return parse_lease(found).holder if found is not None else None
         except MalformedValue:
             return None
 
-    async def _tell_double_use(self, pod: Pod, lease: LackingLease) -> None:
+    async def _tell_double_use(self, pod: Pod, lease: MissingLease) -> None:
         """Tell it if the live Lease confirms it: Leases and pods come by two watches, one may be behind."""
         other = await self._live_holder(lease)
         if other is None or other.uid == lease.holder.uid:
@@ -145,8 +145,8 @@ class RepairReconciler:
         )
 
 
-def _lacking(record: LeaseRecord) -> LackingLease:
-    return LackingLease(
+def _lacking(record: LeaseRecord) -> MissingLease:
+    return MissingLease(
         record.lease_name, record.holder, record.claim, record.node, record.device_id, record.device_uuid
     )
 

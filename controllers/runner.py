@@ -19,37 +19,37 @@ from atoll.kube.client import ApiClient
 from atoll.kube.election import LeaderElector
 from atoll.kube.errors import LeadershipLost
 from atoll.kube.events import EventRecorder
-from atoll.kube.mirror import ClusterMirror, Kind
-from atoll.service.api_metrics import count_calls, tell_watches
+from atoll.kube.mirror import ClusterMirror, WatchedKind
+from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
 from atoll.service.http import add_health, application, serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import freeze_garbage, supervise
 from controllers.api import GuardedApi
-from controllers.authority import AuthorityReconciler
 from controllers.claims import ClaimReconciler
 from controllers.context import Context
-from controllers.departures import Departures
 from controllers.evidence import EvidenceReconciler
-from controllers.figures import FiguresPublisher
 from controllers.foreign import ForeignReconciler
 from controllers.gang_admission import ALL as WAITING_GANGS
 from controllers.gang_admission import AdmissionReconciler
-from controllers.gang_book import GangBook, GangRules
+from controllers.gang_cache import GangCache, GangRules
 from controllers.gang_topologies import TopologyReconciler
 from controllers.gangs import GangReconciler
+from controllers.gpu_stats import GpuStatsPublisher
 from controllers.health import HealthReconciler
 from controllers.loops import Loop
 from controllers.metrics import ControllerMetrics, controller_metrics
 from controllers.orphans import OrphanReconciler
 from controllers.page.serving import serve_page
+from controllers.pod_terminations import PodTerminations
 from controllers.preemption import PreemptionReconciler
 from controllers.relabel import RelabelReconciler
 from controllers.release import ReleaseReconciler
 from controllers.renumbering import RenumberingReconciler
 from controllers.repair import RepairReconciler
+from controllers.requeue import RequeueReconciler
 from controllers.settings import ControllersSettings
-from controllers.wake import WakeReconciler
+from controllers.webhook_certs import WebhookCertReconciler
 
 log = structlog.get_logger(__name__)
 
@@ -69,20 +69,20 @@ PREEMPTION_DELAY_SECONDS = 0.1
 
 
 @dataclass(slots=True)
-class Process:
+class ControllerManager:
     """What lives as long as the process. `loops` are those of the current term; empty for a standby."""
 
     settings: ControllersSettings
     clock: SystemClock
     client: ApiClient
     mirror: ClusterMirror
-    departures: Departures
+    departures: PodTerminations
     metrics: ControllerMetrics
     elector: LeaderElector
     identity: str
     loops: tuple[Loop[Any], ...] = ()
 
-    def observe(self, kind: Kind, change: Change[Any]) -> None:
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change of the mirror: memory first, then whoever may act on it."""
         self.departures.observe(kind, change)
         for loop in self.loops:
@@ -125,7 +125,9 @@ async def serve_controllers(settings: ControllersSettings) -> None:
         )
 
 
-def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClient, metrics: Metrics) -> Process:
+def _process(
+    settings: ControllersSettings, clock: SystemClock, client: ApiClient, metrics: Metrics
+) -> ControllerManager:
     mirror = ClusterMirror(client, clock, with_gangs=True)
     identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
     elector = LeaderElector(
@@ -139,11 +141,11 @@ def _process(settings: ControllersSettings, clock: SystemClock, client: ApiClien
         retry_seconds=settings.retry_seconds,
     )
     count_calls(metrics, client)
-    tell_watches(metrics, {kind.value: watch for kind, watch in mirror.reflectors.items()})
-    FiguresPublisher(metrics, mirror, clock)
-    tell_leadership(metrics, elector)
-    process = Process(
-        settings, clock, client, mirror, Departures(mirror), controller_metrics(metrics), elector, identity
+    register_watch_metrics(metrics, {kind.value: watch for kind, watch in mirror.reflectors.items()})
+    GpuStatsPublisher(metrics, mirror, clock)
+    register_leadership_metrics(metrics, elector)
+    process = ControllerManager(
+        settings, clock, client, mirror, PodTerminations(mirror), controller_metrics(metrics), elector, identity
     )
     mirror.on_change(process.observe)
     return process
@@ -156,12 +158,12 @@ def health_app(mirror: ClusterMirror, metrics: Metrics) -> web.Application:
     return app
 
 
-def tell_leadership(metrics: Metrics, elector: LeaderElector) -> None:
+def register_leadership_metrics(metrics: Metrics, elector: LeaderElector) -> None:
     """Show whether this process leads."""
     metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
 
 
-async def _lead_term_by_term(process: Process) -> None:
+async def _lead_term_by_term(process: ControllerManager) -> None:
     """Lead, and be a standby again when leadership was lost: by then every reconciler of the term has ended."""
     while True:
         try:
@@ -170,13 +172,13 @@ async def _lead_term_by_term(process: Process) -> None:
             log.warning("Lost leadership", err=str(error))
 
 
-async def _lead(process: Process) -> None:
+async def _lead(process: ControllerManager) -> None:
     """One term of leadership."""
     settings, clock = process.settings, process.clock
     await process.mirror.synced()
     freeze_garbage()
     events = EventRecorder(process.client, COMPONENT, process.identity, clock)
-    authority = AuthorityReconciler(
+    authority = WebhookCertReconciler(
         process.client, clock, extra_names=settings.webhook_names, may_write=lambda: process.elector.is_leader
     )
     certificates = {"authority": authority.run()} if settings.keep_certificates else {}
@@ -193,7 +195,7 @@ async def _lead(process: Process) -> None:
         process.loops = ()
 
 
-async def _lead_once(process: Process) -> None:
+async def _lead_once(process: ControllerManager) -> None:
     await process.mirror.synced()
     events = EventRecorder(process.client, COMPONENT, process.identity, process.clock)
     for loop in build_loops(process.context(events), process.departures, process.settings):
@@ -201,14 +203,14 @@ async def _lead_once(process: Process) -> None:
     await events.flush()
 
 
-async def _resync(process: Process) -> None:
+async def _resync(process: ControllerManager) -> None:
     while True:
         for loop in process.loops:
             loop.resync()
         await process.clock.sleep(process.settings.resync_seconds)
 
 
-def build_loops(context: Context, departures: Departures, settings: ControllersSettings) -> tuple[Loop[Any], ...]:
+def build_loops(context: Context, departures: PodTerminations, settings: ControllersSettings) -> tuple[Loop[Any], ...]:
     """Return the reconcilers of one term, each in its loop, in the order in which they hear of a change."""
     clock, metrics = context.clock, context.metrics
     asking = EvidenceReconciler(context)
@@ -219,7 +221,7 @@ def build_loops(context: Context, departures: Departures, settings: ControllersS
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
     release = Loop(ReleaseReconciler(context, departures, ask), clock, metrics)
-    wake = WakeReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
+    wake = RequeueReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
     book = _gang_book(context, settings) if context.mirror.gangs is not None else None
     return (
         release,
@@ -237,7 +239,7 @@ def build_loops(context: Context, departures: Departures, settings: ControllersS
     )
 
 
-def _gang_book(context: Context, settings: ControllersSettings) -> GangBook:
+def _gang_book(context: Context, settings: ControllersSettings) -> GangCache:
     rules = GangRules(
         policy=settings.wait_for_pods_ready.policy(),
         bounds=settings.wait_for_pods_ready.bounds(),
@@ -248,10 +250,10 @@ def _gang_book(context: Context, settings: ControllersSettings) -> GangBook:
         hold_after_seconds=settings.gang_hold_after_seconds,
         hold_seconds=settings.gang_hold_seconds,
     )
-    return GangBook(context.mirror, context.clock, rules)
+    return GangCache(context.mirror, context.clock, rules)
 
 
-def _gang_loops(context: Context, book: GangBook) -> tuple[Loop[Any], ...]:
+def _gang_loops(context: Context, book: GangCache) -> tuple[Loop[Any], ...]:
     """Return the loops of gangs: each by itself, and all that wait against each other."""
     admission = Loop(
         AdmissionReconciler(context, book), context.clock, context.metrics, delay_seconds=ADMISSION_DELAY_SECONDS

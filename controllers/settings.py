@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from atoll.api.gangs import RequeueTimestamp
-from atoll.cluster.gangs.readiness_policy import Bounds, ReadinessPolicy, Requeuing
+from atoll.cluster.gangs.readiness_policy import PolicyBounds, ReadinessPolicy, Requeuing
 from atoll.service.http import is_loopback
 from atoll.service.settings import Settings
 
@@ -66,9 +66,9 @@ class WaitForPodsReadySettings(Settings):
             requeuing=requeuing,
         )
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> PolicyBounds:
         """Return what a gang may choose."""
-        return Bounds(
+        return PolicyBounds(
             may_enable=self.may_enable,
             may_disable=self.may_disable,
             timeout_seconds_min=self.timeout_seconds_min,

@@ -13,17 +13,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from devcluster.cluster import Cluster
+    from devcluster.cluster import DevCluster
     from devcluster.errors import DevclusterError, RealNodesUnavailableError
-    from devcluster.node import Node, NodeSpec
+    from devcluster.node import DevNode, DevNodeSpec
 
-__all__ = ["Cluster", "DevclusterError", "Node", "NodeSpec", "RealNodesUnavailableError"]
+__all__ = ["DevCluster", "DevNode", "DevNodeSpec", "DevclusterError", "RealNodesUnavailableError"]
 
 _HOMES = {
-    "Cluster": "devcluster.cluster",
+    "DevCluster": "devcluster.cluster",
     "DevclusterError": "devcluster.errors",
-    "Node": "devcluster.node",
-    "NodeSpec": "devcluster.node",
+    "DevNode": "devcluster.node",
+    "DevNodeSpec": "devcluster.node",
     "RealNodesUnavailableError": "devcluster.errors",
 }
 

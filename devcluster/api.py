@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from devcluster.certificates import KeyPair
-from devcluster.errors import ApiError
+from devcluster.errors import AdminApiError
 
 Json: TypeAlias = Any
 
@@ -25,7 +25,7 @@ _CONNECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AdminRequest:
     """One request; the body is sent as JSON."""
 
     method: str
@@ -34,7 +34,7 @@ class Request:
     content_type: str = "application/json"
 
 
-class Api:
+class AdminApi:
     """Requests as the cluster's administrator, safe to share between threads."""
 
     def __init__(self, port: int, *, authority: KeyPair, client: KeyPair) -> None:
@@ -51,11 +51,11 @@ class Api:
         """Send a body as JSON and decode the answer, text where it is no JSON. Raises as get does."""
         connection = self._connect()
         try:
-            return _exchange(connection, Request(method, path, body, content_type))
+            return _exchange(connection, AdminRequest(method, path, body, content_type))
         finally:
             connection.close()
 
-    def request_all(self, requests: Iterable[Request]) -> None:
+    def request_all(self, requests: Iterable[AdminRequest]) -> None:
         """Send many requests over a few lasting connections; raises as get does for the first that fails."""
         local, opened = threading.local(), []
 
@@ -75,7 +75,7 @@ class Api:
         return http.client.HTTPSConnection("127.0.0.1", self._port, context=self._context, timeout=_TIMEOUT_SECONDS)
 
 
-def _exchange(connection: http.client.HTTPSConnection, request: Request) -> Json:
+def _exchange(connection: http.client.HTTPSConnection, request: AdminRequest) -> Json:
     payload = None if request.body is None else json.dumps(request.body)
     try:
         connection.request(request.method, request.path, payload, headers={"Content-Type": request.content_type})
@@ -84,5 +84,5 @@ def _exchange(connection: http.client.HTTPSConnection, request: Request) -> Json
     except http.client.HTTPException as error:
         raise ConnectionError(f"{request.method} {request.path}: {error!r}") from error
     if response.status > 299:
-        raise ApiError(f"{request.method} {request.path}", status=response.status, answer=text)
+        raise AdminApiError(f"{request.method} {request.path}", status=response.status, answer=text)
     return json.loads(text) if "json" in response.headers.get("Content-Type", "") else text

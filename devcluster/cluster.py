@@ -19,17 +19,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from devcluster import control_plane, fake_nodes, state
-from devcluster.api import Api
+from devcluster.api import AdminApi
 from devcluster.build import Binaries, Report, ensure_binaries, report_to_stderr
 from devcluster.certificates import KeyPair
 from devcluster.control import Control, ProcessStatus
 from devcluster.control_plane import Layout
 from devcluster.errors import ClusterStateError, ControlError
-from devcluster.fleet import Fleet
 from devcluster.kubeconfigs import write_kubeconfig
 from devcluster.launch import Launched, check_machine, launch
-from devcluster.node import Node, NodeSpec, describe
+from devcluster.node import DevNode, DevNodeSpec, describe
 from devcluster.programs import DEFAULT_KUBERNETES
+from devcluster.real_nodes import RealNodes
 from devcluster.state import ClusterRecord
 from devcluster.waiting import wait_until
 
@@ -40,7 +40,7 @@ _STOP_SECONDS = 180.0
 _PROCESS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 
 
-class Cluster:
+class DevCluster:
     """A running cluster; made by start or attach, never directly."""
 
     def __init__(self, record: ClusterRecord, *, launched: Launched | None) -> None:
@@ -54,8 +54,8 @@ class Cluster:
         pki = self.layout.pki
         administrator = KeyPair(certificate=pki / "admin.crt", key=pki / "admin.key")
         self._binaries = Binaries(paths={name: Path(path) for name, path in record.binaries.items()})
-        self.api = Api(record.port, authority=self._authority.pair, client=administrator)
-        self._fleet = Fleet(record.name, self.layout, control=self.control, api=self.api)
+        self.api = AdminApi(record.port, authority=self._authority.pair, client=administrator)
+        self._fleet = RealNodes(record.name, self.layout, control=self.control, api=self.api)
 
     # ---- life ----
 
@@ -64,7 +64,7 @@ class Cluster:
         cls,
         name: str,
         *,
-        nodes: Sequence[NodeSpec] = (),
+        nodes: Sequence[DevNodeSpec] = (),
         kubernetes: str | None = None,
         scheduler: bool = True,
         scheduler_config: Path | None = None,
@@ -72,7 +72,7 @@ class Cluster:
         persistent: bool = False,
         audit_log: bool = False,
         report: Report = report_to_stderr,
-    ) -> Cluster:
+    ) -> DevCluster:
         """Start a cluster and wait until its nodes are Ready.
 
         It ends with this process, however that ends, unless it is persistent. scheduler=False leaves kube-scheduler for
@@ -113,7 +113,7 @@ class Cluster:
         return cluster
 
     @classmethod
-    def attach(cls, name: str) -> Cluster:
+    def attach(cls, name: str) -> DevCluster:
         """A cluster that runs already. Raises ClusterStateError where there is none."""
         folder = state.cluster_folder(name)
         if not state.is_alive(folder):
@@ -279,15 +279,15 @@ class Cluster:
     # ---- nodes ----
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[DevNode]:
         """The real nodes, in the order they were added."""
         return [describe(self.name, record, self.layout) for record in self._fleet.records]
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> DevNode:
         """One real node. Raises ClusterStateError where there is none of that name."""
         return describe(self.name, self._fleet.find(name), self.layout)
 
-    def add_node(self, spec: NodeSpec) -> Node:
+    def add_node(self, spec: DevNodeSpec) -> DevNode:
         """Start a node and wait until it is Ready; a stopped one of that name starts again with its disk."""
         check_machine(real_nodes=True)
         binaries = ensure_binaries(self.kubernetes, nvidia=bool(spec.nvidia))
@@ -346,7 +346,7 @@ class Cluster:
 
     # ---- start ----
 
-    def _start_parts(self, nodes: Sequence[NodeSpec], *, report: Report) -> None:
+    def _start_parts(self, nodes: Sequence[DevNodeSpec], *, report: Report) -> None:
         """Control plane and nodes side by side: a node's containerd and images need no API server."""
         self.shared_dir.mkdir(exist_ok=True)
         self._spawn_part("etcd", control_plane.etcd_command(self._binaries, self.layout))

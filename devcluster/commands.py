@@ -16,9 +16,9 @@ import typer
 
 from devcluster import state
 from devcluster.build import report_to_stderr
-from devcluster.cluster import Cluster
+from devcluster.cluster import DevCluster
 from devcluster.errors import ClusterStateError, DevclusterError
-from devcluster.node import NodeSpec
+from devcluster.node import DevNodeSpec
 from devcluster.programs import DEFAULT_KUBERNETES
 from topology.errors import ProfileError
 from topology.profiles import profile
@@ -45,7 +45,7 @@ def up(
     """Start a cluster that runs until `down`."""
     with _one_sentence():
         nodes = [] if control_plane_only else [parse_node(text) for text in node or [DEFAULT_NODE]]
-        cluster = Cluster.start(name, nodes=nodes, kubernetes=kubernetes, persistent=True)
+        cluster = DevCluster.start(name, nodes=nodes, kubernetes=kubernetes, persistent=True)
         typer.echo(f"cluster {name} is up: export KUBECONFIG={cluster.kubeconfig}")
 
 
@@ -55,7 +55,7 @@ def down(name: Name = DEFAULT_NAME) -> None:
     with _one_sentence():
         swept = state.sweep()
         if name not in swept:
-            Cluster.attach(name).stop()
+            DevCluster.attach(name).stop()
         typer.echo(f"cluster {name} is gone")
 
 
@@ -68,7 +68,7 @@ def status() -> None:
         for record in state.running_clusters():
             lifetime = "until down" if record.persistent else "until its owner ends"
             typer.echo(f"{record.name}: Kubernetes {record.kubernetes}, port {record.port}, {lifetime}")
-            for process, facts in Cluster.attach(record.name).processes().items():
+            for process, facts in DevCluster.attach(record.name).processes().items():
                 condition = "running" if facts.running else f"ended with {facts.exit_code}"
                 typer.echo(f"  {process:32} {condition:18} {facts.rss_bytes / 1e6:6.0f} MB")
 
@@ -77,7 +77,7 @@ def status() -> None:
 def kubeconfig(name: Name = DEFAULT_NAME) -> None:
     """Print the path of a cluster's kubeconfig, for `export KUBECONFIG=$(...)`."""
     with _one_sentence():
-        typer.echo(Cluster.attach(name).kubeconfig)
+        typer.echo(DevCluster.attach(name).kubeconfig)
 
 
 @app.command()
@@ -88,11 +88,11 @@ def logs(
 ) -> None:
     """Print what a process of a cluster has printed."""
     with _one_sentence():
-        path = log_path(Cluster.attach(name), process)
+        path = log_path(DevCluster.attach(name), process)
         subprocess.run(["tail", "-n", "+1", *(["-f"] if follow else []), str(path)], check=False)
 
 
-def parse_node(text: str) -> NodeSpec:
+def parse_node(text: str) -> DevNodeSpec:
     """NAME or NAME=PROFILE. Raises ClusterStateError for a profile that nobody knows, before anything is started."""
     name, separator, shape = text.partition("=")
     if separator:
@@ -100,10 +100,10 @@ def parse_node(text: str) -> NodeSpec:
             profile(shape)
         except ProfileError as error:
             raise ClusterStateError(f"node {name!r}: {error}") from error
-    return NodeSpec(name, profile=shape)
+    return DevNodeSpec(name, profile=shape)
 
 
-def log_path(cluster: Cluster, process: str) -> Path:
+def log_path(cluster: DevCluster, process: str) -> Path:
     """The log of a process. Raises ClusterStateError naming those there are."""
     present = sorted(path.stem for path in cluster.layout.logs.glob("*.log"))
     if process not in present:

@@ -64,7 +64,7 @@ class ControlError(DevclusterError):
     """The supervisor of a cluster refused a request or cannot be reached."""
 
 
-class ApiError(DevclusterError):
+class AdminApiError(DevclusterError):
     """The API server answered a request with an error."""
 
     def __init__(self, request: str, *, status: int, answer: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from devcluster.api import Request
+from devcluster.api import AdminRequest
 
 Labels = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 
@@ -49,12 +49,12 @@ conditions:
 """
 
 
-def node_requests(count: int, *, prefix: str, labels: Labels, allocatable: Mapping[str, str]) -> Iterator[Request]:
+def node_requests(count: int, *, prefix: str, labels: Labels, allocatable: Mapping[str, str]) -> Iterator[AdminRequest]:
     """One request per node; labels may depend on the node's number, counted from 0."""
     for number in range(count):
         own = labels(number) if callable(labels) else labels
         body = node_object(f"{prefix}-{number}", labels=own, allocatable=allocatable)
-        yield Request(method="POST", path="/api/v1/nodes", body=body)
+        yield AdminRequest(method="POST", path="/api/v1/nodes", body=body)
 
 
 def node_object(name: str, *, labels: Mapping[str, str], allocatable: Mapping[str, str]) -> dict[str, Any]:

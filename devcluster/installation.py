@@ -15,7 +15,7 @@ import yaml
 
 from atoll.api import names
 from atoll.kube.election import EXIT_STATUS_OVERRUN
-from devcluster.cluster import Cluster
+from devcluster.cluster import DevCluster
 from devcluster.errors import DevclusterError
 from devcluster.machines import GpuMachine
 from devcluster.waiting import wait_until
@@ -55,7 +55,7 @@ sys.exit(0 if urllib.request.urlopen(sys.argv[1], timeout=2).status == 200 else 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AtollPart:
     """One process of Atoll: its name, what it runs, where, and as whom."""
 
     name: str
@@ -72,7 +72,7 @@ class Installation:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: DevCluster,
         *,
         options: Mapping[str, Sequence[str]] | None = None,
         machines: Mapping[str, GpuMachine] | None = None,
@@ -171,18 +171,18 @@ class Installation:
         url = f"http://127.0.0.1:{part.health_port}/readyz"
         return self.cluster.run(sys.executable, "-c", _PROBE, url, node=part.node).returncode == 0
 
-    def _all_parts(self) -> tuple[Part, ...]:
+    def _all_parts(self) -> tuple[AtollPart, ...]:
         ports = HEALTH_PORTS
         webhook = ("--host", ADDRESS, "--port", str(WEBHOOK_PORT), "--health-port", str(ports["webhook"]))
         controllers = ("--health-port", str(ports["controllers"]))
         return (
-            Part("controllers", "controllers", "atoll-controllers", controllers, ports["controllers"]),
-            Part("webhook", "webhook", "atoll-webhook", webhook, ports["webhook"]),
-            Part("extender", "extender", "atoll-scheduler", ("--port", str(EXTENDER_PORT)), EXTENDER_PORT),
+            AtollPart("controllers", "controllers", "atoll-controllers", controllers, ports["controllers"]),
+            AtollPart("webhook", "webhook", "atoll-webhook", webhook, ports["webhook"]),
+            AtollPart("extender", "extender", "atoll-scheduler", ("--port", str(EXTENDER_PORT)), EXTENDER_PORT),
             *(self._agent(node.name, node.profile) for node in self.cluster.nodes),
         )
 
-    def _agent(self, node: str, profile: str) -> Part:
+    def _agent(self, node: str, profile: str) -> AtollPart:
         machine = self.cluster.node(node)
         played = self._machines.get(node)
         source = {"--backend": "simulated", "--profile": profile}
@@ -198,9 +198,9 @@ class Installation:
         }
         arguments = tuple(word for setting in settings.items() for word in setting)
         environment = played.environment if played else {}
-        return Part(f"agent@{node}", "agent", "atoll-agent", arguments, HEALTH_PORTS["agent"], node, environment)
+        return AtollPart(f"agent@{node}", "agent", "atoll-agent", arguments, HEALTH_PORTS["agent"], node, environment)
 
-    def _kubeconfig(self, part: Part) -> Path:
+    def _kubeconfig(self, part: AtollPart) -> Path:
         return self.cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, part.account, node=part.node)
 
     def _kubectl(self, *arguments: str, text: str | None = None) -> None:

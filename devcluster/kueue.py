@@ -19,9 +19,9 @@ from typing import Any, Final
 import yaml
 
 from devcluster.build import ensure_binaries
-from devcluster.cluster import Cluster
+from devcluster.cluster import DevCluster
 from devcluster.control_plane import BRIDGE_ADDRESS
-from devcluster.errors import ApiError, BuildError, DevclusterError
+from devcluster.errors import AdminApiError, BuildError, DevclusterError
 from devcluster.paths import MODULES, cache_root
 from devcluster.programs import KUEUE
 from devcluster.toolchain import find_toolchain
@@ -48,7 +48,7 @@ _PROBE = {
 class Kueue:
     """Kueue on one cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: DevCluster) -> None:
         """Nothing is built or started before `install`."""
         self.cluster = cluster
         self._folder = cluster.layout.folder / "kueue"
@@ -87,7 +87,7 @@ class Kueue:
         try:
             path = "/apis/kueue.x-k8s.io/v1beta2/resourceflavors?dryRun=All"
             self.cluster.api.request("POST", path, _PROBE)
-        except ApiError:
+        except AdminApiError:
             return False
         return True
 
@@ -132,7 +132,7 @@ def configuration(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def shipped_manifests(cluster: Cluster, folder: Path) -> str:
+def shipped_manifests(cluster: DevCluster, folder: Path) -> str:
     """The manifests of the pinned Kueue, rendered once and kept in `folder`. Raises BuildError."""
     file = folder / "kueue.yaml"
     if not file.exists():

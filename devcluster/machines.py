@@ -19,7 +19,7 @@ from devcluster.mock_nvml.library import MACHINE_VARIABLE, CompilerMissing
 from devcluster.mock_nvml.library import environment as nvml_environment
 from devcluster.mock_nvml.machine_file import bus_id
 from devcluster.paths import cache_root
-from devcluster.pci_tree import PciTree
+from devcluster.pci_tree import PlayedPciTree
 from topology.profiles import profile
 
 DEVICE_LIST = "nvidia.json"
@@ -44,7 +44,7 @@ class GpuMachine:
         self._folder = folder
         self._switches = switches
         self._library_in_containers = library_in_containers
-        self._pci = PciTree(folder / "pci")
+        self._pci = PlayedPciTree(folder / "pci")
         self.is_amd = profile(profile_name).machine.vendor == "amd"
         kind = mock_amdsmi.AmdMachineFile if self.is_amd else MachineFile
         self.file = kind(profile(profile_name), seed=seed, order=order)
@@ -80,13 +80,13 @@ class GpuMachine:
         unfinished.write_text(nvidia.device_list(nvidia.cdi_devices(self.file.facts), self._driver()))
         unfinished.replace(devices)
 
-    def _driver(self) -> nvidia.Driver:
+    def _driver(self) -> nvidia.MountedDriver:
         if not self._library_in_containers:
-            return nvidia.Driver()
+            return nvidia.MountedDriver()
         # The folder, not the file in it: that one is replaced, and a mount would keep showing the old one.
         inside = "/run/played-gpus"
         files = {f"/usr/lib/{self._library.name}": self._library, inside: self._folder}
-        return nvidia.Driver(files, {MACHINE_VARIABLE: f"{inside}/machine"})
+        return nvidia.MountedDriver(files, {MACHINE_VARIABLE: f"{inside}/machine"})
 
     def renumber(self, order: Sequence[int]) -> None:
         """Give the same GPUs other NVML indices, as a boot may; takes effect when plugged."""

@@ -67,7 +67,7 @@ exec {pause}
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSpec:
+class DevNodeSpec:
     """A node as the caller wants it: the profile is the caller's word for a machine shape, nothing here reads it.
 
     cpu (cores) and memory_bytes bound what the node offers to pods; by default it offers all of this machine. nvidia
@@ -95,7 +95,7 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DevNode:
     """A node of a running cluster, as callers see it."""
 
     name: str
@@ -116,9 +116,9 @@ def pod_network(number: int) -> str:
     return f"10.244.{number}.0/24"
 
 
-def describe(cluster: str, record: NodeRecord, layout: Layout) -> Node:
+def describe(cluster: str, record: NodeRecord, layout: Layout) -> DevNode:
     """The caller's view of a node."""
-    return Node(
+    return DevNode(
         name=record.name,
         profile=record.profile,
         ip=address(record.number),

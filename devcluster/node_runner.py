@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from devcluster import cgroups
-from devcluster.api import Api
+from devcluster.api import AdminApi
 from devcluster.build import Binaries
 from devcluster.certificates import CertificateAuthority
 from devcluster.control import Control
@@ -33,7 +33,7 @@ _CTR_SECONDS = 300.0
 class NodeRunner:
     """Runs the nodes of one cluster."""
 
-    def __init__(self, cluster: str, layout: Layout, *, control: Control, api: Api, binaries: Binaries) -> None:
+    def __init__(self, cluster: str, layout: Layout, *, control: Control, api: AdminApi, binaries: Binaries) -> None:
         """Work through the cluster's supervisor and API server."""
         self._cluster = cluster
         self._layout = layout

@@ -80,14 +80,14 @@ def handler_lines(table: str, *, program: Path) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class MountedDriver:
     """What comes into a container with any device: files (path in the container -> path on the node), variables."""
 
     files: Mapping[str, Path] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def device_list(devices: Sequence[CdiDevice], driver: Driver) -> str:
+def device_list(devices: Sequence[CdiDevice], driver: MountedDriver) -> str:
     """A CDI file: every device under each of its names, and all of them together as `all`."""
     entries = [_entry(name, device.nodes) for device in devices for name in device.names]
     everything = dict.fromkeys(node for device in devices for node in device.nodes)

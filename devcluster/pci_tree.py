@@ -12,7 +12,7 @@ ETHERNET_CLASS = "0x020000"
 INFINIBAND_CLASS = "0x020700"
 
 
-class PciTree:
+class PlayedPciTree:
     """`devices` is what stands for /sys/bus/pci/devices."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from devcluster.control import Control
-from devcluster.errors import ApiError, StartError
+from devcluster.errors import AdminApiError, StartError
 
 _PAUSE_SECONDS = 0.1
 _TAIL_LINES = 20
@@ -36,7 +36,7 @@ def wait_until(
     while time.monotonic() < deadline:
         try:
             answer = question()
-        except (OSError, ApiError) as error:
+        except (OSError, AdminApiError) as error:
             last = f" ({error})"
         else:
             if answer:

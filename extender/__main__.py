@@ -7,19 +7,19 @@ import sys
 
 import structlog
 
-from atoll.kube.authorization import Doorkeeper
+from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.budget_list import BudgetList
 from atoll.kube.client import ApiClient
 from atoll.kube.mirror import ClusterMirror
 from atoll.service import logs, settings
-from atoll.service.api_metrics import count_calls, tell_watches
+from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
 from atoll.service.http import serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import freeze_garbage, run, supervise
 from atoll.service.tls import TlsFiles, server_context
-from extender.app import Parts, build_app, build_health_app
+from extender.app import ExtenderParts, build_app, build_health_app
 from extender.binder import Binder, BinderSettings
 from extender.settings import ExtenderSettings
 
@@ -56,16 +56,16 @@ async def _serve(values: ExtenderSettings, clock: SystemClock, context: ssl.SSLC
         binder = Binder(client, mirror, clock, binder_settings, new_token=lambda: secrets.token_hex(8))
         metrics = Metrics("extender")
         count_calls(metrics, client)
-        tell_watches(metrics, {kind.value: watch for kind, watch in mirror.reflectors.items()})
+        register_watch_metrics(metrics, {kind.value: watch for kind, watch in mirror.reflectors.items()})
         budgets = BudgetList(client, clock)
-        parts = Parts(
+        parts = ExtenderParts(
             mirror,
             binder,
             clock,
             metrics,
             values.expectation_seconds,
             budgets=budgets.read,
-            doorkeeper=Doorkeeper(client),
+            doorkeeper=PathAuthorizer(client),
             scheduler_lease=values.scheduler_lease,
         )
         servers = {"http": serve(build_app(parts), values.host, values.port, context)}

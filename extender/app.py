@@ -12,28 +12,28 @@ from aiohttp import web
 
 from atoll.api import names
 from atoll.cluster import host_fit, pods
-from atoll.cluster.budgets import Budgets
-from atoll.cluster.ledger import Expectation, Ledger
-from atoll.cluster.memory import encode_memory, memory_of
+from atoll.cluster.budgets import DisruptionBudgets
+from atoll.cluster.ledger import Ledger, TentativePlacement
+from atoll.cluster.ledger_dump import encode_memory, ledger_dump_of
 from atoll.cluster.objects import Pod
-from atoll.cluster.past_asks import encode_past_asks, past_asks_of
+from atoll.cluster.request_history import encode_past_asks, request_history_of
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
-from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
-from atoll.kube.authorization import Doorkeeper
+from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
+from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.errors import KubeError
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from atoll.service.http import Check, add_health, application
 from atoll.service.metrics import Metrics
 from extender import wire
-from extender.binder import Binder, Bound
-from extender.endings import Endings
+from extender.binder import Binder, CompletedBind
 from extender.host_cpu import HostCpu
+from extender.leader_watch import SchedulerLeaderWatch
 from extender.metrics import extender_metrics
+from extender.node_backoff import NodeBackoff
 from extender.nominations import Nominations
-from extender.refusals import Refusals
-from extender.terms import Terms
+from extender.pending_releases import PendingReleases
 from extender.victims import Preemptor, choose_victims
 from topology.demand import PRIOR, Demand
 
@@ -44,12 +44,12 @@ BEST_SCORE = 10
 Verb = Callable[[bytes], Awaitable[bytes]]
 
 
-async def _no_budgets() -> Budgets:
-    return Budgets()
+async def _no_budgets() -> DisruptionBudgets:
+    return DisruptionBudgets()
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ExtenderParts:
     """What the handlers stand on."""
 
     mirror: ClusterMirror
@@ -57,16 +57,16 @@ class Parts:
     clock: Clock
     metrics: Metrics
     expectation_seconds: float
-    budgets: Callable[[], Awaitable[Budgets]] = _no_budgets
+    budgets: Callable[[], Awaitable[DisruptionBudgets]] = _no_budgets
     """Lists the disruption budgets; asked only when kube-scheduler wants to preempt."""
-    doorkeeper: Doorkeeper | None = None
+    doorkeeper: PathAuthorizer | None = None
     """Says who may read the memory; without it nobody may."""
     scheduler_lease: str = names.SCHEDULER_LEADER_LEASE
     """Name of kube-scheduler's leader Lease."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CachedVerdict:
     """The last answer of filter: it holds for prioritize too, as long as the ledger has not changed."""
 
     uid: str
@@ -76,18 +76,18 @@ class Judged:
     best: Candidate | None
 
 
-class Handlers:
+class ExtenderHandlers:
     """The four verbs."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ExtenderParts) -> None:
         self._parts = parts
-        self._judged = Judged("", b"", 0, PRIOR, None)
-        self._endings = Endings(parts.mirror.ledger, parts.clock)
-        self._refusals = Refusals(parts.clock)
+        self._judged = CachedVerdict("", b"", 0, PRIOR, None)
+        self._endings = PendingReleases(parts.mirror.ledger, parts.clock)
+        self._refusals = NodeBackoff(parts.clock)
         parts.mirror.on_change(self._endings.observe)
         parts.mirror.on_change(self._refusals.observe)
         parts.mirror.on_change(HostCpu(parts.mirror.ledger.fleet).observe)
-        parts.mirror.on_change(Terms(parts.mirror, parts.scheduler_lease).observe)
+        parts.mirror.on_change(SchedulerLeaderWatch(parts.mirror, parts.scheduler_lease).observe)
         parts.mirror.on_change(Nominations(parts.mirror.ledger, parts.clock, self._request).observe)
         self._counted = extender_metrics(parts.metrics)
         parts.binder.observer = self._note_bound
@@ -102,11 +102,11 @@ class Handlers:
         if not pods.is_gpu_pod(call.pod):
             return wire.filter_reply(call.node_names or (), {})
         verdicts = self._judge(call)
-        while not verdicts.feasible and await self._endings.made_room(call.node_names or (), self._request(call.pod)):
+        while not verdicts.feasible and await self._endings.wait(call.node_names or (), self._request(call.pod)):
             verdicts = self._judge(call)
         uid, ledger = call.pod.metadata.uid, self._parts.mirror.ledger
         self._expect(uid, verdicts.best if len(verdicts.feasible) == 1 else None)
-        self._judged = Judged(uid, wire.before_names(body), ledger.revision, ledger.demand, verdicts.best)
+        self._judged = CachedVerdict(uid, wire.before_names(body), ledger.revision, ledger.demand, verdicts.best)
         self._counted.decisions.labels("fits" if verdicts.feasible else "refused").inc()
         if verdicts.rejected:
             for reason, count in Counter(verdicts.rejected.values()).items():
@@ -132,11 +132,11 @@ class Handlers:
     async def show_memory(self, request: web.Request) -> web.Response:
         """Tell what is held, to whom the API server lets read it."""
         now_seconds = self._parts.clock.monotonic_seconds()
-        return await self._shown(request, lambda ledger: encode_memory(memory_of(ledger, now_seconds)))
+        return await self._shown(request, lambda ledger: encode_memory(ledger_dump_of(ledger, now_seconds)))
 
-    async def show_past_asks(self, request: web.Request) -> web.Response:
+    async def show_request_history(self, request: web.Request) -> web.Response:
         """Tell by which asks of the past sets are weighed, to whom the API server lets read it."""
-        return await self._shown(request, lambda ledger: encode_past_asks(past_asks_of(ledger)))
+        return await self._shown(request, lambda ledger: encode_past_asks(request_history_of(ledger)))
 
     async def _shown(self, request: web.Request, encode: Callable[[Ledger], bytes]) -> web.Response:
         keeper = self._parts.doorkeeper
@@ -153,7 +153,7 @@ class Handlers:
         candidates = call.candidates()
         if not pods.is_gpu_pod(call.pod):
             return wire.preempt_reply(candidates)
-        budgets = await self._parts.budgets() if candidates else Budgets()
+        budgets = await self._parts.budgets() if candidates else DisruptionBudgets()
         chosen = choose_victims(
             candidates,
             Preemptor(call.pod, self._request(call.pod)),
@@ -188,7 +188,7 @@ class Handlers:
 
         return handle
 
-    def _note_bound(self, bound: Bound) -> None:
+    def _note_bound(self, bound: CompletedBind) -> None:
         self._counted.quality.labels(bound.policy).observe(bound.relative_quality)
         if bound.waited_seconds is not None:
             self._counted.waited.observe(bound.waited_seconds)
@@ -205,7 +205,7 @@ class Handlers:
 
     def _judge(self, call: wire.FilterCall) -> NodeVerdicts:
         uid = call.pod.metadata.uid
-        question = Question(
+        question = FilterInput(
             uid=uid,
             request=self._request(call.pod),
             now_seconds=self._parts.clock.monotonic_seconds(),
@@ -223,27 +223,27 @@ class Handlers:
         """Count the set that the pod will probably get for the pods that are filtered before its bind arrives."""
         ledger = self._parts.mirror.ledger
         if candidate is None:
-            ledger.unexpect(uid)
+            ledger.drop_tentative(uid)
             return
         devices = ledger.nodes[candidate.node].devices
         ids = tuple(devices[position].id for position in candidate.choice.positions)
         until = self._parts.clock.monotonic_seconds() + self._parts.expectation_seconds
-        ledger.expect(uid, Expectation(candidate.node, ids, until))
+        ledger.put_tentative(uid, TentativePlacement(candidate.node, ids, until))
 
 
-def build_app(parts: Parts) -> web.Application:
+def build_app(parts: ExtenderParts) -> web.Application:
     """Return the application with the four verbs, health endpoints and metrics."""
     app = application(body_bytes_max=BODY_BYTES_MAX)
-    handlers = Handlers(parts)
+    handlers = ExtenderHandlers(parts)
     for verb, handler in handlers.routes().items():
         app.router.add_post(f"/{verb}", handlers.timed(verb, handler))
     app.router.add_get("/debug/ledger", handlers.show_memory)
-    app.router.add_get("/debug/snapshot", handlers.show_past_asks)
+    app.router.add_get("/debug/snapshot", handlers.show_request_history)
     add_health(app, ready=ready_checks(parts.mirror), metrics=parts.metrics)
     return app
 
 
-def build_health_app(parts: Parts) -> web.Application:
+def build_health_app(parts: ExtenderParts) -> web.Application:
     """Return the application with health and metrics alone, for whoever watches from outside of the pod."""
     app = application()
     add_health(app, ready=ready_checks(parts.mirror), metrics=parts.metrics)

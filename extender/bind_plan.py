@@ -27,7 +27,7 @@ from topology.split import split
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BindPlan:
     """The GPUs of one pod on one node, the annotations that tell its containers, and how good the set is: 0 to 1
     against the best of its size on the empty machine."""
 
@@ -43,7 +43,7 @@ def plan_bind(
     request: Request,
     default_mode: VisibleDevices,
     demand: Demand = PRIOR,
-) -> Plan | Rejection:
+) -> BindPlan | Rejection:
     """Choose devices for `pod` among the `free` ones (bit mask over positions), by the demand that filter judged by."""
     candidate = select(devices, free, request, demand)
     if isinstance(candidate, Rejection):
@@ -60,7 +60,7 @@ def plan_bind(
     annotations = allocation_annotations(allocation, containers)
     if not fits_annotations(pod, annotations):
         return Rejection(names.REJECT_ANNOTATIONS)
-    return Plan(allocation, annotations, candidate.choice.relative_quality)
+    return BindPlan(allocation, annotations, candidate.choice.relative_quality)
 
 
 def fits_annotations(pod: Pod, added: Mapping[str, str]) -> bool:

@@ -24,7 +24,7 @@ from atoll.cluster import pods
 from atoll.cluster.allocations import DEVICES_MAX
 from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.leases import Reservation
-from atoll.cluster.ledger import Expectation
+from atoll.cluster.ledger import TentativePlacement
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.requests import Rejection, Request, request_of
@@ -35,11 +35,11 @@ from atoll.kube.errors import KubeError
 from atoll.kube.microtime import format_microtime, parse_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
-from extender.bind_plan import Plan, plan_bind
+from extender.bind_plan import BindPlan, plan_bind
 from extender.errors import BindInDoubt, BindRefused, BindsBusy
 from extender.posting import describe, post_binding, standing_allocation
 from extender.reading import read_live
-from extender.reservations import Attempt, reserve, take_back
+from extender.reservations import BindAttempt, reserve, unreserve
 from extender.wire import BindCall
 
 log = structlog.get_logger(__name__)
@@ -62,7 +62,7 @@ class BinderSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class CompletedBind:
     """A bind that has landed. waited_seconds: the pod's age; None where the API server did not tell."""
 
     policy: str
@@ -70,7 +70,7 @@ class Bound:
     waited_seconds: float | None
 
 
-def _ignore(_bound: Bound) -> None:
+def _ignore(_bound: CompletedBind) -> None:
     """Observe nothing."""
 
 
@@ -93,7 +93,7 @@ class Binder:
         self._under_way: dict[str, tuple[str, asyncio.Task[str]]] = {}
         self._failed: dict[str, dict[str, float]] = {}
         self._turns = asyncio.Semaphore(settings.binds_at_once)
-        self.observer: Callable[[Bound], None] = _ignore
+        self.observer: Callable[[CompletedBind], None] = _ignore
         """Told of every bind that has landed."""
 
     async def bind(self, call: BindCall) -> str:
@@ -135,7 +135,7 @@ class Binder:
             return f"a fault of Atoll's, please report it: {fault}"
         except BindsBusy as busy:
             facts.info("Put off a bind", err=str(busy))
-            self._mirror.ledger.unexpect(call.pod_uid)
+            self._mirror.ledger.drop_tentative(call.pod_uid)
             return str(busy)
         except (BindRefused, KubeError) as refusal:
             facts.info("Did not bind a pod", err=str(refusal))
@@ -144,7 +144,7 @@ class Binder:
         return ""
 
     def _note_failure(self, call: BindCall) -> None:
-        self._mirror.ledger.unexpect(call.pod_uid)
+        self._mirror.ledger.drop_tentative(call.pod_uid)
         self._failed.setdefault(call.pod_uid, {})[call.node] = self._clock.monotonic_seconds()
         while len(self._failed) > FAILED_PODS_MAX:
             del self._failed[next(iter(self._failed))]
@@ -157,7 +157,7 @@ class Binder:
         pod, request, plan, attempt = held
         await self._post(pod, plan, attempt)
         facts.info("Bound a pod", gpus=plan.allocation.device_ids, quality=round(plan.relative_quality, 3))
-        self.observer(Bound(str(request.ask.policy), plan.relative_quality, self._age_seconds(pod)))
+        self.observer(CompletedBind(str(request.ask.policy), plan.relative_quality, self._age_seconds(pod)))
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -175,7 +175,7 @@ class Binder:
         finally:
             self._turns.release()
 
-    async def _hold(self, call: BindCall, token: str) -> tuple[Pod, Request, Plan, Attempt] | None:
+    async def _hold(self, call: BindCall, token: str) -> tuple[Pod, Request, BindPlan, BindAttempt] | None:
         """Read the pod and hold its Leases; None where it is bound as asked already."""
         pod = self._mirror.ledger.pods.get(call.pod_uid) or await self._read_pod(call)
         if pod.spec.node_name:
@@ -189,7 +189,7 @@ class Binder:
         try:
             plan = await self._reserve(pod, request, attempt)
         except BaseException:
-            await take_back(self._client, self._clock, attempt)
+            await unreserve(self._client, self._clock, attempt)
             self._mirror.ledger.forget(call.pod_uid, attempt=attempt.reservation.attempt)
             raise
         return pod, request, plan, attempt
@@ -202,19 +202,19 @@ class Binder:
             return None
         return max(0.0, (self._clock.now() - created).total_seconds())
 
-    async def _post(self, pod: Pod, plan: Plan, attempt: Attempt) -> None:
+    async def _post(self, pod: Pod, plan: BindPlan, attempt: BindAttempt) -> None:
         """Post the Binding. Leases go back only where it certainly did not land; anything else keeps them."""
         ledger = self._mirror.ledger
         try:
             standing = await post_binding(self._client, self._clock, pod, plan, attempt)
         except BindRefused:
-            await take_back(self._client, self._clock, attempt)
+            await unreserve(self._client, self._clock, attempt)
             raise
         else:
             until = self._clock.monotonic_seconds() + self._settings.answer_seconds
             if ledger.allocation_of(pod.metadata.uid) is None:
-                ledger.expect(pod.metadata.uid, Expectation(standing.node, standing.device_ids, until))
-            await take_back(self._client, self._clock, attempt, keep=standing)
+                ledger.put_tentative(pod.metadata.uid, TentativePlacement(standing.node, standing.device_ids, until))
+            await unreserve(self._client, self._clock, attempt, keep=standing)
         finally:
             ledger.forget(pod.metadata.uid, attempt=attempt.reservation.attempt)
 
@@ -233,7 +233,7 @@ class Binder:
             raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name} was replaced by another one of the same name")
         return pod
 
-    def _new_attempt(self, pod: Pod, devices: NodeDevices, request: Request, token: str) -> Attempt:
+    def _new_attempt(self, pod: Pod, devices: NodeDevices, request: Request, token: str) -> BindAttempt:
         now = self._clock.now()
         seen = self._mirror.ledger.leases_of(pod.metadata.uid)
         reservation = Reservation(
@@ -246,7 +246,7 @@ class Binder:
             deadline=format_microtime(now + timedelta(seconds=self._settings.reservation_seconds)),
             gang=next((record.gang for record in seen), ""),
         )
-        return Attempt(reservation, frozenset(record.lease_name for record in seen))
+        return BindAttempt(reservation, frozenset(record.lease_name for record in seen))
 
     def _admitted_mask(self, pod: Pod, devices: NodeDevices) -> int:
         """Return the mask of what the pod may take: all, or for a member of a gang what its admission reserved."""
@@ -255,7 +255,7 @@ class Binder:
         held = self._mirror.ledger.leases_of(pod.metadata.uid)
         return devices.mask_of((), frozenset(record.device_uuid for record in held if record.node == devices.node))
 
-    async def _reserve(self, pod: Pod, request: Request, attempt: Attempt) -> Plan:
+    async def _reserve(self, pod: Pod, request: Request, attempt: BindAttempt) -> BindPlan:
         """Hold a full set of Leases. A device that turns out taken is replaced by the next best set of this node.
 
         Every round looks at the node as it is now: its report may have changed while the Leases were written.
@@ -273,7 +273,7 @@ class Binder:
             ledger.assume(uid, plan.allocation, attempt=attempt.reservation.attempt)
             newly_lost = await reserve(self._client, attempt, plan.allocation)
             if not newly_lost:
-                await take_back(self._client, self._clock, attempt, keep=plan.allocation)
+                await unreserve(self._client, self._clock, attempt, keep=plan.allocation)
                 return plan
             lost |= newly_lost
         raise BindRefused(f"node {node}: every matching GPU was taken by other pods meanwhile")

@@ -13,7 +13,7 @@ from atoll.cluster.host_fit import needs
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.quantities import parse_amount
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 
 
 class HostCpu:
@@ -25,11 +25,11 @@ class HostCpu:
         self._taken: dict[str, int] = {}
         self._pods: dict[str, tuple[str, int]] = {}
 
-    def observe(self, kind: Kind, change: Change[Any]) -> None:
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change that the ledger has taken before."""
-        if kind is Kind.POD:
+        if kind is WatchedKind.POD:
             self._take_pod(change)
-        elif kind is Kind.NODE:
+        elif kind is WatchedKind.NODE:
             self._take_node(change)
 
     def _take_node(self, change: Change[Node]) -> None:

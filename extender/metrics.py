@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client import Counter, Histogram
 
 from atoll.service.metrics import Metrics
-from topology.asks import Policy
+from topology.device_requests import Policy
 
 QUALITY_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 WAIT_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.cluster import pods
-from atoll.cluster.budgets import Budgets
-from atoll.cluster.keeping import Kept, kept_for
+from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
 from atoll.cluster.occupants import occupancy, pods_by_node
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
+from atoll.cluster.soft_reservations import SoftReservation, soft_reservation_of
 from atoll.cluster.wakeups import is_nominated_by_us
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.clock import Clock
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 
 
 class Nominations:
@@ -31,11 +31,11 @@ class Nominations:
         self._clock = clock
         self._request_of = request_of
         self._nominated: dict[str, str] = {}
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, SoftReservation] = {}
 
-    def observe(self, kind: Kind, change: Change[Any]) -> None:
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change that the ledger has taken before."""
-        if kind is not Kind.POD:
+        if kind is not WatchedKind.POD:
             return
         pod: Pod = change.object
         uid = pod.metadata.uid
@@ -66,25 +66,25 @@ class Nominations:
             self._kept[uid] = kept
         self._ledger.keep(uid, kept)
 
-    def _find(self, pod: Pod, node: str) -> Kept | None:
+    def _find(self, pod: Pod, node: str) -> SoftReservation | None:
         """Choose the set that the pod will get there: among what is free and what ends."""
         request = self._request_of(pod)
         if isinstance(request, Rejection):
             return None
         holders = pods_by_node(self._ledger).get(node, ())
         now = self._clock.monotonic_seconds()
-        scene = occupancy(self._ledger, node, holders, pod, budgets=Budgets(), now_seconds=now)
+        scene = occupancy(self._ledger, node, holders, pod, budgets=DisruptionBudgets(), now_seconds=now)
         if scene is None:
             return None
         answer = select(scene.devices, scene.without(()), request)
         if isinstance(answer, Rejection):
             return None
         ids = tuple(scene.devices.devices[position].id for position in answer.choice.positions)
-        return Kept(node, ids, pod.spec.priority)
+        return SoftReservation(node, ids, pod.spec.priority)
 
 
 def _nominated_node(pod: Pod) -> str:
     """Return where kube-scheduler wants to place the waiting pod after a preemption; empty for all others."""
-    if not pods.is_waiting(pod) or is_nominated_by_us(pod) or kept_for(pod) is not None:
+    if not pods.is_waiting(pod) or is_nominated_by_us(pod) or soft_reservation_of(pod) is not None:
         return ""
     return pod.status.nominated_node_name

@@ -18,10 +18,10 @@ from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests, Unanswered
 from atoll.service.clock import Clock
-from extender.bind_plan import Plan, binding_body, fits_annotations
+from extender.bind_plan import BindPlan, binding_body, fits_annotations
 from extender.errors import BindInDoubt, BindRefused
 from extender.reading import read_live
-from extender.reservations import Attempt, still_held
+from extender.reservations import BindAttempt, still_held
 
 BINDING_SECONDS = 4.0
 VERSIONS_MAX = 8
@@ -31,14 +31,14 @@ DOUBT_SECONDS_MAX = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class PostResult:
     """The refusal of a Binding, None when it landed; whether an unanswered copy of it may have landed, or may yet."""
 
     refusal: ApiError | None
     may_have_landed: bool
 
 
-async def post_binding(client: ApiClient, clock: Clock, pod: Pod, plan: Plan, attempt: Attempt) -> Allocation:
+async def post_binding(client: ApiClient, clock: Clock, pod: Pod, plan: BindPlan, attempt: BindAttempt) -> Allocation:
     """Bind `pod` as planned; return what it holds now, which an earlier bind may have chosen.
 
     Raises BindRefused, BindInDoubt.
@@ -82,7 +82,7 @@ def describe(pod: Pod) -> str:
     return f"pod {pod.metadata.namespace}/{pod.metadata.name}"
 
 
-async def _send_until_answered(client: ApiClient, clock: Clock, pod: Pod, plan: Plan, version: str) -> Sent:
+async def _send_until_answered(client: ApiClient, clock: Clock, pod: Pod, plan: BindPlan, version: str) -> PostResult:
     """Repeat one Binding unchanged until the API server says yes or no. Raises BindInDoubt."""
     body = binding_body(pod, plan.allocation.node, plan.annotations, version)
     path = paths.binding(pod.metadata.namespace, pod.metadata.name)
@@ -92,10 +92,10 @@ async def _send_until_answered(client: ApiClient, clock: Clock, pod: Pod, plan: 
     while True:
         try:
             await client.request("POST", path, body=body, timeout_seconds=BINDING_SECONDS, retry=False)
-            return Sent(None, may_have_landed)
+            return PostResult(None, may_have_landed)
         except KubeError as error:
             if _is_refusal(error):
-                return Sent(error, may_have_landed)
+                return PostResult(error, may_have_landed)
             may_have_landed |= _may_have_acted(error)
             if clock.monotonic_seconds() > give_up_at:
                 raise BindInDoubt(f"nobody answered whether {describe(pod)} is bound: {error}") from error
@@ -112,7 +112,7 @@ def _may_have_acted(error: KubeError) -> bool:
     return error.sent if isinstance(error, Unanswered) else not isinstance(error, TooManyRequests)
 
 
-async def _read_again(client: ApiClient, clock: Clock, pod: Pod, sent: Sent) -> Pod | None:
+async def _read_again(client: ApiClient, clock: Clock, pod: Pod, sent: PostResult) -> Pod | None:
     """Read the pod after a refusal, as often as it takes while a copy may have landed; None when this pod is gone."""
     path = paths.pods(pod.metadata.namespace, pod.metadata.name)
     give_up_at = clock.monotonic_seconds() + DOUBT_SECONDS_MAX
@@ -128,20 +128,20 @@ async def _read_again(client: ApiClient, clock: Clock, pod: Pod, sent: Sent) -> 
         await clock.sleep(PAUSE_SECONDS_MAX)
 
 
-def _gone(pod: Pod, sent: Sent) -> BindRefused | BindInDoubt:
+def _gone(pod: Pod, sent: PostResult) -> BindRefused | BindInDoubt:
     if sent.may_have_landed:
         return BindInDoubt(f"{describe(pod)} is gone, and its Binding may have landed before")
     return BindRefused(f"{describe(pod)} no longer exists")
 
 
-def _refused_as_it_is(pod: Pod, sent: Sent, refusal: ApiError) -> BindRefused | BindInDoubt:
+def _refused_as_it_is(pod: Pod, sent: PostResult, refusal: ApiError) -> BindRefused | BindInDoubt:
     """The pod is as it was read. An unanswered copy of the Binding could still land on it, else nothing can."""
     if sent.may_have_landed:
         return BindInDoubt(f"the API server refuses to bind {describe(pod)} now, but an earlier request may yet land")
     return BindRefused(f"the API server will not bind {describe(pod)} as it is: {refusal}")
 
 
-async def _check_still_held(client: ApiClient, pod: Pod, attempt: Attempt) -> None:
+async def _check_still_held(client: ApiClient, pod: Pod, attempt: BindAttempt) -> None:
     """Raise BindRefused unless every Lease is still held; the pod has moved on, so no older Binding can land."""
     try:
         is_held = await still_held(client, attempt)

@@ -34,7 +34,7 @@ DELETE_PAUSES_SECONDS = (0.2, 0.5, 1.0)
 
 
 @dataclass(slots=True)
-class Attempt:
+class BindAttempt:
     """One bind attempt, and by Lease name what it holds, created, took over, may have created without an answer.
     `seen`: Leases that the pod had before, such as those that the admission of its gang reserved for it."""
 
@@ -46,7 +46,7 @@ class Attempt:
     unanswered: set[str] = field(default_factory=set)
 
 
-async def reserve(client: ApiClient, attempt: Attempt, allocation: Allocation) -> frozenset[str]:
+async def reserve(client: ApiClient, attempt: BindAttempt, allocation: Allocation) -> frozenset[str]:
     """Create the missing Leases of `allocation`, concurrently; return the uuids that somebody else holds.
 
     Every creation has ended when this returns or raises. Raises KubeError when the API server cannot say who holds a
@@ -62,7 +62,7 @@ async def reserve(client: ApiClient, attempt: Attempt, allocation: Allocation) -
     return frozenset(uuid for (_, uuid), is_ours in zip(devices, answers, strict=True) if not is_ours)
 
 
-async def _create(client: ApiClient, attempt: Attempt, device_id: int, uuid: str) -> bool:
+async def _create(client: ApiClient, attempt: BindAttempt, device_id: int, uuid: str) -> bool:
     """Create one Lease, or take over the one that an earlier attempt for the same pod left. False when another pod has
     it."""
     name = lease_name(attempt.reservation.node, device_id)
@@ -87,7 +87,7 @@ async def _create(client: ApiClient, attempt: Attempt, device_id: int, uuid: str
     raise MalformedAnswer(f"Lease {name} changes whenever it is looked at; try again")
 
 
-async def _created_or_found(client: ApiClient, attempt: Attempt, name: str, body: dict[str, Any]) -> Lease | None:
+async def _created_or_found(client: ApiClient, attempt: BindAttempt, name: str, body: dict[str, Any]) -> Lease | None:
     """Create a Lease, else read the one that is there; None for one that went meanwhile."""
     attempt.unanswered.add(name)
     try:
@@ -99,7 +99,7 @@ async def _created_or_found(client: ApiClient, attempt: Attempt, name: str, body
     return lease
 
 
-def _is_own(attempt: Attempt, lease: Lease, record: LeaseRecord, uuid: str) -> bool:
+def _is_own(attempt: BindAttempt, lease: Lease, record: LeaseRecord, uuid: str) -> bool:
     return (
         record.holder.uid == attempt.reservation.holder.uid
         and record.device_uuid == uuid
@@ -107,7 +107,7 @@ def _is_own(attempt: Attempt, lease: Lease, record: LeaseRecord, uuid: str) -> b
     )
 
 
-async def _adopt(client: ApiClient, attempt: Attempt, record: LeaseRecord, body: dict[str, Any]) -> Lease | None:
+async def _adopt(client: ApiClient, attempt: BindAttempt, record: LeaseRecord, body: dict[str, Any]) -> Lease | None:
     """Put this attempt's token on a Lease of an earlier one, which can then not delete it any more; None where the
     Lease changed or went meanwhile.
 
@@ -127,7 +127,7 @@ async def _write(client: ApiClient, method: str, path: str, body: dict[str, Any]
     return decode_answer(raw, path, decode_lease)
 
 
-async def still_held(client: ApiClient, attempt: Attempt) -> bool:
+async def still_held(client: ApiClient, attempt: BindAttempt) -> bool:
     """Tell whether every Lease of the attempt is still the same object, unfenced: asked live, before a newer Binding.
 
     Raises KubeError.
@@ -142,7 +142,7 @@ async def still_held(client: ApiClient, attempt: Attempt) -> bool:
     )
 
 
-async def take_back(client: ApiClient, clock: Clock, attempt: Attempt, *, keep: Allocation | None = None) -> None:
+async def unreserve(client: ApiClient, clock: Clock, attempt: BindAttempt, *, keep: Allocation | None = None) -> None:
     """Delete what this attempt created and `keep` does not need; what cannot be deleted now is left to the sweep.
 
     What it took over bears its token too, but stays: the Binding of the attempt that created it may have landed.
@@ -161,7 +161,7 @@ async def take_back(client: ApiClient, clock: Clock, attempt: Attempt, *, keep: 
     )
 
 
-async def _persist(clock: Clock, attempt: Attempt, name: str, delete: Callable[[], Awaitable[None]]) -> None:
+async def _persist(clock: Clock, attempt: BindAttempt, name: str, delete: Callable[[], Awaitable[None]]) -> None:
     """Try a deletion a few times; it is fenced by uid and version, so that repeating one is harmless."""
     reservation = attempt.reservation
     facts = log.bind(lease=name, pod=str(reservation.holder), uid=reservation.holder.uid, attempt=reservation.attempt)

@@ -13,7 +13,7 @@ prefers nodes whose pods go alone.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atoll.cluster.budgets import Budgets
+from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.node_victims import all_victims
 from atoll.cluster.objects import Pod
@@ -35,7 +35,7 @@ def choose_victims(
     preemptor: Preemptor,
     ledger: Ledger,
     *,
-    budgets: Budgets,
+    budgets: DisruptionBudgets,
     now_seconds: float,
 ) -> dict[str, Victims]:
     """Return the candidates on which the pod gets its GPUs once the victims are gone, with all victims that takes."""

@@ -47,7 +47,7 @@ class Victims(msgspec.Struct, frozen=True, rename={"pods": "Pods", "pdb_violatio
     pdb_violations: int = 0
 
 
-class WholeVictims(msgspec.Struct, frozen=True, rename={"pods": "Pods", "pdb_violations": "NumPDBViolations"}):
+class VictimPods(msgspec.Struct, frozen=True, rename={"pods": "Pods", "pdb_violations": "NumPDBViolations"}):
     """Pods that would be evicted from one node, as a scheduler sends them that takes the extender for one without a
     cache."""
 
@@ -59,7 +59,7 @@ class PreemptCall(msgspec.Struct, frozen=True, rename="pascal"):
     """Arguments of preempt: by uid where nodeCacheCapable is set, whole pods where it is not."""
 
     pod: Pod
-    node_name_to_victims: dict[str, WholeVictims] | None = None
+    node_name_to_victims: dict[str, VictimPods] | None = None
     node_name_to_meta_victims: dict[str, Victims] | None = None
 
     def candidates(self) -> dict[str, Victims]:

@@ -72,10 +72,10 @@ def control_plane() -> Iterator[Path]:
     if given := os.environ.get("ATOLL_E2E_KUBECONFIG"):
         yield Path(given)
         return
-    from devcluster import Cluster
+    from devcluster import DevCluster
 
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    with Cluster.start(f"plane-{worker}-{os.getpid()}", nodes=[], scheduler=False) as cluster:
+    with DevCluster.start(f"plane-{worker}-{os.getpid()}", nodes=[], scheduler=False) as cluster:
         for manifest in ("namespaces.yaml", "crds"):
             cluster.kubectl("apply", "-f", str(REPOSITORY / "deploy" / manifest), check=True)
         cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", check=True)

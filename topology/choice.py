@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from topology.asks import Ask, Interconnect
 from topology.demand import PRIOR, Demand
+from topology.device_requests import DeviceRequest, Interconnect
 from topology.fragmentation import relative_qualities
 from topology.islands import Island, island_of
 from topology.large import choose_large
@@ -61,13 +61,15 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ChoiceRefusal:
     """Why no set fits."""
 
     reason: Reason
 
 
-def choose(machine: Machine, free: int, ask: Ask, *, required: int = 0, demand: Demand = PRIOR) -> Choice | Refusal:
+def choose(
+    machine: Machine, free: int, ask: DeviceRequest, *, required: int = 0, demand: Demand = PRIOR
+) -> Choice | ChoiceRefusal:
     """The best set of `ask.count` free positions; `free` is a bit mask over positions.
 
     required: positions that the set must contain. Raises PositionError when a mask names positions that the machine
@@ -78,11 +80,13 @@ def choose(machine: Machine, free: int, ask: Ask, *, required: int = 0, demand: 
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _choose(machine: Machine, free: int, ask: Ask, *, required: int, demand: Demand) -> Choice | Refusal:
+def _choose(
+    machine: Machine, free: int, ask: DeviceRequest, *, required: int, demand: Demand
+) -> Choice | ChoiceRefusal:
     if free.bit_count() < ask.count:
-        return Refusal(Reason.TOO_FEW_FREE if ask.count <= machine.count else Reason.TOO_FEW_GPUS)
+        return ChoiceRefusal(Reason.TOO_FEW_FREE if ask.count <= machine.count else Reason.TOO_FEW_GPUS)
     if required & ~free or required.bit_count() > ask.count:
-        return Refusal(Reason.REQUIRED)
+        return ChoiceRefusal(Reason.REQUIRED)
     if machine.count > TABLE_DEVICES_MAX:
         return _choose_large(machine, free, ask, required=required)
     answers = table(machine, ask, demand)
@@ -92,7 +96,7 @@ def _choose(machine: Machine, free: int, ask: Ask, *, required: int, demand: Dem
         chosen = answers.chosen(free)
         found = None if chosen is None else (chosen, answers.cost(free))
     if found is None:
-        return Refusal(_refused_by(machine, free, ask, required=required))
+        return ChoiceRefusal(_refused_by(machine, free, ask, required=required))
     return _described(
         machine,
         positions_of(found[0]),
@@ -104,12 +108,12 @@ def _choose(machine: Machine, free: int, ask: Ask, *, required: int, demand: Dem
 
 
 @lru_cache(maxsize=4096)
-def would_ever_fit(machine: Machine, ask: Ask) -> Refusal | None:
+def would_ever_fit(machine: Machine, ask: DeviceRequest) -> ChoiceRefusal | None:
     """None when the empty machine can serve the ask, else why it never will."""
     if ask.count > machine.count:
-        return Refusal(Reason.TOO_FEW_GPUS)
+        return ChoiceRefusal(Reason.TOO_FEW_GPUS)
     answer = choose(machine, machine.full, ask)
-    return answer if isinstance(answer, Refusal) else None
+    return answer if isinstance(answer, ChoiceRefusal) else None
 
 
 def island_names(machine: Machine, positions: tuple[int, ...]) -> tuple[str, ...]:
@@ -118,10 +122,10 @@ def island_names(machine: Machine, positions: tuple[int, ...]) -> tuple[str, ...
     return tuple(dict.fromkeys(by_position[position].name for position in positions))
 
 
-def _choose_large(machine: Machine, free: int, ask: Ask, *, required: int) -> Choice | Refusal:
+def _choose_large(machine: Machine, free: int, ask: DeviceRequest, *, required: int) -> Choice | ChoiceRefusal:
     found = choose_large(machine, free, ask, required=required)
     if found is None:
-        return Refusal(_condition_reason(ask))
+        return ChoiceRefusal(_condition_reason(ask))
     return _described(
         machine,
         found.positions,
@@ -145,7 +149,7 @@ def _described(
     )
 
 
-def _refused_by(machine: Machine, free: int, ask: Ask, *, required: int) -> Reason:
+def _refused_by(machine: Machine, free: int, ask: DeviceRequest, *, required: int) -> Reason:
     """The condition that the last remaining sets fail: joined by NVLink or PCIe, then one island, then bandwidth."""
     masks = subsets(machine.count, ask.count)
     masks = masks[(masks & ~free == 0) & (masks & required == required)]
@@ -163,7 +167,7 @@ def _refused_by(machine: Machine, free: int, ask: Ask, *, required: int) -> Reas
     return Reason.NO_BANDWIDTH
 
 
-def _condition_reason(ask: Ask) -> Reason:
+def _condition_reason(ask: DeviceRequest) -> Reason:
     if ask.interconnect is Interconnect.NVLINK:
         return Reason.NO_NVLINK_ISLAND
     if ask.interconnect is Interconnect.PCIE:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from topology.errors import AskError
+from topology.errors import DeviceRequestError
 from topology.model import DEVICES_MAX
 
 FADE: Final = 0.999
@@ -40,7 +40,7 @@ class Histogram:
     def observed(self, count: int) -> Histogram:
         """The histogram after one more ask. Raises AskError for a size that no machine has."""
         if not 1 <= count <= DEVICES_MAX:
-            raise AskError(f"count must be 1 to {DEVICES_MAX}", value=count)
+            raise DeviceRequestError(f"count must be 1 to {DEVICES_MAX}", value=count)
         faded = [(size, weight * FADE + (size == count)) for size, weight in self.weights]
         if all(size != count for size, _ in faded):
             faded.append((count, 1.0))

@@ -27,7 +27,7 @@ class MachineError(TopologyError):
         super().__init__(f"machine: {problem}, got {value!r}")
 
 
-class AskError(TopologyError):
+class DeviceRequestError(TopologyError):
     """An ask that makes no sense on any machine."""
 
     def __init__(self, problem: str, *, value: object) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from topology.asks import Ask, Interconnect, Policy
 from topology.closeness import Pairs, closeness, crowding
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.islands import island_of
 from topology.links import direct_links
 from topology.model import Machine, positions_of
@@ -26,7 +26,7 @@ SLACK: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LargeChoice:
     """The best set that the search met."""
 
     positions: tuple[int, ...]
@@ -35,7 +35,7 @@ class Found:
     relative_quality: float
 
 
-def choose_large(machine: Machine, free: int, ask: Ask, *, required: int = 0) -> Found | None:
+def choose_large(machine: Machine, free: int, ask: DeviceRequest, *, required: int = 0) -> LargeChoice | None:
     """Best set by (cost, ring bandwidth, positions) among the greedy sets of all starts; None when none will do.
 
     Sets grow from the required positions where there are any.
@@ -53,12 +53,12 @@ def _best_gbps(machine: Machine, count: int) -> float:
     """Best ring of the greedy sets on the empty machine."""
     if count < 2:
         return 0.0
-    ask = Ask(count=count)
+    ask = DeviceRequest(count=count)
     grown = {_grow(machine, (start,), free=machine.full, ask=ask) for start in range(machine.count)}
     return max(rate(machine, positions).ring_gbps for positions in grown if positions)
 
 
-def _grow(machine: Machine, start: tuple[int, ...], *, free: int, ask: Ask) -> tuple[int, ...]:
+def _grow(machine: Machine, start: tuple[int, ...], *, free: int, ask: DeviceRequest) -> tuple[int, ...]:
     """The set from one start, sorted; empty when the conditions leave too few devices."""
     pulls, may_join = _pulls(machine, ask.policy), _may_join(machine, ask)
     members = list(start)
@@ -82,7 +82,7 @@ def _pull(pulls: tuple[Pairs, Pairs], members: list[int], other: int) -> tuple[f
 
 
 @lru_cache(maxsize=64)
-def _may_join(machine: Machine, ask: Ask) -> tuple[tuple[bool, ...], ...]:
+def _may_join(machine: Machine, ask: DeviceRequest) -> tuple[tuple[bool, ...], ...]:
     """Whether a pair may lie in one set."""
     island = island_of(machine)
 
@@ -115,7 +115,9 @@ def _step(machine: Machine, first: int, second: int) -> float:
     return max(links, pcie_paths_gbps(machine)[first][second])
 
 
-def _found(machine: Machine, positions: tuple[int, ...], *, free: int, ask: Ask, best_gbps: float) -> Found:
+def _found(
+    machine: Machine, positions: tuple[int, ...], *, free: int, ask: DeviceRequest, best_gbps: float
+) -> LargeChoice:
     weights = POLICIES[ask.policy]
     rating = rate(machine, positions)
     relative = min(rating.ring_gbps / best_gbps, 1.0) if ask.count > 1 else 1.0
@@ -130,4 +132,4 @@ def _found(machine: Machine, positions: tuple[int, ...], *, free: int, ask: Ask,
     if ask.policy is Policy.SPREAD:
         pairs = [(first, second) for first in positions for second in positions if first < second]
         cost += weights.crowd * sum(crowding(machine)[first][second] for first, second in pairs) / max(len(pairs), 1)
-    return Found(positions, round(cost, DECIMALS), rating.ring_gbps, relative)
+    return LargeChoice(positions, round(cost, DECIMALS), rating.ring_gbps, relative)

@@ -20,7 +20,7 @@ PARTS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SubMachine:
     """positions: in the whole machine, ascending; the part's position i is positions[i]."""
 
     machine: Machine
@@ -48,13 +48,13 @@ class Part:
 
 
 @lru_cache(maxsize=PARTS_MAX)
-def part_of(machine: Machine, mask: int) -> Part:
+def part_of(machine: Machine, mask: int) -> SubMachine:
     """The devices of the mask as a machine. Raises PositionError when the mask is empty or names foreign positions."""
     if not 0 < mask <= machine.full:
         raise PositionError(f"a part needs some of positions 0 to {machine.count - 1}", value=mask)
     positions = positions_of(mask)
     if mask_of(positions) == machine.full:
-        return Part(machine, positions, is_whole=True)
+        return SubMachine(machine, positions, is_whole=True)
     small = replace(
         machine,
         links=_cut(machine.links, positions),
@@ -62,7 +62,7 @@ def part_of(machine: Machine, mask: int) -> Part:
         numa=tuple(machine.numa[position] for position in positions),
         nics=_near_nics(machine, positions),
     )
-    return Part(small, positions, is_whole=False)
+    return SubMachine(small, positions, is_whole=False)
 
 
 def _near_nics(machine: Machine, positions: tuple[int, ...]) -> Rows | None:

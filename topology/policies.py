@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from topology.asks import Policy
+from topology.device_requests import Policy
 
 ALPHA: Final = 12.0
 PACK: Final = 0.09

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from topology.asks import Ask, Interconnect
 from topology.demand import Demand
+from topology.device_requests import DeviceRequest, Interconnect
 from topology.model import Machine
 from topology.policies import POLICIES, QUALITY_FIRST
 
@@ -135,7 +135,7 @@ def loss(machine: Machine, free: Set, demand: Demand) -> float:
     return lost
 
 
-def admits(machine: Machine, members: Set, ask: Ask) -> bool:
+def admits(machine: Machine, members: Set, ask: DeviceRequest) -> bool:
     """Whether a set meets every hard condition of the ask."""
     if len(members) != ask.count:
         return False
@@ -149,7 +149,7 @@ def admits(machine: Machine, members: Set, ask: Ask) -> bool:
     return not pairs or ring_gbps(machine, members) >= ask.min_bandwidth_gbps - 1e-6
 
 
-def cost(machine: Machine, free: Set, members: Set, ask: Ask, demand: Demand) -> float:
+def cost(machine: Machine, free: Set, members: Set, ask: DeviceRequest, demand: Demand) -> float:
     """Cost of taking `members` out of `free`, as topology.policies writes it down."""
     weights = POLICIES[ask.policy]
     rest = tuple(device for device in free if device not in members)
@@ -170,7 +170,7 @@ def cost(machine: Machine, free: Set, members: Set, ask: Ask, demand: Demand) ->
     return total
 
 
-def best(machine: Machine, free: Set, ask: Ask, demand: Demand) -> tuple[Set, float] | None:
+def best(machine: Machine, free: Set, ask: DeviceRequest, demand: Demand) -> tuple[Set, float] | None:
     """The set that comes first in the documented order, and its cost; None when no set is admitted."""
     found = [members for members in itertools.combinations(sorted(free), ask.count) if admits(machine, members, ask)]
     if not found:

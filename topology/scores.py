@@ -31,9 +31,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from topology.asks import Ask, Policy
 from topology.choice import Choice, choose
 from topology.demand import PRIOR, Demand
+from topology.device_requests import DeviceRequest, Policy
 from topology.model import Machine
 from topology.quality import TABLE_DEVICES_MAX, Bools, Floats
 from topology.tables import EAGER_DEVICES_MAX, table
@@ -68,10 +68,10 @@ class Classes:
         self._whole[(self._offsets + self._full)[self._eager]] = True
         self._cells = np.empty(0, dtype=np.int64)
         self._shares = np.empty(0)
-        self._known: dict[Ask, tuple[Floats, Bools]] = {}
+        self._known: dict[DeviceRequest, tuple[Floats, Bools]] = {}
 
     def costs(
-        self, class_of_node: Indices, free_of_node: Indices, ask: Ask, pods_of_node: Indices | None = None
+        self, class_of_node: Indices, free_of_node: Indices, ask: DeviceRequest, pods_of_node: Indices | None = None
     ) -> Floats:
         """Cost per node, in GPUs lost and weights of topology.policies; inf where no set fits. pods_of_node: how many
         pods hold GPUs there; without it no machine counts as more or less near to being empty."""
@@ -105,7 +105,7 @@ class Classes:
         np.add(cells, free_of_node, out=cells)
         return cells
 
-    def _mixed_costs(self, class_of_node: Indices, free_of_node: Indices, ask: Ask, flat: Floats) -> Floats:
+    def _mixed_costs(self, class_of_node: Indices, free_of_node: Indices, ask: DeviceRequest, flat: Floats) -> Floats:
         """Costs where some classes have no flat table."""
         costs = np.full(len(class_of_node), np.inf)
         eager = np.flatnonzero(self._eager[class_of_node])
@@ -115,7 +115,7 @@ class Classes:
             costs[nodes] = costs_of(self.machines[index], free_of_node[nodes], ask, self._demand)
         return costs
 
-    def _of_ask(self, ask: Ask) -> tuple[Floats, Bools]:
+    def _of_ask(self, ask: DeviceRequest) -> tuple[Floats, Bools]:
         """Tables of all small classes behind one another, so that one gather serves nodes of any class; and per class
         whether its last whole machines are reserved from the ask."""
         known = self._known.pop(ask, None)
@@ -130,7 +130,7 @@ class Classes:
         return known
 
 
-def reserves(machine: Machine, ask: Ask, demand: Demand = PRIOR) -> bool:
+def reserves(machine: Machine, ask: DeviceRequest, demand: Demand = PRIOR) -> bool:
     """Whether an ask must leave the last whole machines alone: it takes less than one, packs, and whole ones are asked
     for."""
     smaller = ask.count < machine.count and ask.policy is not Policy.SPREAD
@@ -152,7 +152,7 @@ def reserved(whole_nodes: Indices, class_of_node: Indices, *, sparing: Bools) ->
     return whole_nodes[(few & (left <= many // RESERVED_ONE_IN))[classes]]
 
 
-def costs_of(machine: Machine, free: Indices, ask: Ask, demand: Demand = PRIOR) -> Floats:
+def costs_of(machine: Machine, free: Indices, ask: DeviceRequest, demand: Demand = PRIOR) -> Floats:
     """Cost of the ask for many free masks of one machine, as `choose` tells it; inf where no set fits."""
     if ask.count > machine.count:
         return np.full(len(free), np.inf)

@@ -19,10 +19,10 @@ from typing import Final
 
 import numpy as np
 
-from topology.asks import Ask, Interconnect, Policy
 from topology.canonical import Canonical, canonical
 from topology.closeness import closeness, crowding, pair_sums
 from topology.demand import PRIOR, Demand
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.fragmentation import losses, losses_exact, relative_qualities
 from topology.islands import islands
 from topology.links import direct_links
@@ -52,7 +52,7 @@ class Sets:
 class Table:
     """Best set and cost per free mask. `costs` holds inf where no set fits and nan where nothing was computed yet."""
 
-    def __init__(self, machine: Machine, ask: Ask, demand: Demand) -> None:
+    def __init__(self, machine: Machine, ask: DeviceRequest, demand: Demand) -> None:
         weights = POLICIES[ask.policy]
         self.sets = admitted_sets(machine, ask)
         self.exact = self.sets.exact and (not weights.loss or losses_exact(machine, demand))
@@ -133,7 +133,7 @@ class Table:
         self.costs[served] = np.round(self.sets.cost[chosen] + rest[some, chosen] + self._own(served), DECIMALS)
 
 
-class Relabelled:
+class RelabelledTable:
     """The table of an isomorphic machine, read through other numbers. Ties go by this machine's own positions, so that
     sharing changes no answer."""
 
@@ -178,32 +178,35 @@ class Relabelled:
         return int(self._form.there(np.array([mask]))[0])
 
 
-def table(machine: Machine, ask: Ask, demand: Demand = PRIOR) -> Table | Relabelled:
+def table(machine: Machine, ask: DeviceRequest, demand: Demand = PRIOR) -> Table | RelabelledTable:
     """The table of one ask on machines of this geometry, built on first use; isomorphic machines share one."""
     kept = _small_table if machine.count <= EAGER_DEVICES_MAX else _large_table
     return kept(machine, ask, demand)
 
 
 @lru_cache(maxsize=2048)
-def _small_table(machine: Machine, ask: Ask, demand: Demand) -> Table | Relabelled:
+def _small_table(machine: Machine, ask: DeviceRequest, demand: Demand) -> Table | RelabelledTable:
     """Three kilobytes each."""
     return _built(machine, ask, demand, _small_table)
 
 
 @lru_cache(maxsize=64)
-def _large_table(machine: Machine, ask: Ask, demand: Demand) -> Table | Relabelled:
+def _large_table(machine: Machine, ask: DeviceRequest, demand: Demand) -> Table | RelabelledTable:
     """Up to a megabyte each."""
     return _built(machine, ask, demand, _large_table)
 
 
 def _built(
-    machine: Machine, ask: Ask, demand: Demand, kept: Callable[[Machine, Ask, Demand], Table | Relabelled]
-) -> Table | Relabelled:
+    machine: Machine,
+    ask: DeviceRequest,
+    demand: Demand,
+    kept: Callable[[Machine, DeviceRequest, Demand], Table | RelabelledTable],
+) -> Table | RelabelledTable:
     form = canonical(machine)
     if form.machine == machine:
         return Table(machine, ask, demand)
     shared = kept(form.machine, ask, demand)
-    return Relabelled(shared, form) if isinstance(shared, Table) else Table(machine, ask, demand)
+    return RelabelledTable(shared, form) if isinstance(shared, Table) else Table(machine, ask, demand)
 
 
 @lru_cache(maxsize=1024)
@@ -213,7 +216,7 @@ def subsets(devices: int, count: int) -> Ints:
     return np.array(masks, dtype=np.int64)
 
 
-def admitted_sets(machine: Machine, ask: Ask) -> Sets:
+def admitted_sets(machine: Machine, ask: DeviceRequest) -> Sets:
     """The sets that meet every hard condition of the ask, with their own costs."""
     masks = subsets(machine.count, ask.count)
     weights = POLICIES[ask.policy]

@@ -37,7 +37,7 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Nic:
+class TextNic:
     """One network adapter: its column name and its relation to every GPU, in positions."""
 
     name: str
@@ -52,7 +52,7 @@ class TopologyText:
     labels: tuple[str, ...]
     links: tuple[tuple[str, ...], ...]
     numa: tuple[int | None, ...]
-    nics: tuple[Nic, ...]
+    nics: tuple[TextNic, ...]
     asymmetric: tuple[tuple[int, int], ...]
     strange: tuple[str, ...] = ()
     rowless: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def read_topology(text: str) -> TopologyText:
         labels=labels,
         links=links,
         numa=_numa(rows, has_column=_has_numa_column(lines)),
-        nics=tuple(Nic(name, tuple(_cell(row, columns, name, index) for row in rows)) for index, name in nics),
+        nics=tuple(TextNic(name, tuple(_cell(row, columns, name, index) for row in rows)) for index, name in nics),
         asymmetric=asymmetric_pairs(links),
         strange=tuple(dict.fromkeys(word for row in rows for word in row.strange))[:STRANGE_MAX],
         rowless=tuple(name for name in columns if _is_gpu(name) and name not in labels),

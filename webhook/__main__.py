@@ -13,7 +13,7 @@ from atoll.kube.cache import Change
 from atoll.kube.client import ApiClient
 from atoll.kube.reflector import Reflector
 from atoll.service import logs, settings
-from atoll.service.api_metrics import count_calls, tell_watches
+from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
 from atoll.service.http import add_health, application, serve
@@ -21,8 +21,8 @@ from atoll.service.metrics import Metrics
 from atoll.service.runtime import run, supervise
 from webhook.app import webhook_application
 from webhook.claims import ClaimFinder
-from webhook.demand import Defaults
 from webhook.metrics import webhook_metrics
+from webhook.requests import Defaults
 from webhook.serving import ServingCertificate, TlsSecret, decode_secret
 from webhook.settings import WebhookSettings
 
@@ -57,7 +57,7 @@ async def serve_webhook(values: WebhookSettings) -> None:
             clock=clock,
         )
         count_calls(metrics, client)
-        tell_watches(metrics, {"claim": claims, "secret": secret})
+        register_watch_metrics(metrics, {"claim": claims, "secret": secret})
         health = application()
         checks = {
             "certificate": lambda: (

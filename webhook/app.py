@@ -12,11 +12,11 @@ import structlog
 from aiohttp import web
 
 from atoll.service.http import application
-from webhook.demand import ClaimLookup, Defaults, claim_name_of
 from webhook.errors import WebhookError
 from webhook.jobs import complete_template
 from webhook.metrics import WebhookMetrics
 from webhook.mutation import is_mirror, mutate
+from webhook.requests import ClaimLookup, Defaults, claim_name_of
 from webhook.review import BODY_BYTES_MAX, Denial, Mutation, Review, decode_review, encode_answer
 
 log = structlog.get_logger(__name__)
@@ -24,20 +24,20 @@ log = structlog.get_logger(__name__)
 MUTATE_PATH: Final = "/mutate"
 
 
-class Finder(Protocol):
+class ClaimSource(Protocol):
     """What is needed of the claim lookup."""
 
     async def find(self, namespace: str, name: str) -> ClaimLookup: ...
 
 
-def webhook_application(*, claims: Finder, defaults: Defaults, metrics: WebhookMetrics) -> web.Application:
+def webhook_application(*, claims: ClaimSource, defaults: Defaults, metrics: WebhookMetrics) -> web.Application:
     """Return the application that answers reviews; health and metrics live on another port."""
     app = application(body_bytes_max=BODY_BYTES_MAX)
     app.router.add_post(MUTATE_PATH, _handler(claims=claims, defaults=defaults, metrics=metrics))
     return app
 
 
-async def decide(review: Review, *, claims: Finder, defaults: Defaults) -> Mutation | Denial:
+async def decide(review: Review, *, claims: ClaimSource, defaults: Defaults) -> Mutation | Denial:
     """Answer one review; raises MalformedPod."""
     if review.writes_job:
         return await _decide_job(review, claims=claims, defaults=defaults)
@@ -53,7 +53,7 @@ async def decide(review: Review, *, claims: Finder, defaults: Defaults) -> Mutat
     return mutate(pod, namespace=review.namespace, user=review.user, claim=claim, defaults=defaults)
 
 
-async def _decide_job(review: Review, *, claims: Finder, defaults: Defaults) -> Mutation | Denial:
+async def _decide_job(review: Review, *, claims: ClaimSource, defaults: Defaults) -> Mutation | Denial:
     template = review.template()
     name = claim_name_of(template)
     if name is None or isinstance(name, Denial):
@@ -64,7 +64,7 @@ async def _decide_job(review: Review, *, claims: Finder, defaults: Defaults) -> 
 
 
 def _handler(
-    *, claims: Finder, defaults: Defaults, metrics: WebhookMetrics
+    *, claims: ClaimSource, defaults: Defaults, metrics: WebhookMetrics
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         with metrics.seconds.time():

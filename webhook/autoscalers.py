@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from atoll.kube.patches import add_op, pointer
-from webhook.pods import Pod
+from webhook.pods import AdmittedPod
 
 ANNOTATIONS: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -26,7 +26,7 @@ class KeepNodes(StrEnum):
     ALL = "all"
 
 
-def keep_node(pod: Pod, *, gang: str, choice: KeepNodes) -> Iterator[dict[str, Any]]:
+def keep_node(pod: AdmittedPod, *, gang: str, choice: KeepNodes) -> Iterator[dict[str, Any]]:
     """Yield the operations that annotate the pod where the choice says so; nothing for what is annotated already."""
     if choice is KeepNodes.NONE or (choice is KeepNodes.GANGS and not gang):
         return

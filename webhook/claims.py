@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from atoll.api.claims import GpuClaim
 from atoll.kube import paths
 from atoll.kube.errors import KubeError, NotFound
-from webhook.demand import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable
 from webhook.metrics import WebhookMetrics
+from webhook.requests import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable
 
 log = structlog.get_logger(__name__)
 

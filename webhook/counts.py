@@ -20,8 +20,8 @@ from typing import Any
 from atoll.api import names
 from atoll.api.claims import COUNT_MAX
 from atoll.kube.patches import add_op, pointer
-from webhook.demand import Demand
-from webhook.pods import Container, Placed, Pod, atoll_resources, placed_containers
+from webhook.pods import AdmittedContainer, AdmittedPod, PlacedContainer, atoll_resources, placed_containers
+from webhook.requests import ResolvedRequest
 from webhook.review import Denial
 from webhook.variables import is_shaped
 
@@ -29,29 +29,29 @@ Patch = tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ContainerCount:
     """What one container asks for under the demanded resource."""
 
-    placed: Placed
+    placed: PlacedContainer
     asked: int
 
 
-def count_gpus(pod: Pod, *, demand: Demand) -> Patch | Denial:
+def count_gpus(pod: AdmittedPod, *, demand: ResolvedRequest) -> Patch | Denial:
     """Check the counts of all containers against the demand and return what must be added to them."""
     denial = _refuse_other_resources(pod, demand=demand)
     if denial is not None:
         return denial
-    counts: list[Count] = []
+    counts: list[ContainerCount] = []
     for placed in placed_containers(pod):
         asked = _asked(placed.container, resource=demand.resource)
         if isinstance(asked, Denial):
             return asked
         if asked is not None:
-            counts.append(Count(placed, asked))
+            counts.append(ContainerCount(placed, asked))
     return _refuse_counts(counts, demand=demand) or tuple(_additions(pod, counts=counts, demand=demand))
 
 
-def _additions(pod: Pod, *, counts: list[Count], demand: Demand) -> Iterator[dict[str, Any]]:
+def _additions(pod: AdmittedPod, *, counts: list[ContainerCount], demand: ResolvedRequest) -> Iterator[dict[str, Any]]:
     asking = {count.placed.where: count.asked for count in counts}
     first = next(placed_containers(pod))
     if not asking:
@@ -65,7 +65,7 @@ def _additions(pod: Pod, *, counts: list[Count], demand: Demand) -> Iterator[dic
         yield from _complete(placed, wanted=wanted)
 
 
-def _complete(placed: Placed, *, wanted: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _complete(placed: PlacedContainer, *, wanted: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Add what is missing of `wanted` to limits and requests; what stands there is known to be equal."""
     if not wanted:
         return
@@ -82,7 +82,7 @@ def _complete(placed: Placed, *, wanted: dict[str, str]) -> Iterator[dict[str, A
                 yield add_op(pointer(*placed.where, "resources", section, name), value)
 
 
-def _asked(container: Container, *, resource: str) -> int | Denial | None:
+def _asked(container: AdmittedContainer, *, resource: str) -> int | Denial | None:
     """Return what the container asks for, None when it does not mention the resource."""
     resources = container.resources
     if resources is None:
@@ -112,7 +112,7 @@ def _whole_number(value: str | float) -> int | None:
     return int(text) if is_number and int(text) <= COUNT_MAX else None
 
 
-def _refuse_other_resources(pod: Pod, *, demand: Demand) -> Denial | None:
+def _refuse_other_resources(pod: AdmittedPod, *, demand: ResolvedRequest) -> Denial | None:
     known = {demand.resource, names.GPU_RESOURCE} if demand.is_mig else {demand.resource}
     unknown = sorted(atoll_resources(pod) - known)
     if unknown and not demand.claim_name:
@@ -139,7 +139,7 @@ def _refuse_other_resources(pod: Pod, *, demand: Demand) -> Denial | None:
     return None
 
 
-def _refuse_counts(counts: list[Count], *, demand: Demand) -> Denial | None:
+def _refuse_counts(counts: list[ContainerCount], *, demand: ResolvedRequest) -> Denial | None:
     for count in counts:
         if count.asked and not count.placed.may_ask:
             return Denial(

@@ -12,14 +12,14 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import MEMBERS_MAX
 from atoll.kube.patches import add_op, pointer
-from webhook.pods import Pod
+from webhook.pods import AdmittedPod
 from webhook.review import Denial
 
 OBJECT_NAME: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9.]*[a-z0-9])?\Z", re.ASCII)
 POD_SET_NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z", re.ASCII)
 
 
-def gang_of(pod: Pod, claim: GpuClaim | None) -> str | Denial:
+def gang_of(pod: AdmittedPod, claim: GpuClaim | None) -> str | Denial:
     """Return the gang that the pod belongs to, an empty text for none, or the denial of a membership that cannot be."""
     annotated = pod.annotations.get(names.GANG, "")
     referred = claim.spec.gang_ref or "" if claim is not None else ""
@@ -33,7 +33,7 @@ def gang_of(pod: Pod, claim: GpuClaim | None) -> str | Denial:
     return _refuse_without_gang(pod) if not gang else _refuse_words(pod, gang) or gang
 
 
-def inject_gate(pod: Pod, *, gang: str) -> Iterator[dict[str, Any]]:
+def inject_gate(pod: AdmittedPod, *, gang: str) -> Iterator[dict[str, Any]]:
     """Yield the operations that put membership and gate on a pod; nothing for one that has both or is in no gang."""
     if not gang:
         return
@@ -49,7 +49,7 @@ def inject_gate(pod: Pod, *, gang: str) -> Iterator[dict[str, Any]]:
         yield add_op(pointer("spec", "schedulingGates"), [entry])
 
 
-def _refuse_without_gang(pod: Pod) -> str | Denial:
+def _refuse_without_gang(pod: AdmittedPod) -> str | Denial:
     if names.GANG in pod.annotations:
         return Denial(f"annotation {names.GANG} is empty; write the gang's name, or remove it", 400)
     for key in (names.GANG_SIZE, names.POD_SET):
@@ -66,7 +66,7 @@ def _refuse_without_gang(pod: Pod) -> str | Denial:
     return ""
 
 
-def _refuse_words(pod: Pod, gang: str) -> Denial | None:
+def _refuse_words(pod: AdmittedPod, gang: str) -> Denial | None:
     if not OBJECT_NAME.match(gang):
         return Denial(
             f"annotation {names.GANG} is {gang[:80]!r}, which is no name of a GpuGang; write its metadata.name", 400

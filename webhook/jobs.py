@@ -9,19 +9,19 @@ Only namespaces that ask for it send their Jobs here, see deploy/webhook.yaml.
 
 from typing import Any, Final
 
-from webhook.demand import ClaimLookup, Defaults, resolve_demand
 from webhook.mutation import complete
-from webhook.pods import Pod
+from webhook.pods import AdmittedPod
+from webhook.requests import ClaimLookup, Defaults, resolve_request
 from webhook.review import Denial, Mutation
 
 TEMPLATE: Final = "/spec/template"
 
 
 def complete_template(
-    template: Pod, *, namespace: str, claim: ClaimLookup, defaults: Defaults, is_new: bool
+    template: AdmittedPod, *, namespace: str, claim: ClaimLookup, defaults: Defaults, is_new: bool
 ) -> Mutation | Denial:
     """Decide about a Job whose template names a claim; nothing can be added to one that is there already."""
-    demand = resolve_demand(template, namespace=namespace, claim=claim, defaults=defaults)
+    demand = resolve_request(template, namespace=namespace, claim=claim, defaults=defaults)
     if isinstance(demand, Denial):
         return demand
     completed = complete(template, demand=demand, defaults=defaults)

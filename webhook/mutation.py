@@ -18,9 +18,9 @@ from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX, annotations_bytes
 from atoll.kube.patches import add_op, pointer, remove_op
 from webhook.autoscalers import keep_node
 from webhook.counts import count_gpus
-from webhook.demand import ClaimLookup, Defaults, Demand, concerns_atoll, resolve_demand
 from webhook.gangs import inject_gate
-from webhook.pods import Pod, placed_containers
+from webhook.pods import AdmittedPod, placed_containers
+from webhook.requests import ClaimLookup, Defaults, ResolvedRequest, concerns_atoll, resolve_request
 from webhook.review import Denial, Mutation, User
 from webhook.variables import inject_variables, refuse_variables
 
@@ -39,13 +39,15 @@ KEY_LENGTH_MAX: Final = 128
 """Of an unknown key, what is compared with the known ones."""
 
 
-def mutate(pod: Pod, *, namespace: str, user: User, claim: ClaimLookup | None, defaults: Defaults) -> Mutation | Denial:
+def mutate(
+    pod: AdmittedPod, *, namespace: str, user: User, claim: ClaimLookup | None, defaults: Defaults
+) -> Mutation | Denial:
     """Decide about the pod; `claim` is the lookup of the claim that it names, None when it names none."""
     if is_mirror(pod, user=user) or not concerns_atoll(pod):
         stripped = _strip(pod, claim_uid="")
         told = Mutation(operations=stripped.operations, warnings=(*stripped.warnings, *_unknown(pod)))
         return _refuse_unclaimed_class(pod, user=user) or told
-    demand = resolve_demand(pod, namespace=namespace, claim=claim, defaults=defaults)
+    demand = resolve_request(pod, namespace=namespace, claim=claim, defaults=defaults)
     if isinstance(demand, Denial):
         return demand
     completed = complete(pod, demand=demand, defaults=defaults)
@@ -57,7 +59,7 @@ def mutate(pod: Pod, *, namespace: str, user: User, claim: ClaimLookup | None, d
     )
 
 
-def complete(pod: Pod, *, demand: Demand, defaults: Defaults) -> Mutation | Denial:
+def complete(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> Mutation | Denial:
     """Refuse what could not be kept, and add what is missing; for a pod, and for the template of pods alike."""
     for rule in RULES:
         denial = rule(pod, demand)
@@ -78,12 +80,12 @@ def complete(pod: Pod, *, demand: Demand, defaults: Defaults) -> Mutation | Deni
     )
 
 
-def is_mirror(pod: Pod, *, user: User) -> bool:
+def is_mirror(pod: AdmittedPod, *, user: User) -> bool:
     """Tell whether the pod mirrors a static pod that already runs: only a kubelet may say so."""
     return names.MIRROR in pod.annotations and NODES_GROUP in user.groups
 
 
-def _strip(pod: Pod, *, claim_uid: str) -> Mutation:
+def _strip(pod: AdmittedPod, *, claim_uid: str) -> Mutation:
     """Remove Atoll's own annotations, which at CREATE can only be copied or forged, and set the claim's uid."""
     forged = sorted(
         key
@@ -98,7 +100,7 @@ def _strip(pod: Pod, *, claim_uid: str) -> Mutation:
     return Mutation(operations=(*removed, *added), warnings=warnings)
 
 
-def _unknown(pod: Pod) -> Iterator[str]:
+def _unknown(pod: AdmittedPod) -> Iterator[str]:
     """Warn of annotations under Atoll's prefix that mean nothing: most are misspelt, and ask for nothing then."""
     for key in sorted(pod.annotations):
         if not key.startswith(f"{names.GROUP}/") or key in names.USER_ANNOTATIONS or names.is_own_annotation(key):
@@ -108,19 +110,19 @@ def _unknown(pod: Pod) -> Iterator[str]:
         yield f"annotation {key[:80]} means nothing to Atoll and asks for no GPU; {known}"
 
 
-def _shape(pod: Pod, *, demand: Demand, defaults: Defaults) -> Iterator[dict[str, Any]]:
+def _shape(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> Iterator[dict[str, Any]]:
     if pod.spec.scheduler_name != names.SCHEDULER_NAME:
         yield add_op(pointer("spec", "schedulerName"), names.SCHEDULER_NAME)
     if defaults.inject_runtime_class and demand.vendor is Vendor.NVIDIA and not pod.spec.runtime_class_name:
         yield add_op(pointer("spec", "runtimeClassName"), names.RUNTIME_CLASS)
 
 
-def _inject(pod: Pod, *, demand: Demand) -> Iterator[dict[str, Any]]:
+def _inject(pod: AdmittedPod, *, demand: ResolvedRequest) -> Iterator[dict[str, Any]]:
     for placed in placed_containers(pod):
         yield from inject_variables(placed, demand=demand)
 
 
-def _warn(pod: Pod, *, demand: Demand, defaults: Defaults) -> Iterator[str]:
+def _warn(pod: AdmittedPod, *, demand: ResolvedRequest, defaults: Defaults) -> Iterator[str]:
     runtime_class = pod.spec.runtime_class_name
     if (
         defaults.inject_runtime_class
@@ -135,7 +137,7 @@ def _warn(pod: Pod, *, demand: Demand, defaults: Defaults) -> Iterator[str]:
         yield "one CUDA process uses only one MIG instance; several help a pod that runs several processes"
 
 
-def _refuse_unclaimed_class(pod: Pod, *, user: User) -> Denial | None:
+def _refuse_unclaimed_class(pod: AdmittedPod, *, user: User) -> Denial | None:
     if pod.spec.runtime_class_name != names.RUNTIME_CLASS or is_mirror(pod, user=user):
         return None
     return Denial(
@@ -144,7 +146,7 @@ def _refuse_unclaimed_class(pod: Pod, *, user: User) -> Denial | None:
     )
 
 
-def _refuse_scheduler(pod: Pod, _demand: Demand) -> Denial | None:
+def _refuse_scheduler(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     if pod.spec.scheduler_name in {"", names.DEFAULT_SCHEDULER_NAME, names.SCHEDULER_NAME}:
         return None
     return Denial(
@@ -153,7 +155,7 @@ def _refuse_scheduler(pod: Pod, _demand: Demand) -> Denial | None:
     )
 
 
-def _refuse_node_name(pod: Pod, _demand: Demand) -> Denial | None:
+def _refuse_node_name(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     if not pod.spec.node_name:
         return None
     return Denial(
@@ -162,7 +164,7 @@ def _refuse_node_name(pod: Pod, _demand: Demand) -> Denial | None:
     )
 
 
-def _refuse_size(pod: Pod, _demand: Demand) -> Denial | None:
+def _refuse_size(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     containers = len(pod.spec.containers) + len(pod.spec.init_containers)
     if not pod.spec.containers:
         return Denial("the pod has no container that could use a GPU; add one", 400)
@@ -175,7 +177,7 @@ def _refuse_size(pod: Pod, _demand: Demand) -> Denial | None:
     return None
 
 
-def _refuse_annotations(pod: Pod, _demand: Demand) -> Denial | None:
+def _refuse_annotations(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     size_bytes = annotations_bytes(pod.annotations)
     if size_bytes <= OTHER_ANNOTATIONS_BYTES_MAX:
         return None
@@ -186,7 +188,7 @@ def _refuse_annotations(pod: Pod, _demand: Demand) -> Denial | None:
     )
 
 
-def _refuse_foreign_resources(pod: Pod, _demand: Demand) -> Denial | None:
+def _refuse_foreign_resources(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     for placed in placed_containers(pod):
         for name in sorted(placed.container.resource_names()):
             if name.startswith(FOREIGN_RESOURCE_PREFIXES):
@@ -197,7 +199,7 @@ def _refuse_foreign_resources(pod: Pod, _demand: Demand) -> Denial | None:
     return None
 
 
-def _refuse_runtime_class(pod: Pod, demand: Demand) -> Denial | None:
+def _refuse_runtime_class(pod: AdmittedPod, demand: ResolvedRequest) -> Denial | None:
     if demand.vendor is Vendor.NVIDIA or pod.spec.runtime_class_name != names.RUNTIME_CLASS:
         return None
     return Denial(
@@ -205,7 +207,7 @@ def _refuse_runtime_class(pod: Pod, demand: Demand) -> Denial | None:
     )
 
 
-def _refuse_mounts(pod: Pod, _demand: Demand) -> Denial | None:
+def _refuse_mounts(pod: AdmittedPod, _demand: ResolvedRequest) -> Denial | None:
     for placed in placed_containers(pod):
         for mount in placed.container.volume_mounts:
             if _clean_path(mount.mount_path).startswith(DEVICE_MOUNT):
@@ -220,7 +222,7 @@ def _clean_path(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
-def _refuse_variables(pod: Pod, demand: Demand) -> Denial | None:
+def _refuse_variables(pod: AdmittedPod, demand: ResolvedRequest) -> Denial | None:
     for placed in placed_containers(pod):
         denial = refuse_variables(placed.container, demand=demand)
         if denial is not None:
@@ -228,7 +230,7 @@ def _refuse_variables(pod: Pod, demand: Demand) -> Denial | None:
     return None
 
 
-Rule = Callable[[Pod, Demand], Denial | None]
+Rule = Callable[[AdmittedPod, ResolvedRequest], Denial | None]
 RULES: Final[tuple[Rule, ...]] = (
     _refuse_size,
     _refuse_annotations,

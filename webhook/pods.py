@@ -1,6 +1,6 @@
 """The part of a pod that the webhook reads, typed and frozen, and where in it each container stands.
 
-In: the raw JSON of a pod at CREATE, or of a Job. Out: a `Pod`, or `MalformedPod` where the JSON has another shape.
+In: the raw JSON of a pod at CREATE, or of a Job. Out: a `AdmittedPod`, or `MalformedPod` where the JSON has another shape.
 Separate from `atoll.cluster`, because a patch must know what a *stored* pod never shows: which maps and lists are
 absent. `None` means absent, so that the patch creates the parent first.
 """
@@ -16,23 +16,23 @@ from webhook.errors import MalformedPod
 RESOURCE_PREFIX: Final = f"{GROUP}/"
 
 
-class View(msgspec.Struct, frozen=True, rename="camel"):
+class WireView(msgspec.Struct, frozen=True, rename="camel"):
     """Base of the views: camelCase on the wire, unknown fields ignored."""
 
 
-class FieldReference(View, frozen=True):
+class FieldReference(WireView, frozen=True):
     """`valueFrom.fieldRef` of a variable."""
 
     field_path: str = ""
 
 
-class ValueSource(View, frozen=True):
+class ValueSource(WireView, frozen=True):
     """`valueFrom` of a variable; sources other than fieldRef are never Atoll's."""
 
     field_ref: FieldReference | None = None
 
 
-class Variable(View, frozen=True):
+class Variable(WireView, frozen=True):
     """One entry of a container's `env`."""
 
     name: str
@@ -40,25 +40,25 @@ class Variable(View, frozen=True):
     value_from: ValueSource | None = None
 
 
-class Resources(View, frozen=True):
+class AdmittedResources(WireView, frozen=True):
     """Limits and requests of a container; quantities as the API server wrote them."""
 
     limits: dict[str, str | int | float] | None = None
     requests: dict[str, str | int | float] | None = None
 
 
-class VolumeMount(View, frozen=True):
+class VolumeMount(WireView, frozen=True):
     """Where a volume appears in a container."""
 
     mount_path: str = ""
 
 
-class Container(View, frozen=True):
+class AdmittedContainer(WireView, frozen=True):
     """A container or init container."""
 
     name: str
     env: tuple[Variable, ...] | None = None
-    resources: Resources | None = None
+    resources: AdmittedResources | None = None
     restart_policy: str | None = None
     volume_mounts: tuple[VolumeMount, ...] = ()
 
@@ -69,25 +69,25 @@ class Container(View, frozen=True):
         return frozenset(self.resources.limits or ()) | frozenset(self.resources.requests or ())
 
 
-class SchedulingGate(View, frozen=True):
+class AdmittedGate(WireView, frozen=True):
     """One entry of `spec.schedulingGates`."""
 
     name: str = ""
 
 
-class PodSpec(View, frozen=True):
+class AdmittedPodSpec(WireView, frozen=True):
     """The part of `spec` that decides what a pod may see."""
 
-    containers: tuple[Container, ...]
-    init_containers: tuple[Container, ...] = ()
-    ephemeral_containers: tuple[Container, ...] = ()
+    containers: tuple[AdmittedContainer, ...]
+    init_containers: tuple[AdmittedContainer, ...] = ()
+    ephemeral_containers: tuple[AdmittedContainer, ...] = ()
     scheduler_name: str = ""
     node_name: str = ""
     runtime_class_name: str | None = None
-    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    scheduling_gates: tuple[AdmittedGate, ...] = ()
 
 
-class PodMetadata(View, frozen=True):
+class AdmittedMetadata(WireView, frozen=True):
     """Name and annotations; a generated name is still empty at CREATE."""
 
     name: str = ""
@@ -95,11 +95,11 @@ class PodMetadata(View, frozen=True):
     annotations: dict[str, str] | None = None
 
 
-class Pod(View, frozen=True):
+class AdmittedPod(WireView, frozen=True):
     """A pod as it arrives at CREATE."""
 
-    metadata: PodMetadata
-    spec: PodSpec
+    metadata: AdmittedMetadata
+    spec: AdmittedPodSpec
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -107,40 +107,40 @@ class Pod(View, frozen=True):
         return self.metadata.annotations or {}
 
 
-class PodTemplate(View, frozen=True):
+class PodTemplate(WireView, frozen=True):
     """What a Job makes its pods of."""
 
-    spec: PodSpec
-    metadata: PodMetadata = PodMetadata()
+    spec: AdmittedPodSpec
+    metadata: AdmittedMetadata = AdmittedMetadata()
 
 
-class JobSpec(View, frozen=True):
+class JobSpec(WireView, frozen=True):
     """The part of a Job's `spec` that decides what its pods ask for."""
 
     template: PodTemplate
 
 
-class Job(View, frozen=True):
+class Job(WireView, frozen=True):
     """A Job as it arrives."""
 
     spec: JobSpec
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedContainer(msgspec.Struct, frozen=True):
     """A container together with where it stands in the pod."""
 
-    container: Container
+    container: AdmittedContainer
     where: tuple[str | int, ...]
     """Segments of its JSON pointer, for example ("spec", "initContainers", 0)."""
     may_ask: bool
     """Regular containers and sidecars live as long as the pod and may ask for GPUs; plain init containers may not."""
 
 
-_DECODER: Final = msgspec.json.Decoder(Pod)
+_DECODER: Final = msgspec.json.Decoder(AdmittedPod)
 _JOB_DECODER: Final = msgspec.json.Decoder(Job)
 
 
-def decode_pod(raw: bytes | memoryview) -> Pod:
+def decode_pod(raw: bytes | memoryview) -> AdmittedPod:
     """Decode the JSON of a pod; raises `MalformedPod` with the first field that is wrong."""
     try:
         return _DECODER.decode(raw)
@@ -148,25 +148,25 @@ def decode_pod(raw: bytes | memoryview) -> Pod:
         raise MalformedPod(str(error)) from error
 
 
-def decode_template(raw: bytes | memoryview) -> Pod:
+def decode_template(raw: bytes | memoryview) -> AdmittedPod:
     """Decode the JSON of a Job and return the pod that its template describes; raises `MalformedPod`."""
     try:
         template = _JOB_DECODER.decode(raw).spec.template
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedPod(str(error)) from error
-    return Pod(metadata=template.metadata, spec=template.spec)
+    return AdmittedPod(metadata=template.metadata, spec=template.spec)
 
 
-def placed_containers(pod: Pod) -> Iterator[Placed]:
+def placed_containers(pod: AdmittedPod) -> Iterator[PlacedContainer]:
     """Yield regular containers, then init containers, each in the pod's order."""
     for index, container in enumerate(pod.spec.containers):
-        yield Placed(container=container, where=("spec", "containers", index), may_ask=True)
+        yield PlacedContainer(container=container, where=("spec", "containers", index), may_ask=True)
     for index, container in enumerate(pod.spec.init_containers):
         is_sidecar = container.restart_policy == "Always"
-        yield Placed(container=container, where=("spec", "initContainers", index), may_ask=is_sidecar)
+        yield PlacedContainer(container=container, where=("spec", "initContainers", index), may_ask=is_sidecar)
 
 
-def atoll_resources(pod: Pod) -> frozenset[str]:
+def atoll_resources(pod: AdmittedPod) -> frozenset[str]:
     """Return the names of Atoll's resources that any container mentions."""
     return frozenset(
         name

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from webhook.errors import MalformedReview
-from webhook.pods import Pod, decode_pod, decode_template
+from webhook.pods import AdmittedPod, decode_pod, decode_template
 
 API_VERSION: Final = "admission.k8s.io/v1"
 BODY_BYTES_MAX: Final = 8 << 20
@@ -60,11 +60,11 @@ class Review(msgspec.Struct, frozen=True, rename="camel"):
         is_job = self.resource == GroupResource(group="batch", resource="jobs") and not self.sub_resource
         return is_job and self.operation in {"CREATE", "UPDATE"}
 
-    def pod(self) -> Pod:
+    def pod(self) -> AdmittedPod:
         """Decode the object as a pod; raises `MalformedPod`."""
         return decode_pod(bytes(self.object))
 
-    def template(self) -> Pod:
+    def template(self) -> AdmittedPod:
         """Decode the object as a Job and return what its template describes; raises `MalformedPod`."""
         return decode_template(bytes(self.object))
 

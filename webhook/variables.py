@@ -13,14 +13,14 @@ from typing import Any, Final
 from atoll.api import names
 from atoll.api.claims import Vendor
 from atoll.kube.patches import add_op, pointer
-from webhook.demand import Demand
-from webhook.pods import Container, Placed, Variable
+from webhook.pods import AdmittedContainer, PlacedContainer, Variable
+from webhook.requests import ResolvedRequest
 from webhook.review import Denial
 
 PCI_ORDER: Final = "PCI_BUS_ID"
 
 
-def variables_for(container: str, *, demand: Demand) -> dict[str, dict[str, Any]]:
+def variables_for(container: str, *, demand: ResolvedRequest) -> dict[str, dict[str, Any]]:
     """Return the variables of the container of that name, in the order in which they are injected."""
     uuids = _reference(f"{names.CONTAINER_UUIDS_PREFIX}{container}")
     if demand.vendor is Vendor.AMD:
@@ -32,7 +32,7 @@ def variables_for(container: str, *, demand: Demand) -> dict[str, dict[str, Any]
     return variables | ({names.CUDA_DEVICE_ORDER: {"value": PCI_ORDER}} if demand.by_index else {})
 
 
-def inject_variables(placed: Placed, *, demand: Demand) -> Iterator[dict[str, Any]]:
+def inject_variables(placed: PlacedContainer, *, demand: ResolvedRequest) -> Iterator[dict[str, Any]]:
     """Yield the operations that put what is missing before the container's own variables."""
     present = {variable.name for variable in placed.container.env or ()}
     wanted = variables_for(placed.container.name, demand=demand)
@@ -44,7 +44,7 @@ def inject_variables(placed: Placed, *, demand: Demand) -> Iterator[dict[str, An
         yield add_op(pointer(*placed.where, "env", index), variable)
 
 
-def refuse_variables(container: Container, *, demand: Demand) -> Denial | None:
+def refuse_variables(container: AdmittedContainer, *, demand: ResolvedRequest) -> Denial | None:
     """Refuse a container that chooses its GPUs itself; Atoll's own references, left by an earlier round, are fine."""
     own = variables_for(container.name, demand=demand)
     for variable in container.env or ():
@@ -57,7 +57,7 @@ def refuse_variables(container: Container, *, demand: Demand) -> Denial | None:
     return None
 
 
-def is_shaped(container: Container, *, demand: Demand) -> bool:
+def is_shaped(container: AdmittedContainer, *, demand: ResolvedRequest) -> bool:
     """Tell whether an earlier round of the webhook has been at the container."""
     own = variables_for(container.name, demand=demand)
     return any(variable.name in own and _equals(variable, own[variable.name]) for variable in container.env or ())

@@ -66,14 +66,14 @@ LEVEL_RULES = (
 )
 
 
-class Slice(Model):
+class SliceRequest(Model):
     """Members are cut into slices of `size` consecutive ones; each slice lies in one domain of `level`."""
 
     size: Annotated[MemberCount, Field(description="members of one slice")]
     level: Annotated[NodeLabel, Field(description="a nodeLabel of the topology")]
 
 
-class TopologyRequest(Model):
+class GangTopologyRequest(Model):
     """Where the members of a pod set, or all members together, may lie."""
 
     model_config = ConfigDict(json_schema_extra=rules(*LEVEL_RULES))
@@ -81,7 +81,7 @@ class TopologyRequest(Model):
     mode: TopologyMode = TopologyMode.UNCONSTRAINED
     level: Annotated[NodeLabel | None, Field(description="a nodeLabel of the topology")] = None
     slices: Annotated[
-        tuple[Slice, ...], Field(max_length=SLICE_LAYERS_MAX, description="outermost first; inner ones nest")
+        tuple[SliceRequest, ...], Field(max_length=SLICE_LAYERS_MAX, description="outermost first; inner ones nest")
     ] = ()
     pod_index_label: Annotated[
         NodeLabel | None, Field(description="label of the pods that carries their rank; known kinds need none")
@@ -107,7 +107,7 @@ class TopologyRequest(Model):
 POD_SET_RULES = (("!has(self.minCount) || self.minCount <= self.count", "minCount is at most count"),)
 
 
-class PodSet(Model):
+class GangPodSet(Model):
     """Members of one kind: leaders, workers."""
 
     model_config = ConfigDict(json_schema_extra=rules(*POD_SET_RULES))
@@ -117,7 +117,7 @@ class PodSet(Model):
     min_count: Annotated[MemberCount | None, Field(description="fewest members that are of use; count when absent")] = (
         None
     )
-    topology: TopologyRequest | None = None
+    topology: GangTopologyRequest | None = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -196,9 +196,9 @@ class GpuGangSpec(Model):
     topology_name: Annotated[
         LabelText | None, Field(description="a Topology; not needed where only one covers the nodes")
     ] = None
-    topology: Annotated[TopologyRequest | None, Field(description="for all members together")] = None
+    topology: Annotated[GangTopologyRequest | None, Field(description="for all members together")] = None
     pod_sets: Annotated[
-        tuple[PodSet, ...],
+        tuple[GangPodSet, ...],
         Field(
             description="the kinds of members",
             min_length=1,

@@ -255,7 +255,7 @@ class Cordon(Model):
     by: Annotated[str, Field(description="who cordoned it", max_length=256)] = ""
 
 
-class Release(Model):
+class HealthRelease(Model):
     """An administrator's word that a GPU is well again: its incidents up to `time` count no more."""
 
     uuid: Annotated[Uuid, Field(description="the card")]
@@ -283,7 +283,7 @@ class GpuNodeStatusSpec(Model):
         ),
     ] = ()
     releases: Annotated[
-        tuple[Release, ...],
+        tuple[HealthRelease, ...],
         Field(description="GPUs that were declared well", max_length=DEVICES_MAX, json_schema_extra=list_map("uuid")),
     ] = ()
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from atoll.cluster.consistency import Finding, Problem
 
 
-class Repair(StrEnum):
+class AuditRepair(StrEnum):
     """What the audit does with `--repair`; an empty text where a person must decide."""
 
     NONE = ""
@@ -27,7 +27,7 @@ class Remedy:
     """The next step for a person, and what the audit can do itself."""
 
     next_step: str
-    repair: Repair = Repair.NONE
+    repair: AuditRepair = AuditRepair.NONE
 
 
 _RECREATE = "delete the pod, so that its owner makes a new one"
@@ -42,23 +42,25 @@ REMEDIES: Mapping[Problem, Remedy] = {
     ),
     Problem.FOREIGN_HOST: Remedy("end the processes on the machine; the GPU is given to nobody meanwhile"),
     Problem.WRONG_MEMORY: Remedy("wait a minute; if it stays, restart the extender, which rebuilds its memory"),
-    Problem.LEAKED_LEASE: Remedy("see that controllers and the node's agent run; they free it on proof", Repair.ASK),
+    Problem.LEAKED_LEASE: Remedy(
+        "see that controllers and the node's agent run; they free it on proof", AuditRepair.ASK
+    ),
     Problem.DOUBTFUL_LEASE: Remedy(
         "bring kubelet and agent of the node back, or reboot it; delete the Lease only if the machine is off",
-        Repair.ASK,
+        AuditRepair.ASK,
     ),
-    Problem.STRAY_LEASE: Remedy("the controllers delete it once they run", Repair.DELETE),
+    Problem.STRAY_LEASE: Remedy("the controllers delete it once they run", AuditRepair.DELETE),
     Problem.OVERDUE_LEASE: Remedy("see that the controllers run, and that the pod takes an annotation from them"),
     Problem.UNREADABLE_LEASE: Remedy(
         "read it (kubectl -n atoll-system get lease NAME -o yaml) and correct or delete it"
     ),
-    Problem.MISSING_LEASE: Remedy("the controllers write it again once they run", Repair.WRITE),
+    Problem.MISSING_LEASE: Remedy("the controllers write it again once they run", AuditRepair.WRITE),
     Problem.MISSING_ALLOCATION: Remedy(f"it was bound past Atoll and sees no GPU: {_RECREATE}"),
     Problem.MALFORMED_ALLOCATION: Remedy(f"somebody changed the annotations: {_RECREATE}"),
     Problem.WRONG_UUID: Remedy(f"the card was replaced or the annotations forged: {_RECREATE}"),
     Problem.WRONG_LEASE_UUID: Remedy("compare both with the node's report; recreate the pod if the Lease is right"),
     Problem.WRONG_CONTAINER_VALUE: Remedy(_RECREATE),
-    Problem.STALE_NUMBERS: Remedy("the controllers evict it once its budget allows", Repair.EVICT),
+    Problem.STALE_NUMBERS: Remedy("the controllers evict it once its budget allows", AuditRepair.EVICT),
     Problem.WRONG_PRINTED_VALUE: Remedy(f"{_RECREATE}; look for what overrides the variables in the image"),
     Problem.WRONG_HOLDER_NAME: Remedy("compare the Lease with the pods; an administrator must decide"),
 }

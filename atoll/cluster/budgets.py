@@ -61,7 +61,7 @@ class BudgetStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     observed_generation: int = 0
 
 
-class Budget(msgspec.Struct, frozen=True, gc=False):
+class DisruptionBudget(msgspec.Struct, frozen=True, gc=False):
     """A policy/v1 PodDisruptionBudget."""
 
     metadata: Metadata
@@ -87,7 +87,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class GangPromises:
+class GangBudgets:
     """What gangs promise to their members: by uid the keys, and how many evictions each key allows."""
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -107,11 +107,11 @@ def gang_promise(namespace: str, gang: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
+class DisruptionBudgets:
     """Every budget of the cluster at one moment, and what is known of gangs."""
 
-    all: tuple[Budget, ...] = ()
-    gangs: GangPromises = field(default_factory=GangPromises)
+    all: tuple[DisruptionBudget, ...] = ()
+    gangs: GangBudgets = field(default_factory=GangBudgets)
 
     def of(self, pod: Pod) -> tuple[str, ...]:
         """Return the keys of the budgets that protect the pod, sorted."""
@@ -137,4 +137,4 @@ def violations(victims: Iterable[tuple[str, ...]], allowed: Mapping[str, int]) -
     return broken
 
 
-decode_budget = msgspec.json.Decoder(Budget).decode
+decode_budget = msgspec.json.Decoder(DisruptionBudget).decode

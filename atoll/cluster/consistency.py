@@ -20,7 +20,7 @@ from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import Holder, LeaseRecord, lease_name, may_be_gpu_lease, parse_lease
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.renumbering import stale_containers
-from atoll.cluster.repairs import Standing, standing
+from atoll.cluster.repairs import LeaseState, lease_state
 
 NEVER = "9999-12-31T23:59:59.999999Z"
 """A time after every deadline."""
@@ -103,7 +103,7 @@ class Printed:
 
 
 @dataclass(slots=True)
-class _Books:
+class _AuditIndex:
     """Everything indexed once."""
 
     pods: dict[str, Pod]
@@ -126,7 +126,7 @@ def audit(
     `leases` may hold Leases of other kinds; only those of GPUs are read. `now`: a UTC time past whose reservations the
     controllers should have taken back; without it none is overdue.
     """
-    books = _Books({pod.metadata.uid: pod for pod in pods_seen})
+    books = _AuditIndex({pod.metadata.uid: pod for pod in pods_seen})
     books.reports = {status.metadata.name: status.status for status in reports if status.status is not None}
     findings = [*_read_pods(books), *_read_leases(books, leases)]
     findings += [*_double_uses(books), *_lease_holders(books, now), *_missing_leases(books)]
@@ -145,7 +145,7 @@ def _name(pod: Pod) -> str:
     return f"pod {pod.metadata.namespace}/{pod.metadata.name} ({pod.metadata.uid})"
 
 
-def _read_pods(books: _Books) -> Iterator[Finding]:
+def _read_pods(books: _AuditIndex) -> Iterator[Finding]:
     for uid, pod in books.pods.items():
         if not pod.spec.node_name or pods.is_terminal(pod):
             continue
@@ -164,7 +164,7 @@ def _must_have_gpus(pod: Pod) -> bool:
     return bool(pods.device_counts(pod) or pods.claim_name(pod)) or names.ALLOCATED in pod.metadata.annotations
 
 
-def _read_leases(books: _Books, leases: Iterable[Lease]) -> Iterator[Finding]:
+def _read_leases(books: _AuditIndex, leases: Iterable[Lease]) -> Iterator[Finding]:
     for lease in leases:
         if not may_be_gpu_lease(lease):
             continue
@@ -178,7 +178,7 @@ def _read_leases(books: _Books, leases: Iterable[Lease]) -> Iterator[Finding]:
             books.in_doubt.add(record.lease_name)
 
 
-def _double_uses(books: _Books) -> Iterator[Finding]:
+def _double_uses(books: _AuditIndex) -> Iterator[Finding]:
     users: dict[tuple[str, str], set[str]] = {}
     for uid, allocation in books.allocations.items():
         for device_id, uuid in zip(allocation.device_ids, allocation.uuids, strict=True):
@@ -190,18 +190,18 @@ def _double_uses(books: _Books) -> Iterator[Finding]:
             yield _finding(Problem.DOUBLE_USE, f"GPU {device} {node}".rstrip(), detail)
 
 
-def _lease_holders(books: _Books, now: str) -> Iterator[Finding]:
+def _lease_holders(books: _AuditIndex, now: str) -> Iterator[Finding]:
     for record in books.leases.values():
         subject = f"Lease {record.lease_name}"
         pod = books.pods.get(record.holder.uid)
-        state = standing(record, pod, NEVER)
-        if state is Standing.DEPARTED:
+        state = lease_state(record, pod, NEVER)
+        if state is LeaseState.DEPARTED:
             problem = Problem.DOUBTFUL_LEASE if record.lease_name in books.in_doubt else Problem.LEAKED_LEASE
             yield _finding(problem, subject, f"holder {record.holder}", lease=record.lease_name, node=record.node)
-        elif state is Standing.STRAY:
+        elif state is LeaseState.STRAY:
             evidence = f"holder {record.holder}"
             yield _finding(Problem.STRAY_LEASE, subject, evidence, pod=record.holder, lease=record.lease_name)
-        elif now and standing(record, pod, now) is Standing.OVERDUE:
+        elif now and lease_state(record, pod, now) is LeaseState.OVERDUE:
             evidence = f"holder {record.holder} waits, reserved until {record.deadline or 'no time'}"
             yield _finding(Problem.OVERDUE_LEASE, subject, evidence, lease=record.lease_name, node=record.node)
         if pod is not None and (pod.metadata.namespace, pod.metadata.name) != (
@@ -211,7 +211,7 @@ def _lease_holders(books: _Books, now: str) -> Iterator[Finding]:
             yield _finding(Problem.WRONG_HOLDER_NAME, subject, f"holder {record.holder}, but that is {_name(pod)}")
 
 
-def _missing_leases(books: _Books) -> Iterator[Finding]:
+def _missing_leases(books: _AuditIndex) -> Iterator[Finding]:
     for uid, allocation in books.allocations.items():
         for device_id, uuid in zip(allocation.device_ids, allocation.uuids, strict=True):
             name = lease_name(allocation.node, device_id)
@@ -226,7 +226,7 @@ def _missing_leases(books: _Books) -> Iterator[Finding]:
                 yield _finding(Problem.WRONG_LEASE_UUID, subject, f"{name} says {record.device_uuid}, the pod {uuid}")
 
 
-def _reported_uuids(books: _Books) -> Iterator[Finding]:
+def _reported_uuids(books: _AuditIndex) -> Iterator[Finding]:
     for uid, allocation in books.allocations.items():
         report = books.reports.get(allocation.node)
         if report is None:
@@ -238,7 +238,7 @@ def _reported_uuids(books: _Books) -> Iterator[Finding]:
                 yield _finding(Problem.WRONG_UUID, _name(books.pods[uid]), detail)
 
 
-def _container_values(books: _Books) -> Iterator[Finding]:
+def _container_values(books: _AuditIndex) -> Iterator[Finding]:
     for uid, allocation in books.allocations.items():
         pod = books.pods[uid]
         given: set[str] = set()
@@ -256,7 +256,7 @@ def _container_values(books: _Books) -> Iterator[Finding]:
             yield _finding(Problem.WRONG_CONTAINER_VALUE, _name(pod), detail)
 
 
-def _stale_numbers(books: _Books) -> Iterator[Finding]:
+def _stale_numbers(books: _AuditIndex) -> Iterator[Finding]:
     for uid, allocation in books.allocations.items():
         report = books.reports.get(allocation.node)
         for stale in stale_containers(books.pods[uid], report.devices if report is not None else ()):
@@ -265,7 +265,7 @@ def _stale_numbers(books: _Books) -> Iterator[Finding]:
             yield _finding(Problem.STALE_NUMBERS, _name(pod), detail, pod=pods.holder_of(pod), node=allocation.node)
 
 
-def _processes(books: _Books) -> Iterator[Finding]:
+def _processes(books: _AuditIndex) -> Iterator[Finding]:
     leased: dict[str, set[str]] = {}
     for record in books.leases.values():
         leased.setdefault(record.holder.uid, set()).add(record.device_uuid)
@@ -287,7 +287,7 @@ def _processes(books: _Books) -> Iterator[Finding]:
             yield _finding(Problem.FOREIGN_HOST, f"GPU {use.uuid} {node}", f"{use.count} processes: {pids}", node=node)
 
 
-def _printed_value(books: _Books, value: Printed) -> Iterator[Finding]:
+def _printed_value(books: _AuditIndex, value: Printed) -> Iterator[Finding]:
     pod = books.pods.get(value.pod_uid)
     if pod is None:
         return

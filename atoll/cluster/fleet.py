@@ -28,16 +28,16 @@ from atoll.cluster.host_cpu import (
     GPUS_MAX,
     RENEWED_EVERY,
     UNKNOWN,
-    Asks,
-    asked_cores,
+    CpuRequestCounts,
     price_table,
+    requested_cores,
     whole_cores,
 )
-from atoll.cluster.machines import Cell, Shape, cell_of
+from atoll.cluster.machines import Cell, NodeShape, cell_of
 from atoll.cluster.requests import Request
-from atoll.cluster.selection import Offer, keys_of, offer
-from topology.asks import Ask, Policy
+from atoll.cluster.selection import CellOffer, keys_of, offer
 from topology.demand import Demand
+from topology.device_requests import DeviceRequest, Policy
 from topology.scores import ALIKE, DECIMALS, EMPTYING_BY_PODS, PODS_MAX, RESERVE, RESERVED_ONE_IN, reserves
 
 EAGER_DEVICES_MAX: Final = 8
@@ -69,13 +69,13 @@ class Fleet:
         self._spare: list[int] = []
         self._states: Ints = np.zeros(64, dtype=np.int64)
         self._ranks: Ints | None = None
-        self._many_whole: dict[Shape, tuple[int, int]] = {}
-        self._scarce: set[Shape] = set()
+        self._many_whole: dict[NodeShape, tuple[int, int]] = {}
+        self._scarce: set[NodeShape] = set()
         self._cpu_milli: dict[str, tuple[int, int]] = {}
         self._cores: Ints = np.full(64, UNKNOWN, dtype=np.int64)
         self._emptying: Floats = np.zeros(64)
         self._spare_floats: Floats = np.empty(0)
-        self.asked = Asks()
+        self.asked = CpuRequestCounts()
         self._priced_asks = 0
         self._prices: Floats | None = None
         self._moves: dict[tuple[int, int], Floats] = {}
@@ -177,7 +177,7 @@ class Fleet:
             keys = known[states]
         return keys
 
-    def with_node_costs(self, keys: Floats, rows: Ints, states: Ints, ask: Ask, demand: Demand) -> Floats:
+    def with_node_costs(self, keys: Floats, rows: Ints, states: Ints, ask: DeviceRequest, demand: Demand) -> Floats:
         """Add to the keys what weighs nodes against each other, as `topology.scores` tells it: the price of one more
         pod, and RESERVE on the last whole machines of a shape of up to eight devices. Return them."""
         if ask.policy is Policy.SPREAD:
@@ -196,7 +196,7 @@ class Fleet:
         The least key, with the price of the CPU that the pod leaves there or not; then the least free CPU, then the
         name. No price is worth links: a node that would give a poorer set than the least key does is passed over.
         """
-        moves = self._moves_of(asked, asked_cores(cpu_milli))
+        moves = self._moves_of(asked, requested_cores(cpu_milli))
         if moves is None:
             return self.first_by_name(rows[keys <= keys.min() + ALIKE])
         cores = self._cores.take(rows)
@@ -220,8 +220,8 @@ class Fleet:
         if state == other or asked.ask.count == 1:
             return False
         one, two = (offer(self.cell_at(each), asked, demand) for each in (state, other))
-        assert isinstance(one, Offer)
-        assert isinstance(two, Offer)
+        assert isinstance(one, CellOffer)
+        assert isinstance(two, CellOffer)
         islands, islands_of_other = len(one.choice.islands), len(two.choice.islands)
         return (-islands, one.choice.relative_quality) < (-islands_of_other, two.choice.relative_quality)
 
@@ -301,9 +301,9 @@ class Fleet:
 
     def _forget_numbers(self) -> None:
         self._size = 1
-        self._entries: list[tuple[Shape, int | None]] = []
+        self._entries: list[tuple[NodeShape, int | None]] = []
         self._firsts: list[int] = []
-        self._blocks: dict[Shape, int] = {}
+        self._blocks: dict[NodeShape, int] = {}
         self._singles: dict[Cell, int] = {}
         self._counts: Ints = np.zeros(64, dtype=np.int64)
         self._keys: OrderedDict[tuple[Request, Demand], Floats] = OrderedDict()
@@ -350,7 +350,7 @@ class Fleet:
 
     def _learn(self, known: Floats, states: Ints, request: Request, demand: Demand) -> None:
         """Compute the keys of these states: whole blocks at once, others by what occurs."""
-        wanted: dict[Shape, dict[int, int]] = {}
+        wanted: dict[NodeShape, dict[int, int]] = {}
         for index in np.unique(np.searchsorted(self._firsts, states, side="right") - 1).tolist():
             shape, free = self._entries[index]
             first = self._firsts[index]

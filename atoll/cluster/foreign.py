@@ -37,7 +37,7 @@ class ForeignUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class NodeForeignUses:
     """What one report shows: users of each GPU, the number of the report, its position in the watch of pods."""
 
     sequence: int
@@ -46,7 +46,7 @@ class Uses:
     hosts: Mapping[str, tuple[int, ...]]
 
 
-def uses_of(report: GpuNodeStatusReport) -> Uses | None:
+def uses_of(report: GpuNodeStatusReport) -> NodeForeignUses | None:
     """Read who uses which GPU of the machine; None where nobody does."""
     pods: dict[str, list[str]] = {}
     for entry in report.pods:
@@ -57,14 +57,14 @@ def uses_of(report: GpuNodeStatusReport) -> Uses | None:
         return None
     evidence = report.evidence
     users = {uuid: tuple(sorted(uids)) for uuid, uids in pods.items()}
-    return Uses(evidence.sequence, version_number(evidence.pod_resource_version), users, hosts)
+    return NodeForeignUses(evidence.sequence, version_number(evidence.pod_resource_version), users, hosts)
 
 
-class Sightings:
+class ForeignUseCache:
     """The uses on all nodes, and which pods held what until a moment ago."""
 
     def __init__(self) -> None:
-        self._uses: dict[str, Uses] = {}
+        self._uses: dict[str, NodeForeignUses] = {}
         self._former: dict[tuple[str, str], int] = {}
 
     def put(self, node: str, report: GpuNodeStatusReport | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from atoll.cluster.foreign import ForeignUse
-from atoll.cluster.holds import Source
+from atoll.cluster.holds import HoldSource
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
 
@@ -37,7 +37,7 @@ def mismatches(ledger: Ledger, node: str) -> tuple[Mismatch, ...]:
 
 
 def _holders(ledger: Ledger, node: str, device_id: int, uuid: str) -> tuple[str, ...]:
-    return tuple(hold.key for hold in ledger.holds(node, device_id, uuid) if hold.source is Source.POD)
+    return tuple(hold.key for hold in ledger.holds(node, device_id, uuid) if hold.source is HoldSource.POD)
 
 
 def user_name(use: ForeignUse, pods: Mapping[str, Pod]) -> str:

@@ -21,10 +21,10 @@ from enum import IntEnum
 from typing import Final
 
 from atoll.api.node_status import Device, GpuNodeStatus, HealthState, Incident, IncidentKind
-from atoll.cluster.transitions import Availability, News, availability_of, news_of
+from atoll.cluster.transitions import Availability, HealthSignal, availability_of, health_signal_of
 
 
-class Action(IntEnum):
+class IncidentAction(IntEnum):
     """What an incident is worth. drain: nothing new on the whole node, and its pods should be moved."""
 
     IGNORE = 0
@@ -33,65 +33,65 @@ class Action(IntEnum):
     DRAIN = 3
 
 
-XIDS: Final[Mapping[int, tuple[Action, str]]] = {
-    8: (Action.IGNORE, "the program's work took too long"),
-    13: (Action.IGNORE, "error in the program's kernel"),
-    31: (Action.IGNORE, "the program touched memory that is not its own"),
-    32: (Action.IGNORE, "the program sent broken commands"),
-    43: (Action.IGNORE, "the program's work was stopped"),
-    45: (Action.IGNORE, "the program was ended"),
-    68: (Action.IGNORE, "error of the video engine in a program"),
-    69: (Action.IGNORE, "error of the graphics engine in a program"),
-    37: (Action.WARN, "the driver's firmware had an error"),
-    63: (Action.WARN, "memory was remapped or retired"),
-    92: (Action.WARN, "many corrected memory errors"),
-    94: (Action.WARN, "a memory error was contained; its program is gone"),
-    137: (Action.WARN, "an NVLink access of the program failed"),
-    154: (Action.WARN, "the driver changed the recovery action that it asks for"),
-    38: (Action.QUARANTINE, "the driver's firmware failed"),
-    46: (Action.QUARANTINE, "the card stopped processing"),
-    48: (Action.QUARANTINE, "uncorrectable memory error"),
-    54: (Action.QUARANTINE, "auxiliary power is not connected"),
-    56: (Action.QUARANTINE, "the display engine failed"),
-    57: (Action.QUARANTINE, "error of the card's memory interface"),
-    58: (Action.QUARANTINE, "unstable memory interface"),
-    61: (Action.QUARANTINE, "breakpoint in the card's microcontroller"),
-    62: (Action.QUARANTINE, "the card's microcontroller halted"),
-    64: (Action.QUARANTINE, "memory could not be remapped or retired"),
-    74: (Action.QUARANTINE, "NVLink error"),
-    79: (Action.QUARANTINE, "the card fell off the bus"),
-    95: (Action.QUARANTINE, "a memory error was not contained"),
-    109: (Action.QUARANTINE, "context switch timed out"),
-    110: (Action.QUARANTINE, "security fault"),
-    119: (Action.QUARANTINE, "the card's system processor does not answer"),
-    120: (Action.QUARANTINE, "the card's system processor failed"),
-    121: (Action.QUARANTINE, "error of the link between CPU and GPU"),
-    123: (Action.QUARANTINE, "power management of the card failed"),
-    136: (Action.QUARANTINE, "training of an NVLink failed"),
-    140: (Action.QUARANTINE, "memory error that the card did not recover from"),
-    142: (Action.QUARANTINE, "NVENC failed"),
-    143: (Action.QUARANTINE, "the card could not be set up"),
-    **dict.fromkeys(range(144, 151), (Action.QUARANTINE, "NVLink error")),
-    151: (Action.QUARANTINE, "key rotation of the card failed"),
-    155: (Action.QUARANTINE, "NVLink went down by software"),
-    156: (Action.QUARANTINE, "a resource of the card was retired"),
-    158: (Action.QUARANTINE, "fatal timeout of the card"),
+XIDS: Final[Mapping[int, tuple[IncidentAction, str]]] = {
+    8: (IncidentAction.IGNORE, "the program's work took too long"),
+    13: (IncidentAction.IGNORE, "error in the program's kernel"),
+    31: (IncidentAction.IGNORE, "the program touched memory that is not its own"),
+    32: (IncidentAction.IGNORE, "the program sent broken commands"),
+    43: (IncidentAction.IGNORE, "the program's work was stopped"),
+    45: (IncidentAction.IGNORE, "the program was ended"),
+    68: (IncidentAction.IGNORE, "error of the video engine in a program"),
+    69: (IncidentAction.IGNORE, "error of the graphics engine in a program"),
+    37: (IncidentAction.WARN, "the driver's firmware had an error"),
+    63: (IncidentAction.WARN, "memory was remapped or retired"),
+    92: (IncidentAction.WARN, "many corrected memory errors"),
+    94: (IncidentAction.WARN, "a memory error was contained; its program is gone"),
+    137: (IncidentAction.WARN, "an NVLink access of the program failed"),
+    154: (IncidentAction.WARN, "the driver changed the recovery action that it asks for"),
+    38: (IncidentAction.QUARANTINE, "the driver's firmware failed"),
+    46: (IncidentAction.QUARANTINE, "the card stopped processing"),
+    48: (IncidentAction.QUARANTINE, "uncorrectable memory error"),
+    54: (IncidentAction.QUARANTINE, "auxiliary power is not connected"),
+    56: (IncidentAction.QUARANTINE, "the display engine failed"),
+    57: (IncidentAction.QUARANTINE, "error of the card's memory interface"),
+    58: (IncidentAction.QUARANTINE, "unstable memory interface"),
+    61: (IncidentAction.QUARANTINE, "breakpoint in the card's microcontroller"),
+    62: (IncidentAction.QUARANTINE, "the card's microcontroller halted"),
+    64: (IncidentAction.QUARANTINE, "memory could not be remapped or retired"),
+    74: (IncidentAction.QUARANTINE, "NVLink error"),
+    79: (IncidentAction.QUARANTINE, "the card fell off the bus"),
+    95: (IncidentAction.QUARANTINE, "a memory error was not contained"),
+    109: (IncidentAction.QUARANTINE, "context switch timed out"),
+    110: (IncidentAction.QUARANTINE, "security fault"),
+    119: (IncidentAction.QUARANTINE, "the card's system processor does not answer"),
+    120: (IncidentAction.QUARANTINE, "the card's system processor failed"),
+    121: (IncidentAction.QUARANTINE, "error of the link between CPU and GPU"),
+    123: (IncidentAction.QUARANTINE, "power management of the card failed"),
+    136: (IncidentAction.QUARANTINE, "training of an NVLink failed"),
+    140: (IncidentAction.QUARANTINE, "memory error that the card did not recover from"),
+    142: (IncidentAction.QUARANTINE, "NVENC failed"),
+    143: (IncidentAction.QUARANTINE, "the card could not be set up"),
+    **dict.fromkeys(range(144, 151), (IncidentAction.QUARANTINE, "NVLink error")),
+    151: (IncidentAction.QUARANTINE, "key rotation of the card failed"),
+    155: (IncidentAction.QUARANTINE, "NVLink went down by software"),
+    156: (IncidentAction.QUARANTINE, "a resource of the card was retired"),
+    158: (IncidentAction.QUARANTINE, "fatal timeout of the card"),
 }
-UNLISTED_XID: Final = Action.WARN
+UNLISTED_XID: Final = IncidentAction.WARN
 
-KINDS: Final[Mapping[IncidentKind, Action]] = {
-    IncidentKind.LOST: Action.QUARANTINE,
-    IncidentKind.FAULT: Action.QUARANTINE,
-    IncidentKind.SILENT: Action.QUARANTINE,
-    IncidentKind.ECC: Action.WARN,
-    IncidentKind.ECC_CORRECTED: Action.WARN,
-    IncidentKind.ROW_REMAP: Action.WARN,
-    IncidentKind.RETIRED_PAGES: Action.WARN,
-    IncidentKind.RECOVERY: Action.QUARANTINE,
-    IncidentKind.THROTTLE: Action.WARN,
-    IncidentKind.NVLINK: Action.WARN,
-    IncidentKind.FABRIC: Action.WARN,
-    IncidentKind.FABRIC_HEALTH: Action.WARN,
+KINDS: Final[Mapping[IncidentKind, IncidentAction]] = {
+    IncidentKind.LOST: IncidentAction.QUARANTINE,
+    IncidentKind.FAULT: IncidentAction.QUARANTINE,
+    IncidentKind.SILENT: IncidentAction.QUARANTINE,
+    IncidentKind.ECC: IncidentAction.WARN,
+    IncidentKind.ECC_CORRECTED: IncidentAction.WARN,
+    IncidentKind.ROW_REMAP: IncidentAction.WARN,
+    IncidentKind.RETIRED_PAGES: IncidentAction.WARN,
+    IncidentKind.RECOVERY: IncidentAction.QUARANTINE,
+    IncidentKind.THROTTLE: IncidentAction.WARN,
+    IncidentKind.NVLINK: IncidentAction.WARN,
+    IncidentKind.FABRIC: IncidentAction.WARN,
+    IncidentKind.FABRIC_HEALTH: IncidentAction.WARN,
 }
 """fabric is a warning here because it is no fault of one card; `is_fabric_ready` keeps pods away from all of them."""
 ECC_STORM: Final = 16
@@ -101,7 +101,7 @@ RECOVERY_NODE_REBOOT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DeviceHealth:
     """Where one device stands, and why, in words for a human; empty for a healthy one without warnings."""
 
     state: Availability
@@ -113,46 +113,46 @@ class Standing:
         return self.state is Availability.HEALTHY
 
 
-SOUND: Final = Standing(Availability.HEALTHY)
+SOUND: Final = DeviceHealth(Availability.HEALTHY)
 """Where nearly every device stands: nothing is told of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class NodeHealth:
     """What follows from one report. drain: why the whole node should be drained, empty if it should not."""
 
-    standings: Mapping[str, Standing] = field(default_factory=dict)
+    standings: Mapping[str, DeviceHealth] = field(default_factory=dict)
     drain: str = ""
 
 
-def judge(status: GpuNodeStatus) -> Judgement:
+def judge(status: GpuNodeStatus) -> NodeHealth:
     """Judge every device of a report, by uuid."""
     devices = status.status.devices if status.status is not None else ()
     if not status.spec.cordons and all(map(_is_plain, devices)):
-        return Judgement({device.uuid: SOUND for device in devices})
+        return NodeHealth({device.uuid: SOUND for device in devices})
     released = {release.uuid: release.time for release in status.spec.releases}
     cordons = {cordon.uuid: cordon.reason for cordon in status.spec.cordons}
     open_by_uuid = {device.uuid: tuple(_open(device, released.get(device.uuid, ""))) for device in devices}
     told = (one for found in open_by_uuid.values() for one in found)
-    drain = next((describe(one) for one in told if action_of(one) is Action.DRAIN), "")
-    standings = {device.uuid: _standing(device, open_by_uuid[device.uuid], cordons, drain) for device in devices}
+    drain = next((describe(one) for one in told if action_of(one) is IncidentAction.DRAIN), "")
+    standings = {device.uuid: _device_health(device, open_by_uuid[device.uuid], cordons, drain) for device in devices}
     for device in devices:
         parent = standings.get(device.mig.parent_uuid) if device.mig is not None else None
         if parent is not None and not parent.may_be_given_out:
             standings[device.uuid] = parent
-    return Judgement(standings, drain)
+    return NodeHealth(standings, drain)
 
 
-def action_of(incident: Incident) -> Action:
+def action_of(incident: Incident) -> IncidentAction:
     """What an incident is worth, open or not."""
     if incident.kind is IncidentKind.XID:
         return XIDS[incident.code][0] if incident.code in XIDS else UNLISTED_XID
     if incident.kind is IncidentKind.ECC and incident.count >= ECC_STORM:
-        return Action.QUARANTINE
+        return IncidentAction.QUARANTINE
     if incident.kind is IncidentKind.ROW_REMAP and incident.code == ROW_REMAP_FAILED:
-        return Action.QUARANTINE
+        return IncidentAction.QUARANTINE
     if incident.kind is IncidentKind.RECOVERY and incident.code == RECOVERY_NODE_REBOOT:
-        return Action.DRAIN
+        return IncidentAction.DRAIN
     return KINDS[incident.kind]
 
 
@@ -181,30 +181,32 @@ def _open(device: Device, released: str) -> Iterable[Incident]:
     return (one for one in device.incidents if not one.ended_time and not (released and one.last_time <= released))
 
 
-def _standing(device: Device, incidents: Iterable[Incident], cordons: Mapping[str, str], drain: str) -> Standing:
+def _device_health(
+    device: Device, incidents: Iterable[Incident], cordons: Mapping[str, str], drain: str
+) -> DeviceHealth:
     """Return where the facts put a device, and the reason of the news that decided."""
     worst = max(incidents, key=action_of, default=None)
     illness = _illness(device, worst, drain)
-    news = news_of(
+    news = health_signal_of(
         is_heard=True,
         is_cordoned=device.uuid in cordons,
         is_readable=device.health.state is not HealthState.UNKNOWN,
         is_sound=illness is None,
     )
-    warning = describe(worst) if worst is not None and action_of(worst) is Action.WARN else ""
+    warning = describe(worst) if worst is not None and action_of(worst) is IncidentAction.WARN else ""
     reasons = {
-        News.CORDON: cordons.get(device.uuid, ""),
-        News.SILENCE: device.health.reason,
-        News.SICK: illness or "",
-        News.SOUND: warning,
+        HealthSignal.CORDON: cordons.get(device.uuid, ""),
+        HealthSignal.SILENCE: device.health.reason,
+        HealthSignal.SICK: illness or "",
+        HealthSignal.SOUND: warning,
     }
-    return Standing(availability_of(news), reasons[news])
+    return DeviceHealth(availability_of(news), reasons[news])
 
 
 def _illness(device: Device, worst: Incident | None, drain: str) -> str | None:
     """Return what is wrong with a device, by weight: what the agent says, its incidents, its node; None if nothing."""
     if device.health.state is not HealthState.HEALTHY:
         return device.health.reason
-    if worst is not None and action_of(worst) >= Action.QUARANTINE:
+    if worst is not None and action_of(worst) >= IncidentAction.QUARANTINE:
         return describe(worst)
     return f"the node must be drained: {drain}" if drain else None

@@ -11,7 +11,7 @@ from atoll.cluster.transitions import Verb
 K = TypeVar("K")
 
 
-class Source(StrEnum):
+class HoldSource(StrEnum):
     """What a hold is known from, strongest last."""
 
     __hash__ = str.__hash__
@@ -28,17 +28,22 @@ class Source(StrEnum):
 class Hold:
     """One reason why a device is not free. `key` is the pod uid, or the Lease name for a Lease."""
 
-    source: Source
+    source: HoldSource
     key: str
 
 
 BEGINNINGS: Final = {
-    Source.LOST: Verb.DOUBT,
-    Source.ASSUMED: Verb.ASSUME,
-    Source.LEASE: Verb.RESERVE,
-    Source.POD: Verb.CONFIRM,
+    HoldSource.LOST: Verb.DOUBT,
+    HoldSource.ASSUMED: Verb.ASSUME,
+    HoldSource.LEASE: Verb.RESERVE,
+    HoldSource.POD: Verb.CONFIRM,
 }
-ENDS: Final = {Source.LOST: Verb.RELEASE, Source.ASSUMED: Verb.FORGET, Source.LEASE: Verb.RELEASE, Source.POD: Verb.END}
+ENDS: Final = {
+    HoldSource.LOST: Verb.RELEASE,
+    HoldSource.ASSUMED: Verb.FORGET,
+    HoldSource.LEASE: Verb.RELEASE,
+    HoldSource.POD: Verb.END,
+}
 """Verbs of the table in `atoll.cluster.transitions`; what is foreign has no place in it."""
 
 
@@ -47,7 +52,8 @@ def pods_of(holds: Iterable[Collection[Hold]], leases: Mapping[str, LeaseRecord]
     one."""
     told = {hold for device in holds for hold in device}
     return {
-        leases[hold.key].holder.uid if hold.source is Source.LEASE and hold.key in leases else hold.key for hold in told
+        leases[hold.key].holder.uid if hold.source is HoldSource.LEASE and hold.key in leases else hold.key
+        for hold in told
     }
 
 

@@ -44,13 +44,13 @@ def whole_cores(cpu_milli: int) -> int:
     return max(0, min(cpu_milli // MILLI, CORES_MAX))
 
 
-def asked_cores(cpu_milli: int) -> int:
+def requested_cores(cpu_milli: int) -> int:
     """Return asked CPU in whole cores, rounded up, at most CORES_MAX."""
     return min(-(-cpu_milli // MILLI), CORES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CpuRequestKind:
     """Asks for so many GPUs and whole cores; weight: how many, newer ones more."""
 
     gpus: int
@@ -58,7 +58,7 @@ class Kind:
     weight: float
 
 
-class Asks:
+class CpuRequestCounts:
     """Faded counts of asks by GPUs and cores."""
 
     def __init__(self) -> None:
@@ -70,23 +70,23 @@ class Asks:
         self.seen += 1
         for kind in self._weights:
             self._weights[kind] *= FADE
-        kind = (min(gpus, GPUS_MAX), asked_cores(cpu_milli))
+        kind = (min(gpus, GPUS_MAX), requested_cores(cpu_milli))
         self._weights[kind] = self._weights.get(kind, 0.0) + 1.0
         if len(self._weights) > KINDS_MAX:
             del self._weights[min(self._weights, key=lambda one: (self._weights[one], one))]
 
-    def recall(self, kinds: Sequence[Kind], seen: int) -> None:
+    def recall(self, kinds: Sequence[CpuRequestKind], seen: int) -> None:
         """Take over what somebody else has counted, instead of what was counted here."""
         self.seen = seen
         self._weights = {(kind.gpus, kind.cores): kind.weight for kind in kinds[:KINDS_MAX]}
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[CpuRequestKind, ...]:
         """The kinds, in a fixed order."""
-        return tuple(Kind(*kind, weight) for kind, weight in sorted(self._weights.items()))
+        return tuple(CpuRequestKind(*kind, weight) for kind, weight in sorted(self._weights.items()))
 
 
-def price_table(kinds: Sequence[Kind], gpus_of_node: Ints, cores_of_node: Ints) -> Floats:
+def price_table(kinds: Sequence[CpuRequestKind], gpus_of_node: Ints, cores_of_node: Ints) -> Floats:
     """What it costs when so many GPUs and cores are free on a node: one row per number of GPUs, a column per core.
 
     gpus_of_node, cores_of_node: of every node with known CPU, in all.
@@ -107,7 +107,7 @@ def price_table(kinds: Sequence[Kind], gpus_of_node: Ints, cores_of_node: Ints) 
     return prices
 
 
-def _supply(kind: Kind, gpus_of_node: Ints, cores_of_node: Ints) -> float:
+def _supply(kind: CpuRequestKind, gpus_of_node: Ints, cores_of_node: Ints) -> float:
     """The share of the machines large enough for a kind of ask that have the CPU for it, by the places they offer."""
     places = gpus_of_node // kind.gpus
     able = np.minimum(places, cores_of_node // max(kind.cores, 1))

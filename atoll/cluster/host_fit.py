@@ -25,7 +25,7 @@ from atoll.cluster.objects import (
     Taint,
     Toleration,
 )
-from atoll.cluster.pod_fit import NEIGHBOURS, Neighbours
+from atoll.cluster.pod_fit import NEIGHBOURS, PodNeighbours
 from atoll.cluster.pods import is_terminal
 from atoll.cluster.quantities import parse_amount
 
@@ -73,7 +73,7 @@ def excluded_nodes(
 ) -> dict[str, str]:
     """Return the nodes that would refuse `pod` whatever it needs of counted resources, each with the first reason."""
     reachable = volume_requirements(pod, volumes or Volumes())
-    neighbours = Neighbours.of(pod, nodes, pods_by_node, namespace_labels or {})
+    neighbours = PodNeighbours.of(pod, nodes, pods_by_node, namespace_labels or {})
     refused: dict[str, str] = {}
     for node in nodes:
         reason = node_reason(pod, node)

@@ -40,16 +40,16 @@ class _Spec(msgspec.Struct, frozen=True, rename="camel"):
     resource_claims: tuple[msgspec.Raw, ...] = ()
 
 
-class Demands(msgspec.Struct, frozen=True):
+class PlacementConstraints(msgspec.Struct, frozen=True):
     """What a pod wants of its place in view of all others."""
 
     spec: _Spec = _Spec()
 
 
-decode_demands = msgspec.json.Decoder(Demands).decode
+decode_demands = msgspec.json.Decoder(PlacementConstraints).decode
 
 
-def unjudged(demands: Demands) -> str:
+def unjudged(demands: PlacementConstraints) -> str:
     """Say what of the pod's wishes only kube-scheduler can judge; empty when nothing."""
     spec = demands.spec
     sides = (spec.affinity.pod_affinity, spec.affinity.pod_anti_affinity) if spec.affinity is not None else ()

@@ -13,14 +13,14 @@ shell asks again with gangs that give way whole.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.cluster.budgets import Budgets
+from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.island_victims import VictimSet, demands_links, find_victims, lacks_only_links
-from atoll.cluster.keeping import Kept, kept_for
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod
-from atoll.cluster.occupants import Occupancy, occupancy, pods_by_node
+from atoll.cluster.occupants import NodeOccupancy, occupancy, pods_by_node
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
+from atoll.cluster.soft_reservations import SoftReservation, soft_reservation_of
 from atoll.cluster.wakeups import admits, is_rejected
 
 PLANS_MAX = 5
@@ -32,7 +32,7 @@ SEARCHED_NODES_MAX = 500
 class IslandPlan:
     """Evict `victims` from `node`, and keep these GPUs for the pod meanwhile."""
 
-    kept: Kept
+    kept: SoftReservation
     victims: tuple[Pod, ...]
     order: tuple[object, ...]
 
@@ -43,12 +43,12 @@ class IslandPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PreemptionInput:
     """What plans are made on. `avoided`: nodes that were tried for this pod and led to nothing."""
 
     ledger: Ledger
     nodes: Mapping[str, Node]
-    budgets: Budgets
+    budgets: DisruptionBudgets
     now_seconds: float
     avoided: Collection[str] = ()
 
@@ -62,11 +62,11 @@ def may_preempt(pod: Pod, request: Request | Rejection) -> bool:
         and pod.spec.preemption_policy != "Never"
         and is_rejected(pod)
         and not pod.status.nominated_node_name
-        and kept_for(pod) is None
+        and soft_reservation_of(pod) is None
     )
 
 
-def plan_island(pod: Pod, request: Request, situation: Situation) -> tuple[IslandPlan, ...]:
+def plan_island(pod: Pod, request: Request, situation: PreemptionInput) -> tuple[IslandPlan, ...]:
     """Return up to `PLANS_MAX` plans, the best first; none where the pod fits or soon will."""
     ledger, now = situation.ledger, situation.now_seconds
     uid, priority = pod.metadata.uid, pod.spec.priority
@@ -95,7 +95,7 @@ def plan_island(pod: Pod, request: Request, situation: Situation) -> tuple[Islan
     return tuple(sorted(plans, key=lambda plan: plan.order)[:PLANS_MAX])
 
 
-def _plans(pod: Pod, request: Request, situation: Situation, scene: Occupancy) -> Sequence[IslandPlan]:
+def _plans(pod: Pod, request: Request, situation: PreemptionInput, scene: NodeOccupancy) -> Sequence[IslandPlan]:
     """Return the plan for one node, or none."""
     allowed = situation.budgets.allowed()
     open_occupants = [each for each in scene.evictable if not each.mask & scene.blocked]
@@ -105,11 +105,11 @@ def _plans(pod: Pod, request: Request, situation: Situation, scene: Occupancy) -
     return (_plan(pod, found, scene, situation.ledger),)
 
 
-def _plan(pod: Pod, found: VictimSet, scene: Occupancy, ledger: Ledger) -> IslandPlan:
+def _plan(pod: Pod, found: VictimSet, scene: NodeOccupancy, ledger: Ledger) -> IslandPlan:
     devices = scene.devices
     ids = tuple(devices.devices[position].id for position in found.candidate.choice.positions)
     return IslandPlan(
-        kept=Kept(devices.node, ids, pod.spec.priority),
+        kept=SoftReservation(devices.node, ids, pod.spec.priority),
         victims=tuple(ledger.pods[victim.uid] for victim in found.victims),
         order=found.order,
     )

@@ -23,8 +23,8 @@ from atoll.cluster.budgets import violations
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate, select
-from topology.asks import Interconnect, Policy
 from topology.choice import Reason
+from topology.device_requests import Interconnect, Policy
 
 EXACT_MAX = 8
 ORDERS_MAX = 1024
@@ -33,7 +33,7 @@ LINK_REASONS = frozenset(map(str, (Reason.NO_ISLAND, Reason.NO_NVLINK_ISLAND, Re
 
 
 @dataclass(frozen=True, slots=True)
-class Occupant:
+class PreemptionCandidate:
     """A pod that may be evicted: its GPUs as a bit mask, and what makes it more important than others.
 
     `since` is its creation as RFC 3339 text, which sorts by time; empty counts as the oldest.
@@ -50,7 +50,7 @@ class Occupant:
 class VictimSet:
     """Who must go, the least important first, how many budgets' promises that breaks, and what the pod would get."""
 
-    victims: tuple[Occupant, ...]
+    victims: tuple[PreemptionCandidate, ...]
     violations: int
     candidate: Candidate
     bounded: bool = False
@@ -84,7 +84,7 @@ def find_victims(
     devices: NodeDevices,
     free: int,
     request: Request,
-    occupants: Iterable[Occupant],
+    occupants: Iterable[PreemptionCandidate],
     *,
     allowed: Mapping[str, int],
 ) -> VictimSet | None:
@@ -98,7 +98,7 @@ def find_victims(
     if not _fits(devices, everything, request):
         return None
     is_exact = len(ranked) <= EXACT_MAX
-    sets: Iterable[tuple[Occupant, ...]] = (
+    sets: Iterable[tuple[PreemptionCandidate, ...]] = (
         _in_order(ranked, allowed) if is_exact else (_spared(devices, free, request, ranked, allowed),)
     )
     for victims in sets:
@@ -108,12 +108,14 @@ def find_victims(
     return None
 
 
-def _importance(occupant: Occupant) -> tuple[int, tuple[int, ...], str]:
+def _importance(occupant: PreemptionCandidate) -> tuple[int, tuple[int, ...], str]:
     """Sort key: the least important first. Younger text sorts later, so its characters count backwards."""
     return (occupant.priority, tuple(-ord(character) for character in occupant.since), occupant.uid)
 
 
-def _in_order(ranked: Sequence[Occupant], allowed: Mapping[str, int]) -> Iterator[tuple[Occupant, ...]]:
+def _in_order(
+    ranked: Sequence[PreemptionCandidate], allowed: Mapping[str, int]
+) -> Iterator[tuple[PreemptionCandidate, ...]]:
     """Yield every set of occupants in the order of this module."""
     budgets = tuple(occupant.budgets for occupant in ranked)
     left = tuple(sorted((key, allowed.get(key, 0)) for key in {key for keys in budgets for key in keys}))
@@ -138,8 +140,8 @@ def _orders(
 
 
 def _spared(
-    devices: NodeDevices, free: int, request: Request, ranked: Sequence[Occupant], allowed: Mapping[str, int]
-) -> tuple[Occupant, ...]:
+    devices: NodeDevices, free: int, request: Request, ranked: Sequence[PreemptionCandidate], allowed: Mapping[str, int]
+) -> tuple[PreemptionCandidate, ...]:
     """Spare who can be spared: those whose budget allows nothing first, then the most important."""
     victims = list(ranked)
     by_importance = sorted(
@@ -153,11 +155,11 @@ def _spared(
     return tuple(victims)
 
 
-def _broken(victims: Iterable[Occupant], allowed: Mapping[str, int]) -> int:
+def _broken(victims: Iterable[PreemptionCandidate], allowed: Mapping[str, int]) -> int:
     return violations((victim.budgets for victim in victims), allowed)
 
 
-def _mask(occupants: Iterable[Occupant]) -> int:
+def _mask(occupants: Iterable[PreemptionCandidate]) -> int:
     mask = 0
     for occupant in occupants:
         mask |= occupant.mask

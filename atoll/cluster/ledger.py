@@ -25,18 +25,18 @@ from atoll.api import names, node_status
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
-from atoll.cluster.device_states import Stories, check_assumable
+from atoll.cluster.device_history import DeviceHistory, check_assumable
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.fleet import Fleet
-from atoll.cluster.foreign import ForeignUse, Sightings
+from atoll.cluster.foreign import ForeignUse, ForeignUseCache
 from atoll.cluster.heartbeats import Heartbeats
-from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, Source, discard, pods_of
-from atoll.cluster.keeping import Keeping, Kept, kept_for
+from atoll.cluster.holds import BEGINNINGS, ENDS, Hold, HoldSource, discard, pods_of
 from atoll.cluster.leases import LeaseRecord, lease_name, parse_lease
 from atoll.cluster.lost_leases import Device, LostLeases
 from atoll.cluster.machines import Cell, NodeDevices, cell_of, node_devices, parent_uuid_of
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.release import version_number
+from atoll.cluster.soft_reservations import SoftReservation, SoftReservations, soft_reservation_of
 from topology.demand import PRIOR, Demand, Histogram
 from topology.model import DEVICES_MAX
 
@@ -50,7 +50,7 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class TentativePlacement:
     """Where the next bind of a pod will probably land; counted for other pods until `until_seconds`."""
 
     node: str
@@ -71,17 +71,17 @@ class Ledger:
         self.malformed_pods: dict[str, str] = {}
         self._allocations: dict[str, Allocation] = {}
         self._assumed: dict[str, Assumption] = {}
-        self._expected: dict[str, Expectation] = {}
-        self._expected_on: dict[str, dict[str, Expectation]] = {}
+        self._expected: dict[str, TentativePlacement] = {}
+        self._expected_on: dict[str, dict[str, TentativePlacement]] = {}
         self._expires_seconds = math.inf
-        self._keeping = Keeping()
-        self._sightings = Sightings()
+        self._keeping = SoftReservations()
+        self._sightings = ForeignUseCache()
         self._heartbeats = Heartbeats()
         self._lease_names: dict[str, set[str]] = {}
         self._left: set[str] = set()
         self.lost = LostLeases()
         self._lost_devices: dict[str, tuple[Device, ...]] = {}
-        self.stories = Stories()
+        self.stories = DeviceHistory()
         self._by_id: dict[tuple[str, int], set[Hold]] = {}
         self._by_uuid: dict[tuple[str, str], set[Hold]] = {}
         self._free: dict[str, int] = {}
@@ -142,7 +142,7 @@ class Ledger:
             return
         self.leases[name] = record
         self._lease_names.setdefault(record.holder.uid, set()).add(name)
-        self._hold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
+        self._hold(record.node, (record.device_id,), (record.device_uuid,), Hold(HoldSource.LEASE, name))
         self.lost.note_written(record.holder.uid, name)
         self._renew_lost(record.holder.uid)
 
@@ -160,7 +160,7 @@ class Ledger:
             uid = record.holder.uid
             left_version = self.lost.left_version(uid)
             self._sightings.note_end(record.node, uid, (record.device_uuid,), left_version=left_version)
-            self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(Source.LEASE, name))
+            self._unhold(record.node, (record.device_id,), (record.device_uuid,), Hold(HoldSource.LEASE, name))
             if version and (uid in self._allocations or self.lost.is_known(uid)):
                 self.lost.note_deleted(record, version)
             self._renew_lost(uid)
@@ -169,7 +169,7 @@ class Ledger:
         """Hold what a pod that left had lost its Leases of, and nothing else for it."""
         if not self.lost.is_known(uid) and uid not in self._lost_devices:
             return
-        hold = Hold(Source.LOST, uid)
+        hold = Hold(HoldSource.LOST, uid)
         for node, device_id, uuid in self._lost_devices.pop(uid, ()):
             self._unhold(node, (device_id,), (uuid,), hold)
         if devices := self.lost.devices(uid):
@@ -193,7 +193,7 @@ class Ledger:
         if uid not in self.pods:
             self._note_size(pod)
         self.pods[uid] = pod
-        self.keep(uid, kept_for(pod))
+        self.keep(uid, soft_reservation_of(pod))
         try:
             allocation = bound_allocation(pod)
         except MalformedValue as error:
@@ -201,13 +201,13 @@ class Ledger:
             return
         if pod.spec.node_name:
             self.forget(uid)
-            self.unexpect(uid)
+            self.drop_tentative(uid)
         self._note_left(uid, has_left=pods.is_terminal(pod))
         if allocation is not None and pods.is_terminal(pod):
             self._note_departure(pod)
         if allocation is not None and not pods.is_terminal(pod):
             self._allocations[uid] = allocation
-            self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.POD, uid))
+            self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(HoldSource.POD, uid))
 
     def drop_pod(self, uid: str, *, final: Pod | None = None) -> None:
         """Forget a pod that no longer exists; `final` is its last object. Its Leases stay until its end is proven."""
@@ -216,7 +216,7 @@ class Ledger:
         if final is not None and last is not None:
             self._note_departure(final)
         self.forget(uid)
-        self.unexpect(uid)
+        self.drop_tentative(uid)
         self.keep(uid, None)
 
     def _note_departure(self, pod: Pod) -> None:
@@ -235,7 +235,7 @@ class Ledger:
         allocation = self._allocations.pop(uid, None)
         if allocation is not None:
             self._sightings.note_end(allocation.node, uid, allocation.uuids)
-            self._unhold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.POD, uid))
+            self._unhold(allocation.node, allocation.device_ids, allocation.uuids, Hold(HoldSource.POD, uid))
 
     @property
     def demand(self) -> Demand:
@@ -264,9 +264,9 @@ class Ledger:
         """
         self._check_assumable(uid, allocation)
         self._drop_assumed(uid)
-        self.unexpect(uid)
+        self.drop_tentative(uid)
         self._assumed[uid] = Assumption(allocation, attempt)
-        self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(Source.ASSUMED, uid))
+        self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(HoldSource.ASSUMED, uid))
 
     def forget(self, uid: str, *, attempt: str = "") -> None:
         """Take back an assumption of this attempt; nothing happens where there is none, or a newer one."""
@@ -290,17 +290,17 @@ class Ledger:
         assumption = self._assumed.pop(uid, None)
         if assumption is not None:
             held = assumption.allocation
-            self._unhold(held.node, held.device_ids, held.uuids, Hold(Source.ASSUMED, uid))
+            self._unhold(held.node, held.device_ids, held.uuids, Hold(HoldSource.ASSUMED, uid))
 
-    def expect(self, uid: str, expectation: Expectation) -> None:
+    def put_tentative(self, uid: str, expectation: TentativePlacement) -> None:
         """Count devices as spoken for until the pod's bind arrives or `until_seconds` passes."""
-        self.unexpect(uid)
+        self.drop_tentative(uid)
         self._expected[uid] = expectation
         self._expected_on.setdefault(expectation.node, {})[uid] = expectation
         self._expires_seconds = min(self._expires_seconds, expectation.until_seconds)
         self._note_expected(expectation.node)
 
-    def unexpect(self, uid: str) -> None:
+    def drop_tentative(self, uid: str) -> None:
         """Drop the expectation of a pod."""
         expectation = self._expected.pop(uid, None)
         if expectation is not None:
@@ -310,19 +310,19 @@ class Ledger:
             if not others:
                 del self._expected_on[expectation.node]
 
-    def forget_expectations(self) -> None:
+    def drop_all_tentative(self) -> None:
         """Drop every expectation: whoever made them does not bind any more."""
         for uid in list(self._expected):
-            self.unexpect(uid)
+            self.drop_tentative(uid)
 
     # Kept for waiting pods
 
-    def keep(self, uid: str, kept: Kept | None) -> None:
-        """Keep devices for a waiting pod, or nothing any more; see atoll.cluster.keeping."""
+    def keep(self, uid: str, kept: SoftReservation | None) -> None:
+        """Keep devices for a waiting pod, or nothing any more; see atoll.cluster.soft_reservations."""
         for node in self._keeping.put(uid, kept):
             self._note_expected(node)
 
-    def kept(self, uid: str) -> Kept | None:
+    def kept(self, uid: str) -> SoftReservation | None:
         """Return what is kept for a waiting pod."""
         return self._keeping.of(uid)
 
@@ -381,7 +381,7 @@ class Ledger:
 
     def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
         """Return why a device is not free, in a fixed order; empty for a free one."""
-        foreign = {Hold(Source.FOREIGN, str(use)) for use in self.foreign_uses(node, uuid)}
+        foreign = {Hold(HoldSource.FOREIGN, str(use)) for use in self.foreign_uses(node, uuid)}
         holds = self._holds(node, device_id, uuid) | foreign
         return tuple(sorted(holds, key=lambda hold: (hold.source, hold.key)))
 
@@ -395,7 +395,7 @@ class Ledger:
         if pod is not None and pods.is_terminal(pod) and self._sightings.is_old_news(node, pod):
             return True
         return any(
-            hold.key == uid or (hold.source is Source.LEASE and self.leases[hold.key].holder.uid == uid)
+            hold.key == uid or (hold.source is HoldSource.LEASE and self.leases[hold.key].holder.uid == uid)
             for hold in self._by_uuid.get((node, uuid), ())
         )
 
@@ -414,7 +414,10 @@ class Ledger:
         return mask
 
     def _own_holds(self, uid: str) -> set[Hold]:
-        return {Hold(Source.ASSUMED, uid), *(Hold(Source.LEASE, name) for name in self._lease_names.get(uid, ()))}
+        return {
+            Hold(HoldSource.ASSUMED, uid),
+            *(Hold(HoldSource.LEASE, name) for name in self._lease_names.get(uid, ())),
+        }
 
     def _own_nodes(self, uid: str) -> set[str]:
         """Return the nodes on which something is held for the pod that does not bind the pod itself."""
@@ -451,7 +454,7 @@ class Ledger:
         if now_seconds < self._expires_seconds:
             return
         for uid in [uid for uid, expected in self._expected.items() if expected.until_seconds <= now_seconds]:
-            self.unexpect(uid)
+            self.drop_tentative(uid)
         self._expires_seconds = min((expected.until_seconds for expected in self._expected.values()), default=math.inf)
 
     def _is_free(self, node: str, device: node_status.Device) -> bool:

@@ -17,7 +17,7 @@ from atoll.cluster.allocations import bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod
-from atoll.cluster.release import Departure, Proof, has_ended, judge, observe
+from atoll.cluster.release import PodTermination, Proof, has_ended, judge, observe
 from atoll.cluster.repairs import names_device
 
 Device = tuple[str, int, str]
@@ -38,7 +38,7 @@ class LostLeases:
     def __init__(self) -> None:
         self._lost: dict[str, dict[str, tuple[LeaseRecord, int]]] = {}
         self._left: dict[str, Left] = {}
-        self._departures: dict[str, Departure] = {}
+        self._departures: dict[str, PodTermination] = {}
 
     def note_written(self, uid: str, lease_name: str) -> None:
         """A Lease of this holder exists, perhaps again."""
@@ -115,9 +115,9 @@ class LostLeases:
             self.forget(uid)
         return tuple(ended)
 
-    def _begin(self, uid: str, records: list[LeaseRecord]) -> Departure:
+    def _begin(self, uid: str, records: list[LeaseRecord]) -> PodTermination:
         left = self._left[uid]
-        return Departure(
+        return PodTermination(
             uid=uid,
             node=records[0].node,
             pod=left.pod,

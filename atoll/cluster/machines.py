@@ -28,7 +28,7 @@ CELLS_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class DeviceAttributes:
     """What a claim may require of one device. `memory_bytes` is the nominal size; see health.is_fabric_ready."""
 
     model: str
@@ -40,18 +40,18 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shape:
+class NodeShape:
     """What nodes of one kind have in common: geometry, and the card at each position."""
 
     machine: Machine
-    cards: tuple[Card, ...]
+    cards: tuple[DeviceAttributes, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
     """What all nodes of one shape have in common that can give out the same positions now."""
 
-    shape: Shape
+    shape: NodeShape
     free: int
 
 
@@ -62,7 +62,7 @@ class NodeDevices:
     node: str
     node_uid: str
     boot_id: str
-    shape: Shape
+    shape: NodeShape
     devices: tuple[Device, ...]
     usable: int
     position_by_id: dict[int, int]
@@ -88,13 +88,13 @@ class NodeDevices:
 
 
 @lru_cache(maxsize=SHAPES_MAX)
-def shape_of(geometry: Machine, cards: tuple[Card, ...]) -> Shape:
+def shape_of(geometry: Machine, cards: tuple[DeviceAttributes, ...]) -> NodeShape:
     """Return the one Shape of these facts."""
-    return Shape(geometry, cards)
+    return NodeShape(geometry, cards)
 
 
 @lru_cache(maxsize=CELLS_MAX)
-def cell_of(shape: Shape, free: int) -> Cell:
+def cell_of(shape: NodeShape, free: int) -> Cell:
     """Return the one Cell of a shape and a mask of usable free positions."""
     return Cell(shape, free)
 
@@ -124,7 +124,7 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
         node=status.metadata.name,
         node_uid=report.node_uid,
         boot_id=report.boot_id,
-        shape=shape_of(geometry, tuple(_card(device) for device in devices)),
+        shape=shape_of(geometry, tuple(_attributes(device) for device in devices)),
         devices=devices,
         usable=usable,
         position_by_id=position_by_id,
@@ -133,8 +133,8 @@ def node_devices(status: GpuNodeStatus) -> NodeDevices | None:
     )
 
 
-def _card(device: Device) -> Card:
-    return _card_of(
+def _attributes(device: Device) -> DeviceAttributes:
+    return _attributes_of(
         device.model,
         device.vendor,
         nominal_memory_bytes(device),
@@ -145,11 +145,11 @@ def _card(device: Device) -> Card:
 
 
 @lru_cache(maxsize=SHAPES_MAX)
-def _card_of(
+def _attributes_of(
     model: str, vendor: str, memory_bytes: int, compute_capability: str, mig_profile: str, *, is_ready: bool
-) -> Card:
+) -> DeviceAttributes:
     """Return the one Card of these facts; thousands of devices have one of a few."""
-    return Card(model, vendor, memory_bytes, parse_capability(compute_capability), mig_profile, is_ready)
+    return DeviceAttributes(model, vendor, memory_bytes, parse_capability(compute_capability), mig_profile, is_ready)
 
 
 def parse_capability(text: str) -> tuple[int, int]:

@@ -12,10 +12,10 @@ stands.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from atoll.cluster.budgets import Budgets
+from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.island_victims import find_victims
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.occupants import Occupancy
+from atoll.cluster.occupants import NodeOccupancy
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
 
@@ -29,7 +29,12 @@ class NodeVictims:
 
 
 def all_victims(
-    given: Sequence[str], violations: int, scene: Occupancy, request: Request, ledger: Ledger, budgets: Budgets
+    given: Sequence[str],
+    violations: int,
+    scene: NodeOccupancy,
+    request: Request,
+    ledger: Ledger,
+    budgets: DisruptionBudgets,
 ) -> NodeVictims | None:
     """Return all victims of a node, of which kube-scheduler chose the `given`, breaking so many budgets."""
     room = scene.without(given)
@@ -54,7 +59,7 @@ def _place(uids: Sequence[str], priority: int, ledger: Ledger) -> int:
     return next(lower, len(uids))
 
 
-def _left(budgets: Budgets, ledger: Ledger, gone: Iterable[str]) -> dict[str, int]:
+def _left(budgets: DisruptionBudgets, ledger: Ledger, gone: Iterable[str]) -> dict[str, int]:
     """Return what each budget still allows once these victims are gone."""
     left = budgets.allowed()
     for uid in gone:

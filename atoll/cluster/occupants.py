@@ -8,15 +8,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from atoll.api import names
-from atoll.cluster.budgets import Budgets
-from atoll.cluster.island_victims import Occupant
+from atoll.cluster.budgets import DisruptionBudgets
+from atoll.cluster.island_victims import PreemptionCandidate
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
 
 
 @dataclass(frozen=True, slots=True)
-class Occupancy:
+class NodeOccupancy:
     """One node for one pod. Masks are over the positions of `devices`.
 
     `free`: what the pod could have now. `ending`: GPUs of pods that are being deleted. `evictable`: pods of a lower
@@ -27,7 +27,7 @@ class Occupancy:
     free: int
     ending: int
     blocked: int
-    evictable: tuple[Occupant, ...]
+    evictable: tuple[PreemptionCandidate, ...]
 
     def without(self, uids: Collection[str]) -> int:
         """Return the mask of what the pod could have once these pods are gone too."""
@@ -49,8 +49,8 @@ def pods_by_node(ledger: Ledger) -> dict[str, list[Pod]]:
 
 
 def occupancy(
-    ledger: Ledger, node: str, holders: Iterable[Pod], asking: Pod, *, budgets: Budgets, now_seconds: float
-) -> Occupancy | None:
+    ledger: Ledger, node: str, holders: Iterable[Pod], asking: Pod, *, budgets: DisruptionBudgets, now_seconds: float
+) -> NodeOccupancy | None:
     """Look at a node for the pod `asking`; `holders` are the pods that hold its GPUs. None without a fresh report."""
     devices = ledger.nodes.get(node)
     if devices is None or ledger.is_stale(node, now_seconds):
@@ -58,19 +58,21 @@ def occupancy(
     uid, priority = asking.metadata.uid, asking.spec.priority
     free = ledger.free(node, now_seconds=now_seconds, asking_uid=uid, asking_priority=priority)
     ending = 0
-    evictable: list[Occupant] = []
+    evictable: list[PreemptionCandidate] = []
     for pod in holders:
         mask = sole_mask(ledger, devices, pod.metadata.uid)
         if pod.metadata.deletion_timestamp is not None:
             ending |= mask
         elif pod.spec.priority < priority and names.MIRROR not in pod.metadata.annotations and mask:
             evictable.append(_occupant(pod, mask, budgets))
-    return Occupancy(devices, free, ending, ledger.kept_mask(node, uid, priority), tuple(evictable))
+    return NodeOccupancy(devices, free, ending, ledger.kept_mask(node, uid, priority), tuple(evictable))
 
 
-def _occupant(pod: Pod, mask: int, budgets: Budgets) -> Occupant:
+def _occupant(pod: Pod, mask: int, budgets: DisruptionBudgets) -> PreemptionCandidate:
     metadata = pod.metadata
-    return Occupant(metadata.uid, mask, pod.spec.priority, metadata.creation_timestamp or "", budgets.promises_of(pod))
+    return PreemptionCandidate(
+        metadata.uid, mask, pod.spec.priority, metadata.creation_timestamp or "", budgets.promises_of(pod)
+    )
 
 
 def sole_mask(ledger: Ledger, devices: NodeDevices, uid: str) -> int:

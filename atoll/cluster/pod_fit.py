@@ -1,6 +1,6 @@
 """Required affinity and anti-affinity between pods: those that run already, and those of one gang.
 
-In: a pod, nodes, the pods on them. Out: `Neighbours`, which tells for each node whether kube-scheduler's
+In: a pod, nodes, the pods on them. Out: `PodNeighbours`, which tells for each node whether kube-scheduler's
 InterPodAffinity would refuse it. And what a gang's own templates say of one another: how many members a domain may
 take, and which pod sets may not share a host.
 """
@@ -19,7 +19,7 @@ NamespaceLabels = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
+class PodNeighbours:
     """forbidden: (label, value) of domains that the pod must keep out of. keys: labels that a node must have at all.
     needed: domains of which a node must lie in all keys' one; None where the pod may be the first of its kind."""
 
@@ -30,7 +30,7 @@ class Neighbours:
     @classmethod
     def of(
         cls, pod: Pod, nodes: Sequence[Node], pods_by_node: Mapping[str, Sequence[Pod]], labels: NamespaceLabels
-    ) -> "Neighbours":
+    ) -> "PodNeighbours":
         """Look at every running pod once."""
         pro = affinity_terms(pod)
         forbidden: set[Domain] = set()

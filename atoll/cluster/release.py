@@ -59,7 +59,7 @@ ANSWERED_BY_A_REPORT = (Doubt.NO_REPORT, Doubt.UNREADABLE, Doubt.ONE_MORE_REPORT
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class PodTermination:
     """How a pod left, and what the reports of one node said of it.
 
     `pod` is its last object, None where only a Lease remembers it. `version` is the resourceVersion at which it was
@@ -87,7 +87,7 @@ class Departure:
     is_of_machine: bool = False
 
 
-def observe(departure: Departure, report: GpuNodeStatusReport) -> Departure:
+def observe(departure: PodTermination, report: GpuNodeStatusReport) -> PodTermination:
     """Fold one report of the pod's node into what is known of the departure."""
     if not _is_same_machine(departure, report):
         return replace(
@@ -108,7 +108,7 @@ def observe(departure: Departure, report: GpuNodeStatusReport) -> Departure:
     return _fold_evidence(known, report, entry)
 
 
-def judge(departure: Departure) -> Proof | Doubt:
+def judge(departure: PodTermination) -> Proof | Doubt:
     """Say which rule proves the release, or what is missing."""
     pod = departure.pod
     if not departure.is_deleted and (pod is None or not pods.is_terminal(pod)):
@@ -158,7 +158,7 @@ def version_number(resource_version: str) -> int:
     return int(resource_version) if is_number else 0
 
 
-def _is_same_machine(departure: Departure, report: GpuNodeStatusReport) -> bool:
+def _is_same_machine(departure: PodTermination, report: GpuNodeStatusReport) -> bool:
     """Tell whether the report comes from the machine of the Leases: by a device of theirs, by the Node's uid, or by the
     boot id of a report that did: a Node that is made anew and a card that falls out do not make another machine."""
     if not departure.node_uid and not departure.device_uuids:
@@ -170,7 +170,7 @@ def _is_same_machine(departure: Departure, report: GpuNodeStatusReport) -> bool:
     return any(device.uuid in departure.device_uuids for device in report.devices)
 
 
-def _fold_boot(departure: Departure, boot_id: str) -> Departure:
+def _fold_boot(departure: PodTermination, boot_id: str) -> PodTermination:
     """Note the boot of a report. What was seen live in another boot says nothing about this one.
 
     A new boot counts as one after the departure only if the boot before it reported past the departure: otherwise the
@@ -184,7 +184,7 @@ def _fold_boot(departure: Departure, boot_id: str) -> Departure:
     )
 
 
-def _fold_evidence(known: Departure, report: GpuNodeStatusReport, entry: PodEvidence | None) -> Departure:
+def _fold_evidence(known: PodTermination, report: GpuNodeStatusReport, entry: PodEvidence | None) -> PodTermination:
     """Fold what a report past the departure says of the pod."""
     if not report.evidence.live_read:
         return replace(known, doubt=Doubt.UNREADABLE)

@@ -17,7 +17,7 @@ from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
 
 
-class Standing(StrEnum):
+class LeaseState(StrEnum):
     """What a Lease is to the pod that its holder identity names."""
 
     HELD = "the bound pod's annotation names the device"
@@ -29,7 +29,7 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LackingLease:
+class MissingLease:
     """A device that a bound pod's annotation names, and the Lease that should say so."""
 
     name: str
@@ -40,23 +40,23 @@ class LackingLease:
     device_uuid: str
 
 
-def standing(record: LeaseRecord, pod: Pod | None, now: str) -> Standing:
+def lease_state(record: LeaseRecord, pod: Pod | None, now: str) -> LeaseState:
     """Say what a Lease is to its holder; `pod` is the pod with the holder's uid, None if there is none.
 
     `now` and the deadline are UTC times of one length, so their texts compare like the times. A deadline that is
     missing or malformed has passed: what follows is fenced, so a wrong clock costs a retry, never a GPU.
     """
     if pod is None or pods.is_terminal(pod):
-        return Standing.DEPARTED
+        return LeaseState.DEPARTED
     try:
         allocation = bound_allocation(pod)
     except MalformedValue:
-        return Standing.UNCLEAR
+        return LeaseState.UNCLEAR
     if allocation is not None and names_device(allocation, record):
-        return Standing.HELD
+        return LeaseState.HELD
     if len(record.deadline) == len(now) and record.deadline > now:
-        return Standing.RESERVED
-    return Standing.STRAY if pod.spec.node_name else Standing.OVERDUE
+        return LeaseState.RESERVED
+    return LeaseState.STRAY if pod.spec.node_name else LeaseState.OVERDUE
 
 
 def names_device(allocation: Allocation, record: LeaseRecord) -> bool:
@@ -66,7 +66,7 @@ def names_device(allocation: Allocation, record: LeaseRecord) -> bool:
     return record.device_id in allocation.device_ids or record.device_uuid in allocation.uuids
 
 
-def required_leases(pod: Pod) -> tuple[LackingLease, ...]:
+def required_leases(pod: Pod) -> tuple[MissingLease, ...]:
     """Return every Lease that a bound pod must have; none for one that is unbound, terminal or cannot be read."""
     if pods.is_terminal(pod):
         return ()
@@ -77,7 +77,7 @@ def required_leases(pod: Pod) -> tuple[LackingLease, ...]:
     if allocation is None:
         return ()
     return tuple(
-        LackingLease(
+        MissingLease(
             name=lease_name(allocation.node, device_id),
             holder=pods.holder_of(pod),
             claim=pods.claim_name(pod),
@@ -89,7 +89,7 @@ def required_leases(pod: Pod) -> tuple[LackingLease, ...]:
     )
 
 
-def owner_of_unreadable(name: str, bound: Mapping[str, Pod]) -> LackingLease | None:
+def owner_of_unreadable(name: str, bound: Mapping[str, Pod]) -> MissingLease | None:
     """Return what an unreadable Lease should say: the bound pod whose annotation names its device, found by its *name*.
 
     None when no pod does, or when several do: then nobody can tell, and the device stays blocked.

@@ -14,7 +14,7 @@ from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.machines import parse_capability
 from atoll.cluster.objects import Pod
 from atoll.cluster.quantities import parse_bytes
-from topology.asks import Ask, Interconnect, Policy
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Rejection:
 class Request:
     """What every GPU and the set must satisfy. `container_counts` is empty when all containers see the whole set."""
 
-    ask: Ask
+    ask: DeviceRequest
     models: tuple[str, ...]
     mixed_models: bool
     memory_bytes: int
@@ -84,7 +84,7 @@ def _request(
     devices: DeviceClaim, claim: str, visible_devices: VisibleDevices | None, counts: tuple[tuple[str, int], ...]
 ) -> Request:
     return Request(
-        ask=Ask(
+        ask=DeviceRequest(
             count=devices.count,
             policy=Policy(devices.policy.value),
             interconnect=Interconnect(devices.interconnect.value),

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.api import names
-from atoll.cluster.machines import Card, Cell, NodeDevices, Shape, cell_of
+from atoll.cluster.machines import Cell, DeviceAttributes, NodeDevices, NodeShape, cell_of
 from atoll.cluster.requests import Rejection, Request
-from topology.choice import Choice, Refusal, choose, island_names, would_ever_fit
+from topology.choice import Choice, ChoiceRefusal, choose, island_names, would_ever_fit
 from topology.demand import PRIOR, Demand
 from topology.model import Machine
-from topology.parts import Part, part_of
+from topology.parts import SubMachine, part_of
 from topology.scores import costs_of
 
 ANSWERS_MAX = 1 << 16
@@ -46,7 +46,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class CellOffer:
     """The set that every node of one cell would give, and its place in the order over cells: smaller is better."""
 
     order: tuple[int, float]
@@ -58,12 +58,12 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DeviceGroup:
     """Devices that one request may take together. `mask`: those of the shape that match; `part`: all of their kind."""
 
     preference: int
     mask: int
-    part: Part
+    part: SubMachine
 
 
 def matches_model(model: str, wanted: str) -> bool:
@@ -87,7 +87,7 @@ def plain(request: Request) -> Request:
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def offer(cell: Cell, request: Request, demand: Demand = PRIOR) -> Offer | Rejection:
+def offer(cell: Cell, request: Request, demand: Demand = PRIOR) -> CellOffer | Rejection:
     """Choose among the free positions of a cell.
 
     Models are tried in the order of the claim; without a preference every model of the node is tried, the most numerous
@@ -96,21 +96,21 @@ def offer(cell: Cell, request: Request, demand: Demand = PRIOR) -> Offer | Rejec
     groups = _groups(cell.shape, request)
     if isinstance(groups, Rejection):
         return groups
-    refusals: list[Refusal] = []
-    best: Offer | None = None
+    refusals: list[ChoiceRefusal] = []
+    best: CellOffer | None = None
     for group in groups:
         answer = choose(group.part.machine, group.part.inside(cell.free & group.mask), request.ask, demand=demand)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, ChoiceRefusal):
             refusals.append(answer)
             continue
-        candidate = Offer((group.preference, answer.cost), _on_the_whole(answer, group.part, cell.shape.machine))
+        candidate = CellOffer((group.preference, answer.cost), _on_the_whole(answer, group.part, cell.shape.machine))
         if best is None or candidate.order < best.order:
             best = candidate
     return best or _rejection(groups, request, refusals)
 
 
 def keys_of(
-    shape: Shape, free_masks: Sequence[int], request: Request, demand: Demand = PRIOR
+    shape: NodeShape, free_masks: Sequence[int], request: Request, demand: Demand = PRIOR
 ) -> npt.NDArray[np.float64]:
     """Return the place in the order over cells, as one number, for many masks of free positions; infinity where none
     fits. Equal to PREFERENCE x the offer's preference + its cost."""
@@ -128,11 +128,11 @@ def keys_of(
     return keys
 
 
-def _key(answer: Offer | Rejection) -> float:
+def _key(answer: CellOffer | Rejection) -> float:
     return float("inf") if isinstance(answer, Rejection) else answer.order[0] * PREFERENCE + answer.order[1]
 
 
-def _on_the_whole(choice: Choice, part: Part, whole: Machine) -> Choice:
+def _on_the_whole(choice: Choice, part: SubMachine, whole: Machine) -> Choice:
     """Return a choice among the devices of one kind in the positions and islands of the whole machine."""
     if part.is_whole:
         return choice
@@ -140,9 +140,9 @@ def _on_the_whole(choice: Choice, part: Part, whole: Machine) -> Choice:
     return replace(choice, positions=positions, islands=island_names(whole, positions))
 
 
-def _matching(shape: Shape, request: Request) -> int | Rejection:
+def _matching(shape: NodeShape, request: Request) -> int | Rejection:
     """Return the mask of devices that each satisfy the request, or the first requirement that none satisfies."""
-    tests: tuple[tuple[str, Callable[[Card], bool]], ...] = (
+    tests: tuple[tuple[str, Callable[[DeviceAttributes], bool]], ...] = (
         (names.REJECT_MIG, lambda card: card.mig_profile == request.mig_profile),
         (names.REJECT_NO_MODEL, lambda card: card.vendor == request.vendor and _is_wanted(card, request)),
         (names.REJECT_NO_MEMORY, lambda card: card.memory_bytes >= request.memory_bytes),
@@ -157,12 +157,12 @@ def _matching(shape: Shape, request: Request) -> int | Rejection:
     return sum(1 << position for position, _ in left)
 
 
-def _is_wanted(card: Card, request: Request) -> bool:
+def _is_wanted(card: DeviceAttributes, request: Request) -> bool:
     return not request.models or any(matches_model(card.model, wanted) for wanted in request.models)
 
 
 @lru_cache(maxsize=GROUPS_MAX)
-def _groups(shape: Shape, request: Request) -> tuple[Group, ...] | Rejection:
+def _groups(shape: NodeShape, request: Request) -> tuple[DeviceGroup, ...] | Rejection:
     """Return the groups, each of one model unless the claim allows mixing; what is free is no matter."""
     matching = _matching(shape, request)
     if isinstance(matching, Rejection):
@@ -170,17 +170,17 @@ def _groups(shape: Shape, request: Request) -> tuple[Group, ...] | Rejection:
     kind = sum(1 << i for i, card in enumerate(shape.cards) if card.mig_profile == request.mig_profile)
     part = part_of(shape.machine, kind)
     if request.mixed_models:
-        return (Group(0, matching, part),)
+        return (DeviceGroup(0, matching, part),)
     by_model: dict[str, int] = {}
     for position, card in enumerate(shape.cards):
         if matching >> position & 1:
             by_model[card.model] = by_model.get(card.model, 0) | 1 << position
     ranked = [(_preference(model, request), model, mask) for model, mask in by_model.items()]
     ranked.sort(key=lambda row: (row[0], -row[2].bit_count(), row[1]))
-    return tuple(Group(rank, mask, part) for rank, _, mask in ranked)
+    return tuple(DeviceGroup(rank, mask, part) for rank, _, mask in ranked)
 
 
-def position_masks(shape: Shape, request: Request) -> tuple[int, ...] | Rejection:
+def position_masks(shape: NodeShape, request: Request) -> tuple[int, ...] | Rejection:
     """Return the masks of positions that a request may take together, in its order of preference; free or not."""
     groups = _groups(shape, plain(request))
     return groups if isinstance(groups, Rejection) else tuple(group.mask for group in groups)
@@ -190,7 +190,7 @@ def _preference(model: str, request: Request) -> int:
     return next((rank for rank, wanted in enumerate(request.models) if matches_model(model, wanted)), 0)
 
 
-def _rejection(groups: tuple[Group, ...], request: Request, refusals: list[Refusal]) -> Rejection:
+def _rejection(groups: tuple[DeviceGroup, ...], request: Request, refusals: list[ChoiceRefusal]) -> Rejection:
     if max(group.mask.bit_count() for group in groups) < request.ask.count:
         return Rejection(names.REJECT_NEVER_FITS)
     never = would_ever_fit(groups[0].part.machine, request.ask)

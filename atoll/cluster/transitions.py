@@ -130,7 +130,7 @@ class Availability(StrEnum):
     UNKNOWN = "unknown"
 
 
-class News(StrEnum):
+class HealthSignal(StrEnum):
     """What was learnt of a device last."""
 
     SOUND = "reported sound"
@@ -140,9 +140,9 @@ class News(StrEnum):
     """Its card is not in the report, cannot be read, or the agent was silent for too long."""
 
 
-_A, _N = Availability, News
+_A, _N = Availability, HealthSignal
 
-AVAILABILITY: Final[Mapping[tuple[Availability, News], Availability]] = {
+AVAILABILITY: Final[Mapping[tuple[Availability, HealthSignal], Availability]] = {
     (_A.HEALTHY, _N.SOUND): _A.HEALTHY,
     (_A.HEALTHY, _N.SICK): _A.QUARANTINED,
     (_A.HEALTHY, _N.CORDON): _A.CORDONED,
@@ -164,7 +164,7 @@ AVAILABILITY: Final[Mapping[tuple[Availability, News], Availability]] = {
 sickness lasts is the agent's to say, because only it sees the errors."""
 
 
-def news_of(*, is_heard: bool, is_cordoned: bool, is_readable: bool, is_sound: bool) -> News:
+def health_signal_of(*, is_heard: bool, is_cordoned: bool, is_readable: bool, is_sound: bool) -> HealthSignal:
     """Return what the evidence of a device amounts to: the first that applies, as an administrator asks for it.
 
     `is_heard`: it is in a report whose agent's heartbeat is younger than its bound, by our own clock and from when we
@@ -172,14 +172,14 @@ def news_of(*, is_heard: bool, is_cordoned: bool, is_readable: bool, is_sound: b
     that cannot be read is not judged.
     """
     if not is_heard:
-        return News.SILENCE
+        return HealthSignal.SILENCE
     if is_cordoned:
-        return News.CORDON
+        return HealthSignal.CORDON
     if not is_readable:
-        return News.SILENCE
-    return News.SOUND if is_sound else News.SICK
+        return HealthSignal.SILENCE
+    return HealthSignal.SOUND if is_sound else HealthSignal.SICK
 
 
-def availability_of(news: News) -> Availability:
+def availability_of(news: HealthSignal) -> Availability:
     """Return the state after this news, which is the same from every state."""
     return AVAILABILITY[Availability.UNKNOWN, news]

@@ -16,7 +16,7 @@ import numpy as np
 from atoll.api import names
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.requests import Rejection, Request
-from atoll.cluster.selection import Candidate, Offer, offer, plain
+from atoll.cluster.selection import Candidate, CellOffer, offer, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class NodeVerdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class FilterInput:
     """What filter is asked: a pod's uid, its request, the moment, and nodes on which its bind failed moments ago or
     that refused the last pods of its owner.
 
@@ -47,7 +47,7 @@ class Question:
     cpu_milli: int = 0
 
 
-def judge_nodes(node_names: Sequence[str], question: Question, ledger: Ledger) -> NodeVerdicts:
+def judge_nodes(node_names: Sequence[str], question: FilterInput, ledger: Ledger) -> NodeVerdicts:
     """Say for every node whether it can give the pod its GPUs now, and which would give the best set.
 
     A pod that still holds Leases of an earlier attempt goes back to their node, or waits until they are taken back.
@@ -73,7 +73,7 @@ def _with_holder_elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts) ->
     return NodeVerdicts(rejected={**elsewhere, **verdicts.rejected})
 
 
-def _judge(node_names: Sequence[str], request: Request, question: Question, ledger: Ledger) -> NodeVerdicts:
+def _judge(node_names: Sequence[str], request: Request, question: FilterInput, ledger: Ledger) -> NodeVerdicts:
     """Look the names up once; all else is arrays: the states of the nodes, and the keys of those states."""
     asked = plain(request)
     own = ledger.own_cells(now_seconds=question.now_seconds, asking_uid=question.uid, asking_priority=question.priority)
@@ -88,7 +88,7 @@ def _judge(node_names: Sequence[str], request: Request, question: Question, ledg
         return NodeVerdicts(rejected=_reasons(node_names, states.tolist(), asked, ledger))
     name = fleet.pick(rows, keys, states, asked, demand, cpu_milli=question.cpu_milli)
     answer = offer(own.get(name) or fleet.cell_of(name), asked, demand)
-    assert isinstance(answer, Offer)
+    assert isinstance(answer, CellOffer)
     feasible = list(compress(node_names, (keys < np.inf).tobytes()))
     return NodeVerdicts(feasible=feasible, best=answer.at(name))
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.feasibility import fits_none
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Node, Pod, Taint, Toleration
-from atoll.cluster.prospects import fits_none
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate, select
-from topology.asks import gpus
 from topology.demand import PRIOR, Demand
+from topology.device_requests import gpus
 
 PATIENCE_SECONDS = 4.0
 """A woken pod may sit in kube-scheduler's back-off first; then it is filtered and bound within milliseconds."""
@@ -39,7 +39,7 @@ _WOKEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,9}))?(?:@([a-z0-9.-]{1,253}))?"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeCapacity:
     """What one node can give now: bit mask `free` over the positions of `devices`."""
 
     node: Node
@@ -109,12 +109,12 @@ class WakePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WakeInput:
     """Everything that the decision depends on. `lease_holders`: uids of pods that hold any Lease; `skipped`: uids that
     an earlier plan, which was cut, found without room."""
 
     waiting: Sequence[tuple[Pod, Request]]
-    rooms: Sequence[Room]
+    rooms: Sequence[NodeCapacity]
     last_wakes: Mapping[str, LastWake]
     lease_holders: Collection[str]
     generation: int
@@ -127,10 +127,10 @@ class Question:
 
 
 @dataclass(slots=True)
-class _Search:
+class _WakeSearch:
     """The simulation: what is left of each room, and what is known not to fit any more."""
 
-    rooms: Sequence[Room]
+    rooms: Sequence[NodeCapacity]
     left: list[int]
     demand: Demand
     selections: int = 0
@@ -153,9 +153,9 @@ class _Search:
         return set.intersection(*(self.by_label.get(label, set()) for label in selector.items()))
 
 
-def plan_wakeups(question: Question) -> WakePlan:
+def plan_wakeups(question: WakeInput) -> WakePlan:
     """Decide which pods to wake. Pods that are gated, bound, not yet rejected or hold a Lease are never among them."""
-    search = _Search(question.rooms, [room.free & room.devices.usable for room in question.rooms], question.demand)
+    search = _WakeSearch(question.rooms, [room.free & room.devices.usable for room in question.rooms], question.demand)
     wakes: list[WakePod] = []
     without_room: list[str] = []
     again: list[float] = []
@@ -229,7 +229,7 @@ def is_nominated_by_us(pod: Pod) -> bool:
     return bool(nominated) and parse_woken(pod).nominated_node == nominated
 
 
-def missing_for(pod: Pod, request: Request, rooms: Sequence[Room]) -> tuple[tuple[str, int], ...]:
+def missing_for(pod: Pod, request: Request, rooms: Sequence[NodeCapacity]) -> tuple[tuple[str, int], ...]:
     """Return (reason, nodes) of the first `EXPLAINED_NODES_MAX` rooms that refuse the pod, the most frequent first."""
     reasons: Counter[str] = Counter()
     for room in rooms[:EXPLAINED_NODES_MAX]:
@@ -242,7 +242,7 @@ def missing_for(pod: Pod, request: Request, rooms: Sequence[Room]) -> tuple[tupl
     return tuple(sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
-def waiting_note(pod: Pod, request: Request, rooms: Sequence[Room]) -> str:
+def waiting_note(pod: Pod, request: Request, rooms: Sequence[NodeCapacity]) -> str:
     """Return the event of a waiting pod: what is missing, whether it is busy or never fits, and what to do next."""
     missing = ", ".join(f"{count} {reason}" for reason, count in missing_for(pod, request, rooms)) or "no report"
     if rooms and fits_none((room.devices for room in rooms), request):
@@ -258,18 +258,18 @@ def _rank(entry: tuple[Pod, Request]) -> tuple[int, str, str]:
     return (-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.metadata.uid)
 
 
-def _rest_seconds(last: LastWake | None, question: Question) -> float:
+def _rest_seconds(last: LastWake | None, question: WakeInput) -> float:
     """Return how long the pod must still be left alone. A change that made room ends the rest of a first wake-up."""
     if last is None or (last.generation < question.generation and last.count == 1):
         return 0.0
     return last.at_seconds + last.repeat_seconds() - question.now_seconds
 
 
-def _keeps_its_place(last: LastWake | None, question: Question) -> bool:
+def _keeps_its_place(last: LastWake | None, question: WakeInput) -> bool:
     return last is not None and question.now_seconds - last.at_seconds < PATIENCE_SECONDS
 
 
-def _kept_place(search: _Search, request: Request, kept: tuple[str, int] | None) -> tuple[int, Candidate] | None:
+def _kept_place(search: _WakeSearch, request: Request, kept: tuple[str, int] | None) -> tuple[int, Candidate] | None:
     """Place the pod on GPUs that were freed for it, if they are enough by now."""
     node, mask = kept or ("", 0)
     for position, room in enumerate(search.rooms if mask else ()):
@@ -282,7 +282,7 @@ def _kept_place(search: _Search, request: Request, kept: tuple[str, int] | None)
     return None
 
 
-def _place(search: _Search, pod: Pod, request: Request) -> tuple[int, Candidate] | None:
+def _place(search: _WakeSearch, pod: Pod, request: Request) -> tuple[int, Candidate] | None:
     """Find the best place for the pod among the first that fit, and take it. Fuller nodes are asked first."""
     key = (request, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
     if key in search.hopeless:
@@ -312,7 +312,7 @@ def _by_fullness(left: Sequence[int], positions: Iterable[int], count: int) -> l
 
 
 def _wake(
-    pod: Pod, place: tuple[int, Candidate], search: _Search, question: Question, last: LastWake | None
+    pod: Pod, place: tuple[int, Candidate], search: _WakeSearch, question: WakeInput, last: LastWake | None
 ) -> WakePod:
     position, candidate = place
     devices = search.rooms[position].devices.devices

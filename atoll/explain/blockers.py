@@ -11,14 +11,14 @@ from itertools import combinations
 from typing import Final
 
 from atoll.cluster import host_fit, pod_fit, pods
-from atoll.cluster.holds import Source
-from atoll.cluster.keeping import Kept
+from atoll.cluster.holds import HoldSource
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.machines import NodeDevices, Shape, cell_of
+from atoll.cluster.machines import NodeDevices, NodeShape, cell_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
-from atoll.explain.decision import Scene
+from atoll.cluster.soft_reservations import SoftReservation
+from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.snapshot import NOW_SECONDS
 
 SETS_MAX: Final = 20_000
@@ -45,7 +45,9 @@ class NodeHolders:
         return sum(1 << position for position, holders in enumerate(self.held) if uid in holders)
 
 
-def holders_of(scene: Scene, node: str, pod: Pod, kept: Sequence[tuple[str, Kept]]) -> NodeHolders | None:
+def holders_of(
+    scene: IndexedSnapshot, node: str, pod: Pod, kept: Sequence[tuple[str, SoftReservation]]
+) -> NodeHolders | None:
     """Look at one node, of which `kept` is for others; None without a fresh report."""
     ledger = scene.ledger
     devices = ledger.nodes.get(node)
@@ -62,16 +64,16 @@ def holders_of(scene: Scene, node: str, pod: Pod, kept: Sequence[tuple[str, Kept
     return NodeHolders(node, devices, free, held, tuple(sorted({one for group in held for one in group} - {UNENDING})))
 
 
-def smallest_sets(scene: Scene, found: Sequence[NodeHolders], pod: Pod, request: Request) -> "Ends":
+def smallest_sets(scene: IndexedSnapshot, found: Sequence[NodeHolders], pod: Pod, request: Request) -> "Ends":
     """Return sets of the smallest size whose end makes room on some node, in GPUs and counted resources both: of each
     node those whose dearest pod is the cheapest.
 
     Nodes in the same situation, whose holders differ by name alone, are searched once.
     """
-    alike: dict[_Question, list[_Room]] = {}
+    alike: dict[_EndsInput, list[_NodeEnds]] = {}
     against = opponents_of(scene, pod)
     for one in found:
-        room = _Room.of(scene, one, pod, request, against.get(one.node, frozenset()))
+        room = _NodeEnds.of(scene, one, pod, request, against.get(one.node, frozenset()))
         if room is not None:
             alike.setdefault(room.question, []).append(room)
     questions = list(alike.items())
@@ -108,12 +110,12 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _EndsInput:
     """One node without names. `held[i]`: mask of the positions that candidate i holds; `unending`: mask of those that
     nobody's end frees; `must`: candidates without whose end nothing helps; `short`: how much of each resource is
     missing; `gives[i]`: what candidate i gives of it."""
 
-    shape: Shape
+    shape: NodeShape
     request: Request
     free: int
     usable: int
@@ -148,17 +150,17 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _NodeEnds:
     """One node where enough ends would make room, and whose end is meant by the numbers of its question."""
 
     node: str
     candidates: tuple[str, ...]
-    question: _Question
+    question: _EndsInput
 
     @classmethod
     def of(
-        cls, scene: Scene, holders: NodeHolders, pod: Pod, request: Request, against: frozenset[str]
-    ) -> "_Room | None":
+        cls, scene: IndexedSnapshot, holders: NodeHolders, pod: Pod, request: Request, against: frozenset[str]
+    ) -> "_NodeEnds | None":
         """None where not even the end of everybody helps. `against`: uids of pods that keep the pod off the node."""
         node = scene.nodes.get(holders.node)
         if node is None or host_fit.node_reason(pod, node):
@@ -174,7 +176,7 @@ class _Room:
         must = against.union(uid for uid, one in running.items() if has_ports and host_fit.ports_clash(pod, (one,)))
         others = (uid for uid, one in running.items() if uid not in holders.uids and _gives(scene, one, short))
         candidates = tuple(sorted({*holders.uids, *others, *must}, key=lambda uid: price(scene, uid)))
-        question = _Question(
+        question = _EndsInput(
             shape=holders.devices.shape,
             request=plain(request),
             free=holders.free,
@@ -188,7 +190,7 @@ class _Room:
         return cls(holders.node, candidates, question) if question.fits(range(len(candidates))) else None
 
 
-def opponents_of(scene: Scene, pod: Pod) -> dict[str, frozenset[str]]:
+def opponents_of(scene: IndexedSnapshot, pod: Pod) -> dict[str, frozenset[str]]:
     """Return by node the uids of running pods whose wish to be apart, or the pod's own, keeps it off that node."""
     if not scene.minds_neighbours(pod):
         return {}
@@ -204,7 +206,7 @@ def opponents_of(scene: Scene, pod: Pod) -> dict[str, frozenset[str]]:
 Price = tuple[int, int, str]
 
 
-def price(scene: Scene, uid: str) -> Price:
+def price(scene: IndexedSnapshot, uid: str) -> Price:
     """Return a pod's priority, the GPUs that it asked for and its name: what its end would cost."""
     known = scene.prices.get(uid)
     if known is not None:
@@ -218,7 +220,7 @@ def price(scene: Scene, uid: str) -> Price:
     return found
 
 
-def _given(scene: Scene, pod: Pod | None, resources: tuple[str, ...]) -> tuple[int, ...]:
+def _given(scene: IndexedSnapshot, pod: Pod | None, resources: tuple[str, ...]) -> tuple[int, ...]:
     """Return how much of each resource the end of a pod frees; one that has ended frees nothing more."""
     if not resources or pod is None or pods.is_terminal(pod):
         return (0,) * len(resources)
@@ -226,14 +228,14 @@ def _given(scene: Scene, pod: Pod | None, resources: tuple[str, ...]) -> tuple[i
     return tuple(needed.get(resource, 0) for resource in resources)
 
 
-def _gives(scene: Scene, pod: Pod, short: Mapping[str, int]) -> bool:
+def _gives(scene: IndexedSnapshot, pod: Pod, short: Mapping[str, int]) -> bool:
     needed = scene.needs(pod)
     return any(needed.get(resource, 0) > 0 for resource in short)
 
 
-def kept_for_others(ledger: Ledger, pod: Pod) -> dict[str, list[tuple[str, Kept]]]:
+def kept_for_others(ledger: Ledger, pod: Pod) -> dict[str, list[tuple[str, SoftReservation]]]:
     """Return by node who else keeps GPUs that this pod must leave alone."""
-    found: dict[str, list[tuple[str, Kept]]] = {}
+    found: dict[str, list[tuple[str, SoftReservation]]] = {}
     for uid in ledger.pods:
         kept = ledger.kept(uid)
         if kept is not None and uid != pod.metadata.uid and kept.binds(pod.spec.priority):
@@ -241,13 +243,15 @@ def kept_for_others(ledger: Ledger, pod: Pod) -> dict[str, list[tuple[str, Kept]
     return found
 
 
-def _holders(ledger: Ledger, node: str, device_id: int, uuid: str, kept: Sequence[tuple[str, Kept]]) -> frozenset[str]:
+def _holders(
+    ledger: Ledger, node: str, device_id: int, uuid: str, kept: Sequence[tuple[str, SoftReservation]]
+) -> frozenset[str]:
     """Return the uids of everybody through whom a device is not free."""
     found = {uid for uid, one in kept if device_id in one.device_ids}
     for hold in ledger.holds(node, device_id, uuid):
-        if hold.source is Source.LEASE:
+        if hold.source is HoldSource.LEASE:
             found.add(ledger.leases[hold.key].holder.uid)
-        elif hold.source is Source.FOREIGN:
+        elif hold.source is HoldSource.FOREIGN:
             found |= {use.pod_uid or UNENDING for use in ledger.foreign_uses(node, uuid)}
         else:
             found.add(hold.key)

@@ -21,7 +21,7 @@ from atoll.explain.snapshot import ClusterSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PodCase:
     """A pod in a cluster, with the claim that it is judged by."""
 
     snapshot: ClusterSnapshot
@@ -40,7 +40,7 @@ class Addition:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ClusterChange:
     """What is different; every field that is empty changes nothing. GPUs stand as (node, uuid)."""
 
     relaxed: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ def relaxations_of(claim: GpuClaim | None) -> tuple[str, ...]:
     return tuple(names_of)
 
 
-def changed(case: Case, change: Change) -> Case:
+def changed(case: PodCase, change: ClusterChange) -> PodCase:
     """Return the case in which the change has happened."""
     claim, pod, snapshot = case.claim, case.pod, case.snapshot
     if claim is not None and (change.relaxed or change.count):
@@ -89,7 +89,7 @@ def changed(case: Case, change: Change) -> Case:
         snapshot, pod = replace(snapshot, nodes=nodes), admitted_by(pod, node)
     if change.added is not None:
         snapshot = with_node(snapshot, change.added)
-    return Case(snapshot, pod, claim)
+    return PodCase(snapshot, pod, claim)
 
 
 def asking_less(claim: GpuClaim, relaxed: Collection[str], *, count: int = 0) -> GpuClaim:

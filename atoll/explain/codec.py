@@ -20,12 +20,12 @@ from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
-from atoll.cluster.budgets import Budget
+from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs.membership import RANKING_ANNOTATIONS
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
-from atoll.cluster.past_asks import PastAsks, recall
+from atoll.cluster.request_history import RequestHistory, recall
 from atoll.explain.snapshot import ClusterSnapshot
 
 FORMAT: Final = "atoll-snapshot/1"
@@ -34,7 +34,7 @@ FILLER: Final = "filler"
 """Annotation that stands for foreign ones, where those are so many that the pod is refused for it."""
 
 M = TypeVar("M", bound=Model)
-T = TypeVar("T", Node, Lease, Budget, PriorityClass)
+T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass)
 
 
 class SnapshotMistake(ValueError):
@@ -93,8 +93,8 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             reports=_models(document, "reports", GpuNodeStatus),
             gangs=_models(document, "gangs", GpuGang),
             topologies=_models(document, "topologies", Topology),
-            budgets=msgspec.convert(document.get("budgets", []), tuple[Budget, ...]),
-            past_asks=msgspec.convert(document.get("pastAsks"), PastAsks | None),
+            budgets=msgspec.convert(document.get("budgets", []), tuple[DisruptionBudget, ...]),
+            past_asks=msgspec.convert(document.get("pastAsks"), RequestHistory | None),
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
         )
         if found.past_asks is not None:

@@ -17,14 +17,14 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.quantities import parse_amount
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate
-from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
+from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot, ledger_of, pods_by_node
 
 INSUFFICIENT: Final = "insufficient "
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class IndexedSnapshot:
     """A snapshot made ready for questions: many pods are judged on one. The ledger is only asked, never told."""
 
     snapshot: ClusterSnapshot
@@ -59,7 +59,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PodDecision:
     """What would become of a pod now. `closed`: per node what kube-scheduler itself has against it; `full`: nodes of
     which it counts fewer GPUs as free than the pod asks for; `verdicts`: the extender's answer about all the others."""
 
@@ -79,10 +79,10 @@ class Decision:
         return self.verdicts.best is not None
 
 
-def scene_of(snapshot: ClusterSnapshot) -> Scene:
+def index_snapshot(snapshot: ClusterSnapshot) -> IndexedSnapshot:
     """Make a snapshot ready."""
     has_rules = any(map(pod_fit.minds_neighbours, snapshot.pods))
-    scene = Scene(
+    scene = IndexedSnapshot(
         snapshot=snapshot,
         ledger=ledger_of(snapshot),
         nodes={node.metadata.name: node for node in snapshot.nodes},
@@ -90,11 +90,11 @@ def scene_of(snapshot: ClusterSnapshot) -> Scene:
         by_uid={pod.metadata.uid: pod for pod in snapshot.pods},
         has_neighbour_rules=has_rules,
     )
-    _tell_cpu(scene)
+    _load_cpu(scene)
     return scene
 
 
-def _tell_cpu(scene: Scene) -> None:
+def _load_cpu(scene: IndexedSnapshot) -> None:
     """Tell the ledger's fleet of CPU as the extender does: it decides between nodes that are equal in GPUs."""
     for name, node in scene.nodes.items():
         allocatable = parse_amount("cpu", node.status.allocatable.get("cpu", ""))
@@ -107,30 +107,36 @@ def _tell_cpu(scene: Scene) -> None:
             scene.ledger.fleet.count_ask(gpus, scene.needs(pod).get("cpu", 0))
 
 
-def decide(scene: Scene, pod: Pod, claim: GpuClaim | None, *, only: Sequence[str] | None = None) -> Decision:
+def decide(
+    scene: IndexedSnapshot, pod: Pod, claim: GpuClaim | None, *, only: Sequence[str] | None = None
+) -> PodDecision:
     """Decide about the pod as kube-scheduler and extender would together; `only` these nodes, all by default."""
     asked = list(scene.nodes) if only is None else [name for name in only if name in scene.nodes]
     return decide_beside(scene, pod, claim, closed_nodes(scene, pod, asked), asked)
 
 
 def decide_beside(
-    scene: Scene, pod: Pod, claim: GpuClaim | None, closed: Mapping[str, tuple[str, ...]], asked: Sequence[str]
-) -> Decision:
+    scene: IndexedSnapshot,
+    pod: Pod,
+    claim: GpuClaim | None,
+    closed: Mapping[str, tuple[str, ...]],
+    asked: Sequence[str],
+) -> PodDecision:
     """Decide where `closed_nodes` is known: it is the same for pods that differ in their GPUs alone."""
     request = request_for(scene, pod, claim)
     full = full_nodes(scene, pod, [name for name in asked if name not in closed])
     open_nodes = [name for name in asked if name not in closed and name not in full]
-    return Decision(request, closed, full, judge(scene, pod, request, open_nodes))
+    return PodDecision(request, closed, full, judge(scene, pod, request, open_nodes))
 
 
-def request_for(scene: Scene, pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
+def request_for(scene: IndexedSnapshot, pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
     """Return what the pod asks for, as the extender resolves it."""
     return request_of(pod, claim, is_admitted=bool(scene.ledger.leases_of(pod.metadata.uid)))
 
 
-def judge(scene: Scene, pod: Pod, request: Request | Rejection, node_names: Sequence[str]) -> NodeVerdicts:
+def judge(scene: IndexedSnapshot, pod: Pod, request: Request | Rejection, node_names: Sequence[str]) -> NodeVerdicts:
     """Ask the extender's own function about these nodes."""
-    question = Question(
+    question = FilterInput(
         uid=pod.metadata.uid,
         request=request,
         now_seconds=NOW_SECONDS,
@@ -140,7 +146,7 @@ def judge(scene: Scene, pod: Pod, request: Request | Rejection, node_names: Sequ
     return judge_nodes(node_names, question, scene.ledger)
 
 
-def closed_nodes(scene: Scene, pod: Pod, node_names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def closed_nodes(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return what kube-scheduler's filters other than the GPU count have against the pod, per node that they refuse."""
     needed = {resource: amount for resource, amount in host_fit.needs(pod).items() if not _is_gpus(resource)}
     found: dict[str, tuple[str, ...]] = {}
@@ -160,13 +166,13 @@ def shortages(left: Mapping[str, int], needed: Mapping[str, int]) -> tuple[str, 
     )
 
 
-def full_nodes(scene: Scene, pod: Pod, node_names: Iterable[str]) -> frozenset[str]:
+def full_nodes(scene: IndexedSnapshot, pod: Pod, node_names: Iterable[str]) -> frozenset[str]:
     """Return the nodes of which kube-scheduler counts fewer GPUs as free than the pod asks for."""
     needed = {resource: amount for resource, amount in host_fit.needs(pod).items() if _is_gpus(resource) and amount}
     return frozenset(name for name in node_names if shortages(scene.left(name), needed))
 
 
-def _refused(scene: Scene, pod: Pod, node_names: Sequence[str]) -> dict[str, str]:
+def _refused(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) -> dict[str, str]:
     """Other nodes matter only for rules about neighbours; without any, only these nodes are looked at."""
     has_rules = scene.minds_neighbours(pod)
     nodes = list(scene.nodes.values()) if has_rules else [scene.nodes[name] for name in node_names]

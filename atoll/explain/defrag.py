@@ -22,7 +22,7 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation
-from atoll.cluster.budgets import Budgets, violations
+from atoll.cluster.budgets import DisruptionBudgets, violations
 from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.machines import cell_of
 from atoll.cluster.objects import Container, Metadata, Pod, PodSpec, Resources, Toleration
@@ -31,7 +31,7 @@ from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
 from atoll.explain.changes import without_pods
 from atoll.explain.codec import with_objects
-from atoll.explain.decision import INSUFFICIENT, Decision, Scene, decide, scene_of
+from atoll.explain.decision import INSUFFICIENT, IndexedSnapshot, PodDecision, decide, index_snapshot
 from atoll.explain.simulation import allocation_of, bound_pod
 from atoll.explain.snapshot import NOW_SECONDS
 
@@ -44,7 +44,7 @@ ASKING: Final = "asked-set"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DefragRequest:
     """What room is wanted for. `claim`: the requests beyond the count; `tolerated`: keys of taints that are endured."""
 
     claim: GpuClaim
@@ -88,7 +88,7 @@ class Defrag:
     closed: Mapping[str, int] = field(default_factory=dict)
 
 
-def find_moves(scene: Scene, ask: Ask) -> Defrag:
+def find_moves(scene: IndexedSnapshot, ask: DefragRequest) -> Defrag:
     """Return the plans that make room, the cheapest first; none where the set fits already."""
     asking = asking_pod(ask)
     decision = decide(scene, asking, ask.claim)
@@ -96,7 +96,7 @@ def find_moves(scene: Scene, ask: Ask) -> Defrag:
         return Defrag(allocation_of(scene, decision), (), {})
     if isinstance(decision.request, Rejection):
         return Defrag(None, (), {decision.request.reason: 1})
-    budgets = Budgets(scene.snapshot.budgets)
+    budgets = DisruptionBudgets(scene.snapshot.budgets)
     movable, unmoved = _movable(scene, ask, budgets)
     sets, is_cut = _sets(scene, decision, movable, budgets)
     ranked = sorted(sets, key=lambda one: _price(*one))
@@ -113,7 +113,7 @@ def find_moves(scene: Scene, ask: Ask) -> Defrag:
     return Defrag(None, tuple(plans), unmoved, is_cut, dict(sorted(Counter(filter(None, shut)).items())))
 
 
-def asking_pod(ask: Ask) -> Pod:
+def asking_pod(ask: DefragRequest) -> Pod:
     """Return a pod that asks for the set."""
     metadata = ask.claim.metadata
     asked = ask.claim.spec.devices
@@ -131,12 +131,12 @@ def asking_pod(ask: Ask) -> Pod:
     )
 
 
-def check_moves(scene: Scene, ask: Ask, node: str, moved: Sequence[Pod]) -> MovePlan | None:
+def check_moves(scene: IndexedSnapshot, ask: DefragRequest, node: str, moved: Sequence[Pod]) -> MovePlan | None:
     """Decide again: without the pods the set is placed on the node, then each pod anywhere; None where one finds no
     place."""
     sources = {pod.metadata.uid: scene.ledger.allocation_of(pod.metadata.uid) for pod in moved}
     after = without_pods(scene.snapshot, frozenset(sources))
-    changed, asking = scene_of(after), asking_pod(ask)
+    changed, asking = index_snapshot(after), asking_pod(ask)
     decision = decide(changed, asking, ask.claim, only=[node])
     if decision.best is None:
         return None
@@ -145,7 +145,7 @@ def check_moves(scene: Scene, ask: Ask, node: str, moved: Sequence[Pod]) -> Move
     moves: list[Move] = []
     for pod in sorted(moved, key=lambda one: (-one.spec.priority, _named(one))):
         fresh = unplaced(pod)
-        changed = scene_of(after)
+        changed = index_snapshot(after)
         found = decide(changed, fresh, after.claim_of(fresh))
         source = sources[pod.metadata.uid]
         if found.best is None or source is None:
@@ -169,7 +169,9 @@ def unplaced(pod: Pod) -> Pod:
     return Pod(metadata, spec)
 
 
-def _movable(scene: Scene, ask: Ask, budgets: Budgets) -> tuple[dict[str, list[Pod]], dict[str, int]]:
+def _movable(
+    scene: IndexedSnapshot, ask: DefragRequest, budgets: DisruptionBudgets
+) -> tuple[dict[str, list[Pod]], dict[str, int]]:
     """Return the pods that may be moved, by node, and how many others stay for which reason."""
     allowed = budgets.allowed()
     found: dict[str, list[Pod]] = {}
@@ -184,7 +186,7 @@ def _movable(scene: Scene, ask: Ask, budgets: Budgets) -> tuple[dict[str, list[P
     return found, dict(sorted(unmoved.items()))
 
 
-def _stays(pod: Pod, ask: Ask, budgets: Budgets, allowed: Mapping[str, int]) -> str:
+def _stays(pod: Pod, ask: DefragRequest, budgets: DisruptionBudgets, allowed: Mapping[str, int]) -> str:
     """Return why a pod is not moved, an empty text when it may be."""
     if pods.is_terminal(pod) or pod.metadata.deletion_timestamp is not None:
         return "ends anyway"
@@ -199,13 +201,13 @@ def _stays(pod: Pod, ask: Ask, budgets: Budgets, allowed: Mapping[str, int]) -> 
     return "protected by a PodDisruptionBudget" if violations([budgets.of(pod)], allowed) else ""
 
 
-def _shut(decision: Decision, node: str) -> str:
+def _shut(decision: PodDecision, node: str) -> str:
     """Return why kube-scheduler refuses a node whoever leaves it; an empty text where it does not."""
     return next((reason for reason in decision.closed.get(node, ()) if not reason.startswith(INSUFFICIENT)), "")
 
 
 def _sets(
-    scene: Scene, decision: Decision, movable: Mapping[str, Sequence[Pod]], budgets: Budgets
+    scene: IndexedSnapshot, decision: PodDecision, movable: Mapping[str, Sequence[Pod]], budgets: DisruptionBudgets
 ) -> tuple[list[tuple[str, tuple[Pod, ...]]], bool]:
     """Return sets of pods per node, without any that holds a smaller one, whose GPUs would make room."""
     request = decision.request

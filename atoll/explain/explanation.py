@@ -15,16 +15,16 @@ from atoll.cluster import pods
 from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
-from atoll.explain.decision import Decision, Scene, decide
-from atoll.explain.nodes import NodeAnswer, Standing, answers, wish
-from atoll.explain.proposals import Help, Proposal, find_help
-from topology.asks import gpus
+from atoll.explain.decision import IndexedSnapshot, PodDecision, decide
+from atoll.explain.nodes import NodeAnswer, NodeBlocker, answers, describe_request
+from atoll.explain.proposals import Proposal, Suggestions, find_suggestions
+from topology.device_requests import gpus
 
 HEADLINE_LENGTH_MAX: Final = 900
 """An event's note may have 1024 characters."""
 
 
-class State(StrEnum):
+class PodState(StrEnum):
     """What becomes of the pod."""
 
     BOUND = "bound"
@@ -47,16 +47,16 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class NodeGroup:
     """Nodes with the same standing for the same reason."""
 
-    standing: Standing
+    standing: NodeBlocker
     reason: str
     others: tuple[str, ...]
     nodes: tuple[NodeAnswer, ...]
 
 
-NO_HELP: Final[Help[Proposal]] = Help()
+NO_HELP: Final[Suggestions[Proposal]] = Suggestions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class Explanation:
     """Everything about one pod. `waits_seconds`: since it was created; infinity where that is not known."""
 
     pod: str
-    state: State
+    state: PodState
     headline: str
     asked: str
     waits_seconds: float
-    groups: tuple[Group, ...] = ()
-    help: Help[Proposal] = NO_HELP
+    groups: tuple[NodeGroup, ...] = ()
+    help: Suggestions[Proposal] = NO_HELP
     node: str = ""
     device_ids: tuple[int, ...] = ()
 
@@ -87,17 +87,17 @@ REMEDIES: Final = {
 """What to do about a request that is refused before any node is looked at."""
 
 
-def explain(scene: Scene, pod: Pod) -> Explanation:
+def explain(scene: IndexedSnapshot, pod: Pod) -> Explanation:
     """Explain one pod."""
     return _explained(scene, pod, has_help=True)
 
 
-def explain_without_help(scene: Scene, pod: Pod) -> Explanation:
+def explain_without_help(scene: IndexedSnapshot, pod: Pod) -> Explanation:
     """Explain one pod, and leave out what would help: that is most of the work."""
     return _explained(scene, pod, has_help=False)
 
 
-def _explained(scene: Scene, pod: Pod, *, has_help: bool) -> Explanation:
+def _explained(scene: IndexedSnapshot, pod: Pod, *, has_help: bool) -> Explanation:
     settled = _settled(scene, pod)
     if settled is not None:
         return settled
@@ -106,46 +106,46 @@ def _explained(scene: Scene, pod: Pod, *, has_help: bool) -> Explanation:
     if isinstance(decision.request, Rejection):
         reason = decision.request.reason
         remedy = _gang_remedy(scene, pod) if reason == names.REJECT_GANG else REMEDIES.get(reason, "")
-        return _told(scene, pod, State.REFUSED, f"{reason}: {remedy}" if remedy else reason)
+        return _told(scene, pod, PodState.REFUSED, f"{reason}: {remedy}" if remedy else reason)
     found = answers(scene, pod, decision.request, decision)
     groups = grouped(found)
     state = _state(found)
     gates = ", ".join(gate.name for gate in pod.spec.scheduling_gates)
     if gates:
-        return _told(scene, pod, State.GATED, f"held by the scheduling gates {gates}", groups=groups)
-    if state is State.FITS:
+        return _told(scene, pod, PodState.GATED, f"held by the scheduling gates {gates}", groups=groups)
+    if state is PodState.FITS:
         return _fitting(scene, pod, decision, groups)
     return Explanation(
         pod=_name(pod),
         state=state,
         headline=headline(decision.request, state, groups),
-        asked=wish(decision.request),
+        asked=describe_request(decision.request),
         waits_seconds=scene.snapshot.age_seconds(pod.metadata.creation_timestamp),
         groups=groups,
-        help=find_help(scene, pod, decision) if has_help else NO_HELP,
+        help=find_suggestions(scene, pod, decision) if has_help else NO_HELP,
     )
 
 
-def grouped(found: Sequence[NodeAnswer]) -> tuple[Group, ...]:
+def grouped(found: Sequence[NodeAnswer]) -> tuple[NodeGroup, ...]:
     """Return the answers by standing, reason and other reasons: the nearest to a yes first, then the largest."""
-    by_key: dict[tuple[Standing, str, tuple[str, ...]], list[NodeAnswer]] = {}
+    by_key: dict[tuple[NodeBlocker, str, tuple[str, ...]], list[NodeAnswer]] = {}
     for one in found:
         by_key.setdefault((one.standing, one.reason, one.others), []).append(one)
-    order = list(Standing)
+    order = list(NodeBlocker)
     ranked = sorted(by_key.items(), key=lambda entry: (order.index(entry[0][0]), -len(entry[1]), entry[0][1:]))
-    return tuple(Group(*key, tuple(nodes)) for key, nodes in ranked)
+    return tuple(NodeGroup(*key, tuple(nodes)) for key, nodes in ranked)
 
 
 SENTENCES: Final = {
-    State.BUSY: "waits for GPUs that others hold",
-    State.WITHHELD: "waits for GPUs that are cordoned or sick",
-    State.CLOSED: "the nodes that could serve it are closed to it",
-    State.UNKNOWN: "no machine that is known could serve it, and some nodes have no fresh GPU report",
-    State.NEVER: "fits no machine of this cluster, not even an empty one",
+    PodState.BUSY: "waits for GPUs that others hold",
+    PodState.WITHHELD: "waits for GPUs that are cordoned or sick",
+    PodState.CLOSED: "the nodes that could serve it are closed to it",
+    PodState.UNKNOWN: "no machine that is known could serve it, and some nodes have no fresh GPU report",
+    PodState.NEVER: "fits no machine of this cluster, not even an empty one",
 }
 
 
-def headline(request: Request, state: State, groups: Sequence[Group]) -> str:
+def headline(request: Request, state: PodState, groups: Sequence[NodeGroup]) -> str:
     """Return one line: what is asked, what it waits for, and how many nodes say what."""
     count = sum(len(group.nodes) for group in groups)
     reasons: Counter[str] = Counter()
@@ -160,7 +160,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= HEADLINE_LENGTH_MAX else text[: HEADLINE_LENGTH_MAX - 3] + "..."
 
 
-def _gang_remedy(scene: Scene, pod: Pod) -> str:
+def _gang_remedy(scene: IndexedSnapshot, pod: Pod) -> str:
     """Return what to do about a member that waits for its gang."""
     space, name = gang_key(pod) or (pod.metadata.namespace, "")
     if name and scene.snapshot.gang(space, name) is None and names.GANG_SIZE not in pod.metadata.annotations:
@@ -178,22 +178,22 @@ def _foreign_text(pod: Pod) -> str:
     return f"; {', '.join(asked)} is not Atoll's, ask for {names.GPU_RESOURCE}" if asked else ""
 
 
-def _settled(scene: Scene, pod: Pod) -> Explanation | None:
+def _settled(scene: IndexedSnapshot, pod: Pod) -> Explanation | None:
     if not pods.is_gpu_pod(pod):
         text = f"asks for no GPU of Atoll: no annotation {names.CLAIM}, no resource {names.GPU_RESOURCE}"
-        return _told(scene, pod, State.NO_GPUS, text + _foreign_text(pod))
+        return _told(scene, pod, PodState.NO_GPUS, text + _foreign_text(pod))
     if pods.is_terminal(pod):
-        return _told(scene, pod, State.ENDED, f"has ended ({pod.status.phase})")
+        return _told(scene, pod, PodState.ENDED, f"has ended ({pod.status.phase})")
     if pod.spec.node_name:
         allocation = scene.ledger.allocation_of(pod.metadata.uid)
         ids = allocation.device_ids if allocation is not None else ()
         gpus = f"GPUs {','.join(map(str, ids))}" if ids else "no GPU of Atoll"
         text = f"runs on {pod.spec.node_name} with {gpus}"
-        return _told(scene, pod, State.BOUND, text, node=pod.spec.node_name, device_ids=ids)
+        return _told(scene, pod, PodState.BOUND, text, node=pod.spec.node_name, device_ids=ids)
     return None
 
 
-def _fitting(scene: Scene, pod: Pod, decision: Decision, groups: tuple[Group, ...]) -> Explanation:
+def _fitting(scene: IndexedSnapshot, pod: Pod, decision: PodDecision, groups: tuple[NodeGroup, ...]) -> Explanation:
     best = decision.best
     assert best is not None
     devices = scene.ledger.nodes[best.node].devices
@@ -202,16 +202,16 @@ def _fitting(scene: Scene, pod: Pod, decision: Decision, groups: tuple[Group, ..
     refused = next((c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False"), None)
     if refused is not None and refused.message:
         text += f". It last said: {refused.message}"
-    return _told(scene, pod, State.FITS, _cut(text), groups=groups, node=best.node, device_ids=ids)
+    return _told(scene, pod, PodState.FITS, _cut(text), groups=groups, node=best.node, device_ids=ids)
 
 
 def _told(
-    scene: Scene,
+    scene: IndexedSnapshot,
     pod: Pod,
-    state: State,
+    state: PodState,
     text: str,
     *,
-    groups: tuple[Group, ...] = (),
+    groups: tuple[NodeGroup, ...] = (),
     node: str = "",
     device_ids: tuple[int, ...] = (),
 ) -> Explanation:
@@ -219,19 +219,19 @@ def _told(
     return Explanation(_name(pod), state, text, "", waits, groups, node=node, device_ids=device_ids)
 
 
-def _state(found: Sequence[NodeAnswer]) -> State:
+def _state(found: Sequence[NodeAnswer]) -> PodState:
     """What has to change for the pod, over all nodes: the least that would do."""
     standings = {one.standing for one in found if not one.others}
     for standing, state in (
-        (Standing.FITS, State.FITS),
-        (Standing.BUSY, State.BUSY),
-        (Standing.WITHHELD, State.WITHHELD),
+        (NodeBlocker.FITS, PodState.FITS),
+        (NodeBlocker.BUSY, PodState.BUSY),
+        (NodeBlocker.WITHHELD, PodState.WITHHELD),
     ):
         if standing in standings:
             return state
-    if any(one.standing in (Standing.CLOSED, Standing.BUSY, Standing.WITHHELD) for one in found):
-        return State.CLOSED
-    return State.UNKNOWN if any(one.standing is Standing.SILENT for one in found) else State.NEVER
+    if any(one.standing in (NodeBlocker.CLOSED, NodeBlocker.BUSY, NodeBlocker.WITHHELD) for one in found):
+        return PodState.CLOSED
+    return PodState.UNKNOWN if any(one.standing is NodeBlocker.SILENT for one in found) else PodState.NEVER
 
 
 def _name(pod: Pod) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.api.gangs import GpuGang, GpuGangSpec, TopologyMode, TopologyRequest
+from atoll.api.gangs import GangTopologyRequest, GpuGang, GpuGangSpec, TopologyMode
 from atoll.cluster import pods
 from atoll.cluster.gangs.membership import gang_key, key_of
 from atoll.explain.changes import RELAXATIONS, Addition, admitted_by, asking_less, freed, opened, with_node
@@ -32,7 +32,7 @@ class GangChange:
 
 
 def _each_request(
-    change: Callable[[TopologyRequest], TopologyRequest],
+    change: Callable[[GangTopologyRequest], GangTopologyRequest],
 ) -> Callable[[GpuGangSpec], GpuGangSpec]:
     def relax(spec: GpuGangSpec) -> GpuGangSpec:
         whole = change(spec.topology) if spec.topology is not None else None
@@ -45,7 +45,7 @@ def _each_request(
     return relax
 
 
-def _preferred(asked: TopologyRequest) -> TopologyRequest:
+def _preferred(asked: GangTopologyRequest) -> GangTopologyRequest:
     is_required = asked.mode is TopologyMode.REQUIRED
     return asked.model_copy(update={"mode": TopologyMode.PREFERRED}) if is_required else asked
 

@@ -10,13 +10,13 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.api.gangs import GpuGang
-from atoll.cluster.gangs.lifecycle import Act
-from atoll.cluster.gangs.membership import Member
+from atoll.cluster.gangs.lifecycle import GangAction
+from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.readiness import quorum
 from atoll.explain.gang_decision import GangDecision, decide_gang
-from atoll.explain.gang_proposals import GangProposal, find_gang_help
-from atoll.explain.gang_scene import GangScene
-from atoll.explain.proposals import Help
+from atoll.explain.gang_index import IndexedGangs
+from atoll.explain.gang_proposals import GangProposal, find_gang_suggestions
+from atoll.explain.proposals import Suggestions
 from topology.gangs.domains import DomainFit, domain_fits
 
 
@@ -45,7 +45,7 @@ CONTENT: Final = frozenset({GangState.RUNS, GangState.FITS})
 """States in which nothing has to be done."""
 
 
-NO_HELP: Final[Help[GangProposal]] = Help()
+NO_HELP: Final[Suggestions[GangProposal]] = Suggestions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class GangExplanation:
     stages: tuple[tuple[str, int], ...]
     waits_seconds: float
     domains: tuple[DomainFit, ...] = ()
-    help: Help[GangProposal] = NO_HELP
-    seats: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    help: Suggestions[GangProposal] = NO_HELP
+    assignments: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
 
-def explain_gang(gangs: GangScene, gang: GpuGang) -> GangExplanation:
+def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
     """Explain one gang. Members that go somewhere stand in `seats`: name, node, device ids."""
     decision = decide_gang(gangs, gang)
     state = state_of(decision)
@@ -78,9 +78,10 @@ def explain_gang(gangs: GangScene, gang: GpuGang) -> GangExplanation:
         stages=tuple(sorted(stages.items())),
         waits_seconds=gangs.scene.snapshot.age_seconds(gang.metadata.creation_timestamp),
         domains=_domains(decision) if state in (GangState.BUSY, GangState.NEVER) else (),
-        help=find_gang_help(gangs, gang, decision),
-        seats=tuple(
-            (seat.member.pod.metadata.name, seat.allocation.node, seat.allocation.device_ids) for seat in decision.seats
+        help=find_gang_suggestions(gangs, gang, decision),
+        assignments=tuple(
+            (seat.member.pod.metadata.name, seat.allocation.node, seat.allocation.device_ids)
+            for seat in decision.assignments
         ),
     )
 
@@ -89,7 +90,7 @@ def state_of(decision: GangDecision) -> GangState:
     """Return what becomes of the gang, by what the controllers would do and the condition that they would write."""
     if decision.fits:
         return GangState.FITS
-    if decision.act is Act.REPLACE:
+    if decision.act is GangAction.REPLACE:
         return GangState.LACKS
     if decision.reason in _STATES:
         return _STATES[decision.reason]
@@ -111,5 +112,5 @@ def _domains(decision: GangDecision) -> tuple[DomainFit, ...]:
     return domain_fits(question.gang, question.snapshot) if question is not None else ()
 
 
-def _stage(member: Member) -> str:
+def _stage(member: GangMember) -> str:
     return f"{member.pod_set or 'no pod set'}: {member.stage}"

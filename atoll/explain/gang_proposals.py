@@ -5,7 +5,7 @@ order and their meaning are those of `atoll.explain.proposals`. Pure and determi
 
 A gang takes many nodes, so a change does too: all that a kind offers is tried first. If that does not help, nothing of
 the kind does; if it does, what can be spared is left out again, by the search with which the controllers choose whom to
-evict (`atoll.cluster.gangs.making_room.fewest_units`), until nothing can. Evictions are tried on the landscape, all
+evict (`atoll.cluster.gangs.preemption.fewest_units`), until nothing can. Evictions are tried on the landscape, all
 else on the changed snapshot; whatever is proposed was decided again on the latter.
 """
 
@@ -16,20 +16,20 @@ from typing import Final, TypeVar
 
 from atoll.api.gangs import GpuGang
 from atoll.cluster import host_fit, pods
-from atoll.cluster.gangs.lifecycle import Act
-from atoll.cluster.gangs.making_room import Holding, Unit, fewest_units, holdings_of, units_of, without
-from atoll.cluster.gangs.placing import Found, search
+from atoll.cluster.feasibility import could_serve
+from atoll.cluster.gangs.lifecycle import GangAction
+from atoll.cluster.gangs.placing import FoundPlacement, search
+from atoll.cluster.gangs.preemption import EvictionUnit, HeldDevices, fewest_units, holdings_of, units_of, without
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import node_devices
-from atoll.cluster.prospects import could_serve
 from atoll.cluster.requests import Request
 from atoll.cluster.transitions import Availability
 from atoll.explain.changes import Addition
-from atoll.explain.decision import scene_of
+from atoll.explain.decision import index_snapshot
 from atoll.explain.gang_changes import GangChange, changed_gang, relaxations_of_gang
-from atoll.explain.gang_decision import Asked, GangDecision, decide_gang
-from atoll.explain.gang_scene import GangScene, gang_scene_of
-from atoll.explain.proposals import SHOWN_MAX, Help, Kind, hunt_all
+from atoll.explain.gang_decision import FindPlacesInput, GangDecision, decide_gang
+from atoll.explain.gang_index import IndexedGangs, index_gangs
+from atoll.explain.proposals import SHOWN_MAX, ProposalKind, Suggestions, search_all
 from atoll.explain.shapes import additions_for
 from atoll.explain.snapshot import ClusterSnapshot
 
@@ -47,47 +47,47 @@ RELAXATIONS_MAX: Final = 64
 class GangProposal:
     """One change after which the gang fits; on how many nodes its members then lie, and how many of them."""
 
-    kind: Kind
+    kind: ProposalKind
     change: GangChange
     members: int
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Hunt:
-    gangs: GangScene
+class _GangProposalSearch:
+    gangs: IndexedGangs
     gang: GpuGang
-    asked: Asked
+    asked: FindPlacesInput
 
     @property
     def snapshot(self) -> ClusterSnapshot:
         return self.gangs.scene.snapshot
 
 
-def find_gang_help(gangs: GangScene, gang: GpuGang, decision: GangDecision) -> Help[GangProposal]:
+def find_gang_suggestions(gangs: IndexedGangs, gang: GpuGang, decision: GangDecision) -> Suggestions[GangProposal]:
     """Return what would help a gang whose members find no place now; nothing for one that waits for something else."""
-    if decision.asked is None or decision.fits or decision.act is not Act.PLACE:
-        return Help()
-    return hunt_all(_SEARCHES, _Hunt(gangs, gang, decision.asked))
+    if decision.asked is None or decision.fits or decision.act is not GangAction.PLACE:
+        return Suggestions()
+    return search_all(_SEARCHES, _GangProposalSearch(gangs, gang, decision.asked))
 
 
 def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> GangDecision:
     """Decide about the gang on the changed cluster."""
     after, changed = changed_gang(snapshot, gang, change)
-    return decide_gang(gang_scene_of(scene_of(after)), changed)
+    return decide_gang(index_gangs(index_snapshot(after)), changed)
 
 
 Hunted = tuple[list[GangProposal], bool]
 
 
-def _verified(hunt: _Hunt, kind: Kind, change: GangChange) -> Iterator[GangProposal]:
+def _verified(hunt: _GangProposalSearch, kind: ProposalKind, change: GangChange) -> Iterator[GangProposal]:
     decision = check_gang(hunt.snapshot, hunt.gang, change)
     if decision.fits:
-        nodes = tuple(sorted({seat.allocation.node for seat in decision.seats}))
-        yield GangProposal(kind, change, len(decision.seats), nodes)
+        nodes = tuple(sorted({seat.allocation.node for seat in decision.assignments}))
+        yield GangProposal(kind, change, len(decision.assignments), nodes)
 
 
-def _ending(hunt: _Hunt) -> Hunted:
+def _ending(hunt: _GangProposalSearch) -> Hunted:
     """All pods that end anyway, wherever they are; and Leases of pods that are gone."""
     scene = hunt.gangs.scene
     known = {pod.metadata.uid for pod in scene.snapshot.pods}
@@ -97,10 +97,10 @@ def _ending(hunt: _Hunt) -> Hunted:
         if pod.spec.node_name and (pod.metadata.deletion_timestamp is not None or pods.is_terminal(pod))
     }
     ending |= {record.holder.uid for record in scene.ledger.leases.values()} - known
-    return _least(hunt, Kind.ENDING, {uid: uid for uid in sorted(ending)}, lambda uids: GangChange(ended=uids))
+    return _least(hunt, ProposalKind.ENDING, {uid: uid for uid in sorted(ending)}, lambda uids: GangChange(ended=uids))
 
 
-def _relax(hunt: _Hunt) -> Hunted:
+def _relax(hunt: _GangProposalSearch) -> Hunted:
     """The fewest relaxations of the gang and its claims."""
     possible = relaxations_of_gang(hunt.snapshot, hunt.gang)
     tried = 0
@@ -110,47 +110,47 @@ def _relax(hunt: _Hunt) -> Hunted:
             tried += 1
             if tried > RELAXATIONS_MAX:
                 return found, not found
-            found += _verified(hunt, Kind.RELAX, GangChange(relaxed=relaxed))
+            found += _verified(hunt, ProposalKind.RELAX, GangChange(relaxed=relaxed))
         if found:
             return found[:SHOWN_MAX], False
     return [], False
 
 
-def _count(hunt: _Hunt) -> Hunted:
+def _count(hunt: _GangProposalSearch) -> Hunted:
     """As many members as fit, whole slices of them: the search itself says how many."""
     asked = hunt.asked
     one_each = tuple((one.name, 1) for one in hunt.gang.spec.pod_sets)
     for least in (one_each, (one_each[0],)) if len(one_each) > 1 else (one_each,):
         after, gang = changed_gang(hunt.snapshot, hunt.gang, GangChange(members=least))
-        decision = decide_gang(gang_scene_of(scene_of(after)), gang)
-        if not decision.fits or len(decision.seats) >= len(asked.chosen):
+        decision = decide_gang(index_gangs(index_snapshot(after)), gang)
+        if not decision.fits or len(decision.assignments) >= len(asked.chosen):
             continue
         placed = {name: 0 for name, _ in one_each}
-        for seat in decision.seats:
+        for seat in decision.assignments:
             placed[seat.member.pod_set] += 1
         change = GangChange(members=tuple((name, count) for name, count in placed.items() if count))
-        return list(_verified(hunt, Kind.COUNT, change)), False
+        return list(_verified(hunt, ProposalKind.COUNT, change)), False
     return [], False
 
 
-def _open(hunt: _Hunt) -> Hunted:
+def _open(hunt: _GangProposalSearch) -> Hunted:
     """Nodes that kube-scheduler refuses for what stands on the Node alone."""
     template = hunt.asked.chosen[0].pod
     closed = [name for name, node in sorted(hunt.gangs.scene.nodes.items()) if host_fit.node_reason(template, node)]
-    return _least(hunt, Kind.OPEN, {name: name for name in closed}, lambda names: GangChange(opened=names))
+    return _least(hunt, ProposalKind.OPEN, {name: name for name in closed}, lambda names: GangChange(opened=names))
 
 
-def _gpu(hunt: _Hunt) -> Hunted:
+def _gpu(hunt: _GangProposalSearch) -> Hunted:
     found = _withheld(hunt, {Availability.CORDONED})
-    return _least(hunt, Kind.GPU, found, lambda gpus: GangChange(uncordoned=gpus))
+    return _least(hunt, ProposalKind.GPU, found, lambda gpus: GangChange(uncordoned=gpus))
 
 
-def _repair(hunt: _Hunt) -> Hunted:
+def _repair(hunt: _GangProposalSearch) -> Hunted:
     found = _withheld(hunt, {Availability.QUARANTINED, Availability.UNKNOWN})
-    return _least(hunt, Kind.REPAIR, found, lambda gpus: GangChange(healed=gpus))
+    return _least(hunt, ProposalKind.REPAIR, found, lambda gpus: GangChange(healed=gpus))
 
 
-def _withheld(hunt: _Hunt, states: set[Availability]) -> dict[str, tuple[str, str]]:
+def _withheld(hunt: _GangProposalSearch, states: set[Availability]) -> dict[str, tuple[str, str]]:
     return {
         f"{status.metadata.name}/{uuid}": (status.metadata.name, uuid)
         for status in hunt.snapshot.reports
@@ -159,7 +159,7 @@ def _withheld(hunt: _Hunt, states: set[Availability]) -> dict[str, tuple[str, st
     }
 
 
-def _end(hunt: _Hunt) -> Hunted:
+def _end(hunt: _GangProposalSearch) -> Hunted:
     """The units that the controllers would evict, whatever their priority: the least important first. Where these do
     not suffice, pods without GPUs too, which may have the cpu, a port, or a wish to be apart."""
     holdings = holdings_of(hunt.gangs.scene.ledger)
@@ -167,31 +167,31 @@ def _end(hunt: _Hunt) -> Hunted:
     if not chosen:
         return [], False
     ended = tuple(sorted({uid for unit in chosen for uid in unit.uids}))
-    found = list(_verified(hunt, Kind.END, GangChange(ended=ended)))
+    found = list(_verified(hunt, ProposalKind.END, GangChange(ended=ended)))
     return found, not found
 
 
-def _fewest_to_end(hunt: _Hunt, holdings: Sequence[Holding]) -> tuple[Unit, ...] | None:
+def _fewest_to_end(hunt: _GangProposalSearch, holdings: Sequence[HeldDevices]) -> tuple[EvictionUnit, ...] | None:
     asked = hunt.asked
     running = [one for one in holdings if one.pod.metadata.deletion_timestamp is None]
 
     def fits(gone: frozenset[str]) -> bool:
         landscape = without(asked.landscape, holdings, gone)
-        return isinstance(search(asked.view, asked.chosen, asked.requests, asked.site, landscape), Found)
+        return isinstance(search(asked.view, asked.chosen, asked.requests, asked.site, landscape), FoundPlacement)
 
     return fewest_units(units_of(running, hunt.gangs.admitted(), below=None), fits)
 
 
-def _without_gpus(hunt: _Hunt, holdings: Sequence[Holding]) -> Iterator[Holding]:
+def _without_gpus(hunt: _GangProposalSearch, holdings: Sequence[HeldDevices]) -> Iterator[HeldDevices]:
     """Yield the other running pods, as holders of no GPU."""
     known = {one.pod.metadata.uid for one in holdings}
     for node, there in hunt.gangs.scene.pods_by_node.items():
         for pod in there:
             if pod.metadata.uid not in known and not pods.is_terminal(pod):
-                yield Holding(pod, node, 0)
+                yield HeldDevices(pod, node, 0)
 
 
-def _add(hunt: _Hunt) -> Hunted:
+def _add(hunt: _GangProposalSearch) -> Hunted:
     """The fewest nodes of one kind: like those of the cluster, each in its domain, then known machines."""
     found: list[GangProposal] = []
     template, snapshot = hunt.asked.chosen[0].pod, hunt.snapshot
@@ -206,13 +206,13 @@ def _add(hunt: _Hunt) -> Hunted:
         if number == SHAPES_MAX:
             return found, not found
         low, high = 0, len(additions)
-        if not list(_verified(hunt, Kind.ADD, GangChange(added=additions))):
+        if not list(_verified(hunt, ProposalKind.ADD, GangChange(added=additions))):
             continue
         while high - low > 1:
             middle = (low + high) // 2
-            fits = any(_verified(hunt, Kind.ADD, GangChange(added=additions[:middle])))
+            fits = any(_verified(hunt, ProposalKind.ADD, GangChange(added=additions[:middle])))
             low, high = (low, middle) if fits else (middle, high)
-        found += _verified(hunt, Kind.ADD, GangChange(added=additions[:high]))
+        found += _verified(hunt, ProposalKind.ADD, GangChange(added=additions[:high]))
         if len(found) == SHOWN_MAX:
             break
     return found, False
@@ -224,7 +224,9 @@ def _serves(additions: Sequence[Addition], wanted: Collection[Request]) -> bool:
     return devices is not None and any(could_serve(devices, request) for request in wanted)
 
 
-def _least(hunt: _Hunt, kind: Kind, items: Mapping[str, T], change: Callable[[tuple[T, ...]], GangChange]) -> Hunted:
+def _least(
+    hunt: _GangProposalSearch, kind: ProposalKind, items: Mapping[str, T], change: Callable[[tuple[T, ...]], GangChange]
+) -> Hunted:
     """Return the change by as few of the items as can be, none of which can be spared."""
     if not items:
         return [], False
@@ -232,20 +234,20 @@ def _least(hunt: _Hunt, kind: Kind, items: Mapping[str, T], change: Callable[[tu
     def of(keys: Sequence[str]) -> GangChange:
         return change(tuple(items[key] for key in sorted(keys)))
 
-    units = tuple(Unit(frozenset({key}), 0, name=key) for key in items)
+    units = tuple(EvictionUnit(frozenset({key}), 0, name=key) for key in items)
     chosen = fewest_units(units, lambda keys: any(_verified(hunt, kind, of(sorted(keys)))) if keys else False)
     if not chosen:
         return [], False
     return list(_verified(hunt, kind, of([key for unit in chosen for key in unit.uids]))), False
 
 
-_SEARCHES: Final[dict[Kind, Callable[[_Hunt], Hunted]]] = {
-    Kind.ENDING: _ending,
-    Kind.RELAX: _relax,
-    Kind.COUNT: _count,
-    Kind.OPEN: _open,
-    Kind.GPU: _gpu,
-    Kind.REPAIR: _repair,
-    Kind.END: _end,
-    Kind.ADD: _add,
+_SEARCHES: Final[dict[ProposalKind, Callable[[_GangProposalSearch], Hunted]]] = {
+    ProposalKind.ENDING: _ending,
+    ProposalKind.RELAX: _relax,
+    ProposalKind.COUNT: _count,
+    ProposalKind.OPEN: _open,
+    ProposalKind.GPU: _gpu,
+    ProposalKind.REPAIR: _repair,
+    ProposalKind.END: _end,
+    ProposalKind.ADD: _add,
 }

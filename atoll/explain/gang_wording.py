@@ -6,50 +6,50 @@ In: frozen values of this package. Out: sentences, and JSON. Pure.
 from math import isfinite
 from typing import Any
 
-from atoll.explain.decision import Scene
+from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.gang_explanation import GangExplanation
 from atoll.explain.gang_proposals import GangProposal
-from atoll.explain.proposals import Kind
+from atoll.explain.proposals import ProposalKind
 from atoll.explain.wording import gpu_text, listed, nodes_text, pod_text, when_ended
 from topology.gangs.domains import DomainFit
 
 GANG_HELPLESS = {
-    Kind.ENDING: "no pods that are ending make room",
-    Kind.RELAX: "no gang or claim that asks less would fit",
-    Kind.COUNT: "no smaller number of members fits",
-    Kind.OPEN: "no closed nodes would fit it if they were opened",
-    Kind.GPU: "no cordoned GPUs would make room",
-    Kind.REPAIR: "no sick GPUs would make room",
-    Kind.END: "no end of other pods would make room",
-    Kind.ADD: "no nodes of a known shape would fit it",
+    ProposalKind.ENDING: "no pods that are ending make room",
+    ProposalKind.RELAX: "no gang or claim that asks less would fit",
+    ProposalKind.COUNT: "no smaller number of members fits",
+    ProposalKind.OPEN: "no closed nodes would fit it if they were opened",
+    ProposalKind.GPU: "no cordoned GPUs would make room",
+    ProposalKind.REPAIR: "no sick GPUs would make room",
+    ProposalKind.END: "no end of other pods would make room",
+    ProposalKind.ADD: "no nodes of a known shape would fit it",
 }
 """What it means that nothing of a kind helps a gang."""
 
 
-def gang_sentence(proposal: GangProposal, scene: Scene) -> str:
+def gang_sentence(proposal: GangProposal, scene: IndexedSnapshot) -> str:
     """Return what to do, and what the gang then gets."""
     nodes = listed(proposal.nodes)
     return f"{_what(proposal, scene)}: then {proposal.members} members fit on {nodes}"
 
 
-def _what(proposal: GangProposal, scene: Scene) -> str:
+def _what(proposal: GangProposal, scene: IndexedSnapshot) -> str:
     change = proposal.change
-    if proposal.kind is Kind.RELAX:
+    if proposal.kind is ProposalKind.RELAX:
         return f"ask for less: {', '.join(change.relaxed)}"
-    if proposal.kind is Kind.COUNT:
+    if proposal.kind is ProposalKind.COUNT:
         counts = ", ".join(f"{count} of {name}" for name, count in change.members)
         return f"be content with {counts} (minMember {sum(count for _, count in change.members)})"
-    if proposal.kind is Kind.OPEN:
+    if proposal.kind is ProposalKind.OPEN:
         return (
             f"open {nodes_text(len(change.opened))} to its members (uncordon, tolerate, label): {listed(change.opened)}"
         )
-    if proposal.kind is Kind.GPU:
+    if proposal.kind is ProposalKind.GPU:
         return f"uncordon {listed([gpu_text(scene, *one) for one in change.uncordoned])}"
-    if proposal.kind is Kind.REPAIR:
+    if proposal.kind is ProposalKind.REPAIR:
         return f"get {listed([gpu_text(scene, *one) for one in change.healed])} well"
-    if proposal.kind is Kind.ADD:
+    if proposal.kind is ProposalKind.ADD:
         return f"add {nodes_text(len(change.added))} ({change.added[0].shape})"
-    return when_ended([pod_text(scene, uid) for uid in change.ended], is_proof=proposal.kind is Kind.ENDING)
+    return when_ended([pod_text(scene, uid) for uid in change.ended], is_proof=proposal.kind is ProposalKind.ENDING)
 
 
 def domain_text(fit: DomainFit) -> str:
@@ -61,7 +61,7 @@ def domain_text(fit: DomainFit) -> str:
     return f"{text}; excluded: {reasons}" if reasons else text
 
 
-def gang_json(told: GangExplanation, scene: Scene) -> dict[str, Any]:
+def gang_json(told: GangExplanation, scene: IndexedSnapshot) -> dict[str, Any]:
     """Return an explanation as plain values."""
     return {
         "gang": told.gang,
@@ -84,14 +84,14 @@ def gang_json(told: GangExplanation, scene: Scene) -> dict[str, Any]:
             }
             for fit in told.domains
         ],
-        "members": [{"pod": name, "node": node, "deviceIds": list(ids)} for name, node, ids in told.seats],
+        "members": [{"pod": name, "node": node, "deviceIds": list(ids)} for name, node, ids in told.assignments],
         "proposals": [_proposal_json(proposal, scene) for proposal in told.help.proposals],
         "helpless": {str(kind): GANG_HELPLESS[kind] for kind in told.help.helpless},
         "searchCut": [str(kind) for kind in told.help.cut],
     }
 
 
-def _proposal_json(proposal: GangProposal, scene: Scene) -> dict[str, Any]:
+def _proposal_json(proposal: GangProposal, scene: IndexedSnapshot) -> dict[str, Any]:
     change = proposal.change
     return {
         "kind": str(proposal.kind),

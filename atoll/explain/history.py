@@ -30,7 +30,7 @@ class Regarding(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     uid: str = ""
 
 
-class Event(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class RecordedEvent(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """An events.k8s.io/v1 Event."""
 
     metadata: Metadata
@@ -41,7 +41,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     deprecated_last_timestamp: str | None = None
 
 
-decode_event = msgspec.json.Decoder(Event).decode
+decode_event = msgspec.json.Decoder(RecordedEvent).decode
 
 
 class NoSuchGpu(ValueError):
@@ -49,7 +49,7 @@ class NoSuchGpu(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimelineEntry:
     """One thing that happened. `time`: as the object tells it, empty where it does not; `source`: which object."""
 
     time: str
@@ -59,7 +59,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class GpuTimeline:
     """One GPU. `state`, `reason`: its standing now; `holder`: who has it now, empty for nobody."""
 
     gpu: str
@@ -68,10 +68,10 @@ class Story:
     state: str
     reason: str
     holder: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TimelineEntry, ...]
 
 
-def story_of(snapshot: ClusterSnapshot, events: Iterable[Event], node: str, device_id: int) -> Story:
+def timeline_of(snapshot: ClusterSnapshot, events: Iterable[RecordedEvent], node: str, device_id: int) -> GpuTimeline:
     """Tell the story of a GPU. Raises NoSuchGpu."""
     report = next((one for one in snapshot.reports if one.metadata.name == node), None)
     device = _device(report, device_id) if report is not None else None
@@ -89,7 +89,7 @@ def story_of(snapshot: ClusterSnapshot, events: Iterable[Event], node: str, devi
     now = next((_named(pod) for pod in holders if not pods.is_terminal(pod)), "")
     ordered = tuple(sorted(entries, key=lambda entry: (entry.time, entry.kind, entry.text)))
     state, reason = str(standing.state), standing.reason
-    return Story(f"{node}/{device_id}", device.uuid, device.model, state, reason, now, ordered)
+    return GpuTimeline(f"{node}/{device_id}", device.uuid, device.model, state, reason, now, ordered)
 
 
 def _device(report: GpuNodeStatus, device_id: int) -> Device | None:
@@ -111,44 +111,48 @@ def _names(pod: Pod, node: str, device: Device) -> bool:
     return allocation is not None and allocation.node == node and device.uuid in allocation.uuids
 
 
-def _health(report: GpuNodeStatus, device: Device) -> Iterator[Entry]:
+def _health(report: GpuNodeStatus, device: Device) -> Iterator[TimelineEntry]:
     source = f"GpuNodeStatus/{report.metadata.name}"
     for one in device.incidents:
         what = f"{one.kind}{f' {one.code}' if one.code else ''}"
         often = f", {one.count} times, last at {one.last_time}" if one.count > 1 else ""
         message = f": {one.message}" if one.message else ""
-        yield Entry(one.first_time, "incident", f"{what}{message}{often}", source)
+        yield TimelineEntry(one.first_time, "incident", f"{what}{message}{often}", source)
         if one.ended_time:
-            yield Entry(one.ended_time, "incident over", f"{what}, {one.ended_by or 'over'}", source)
+            yield TimelineEntry(one.ended_time, "incident over", f"{what}, {one.ended_by or 'over'}", source)
     health = device.health
     if health.since:
         reason = f": {health.reason}" if health.reason else ""
-        yield Entry(health.since, "health", f"{health.state}{reason}", source)
+        yield TimelineEntry(health.since, "health", f"{health.state}{reason}", source)
     for cordon in report.spec.cordons:
         if cordon.uuid == device.uuid:
-            yield Entry("", "cordoned", f"{cordon.reason} (by {cordon.by or 'unknown'})", source)
+            yield TimelineEntry("", "cordoned", f"{cordon.reason} (by {cordon.by or 'unknown'})", source)
     for release in report.spec.releases:
         if release.uuid == device.uuid:
-            yield Entry(release.time, "declared well", f"{release.reason} (by {release.by or 'unknown'})", source)
+            yield TimelineEntry(
+                release.time, "declared well", f"{release.reason} (by {release.by or 'unknown'})", source
+            )
 
 
-def _holders(found: Iterable[Pod]) -> Iterator[Entry]:
+def _holders(found: Iterable[Pod]) -> Iterator[TimelineEntry]:
     for pod in found:
         source = f"Pod/{_named(pod)}"
         bound = next((c.last_transition_time for c in pod.status.conditions if c.type == "PodScheduled"), None)
-        yield Entry(bound or pod.metadata.creation_timestamp or "", "given", f"to pod {_named(pod)}", source)
+        yield TimelineEntry(bound or pod.metadata.creation_timestamp or "", "given", f"to pod {_named(pod)}", source)
         if pods.is_terminal(pod):
             ended = max((_finished(status.state.terminated) for status in pods.container_statuses(pod)), default="")
-            yield Entry(ended, "ended", f"pod {_named(pod)} ({pod.status.phase})", source)
+            yield TimelineEntry(ended, "ended", f"pod {_named(pod)} ({pod.status.phase})", source)
         elif pod.metadata.deletion_timestamp:
-            yield Entry(pod.metadata.deletion_timestamp, "ending", f"pod {_named(pod)} is being deleted", source)
+            yield TimelineEntry(
+                pod.metadata.deletion_timestamp, "ending", f"pod {_named(pod)} is being deleted", source
+            )
 
 
 def _finished(terminated: object) -> str:
     return str(terminated.get("finishedAt") or "") if isinstance(terminated, dict) else ""
 
 
-def _leases(snapshot: ClusterSnapshot, node: str, device: Device) -> Iterator[Entry]:
+def _leases(snapshot: ClusterSnapshot, node: str, device: Device) -> Iterator[TimelineEntry]:
     for lease in snapshot.leases:
         try:
             record = parse_lease(lease)
@@ -157,14 +161,16 @@ def _leases(snapshot: ClusterSnapshot, node: str, device: Device) -> Iterator[En
         if record.node != node or record.device_uuid != device.uuid:
             continue
         source, holder = f"Lease/{lease.metadata.name}", f"{record.holder.namespace}/{record.holder.name}"
-        yield Entry(lease.spec.acquire_time or "", "reserved", f"for pod {holder}", source)
+        yield TimelineEntry(lease.spec.acquire_time or "", "reserved", f"for pod {holder}", source)
         doubt = lease.metadata.annotations.get(names.LEASE_IN_DOUBT, "")
         if doubt:
             since, _, why = doubt.partition(" ")
-            yield Entry(since, "in doubt", why or f"nothing proves that {holder} has ended", source)
+            yield TimelineEntry(since, "in doubt", why or f"nothing proves that {holder} has ended", source)
 
 
-def _told(events: Iterable[Event], gpu: str, uuid: str, node: str, holders: Iterable[Pod]) -> Iterator[Entry]:
+def _told(
+    events: Iterable[RecordedEvent], gpu: str, uuid: str, node: str, holders: Iterable[Pod]
+) -> Iterator[TimelineEntry]:
     """Yield the events of its pods, and those of anybody else whose note names the GPU."""
     own = {pod.metadata.uid for pod in holders}
     for event in events:
@@ -174,7 +180,7 @@ def _told(events: Iterable[Event], gpu: str, uuid: str, node: str, holders: Iter
         if about.uid in own or is_named or is_here:
             time = event.event_time or event.deprecated_last_timestamp or event.metadata.creation_timestamp or ""
             name = f"{about.namespace}/{about.name}".lstrip("/")
-            yield Entry(time, event.reason, event.note, f"Event of {about.kind}/{name}")
+            yield TimelineEntry(time, event.reason, event.note, f"Event of {about.kind}/{name}")
 
 
 _OF_NODES = frozenset({names.REASON_GPU_ILL, names.REASON_GPU_WELL, names.REASON_NODE_NEEDS_DRAIN})

@@ -10,15 +10,15 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.api import names
+from atoll.cluster.feasibility import could_serve
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import Cell, NodeDevices
 from atoll.cluster.objects import Pod
-from atoll.cluster.prospects import could_serve
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import position_masks
-from atoll.explain.decision import Decision, Scene, judge
+from atoll.explain.decision import IndexedSnapshot, PodDecision, judge
 from atoll.explain.snapshot import NOW_SECONDS
-from topology.asks import gpus
+from topology.device_requests import gpus
 from topology.islands import islands
 
 GPUS_COUNTED: Final = "kube-scheduler counts too few free GPUs"
@@ -26,7 +26,7 @@ LISTED_MAX: Final = 16
 """Ids that one text lists."""
 
 
-class Standing(StrEnum):
+class NodeBlocker(StrEnum):
     """What keeps a pod off a node, by what has to change."""
 
     FITS = "fits"
@@ -59,14 +59,14 @@ class NodeAnswer:
     """One node. `reason`: a constant phrase; `others`: kube-scheduler's own reasons; `detail`: the numbers."""
 
     node: str
-    standing: Standing
+    standing: NodeBlocker
     reason: str
     others: tuple[str, ...]
     detail: str
     islands: tuple[IslandState, ...]
 
 
-def answers(scene: Scene, pod: Pod, request: Request, decision: Decision) -> tuple[NodeAnswer, ...]:
+def answers(scene: IndexedSnapshot, pod: Pod, request: Request, decision: PodDecision) -> tuple[NodeAnswer, ...]:
     """Return every node's answer, by name."""
     cells = scene.ledger.cells(now_seconds=NOW_SECONDS, asking_uid=pod.metadata.uid, asking_priority=pod.spec.priority)
     fitting = frozenset(decision.verdicts.feasible)
@@ -74,7 +74,9 @@ def answers(scene: Scene, pod: Pod, request: Request, decision: Decision) -> tup
     return tuple(_answer(scene, name, reasons[name], request, cells, decision) for name in sorted(scene.nodes))
 
 
-def _reasons(scene: Scene, pod: Pod, request: Request, cells: Mapping[str, Cell], decision: Decision) -> dict[str, str]:
+def _reasons(
+    scene: IndexedSnapshot, pod: Pod, request: Request, cells: Mapping[str, Cell], decision: PodDecision
+) -> dict[str, str]:
     """Return the extender's reason per node; empty where the GPUs fit. Nodes of one cell are asked once."""
     is_tied = bool(scene.ledger.leases_of(pod.metadata.uid))
     known: dict[Cell, str] = {}
@@ -94,26 +96,30 @@ def _reasons(scene: Scene, pod: Pod, request: Request, cells: Mapping[str, Cell]
 
 
 def _answer(
-    scene: Scene, name: str, reason: str, request: Request, cells: Mapping[str, Cell], decision: Decision
+    scene: IndexedSnapshot, name: str, reason: str, request: Request, cells: Mapping[str, Cell], decision: PodDecision
 ) -> NodeAnswer:
     others = decision.closed.get(name, ())
     devices = scene.ledger.nodes.get(name)
     if devices is None or name not in cells:
         unseen = reason or names.REJECT_NO_REPORT
-        return NodeAnswer(name, Standing.SILENT, unseen, others, _silence(scene, name, unseen), ())
+        return NodeAnswer(name, NodeBlocker.SILENT, unseen, others, _silence(scene, name, unseen), ())
     if not reason:
         is_fit = name in decision.verdicts.feasible
         told = "" if is_fit else ", ".join(others) or GPUS_COUNTED
-        standing = Standing.FITS if is_fit else Standing.CLOSED if others else Standing.BUSY
+        standing = NodeBlocker.FITS if is_fit else NodeBlocker.CLOSED if others else NodeBlocker.BUSY
         parts = _islands(devices, cells[name], request)
         return NodeAnswer(name, standing, told, others, _free_text(parts), parts)
-    standing = _standing(devices, request, reason)
+    standing = _blocker(devices, request, reason)
     parts = _islands(devices, cells[name], request)
-    detail = f"{_free_text(parts)}; {wish(request)}" if standing is not Standing.NEVER else _machine_text(devices)
+    detail = (
+        f"{_free_text(parts)}; {describe_request(request)}"
+        if standing is not NodeBlocker.NEVER
+        else _machine_text(devices)
+    )
     return NodeAnswer(name, standing, reason, others, detail + _withheld_text(scene, devices, parts), parts)
 
 
-def wish(request: Request) -> str:
+def describe_request(request: Request) -> str:
     """Return what the request wants of a set, in words: count 3, policy island, model nvidia-h100, needs one island."""
     ask = request.ask
     parts = [f"count {ask.count}", f"policy {ask.policy}"]
@@ -127,12 +133,12 @@ def wish(request: Request) -> str:
     return "asked: " + ", ".join(parts) + needs
 
 
-def _standing(devices: NodeDevices, request: Request, reason: str) -> Standing:
+def _blocker(devices: NodeDevices, request: Request, reason: str) -> NodeBlocker:
     if reason == names.REJECT_FABRIC:
-        return Standing.WITHHELD
+        return NodeBlocker.WITHHELD
     if not could_serve(devices, request):
-        return Standing.NEVER
-    return Standing.BUSY if could_serve(devices, request, only_well=True) else Standing.WITHHELD
+        return NodeBlocker.NEVER
+    return NodeBlocker.BUSY if could_serve(devices, request, only_well=True) else NodeBlocker.WITHHELD
 
 
 def _islands(devices: NodeDevices, cell: Cell, request: Request) -> tuple[IslandState, ...]:
@@ -171,7 +177,7 @@ def _machine_text(devices: NodeDevices) -> str:
     )
 
 
-def _withheld_text(scene: Scene, devices: NodeDevices, parts: Sequence[IslandState]) -> str:
+def _withheld_text(scene: IndexedSnapshot, devices: NodeDevices, parts: Sequence[IslandState]) -> str:
     withheld = sorted(device_id for part in parts for device_id in part.withheld)
     if not withheld:
         return ""
@@ -184,7 +190,7 @@ def _withheld_text(scene: Scene, devices: NodeDevices, parts: Sequence[IslandSta
     return "; not given out: " + ", ".join(told)
 
 
-def _silence(scene: Scene, name: str, reason: str) -> str:
+def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
     """Return what is known of a node without GPUs to judge, and what it waits for."""
     if name in scene.ledger.nodes:
         return "the node's agent has not been heard for too long; look at its pod"

@@ -15,10 +15,10 @@ from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.membership import gang_key, key_of
 from atoll.cluster.health import judge as judge_health
-from atoll.cluster.holds import Source
+from atoll.cluster.holds import HoldSource
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.transitions import Availability
-from atoll.explain.decision import Scene
+from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.explanation import explain_without_help
 from atoll.explain.snapshot import NOW_SECONDS
 from topology.islands import islands
@@ -101,7 +101,7 @@ HELD: Final = "held"
 FOREIGN: Final = "foreign"
 
 
-def overview(scene: Scene, *, namespace: str = "") -> Overview:
+def overview(scene: IndexedSnapshot, *, namespace: str = "") -> Overview:
     """Look at the cluster; waiting pods and holders of one namespace alone, where one is given."""
     holders = _holders(scene, namespace)
     nodes = tuple(
@@ -113,7 +113,7 @@ def overview(scene: Scene, *, namespace: str = "") -> Overview:
     return Overview(scene.snapshot.taken_at, nodes, tuple(_waiting(scene, waiting)))
 
 
-def _holders(scene: Scene, namespace: str) -> dict[str, dict[int, list[str]]]:
+def _holders(scene: IndexedSnapshot, namespace: str) -> dict[str, dict[int, list[str]]]:
     """Return who holds which device, by node and device id."""
     found: dict[str, dict[int, list[str]]] = {}
 
@@ -136,7 +136,7 @@ def _named(pod: Pod) -> tuple[str, str]:
     return pod.metadata.namespace, pod.metadata.name
 
 
-def _node(scene: Scene, report: GpuNodeStatus, holders: dict[int, list[str]]) -> NodeLine:
+def _node(scene: IndexedSnapshot, report: GpuNodeStatus, holders: dict[int, list[str]]) -> NodeLine:
     name, ledger = report.metadata.name, scene.ledger
     devices = ledger.nodes.get(name)
     assert report.status is not None
@@ -168,13 +168,13 @@ def _closed(node: Node) -> str:
     return host_fit.CORDONED if node.spec.unschedulable else ""
 
 
-def _is_foreign(scene: Scene, node: str, device_id: int, uuid: str) -> bool:
+def _is_foreign(scene: IndexedSnapshot, node: str, device_id: int, uuid: str) -> bool:
     ledger = scene.ledger
-    has_hold = any(hold.source is Source.FOREIGN for hold in ledger.holds(node, device_id, uuid))
+    has_hold = any(hold.source is HoldSource.FOREIGN for hold in ledger.holds(node, device_id, uuid))
     return has_hold or any(True for _ in ledger.foreign_uses(node, uuid))
 
 
-def _waiting(scene: Scene, found: Iterable[Pod]) -> Iterable[WaitingLine]:
+def _waiting(scene: IndexedSnapshot, found: Iterable[Pod]) -> Iterable[WaitingLine]:
     """Yield the pods that wait, the longest first."""
     gangs = {key_of(gang): gang for gang in scene.snapshot.gangs}
     known: dict[object, str] = {}

@@ -16,19 +16,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.cluster import host_fit, pods
-from atoll.cluster.budgets import Budgets, violations
+from atoll.cluster.budgets import DisruptionBudgets, violations
+from atoll.cluster.gangs.gang_budgets import gang_budgets, needs
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import STARTED
-from atoll.cluster.gangs.promises import needs, promises
-from atoll.cluster.island_preemption import Situation, plan_island
+from atoll.cluster.island_preemption import PreemptionInput, plan_island
 from atoll.cluster.island_victims import demands_links
 from atoll.cluster.node_victims import all_victims
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.occupants import occupancy, pods_by_node
-from atoll.cluster.pod_fit import Neighbours
+from atoll.cluster.pod_fit import PodNeighbours
 from atoll.cluster.requests import Rejection, Request
-from atoll.explain.decision import Decision, Scene
-from atoll.explain.gang_scene import gang_scene_of
+from atoll.explain.decision import IndexedSnapshot, PodDecision
+from atoll.explain.gang_index import index_gangs
 from atoll.explain.snapshot import NOW_SECONDS
 
 PRIORITY_SHIFT = 2**31
@@ -45,12 +45,12 @@ class Preemption:
     violations: int = 0
 
 
-def preemptions_for(scene: Scene, pod: Pod, decision: Decision) -> Iterator[Preemption]:
+def preemptions_for(scene: IndexedSnapshot, pod: Pod, decision: PodDecision) -> Iterator[Preemption]:
     """Yield whom the pod would push out, of which the first that makes room counts; nothing where it may not."""
     request = decision.request
     if isinstance(request, Rejection) or pod.spec.preemption_policy == "Never" or decision.fits:
         return
-    budgets = Budgets(scene.snapshot.budgets)
+    budgets = DisruptionBudgets(scene.snapshot.budgets)
     by_count = _by_count(scene, pod, request, budgets)
     if by_count is not None:
         yield by_count
@@ -58,11 +58,11 @@ def preemptions_for(scene: Scene, pod: Pod, decision: Decision) -> Iterator[Pree
         yield from _by_links(scene, pod, request, budgets)
 
 
-def _by_links(scene: Scene, pod: Pod, request: Request, budgets: Budgets) -> Iterator[Preemption]:
-    admitted = tuple(gang_scene_of(scene).admitted().values()) if scene.snapshot.gangs else ()
+def _by_links(scene: IndexedSnapshot, pod: Pod, request: Request, budgets: DisruptionBudgets) -> Iterator[Preemption]:
+    admitted = tuple(index_gangs(scene).admitted().values()) if scene.snapshot.gangs else ()
     for whole_below in (None, pod.spec.priority) if admitted else (None,):
-        gangs = promises(admitted, whole_below=whole_below)
-        situation = Situation(scene.ledger, scene.nodes, replace(budgets, gangs=gangs), NOW_SECONDS)
+        gangs = gang_budgets(admitted, whole_below=whole_below)
+        situation = PreemptionInput(scene.ledger, scene.nodes, replace(budgets, gangs=gangs), NOW_SECONDS)
         plans = plan_island(pod, request, situation)
         yield from (Preemption(plan.node, _with_gangs(plan.victims, admitted)) for plan in plans)
         if plans:
@@ -78,13 +78,15 @@ def _with_gangs(victims: tuple[Pod, ...], admitted: Sequence[GangView]) -> tuple
     return tuple(found.values())
 
 
-def _by_count(scene: Scene, pod: Pod, request: Request, budgets: Budgets) -> Preemption | None:
+def _by_count(scene: IndexedSnapshot, pod: Pod, request: Request, budgets: DisruptionBudgets) -> Preemption | None:
     """Nodes that kube-scheduler refuses for what others hold there; those that only the extender refuses are none."""
     holders = pods_by_node(scene.ledger)
     found: list[Preemption] = []
     now = _neighbours(scene, pod, scene.pods_by_node) if scene.minds_neighbours(pod) else None
     for name, node in sorted(scene.nodes.items()):
-        room = _Room(scene, pod, host_fit.needs(pod), node, has_neighbours=now is not None and now.refuse(node))
+        room = _NodeSimulation(
+            scene, pod, host_fit.needs(pod), node, has_neighbours=now is not None and now.refuse(node)
+        )
         there = scene.pods_by_node.get(name, ())
         if host_fit.node_reason(pod, node) or room.fits(there):
             continue
@@ -114,7 +116,9 @@ def _started(pod: Pod) -> str:
     return pod.status.start_time or NOT_STARTED
 
 
-def _reprieved(room: "_Room", there: Sequence[Pod], budgets: Budgets) -> tuple[tuple[Pod, ...], int]:
+def _reprieved(
+    room: "_NodeSimulation", there: Sequence[Pod], budgets: DisruptionBudgets
+) -> tuple[tuple[Pod, ...], int]:
     """Return the victims of one node by kube-scheduler's own filters, and how many of them break a budget."""
     priority = room.pod.spec.priority
     running = [one for one in there if not pods.is_terminal(one)]
@@ -144,7 +148,7 @@ def _reprieved(room: "_Room", there: Sequence[Pod], budgets: Budgets) -> tuple[t
     return tuple(one for one in important if one.metadata.uid in uids), broken
 
 
-def _counted_budgets(pod: Pod, budgets: Budgets) -> tuple[str, ...]:
+def _counted_budgets(pod: Pod, budgets: DisruptionBudgets) -> tuple[str, ...]:
     """Return the budgets that kube-scheduler counts for a pod: unlike the API server it takes an empty selector for one
     that means nobody."""
     return tuple(
@@ -157,16 +161,16 @@ def _counted_budgets(pod: Pod, budgets: Budgets) -> tuple[str, ...]:
     )
 
 
-def _neighbours(scene: Scene, pod: Pod, pods_on: Mapping[str, Sequence[Pod]]) -> Neighbours:
-    return Neighbours.of(pod, list(scene.nodes.values()), pods_on, {})
+def _neighbours(scene: IndexedSnapshot, pod: Pod, pods_on: Mapping[str, Sequence[Pod]]) -> PodNeighbours:
+    return PodNeighbours.of(pod, list(scene.nodes.values()), pods_on, {})
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _NodeSimulation:
     """Whether the pod fits on one node beside some of its pods, by kube-scheduler's filters. `has_neighbours`: a rule
     about neighbours keeps it off the node now."""
 
-    scene: Scene
+    scene: IndexedSnapshot
     pod: Pod
     needed: Mapping[str, int]
     node: Node

@@ -29,10 +29,10 @@ from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
 from atoll.cluster.transitions import Availability
 from atoll.explain.blockers import NodeHolders, Price, holders_of, kept_for_others, opponents_of, price, smallest_sets
-from atoll.explain.changes import Case, Change, changed, relaxations_of, tolerable, well_again
-from atoll.explain.decision import Decision, Scene, decide, decide_beside, judge, scene_of
+from atoll.explain.changes import ClusterChange, PodCase, changed, relaxations_of, tolerable, well_again
+from atoll.explain.decision import IndexedSnapshot, PodDecision, decide, decide_beside, index_snapshot, judge
+from atoll.explain.node_slices import NodeSlices
 from atoll.explain.shapes import additions
-from atoll.explain.surroundings import Surroundings
 
 P = TypeVar("P")
 H = TypeVar("H")
@@ -45,7 +45,7 @@ GPU_SETS_MAX: Final = 4096
 """Sets of withheld GPUs that are tried on one node."""
 
 
-class Kind(StrEnum):
+class ProposalKind(StrEnum):
     """What has to be different, the cheapest first."""
 
     ENDING = "ending"
@@ -62,27 +62,27 @@ class Kind(StrEnum):
 class Proposal:
     """One change after which the pod fits, where, and on which GPUs. `cost` orders proposals of one kind."""
 
-    kind: Kind
-    change: Change
+    kind: ProposalKind
+    change: ClusterChange
     node: str
     device_ids: tuple[int, ...]
     cost: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Help(Generic[P]):
+class Suggestions(Generic[P]):
     """All proposals, cheapest first; the kinds of which none helps; and those whose search was cut."""
 
     proposals: tuple[P, ...] = ()
-    helpless: tuple[Kind, ...] = ()
-    cut: tuple[Kind, ...] = ()
+    helpless: tuple[ProposalKind, ...] = ()
+    cut: tuple[ProposalKind, ...] = ()
 
 
-def hunt_all(searches: Mapping[Kind, Callable[[H], tuple[list[P], bool]]], hunt: H) -> Help[P]:
+def search_all(searches: Mapping[ProposalKind, Callable[[H], tuple[list[P], bool]]], hunt: H) -> Suggestions[P]:
     """Search every kind by itself. A search gives what it found, and whether it was cut."""
     proposals: list[P] = []
-    helpless: list[Kind] = []
-    cut: list[Kind] = []
+    helpless: list[ProposalKind] = []
+    cut: list[ProposalKind] = []
     for kind, search in searches.items():
         found, is_cut = search(hunt)
         proposals += found
@@ -90,51 +90,57 @@ def hunt_all(searches: Mapping[Kind, Callable[[H], tuple[list[P], bool]]], hunt:
             cut.append(kind)
         elif not found:
             helpless.append(kind)
-    return Help(tuple(proposals), tuple(helpless), tuple(cut))
+    return Suggestions(tuple(proposals), tuple(helpless), tuple(cut))
 
 
 @dataclass(frozen=True, slots=True)
-class _Hunt:
+class _ProposalSearch:
     """What every search needs. `holders`: of every node; `surroundings`: all by node; `closed`: see Decision."""
 
-    case: Case
-    scene: Scene
+    case: PodCase
+    scene: IndexedSnapshot
     request: Request
     holders: tuple[NodeHolders, ...]
-    surroundings: Surroundings
+    surroundings: NodeSlices
     closed: Mapping[str, tuple[str, ...]]
 
 
-def find_help(scene: Scene, pod: Pod, decision: Decision) -> Help[Proposal]:
+def find_suggestions(scene: IndexedSnapshot, pod: Pod, decision: PodDecision) -> Suggestions[Proposal]:
     """Return what would help a pod that fits nowhere now; nothing for one whose request cannot be read."""
     if isinstance(decision.request, Rejection) or decision.fits:
-        return Help()
-    case = Case(scene.snapshot, pod, scene.snapshot.claim_of(pod))
+        return Suggestions()
+    case = PodCase(scene.snapshot, pod, scene.snapshot.claim_of(pod))
     kept = kept_for_others(scene.ledger, pod)
     held = (holders_of(scene, name, pod, kept.get(name, ())) for name in sorted(scene.nodes))
     holders = tuple(one for one in held if one is not None)
-    hunt = _Hunt(case, scene, decision.request, holders, Surroundings.of(scene), decision.closed)
-    return hunt_all(_SEARCHES, hunt)
+    hunt = _ProposalSearch(case, scene, decision.request, holders, NodeSlices.of(scene), decision.closed)
+    return search_all(_SEARCHES, hunt)
 
 
-def check(case: Case, change: Change) -> Decision:
+def check(case: PodCase, change: ClusterChange) -> PodDecision:
     """Decide about the pod on the changed cluster, all of it."""
     after = changed(case, change)
-    return decide(scene_of(after.snapshot), after.pod, after.claim)
+    return decide(index_snapshot(after.snapshot), after.pod, after.claim)
 
 
-def _verified(hunt: _Hunt, kind: Kind, change: Change, node: str, cost: tuple[Any, ...]) -> Iterator[Proposal]:
+def _verified(
+    hunt: _ProposalSearch, kind: ProposalKind, change: ClusterChange, node: str, cost: tuple[Any, ...]
+) -> Iterator[Proposal]:
     """Decide again on what the change leaves of this node; yield the proposal if the pod fits there."""
     has_neighbours = hunt.scene.minds_neighbours(hunt.case.pod)
     small = hunt.surroundings.around(node, holder_uid=hunt.case.pod.metadata.uid, has_neighbours=has_neighbours)
     after = changed(replace(hunt.case, snapshot=small), change)
-    best = decide(scene_of(after.snapshot), after.pod, after.claim, only=[node])
+    best = decide(index_snapshot(after.snapshot), after.pod, after.claim, only=[node])
     if best.best is not None:
         yield _proposal(kind, change, best, after.snapshot.reports, cost)
 
 
 def _proposal(
-    kind: Kind, change: Change, decision: Decision, reports: Iterable[GpuNodeStatus], cost: tuple[Any, ...]
+    kind: ProposalKind,
+    change: ClusterChange,
+    decision: PodDecision,
+    reports: Iterable[GpuNodeStatus],
+    cost: tuple[Any, ...],
 ) -> Proposal:
     best = decision.best
     assert best is not None
@@ -144,7 +150,9 @@ def _proposal(
     return Proposal(kind, change, best.node, ids, cost)
 
 
-def _claim_change(hunt: _Hunt, kind: Kind, change: Change, cost: tuple[Any, ...]) -> Iterator[Proposal]:
+def _claim_change(
+    hunt: _ProposalSearch, kind: ProposalKind, change: ClusterChange, cost: tuple[Any, ...]
+) -> Iterator[Proposal]:
     """The cluster stays as it is, so its scene serves again, and what it has against the pod beside GPUs."""
     after = changed(hunt.case, change)
     decision = decide_beside(hunt.scene, after.pod, after.claim, hunt.closed, list(hunt.scene.nodes))
@@ -155,7 +163,7 @@ def _claim_change(hunt: _Hunt, kind: Kind, change: Change, cost: tuple[Any, ...]
 Found = tuple[list[Proposal], bool]
 
 
-def _ending(hunt: _Hunt) -> Found:
+def _ending(hunt: _ProposalSearch) -> Found:
     """Pods that end anyway, all that concern one node together."""
     found: list[Proposal] = []
     against = opponents_of(hunt.scene, hunt.case.pod)
@@ -163,32 +171,34 @@ def _ending(hunt: _Hunt) -> Found:
         concerned = _all_on(hunt.scene, one) | against.get(one.node, frozenset())
         ending = tuple(uid for uid in sorted(concerned) if _is_ending(hunt.scene, uid))
         if ending:
-            found += _verified(hunt, Kind.ENDING, Change(ended=ending), one.node, (len(ending), one.node))
+            found += _verified(
+                hunt, ProposalKind.ENDING, ClusterChange(ended=ending), one.node, (len(ending), one.node)
+            )
     return _first(found), False
 
 
-def _relax(hunt: _Hunt) -> Found:
+def _relax(hunt: _ProposalSearch) -> Found:
     """The fewest relaxations; all sets of them are tried."""
     possible = relaxations_of(hunt.case.claim)
     for size in range(1, len(possible) + 1):
         found: list[Proposal] = []
         for rank, relaxed in enumerate(combinations(possible, size)):
-            found += _claim_change(hunt, Kind.RELAX, Change(relaxed=relaxed), (rank,))
+            found += _claim_change(hunt, ProposalKind.RELAX, ClusterChange(relaxed=relaxed), (rank,))
         if found:
             return _first(found), False
     return [], False
 
 
-def _count(hunt: _Hunt) -> Found:
+def _count(hunt: _ProposalSearch) -> Found:
     """The largest smaller count."""
     for count in range(hunt.request.ask.count - 1, 0, -1):
-        found = list(_claim_change(hunt, Kind.COUNT, Change(count=count), (-count,)))
+        found = list(_claim_change(hunt, ProposalKind.COUNT, ClusterChange(count=count), (-count,)))
         if found:
             return found, False
     return [], False
 
 
-def _open(hunt: _Hunt) -> Found:
+def _open(hunt: _ProposalSearch) -> Found:
     """Nodes whose GPUs fit, and which kube-scheduler refuses for what stands on the Node alone."""
     pod = hunt.case.pod
     found: list[Proposal] = []
@@ -198,19 +208,19 @@ def _open(hunt: _Hunt) -> Found:
             continue
         taints = len(tolerable(pod, node)) + node.spec.unschedulable
         labels = sum(node.metadata.labels.get(key) != value for key, value in pod.spec.node_selector.items())
-        found += _verified(hunt, Kind.OPEN, Change(opened=name), name, (taints + labels, name))
+        found += _verified(hunt, ProposalKind.OPEN, ClusterChange(opened=name), name, (taints + labels, name))
     return _first(found), False
 
 
-def _gpu(hunt: _Hunt) -> Found:
-    return _withheld(hunt, Kind.GPU)
+def _gpu(hunt: _ProposalSearch) -> Found:
+    return _withheld(hunt, ProposalKind.GPU)
 
 
-def _repair(hunt: _Hunt) -> Found:
-    return _withheld(hunt, Kind.REPAIR)
+def _repair(hunt: _ProposalSearch) -> Found:
+    return _withheld(hunt, ProposalKind.REPAIR)
 
 
-def _withheld(hunt: _Hunt, kind: Kind) -> Found:
+def _withheld(hunt: _ProposalSearch, kind: ProposalKind) -> Found:
     """The fewest GPUs of one node that would have to be given out again."""
     reports = {one.metadata.name: one for one in hunt.case.snapshot.reports}
     found: list[Proposal] = []
@@ -233,16 +243,16 @@ def _withheld(hunt: _Hunt, kind: Kind) -> Found:
     return _first(found), is_cut and not found
 
 
-def _sets_of(kind: Kind, status: GpuNodeStatus) -> Iterator[Change]:
+def _sets_of(kind: ProposalKind, status: GpuNodeStatus) -> Iterator[ClusterChange]:
     """Yield the changes that give GPUs back, by how many."""
     node, standings = status.metadata.name, judge_health(status).standings
-    is_cordon = kind is Kind.GPU
+    is_cordon = kind is ProposalKind.GPU
     states = {Availability.CORDONED} if is_cordon else {Availability.QUARANTINED, Availability.UNKNOWN}
     uuids = sorted(uuid for uuid, standing in standings.items() if standing.state in states)
     for size in range(1, len(uuids) + 1):
         for chosen in combinations(uuids, size):
             gpus = tuple((node, uuid) for uuid in chosen)
-            yield Change(uncordoned=gpus) if is_cordon else Change(healed=gpus)
+            yield ClusterChange(uncordoned=gpus) if is_cordon else ClusterChange(healed=gpus)
 
 
 def _fits_after(one: NodeHolders, status: GpuNodeStatus, request: Request) -> bool:
@@ -252,14 +262,14 @@ def _fits_after(one: NodeHolders, status: GpuNodeStatus, request: Request) -> bo
     return not isinstance(offer(cell_of(devices.shape, one.free & devices.usable), plain(request)), Rejection)
 
 
-def _end(hunt: _Hunt) -> Found:
+def _end(hunt: _ProposalSearch) -> Found:
     """The fewest running pods of one node, those of the lowest priority first."""
     ends = smallest_sets(hunt.scene, hunt.holders, hunt.case.pod, hunt.request)
     price_of = {uid: price(hunt.scene, uid) for _, uids in ends.sets for uid in uids}
     ranked = nsmallest(END_SETS_MAX, ((_total(price_of, uids), node, tuple(sorted(uids))) for node, uids in ends.sets))
     found: list[Proposal] = []
     for total, node, uids in ranked:
-        found += _verified(hunt, Kind.END, Change(ended=uids), node, (len(uids), total, node))
+        found += _verified(hunt, ProposalKind.END, ClusterChange(ended=uids), node, (len(uids), total, node))
         if len(found) == SHOWN_MAX:
             break
     is_cut = ends.is_cut or len(ends.sets) > END_SETS_MAX
@@ -273,29 +283,29 @@ def _total(price_of: Mapping[str, Price], uids: Iterable[str]) -> tuple[int, int
     return max(priority for priority, _, _ in prices), sum(gpus for _, gpus, _ in prices), named
 
 
-def _add(hunt: _Hunt) -> Found:
+def _add(hunt: _ProposalSearch) -> Found:
     """A node like one of the cluster's, then known machines, the smallest first."""
     found: list[Proposal] = []
     for rank, addition in enumerate(additions(hunt.case.snapshot, hunt.case.pod, name=_free_name(hunt.scene))):
         name = addition.node.metadata.name
-        found += _verified(hunt, Kind.ADD, Change(added=addition), name, (rank,))
+        found += _verified(hunt, ProposalKind.ADD, ClusterChange(added=addition), name, (rank,))
         if len(found) == SHOWN_MAX:
             break
     return found, False
 
 
-def _free_name(scene: Scene) -> str:
+def _free_name(scene: IndexedSnapshot) -> str:
     name = "new-node"
     while name in scene.nodes:
         name += "-1"
     return name
 
 
-def _all_on(scene: Scene, one: NodeHolders) -> set[str]:
+def _all_on(scene: IndexedSnapshot, one: NodeHolders) -> set[str]:
     return {pod.metadata.uid for pod in scene.pods_by_node.get(one.node, ())} | set(one.uids)
 
 
-def _is_ending(scene: Scene, uid: str) -> bool:
+def _is_ending(scene: IndexedSnapshot, uid: str) -> bool:
     """Tell whether a holder goes anyway: it is deleted, has ended, or is gone and only its Leases are left."""
     found = scene.by_uid.get(uid)
     if found is None:
@@ -307,13 +317,13 @@ def _first(found: list[Proposal]) -> list[Proposal]:
     return sorted(found, key=lambda one: one.cost)[:SHOWN_MAX]
 
 
-_SEARCHES: Final[dict[Kind, Callable[[_Hunt], Found]]] = {
-    Kind.ENDING: _ending,
-    Kind.RELAX: _relax,
-    Kind.COUNT: _count,
-    Kind.OPEN: _open,
-    Kind.GPU: _gpu,
-    Kind.REPAIR: _repair,
-    Kind.END: _end,
-    Kind.ADD: _add,
+_SEARCHES: Final[dict[ProposalKind, Callable[[_ProposalSearch], Found]]] = {
+    ProposalKind.ENDING: _ending,
+    ProposalKind.RELAX: _relax,
+    ProposalKind.COUNT: _count,
+    ProposalKind.OPEN: _open,
+    ProposalKind.GPU: _gpu,
+    ProposalKind.REPAIR: _repair,
+    ProposalKind.END: _end,
+    ProposalKind.ADD: _add,
 }

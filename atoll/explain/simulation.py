@@ -22,11 +22,11 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.pods import is_gpu_pod
 from atoll.explain.changes import Addition, with_node, without_pods
 from atoll.explain.codec import with_objects
-from atoll.explain.decision import Decision, Scene, decide, scene_of
+from atoll.explain.decision import IndexedSnapshot, PodDecision, decide, index_snapshot
 from atoll.explain.explanation import Explanation, explain
 from atoll.explain.gang_decision import decide_gang
+from atoll.explain.gang_index import index_gangs
 from atoll.explain.gang_preemption import gang_victims
-from atoll.explain.gang_scene import gang_scene_of
 from atoll.explain.preemption import preemptions_for
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot
 from topology.islands import islands
@@ -36,7 +36,7 @@ NO_GANG: Final = "its GpuGang is missing: put it into the files, or create it; w
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PodOutcome:
     """One pod. It fits where `allocation` is given; else `explanation` says why not, and what would help, or `note` why
     its gang does not start. `evicted`: pods that it, or its gang, pushes out."""
 
@@ -52,7 +52,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeCapacity:
     """GPUs that could be given out, per node, and the largest set of them on one island anywhere."""
 
     free: Mapping[str, int]
@@ -63,9 +63,9 @@ class Room:
 class Simulation:
     """The answer. `after`: the cluster as it would then be."""
 
-    outcomes: tuple[Outcome, ...]
-    before: Room
-    after: Room
+    outcomes: tuple[PodOutcome, ...]
+    before: FreeCapacity
+    after: FreeCapacity
 
 
 def simulate(
@@ -74,9 +74,9 @@ def simulate(
     """Place pods and gangs one after another; a gang's turn is that of its last member. Their claims stand in the
     snapshot; a gang that is there already is what `gangs` says from now on. Without `preempts` nobody is pushed out."""
     snapshot = _with_gangs(snapshot, gangs)
-    scene = scene_of(snapshot)
-    before = room_of(scene)
-    outcomes: list[Outcome] = []
+    scene = index_snapshot(snapshot)
+    before = free_capacity_of(scene)
+    outcomes: list[PodOutcome] = []
     for unit in _in_order(asking):
         if len(unit) == 1 and gang_key(unit[0]) is None:
             outcome, scene = _place(scene, unit[0], preempts=preempts)
@@ -84,7 +84,7 @@ def simulate(
         else:
             more, scene = place_gang(scene, unit, preempts=preempts)
             outcomes += more
-    return Simulation(tuple(outcomes), before, room_of(scene))
+    return Simulation(tuple(outcomes), before, free_capacity_of(scene))
 
 
 def _with_gangs(snapshot: ClusterSnapshot, gangs: Sequence[GpuGang]) -> ClusterSnapshot:
@@ -129,64 +129,66 @@ def with_nodes(snapshot: ClusterSnapshot, added: Sequence[Addition]) -> ClusterS
     return snapshot
 
 
-def room_of(scene: Scene) -> Room:
+def free_capacity_of(scene: IndexedSnapshot) -> FreeCapacity:
     """Return what every node can give out now."""
     cells = scene.ledger.cells(now_seconds=NOW_SECONDS)
     largest = (
         (cell.free & island.mask).bit_count() for cell in set(cells.values()) for island in islands(cell.shape.machine)
     )
-    return Room({name: cells[name].free.bit_count() for name in sorted(cells)}, max(largest, default=0))
+    return FreeCapacity({name: cells[name].free.bit_count() for name in sorted(cells)}, max(largest, default=0))
 
 
-def _place(scene: Scene, pod: Pod, *, preempts: bool) -> tuple[Outcome, Scene]:
+def _place(scene: IndexedSnapshot, pod: Pod, *, preempts: bool) -> tuple[PodOutcome, IndexedSnapshot]:
     """Return what becomes of a pod, and the scene afterwards."""
     if not is_gpu_pod(pod) or pod.spec.scheduling_gates:
-        return Outcome(pod, explanation=explain(scene, pod)), scene
+        return PodOutcome(pod, explanation=explain(scene, pod)), scene
     decision = decide(scene, pod, scene.snapshot.claim_of(pod))
     evicted: tuple[Pod, ...] = ()
     for plan in preemptions_for(scene, pod, decision) if preempts else ():
-        after = scene_of(without_pods(scene.snapshot, {victim.metadata.uid for victim in plan.victims}))
+        after = index_snapshot(without_pods(scene.snapshot, {victim.metadata.uid for victim in plan.victims}))
         made = decide(after, pod, scene.snapshot.claim_of(pod), only=[plan.node])
         if made.best is not None:
             scene, decision, evicted = after, made, plan.victims
             break
     if decision.best is None:
-        return Outcome(pod, explanation=explain(scene, pod)), scene
+        return PodOutcome(pod, explanation=explain(scene, pod)), scene
     allocation = allocation_of(scene, decision)
     choice = decision.best.choice
-    outcome = Outcome(
+    outcome = PodOutcome(
         pod, allocation.node, allocation, choice.islands, choice.ring_gbps, choice.relative_quality,
         evicted=tuple(map(_named, evicted)),
     )  # fmt: skip
-    return outcome, scene_of(with_objects(scene.snapshot, pods=[bound_pod(pod, allocation)]))
+    return outcome, index_snapshot(with_objects(scene.snapshot, pods=[bound_pod(pod, allocation)]))
 
 
-def place_gang(scene: Scene, members: Sequence[Pod], *, preempts: bool) -> tuple[list[Outcome], Scene]:
+def place_gang(
+    scene: IndexedSnapshot, members: Sequence[Pod], *, preempts: bool
+) -> tuple[list[PodOutcome], IndexedSnapshot]:
     """Return what becomes of the members of one gang, and the scene afterwards: all have their GPUs, or none."""
     key = gang_key(members[0])
-    scene = scene_of(with_objects(scene.snapshot, pods=members))
+    scene = index_snapshot(with_objects(scene.snapshot, pods=members))
     gang = scene.snapshot.gang(*key) if key is not None else None
     if gang is None:
-        return [Outcome(pod, note=NO_GANG) for pod in members], scene
+        return [PodOutcome(pod, note=NO_GANG) for pod in members], scene
     evicted: tuple[Pod, ...] = ()
-    decision = decide_gang(gang_scene_of(scene), gang)
+    decision = decide_gang(index_gangs(scene), gang)
     if not decision.fits and preempts and decision.reason == "WaitForRoom":
-        evicted = gang_victims(gang_scene_of(scene), decision)
+        evicted = gang_victims(index_gangs(scene), decision)
         if evicted:
-            scene = scene_of(without_pods(scene.snapshot, {pod.metadata.uid for pod in evicted}))
-            decision = decide_gang(gang_scene_of(scene), gang)
+            scene = index_snapshot(without_pods(scene.snapshot, {pod.metadata.uid for pod in evicted}))
+            decision = decide_gang(index_gangs(scene), gang)
     if not decision.fits:
-        return [Outcome(pod, note=f"gang {gang.metadata.name}: {decision.message}") for pod in members], scene
-    seats = {seat.member.uid: seat.allocation for seat in decision.seats}
+        return [PodOutcome(pod, note=f"gang {gang.metadata.name}: {decision.message}") for pod in members], scene
+    seats = {seat.member.uid: seat.allocation for seat in decision.assignments}
     bound = [bound_pod(pod, seats[pod.metadata.uid]) for pod in members if pod.metadata.uid in seats]
     names_of = tuple(map(_named, evicted))
     outcomes = [
-        Outcome(pod, seats[pod.metadata.uid].node, seats[pod.metadata.uid], evicted=() if number else names_of)
+        PodOutcome(pod, seats[pod.metadata.uid].node, seats[pod.metadata.uid], evicted=() if number else names_of)
         if pod.metadata.uid in seats
-        else Outcome(pod, note=f"gang {gang.metadata.name} starts without it")
+        else PodOutcome(pod, note=f"gang {gang.metadata.name} starts without it")
         for number, pod in enumerate(members)
     ]
-    return outcomes, scene_of(_admitted(with_objects(scene.snapshot, pods=bound), gang))
+    return outcomes, index_snapshot(_admitted(with_objects(scene.snapshot, pods=bound), gang))
 
 
 def _admitted(snapshot: ClusterSnapshot, gang: GpuGang) -> ClusterSnapshot:
@@ -201,7 +203,7 @@ def _named(pod: Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
-def allocation_of(scene: Scene, decision: Decision) -> Allocation:
+def allocation_of(scene: IndexedSnapshot, decision: PodDecision) -> Allocation:
     """Return what bind would write for a pod that fits."""
     assert decision.best is not None
     devices = scene.ledger.nodes[decision.best.node].devices

@@ -16,13 +16,13 @@ from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
-from atoll.cluster.budgets import Budget
+from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
-from atoll.cluster.past_asks import PastAsks, recall
 from atoll.cluster.reports import silence_seconds_max, take_report
+from atoll.cluster.request_history import RequestHistory, recall
 
 NOW_SECONDS = 0.0
 """The moment of a snapshot on the clock of its ledger."""
@@ -41,9 +41,9 @@ class ClusterSnapshot:
     heartbeats: tuple[Lease, ...] = ()
     gangs: tuple[GpuGang, ...] = ()
     topologies: tuple[Topology, ...] = ()
-    budgets: tuple[Budget, ...] = ()
+    budgets: tuple[DisruptionBudget, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
-    past_asks: PastAsks | None = None
+    past_asks: RequestHistory | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod of that name."""

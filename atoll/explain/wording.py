@@ -10,47 +10,47 @@ from typing import Any, Final
 from atoll.cluster import pods
 from atoll.cluster.objects import Pod
 from atoll.explain.changes import tolerable
-from atoll.explain.decision import Scene
-from atoll.explain.explanation import Explanation, Group
+from atoll.explain.decision import IndexedSnapshot
+from atoll.explain.explanation import Explanation, NodeGroup
 from atoll.explain.nodes import IslandState, NodeAnswer
-from atoll.explain.proposals import Kind, Proposal
+from atoll.explain.proposals import Proposal, ProposalKind
 
 NAMED_MAX: Final = 8
 """Pods or GPUs that one sentence names."""
 
-HELPLESS: Final[Mapping[Kind, str]] = {
-    Kind.ENDING: "no pod that is ending makes room",
-    Kind.RELAX: "no claim that asks less of the GPUs would fit",
-    Kind.COUNT: "no smaller count fits",
-    Kind.OPEN: "no node is closed that would fit if it were opened",
-    Kind.GPU: "no cordoned GPUs would make room",
-    Kind.REPAIR: "no sick GPUs would make room",
-    Kind.END: "no running pods of one node would make room by their end",
-    Kind.ADD: "no node of a known shape would fit",
+HELPLESS: Final[Mapping[ProposalKind, str]] = {
+    ProposalKind.ENDING: "no pod that is ending makes room",
+    ProposalKind.RELAX: "no claim that asks less of the GPUs would fit",
+    ProposalKind.COUNT: "no smaller count fits",
+    ProposalKind.OPEN: "no node is closed that would fit if it were opened",
+    ProposalKind.GPU: "no cordoned GPUs would make room",
+    ProposalKind.REPAIR: "no sick GPUs would make room",
+    ProposalKind.END: "no running pods of one node would make room by their end",
+    ProposalKind.ADD: "no node of a known shape would fit",
 }
 """What it means that nothing of a kind helps."""
 
 
-def sentence(proposal: Proposal, scene: Scene, pod: Pod) -> str:
+def sentence(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> str:
     """Return what to do, and what the pod then gets."""
     return f"{_what(proposal, scene, pod)}: then it fits on {proposal.node} with GPUs {_list(proposal.device_ids)}"
 
 
-def _what(proposal: Proposal, scene: Scene, pod: Pod) -> str:
+def _what(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> str:
     change = proposal.change
-    if proposal.kind is Kind.RELAX:
+    if proposal.kind is ProposalKind.RELAX:
         return f"use a claim with {', '.join(change.relaxed)}"
-    if proposal.kind is Kind.COUNT:
+    if proposal.kind is ProposalKind.COUNT:
         return f"ask for {change.count}"
-    if proposal.kind is Kind.OPEN:
+    if proposal.kind is ProposalKind.OPEN:
         return _opening(change.opened, scene, pod)
-    if proposal.kind in (Kind.GPU, Kind.REPAIR):
+    if proposal.kind in (ProposalKind.GPU, ProposalKind.REPAIR):
         gpus = ", ".join(gpu_text(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)[:NAMED_MAX])
-        return f"uncordon {gpus}" if proposal.kind is Kind.GPU else f"get {gpus} well"
-    if proposal.kind is Kind.ADD:
+        return f"uncordon {gpus}" if proposal.kind is ProposalKind.GPU else f"get {gpus} well"
+    if proposal.kind is ProposalKind.ADD:
         assert change.added is not None
         return f"add a node ({change.added.shape})"
-    return when_ended([pod_text(scene, uid) for uid in change.ended], is_proof=proposal.kind is Kind.ENDING)
+    return when_ended([pod_text(scene, uid) for uid in change.ended], is_proof=proposal.kind is ProposalKind.ENDING)
 
 
 def when_ended(named: Sequence[str], *, is_proof: bool) -> str:
@@ -60,7 +60,7 @@ def when_ended(named: Sequence[str], *, is_proof: bool) -> str:
     return f"when {listed(named)} {verb}"
 
 
-def _opening(name: str, scene: Scene, pod: Pod) -> str:
+def _opening(name: str, scene: IndexedSnapshot, pod: Pod) -> str:
     node = scene.nodes[name]
     parts = ["uncordon the node"] if node.spec.unschedulable else []
     parts += [
@@ -75,13 +75,13 @@ def _opening(name: str, scene: Scene, pod: Pod) -> str:
     return f"open node {name} ({', '.join(parts)})"
 
 
-def gpu_text(scene: Scene, node: str, uuid: str) -> str:
+def gpu_text(scene: IndexedSnapshot, node: str, uuid: str) -> str:
     """Return a GPU as people name it."""
     devices = scene.ledger.nodes[node]
     return f"GPU {node}/{devices.devices[devices.position_by_uuid[uuid]].id}"
 
 
-def pod_text(scene: Scene, uid: str) -> str:
+def pod_text(scene: IndexedSnapshot, uid: str) -> str:
     """Return a pod as people name it; one that is gone by its Leases."""
     found = scene.by_uid.get(uid)
     if found is not None:
@@ -101,7 +101,7 @@ def group_text(count: int, standing: str, reason: str, others: Sequence[str]) ->
     return f"{nodes_text(count)} {standing}: {reasons}"
 
 
-def explanation_json(told: Explanation, scene: Scene, pod: Pod) -> dict[str, Any]:
+def explanation_json(told: Explanation, scene: IndexedSnapshot, pod: Pod) -> dict[str, Any]:
     """Return an explanation as plain values."""
     return {
         "pod": told.pod,
@@ -118,7 +118,7 @@ def explanation_json(told: Explanation, scene: Scene, pod: Pod) -> dict[str, Any
     }
 
 
-def proposal_json(proposal: Proposal, scene: Scene, pod: Pod) -> dict[str, Any]:
+def proposal_json(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> dict[str, Any]:
     """Return a proposal as plain values."""
     change = proposal.change
     return {
@@ -135,7 +135,7 @@ def proposal_json(proposal: Proposal, scene: Scene, pod: Pod) -> dict[str, Any]:
     }
 
 
-def holders_text(scene: Scene, node: str) -> str:
+def holders_text(scene: IndexedSnapshot, node: str) -> str:
     """Return who holds which GPUs of a node."""
     found = []
     for uid in sorted(scene.ledger.pods):
@@ -146,7 +146,7 @@ def holders_text(scene: Scene, node: str) -> str:
     return "; ".join(found)
 
 
-def _group_json(group: Group) -> dict[str, Any]:
+def _group_json(group: NodeGroup) -> dict[str, Any]:
     return {
         "standing": str(group.standing),
         "reason": group.reason,

@@ -45,7 +45,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
     status: _AccessStatus = _AccessStatus()
 
 
-class Doorkeeper:
+class PathAuthorizer:
     """Asks the API server about each call; nothing is remembered, since such calls are rare."""
 
     def __init__(self, client: Creator) -> None:

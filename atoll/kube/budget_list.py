@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from atoll.cluster.budgets import Budgets, decode_budget
+from atoll.cluster.budgets import DisruptionBudgets, decode_budget
 from atoll.kube import paths
 from atoll.kube.client import Listing
 from atoll.kube.clock import Clock
@@ -30,13 +30,13 @@ class BudgetList:
     def __init__(self, client: Lister | Any, clock: Clock) -> None:  # noqa: ANN401 - clients with more parameters
         self._client = client
         self._clock = clock
-        self._budgets = Budgets()
+        self._budgets = DisruptionBudgets()
         self._listed_seconds = -math.inf
 
-    async def read(self) -> Budgets:
+    async def read(self) -> DisruptionBudgets:
         """Return the budgets. Raises KubeError."""
         now = self._clock.monotonic_seconds()
         if now - self._listed_seconds > FRESH_SECONDS:
             listing = await self._client.list(paths.poddisruptionbudgets(), decode_budget)
-            self._budgets, self._listed_seconds = Budgets(tuple(listing.items)), now
+            self._budgets, self._listed_seconds = DisruptionBudgets(tuple(listing.items)), now
         return self._budgets

@@ -20,7 +20,7 @@ Key = tuple[str, str]
 TOMBSTONES_MAX = 4096
 
 
-class Metadata(Protocol):
+class CachedMetadata(Protocol):
     """What is read of an object's metadata."""
 
     @property
@@ -37,7 +37,7 @@ class HasMetadata(Protocol):
     """Any decoded API object."""
 
     @property
-    def metadata(self) -> Metadata: ...
+    def metadata(self) -> CachedMetadata: ...
 
 
 T = TypeVar("T", bound=HasMetadata)
@@ -116,7 +116,7 @@ class Cache(Generic[T]):
             changes.append(Change(ChangeKind.MODIFIED, new, old))
         return changes
 
-    def put_unreadable(self, metadata: Metadata, reason: str) -> list[Change[T]]:
+    def put_unreadable(self, metadata: CachedMetadata, reason: str) -> list[Change[T]]:
         """Observe an existing object that cannot be decoded: keep its older state, but mark it."""
         key = key_of(metadata)
         self._note_listed(key)
@@ -124,7 +124,7 @@ class Cache(Generic[T]):
         old = self._objects.get(key)
         return [self._drop(key)] if old is not None and old.metadata.uid != metadata.uid else []
 
-    def remove(self, metadata: Metadata, last: T | None) -> list[Change[T]]:
+    def remove(self, metadata: CachedMetadata, last: T | None) -> list[Change[T]]:
         """Observe a deletion; `last` is the object's final state, None when it cannot be decoded.
 
         A deletion of a UID that is not held is passed on, because its final state may be the proof someone waits for;
@@ -149,12 +149,12 @@ class Cache(Generic[T]):
         self._bury(old.metadata)
         return Change(ChangeKind.DELETED, old, old, synthetic=True)
 
-    def _bury(self, metadata: Metadata) -> None:
+    def _bury(self, metadata: CachedMetadata) -> None:
         self._tombstones[metadata.uid] = metadata.resource_version
         if len(self._tombstones) > TOMBSTONES_MAX:
             del self._tombstones[next(iter(self._tombstones))]
 
-    def _is_late(self, new: Metadata, old: T | None) -> bool:
+    def _is_late(self, new: CachedMetadata, old: T | None) -> bool:
         if self._listed is not None:
             return False
         if is_older(new.resource_version, self._tombstones.get(new.uid, "")):
@@ -166,7 +166,7 @@ class Cache(Generic[T]):
             self._listed.add(key)
 
 
-def key_of(metadata: Metadata) -> Key:
+def key_of(metadata: CachedMetadata) -> Key:
     return metadata.namespace, metadata.name
 
 

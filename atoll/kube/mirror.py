@@ -32,7 +32,7 @@ BLIND_SECONDS_MAX = 120.0
 """A collection that was not heard of for this long cannot be decided on; bookmarks come about once a minute."""
 
 
-class Kind(StrEnum):
+class WatchedKind(StrEnum):
     """Which collection a change belongs to."""
 
     POD = "pod"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
     TOPOLOGY = "topology"
 
 
-Listener = Callable[[Kind, Change[Any]], None]
+Listener = Callable[[WatchedKind, Change[Any]], None]
 
 
 class ClusterMirror:
@@ -61,7 +61,7 @@ class ClusterMirror:
         self.reports: dict[str, GpuNodeStatus] = {}
 
         def watch(
-            path: str, decode: Callable[[bytes], Any], take: Callable[[Change[Any]], None], kind: Kind
+            path: str, decode: Callable[[bytes], Any], take: Callable[[Change[Any]], None], kind: WatchedKind
         ) -> Reflector[Any]:
             def on_event(change: Change[Any]) -> None:
                 take(change)
@@ -70,36 +70,38 @@ class ClusterMirror:
 
             return Reflector(client, path, decode, on_event=on_event, clock=clock)
 
-        self.pods: Reflector[Pod] = watch(paths.pods(), decode_pod, self._take_pod, Kind.POD)
-        self.nodes: Reflector[Node] = watch(paths.nodes(), decode_node, self._take_node, Kind.NODE)
+        self.pods: Reflector[Pod] = watch(paths.pods(), decode_pod, self._take_pod, WatchedKind.POD)
+        self.nodes: Reflector[Node] = watch(paths.nodes(), decode_node, self._take_node, WatchedKind.NODE)
         self.leases: Reflector[Lease] = watch(
-            paths.leases(names.SYSTEM_NAMESPACE), decode_lease, self._take_lease, Kind.LEASE
+            paths.leases(names.SYSTEM_NAMESPACE), decode_lease, self._take_lease, WatchedKind.LEASE
         )
         self.heartbeats: Reflector[Lease] = watch(
-            paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease, self._take_heartbeat, Kind.HEARTBEAT
+            paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease, self._take_heartbeat, WatchedKind.HEARTBEAT
         )
-        self.claims: Reflector[GpuClaim] = watch(paths.gpuclaims(), GpuClaim.model_validate_json, _ignore, Kind.CLAIM)
+        self.claims: Reflector[GpuClaim] = watch(
+            paths.gpuclaims(), GpuClaim.model_validate_json, _ignore, WatchedKind.CLAIM
+        )
         self.node_statuses: Reflector[GpuNodeStatus] = watch(
-            paths.gpunodestatuses(), GpuNodeStatus.model_validate_json, self._take_report, Kind.REPORT
+            paths.gpunodestatuses(), GpuNodeStatus.model_validate_json, self._take_report, WatchedKind.REPORT
         )
         self.gangs: Reflector[GpuGang] | None = None
         self.topologies: Reflector[Topology] | None = None
         if with_gangs:
-            self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, Kind.GANG)
-            self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, Kind.TOPOLOGY)
+            self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, WatchedKind.GANG)
+            self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, WatchedKind.TOPOLOGY)
 
     @property
-    def reflectors(self) -> dict[Kind, Reflector[Any]]:
+    def reflectors(self) -> dict[WatchedKind, Reflector[Any]]:
         """Every watched collection by its kind."""
         return {
-            Kind.POD: self.pods,
-            Kind.NODE: self.nodes,
-            Kind.LEASE: self.leases,
-            Kind.HEARTBEAT: self.heartbeats,
-            Kind.CLAIM: self.claims,
-            Kind.REPORT: self.node_statuses,
-            **({Kind.GANG: self.gangs} if self.gangs is not None else {}),
-            **({Kind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
+            WatchedKind.POD: self.pods,
+            WatchedKind.NODE: self.nodes,
+            WatchedKind.LEASE: self.leases,
+            WatchedKind.HEARTBEAT: self.heartbeats,
+            WatchedKind.CLAIM: self.claims,
+            WatchedKind.REPORT: self.node_statuses,
+            **({WatchedKind.GANG: self.gangs} if self.gangs is not None else {}),
+            **({WatchedKind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
         }
 
     def on_change(self, listener: Listener) -> None:
@@ -123,11 +125,11 @@ class ClusterMirror:
         """Tell whether every collection is complete and fresh."""
         return not self.unready_reason()
 
-    def begin_anew(self) -> None:
+    def relist(self) -> None:
         """Be unready until every collection was listed by a list that begins after this; expectations are dropped."""
-        self.ledger.forget_expectations()
+        self.ledger.drop_all_tentative()
         for reflector in self.reflectors.values():
-            reflector.begin_anew()
+            reflector.relist()
 
     async def synced(self) -> None:
         """Wait until every collection was listed once."""

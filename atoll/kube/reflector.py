@@ -28,8 +28,8 @@ from atoll.kube.errors import ApiError, Gone, KubeError, MalformedAnswer, Unansw
 from atoll.kube.limits import Backoff
 from atoll.kube.watch_events import (
     INITIAL_EVENTS_END,
+    EventMeta,
     LineSplitter,
-    ObjectMeta,
     WatchEvent,
     decode_metadata,
     parse_event,
@@ -118,7 +118,7 @@ class Reflector(Generic[T]):
             self._waiters = [waiter for waiter in self._waiters if waiter[1] is not reached]
         return True
 
-    def begin_anew(self) -> None:
+    def relist(self) -> None:
         """List again from now on: `synced` is set once more by a list that begins after this, and by no earlier one."""
         self.synced.clear()
         self._must_list = self._is_outdated = True
@@ -275,7 +275,7 @@ class Reflector(Generic[T]):
         log.info("Restarting a watch", path=self._path, err=str(error), relist=self._must_list)
 
 
-def _metadata(raw: bytes) -> ObjectMeta | None:
+def _metadata(raw: bytes) -> EventMeta | None:
     try:
         return decode_metadata(raw).metadata
     except Exception:  # noqa: BLE001 - whatever it is, it is not an object

@@ -17,7 +17,7 @@ LINE_BYTES_MAX = 16 * 1024 * 1024
 INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 
 
-class ObjectMeta(msgspec.Struct, rename="camel", frozen=True, gc=False):
+class EventMeta(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The least that every object has."""
 
     name: str = ""
@@ -30,7 +30,7 @@ class ObjectMeta(msgspec.Struct, rename="camel", frozen=True, gc=False):
 class AnyObject(msgspec.Struct, frozen=True, gc=False):
     """An object of which only the metadata is read."""
 
-    metadata: ObjectMeta
+    metadata: EventMeta
 
 
 class WatchEvent(msgspec.Struct, frozen=True, gc=False):

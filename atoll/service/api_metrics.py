@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from atoll.service.metrics import Metrics
 
 
-class Call(Protocol):
+class ObservedCall(Protocol):
     """One request as it was sent; labels from bounded sets."""
 
     @property
@@ -31,7 +31,7 @@ class Client(Protocol):
     throttled_seconds: float
 
 
-class Watch(Protocol):
+class ObservedWatch(Protocol):
     """One watched collection."""
 
     listings_count: int
@@ -51,7 +51,7 @@ def count_calls(metrics: Metrics, client: Client) -> None:
     )
     seconds = metrics.histogram("api_call_seconds", "Time until the API server answered", labels=("verb",))
 
-    def observe(call: Call) -> None:
+    def observe(call: ObservedCall) -> None:
         calls.labels(call.verb, call.resource, call.code).inc()
         seconds.labels(call.verb).observe(call.seconds)
 
@@ -61,7 +61,7 @@ def count_calls(metrics: Metrics, client: Client) -> None:
     )
 
 
-def tell_watches(metrics: Metrics, watches: Mapping[str, Watch]) -> None:
+def register_watch_metrics(metrics: Metrics, watches: Mapping[str, ObservedWatch]) -> None:
     """Tell of every watched collection how old the copy is, how often it was listed, and what could not be read."""
     ages = metrics.gauge(
         "watch_age_seconds", "Time since the last news of a watched collection; +Inf before the first", labels=("kind",)
@@ -76,9 +76,9 @@ def tell_watches(metrics: Metrics, watches: Mapping[str, Watch]) -> None:
         odd.labels(kind).set_function(partial(_undecodable, watch))
 
 
-def _lists(watch: Watch) -> float:
+def _lists(watch: ObservedWatch) -> float:
     return float(watch.listings_count)
 
 
-def _undecodable(watch: Watch) -> float:
+def _undecodable(watch: ObservedWatch) -> float:
     return float(watch.undecodable_count)

@@ -67,7 +67,7 @@ def add_health(
     app.router.add_get("/readyz", _health_handler(ready or {}))
     if metrics is not None:
         checks = ready or {}
-        metrics.tell_readiness(lambda: not _failures(checks))
+        metrics.register_readiness(lambda: not _failures(checks))
         app.router.add_get("/metrics", _metrics_handler(metrics))
 
 

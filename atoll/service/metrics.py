@@ -56,7 +56,7 @@ class Metrics:
         """Count that somebody else keeps, read when the page is; the page shows the name with `_total`."""
         self.registry.register(_ReadCounter(self._full(name), help_text, read))
 
-    def tell_readiness(self, is_ready: Callable[[], bool]) -> None:
+    def register_readiness(self, is_ready: Callable[[], bool]) -> None:
         """Show whether the part is ready, as it answers on every port."""
         if not self._tells_readiness:
             self.gauge_of("ready", "1 while /readyz says yes", lambda: float(is_ready()))

@@ -25,10 +25,10 @@ import pynvml
 
 from agent.driver_client import DriverWorker
 from agent.errors import ReadingFailed
-from agent.looks import Looker
 from agent.nvml import NvmlBackend
+from agent.observation import MachineObserver
 from bench.hardware import checks, smi
-from bench.hardware.checks import Finding
+from bench.hardware.checks import HardwareFinding
 from bench.hardware.probe import probe
 from bench.hardware.recording import Recorder
 
@@ -40,7 +40,7 @@ CHILD_SECONDS = 120
 def main() -> int:
     """Run every check; a check that breaks is a failure and hides no other."""
     options = _options()
-    findings: list[Finding] = []
+    findings: list[HardwareFinding] = []
     summary: dict[str, Any] = {"python": sys.version.split()[0]}
     report: dict[str, Any] = {}
     for part in (
@@ -68,17 +68,17 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _guarded(part: Callable[[], Iterable[Finding]]) -> list[Finding]:
+def _guarded(part: Callable[[], Iterable[HardwareFinding]]) -> list[HardwareFinding]:
     found = []
     try:
         for finding in part():
             found.append(finding)  # noqa: PERF402 - what was found before a break counts
     except Exception:  # noqa: BLE001 - the next check shall run
-        found.append(Finding("check ran to its end", holds=False, detail=traceback.format_exc()))
+        found.append(HardwareFinding("check ran to its end", holds=False, detail=traceback.format_exc()))
     return found
 
 
-def _discovery(report: dict[str, Any], summary: dict[str, Any], out: Path | None) -> Iterator[Finding]:
+def _discovery(report: dict[str, Any], summary: dict[str, Any], out: Path | None) -> Iterator[HardwareFinding]:
     """The printed report against nvidia-smi."""
     started = time.perf_counter()
     done = subprocess.run(
@@ -88,7 +88,7 @@ def _discovery(report: dict[str, Any], summary: dict[str, Any], out: Path | None
         timeout=120,
     )
     summary["agent_once_rss_kib"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    yield Finding("agent --once ends well", done.returncode == 0, done.stderr[-2000:])
+    yield HardwareFinding("agent --once ends well", done.returncode == 0, done.stderr[-2000:])
     report |= json.loads(done.stdout)
     xml, listed, topology = smi.ask("-q", "-x"), smi.ask("-L"), smi.ask("topo", "-m")
     if out is not None:
@@ -96,19 +96,21 @@ def _discovery(report: dict[str, Any], summary: dict[str, Any], out: Path | None
         texts = {"report.json": done.stdout, "smi.xml": xml, "smi-L.txt": listed, "smi-topo.txt": topology}
         for name, text in texts.items():
             (out / name).write_text(text)
-    yield Finding("agent --once took", holds=True, detail=f"{time.perf_counter() - started:.2f} s with nvidia-smi")
+    yield HardwareFinding(
+        "agent --once took", holds=True, detail=f"{time.perf_counter() - started:.2f} s with nvidia-smi"
+    )
     devices = sorted(report["devices"], key=lambda device: device["index"])
     gpus = smi.gpus(xml)
     yield checks.same("uuids in order", [device["uuid"] for device in devices], smi.listed_uuids(listed))
     for position, (device, facts) in enumerate(zip(devices, gpus, strict=True)):
         yield from checks.device_findings(device, facts, position=position)
-        yield Finding(f"gpu {position} healthy", device["health"]["state"] == "healthy", str(device["health"]))
+        yield HardwareFinding(f"gpu {position} healthy", device["health"]["state"] == "healthy", str(device["health"]))
     yield checks.fabric_finding(report.get("fabric"), gpus[0])
     yield from checks.topology_findings(report["links"], report["devices"], topology)
     yield from checks.adapter_findings(report["links"], report["devices"], topology)
 
 
-def _cuda(report: dict[str, Any]) -> Iterator[Finding]:
+def _cuda(report: dict[str, Any]) -> Iterator[HardwareFinding]:
     """Programs under the variables that Atoll injects see exactly what was promised."""
     devices = sorted(report["devices"], key=lambda device: device["index"])
     uuids = [device["uuid"] for device in devices]
@@ -140,31 +142,33 @@ def _child(cuda: str, *, nvidia: str) -> Iterator[dict[str, Any]]:
             child.communicate(timeout=CHILD_SECONDS)
 
 
-def _evidence(report: dict[str, Any]) -> Iterator[Finding]:
+def _evidence(report: dict[str, Any]) -> Iterator[HardwareFinding]:
     """The agent finds which pod a CUDA program belongs to, and loses it when the program has ended."""
     uuid = min(report["devices"], key=lambda device: device["index"])["uuid"]
     backend = NvmlBackend()
     with tempfile.TemporaryDirectory() as folder:
         proc = Path(folder)
-        looker = Looker(backend, proc_mount=proc, timeout_seconds=60)
+        looker = MachineObserver(backend, proc_mount=proc, timeout_seconds=60)
         with _child(uuid, nvidia=uuid) as seen:
             pid = seen["pid"]
             (proc / str(pid)).mkdir()
             (proc / str(pid) / "cgroup").write_text(f"0::/kubepods/besteffort/pod{POD_UID}/main\n")
             users = asyncio.run(looker.look()).use.pods
-            yield Finding("process of a pod found on its GPU", users == {POD_UID: frozenset({uuid})}, str(users))
+            yield HardwareFinding(
+                "process of a pod found on its GPU", users == {POD_UID: frozenset({uuid})}, str(users)
+            )
             xml = smi.ask("-q", "-x")
             theirs = smi.pids({"uuid": uuid}, xml)
             ours = backend.read().pids_by_uuid()[uuid]
-            yield Finding(
+            yield HardwareFinding(
                 "pids as nvidia-smi has them", pid in ours and theirs in (set(), set(ours)), f"{ours} {theirs}"
             )
         users = asyncio.run(looker.look()).use.pods
-        yield Finding("ended process not found any more", users == {}, str(users))
+        yield HardwareFinding("ended process not found any more", users == {}, str(users))
     backend.close()
 
 
-def _costs(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[Finding]:
+def _costs(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[HardwareFinding]:
     """What a poll costs: CPU and wall time, time per driver call, memory of this process."""
     recorder = Recorder(pynvml)
     backend = NvmlBackend(recorder)
@@ -182,12 +186,12 @@ def _costs(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[Fin
     summary["nvml_calls"] = recorder.table()
     backend.close()
     summary["rss_kib"] = _rss_kib("self")
-    yield Finding(
+    yield HardwareFinding(
         "poll costs", holds=True, detail=f"{summary['poll_cpu_ms']} ms CPU, {summary['poll_wall_ms']} ms wall"
     )
 
 
-def _isolation(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[Finding]:
+def _isolation(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[HardwareFinding]:
     """The driver asked in the worker process, as the agent does it: what that costs, and what a hang does."""
     backend = NvmlBackend()
     worker = DriverWorker(step_seconds=2.0, open_seconds=20.0)
@@ -203,17 +207,17 @@ def _isolation(summary: dict[str, Any], options: argparse.Namespace) -> Iterator
     summary["worker_rss_kib"] = _rss_kib(worker.pid)
     facts = ("uuid", "serial", "memory_bytes", "cpu_affinity", "ecc_enabled", "nvlinks", "signs", "signs_unread")
     told = [{name: str(getattr(device, name)) for name in facts} for device in first.devices]
-    yield Finding("worker reads the machine", holds=bool(told), detail=json.dumps(told))
+    yield HardwareFinding("worker reads the machine", holds=bool(told), detail=json.dumps(told))
     os.kill(worker.pid, signal.SIGSTOP)
     worker._open_seconds = 1.0
     started = time.perf_counter()
     try:
         backend.read()
-        yield Finding("a hang is noticed", holds=False)
+        yield HardwareFinding("a hang is noticed", holds=False)
     except ReadingFailed as error:
-        yield Finding("a hang is noticed", holds=time.perf_counter() - started < 5, detail=str(error))
+        yield HardwareFinding("a hang is noticed", holds=time.perf_counter() - started < 5, detail=str(error))
     worker._open_seconds = 20.0
-    yield Finding("the next look succeeds", backend.read().devices[0].uuid == first.devices[0].uuid)
+    yield HardwareFinding("the next look succeeds", backend.read().devices[0].uuid == first.devices[0].uuid)
     backend.close()
 
 
@@ -227,13 +231,13 @@ def _rss_kib(pid: int | str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-def _recording(out: Path | None) -> Iterator[Finding]:
+def _recording(out: Path | None) -> Iterator[HardwareFinding]:
     """Everything that the driver answers to a long list of questions, for whoever builds a mock."""
     if out is not None:
         recorder = Recorder(pynvml)
         probe(recorder)
         (out / "probe.json").write_text(json.dumps(recorder.answers, indent=1))
-        yield Finding("driver probed", holds=True, detail=f"{len(recorder.answers)} answers")
+        yield HardwareFinding("driver probed", holds=True, detail=f"{len(recorder.answers)} answers")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ NOTHING = frozenset({"", "N/A", "[N/A]", "Not Active", "Requested functionality 
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HardwareFinding:
     """One line of the result."""
 
     what: str
@@ -30,12 +30,12 @@ class Finding:
     detail: str = ""
 
 
-def same(what: str, ours: object, theirs: object) -> Finding:
+def same(what: str, ours: object, theirs: object) -> HardwareFinding:
     """Two values that must be equal."""
-    return Finding(what, ours == theirs, f"agent {ours!r}, nvidia-smi {theirs!r}")
+    return HardwareFinding(what, ours == theirs, f"agent {ours!r}, nvidia-smi {theirs!r}")
 
 
-def device_findings(device: Mapping[str, Any], facts: Facts, *, position: int) -> Iterable[Finding]:
+def device_findings(device: Mapping[str, Any], facts: Facts, *, position: int) -> Iterable[HardwareFinding]:
     """One GPU of the report against its entry in `nvidia-smi -q -x`."""
     name = f"gpu {position}"
     yield same(f"{name} uuid", device["uuid"], facts["uuid"])
@@ -49,7 +49,9 @@ def device_findings(device: Mapping[str, Any], facts: Facts, *, position: int) -
     )
     total = mebibytes(facts.get("fb_memory_usage/total", ""))
     close = total is not None and abs(device["memoryBytes"] / 2**20 - total) <= MEMORY_TOLERANCE * total
-    yield Finding(f"{name} memory", close, f"agent {device['memoryBytes'] / 2**20:.0f} MiB, nvidia-smi {total} MiB")
+    yield HardwareFinding(
+        f"{name} memory", close, f"agent {device['memoryBytes'] / 2**20:.0f} MiB, nvidia-smi {total} MiB"
+    )
     yield from _optional_findings(name, device, facts)
 
 
@@ -62,30 +64,34 @@ OPTIONAL: Mapping[str, tuple[str, ...]] = {
 _FLAGS = {"enabled": "true", "disabled": "false"}
 
 
-def _optional_findings(name: str, device: Mapping[str, Any], facts: Facts) -> Iterable[Finding]:
+def _optional_findings(name: str, device: Mapping[str, Any], facts: Facts) -> Iterable[HardwareFinding]:
     for field, paths in OPTIONAL.items():
         theirs = next((facts[path] for path in paths if path in facts), "")
         if field in device and theirs not in NOTHING:
-            yield Finding(
+            yield HardwareFinding(
                 f"{name} {field}",
                 str(device[field]).lower() == _FLAGS.get(theirs.lower(), theirs.lower()),
                 f"agent {device[field]!r}, nvidia-smi {theirs!r}",
             )
 
 
-def fabric_finding(fabric: Mapping[str, Any] | None, facts: Facts) -> Finding:
+def fabric_finding(fabric: Mapping[str, Any] | None, facts: Facts) -> HardwareFinding:
     """The NVLink fabric: same state, clique and cluster, or none on both sides."""
     state = facts.get("fabric/state", "N/A")
     if fabric is None:
-        return Finding("fabric", state in NOTHING or state == "Not Supported", f"agent none, nvidia-smi {state!r}")
+        return HardwareFinding(
+            "fabric", state in NOTHING or state == "Not Supported", f"agent none, nvidia-smi {state!r}"
+        )
     ours = (fabric.get("state", ""), fabric.get("cliqueId", ""), fabric.get("clusterUUID", ""))
     theirs = (state, facts.get("fabric/cliqueId", ""), facts.get("fabric/clusterUuid", ""))
     words = {"completed": "completed", "in progress": "inProgress", "not started": "notStarted"}
     holds = words.get(state.lower(), state) == ours[0] and _same_or_nothing(ours[1:], theirs[1:])
-    return Finding("fabric", holds, f"agent {ours}, nvidia-smi {theirs}")
+    return HardwareFinding("fabric", holds, f"agent {ours}, nvidia-smi {theirs}")
 
 
-def topology_findings(links: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], text: str) -> Iterable[Finding]:
+def topology_findings(
+    links: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], text: str
+) -> Iterable[HardwareFinding]:
     """The link matrix and the NUMA nodes against `nvidia-smi topo -m`; devices in the order of their index."""
     theirs = read_topology(text)
     order = sorted(range(len(devices)), key=lambda position: devices[position]["index"])
@@ -93,11 +99,13 @@ def topology_findings(links: Mapping[str, Any], devices: Sequence[Mapping[str, A
     yield same("links", rows, [list(row) for row in theirs.links])
     told = [device["cpuAffinity"] for device in sorted(devices, key=lambda device: device["index"])]
     listed = [any(one in row.split() for row in text.splitlines()) for one in told]
-    yield Finding("CPU affinity", all(listed), f"agent {told}, each in a row of nvidia-smi topo -m")
+    yield HardwareFinding("CPU affinity", all(listed), f"agent {told}, each in a row of nvidia-smi topo -m")
     yield same("NUMA nodes", [devices[position].get("numaNode") for position in order], list(theirs.numa))
 
 
-def adapter_findings(links: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], text: str) -> Iterable[Finding]:
+def adapter_findings(
+    links: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], text: str
+) -> Iterable[HardwareFinding]:
     """Each network adapter that `nvidia-smi topo -m` names, and its relation to every GPU in the order of their index.
     nvidia-smi names those that do RDMA; where it names none, the agent may tell what else there is."""
     names = dict(_LEGEND.findall(text))
@@ -105,18 +113,18 @@ def adapter_findings(links: Mapping[str, Any], devices: Sequence[Mapping[str, An
     order = sorted(range(len(devices)), key=lambda position: devices[position]["index"])
     ours = {nic["name"]: tuple(nic["cells"][position] for position in order) for nic in links.get("nics", ())}
     if not theirs:
-        yield Finding("network adapters", holds=True, detail=f"nvidia-smi names none, agent {sorted(ours)}")
+        yield HardwareFinding("network adapters", holds=True, detail=f"nvidia-smi names none, agent {sorted(ours)}")
         return
     yield same("names of network adapters", sorted(ours), sorted(theirs))
     for name in sorted(ours.keys() & theirs.keys()):
         yield same(f"adapter {name}", ours[name], theirs[name])
 
 
-def sees_exactly(what: str, *, promised: Sequence[str], seen: Mapping[str, Any]) -> Finding:
+def sees_exactly(what: str, *, promised: Sequence[str], seen: Mapping[str, Any]) -> HardwareFinding:
     """What a CUDA program saw, in order. With nothing promised CUDA must answer that there is no device."""
     uuids = [f"GPU-{uuid}" for uuid in seen["uuids"]]
     answered = seen["error"] in CUDA_ANSWERS
-    return Finding(
+    return HardwareFinding(
         f"CUDA program {what}", answered and uuids == list(promised), f"promised {list(promised)}, seen {seen}"
     )
 

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from atoll.service.clock import Clock
 from atoll.service.http import application
-from controllers.page.door import PATH, Door
-from controllers.page.looks import Looks, TooManyQuestions, Unready
-from controllers.page.view import View, news
+from controllers.page.authorization import PATH, PageAuthorizer
+from controllers.page.refresher import OverviewRefresher, SnapshotUnavailable, TooManyExplanations
+from controllers.page.view import PageView, view_changes
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -58,8 +58,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class PageParts:
     """What the handlers stand on."""
 
-    looks: Looks
-    door: Door
+    looks: OverviewRefresher
+    door: PageAuthorizer
     clock: Clock
     watchers_max: int
 
@@ -67,10 +67,10 @@ class PageParts:
 def build_page(parts: PageParts) -> web.Application:
     """Return the application."""
     app = application(in_flight_max=IN_FLIGHT_MAX)
-    app.middlewares.insert(0, _told_to_be_careful)  # outside of the limit, whose refusals carry the headers too
+    app.middlewares.insert(0, _with_security_headers)  # outside of the limit, whose refusals carry the headers too
     for path, (name, kind) in FILES.items():
         app.router.add_get(path, _file(STATIC / name, kind))
-    handlers = Handlers(parts)
+    handlers = PageHandlers(parts)
     app.router.add_get(f"{PATH}/events", handlers.events)
     app.router.add_get(f"{PATH}/pods/{{namespace}}/{{name}}", handlers.explain)
 
@@ -85,7 +85,7 @@ def build_page(parts: PageParts) -> web.Application:
     return app
 
 
-class Handlers:
+class PageHandlers:
     """What is behind the door."""
 
     def __init__(self, parts: PageParts) -> None:
@@ -107,7 +107,7 @@ class Handlers:
             await response.prepare(request)
             await self._tell(request, response)
         except (TimeoutError, ConnectionError):
-            _let_go(request)
+            _clear_write_timeout(request)
         finally:
             looks.watchers -= 1
         return response
@@ -122,9 +122,9 @@ class Handlers:
             return web.Response(status=404, text="no such pod\n")
         try:
             answer = await self._parts.looks.explanation(namespace, name)
-        except TooManyQuestions:
+        except TooManyExplanations:
             return web.Response(status=429, text="too many questions wait\n", headers={"Retry-After": "3"})
-        except Unready as error:
+        except SnapshotUnavailable as error:
             return web.Response(status=503, text=f"{error}\n", headers={"Retry-After": "3"})
         if answer is None:
             return web.Response(status=404, text=f"there is no pod {namespace}/{name}\n")
@@ -152,10 +152,10 @@ class Handlers:
             await looks.changed(1.0)
 
 
-def _message(told: View | None, view: View | None) -> bytes:
+def _message(told: PageView | None, view: PageView | None) -> bytes:
     if view is None or view is told:
         return b""
-    found = news(told, view)
+    found = view_changes(told, view)
     return _event("look", found) if found is not None else b""
 
 
@@ -168,7 +168,7 @@ def _one_line(text: str) -> bytes:
     return " ".join(text.split()).encode()
 
 
-def _let_go(request: web.Request) -> None:
+def _clear_write_timeout(request: web.Request) -> None:
     """End a connection whose other side does not read, with what was written to it."""
     if request.transport is not None:
         request.transport.abort()
@@ -184,7 +184,7 @@ def _file(path: Path, kind: str) -> Handler:
 
 
 @web.middleware
-async def _told_to_be_careful(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _with_security_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Put the security headers on every answer, refusals included."""
     try:
         response = await handler(request)

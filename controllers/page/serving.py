@@ -10,15 +10,15 @@ import ssl
 import structlog
 from aiohttp import web
 
-from atoll.kube.authorization import Creator, Doorkeeper
+from atoll.kube.authorization import Creator, PathAuthorizer
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from atoll.service.http import is_loopback, serve
 from atoll.service.metrics import Metrics
 from atoll.service.tls import TlsFiles, server_context
 from controllers.page.app import PageParts, build_page
-from controllers.page.door import Door
-from controllers.page.looks import Looks
+from controllers.page.authorization import PageAuthorizer
+from controllers.page.refresher import OverviewRefresher
 from controllers.settings import PageSettings
 
 log = structlog.get_logger(__name__)
@@ -32,11 +32,11 @@ async def serve_page(
     """Serve the page until cancelled. Raises CertificateError."""
     if not settings.serve:
         await asyncio.Event().wait()
-    doorkeeper = None if is_loopback(settings.host) else Doorkeeper(client)
+    doorkeeper = None if is_loopback(settings.host) else PathAuthorizer(client)
     context = tls_context(settings, clock)
-    looks = Looks(mirror, clock)
-    tell_page(metrics, looks)
-    parts = PageParts(looks, Door(doorkeeper, clock.monotonic_seconds), clock, settings.watchers_max)
+    looks = OverviewRefresher(mirror, clock)
+    register_page_metrics(metrics, looks)
+    parts = PageParts(looks, PageAuthorizer(doorkeeper, clock.monotonic_seconds), clock, settings.watchers_max)
     looking = asyncio.ensure_future(looks.run())
     try:
         while True:
@@ -47,7 +47,7 @@ async def serve_page(
         looks.close()
 
 
-def tell_page(metrics: Metrics, looks: Looks) -> None:
+def register_page_metrics(metrics: Metrics, looks: OverviewRefresher) -> None:
     """Count who watches, and what it costs."""
     metrics.gauge_of("page_watchers", "Browsers that watch the page now", lambda: float(looks.watchers))
     metrics.counter_of("page_cpu_seconds", "CPU time of looks and answers for the page", lambda: looks.spent_seconds)
@@ -56,7 +56,7 @@ def tell_page(metrics: Metrics, looks: Looks) -> None:
 async def _serve(settings: PageSettings, app: web.Application, context: ssl.SSLContext | None) -> None:
     """Serve until cancelled; return where the port cannot be had."""
     try:
-        await serve(app, settings.host, settings.port, context, on_listening=_tell)
+        await serve(app, settings.host, settings.port, context, on_listening=_log_address)
     except OSError as error:
         log.warning("Could not serve the page", host=settings.host, port=settings.port, err=str(error))
 
@@ -68,5 +68,5 @@ def tls_context(settings: PageSettings, clock: Clock) -> ssl.SSLContext | None:
     return server_context(TlsFiles(settings.tls_cert, settings.tls_key), monotonic_seconds=clock.monotonic_seconds)
 
 
-def _tell(port: int) -> None:
+def _log_address(port: int) -> None:
     log.info("Serving the page", port=port)

@@ -15,10 +15,10 @@ import msgspec
 from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import Pod
-from atoll.explain.decision import Scene
+from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.explanation import explain
 from atoll.explain.gang_explanation import explain_gang
-from atoll.explain.gang_scene import gang_scene_of
+from atoll.explain.gang_index import index_gangs
 from atoll.explain.gang_wording import domain_text, gang_json
 from atoll.explain.overview import Gpu, IslandLine, NodeLine, Overview, WaitingLine
 from atoll.explain.wording import explanation_json, group_text
@@ -31,7 +31,7 @@ PROPOSALS_MAX: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """One look, encoded. nodes: JSON by name; waiting: JSON of the list; counts: GPUs by state."""
 
     taken_at: str
@@ -41,11 +41,11 @@ class View:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-def view_of(seen: Overview) -> View:
+def view_of(seen: Overview) -> PageView:
     """Encode a look."""
     counts = Counter(gpu.state for node in seen.nodes for gpu in node.gpus)
     taken = seconds_of(seen.taken_at) or 0.0
-    return View(
+    return PageView(
         taken_at=seen.taken_at,
         nodes={node.node: msgspec.json.encode(_node(node)) for node in seen.nodes},
         waiting=msgspec.json.encode([_waiting(row, taken) for row in seen.waiting[:WAITING_MAX]]),
@@ -54,7 +54,7 @@ def view_of(seen: Overview) -> View:
     )
 
 
-def news(before: View | None, now: View) -> bytes | None:
+def view_changes(before: PageView | None, now: PageView) -> bytes | None:
     """Return what to tell somebody who was told `before`: all of it after nothing, None where they are equal."""
     old: Mapping[str, bytes] = before.nodes if before is not None else {}
     changed = [text for name, text in now.nodes.items() if old.get(name) != text]
@@ -74,12 +74,12 @@ def news(before: View | None, now: View) -> bytes | None:
     return msgspec.json.encode(told)
 
 
-def explanation_of(scene: Scene, pod: Pod) -> bytes:
+def explanation_of(scene: IndexedSnapshot, pod: Pod) -> bytes:
     """Return why a pod waits and what would help, of its gang where it belongs to one, cut to what people read."""
     key = gang_key(pod)
     gang = scene.snapshot.gang(*key) if key is not None else None
     if gang is not None:
-        told = explain_gang(gang_scene_of(scene), gang)
+        told = explain_gang(index_gangs(scene), gang)
         plain = gang_json(told, scene)
         groups = [{"text": domain_text(fit), "nodes": []} for fit in told.domains]
     else:

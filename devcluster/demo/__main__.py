@@ -17,22 +17,22 @@ from pathlib import Path
 
 from atoll.cluster.errors import MalformedValue
 from devcluster.build import ensure_binaries
-from devcluster.cluster import Cluster
+from devcluster.cluster import DevCluster
 from devcluster.demo.errors import ExpectationFailed
 from devcluster.demo.observer import NAMESPACE, Observer
 from devcluster.demo.scenes import SCENES, Play, Scene, summarize
-from devcluster.demo.stage import Stage
-from devcluster.errors import ApiError, DevclusterError
-from devcluster.installation import Installation, Part
+from devcluster.demo.stage import Terminal
+from devcluster.errors import AdminApiError, DevclusterError
+from devcluster.installation import AtollPart, Installation
 from devcluster.launch import check_machine
-from devcluster.node import NodeSpec
+from devcluster.node import DevNodeSpec
 from devcluster.programs import DEFAULT_KUBERNETES
 
 NODES = (
-    NodeSpec("volta", profile="dgx1-v100"),
-    NodeSpec("hopper", profile="dgx-h100"),
-    NodeSpec("lovelace", profile="l40s-8"),
-    NodeSpec("grace", profile="gb200-tray"),
+    DevNodeSpec("volta", profile="dgx1-v100"),
+    DevNodeSpec("hopper", profile="dgx-h100"),
+    DevNodeSpec("lovelace", profile="l40s-8"),
+    DevNodeSpec("grace", profile="gb200-tray"),
 )
 AGENT_OPTIONS = ("--poll-seconds", "5", "--simulated-order", "reversed")
 """Drivers number GPUs anew at every boot; on machines where index and id agree, taking one for the other would pass."""
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) -> int:
     """Start a cluster, play the scenes on it, and return the exit status."""
-    stage = Stage()
+    stage = Terminal()
     try:
         check_machine(real_nodes=True)
         stage.scene("A real Kubernetes on this machine")
@@ -67,16 +67,16 @@ def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) 
         return INTERRUPTED
     stage.kept(summary)
     if keep:
-        for line in how_to_go_on(name, kubectl=kubectl, kubeconfig=Cluster.attach(name).kubeconfig):
+        for line in how_to_go_on(name, kubectl=kubectl, kubeconfig=DevCluster.attach(name).kubeconfig):
             stage.verbatim(line)
     return 0
 
 
-def _start_and_play(stage: Stage, name: str, *, keep: bool, scenes: Sequence[Scene]) -> str:
+def _start_and_play(stage: Terminal, name: str, *, keep: bool, scenes: Sequence[Scene]) -> str:
     """Return the summary. The cluster ends, unless it was to be kept and at most an expectation failed."""
     with ExitStack() as owned:
         with stage.step(f"control plane and four nodes: {', '.join(node.name for node in NODES)}") as report:
-            cluster = Cluster.start(name, nodes=NODES, scheduler=False, persistent=keep, report=report)
+            cluster = DevCluster.start(name, nodes=NODES, scheduler=False, persistent=keep, report=report)
             owned.callback(_remove, stage, cluster)
         try:
             summary = _play(stage, cluster, scenes)
@@ -91,12 +91,12 @@ def _start_and_play(stage: Stage, name: str, *, keep: bool, scenes: Sequence[Sce
     return summary
 
 
-def _remove(stage: Stage, cluster: Cluster) -> None:
+def _remove(stage: Terminal, cluster: DevCluster) -> None:
     with stage.step("everything is removed"):
         cluster.stop()
 
 
-def _play(stage: Stage, cluster: Cluster, scenes: Sequence[Scene]) -> str:
+def _play(stage: Terminal, cluster: DevCluster, scenes: Sequence[Scene]) -> str:
     installation = Installation(cluster, options={"agent": AGENT_OPTIONS})
     with stage.step("deploy/: resource kinds, roles, policies"):
         installation.apply_manifests()
@@ -109,11 +109,11 @@ def _play(stage: Stage, cluster: Cluster, scenes: Sequence[Scene]) -> str:
         for scene in scenes:
             scene(play)
         return summarize(play)
-    except (ApiError, MalformedValue) as error:
+    except (AdminApiError, MalformedValue) as error:
         raise ExpectationFailed(str(error), process="kube-apiserver") from error
 
 
-def parts_by_account(parts: Iterable[Part]) -> dict[str, list[str]]:
+def parts_by_account(parts: Iterable[AtollPart]) -> dict[str, list[str]]:
     """Group the parts by the account they run as."""
     accounts: dict[str, list[str]] = {}
     for part in parts:
@@ -139,7 +139,7 @@ def how_to_go_on(name: str, *, kubectl: Path, kubeconfig: Path) -> tuple[str, ..
     )
 
 
-def _save_logs(cluster: Cluster) -> Path:
+def _save_logs(cluster: DevCluster) -> Path:
     """Copy the logs out of a cluster that is about to end; return the folder."""
     folder = Path(tempfile.mkdtemp(prefix=f"atoll-{cluster.name}-logs-"))
     shutil.copytree(cluster.layout.logs, folder, dirs_exist_ok=True)

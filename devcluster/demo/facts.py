@@ -28,7 +28,7 @@ _VARIABLE = re.compile(r"\b(CUDA|NVIDIA)(?:_VISIBLE_DEVICES)?=(\S*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class DemoSnapshot:
     """The cluster as three lists showed it, one after another."""
 
     pods: tuple[Pod, ...]
@@ -202,7 +202,7 @@ def own_ids(entries: Iterable[str], promised: Sequence[str], devices: Sequence[D
     return tuple(by_uuid.get(entry) or numbered.get(entry) or UNKNOWN_DEVICE for entry in entries)
 
 
-def free_gpus(snapshot: Snapshot) -> tuple[FreeGpus, ...]:
+def free_gpus(snapshot: DemoSnapshot) -> tuple[FreeGpus, ...]:
     """Return the GPUs without a Lease per node, the node with the fewest first, nodes without any left out."""
     held = {lease.device_uuid for lease in snapshot.records}
     rooms = []
@@ -229,7 +229,7 @@ def _entries(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseEvent:
     """When the controllers let a pod's GPUs go, and on which proof."""
 
     time: str
@@ -251,7 +251,7 @@ PROOFS: Mapping[str, str] = {
 }
 
 
-def find_release(lines: Iterable[str], pod_uid: str) -> Release | None:
+def find_release(lines: Iterable[str], pod_uid: str) -> ReleaseEvent | None:
     """Find in the controllers' log when the first GPU of a pod was released; lines that are no JSON are skipped."""
     for line in lines:
         if pod_uid not in line or not line.startswith("{"):
@@ -261,7 +261,7 @@ def find_release(lines: Iterable[str], pod_uid: str) -> Release | None:
         except ValueError:
             continue
         if entry.get("event") == "Released GPUs":
-            return Release(str(entry.get("timestamp", "")), str(entry.get("proof", "")))
+            return ReleaseEvent(str(entry.get("timestamp", "")), str(entry.get("proof", "")))
     return None
 
 

@@ -17,10 +17,10 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.consistency import Printed
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.pods import is_terminal
-from devcluster.cluster import Cluster
+from devcluster.cluster import DevCluster
 from devcluster.demo.errors import ExpectationFailed
-from devcluster.demo.facts import Snapshot, is_printed, parse_printed, told_containers
-from devcluster.errors import ApiError, StartError
+from devcluster.demo.facts import DemoSnapshot, is_printed, parse_printed, told_containers
+from devcluster.errors import AdminApiError, StartError
 from devcluster.images import BUSYBOX
 from devcluster.waiting import wait_until
 
@@ -46,7 +46,7 @@ Answer = TypeVar("Answer")
 class Observer:
     """One namespace of one cluster, and all that its containers have printed so far."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: DevCluster) -> None:
         """Look at the cluster; nothing is asked yet."""
         self.cluster = cluster
         self.printed: dict[tuple[str, str], Printed] = {}
@@ -89,12 +89,12 @@ class Observer:
 
     # Looks
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> DemoSnapshot:
         """Return the pods of the play, all Leases of Atoll and all reports. Raises ApiError, OSError."""
         get = self.cluster.api.get
         leases = get(f"/apis/coordination.k8s.io/v1/namespaces/{names.SYSTEM_NAMESPACE}/leases")["items"]
         reports = get(f"/apis/{names.API_VERSION}/gpunodestatuses")["items"]
-        return Snapshot(
+        return DemoSnapshot(
             pods=self.pods(),
             leases=tuple(msgspec.convert(lease, Lease) for lease in leases),
             reports=tuple(GpuNodeStatus.model_validate(report) for report in reports),
@@ -148,7 +148,7 @@ class Observer:
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.metadata.name}/log?{query}"
         try:
             log = self.cluster.api.get(path)
-        except ApiError:
+        except AdminApiError:
             return None  # the container has not started yet
         return parse_printed(str(log), pod_uid=pod.metadata.uid, container=container)
 

@@ -19,7 +19,7 @@ from devcluster.demo import facts
 from devcluster.demo.errors import ExpectationFailed
 from devcluster.demo.facts import PodRow, Progress
 from devcluster.demo.observer import CONTENTION, Observer
-from devcluster.demo.stage import Stage
+from devcluster.demo.stage import Terminal
 from devcluster.installation import Installation
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -31,7 +31,7 @@ WHOLE = "the-rest"
 class Play:
     """What every scene works with."""
 
-    stage: Stage
+    stage: Terminal
     observer: Observer
     installation: Installation
 

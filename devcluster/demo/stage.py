@@ -24,7 +24,7 @@ PLAIN_WIDTH = 120
 _INDENT = 2
 
 
-class Stage:
+class Terminal:
     """One terminal."""
 
     def __init__(self, console: Console | None = None) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from agent.evidence import GpuUse, PodSighting, Roster, sight
-from agent.identities import LookUp, assign
+from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence
+from agent.identities import LeaseLookup, assign
 from agent.nvml import NvmlBackend
-from agent.report import Circumstances, build_report, on_record, uuids_by_slot
+from agent.report import ReportContext, build_report, on_record, uuids_by_slot
 from atoll.api.node_status import Device, GpuNodeStatusReport
 from atoll.kube.microtime import format_microtime
 from devcluster.mock_nvml import MachineFile
@@ -52,17 +52,17 @@ def report_of(
     reading = backend.read()
     known = {uuid: device.id for uuid, device in on_record(previous, reading).items()}
     leases: dict[int, str | None] = {}
-    while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LookUp):
+    while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LeaseLookup):
         leases |= dict.fromkeys(step.ids)
-    sighting: PodSighting = sight(
-        Roster(), cgroups=None, kubelet=None, use=GpuUse(unread=reading.uuids_unread()), last_pods=()
+    sighting: EvidenceReading = collect_evidence(
+        PodInventory(), cgroups=None, kubelet=None, use=GpuUse(unread=reading.uuids_unread()), last_pods=()
     )
     return build_report(
         reading,
         ids=step.ids,
         sighting=sighting,
         previous=previous,
-        circumstances=Circumstances(
+        circumstances=ReportContext(
             agent_version="test",
             boot_id=boot_id,
             node_uid="",

@@ -14,8 +14,8 @@ from uuid import uuid4
 import pytest
 
 from atoll.api import names
-from devcluster import Cluster, NodeSpec
-from devcluster.errors import ApiError
+from devcluster import DevCluster, DevNodeSpec
+from devcluster.errors import AdminApiError
 
 pytestmark = [
     pytest.mark.e2e,
@@ -31,9 +31,11 @@ T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[DevCluster]:
     """One real node that plays a DGX-1V whose NVML order differs from the ids, and the agent on it."""
-    with Cluster.start(f"agent-{uuid4().hex[:6]}", nodes=[NodeSpec(NODE, profile="dgx1-v100")], scheduler=False) as one:
+    with DevCluster.start(
+        f"agent-{uuid4().hex[:6]}", nodes=[DevNodeSpec(NODE, profile="dgx1-v100")], scheduler=False
+    ) as one:
         for manifest in MANIFESTS:
             one.kubectl("apply", "--server-side", "-f", str(DEPLOY / manifest), check=True)
         one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", check=True)
@@ -43,7 +45,7 @@ def cluster() -> Iterator[Cluster]:
         yield one
 
 
-def start_agent(cluster: Cluster) -> None:
+def start_agent(cluster: DevCluster) -> None:
     """Start the agent in the node's namespaces with a token that is bound to the node."""
     kubeconfig = cluster.service_account_kubeconfig(names.SYSTEM_NAMESPACE, "atoll-agent", node=NODE)
     settings = {
@@ -61,28 +63,28 @@ def start_agent(cluster: Cluster) -> None:
     cluster.spawn(AGENT, [sys.executable, "-m", "agent", *words], node=NODE)
 
 
-def status(cluster: Cluster) -> dict[str, Any]:
+def status(cluster: DevCluster) -> dict[str, Any]:
     """Return the report; empty while there is none, or while the API server still takes up the new kind."""
     try:
         found: dict[str, Any] = cluster.api.get(f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}")
-    except ApiError as error:
+    except AdminApiError as error:
         if error.status not in {404, 429}:
             raise
         return {}
     return found.get("status", {})
 
 
-def sequence(cluster: Cluster) -> int:
+def sequence(cluster: DevCluster) -> int:
     return int(status(cluster).get("evidence", {}).get("sequence", 0))
 
 
-def evidence(cluster: Cluster, uid: str) -> tuple[bool, bool] | None:
+def evidence(cluster: DevCluster, uid: str) -> tuple[bool, bool] | None:
     """Return whether the pod is live and listed, None where the report does not name it."""
     found = (pod for pod in status(cluster).get("pods", []) if pod["uid"] == uid)
     return next(((pod["live"], pod["kubelet"]) for pod in found), None)
 
 
-def capacity(cluster: Cluster) -> tuple[str | None, str | None]:
+def capacity(cluster: DevCluster) -> tuple[str | None, str | None]:
     node = cluster.api.get(f"/api/v1/nodes/{NODE}")["status"]
     return node["capacity"].get(names.GPU_RESOURCE), node["allocatable"].get(names.GPU_RESOURCE)
 
@@ -96,7 +98,7 @@ def wait(question: Callable[[], T], what: str) -> T:
     return answer
 
 
-def run_pod(cluster: Cluster, name: str, *, grace_seconds: int = 3) -> str:
+def run_pod(cluster: DevCluster, name: str, *, grace_seconds: int = 3) -> str:
     """Bind a pod to the node by hand, wait until its container runs and the report shows it; returns its uid."""
     container = {
         "name": "main",
@@ -120,16 +122,16 @@ def run_pod(cluster: Cluster, name: str, *, grace_seconds: int = 3) -> str:
     return uid
 
 
-def force_delete(cluster: Cluster, name: str) -> None:
+def force_delete(cluster: DevCluster, name: str) -> None:
     cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0", "--wait=false", check=True)
 
 
-def test_the_kubelet_tells_what_it_handed_out(cluster: Cluster) -> None:
+def test_the_kubelet_tells_what_it_handed_out(cluster: DevCluster) -> None:
     """The real kubelet answers the call that is written by hand; were it not understood, every GPU would be unread."""
     wait(lambda: status(cluster)["evidence"]["processesRead"], "the kubelet's pod resources")
 
 
-def test_the_report_and_the_capacity_are_published_under_the_agents_own_rights(cluster: Cluster) -> None:
+def test_the_report_and_the_capacity_are_published_under_the_agents_own_rights(cluster: DevCluster) -> None:
     """Eight devices whose index differs from the id, complete evidence, a heartbeat, and eight GPUs on the Node."""
     report = status(cluster)
 
@@ -146,7 +148,7 @@ def test_the_report_and_the_capacity_are_published_under_the_agents_own_rights(c
     assert [(lease["metadata"]["name"], lease["spec"]["holderIdentity"]) for lease in heartbeats] == [(NODE, NODE)]
 
 
-def test_a_force_deleted_pod_is_live_until_its_container_ended(cluster: Cluster) -> None:
+def test_a_force_deleted_pod_is_live_until_its_container_ended(cluster: DevCluster) -> None:
     """The kubelet forgets the pod at once while the container ignores TERM; the report says both, then neither."""
     uid = run_pod(cluster, "forced", grace_seconds=12)  # several polls see it live and unlisted
 
@@ -157,7 +159,7 @@ def test_a_force_deleted_pod_is_live_until_its_container_ended(cluster: Cluster)
     assert status(cluster)["evidence"]["liveRead"]
 
 
-def test_a_paused_kubelet_proves_nothing(cluster: Cluster) -> None:
+def test_a_paused_kubelet_proves_nothing(cluster: DevCluster) -> None:
     """Kubelet silent and pod force-deleted: the container lives, and the report neither drops it nor claims to know."""
     uid = run_pod(cluster, "paused")
     cluster.signal(f"kubelet@{NODE}", "STOP")
@@ -171,7 +173,7 @@ def test_a_paused_kubelet_proves_nothing(cluster: Cluster) -> None:
     wait(lambda: evidence(cluster, uid) is None, "the pod to be gone once the kubelet is back")
 
 
-def test_a_killed_agent_comes_back_with_the_same_ids(cluster: Cluster) -> None:
+def test_a_killed_agent_comes_back_with_the_same_ids(cluster: DevCluster) -> None:
     """SIGKILL, and a deletion while nobody watched: same ids, growing sequence, and no trace of the pod."""
     uid = run_pod(cluster, "unseen")
     before = status(cluster)
@@ -188,7 +190,7 @@ def test_a_killed_agent_comes_back_with_the_same_ids(cluster: Cluster) -> None:
     ]
 
 
-def test_a_kubelet_restart_and_a_reset_leave_the_capacity(cluster: Cluster) -> None:
+def test_a_kubelet_restart_and_a_reset_leave_the_capacity(cluster: DevCluster) -> None:
     """The kubelet starts again, and somebody writes 0: eight GPUs stand there again."""
     cluster.restart_kubelet(NODE)
     zero = {"status": {"capacity": {names.GPU_RESOURCE: "0"}, "allocatable": {names.GPU_RESOURCE: "0"}}}

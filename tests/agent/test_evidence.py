@@ -3,7 +3,15 @@
 import pytest
 
 from agent.cgroups import CgroupReading
-from agent.evidence import STATIC_POD_UID, GpuUse, KubeletReading, PodSighting, Roster, gpu_use, sight
+from agent.evidence import (
+    STATIC_POD_UID,
+    EvidenceReading,
+    GpuUse,
+    KubeletReading,
+    PodInventory,
+    collect_evidence,
+    gpu_use,
+)
 from agent.kubelet import kubelet_url, parse_pod_list
 from atoll.api import names
 from atoll.api.node_status import PODS_MAX, HostUse, PodEvidence
@@ -13,11 +21,11 @@ GPU_POD = make_pod("g", gpus=1)
 PLAIN_POD = make_pod("p")
 
 
-def roster(*pods: object, gone: tuple[object, ...] = ()) -> Roster:
+def roster(*pods: object, gone: tuple[object, ...] = ()) -> PodInventory:
     """A roster that knows `pods`, and once met those in `gone`."""
-    known = Roster()
+    known = PodInventory()
     for pod in gone:
-        known = known.having_met(pod)
+        known = known.with_pod(pod)
     return known.with_pods(pods, position="7")
 
 
@@ -29,7 +37,7 @@ def kubelet(*listed: str, running: tuple[str, ...] = ()) -> KubeletReading:
     return KubeletReading(frozenset(listed), frozenset(running))
 
 
-def states(sighting: PodSighting) -> dict[str, tuple[bool, bool]]:
+def states(sighting: EvidenceReading) -> dict[str, tuple[bool, bool]]:
     return {pod.uid: (pod.live, pod.kubelet) for pod in sighting.pods}
 
 
@@ -37,10 +45,10 @@ def states(sighting: PodSighting) -> dict[str, tuple[bool, bool]]:
 def test_nobody_hides_a_pod_behind_an_annotation(kind: str) -> None:
     """A user annotates a plain pod with the uid of a GPU pod in doubt; an agent that starts anew tells of it still."""
     annotations = {STATIC_POD_UID: "g"} | ({names.MIRROR: "g"} if kind == "a mirror made by hand" else {})
-    known = roster(make_pod("p", annotations=annotations)).having_told(["g"])
-    sighting = sight(known, cgroups=cgroups("g", "p"), kubelet=kubelet(running=("p",)), use=GpuUse())
+    known = roster(make_pod("p", annotations=annotations)).with_reported(["g"])
+    sighting = collect_evidence(known, cgroups=cgroups("g", "p"), kubelet=kubelet(running=("p",)), use=GpuUse())
     assert states(sighting) == {"g": (True, False)}
-    assert "g" in sighting.leavers or kind == "a mirror made by hand"
+    assert "g" in sighting.terminating or kind == "a mirror made by hand"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,7 @@ def test_nobody_hides_a_pod_behind_an_annotation(kind: str) -> None:
 )
 def test_live_means_processes_or_a_possible_start(case: dict, want: dict[str, tuple[bool, bool]]) -> None:
     """A pod counts as live while a process runs in it or may still be started in it."""
-    sighting = sight(roster(gone=(GPU_POD,)), use=GpuUse(), **case)
+    sighting = collect_evidence(roster(gone=(GPU_POD,)), use=GpuUse(), **case)
 
     assert states(sighting) == want
     assert sighting.live_read
@@ -104,7 +112,7 @@ def test_what_was_not_read_is_unknown(
     read: CgroupReading | None, kubelet_read: KubeletReading | None, want: dict[str, tuple[bool, bool]]
 ) -> None:
     """A source that cannot be read keeps its last word and says so; it never makes a pod absent."""
-    sighting = sight(
+    sighting = collect_evidence(
         roster(gone=(GPU_POD,)),
         cgroups=read,
         kubelet=kubelet_read,
@@ -127,14 +135,14 @@ def test_what_was_not_read_is_unknown(
 )
 def test_an_implausible_cgroup_reading_does_not_count(kubelet_read: KubeletReading | None, want: bool) -> None:
     """Where pods run and not one is seen, the agent looks in the wrong place: absence there proves nothing."""
-    sighting = sight(roster(PLAIN_POD), cgroups=cgroups(), kubelet=kubelet_read, use=GpuUse())
+    sighting = collect_evidence(roster(PLAIN_POD), cgroups=cgroups(), kubelet=kubelet_read, use=GpuUse())
 
     assert sighting.live_read is want
 
 
 def test_plain_pods_are_left_out() -> None:
     """Pods that never had to do with GPUs do not make the report grow, not even after they are gone."""
-    sighting = sight(
+    sighting = collect_evidence(
         roster(GPU_POD, gone=(PLAIN_POD,)), cgroups=cgroups("g", "p"), kubelet=kubelet("g", "p"), use=GpuUse()
     )
 
@@ -145,14 +153,14 @@ def test_a_plain_pod_that_uses_a_gpu_is_told() -> None:
     """A process on a GPU is evidence, whoever its pod is."""
     users = gpu_use({"GPU-a": (1, 2), "GPU-b": (2, 3)}, {1: "p", 2: "p"}, unread=frozenset())
 
-    sighting = sight(roster(PLAIN_POD), cgroups=cgroups("p"), kubelet=kubelet("p"), use=users)
+    sighting = collect_evidence(roster(PLAIN_POD), cgroups=cgroups("p"), kubelet=kubelet("p"), use=users)
 
     assert [(pod.uid, pod.uuids) for pod in sighting.pods] == [("p", ("GPU-a", "GPU-b"))]
 
 
 def test_an_unknown_pod_is_told() -> None:
     """A pod that was bound and deleted while the agent was down is known to nobody, and may hold a GPU."""
-    sighting = sight(roster(), cgroups=cgroups("stranger"), kubelet=kubelet(), use=GpuUse())
+    sighting = collect_evidence(roster(), cgroups=cgroups("stranger"), kubelet=kubelet(), use=GpuUse())
 
     assert states(sighting) == {"stranger": (True, False)}
 
@@ -162,7 +170,7 @@ def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
     hash_of_file = "0123456789abcdef0123456789abcdef"
     mirror = make_pod("mirror", annotations={names.MIRROR: hash_of_file, STATIC_POD_UID: hash_of_file})
 
-    sighting = sight(
+    sighting = collect_evidence(
         roster(mirror),
         cgroups=cgroups("0123456789abcdef0123456789abcdef"),
         kubelet=kubelet("0123456789abcdef0123456789abcdef"),
@@ -200,16 +208,16 @@ def test_leavers_make_the_agent_hurry(
     pods: tuple, gone: tuple, read: CgroupReading, listed: tuple, want: set[str]
 ) -> None:
     """A GPU pod that should be gone and is still seen is watched closely; nothing else is."""
-    sighting = sight(roster(*pods, gone=gone), cgroups=read, kubelet=kubelet(*listed), use=GpuUse())
+    sighting = collect_evidence(roster(*pods, gone=gone), cgroups=read, kubelet=kubelet(*listed), use=GpuUse())
 
-    assert sighting.leavers == want
+    assert sighting.terminating == want
 
 
 def test_a_plain_pod_that_runs_on_does_not_become_a_stranger() -> None:
     """What it was is remembered as long as anything is seen of it."""
     known = roster(gone=(PLAIN_POD,))
     for _ in range(3):
-        sighting = sight(known, cgroups=cgroups("p"), kubelet=kubelet(), use=GpuUse())
+        sighting = collect_evidence(known, cgroups=cgroups("p"), kubelet=kubelet(), use=GpuUse())
         assert sighting.pods == ()
         known = known.forget_gone(sighting.seen)
 
@@ -217,10 +225,14 @@ def test_a_plain_pod_that_runs_on_does_not_become_a_stranger() -> None:
 def test_an_empty_cgroup_counts_anew_when_the_kubelet_was_silent() -> None:
     """Two readings in a row must both have the kubelet's word; one without it begins the count again."""
     known = roster(gone=(GPU_POD,))
-    first = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse())
-    silent = sight(known, cgroups=cgroups(empty=("g",)), kubelet=None, use=GpuUse(), last_empty=first.empty)
-    third = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse(), last_empty=silent.empty)
-    fourth = sight(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse(), last_empty=third.empty)
+    first = collect_evidence(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse())
+    silent = collect_evidence(known, cgroups=cgroups(empty=("g",)), kubelet=None, use=GpuUse(), last_empty=first.empty)
+    third = collect_evidence(
+        known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse(), last_empty=silent.empty
+    )
+    fourth = collect_evidence(
+        known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse(), last_empty=third.empty
+    )
 
     assert [states(one).get("g", (False, False))[0] for one in (first, silent, third, fourth)] == [
         True,
@@ -232,11 +244,11 @@ def test_an_empty_cgroup_counts_anew_when_the_kubelet_was_silent() -> None:
 
 def test_a_restarted_agent_watches_what_the_last_report_named() -> None:
     """Pods of the last report that the API no longer has are leavers from the first look on."""
-    sighting = sight(
-        roster(PLAIN_POD).having_told(["g", "p"]), cgroups=cgroups("g", "p"), kubelet=kubelet(), use=GpuUse()
+    sighting = collect_evidence(
+        roster(PLAIN_POD).with_reported(["g", "p"]), cgroups=cgroups("g", "p"), kubelet=kubelet(), use=GpuUse()
     )
 
-    assert sighting.leavers == {"g"}
+    assert sighting.terminating == {"g"}
 
 
 def test_memory_of_pods_is_bounded() -> None:
@@ -262,7 +274,7 @@ def test_a_flood_of_pods_says_that_it_is_cut() -> None:
     """More pods than a report holds: the report is cut, and then absence proves nothing."""
     uids = [f"u{number:05}" for number in range(PODS_MAX + 1)]
 
-    sighting = sight(roster(), cgroups=cgroups(*uids), kubelet=kubelet(*uids), use=GpuUse())
+    sighting = collect_evidence(roster(), cgroups=cgroups(*uids), kubelet=kubelet(*uids), use=GpuUse())
 
     assert len(sighting.pods) == PODS_MAX
     assert not sighting.live_read
@@ -319,7 +331,7 @@ def test_a_gpu_that_could_not_be_read_is_used_by_whoever_used_it_last() -> None:
     hosts = (HostUse(uuid="GPU-a", pids=(7,)), HostUse(uuid="GPU-b", pids=(8,)))
     use = GpuUse(pods={"q": frozenset({"GPU-b"})}, unread=frozenset({"GPU-a"}))
 
-    sighting = sight(
+    sighting = collect_evidence(
         roster(PLAIN_POD), cgroups=cgroups("p", "q"), kubelet=kubelet("p"), use=use, last_pods=last, last_host=hosts
     )
 
@@ -338,7 +350,7 @@ def test_processes_outside_of_pods_are_told_with_their_gpu() -> None:
     pids = {"GPU-a": tuple(range(1, 20)), "GPU-b": (30, 31)}
     use = gpu_use(pids, {**dict.fromkeys(range(1, 20)), 30: "p"}, unread=frozenset())
 
-    sighting = sight(roster(), cgroups=cgroups("p"), kubelet=kubelet(), use=use)
+    sighting = collect_evidence(roster(), cgroups=cgroups("p"), kubelet=kubelet(), use=use)
 
     (host,) = sighting.host_uses
     assert (host.uuid, host.count, host.pids) == ("GPU-a", 19, tuple(range(1, 9)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import TooManyDevices
-from agent.identities import IDS_MAX, LookUp, assign
+from agent.identities import IDS_MAX, LeaseLookup, assign
 
 UUIDS = [f"GPU-{letter}" for letter in "abcdefgh"]
 
@@ -17,7 +17,7 @@ def settle(uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[in
     found: dict[int, str | None] = {}
     for _ in range(100):
         step = assign(uuids, known=known, leases=found)
-        if not isinstance(step, LookUp):
+        if not isinstance(step, LeaseLookup):
             return dict(step.ids)
         assert not set(step.ids) & found.keys(), "asked twice for one Lease"
         found |= {device_id: leases.get(device_id) for device_id in step.ids}
@@ -50,14 +50,14 @@ def test_known_devices_cost_no_request() -> None:
     """A steady machine never reads a Lease."""
     step = assign(UUIDS, known={uuid: position for position, uuid in enumerate(UUIDS)}, leases={})
 
-    assert not isinstance(step, LookUp)
+    assert not isinstance(step, LeaseLookup)
 
 
 def test_one_new_card_costs_one_request() -> None:
     """The agent reads the one Lease that decides, not all of them."""
     step = assign(["a", "new"], known={"a": 0}, leases={})
 
-    assert step == LookUp((1,))
+    assert step == LeaseLookup((1,))
 
 
 def test_ids_end_somewhere() -> None:

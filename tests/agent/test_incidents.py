@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.incidents import QUIET_SECONDS, fold, quiet_seconds
-from agent.readings import Sign
+from agent.readings import DeviceFault
 from atoll.api.node_status import INCIDENTS_MAX, Incident, IncidentKind
 
 NOTHING: frozenset[IncidentKind] = frozenset()
@@ -16,11 +16,13 @@ def at(second: int) -> str:
     return f"2026-01-01T{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}.000000Z"
 
 
-def xid(code: int = 79, count: int = 1) -> Sign:
-    return Sign(IncidentKind.XID, code, count, f"XID {code}", stands=False)
+def xid(code: int = 79, count: int = 1) -> DeviceFault:
+    return DeviceFault(IncidentKind.XID, code, count, f"XID {code}", stands=False)
 
 
-def play(*looks: tuple[int, list[Sign]], boot_id: str = "b1", last: tuple[Incident, ...] = ()) -> tuple[Incident, ...]:
+def play(
+    *looks: tuple[int, list[DeviceFault]], boot_id: str = "b1", last: tuple[Incident, ...] = ()
+) -> tuple[Incident, ...]:
     for second, signs in looks:
         last = fold(last, signs, unread=NOTHING, now=at(second), boot_id=boot_id)
     return last
@@ -51,7 +53,7 @@ def test_an_xid_that_comes_again_counts_once_a_minute() -> None:
 
 def test_what_stands_is_over_when_it_was_quiet_long_enough() -> None:
     """A sign that is gone is over after a minute without it, not at once."""
-    lost = Sign(IncidentKind.LOST, message="GPU is lost")
+    lost = DeviceFault(IncidentKind.LOST, message="GPU is lost")
     (quiet,) = last = play((0, [lost]), (30, []))
     assert (quiet.quiet_since, quiet.ended_time) == (at(30), "")
     (quiet,) = last = play((60, []), last=last)
@@ -68,7 +70,7 @@ def test_each_return_makes_the_quiet_longer() -> None:
 
 def test_a_reset_is_known_by_what_it_clears() -> None:
     """ECC counters that are back at zero mean a reset: it ends the XIDs, and not a card that is lost again."""
-    ecc = Sign(IncidentKind.ECC, count=4, message="errors")
+    ecc = DeviceFault(IncidentKind.ECC, count=4, message="errors")
     last = play((0, [xid(48), ecc]), (30, []))
 
     assert {(one.kind, one.ended_by) for one in last} == {(IncidentKind.XID, "reset"), (IncidentKind.ECC, "reset")}
@@ -76,7 +78,7 @@ def test_a_reset_is_known_by_what_it_clears() -> None:
 
 def test_what_could_not_be_read_is_as_it_was() -> None:
     """Counters that do not answer are no proof of a reset, over any time."""
-    ecc = Sign(IncidentKind.ECC, count=4, message="errors")
+    ecc = DeviceFault(IncidentKind.ECC, count=4, message="errors")
     last = play((0, [xid(48), ecc]))
     later = fold(last, [], unread=frozenset({IncidentKind.ECC}), now=at(7200), boot_id="b1")
 
@@ -85,7 +87,7 @@ def test_what_could_not_be_read_is_as_it_was() -> None:
 
 def test_an_incident_of_an_earlier_boot_that_holds_again_stays_open() -> None:
     """A remap that failed is still failed after the reboot."""
-    failed = Sign(IncidentKind.ROW_REMAP, 1, message="failed")
+    failed = DeviceFault(IncidentKind.ROW_REMAP, 1, message="failed")
     (one,) = play((100, [failed]), boot_id="b2", last=play((0, [failed])))
 
     assert (one.ended_time, one.boot_id, one.first_time) == ("", "b2", at(0))
@@ -93,7 +95,7 @@ def test_an_incident_of_an_earlier_boot_that_holds_again_stays_open() -> None:
 
 def test_what_is_told_now_outlives_a_record_full_of_later_xids() -> None:
     """A card that is lost all the time stays on record, however many open XIDs came after it."""
-    lost = Sign(IncidentKind.LOST, message="GPU is lost")
+    lost = DeviceFault(IncidentKind.LOST, message="GPU is lost")
     last: tuple[Incident, ...] = ()
     for second in range(40):
         last = play((second, [lost, xid(second)]), last=last)
@@ -105,7 +107,7 @@ def test_what_is_told_now_outlives_a_record_full_of_later_xids() -> None:
 
 signs = st.lists(
     st.one_of(
-        st.builds(Sign, kind=st.sampled_from(STANDING), code=st.integers(0, 3), count=st.integers(1, 1 << 20)),
+        st.builds(DeviceFault, kind=st.sampled_from(STANDING), code=st.integers(0, 3), count=st.integers(1, 1 << 20)),
         st.builds(xid, st.integers(0, 200), st.integers(1, 9)),
     ),
     max_size=60,
@@ -115,7 +117,7 @@ signs = st.lists(
 
 @given(looks=st.lists(st.tuples(signs, st.sets(st.sampled_from(STANDING)), st.sampled_from(["b1", "b2"])), max_size=12))
 def test_whatever_happens_the_record_is_bounded_and_true(
-    looks: list[tuple[list[Sign], set[IncidentKind], str]],
+    looks: list[tuple[list[DeviceFault], set[IncidentKind], str]],
 ) -> None:
     """Over any history: at most so many entries, one per kind and code, what is told now is open, and telling the same
     once more changes nothing."""
@@ -141,8 +143,8 @@ def test_whatever_happens_the_record_is_bounded_and_true(
 )
 def test_what_is_a_reset_and_what_is_not(before: int, after: int, want: bool) -> None:
     """An error of the card ends with a reset alone, and a recovery action that changes is none."""
-    error = Sign(IncidentKind.XID, 48, stands=False)
-    asked = [Sign(IncidentKind.RECOVERY, code) for code in (before, after) if code]
+    error = DeviceFault(IncidentKind.XID, 48, stands=False)
+    asked = [DeviceFault(IncidentKind.RECOVERY, code) for code in (before, after) if code]
     last = fold((), [error, asked[0]], unread=NOTHING, now=at(0), boot_id="b1")
     last = fold(last, asked[1:], unread=NOTHING, now=at(60), boot_id="b1")
 
@@ -152,7 +154,7 @@ def test_what_is_a_reset_and_what_is_not(before: int, after: int, want: bool) ->
 @pytest.mark.parametrize(("released", "want"), [(0, 0), (20, 40)], ids=["before the error", "between the two"])
 def test_an_error_soon_after_a_release_is_not_hidden_by_it(released: int, want: int) -> None:
     """An XID counts once a minute; but what an administrator declared over at 20 s and comes again at 40 s is new."""
-    error = Sign(IncidentKind.XID, 79, stands=False)
+    error = DeviceFault(IncidentKind.XID, 79, stands=False)
     last = fold((), [error], unread=NOTHING, now=at(0), boot_id="b1")
     last = fold(last, [error], unread=NOTHING, now=at(40), boot_id="b1", released=at(released) if released else "")
 
@@ -170,7 +172,7 @@ def test_a_clock_that_is_set_back_hides_nothing_behind_an_old_release() -> None:
 def test_a_clock_that_is_set_back_keeps_no_card_ill_until_it_is_there_again() -> None:
     """Ten hours ahead, then right: what was quiet is over after its minute from now on, an error that comes again
     counts, and no time of the record lies ahead."""
-    lost = Sign(IncidentKind.LOST, message="GPU is lost")
+    lost = DeviceFault(IncidentKind.LOST, message="GPU is lost")
     last = play((36_000, [lost, xid()]), (36_010, []))
     last = play((100, []), last=last)
     assert all(one.last_time <= at(100) and one.quiet_since <= at(100) for one in last)

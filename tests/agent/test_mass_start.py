@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from agent.evidence import KubeletReading
-from agent.looks import Looker
-from agent.node_agent import NodeAgent, Rhythm
+from agent.node_agent import Intervals, NodeAgent
+from agent.observation import MachineObserver
 from agent.simulated import SimulatedBackend, play
 from atoll.api import names
 from atoll.kube import paths
@@ -60,9 +60,11 @@ async def start(node: str, credentials: Credentials, folder: Path, writes: list[
         agent = NodeAgent(
             node,
             client=client,
-            looker=Looker(SimulatedBackend(play(profile("t4-4"), seed=node)), cgroup_mount=folder, timeout_seconds=60),
+            looker=MachineObserver(
+                SimulatedBackend(play(profile("t4-4"), seed=node)), cgroup_mount=folder, timeout_seconds=60
+            ),
             kubelet=SilentKubelet(),
-            rhythm=Rhythm(600.0, 600.0, heartbeat_seconds=600.0, start_spread_seconds=SPREAD_SECONDS),
+            rhythm=Intervals(600.0, 600.0, heartbeat_seconds=600.0, start_spread_seconds=SPREAD_SECONDS),
             agent_version="1",
             clock=SystemClock(),
             rng=random.Random(node),
@@ -72,7 +74,7 @@ async def start(node: str, credentials: Credentials, folder: Path, writes: list[
                 agent.follow_pods(),
                 agent.follow_node(),
                 agent.follow_report(),
-                agent.keep_looking(),
+                agent.keep_observing(),
                 agent.keep_heartbeat(),
                 agent.keep_capacity(),
             ):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent.evidence import KubeletReading
-from agent.looks import Looker
-from agent.node_agent import NodeAgent, Rhythm
+from agent.node_agent import Intervals, NodeAgent
+from agent.observation import MachineObserver
 from agent.simulated import SimulatedBackend, play
 from atoll.api import names
 from atoll.cluster.leases import lease_name
@@ -108,13 +108,13 @@ class World:
         agent = NodeAgent(
             "n1",
             client=self.client,
-            looker=Looker(
+            looker=MachineObserver(
                 SimulatedBackend(machine, state_path=self.folder / "state.json"),
                 cgroup_mount=self.folder / "cgroup",
                 timeout_seconds=5.0,
             ),
             kubelet=self.kubelet,
-            rhythm=Rhythm(poll_seconds, 0.01, heartbeat_seconds=60.0, start_spread_seconds=0.0),
+            rhythm=Intervals(poll_seconds, 0.01, heartbeat_seconds=60.0, start_spread_seconds=0.0),
             agent_version="1",
             clock=SystemClock(),
             rng=random.Random(1),
@@ -123,7 +123,7 @@ class World:
             agent.follow_pods(),
             agent.follow_node(),
             agent.follow_report(),
-            agent.keep_looking(),
+            agent.keep_observing(),
             agent.keep_heartbeat(),
             agent.keep_capacity(),
         )
@@ -367,7 +367,7 @@ async def test_an_agent_without_an_api_server_is_alive(world: World) -> None:
         world.server.fail(answering(503, "ServiceUnavailable"), times=100_000)
         world.state(devices={"3": {"fault": "XID 79"}})
         await until(lambda: agent.failures_count >= 2)
-        assert agent.seconds_stuck() < agent.seconds_since_look()
+        assert agent.seconds_stuck() < agent.seconds_since_observation()
         async with world.agent() as other:
             await until(lambda: other.watches["pod"].last_error != "")
             assert other.seconds_stuck() == 0.0

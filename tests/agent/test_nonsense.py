@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from agent.driver import Facts
 from agent.driver_client import DriverWorker
 from agent.errors import ReadingFailed
-from agent.evidence import PodSighting
-from agent.identities import LookUp, assign
+from agent.evidence import EvidenceReading
+from agent.identities import LeaseLookup, assign
 from agent.nvml import recognized
 from agent.nvml_reading import machine_reading
-from agent.plausible import plausible
 from agent.readings import MachineReading
-from agent.report import Circumstances, build_report, on_record, uuids_by_slot
+from agent.report import ReportContext, build_report, on_record, uuids_by_slot
+from agent.sanitize import sanitize
 from atoll.api.node_status import GpuNodeStatusReport, HealthState
 from tests.agent.real_bindings import Bench, machine_of
 from tests.agent.test_soak import check
@@ -84,20 +84,20 @@ events = st.lists(st.tuples(st.sampled_from(["GPU-1", None]), words, longs).map(
 
 
 def reading_of(facts: Sequence[Facts], told: Sequence[Any] = ()) -> MachineReading:
-    return machine_reading(recognized([plausible(one) for one in facts], {}), events=told)
+    return machine_reading(recognized([sanitize(one) for one in facts], {}), events=told)
 
 
 def report_of(reading: MachineReading, previous: GpuNodeStatusReport | None = None) -> GpuNodeStatusReport:
     known = {uuid: one.id for uuid, one in on_record(previous, reading).items()}
     leases: dict[int, str | None] = {}
-    while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LookUp):
+    while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LeaseLookup):
         leases |= dict.fromkeys(step.ids)
     return build_report(
         reading,
         ids=step.ids,
-        sighting=PodSighting((), live_read=True, kubelet_read=True),
+        sighting=EvidenceReading((), live_read=True, kubelet_read=True),
         previous=previous,
-        circumstances=Circumstances("1", "b1", "", "7", "2026-01-01T00:00:00.000000Z"),
+        circumstances=ReportContext("1", "b1", "", "7", "2026-01-01T00:00:00.000000Z"),
     )
 
 

@@ -13,10 +13,10 @@ from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
 from atoll.cluster.machines import node_devices
 from devcluster.mock_nvml.machine_file import bus_id
 from devcluster.pci_tree import ETHERNET_CLASS, INFINIBAND_CLASS
-from devcluster.pci_tree import PciTree as PlayedTree
+from devcluster.pci_tree import PlayedPciTree as PlayedTree
 from tests.agent.real_bindings import Bench, machine_of
-from topology.asks import Ask
 from topology.choice import Choice, choose
+from topology.device_requests import DeviceRequest
 from topology.links import direct_links
 from topology.model import Machine
 
@@ -144,7 +144,7 @@ def test_sets_that_tie_share_an_adapter(bench: Bench) -> None:
 
 
 def chosen(geometry: Machine, *, free: int) -> tuple[int, ...]:
-    answer = choose(geometry, free, Ask(2))
+    answer = choose(geometry, free, DeviceRequest(2))
     assert isinstance(answer, Choice)
     return answer.positions
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.evidence import GpuUse, with_handed
-from agent.pod_resources import handed_out, plugin_names, pods_of
+from agent.evidence import GpuUse, with_allocations
+from agent.pod_resources import list_allocations, plugin_names, pods_of
 from atoll.api.node_status import Device
 from tests.agent.builders import make_pod
 
@@ -86,7 +86,7 @@ def test_devices_are_read_from_an_answer_in_pieces(tmp_path: Path) -> None:
         frame(DATA, whole[7:]) + frame(HEADERS, b"trailers", flags=END | 4),
     )
 
-    assert handed_out(tmp_path / "s", timeout_seconds=5) == {("team", "p"): {"GPU-a", "GPU-b"}}
+    assert list_allocations(tmp_path / "s", timeout_seconds=5) == {("team", "p"): {"GPU-a", "GPU-b"}}
     sent = end()
     assert sent.startswith(b"PRI * HTTP/2.0")
     assert b"/v1.PodResourcesLister/List" in sent
@@ -109,12 +109,12 @@ def test_anything_else_is_no_answer(tmp_path: Path, answers: tuple[bytes, ...]) 
     """What is not understood is unknown, and never an empty list."""
     serve(tmp_path / "s", *answers)
 
-    assert handed_out(tmp_path / "s", timeout_seconds=5) is None
+    assert list_allocations(tmp_path / "s", timeout_seconds=5) is None
 
 
 def test_no_socket_is_no_answer(tmp_path: Path) -> None:
     """Without a kubelet nothing is known."""
-    assert handed_out(tmp_path / "none", timeout_seconds=1) is None
+    assert list_allocations(tmp_path / "none", timeout_seconds=1) is None
 
 
 @given(st.binary(max_size=200))
@@ -139,7 +139,9 @@ def test_what_a_plugin_gave_counts_as_used() -> None:
         ("x", "y"): frozenset({"GPU-b"}),
     }
 
-    use = with_handed(GpuUse(pods={"q": frozenset({"GPU-b"})}), handed, [running], {"GPU-a": "GPU-a", "GPU-b": "GPU-b"})
+    use = with_allocations(
+        GpuUse(pods={"q": frozenset({"GPU-b"})}), handed, [running], {"GPU-a": "GPU-a", "GPU-b": "GPU-b"}
+    )
 
     assert use.pods == {"q": {"GPU-b"}, running.metadata.uid: {"GPU-a"}}
 
@@ -151,4 +153,4 @@ def test_amds_plugin_calls_cards_by_their_slot() -> None:
 
     pod = make_pod("p")
     handed = {(pod.metadata.namespace, pod.metadata.name): frozenset({"0000:03:00.0", "0000:04:00.0"})}
-    assert with_handed(GpuUse(), handed, [pod], plugin_names([amd, nvidia])).pods == {"p": frozenset({"GPU-a"})}
+    assert with_allocations(GpuUse(), handed, [pod], plugin_names([amd, nvidia])).pods == {"p": frozenset({"GPU-a"})}

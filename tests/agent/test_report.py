@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.evidence import PodSighting
+from agent.evidence import EvidenceReading
 from agent.links import rows_by_uuid
 from agent.readings import DeviceReading, FabricReading, LinksReading, MachineReading
-from agent.report import Circumstances, build_report, model_slug, on_record, uuids_by_slot
+from agent.report import ReportContext, build_report, model_slug, on_record, uuids_by_slot
 from agent.simulated import SimulatedBackend, play
 from atoll.api import names
 from atoll.api.node_status import (
@@ -28,8 +28,8 @@ from tests.agent.builders import LATER, NOW, make_device, make_reading
 from topology.model import DEVICES_MAX as LINKED_DEVICES_MAX
 from topology.profiles import profile, profile_names
 
-SIGHTING = PodSighting((), live_read=True, kubelet_read=True)
-CIRCUMSTANCES = Circumstances(agent_version="1", boot_id="b1", node_uid="u1", position="7", now=NOW)
+SIGHTING = EvidenceReading((), live_read=True, kubelet_read=True)
+CIRCUMSTANCES = ReportContext(agent_version="1", boot_id="b1", node_uid="u1", position="7", now=NOW)
 OBJECT_BYTES_MAX = 1_000_000
 
 
@@ -237,7 +237,7 @@ def test_evidence_and_fabric_are_passed_on() -> None:
     report = build_report(
         reading,
         ids={"a": 0},
-        sighting=PodSighting(pods, live_read=False, kubelet_read=True),
+        sighting=EvidenceReading(pods, live_read=False, kubelet_read=True),
         previous=None,
         circumstances=CIRCUMSTANCES,
     )

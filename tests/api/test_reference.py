@@ -21,7 +21,7 @@ def test_page_tells_what_the_code_tells() -> None:
 def test_a_stale_page_fails_the_check(tmp_path: Path) -> None:
     """A table that somebody edited, or a reason that was added, is noticed, and put right by the same command."""
     page = tmp_path / "reference.md"
-    page.write_text(TEXT.replace("| `GpuIll` |", "| `GpuSick` |"))
+    page.write_text(TEXT.replace("| `GpuUnhealthy` |", "| `GpuSick` |"))
 
     assert main(["--check", "--page", str(page)]) == 1
     assert main(["--page", str(page)]) == 0

@@ -12,16 +12,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from atoll.api import names
-from atoll.cluster.audit_remedies import REMEDIES, Repair
+from atoll.cluster.audit_remedies import REMEDIES, AuditRepair
 from atoll.cluster.consistency import PROMISES, Finding, Problem, audit
 from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.memory import compare, decode_memory, encode_memory, memory_of
+from atoll.cluster.ledger_dump import compare, decode_memory, encode_memory, ledger_dump_of
 from atoll.cluster.objects import decode_lease, decode_pod
 from atoll.kube.client import ApiClient
 from atollctl import audit as command
 from atollctl.__main__ import app
-from atollctl.audit_repair import CONTROLLERS, Outcome, repair
+from atollctl.audit_repair import CONTROLLERS, RepairOutcome, repair
 from tests.builders import (
     lease_json,
     make_allocation,
@@ -32,7 +32,7 @@ from tests.builders import (
     report_json,
     uuid_of,
 )
-from tests.controllers.troupe import LEASES, PODS, REPORTS, Server, strip_version
+from tests.controllers.harness import LEASES, PODS, REPORTS, InMemoryServer, strip_version
 from tests.kube.conftest import kubeconfig, no_wait
 
 A = Holder("team", "a", "uid-of-a")
@@ -60,7 +60,7 @@ def test_pipe_gets_whole_lines() -> None:
     """Where no terminal is, nothing is wrapped at 80 columns."""
     file = io.StringIO()
     finding = Finding(2, Problem.LEAKED_LEASE, "Lease gpu-n1-0", "holder team/a/uid-of-a", node="n1")
-    outcomes = {finding: Outcome(is_done=True, text="asked")}
+    outcomes = {finding: RepairOutcome(is_done=True, text="asked")}
     command.print_findings([finding], outcomes, Console(file=file))
     line = next(line for line in file.getvalue().splitlines() if "Lease gpu-n1-0" in line)
     assert "holder team/a/uid-of-a" in line
@@ -70,7 +70,7 @@ def test_pipe_gets_whole_lines() -> None:
 def test_json_is_for_programs() -> None:
     """Promise, a stable name, the evidence, the next step and the repair, and what became of it."""
     finding = Finding(4, Problem.MISSING_LEASE, "pod team/a", "gpu-n1-0", pod=A, lease="gpu-n1-0")
-    told = command.as_dict(finding, Outcome(is_done=True, text="wrote it"))
+    told = command.as_dict(finding, RepairOutcome(is_done=True, text="wrote it"))
     assert told == {
         "promise": 4,
         "problem": "MISSING_LEASE",
@@ -102,8 +102,11 @@ def test_exit_status_is_for_monitoring(
     async def find(*_: Any, **__: Any) -> tuple[Finding, ...]:
         return findings
 
-    async def repair_all(found: Any, *_: Any) -> dict[Finding, Outcome]:
-        return {each: Outcome(is_done=REMEDIES[each.problem].repair is not Repair.NONE, text="") for each in found}
+    async def repair_all(found: Any, *_: Any) -> dict[Finding, RepairOutcome]:
+        return {
+            each: RepairOutcome(is_done=REMEDIES[each.problem].repair is not AuditRepair.NONE, text="")
+            for each in found
+        }
 
     monkeypatch.setattr(command, "find_twice", find)
     monkeypatch.setattr(command, "repair_all", repair_all)
@@ -130,7 +133,7 @@ def test_cluster_that_does_not_answer_is_status_2(tmp_path: Path) -> None:
 )
 async def test_object_that_cannot_be_read_is_status_2(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     """An object of a newer release is no finding and no fault of the program: nothing is known, and that is told."""
-    async with Server().running() as running:
+    async with InMemoryServer().running() as running:
         running.put(path, body)
         config = kubeconfig(tmp_path, running.url)
         result = await asyncio.to_thread(CliRunner().invoke, app, ["audit", "--kubeconfig", str(config)])
@@ -142,26 +145,26 @@ async def test_object_that_cannot_be_read_is_status_2(tmp_path: Path, path: str,
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
+async def server() -> AsyncIterator[InMemoryServer]:
     """An API server with a node and its report."""
-    async with Server().running() as running:
+    async with InMemoryServer().running() as running:
         running.put("/api/v1/nodes/n1", {"metadata": {"name": "n1", "uid": "uid-of-n1"}})
         running.put(f"{REPORTS}/n1", {"metadata": {"name": "n1"}})
         yield running
 
 
-def put_bound(server: Server, *ids: int, uid: str = "uid-of-a") -> None:
+def put_bound(server: InMemoryServer, *ids: int, uid: str = "uid-of-a") -> None:
     """Put pod a, bound to these GPUs of n1."""
     body = pod_json("a", uid=uid, node="n1", phase="Running", allocation=make_allocation("n1", *ids))
     server.put(f"{PODS}/a", strip_version(body))
 
 
-def put_lease(server: Server, device_id: int, **options: Any) -> None:
+def put_lease(server: InMemoryServer, device_id: int, **options: Any) -> None:
     """Put a Lease of pod a."""
     server.put(f"{LEASES}/gpu-n1-{device_id}", strip_version(lease_json("n1", device_id, holder=A, **options)))
 
 
-async def repaired(server: Server, tmp_path: Path) -> list[tuple[Problem, bool]]:
+async def repaired(server: InMemoryServer, tmp_path: Path) -> list[tuple[Problem, bool]]:
     """Audit what the server holds, repair every finding, and return which were."""
     pods = [decode_pod(json.dumps(body)) for path, body in server.objects.items() if path.startswith(PODS)]
     leases = [decode_lease(json.dumps(body)) for path, body in server.objects.items() if path.startswith(LEASES)]
@@ -172,7 +175,7 @@ async def repaired(server: Server, tmp_path: Path) -> list[tuple[Problem, bool]]
         return [(finding.problem, (await repair(client, finding)).is_done) for finding in findings]
 
 
-async def test_missing_lease_is_written_in_the_name_of_the_controllers(server: Server, tmp_path: Path) -> None:
+async def test_missing_lease_is_written_in_the_name_of_the_controllers(server: InMemoryServer, tmp_path: Path) -> None:
     """The bound pod's annotation is the proof; who acts stands in the API server's log."""
     put_bound(server, 0, 1)
     put_lease(server, 0)
@@ -183,7 +186,7 @@ async def test_missing_lease_is_written_in_the_name_of_the_controllers(server: S
     assert {headers.get("Impersonate-User") for headers in server.headers} == {CONTROLLERS}
 
 
-async def test_stray_lease_is_deleted_and_the_pods_own_stay(server: Server, tmp_path: Path) -> None:
+async def test_stray_lease_is_deleted_and_the_pods_own_stay(server: InMemoryServer, tmp_path: Path) -> None:
     """Only the Lease that the bound pod disproves goes, with its uid and version as fence."""
     put_bound(server, 0)
     put_lease(server, 0)
@@ -192,7 +195,7 @@ async def test_stray_lease_is_deleted_and_the_pods_own_stay(server: Server, tmp_
     assert {path.rpartition("/")[2] for path in server.objects if path.startswith(LEASES)} == {"gpu-n1-0"}
 
 
-async def test_leaked_lease_is_never_deleted(server: Server, tmp_path: Path) -> None:
+async def test_leaked_lease_is_never_deleted(server: InMemoryServer, tmp_path: Path) -> None:
     """The audit asks the agent for evidence; whether the GPU is free the controllers decide on proof."""
     put_lease(server, 3)
     assert await repaired(server, tmp_path) == [(Problem.LEAKED_LEASE, True)]
@@ -200,7 +203,7 @@ async def test_leaked_lease_is_never_deleted(server: Server, tmp_path: Path) -> 
     assert names.EVIDENCE_WANTED in server.objects[f"{REPORTS}/n1"]["metadata"]["annotations"]
 
 
-async def test_pod_whose_numbers_are_right_again_is_not_evicted(server: Server, tmp_path: Path) -> None:
+async def test_pod_whose_numbers_are_right_again_is_not_evicted(server: InMemoryServer, tmp_path: Path) -> None:
     """A machine may number its GPUs as before by the time of the repair: whoever has the right numbers stays."""
     annotations = {
         f"{names.CONTAINER_DEVICES_PREFIX}main": "0",
@@ -218,7 +221,7 @@ async def test_pod_whose_numbers_are_right_again_is_not_evicted(server: Server, 
         assert f"{PODS}/a" not in server.objects
 
 
-async def test_finding_that_is_over_is_left_alone(server: Server, tmp_path: Path) -> None:
+async def test_finding_that_is_over_is_left_alone(server: InMemoryServer, tmp_path: Path) -> None:
     """Between audit and repair the world moved on: everything is read anew."""
     stale = Finding(4, Problem.MISSING_LEASE, "pod", "gpu-n1-0", pod=A, lease="gpu-n1-0", node="n1")
     stray = Finding(2, Problem.STRAY_LEASE, "Lease", "", pod=A, lease="gpu-n1-0")
@@ -248,7 +251,7 @@ def filled() -> Ledger:
 def test_memory_that_agrees_has_no_finding() -> None:
     """It survives the wire, and is compared with what the API server holds."""
     ledger = filled()
-    memory = decode_memory(encode_memory(memory_of(ledger, 0.0)))
+    memory = decode_memory(encode_memory(ledger_dump_of(ledger, 0.0)))
     assert memory.pods == {"uid-of-a": "n1:0"}
     assert memory.free["n1"] == [1, 2, 3, 4, 6, 7]
     assert compare(memory, ledger.pods.values(), [make_lease("n1", 0, holder=A), make_lease("n1", 5)]) == ()
@@ -267,7 +270,7 @@ def differences() -> Iterator[Any]:
 def test_memory_that_differs_is_found(leases: list[Any], subjects: set[str]) -> None:
     """Each difference names the object and both values."""
     ledger = filled()
-    findings = compare(memory_of(ledger, 0.0), ledger.pods.values(), leases)
+    findings = compare(ledger_dump_of(ledger, 0.0), ledger.pods.values(), leases)
     assert {finding.subject for finding in findings} == subjects
     assert all("the API server has" in finding.detail for finding in findings)
 
@@ -284,7 +287,7 @@ def test_memory_of_an_odd_lease_is_no_difference(odd: str) -> None:
     lease = decode_lease(json.dumps(body))
     ledger.put_lease(lease)
     leases = [make_lease("n1", 0, holder=A), make_lease("n1", 5), lease]
-    assert compare(memory_of(ledger, 0.0), ledger.pods.values(), leases) == ()
+    assert compare(ledger_dump_of(ledger, 0.0), ledger.pods.values(), leases) == ()
 
 
 def test_pod_that_the_memory_does_not_know_is_found() -> None:
@@ -292,5 +295,5 @@ def test_pod_that_the_memory_does_not_know_is_found() -> None:
     ledger = filled()
     stranger = make_pod("b", uid="uid-of-b", node="n1", phase="Running", allocation=make_allocation("n1", 2))
     leases = [make_lease("n1", 0, holder=A), make_lease("n1", 5)]
-    findings = compare(memory_of(ledger, 0.0), [*ledger.pods.values(), stranger], leases)
+    findings = compare(ledger_dump_of(ledger, 0.0), [*ledger.pods.values(), stranger], leases)
     assert [finding.subject for finding in findings] == ["GPUs of pod uid-of-b"]

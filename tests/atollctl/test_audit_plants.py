@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.audit_remedies import Repair, remedy
+from atoll.cluster.audit_remedies import AuditRepair, remedy
 from atoll.cluster.consistency import Finding, Problem
 from atoll.cluster.objects import Lease, Pod
 from atoll.kube.client import ApiClient
 from atollctl.audit import _find
 from atollctl.audit_repair import CONTROLLERS, repair
 from tests.cluster.test_consistency import BROKEN, bound, leases
-from tests.controllers.troupe import LEASES, PODS, REPORTS, Server, strip_version
+from tests.controllers.harness import LEASES, PODS, REPORTS, InMemoryServer, strip_version
 from tests.kube.conftest import kubeconfig, no_wait
 
 BYSTANDERS = [bound("y", 6), bound("z", 7)]
@@ -28,16 +28,16 @@ NOT_IN_THE_API = {Problem.WRONG_MEMORY, Problem.WRONG_PRINTED_VALUE}
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
+async def server() -> AsyncIterator[InMemoryServer]:
     """An API server with a node and two pods with whom all is well."""
-    async with Server().running() as running:
+    async with InMemoryServer().running() as running:
         running.put("/api/v1/nodes/n1", {"metadata": {"name": "n1", "uid": "uid-of-n1"}})
         running.put(f"{REPORTS}/n1", {"metadata": {"name": "n1"}, "spec": {}})
         plant(running, BYSTANDERS, [*leases("y", 6), *leases("z", 7)], [])
         yield running
 
 
-def plant(server: Server, pods: list[Pod], held: list[Lease], reports: list[GpuNodeStatus]) -> None:
+def plant(server: InMemoryServer, pods: list[Pod], held: list[Lease], reports: list[GpuNodeStatus]) -> None:
     """Put objects as they are."""
     for kind, path in ((pods, PODS), (held, LEASES)):
         for each in kind:
@@ -48,7 +48,7 @@ def plant(server: Server, pods: list[Pod], held: list[Lease], reports: list[GpuN
         server.put(f"{REPORTS}/{report.metadata.name}", strip_version(body))
 
 
-async def find(server: Server, tmp_path: Path) -> tuple[Finding, ...]:
+async def find(server: InMemoryServer, tmp_path: Path) -> tuple[Finding, ...]:
     """Audit once."""
     async with await ApiClient.connect(kubeconfig(tmp_path, server.url), sleep=no_wait) as client:
         return await _find(client, None)
@@ -58,7 +58,7 @@ async def find(server: Server, tmp_path: Path) -> tuple[Finding, ...]:
     ("pods", "held", "reports", "problems"), [row[1:] for row in BROKEN], ids=[r[0] for r in BROKEN]
 )
 async def test_repair_cures_what_was_planted_and_nothing_else(
-    server: Server,
+    server: InMemoryServer,
     tmp_path: Path,
     pods: list[Pod],
     held: list[Lease],
@@ -77,13 +77,15 @@ async def test_repair_cures_what_was_planted_and_nothing_else(
     ) as client:
         done = {finding: (await repair(client, finding)).is_done for finding in findings}
 
-    assert {f for f, is_done in done.items() if is_done} == {f for f in findings if remedy(f).repair is not Repair.NONE}
+    assert {f for f, is_done in done.items() if is_done} == {
+        f for f in findings if remedy(f).repair is not AuditRepair.NONE
+    }
     assert changed(before, server.objects) == {path for finding in findings for path in touched(finding)}
     after = await find(server, tmp_path)
-    cured = {Repair.WRITE, Repair.DELETE, Repair.EVICT}
+    cured = {AuditRepair.WRITE, AuditRepair.DELETE, AuditRepair.EVICT}
     left = {finding for finding in findings if remedy(finding).repair not in cured}
     freed = {finding for finding in after if finding.problem is Problem.LEAKED_LEASE}
-    is_evicted = any(remedy(finding).repair is Repair.EVICT for finding in findings)
+    is_evicted = any(remedy(finding).repair is AuditRepair.EVICT for finding in findings)
     assert set(after) - (freed if is_evicted else set()) == left
 
 
@@ -95,11 +97,11 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
 def touched(finding: Finding) -> set[str]:
     """Return what the remedy of a finding may write."""
     paths = {
-        Repair.NONE: set(),
-        Repair.ASK: {f"{REPORTS}/{finding.node}"},
-        Repair.WRITE: {f"{LEASES}/{finding.lease}"},
-        Repair.DELETE: {f"{LEASES}/{finding.lease}"},
-        Repair.EVICT: {f"{PODS}/{finding.pod.name}"} if finding.pod is not None else set(),
+        AuditRepair.NONE: set(),
+        AuditRepair.ASK: {f"{REPORTS}/{finding.node}"},
+        AuditRepair.WRITE: {f"{LEASES}/{finding.lease}"},
+        AuditRepair.DELETE: {f"{LEASES}/{finding.lease}"},
+        AuditRepair.EVICT: {f"{PODS}/{finding.pod.name}"} if finding.pod is not None else set(),
     }
     return paths[remedy(finding).repair]
 

@@ -14,17 +14,17 @@ import pytest
 
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import pods
-from atoll.cluster.audit_remedies import Repair, remedy
+from atoll.cluster.audit_remedies import AuditRepair, remedy
 from atoll.cluster.consistency import Finding, Problem
 from atoll.cluster.objects import Lease, Pod
 from atoll.kube.client import ApiClient
 from atollctl.audit import _find
-from atollctl.audit_repair import CONTROLLERS, Outcome, repair
-from devcluster import Cluster
+from atollctl.audit_repair import CONTROLLERS, RepairOutcome, repair
+from devcluster import DevCluster
 from tests.atollctl.test_audit_plants import BYSTANDERS, touched
 from tests.builders import make_report
 from tests.cluster.test_consistency import BROKEN, leases
-from tests.controllers.stage import LEASES, PODS, REPORTS, Json, Stage
+from tests.controllers.stage import LEASES, PODS, REPORTS, Json, ReconcilerHarness
 from tests.deploy.requests import MERGE, pod, shaped, shaped_container
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -41,7 +41,7 @@ TOLD_BY_THE_REPORT = {
 class Garden:
     """The stage of one row: what was planted, and the uids that the API server gave."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ReconcilerHarness) -> None:
         self.stage = stage
         self.uids: dict[str, str] = {}
 
@@ -106,17 +106,17 @@ class Garden:
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[ReconcilerHarness]:
     """A control plane with Atoll's manifests and one node, and nobody who repairs anything."""
-    with Cluster.start(f"plants-{os.getpid()}", nodes=[], scheduler=False) as cluster:
-        made = Stage.furnish(cluster)
+    with DevCluster.start(f"plants-{os.getpid()}", nodes=[], scheduler=False) as cluster:
+        made = ReconcilerHarness.furnish(cluster)
         made.kill_controllers()
         made.add_node(NODE)
         yield made
 
 
 @pytest.fixture
-def garden(stage: Stage) -> Iterator[Garden]:
+def garden(stage: ReconcilerHarness) -> Iterator[Garden]:
     """Two pods with whom all is well, and room for what is not."""
     made = Garden(stage)
     made.plant(BYSTANDERS, [*leases("y", 6), *leases("z", 7)], [])
@@ -124,13 +124,13 @@ def garden(stage: Stage) -> Iterator[Garden]:
     made.clear()
 
 
-async def find(stage: Stage) -> tuple[Finding, ...]:
+async def find(stage: ReconcilerHarness) -> tuple[Finding, ...]:
     """Audit once."""
     async with await ApiClient.connect(stage.cluster.kubeconfig) as client:
         return await _find(client, None)
 
 
-async def repair_each(stage: Stage, findings: Sequence[Finding]) -> dict[Finding, Outcome]:
+async def repair_each(stage: ReconcilerHarness, findings: Sequence[Finding]) -> dict[Finding, RepairOutcome]:
     """Repair under the controllers' own rights."""
     async with await ApiClient.connect(stage.cluster.kubeconfig, impersonate=CONTROLLERS) as client:
         return {finding: await repair(client, finding) for finding in findings}
@@ -155,18 +155,18 @@ async def test_what_is_planted_is_found_and_cured_under_the_shipped_policies(
     outcomes = await repair_each(stage, findings)
     after = garden.snapshot()
 
-    curable = {finding for finding in findings if remedy(finding).repair is not Repair.NONE}
+    curable = {finding for finding in findings if remedy(finding).repair is not AuditRepair.NONE}
     assert {finding for finding, outcome in outcomes.items() if outcome.is_done} == curable, outcomes
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     assert changed == {path for finding in findings for path in touched(finding)}
     assert set(await find(stage)) == {finding for finding in findings if not is_cured(stage, finding)}
 
 
-def is_cured(stage: Stage, finding: Finding) -> bool:
+def is_cured(stage: ReconcilerHarness, finding: Finding) -> bool:
     """Tell whether the repair of a finding ends it at once; of an eviction, that kubelet was told to end the pod."""
     action = remedy(finding).repair
-    if action is Repair.EVICT:
+    if action is AuditRepair.EVICT:
         assert finding.pod is not None
         evicted: Json = stage.pod(finding.pod.name)
         assert evicted["metadata"].get("deletionTimestamp")
-    return action in {Repair.WRITE, Repair.DELETE}
+    return action in {AuditRepair.WRITE, AuditRepair.DELETE}

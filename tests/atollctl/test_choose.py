@@ -12,7 +12,7 @@ from atollctl.__main__ import app
 from atollctl.choose_answer import answer
 from atollctl.topo_source import source_of_profile
 from tests.atollctl.matrices import saved
-from topology.asks import Ask, Interconnect, Policy
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.profiles import profile_names
 
 RUNNER = CliRunner()
@@ -258,7 +258,7 @@ def test_answers_lie_within_what_is_free(data: st.DataObject) -> None:
     free = tuple(sorted(data.draw(st.sets(st.sampled_from(source.ids), min_size=1))))
     count = data.draw(st.integers(1, len(free)))
     required = tuple(sorted(data.draw(st.sets(st.sampled_from(free), max_size=count))))
-    ask = Ask(
+    ask = DeviceRequest(
         count,
         policy=data.draw(st.sampled_from(Policy)),
         interconnect=data.draw(st.sampled_from(Interconnect)),

@@ -21,7 +21,7 @@ from atollctl.topo_reading import read_node, read_text
 from atollctl.topo_source import (
     LINE_LENGTH_MAX,
     InputError,
-    Source,
+    MachineSource,
     ranges,
     source_of_profile,
     source_of_report,
@@ -39,7 +39,7 @@ RUNNER = CliRunner()
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(source: Source) -> str:
+def drawn(source: MachineSource) -> str:
     """Return the drawing as plain text."""
     return "\n".join("".join(text for text, _style in line) for line in machine_lines(source))
 
@@ -196,7 +196,7 @@ def test_the_picture_of_every_known_machine_is_well_formed_and_loads_nothing(nam
 def test_line_width_follows_the_links() -> None:
     """A double link is drawn twice as wide as a single one; a pair without links gets no solid line."""
     rows = (("X", "NV1", "SYS"), ("NV1", "X", "NV2"), ("SYS", "NV2", "X"))
-    root = ET.fromstring(machine_svg(Source("three", machine(rows), (0, 1, 2))))
+    root = ET.fromstring(machine_svg(MachineSource("three", machine(rows), (0, 1, 2))))
 
     widths = sorted(float(line.attrib["stroke-width"]) for line in root.iter(f"{SVG}line"))
 

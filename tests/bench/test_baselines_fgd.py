@@ -5,41 +5,41 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.baselines_fgd import Kind, Typical, lost, scores, typical, typical_of
+from bench.baselines_fgd import FgdPodKind, Typical, lost, scores, typical, typical_of
 
-SMALL = Kind(6000, 1, 465)
+SMALL = FgdPodKind(6000, 1, 465)
 HEAVY = [
-    (Kind(15_700, 1), 28.69),
-    (Kind(11_900, 1), 18.93),
-    (Kind(11_400, 1), 12.27),
-    (Kind(1000, 0, 0), 7.36),
-    (Kind(18_710, 1), 4.85),
-    (Kind(8200, 1), 3.79),
-    (Kind(16_400, 1), 3.31),
-    (Kind(9810, 1), 1.97),
-    (Kind(15_200, 1), 1.87),
-    (Kind(11_200, 1), 1.81),
-    (Kind(14_200, 1), 1.76),
-    (Kind(12_000, 0, 0), 1.65),
-    (Kind(14_900, 1), 1.39),
-    (Kind(60_200, 4), 1.23),
-    (Kind(64_200, 8), 1.07),
-    (Kind(32_200, 4), 1.01),
-    (Kind(17_400, 2), 0.91),
-    (Kind(30_200, 2), 0.69),
-    (Kind(16_000, 1), 0.64),
-    (Kind(15_000, 1), 0.59),
-    (Kind(64_000, 8), 0.53),
-    (Kind(15_000, 0, 0), 0.53),
-    (Kind(11_910, 1), 0.53),
-    (Kind(120_200, 8), 0.48),
-    (Kind(11_300, 1), 0.37),
-    (Kind(30_000, 2), 0.32),
-    (Kind(9800, 1), 0.32),
-    (Kind(8000, 1), 0.32),
-    (Kind(2000, 1), 0.27),
-    (Kind(2000, 1, 80), 0.27),
-    (Kind(1000, 1), 0.27),
+    (FgdPodKind(15_700, 1), 28.69),
+    (FgdPodKind(11_900, 1), 18.93),
+    (FgdPodKind(11_400, 1), 12.27),
+    (FgdPodKind(1000, 0, 0), 7.36),
+    (FgdPodKind(18_710, 1), 4.85),
+    (FgdPodKind(8200, 1), 3.79),
+    (FgdPodKind(16_400, 1), 3.31),
+    (FgdPodKind(9810, 1), 1.97),
+    (FgdPodKind(15_200, 1), 1.87),
+    (FgdPodKind(11_200, 1), 1.81),
+    (FgdPodKind(14_200, 1), 1.76),
+    (FgdPodKind(12_000, 0, 0), 1.65),
+    (FgdPodKind(14_900, 1), 1.39),
+    (FgdPodKind(60_200, 4), 1.23),
+    (FgdPodKind(64_200, 8), 1.07),
+    (FgdPodKind(32_200, 4), 1.01),
+    (FgdPodKind(17_400, 2), 0.91),
+    (FgdPodKind(30_200, 2), 0.69),
+    (FgdPodKind(16_000, 1), 0.64),
+    (FgdPodKind(15_000, 1), 0.59),
+    (FgdPodKind(64_000, 8), 0.53),
+    (FgdPodKind(15_000, 0, 0), 0.53),
+    (FgdPodKind(11_910, 1), 0.53),
+    (FgdPodKind(120_200, 8), 0.48),
+    (FgdPodKind(11_300, 1), 0.37),
+    (FgdPodKind(30_000, 2), 0.32),
+    (FgdPodKind(9800, 1), 0.32),
+    (FgdPodKind(8000, 1), 0.32),
+    (FgdPodKind(2000, 1), 0.27),
+    (FgdPodKind(2000, 1, 80), 0.27),
+    (FgdPodKind(1000, 1), 0.27),
 ]
 """The typical pods of the published test, with shares in percent."""
 PUBLISHED = typical((kind, share / 100) for kind, share in HEAVY)
@@ -79,7 +79,7 @@ def test_fragments_where_cpu_is_short() -> None:
 )
 def test_gpus_too_small_for_a_pod_that_fits(gpus: list[int], milli: int, wanted: int) -> None:
     """hkust-adsl/kubernetes-scheduler-simulator, pkg/utils/frag_test.go, TestGetGpuFragMilliByNodeResAndPodRes."""
-    assert lost_on(typical([(Kind(100, 2, milli), 1.0)]), 1000, gpus) == wanted
+    assert lost_on(typical([(FgdPodKind(100, 2, milli), 1.0)]), 1000, gpus) == wanted
 
 
 def test_score_is_a_cut_sigmoid() -> None:
@@ -90,9 +90,9 @@ def test_score_is_a_cut_sigmoid() -> None:
 
 def test_typical_pods_are_the_frequent_ones() -> None:
     """Kinds are taken by frequency until 95 % of the pods are covered, and their shares sum to one."""
-    pods = [Kind(1, 1)] * 60 + [Kind(2, 1)] * 36 + [Kind(3, 1)] * 4
+    pods = [FgdPodKind(1, 1)] * 60 + [FgdPodKind(2, 1)] * 36 + [FgdPodKind(3, 1)] * 4
 
     found = typical_of(pods)
 
-    assert found.kinds == (Kind(1, 1), Kind(2, 1))
+    assert found.kinds == (FgdPodKind(1, 1), FgdPodKind(2, 1))
     assert found.shares.sum() == pytest.approx(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import plots
-from bench.churn import Moment, Result
+from bench.churn import ChurnResult, Moment
 
 PICTURES = Path(plots.__file__).parents[1] / "docs" / "pictures"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -50,7 +50,7 @@ def test_loss_picture_has_a_filled_gpu_in_every_row() -> None:
 def test_churn_picture_has_two_curves_per_rule() -> None:
     """Quality above, fragmentation below; the legend names the rules, and awkward names do not break the file."""
     moments = tuple(Moment(float(at), 0.5 + at / 10, at / 20) for at in range(4))
-    results = [Result(rule, 0.9, 0.1, 0.1, 0.9, moments) for rule in ("best-fit", "a<b & c")]
+    results = [ChurnResult(rule, 0.9, 0.1, 0.1, 0.9, moments) for rule in ("best-fit", "a<b & c")]
 
     picture = plots.churn_picture(results, shape="some machine")
 

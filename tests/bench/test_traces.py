@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bench import traces
-from bench.baselines_fgd import Kind
-from bench.trace_files import Node, Pod, arrivals, read_nodes, read_pods
-from bench.trace_rules import MILLI, Atoll, Gradient, Room, rules
+from bench.baselines_fgd import FgdPodKind
+from bench.trace_files import TraceNode, TracePod, arrivals, read_nodes, read_pods
+from bench.trace_rules import MILLI, Atoll, Gradient, TraceCapacity, rules
 
 EXAMPLES = Path(traces.__file__).parent / "examples"
 NODES = read_nodes(EXAMPLES / "nodes.csv")
@@ -76,7 +76,7 @@ def test_no_rule_gives_what_is_not_there(name: str) -> None:
     """Every place has enough CPU, memory and GPUs of an allowed model, and a pod is refused only by a full cluster or,
     where fractions are rounded up, by one without a whole GPU."""
     rule = rules(NODES, PODS, seed=1, full=True)[name]
-    room = Room(NODES)
+    room = TraceCapacity(NODES)
     for pod in arrivals(PODS, GPUS, seed=1):
         fits = room.fitting(pod)
         place = rule(room, pod)
@@ -90,17 +90,17 @@ def test_no_rule_gives_what_is_not_there(name: str) -> None:
 
 def test_gradient_takes_the_node_that_loses_least() -> None:
     """Where all pods ask for pairs, one that asks for one GPU breaks no pair."""
-    nodes = [Node(64_000, 1 << 20, 2, "A"), Node(64_000, 1 << 20, 3, "A")]
-    pods = [Pod(Kind(1000, 2), 1)] * 9 + [Pod(Kind(1000, 1), 1)]
+    nodes = [TraceNode(64_000, 1 << 20, 2, "A"), TraceNode(64_000, 1 << 20, 3, "A")]
+    pods = [TracePod(FgdPodKind(1000, 2), 1)] * 9 + [TracePod(FgdPodKind(1000, 1), 1)]
 
-    assert Gradient(nodes, pods)(Room(nodes), Pod(Kind(1000, 1), 1)) == (1, (0,))
+    assert Gradient(nodes, pods)(TraceCapacity(nodes), TracePod(FgdPodKind(1000, 1), 1)) == (1, (0,))
 
 
 def test_shared_gpus_fill_up_before_a_new_one_is_opened() -> None:
     """A fraction goes to the fullest GPU that holds it; only then Atoll is asked for a whole one."""
-    nodes = [Node(64_000, 1 << 20, 2, "T4")]
-    half = Pod(Kind(1000, 1, 500), 1)
-    rule, room = Atoll(nodes, [half], shares=True), Room(nodes)
+    nodes = [TraceNode(64_000, 1 << 20, 2, "T4")]
+    half = TracePod(FgdPodKind(1000, 1, 500), 1)
+    rule, room = Atoll(nodes, [half], shares=True), TraceCapacity(nodes)
     for _ in range(2):
         place = rule(room, half)
         assert place is not None
@@ -111,7 +111,7 @@ def test_shared_gpus_fill_up_before_a_new_one_is_opened() -> None:
 
 def test_fragments_count_no_gpus_that_a_node_lacks() -> None:
     """Nodes narrower than the widest have nothing in their empty columns."""
-    room = Room([Node(1000, 1, 1, "A"), Node(1000, 1, 4, "A")])
+    room = TraceCapacity([TraceNode(1000, 1, 1, "A"), TraceNode(1000, 1, 4, "A")])
 
     assert room.capacity == 5 * MILLI
     assert list(np.count_nonzero(room.gpu_milli, axis=1)) == [1, 4]

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.api import names
-from atoll.cluster.figures import MODELS_MAX, OTHER, GpuState, Waiting, figures_of, largest_ask
+from atoll.cluster.gpu_stats import MODELS_MAX, OTHER, GpuState, PendingReason, gpu_stats_of, largest_ask
 from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import cell_of
 from tests.builders import make_allocation, make_devices, make_lease, make_pod, make_report, uuid_of
-from topology.asks import Policy
+from topology.device_requests import Policy
 
 
 def heard(ledger: Ledger, *nodes: str) -> Ledger:
@@ -23,7 +23,7 @@ def heard(ledger: Ledger, *nodes: str) -> Ledger:
 def states(ledger: Ledger, now: float = 0.0) -> dict[str, int]:
     """Return the count of GPUs by state, whatever their model."""
     counts: dict[str, int] = {}
-    for (_, _, state), count in figures_of(ledger, now).gpus.items():
+    for (_, _, state), count in gpu_stats_of(ledger, now).gpus.items():
         counts[str(state)] = counts.get(str(state), 0) + count
     return counts
 
@@ -46,7 +46,7 @@ def test_each_gpu_is_in_one_state() -> None:
         "cordoned": 1,
         "free": 2,
     }
-    figures = figures_of(ledger, 0.0)
+    figures = gpu_stats_of(ledger, 0.0)
     assert (figures.leases, figures.leases_in_doubt, figures.leases_unreadable) == (2, 1, 0)
 
 
@@ -57,8 +57,8 @@ def test_silent_node_offers_nothing_and_keeps_what_is_held() -> None:
     ledger.put_pod(make_pod("a", uid="a", node="n1", allocation=make_allocation("n1", 0)))
 
     assert states(ledger, now=181.0) == {"bound": 1, "silent": 7}
-    assert figures_of(ledger, 181.0).silent_nodes == 1
-    assert set(figures_of(ledger, 181.0).largest_ask.values()) == {0}
+    assert gpu_stats_of(ledger, 181.0).silent_nodes == 1
+    assert set(gpu_stats_of(ledger, 181.0).largest_ask.values()) == {0}
 
 
 def test_waiting_pods_are_counted_by_what_they_wait_behind() -> None:
@@ -74,9 +74,9 @@ def test_waiting_pods_are_counted_by_what_they_wait_behind() -> None:
     ledger.put_pod(make_pod("bound", uid="bound", node="n1", allocation=make_allocation("n1", 0)))
     ledger.put_pod(make_pod("failed", uid="failed", phase="Failed"))
 
-    assert figures_of(ledger, 0.0).waiting == {Waiting.QUEUED: 2, Waiting.GATED: 1}
+    assert gpu_stats_of(ledger, 0.0).waiting == {PendingReason.QUEUED: 2, PendingReason.GATED: 1}
     ledger.drop_pod("gated")
-    assert figures_of(ledger, 0.0).oldest_created == "2026-02-01T00:00:00Z"
+    assert gpu_stats_of(ledger, 0.0).oldest_created == "2026-02-01T00:00:00Z"
 
 
 @given(free=st.integers(min_value=0, max_value=255))
@@ -98,7 +98,7 @@ def test_models_beyond_the_bound_are_counted_together() -> None:
         ledger.put_report(make_report(f"n{number}", "t4-4", devices=devices))
         heard(ledger, f"n{number}")
 
-    figures = figures_of(ledger, 0.0)
+    figures = gpu_stats_of(ledger, 0.0)
     assert len({model for model, _, _ in figures.gpus}) == MODELS_MAX + 1
     assert figures.gpus[OTHER, "", GpuState.FREE] == 4 * (100 - MODELS_MAX)
     assert sum(figures.gpus.values()) == 400

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.holds import Source
+from atoll.cluster.holds import HoldSource
 from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import decode_pod
@@ -94,7 +94,7 @@ def test_who_is_foreign(
     assert occupied(ledger) == held | {lease_id for lease_id in (2,) if leases} | {number for number, _ in expected}
     for number, _ in expected:
         holds = ledger.holds("n1", number, uuid_of("n1", number))
-        assert any(hold.source is Source.FOREIGN for hold in holds)
+        assert any(hold.source is HoldSource.FOREIGN for hold in holds)
 
 
 def test_gpu_is_free_as_soon_as_its_holder_has_ended_though_the_last_report_shows_it() -> None:

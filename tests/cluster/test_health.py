@@ -14,13 +14,13 @@ from atoll.api.node_status import (
     GpuNodeStatusReport,
     GpuNodeStatusSpec,
     Health,
+    HealthRelease,
     HealthState,
     Incident,
     IncidentKind,
     Mig,
-    Release,
 )
-from atoll.cluster.health import XIDS, Action, action_of, judge
+from atoll.cluster.health import XIDS, IncidentAction, action_of, judge
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import select
@@ -76,7 +76,7 @@ def test_an_ended_incident_counts_no_more(by: str) -> None:
 )
 def test_an_administrators_word_ends_what_was_until_then(released: str, want: Availability) -> None:
     """A release counts for what happened before it, never for what comes after."""
-    spec = GpuNodeStatusSpec(releases=(Release(uuid="g0", time=released),))
+    spec = GpuNodeStatusSpec(releases=(HealthRelease(uuid="g0", time=released),))
 
     assert judge(status(card(0, incident(code=79)), spec=spec)).standings["g0"].state is want
 
@@ -101,25 +101,25 @@ def test_a_storm_of_uncorrectable_errors_quarantines(count: int, want: bool) -> 
 @pytest.mark.parametrize(
     ("kind", "code", "want"),
     [
-        (IncidentKind.LOST, 0, Action.QUARANTINE),
-        (IncidentKind.SILENT, 0, Action.QUARANTINE),
-        (IncidentKind.FAULT, 0, Action.QUARANTINE),
-        (IncidentKind.ROW_REMAP, 0, Action.WARN),
-        (IncidentKind.ROW_REMAP, 1, Action.QUARANTINE),
-        (IncidentKind.RETIRED_PAGES, 0, Action.WARN),
-        (IncidentKind.RECOVERY, 1, Action.QUARANTINE),
-        (IncidentKind.THROTTLE, 0, Action.WARN),
-        (IncidentKind.NVLINK, 0, Action.WARN),
+        (IncidentKind.LOST, 0, IncidentAction.QUARANTINE),
+        (IncidentKind.SILENT, 0, IncidentAction.QUARANTINE),
+        (IncidentKind.FAULT, 0, IncidentAction.QUARANTINE),
+        (IncidentKind.ROW_REMAP, 0, IncidentAction.WARN),
+        (IncidentKind.ROW_REMAP, 1, IncidentAction.QUARANTINE),
+        (IncidentKind.RETIRED_PAGES, 0, IncidentAction.WARN),
+        (IncidentKind.RECOVERY, 1, IncidentAction.QUARANTINE),
+        (IncidentKind.THROTTLE, 0, IncidentAction.WARN),
+        (IncidentKind.NVLINK, 0, IncidentAction.WARN),
     ],
 )
-def test_the_table(kind: IncidentKind, code: int, want: Action) -> None:
+def test_the_table(kind: IncidentKind, code: int, want: IncidentAction) -> None:
     """Each kind of incident is worth what the table says."""
     assert action_of(incident(kind, code)) is want
 
 
 def test_every_kind_and_number_has_an_action_and_words() -> None:
     """No incident can be told that the table does not know."""
-    assert all(action_of(incident(kind)) in Action for kind in IncidentKind)
+    assert all(action_of(incident(kind)) in IncidentAction for kind in IncidentKind)
     assert all(words and 0 <= number <= 65_535 for number, (_, words) in XIDS.items())
 
 
@@ -203,9 +203,9 @@ def test_the_page_for_administrators_has_every_number() -> None:
     """docs/hardware.md lists each XID of the table with its meaning, in the row of its class."""
     page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
     rows = {
-        Action.IGNORE: "| nothing: the program's own |",
-        Action.WARN: "| a warning |",
-        Action.QUARANTINE: "| quarantine |",
+        IncidentAction.IGNORE: "| nothing: the program's own |",
+        IncidentAction.WARN: "| a warning |",
+        IncidentAction.QUARANTINE: "| quarantine |",
     }
     for action, begin in rows.items():
         line = next(line for line in page.splitlines() if line.startswith(begin))

@@ -9,7 +9,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.cluster.fleet import Fleet
-from atoll.cluster.host_cpu import ASKS_MIN, KINDS_MAX, STRANDED, UNKNOWN, Asks, Kind, asked_cores, price_table
+from atoll.cluster.host_cpu import (
+    ASKS_MIN,
+    KINDS_MAX,
+    STRANDED,
+    UNKNOWN,
+    CpuRequestCounts,
+    CpuRequestKind,
+    price_table,
+    requested_cores,
+)
 from atoll.cluster.machines import NodeDevices, cell_of, shape_of
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate, select
@@ -177,7 +186,7 @@ def test_price_of_cpu_never_costs_links_or_a_preferred_model(
 
 def test_prices_are_what_is_left_without_cpu() -> None:
     """Worked out by hand: asks of 2 GPUs with 20 cores want 10 cores per GPU; 4 GPUs with 15 cores lose 2.5."""
-    prices = price_table([Kind(2, 20, 1.0)], np.array([8]), np.array([96]))
+    prices = price_table([CpuRequestKind(2, 20, 1.0)], np.array([8]), np.array([96]))
 
     assert prices[4, 15] == pytest.approx(STRANDED * 2.5)
     assert prices[4, 40] == prices[0, 0] == prices[8, UNKNOWN] == 0
@@ -185,11 +194,11 @@ def test_prices_are_what_is_left_without_cpu() -> None:
 
 def test_rarest_kind_is_forgotten_and_huge_asks_are_cut() -> None:
     """The counts are bounded whatever pods ask for."""
-    asks = Asks()
+    asks = CpuRequestCounts()
     for cores in range(3 * KINDS_MAX):
         asks.observe(10**6, 1000 * cores)
         asks.observe(1, 10**15)
 
     assert len(asks.kinds) == KINDS_MAX
     heaviest = max(asks.kinds, key=lambda kind: kind.weight)
-    assert (heaviest.gpus, heaviest.cores) == (1, asked_cores(10**15))
+    assert (heaviest.gpus, heaviest.cores) == (1, requested_cores(10**15))

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.cluster.budgets import Budgets, decode_budget
+from atoll.cluster.budgets import DisruptionBudgets, decode_budget
 from atoll.cluster.island_hosts import decode_demands, refusal, unjudged
-from atoll.cluster.island_preemption import IslandPlan, Situation, may_preempt, plan_island
-from atoll.cluster.keeping import Kept
+from atoll.cluster.island_preemption import IslandPlan, PreemptionInput, may_preempt, plan_island
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod, PodCondition, decode_node
 from atoll.cluster.requests import Request, request_of
+from atoll.cluster.soft_reservations import SoftReservation
 from tests.builders import make_allocation, make_claim, make_pod, make_report
 
 NOW = 1000.0
@@ -59,11 +59,11 @@ def ledger_of(holders: Iterable[Pod], nodes: Iterable[str] = ("n1",)) -> Ledger:
 
 
 def plans(
-    ledger: Ledger, who: tuple[Pod, Request], *, budgets: Budgets | None = None, avoided: Iterable[str] = ()
+    ledger: Ledger, who: tuple[Pod, Request], *, budgets: DisruptionBudgets | None = None, avoided: Iterable[str] = ()
 ) -> list[tuple[str, list[str]]]:
     """Return node with GPUs, and victims, of every plan."""
     nodes = {name: node(name) for name in ledger.nodes}
-    found = plan_island(*who, Situation(ledger, nodes, budgets or Budgets(), NOW, tuple(avoided)))
+    found = plan_island(*who, PreemptionInput(ledger, nodes, budgets or DisruptionBudgets(), NOW, tuple(avoided)))
     return [described(plan) for plan in found]
 
 
@@ -125,7 +125,7 @@ def test_pod_that_kube_scheduler_did_not_try_or_has_nominated_is_left_to_it() ->
 def test_budget_is_respected() -> None:
     """A pod whose budget allows no disruption is no victim; the next one is; with none left nothing is planned."""
     text = b'{"metadata":{"name":"b","namespace":"team"},"spec":{"selector":{"matchLabels":{"app":"x"}}}}'
-    budgets = Budgets((decode_budget(text),))
+    budgets = DisruptionBudgets((decode_budget(text),))
     guarded = [holder("a", 0, 0, labels={"app": "x"}), *BROKEN[1:]]
     assert plans(ledger_of(guarded), waiting(), budgets=budgets) == [("n1:2,3", ["b"])]
     both = [holder(name, 0, 2 * i, labels={"app": "x"}) for i, name in enumerate("ab")] + BROKEN[2:]
@@ -144,7 +144,7 @@ def test_best_node_comes_first_and_nodes_tried_in_vain_are_left_out() -> None:
 def test_two_pods_do_not_free_the_same_gpus() -> None:
     """What is kept for one is neither counted as free nor freed for another of its priority."""
     ledger = ledger_of(BROKEN)
-    ledger.keep("other", Kept("n1", (0, 1), 10))
+    ledger.keep("other", SoftReservation("n1", (0, 1), 10))
     assert plans(ledger, waiting()) == [("n1:2,3", ["b"])]
     assert plans(ledger, waiting(11)) == [("n1:0,1", ["a"])]
 
@@ -169,10 +169,12 @@ def crowds(draw: st.DrawFn) -> list[Pod]:
 def test_no_plan_breaks_a_promise(crowd: list[Pod], allowed: int) -> None:
     """Every victim ranks strictly below, no budget is broken, and without them the kept GPUs are a free pair."""
     text = b'{"metadata":{"name":"b","namespace":"team"},"spec":{"selector":{"matchLabels":{"app":"x"}}},'
-    budgets = Budgets((decode_budget(text + b'"status":{"disruptionsAllowed":%d}}' % allowed),))
+    budgets = DisruptionBudgets((decode_budget(text + b'"status":{"disruptionsAllowed":%d}}' % allowed),))
     ledger = ledger_of(crowd, ("n1", "n2"))
     pod, request = waiting(10)
-    found = plan_island(pod, request, Situation(ledger, {name: node(name) for name in ("n1", "n2")}, budgets, NOW))
+    found = plan_island(
+        pod, request, PreemptionInput(ledger, {name: node(name) for name in ("n1", "n2")}, budgets, NOW)
+    )
 
     running = {each.metadata.uid: each for each in crowd if each.metadata.deletion_timestamp is None}
     for plan in found:
@@ -197,15 +199,18 @@ def test_evicted_pod_evicts_nobody_back() -> None:
     """The victim's successor finds only pods above it or equal: no two pods push each other out in turn."""
     ledger = ledger_of([holder("high", 10, 0, 1), *BROKEN[2:], holder("b", 1, 2)])
     successor, request = waiting(0)
-    assert plan_island(successor, request, Situation(ledger, {"n1": node()}, Budgets(), NOW)) == ()
+    assert plan_island(successor, request, PreemptionInput(ledger, {"n1": node()}, DisruptionBudgets(), NOW)) == ()
 
 
 def test_node_that_does_not_admit_the_pod_is_left_alone() -> None:
     """A taint, a cordon or a missing label: nobody is evicted where kube-scheduler would not place the pod."""
     pod, request = waiting(nodeSelector={"pool": "a"})
-    assert plan_island(pod, request, Situation(ledger_of(BROKEN), {"n1": node()}, Budgets(), NOW)) == ()
+    assert plan_island(pod, request, PreemptionInput(ledger_of(BROKEN), {"n1": node()}, DisruptionBudgets(), NOW)) == ()
     labelled = decode_node(b'{"metadata":{"name":"n1","labels":{"pool":"a"}}}')
-    assert len(plan_island(pod, request, Situation(ledger_of(BROKEN), {"n1": labelled}, Budgets(), NOW))) == 1
+    assert (
+        len(plan_island(pod, request, PreemptionInput(ledger_of(BROKEN), {"n1": labelled}, DisruptionBudgets(), NOW)))
+        == 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.cluster.budgets import Budgets, decode_budget
-from atoll.cluster.island_victims import EXACT_MAX, Occupant, demands_links, find_victims, lacks_only_links
+from atoll.cluster.budgets import DisruptionBudgets, decode_budget
+from atoll.cluster.island_victims import EXACT_MAX, PreemptionCandidate, demands_links, find_victims, lacks_only_links
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.requests import Request, request_of
 from tests.builders import make_claim, make_devices, make_pod
@@ -29,9 +29,11 @@ def ask(count: int, **devices: Any) -> Request:
     return request
 
 
-def occupant(uid: str, *positions: int, priority: int = 0, since: str = "", budgets: tuple[str, ...] = ()) -> Occupant:
+def occupant(
+    uid: str, *positions: int, priority: int = 0, since: str = "", budgets: tuple[str, ...] = ()
+) -> PreemptionCandidate:
     """Return a pod that holds these positions."""
-    return Occupant(uid, sum(1 << position for position in positions), priority, since, budgets)
+    return PreemptionCandidate(uid, sum(1 << position for position in positions), priority, since, budgets)
 
 
 def uids(found: Any) -> set[str] | None:
@@ -65,7 +67,7 @@ def would_fit(devices: NodeDevices, free: int, count: int) -> bool:
     return any(is_joined(devices, chosen) for chosen in combinations(positions, count))
 
 
-def breaks(members: Sequence[Occupant], allowed: Mapping[str, int]) -> bool:
+def breaks(members: Sequence[PreemptionCandidate], allowed: Mapping[str, int]) -> bool:
     """Tell whether evicting all of them breaks some budget."""
     used: dict[str, int] = {}
     for member in members:
@@ -74,23 +76,23 @@ def breaks(members: Sequence[Occupant], allowed: Mapping[str, int]) -> bool:
     return any(count > allowed[key] for key, count in used.items())
 
 
-def every_set(occupants: Sequence[Occupant]) -> list[tuple[Occupant, ...]]:
+def every_set(occupants: Sequence[PreemptionCandidate]) -> list[tuple[PreemptionCandidate, ...]]:
     """Return all sets of occupants."""
     return [chosen for size in range(len(occupants) + 1) for chosen in combinations(occupants, size)]
 
 
-def mask(members: Sequence[Occupant]) -> int:
+def mask(members: Sequence[PreemptionCandidate]) -> int:
     """Return the positions of all of them."""
     return sum(member.mask for member in members)
 
 
-def harm(members: Sequence[Occupant], levels: Sequence[int]) -> tuple[int, ...]:
+def harm(members: Sequence[PreemptionCandidate], levels: Sequence[int]) -> tuple[int, ...]:
     """Return how many of each priority go, the highest first."""
     return tuple(sum(member.priority == level for member in members) for level in levels)
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[NodeDevices, int, tuple[Occupant, ...], int, dict[str, int]]:
+def scenes(draw: st.DrawFn) -> tuple[NodeDevices, int, tuple[PreemptionCandidate, ...], int, dict[str, int]]:
     """Draw a machine, its free positions, occupants, a count, and what the budgets allow."""
     devices = make_devices("n1", draw(st.sampled_from(MACHINES)), sick=draw(st.sampled_from([(), (), (3,)])))
     owners = draw(st.lists(st.integers(-1, 5), min_size=8, max_size=8))  # -1: free, 5: somebody who may not go
@@ -108,7 +110,7 @@ def scenes(draw: st.DrawFn) -> tuple[NodeDevices, int, tuple[Occupant, ...], int
 @settings(max_examples=120, deadline=None)
 @given(scenes())
 def test_victims_are_those_of_brute_force(
-    scene: tuple[NodeDevices, int, tuple[Occupant, ...], int, dict[str, int]],
+    scene: tuple[NodeDevices, int, tuple[PreemptionCandidate, ...], int, dict[str, int]],
 ) -> None:
     """An answer exists exactly when one does; it gives an island, spares everybody it can, and breaks budgets last."""
     devices, free, occupants, count, allowed = scene
@@ -136,7 +138,7 @@ def test_victims_are_those_of_brute_force(
 @settings(max_examples=40, deadline=None)
 @given(scenes(), st.randoms(use_true_random=False))
 def test_order_of_occupants_is_no_matter(
-    scene: tuple[NodeDevices, int, tuple[Occupant, ...], int, dict[str, int]], shuffler: Any
+    scene: tuple[NodeDevices, int, tuple[PreemptionCandidate, ...], int, dict[str, int]], shuffler: Any
 ) -> None:
     """The same snapshot and the same request give the same victims."""
     devices, free, occupants, count, allowed = scene
@@ -174,7 +176,7 @@ PAIRS = "h100-nvl-8"
         pytest.param([], {}, None, id="nobody-to-go"),
     ],
 )
-def test_who_goes(occupants: list[Occupant], allowed: dict[str, int], expected: set[str] | None) -> None:
+def test_who_goes(occupants: list[PreemptionCandidate], allowed: dict[str, int], expected: set[str] | None) -> None:
     """A pair is wanted where GPUs 1, 3, 5 and 7 are free: one of the four pairs must become whole."""
     devices = make_devices("n1", PAIRS)
     assert uids(find_victims(devices, 0b10101010, ask(2), occupants, allowed=allowed)) == expected
@@ -262,8 +264,8 @@ def test_budget_protects_whom_its_selector_matches(selector: bytes, labels: dict
     pod = make_pod("p", labels=labels)
     stranger = make_pod("p", namespace="other", labels=labels)
 
-    assert (Budgets((budget,)).of(pod) == ("team/b",)) == expected
-    assert Budgets((budget,)).of(stranger) == ()
+    assert (DisruptionBudgets((budget,)).of(pod) == ("team/b",)) == expected
+    assert DisruptionBudgets((budget,)).of(stranger) == ()
 
 
 def test_budget_that_nobody_has_worked_out_allows_nothing() -> None:

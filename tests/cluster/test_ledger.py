@@ -13,13 +13,13 @@ from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import IllegalTransition
-from atoll.cluster.holds import Hold, Source
+from atoll.cluster.holds import Hold, HoldSource
 from atoll.cluster.leases import Holder, lease_name, parse_lease
-from atoll.cluster.ledger import Expectation, Ledger
+from atoll.cluster.ledger import Ledger, TentativePlacement
 from atoll.cluster.objects import Lease, Pod
 from tests.builders import make_allocation, make_lease, make_pod, make_report, uuid_of
-from topology.asks import Ask
 from topology.demand import PRIOR
+from topology.device_requests import DeviceRequest
 from topology.scores import EMPTYING
 
 NODES = ("n1", "n2")
@@ -56,7 +56,7 @@ def test_each_kind_of_news_takes_the_device(ledger: Ledger, source: str) -> None
         "lease": lambda: ledger.put_lease(make_lease("n1", 5)),
         "pod": lambda: ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 5))),
         "assumed": lambda: ledger.assume("u1", make_allocation("n1", 5)),
-        "expected": lambda: ledger.expect("u1", Expectation("n1", (5,), 10.0)),
+        "expected": lambda: ledger.put_tentative("u1", TentativePlacement("n1", (5,), 10.0)),
     }
     take[source]()
 
@@ -84,7 +84,7 @@ def test_pods_that_hold_gpus_of_a_node_are_counted_once_each(ledger: Ledger) -> 
     def told() -> list[float]:
         ledger.own_cells(now_seconds=0.0)
         rows = ledger.fleet.rows_of(NODES)
-        costs = ledger.fleet.with_node_costs(np.zeros(2), rows, ledger.fleet.states_of(rows), Ask(1), PRIOR)
+        costs = ledger.fleet.with_node_costs(np.zeros(2), rows, ledger.fleet.states_of(rows), DeviceRequest(1), PRIOR)
         return [round(EMPTYING / float(cost)) - 1 for cost in costs]
 
     assert told() == [0, 0]
@@ -225,7 +225,7 @@ def test_silence_makes_a_node_stale() -> None:
 
 def test_expectation_ends_by_bind_by_time_and_with_the_pod(ledger: Ledger) -> None:
     """What a pod will probably take is counted until its bind, its end or the time-out, whichever comes first."""
-    ledger.expect("u1", Expectation("n1", (0,), 10.0))
+    ledger.put_tentative("u1", TentativePlacement("n1", (0,), 10.0))
     assert free(ledger, now=9.9) == {1, 2, 5}
     assert free(ledger, now=10.0) == set(IDS)
 
@@ -233,9 +233,9 @@ def test_expectation_ends_by_bind_by_time_and_with_the_pod(ledger: Ledger) -> No
         lambda: ledger.assume("u1", make_allocation("n1", 2)) or ledger.forget("u1"),
         lambda: ledger.put_pod(make_pod(uid="u1", node="n2")),
         lambda: ledger.drop_pod("u1"),
-        lambda: ledger.unexpect("u1"),
+        lambda: ledger.drop_tentative("u1"),
     ):
-        ledger.expect("u1", Expectation("n1", (0,), 10.0))
+        ledger.put_tentative("u1", TentativePlacement("n1", (0,), 10.0))
         assert free(ledger) == {1, 2, 5}
         end()
         assert free(ledger) == set(IDS)
@@ -285,7 +285,7 @@ def test_holds_tell_why_a_device_is_taken(ledger: Ledger) -> None:
     ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0)))
     ledger.put_lease(make_lease("n1", 0, holder=Holder("team", "p", "u1")))
 
-    assert ledger.holds("n1", 0, uuid_of("n1", 0)) == (Hold(Source.LEASE, "gpu-n1-0"), Hold(Source.POD, "u1"))
+    assert ledger.holds("n1", 0, uuid_of("n1", 0)) == (Hold(HoldSource.LEASE, "gpu-n1-0"), Hold(HoldSource.POD, "u1"))
 
 
 # Against an oracle that keeps the objects themselves and looks at all of them for every question.
@@ -299,7 +299,7 @@ class Oracle:
     leases: dict[str, Lease] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     assumed: dict[str, Allocation] = field(default_factory=dict)
-    expected: dict[str, Expectation] = field(default_factory=dict)
+    expected: dict[str, TentativePlacement] = field(default_factory=dict)
     heard: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def is_fresh(self, node: str, now: float) -> bool:
@@ -427,10 +427,10 @@ def play_own(step: tuple[Any, ...], ledger: Ledger, oracle: Oracle) -> None:
             ledger.forget(uid)
             oracle.assumed.pop(uid, None)
         case ("expect", uid, node, device_ids, until):
-            ledger.expect(uid, Expectation(node, tuple(device_ids), until))
-            oracle.expected[uid] = Expectation(node, tuple(device_ids), until)
+            ledger.put_tentative(uid, TentativePlacement(node, tuple(device_ids), until))
+            oracle.expected[uid] = TentativePlacement(node, tuple(device_ids), until)
         case ("unexpect", uid):
-            ledger.unexpect(uid)
+            ledger.drop_tentative(uid)
             oracle.expected.pop(uid, None)
 
 

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.device_states import occupancy
+from atoll.cluster.device_history import occupancy
 from atoll.cluster.leases import Holder, lease_name
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod, decode_pod

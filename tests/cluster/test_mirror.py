@@ -12,11 +12,11 @@ import yaml
 from atoll.api import names
 from atoll.cluster.leases import Holder
 from atoll.cluster.requests import request_of
-from atoll.cluster.verdicts import Question, judge_nodes
+from atoll.cluster.verdicts import FilterInput, judge_nodes
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.microtime import format_microtime
-from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror, Kind
+from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror, WatchedKind
 from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import ManualClock
@@ -32,11 +32,11 @@ class Watched:
         self.server = server
         self.clock = ManualClock()
         self.mirror = ClusterMirror(client, self.clock)
-        self.told: list[tuple[Kind, str]] = []
+        self.told: list[tuple[WatchedKind, str]] = []
         self._changed = asyncio.Event()
         self.mirror.on_change(self._note)
 
-    def _note(self, kind: Kind, change: Any) -> None:
+    def _note(self, kind: WatchedKind, change: Any) -> None:
         self.told.append((kind, str(change.kind)))
         self._changed.set()
 
@@ -64,7 +64,7 @@ class Watched:
         """Return why the node is refused to a pod of one GPU; empty where it is not."""
         self.mirror.ledger.put_heartbeat(node, self.clock.monotonic_seconds(), 180.0)
         request = request_of(make_pod(gpus=1), None)
-        question = Question("uid-of-p", request, self.clock.monotonic_seconds())
+        question = FilterInput("uid-of-p", request, self.clock.monotonic_seconds())
         return judge_nodes([node], question, self.mirror.ledger).rejected.get(node, "")
 
 
@@ -131,9 +131,12 @@ async def test_objects_reach_the_ledger_and_leave_it(mirror: Watched) -> None:
     mirror.server.remove(REPORT)
     await mirror.until(lambda: "n1" not in mirror.mirror.ledger.nodes)
 
-    assert {(Kind.POD, "ADDED"), (Kind.POD, "DELETED"), (Kind.LEASE, "DELETED"), (Kind.REPORT, "DELETED")} <= {
-        *mirror.told
-    }
+    assert {
+        (WatchedKind.POD, "ADDED"),
+        (WatchedKind.POD, "DELETED"),
+        (WatchedKind.LEASE, "DELETED"),
+        (WatchedKind.REPORT, "DELETED"),
+    } <= {*mirror.told}
 
 
 async def test_successor_under_the_name_replaces_the_predecessor(mirror: Watched) -> None:
@@ -157,7 +160,7 @@ async def test_late_news_of_a_predecessor_leave_its_successor_alone(mirror: Watc
             if path.startswith(stream.query["path"] + "/"):
                 metadata = {**mirror.server.objects[path]["metadata"], "uid": "before", "resourceVersion": "2"}
                 stream.send("DELETED", {**body, "metadata": metadata})
-    await mirror.until(lambda: {(Kind.LEASE, "DELETED"), (Kind.REPORT, "DELETED")} <= {*mirror.told})
+    await mirror.until(lambda: {(WatchedKind.LEASE, "DELETED"), (WatchedKind.REPORT, "DELETED")} <= {*mirror.told})
 
     assert set(mirror.mirror.ledger.leases) == {"gpu-n1-2"}
     assert set(mirror.mirror.reports) == {"n1"}
@@ -187,7 +190,7 @@ async def test_other_leases_of_the_namespace_are_none_of_our_business(mirror: Wa
 async def test_report_of_a_replaced_node_offers_nothing(mirror: Watched) -> None:
     """A machine registered anew under a name has none of its predecessor's GPUs, until its own agent reports."""
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1"}})
-    await mirror.until(lambda: (Kind.NODE, "ADDED") in mirror.told)
+    await mirror.until(lambda: (WatchedKind.NODE, "ADDED") in mirror.told)
     assert mirror.free() == 4
 
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "another"}})
@@ -220,14 +223,14 @@ async def test_report_that_cannot_be_read_any_more_offers_nothing(mirror: Watche
     """An agent of a newer release may report what this one cannot read: what it said before counts no longer."""
     mirror.heartbeat(age_seconds=5)
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1"}})
-    await mirror.until(lambda: (Kind.NODE, "ADDED") in mirror.told and mirror.refusal() == "")
+    await mirror.until(lambda: (WatchedKind.NODE, "ADDED") in mirror.told and mirror.refusal() == "")
 
     mirror.server.put(REPORT, report_json("n1", "t4-4", devices={0: {"health": {"state": "a state of tomorrow"}}}))
     mirror.heartbeat(age_seconds=0)
-    await mirror.until(lambda: (Kind.HEARTBEAT, "MODIFIED") in mirror.told)
+    await mirror.until(lambda: (WatchedKind.HEARTBEAT, "MODIFIED") in mirror.told)
     await mirror.until(lambda: mirror.refusal() == names.REJECT_BAD_REPORT)
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1", "labels": {"a": "b"}}})
-    await mirror.until(lambda: (Kind.NODE, "MODIFIED") in mirror.told)
+    await mirror.until(lambda: (WatchedKind.NODE, "MODIFIED") in mirror.told)
     assert mirror.refusal() == names.REJECT_BAD_REPORT
 
     mirror.server.put(REPORT, report_json("n1", "t4-4"))
@@ -270,7 +273,7 @@ async def test_heartbeat_that_was_old_at_the_start_is_old(
 async def test_renewal_that_we_see_counts_from_now(mirror: Watched) -> None:
     """The clock of a node may be wrong; a renewal that happens before our eyes is fresh all the same."""
     mirror.heartbeat(age_seconds=3600)
-    await mirror.until(lambda: (Kind.HEARTBEAT, "ADDED") in mirror.told)
+    await mirror.until(lambda: (WatchedKind.HEARTBEAT, "ADDED") in mirror.told)
     assert mirror.is_stale()
 
     mirror.heartbeat(age_seconds=3590)
@@ -282,12 +285,12 @@ async def test_renewal_that_we_see_counts_from_now(mirror: Watched) -> None:
 async def test_other_changes_of_a_heartbeat_are_no_sign_of_life(mirror: Watched) -> None:
     """Whoever labels the Lease of a dead agent does not make it look alive."""
     mirror.heartbeat(age_seconds=0)
-    await mirror.until(lambda: (Kind.HEARTBEAT, "ADDED") in mirror.told)
+    await mirror.until(lambda: (WatchedKind.HEARTBEAT, "ADDED") in mirror.told)
     await mirror.clock.advance(170)
     path = paths.leases(names.HEARTBEAT_NAMESPACE, "n1")
     stored = mirror.server.objects[path]
     mirror.server.put(path, {**stored, "metadata": {**stored["metadata"], "labels": {"team": "vision"}}})
-    await mirror.until(lambda: (Kind.HEARTBEAT, "MODIFIED") in mirror.told)
+    await mirror.until(lambda: (WatchedKind.HEARTBEAT, "MODIFIED") in mirror.told)
 
     await mirror.clock.advance(11)
     assert mirror.is_stale()
@@ -311,9 +314,9 @@ async def test_beginning_anew_is_over_only_with_lists_that_began_later(mirror: W
     await mirror.until(lambda: mirror.mirror.is_ready() and mirror.free() == 4)
     before = {kind: reflector.listings_count for kind, reflector in mirror.mirror.reflectors.items()}
 
-    mirror.mirror.begin_anew()
+    mirror.mirror.relist()
     assert "not complete" in mirror.mirror.unready_reason()
-    mirror.mirror.begin_anew()
+    mirror.mirror.relist()
     await mirror.clock.advance(5.0)
     async with asyncio.timeout(20):
         await mirror.mirror.synced()

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.api.node_status import Device, Evidence, GpuNodeStatusReport, PodEvidence
 from atoll.cluster.objects import Pod
-from atoll.cluster.release import Departure, Doubt, Proof, has_ended, judge, observe, version_number
+from atoll.cluster.release import Doubt, PodTermination, Proof, has_ended, judge, observe, version_number
 from tests.builders import make_pod
 
 TERMINATED = {"terminated": {"exitCode": 0}}
@@ -31,11 +31,11 @@ def make_with_status(pod: Pod, statuses: list[dict[str, Any]], *, ready_reason: 
     return msgspec.convert(raw, Pod)
 
 
-def departure(**facts: Any) -> Departure:
+def departure(**facts: Any) -> PodTermination:
     """Return the departure of a pod that was deleted at version 100 on node n1, as the watch showed it."""
     pod = make_pod(node="n1", phase="Running", version="100")
     known = {"uid": pod.metadata.uid, "node": "n1", "pod": pod, "is_deleted": True, "deletion_seen": True}
-    return Departure(**{**known, "version": 100, "boot_id": "boot-1", **facts})
+    return PodTermination(**{**known, "version": 100, "boot_id": "boot-1", **facts})
 
 
 def report(

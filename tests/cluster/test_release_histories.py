@@ -13,7 +13,7 @@ import pytest
 
 from atoll.api.node_status import Evidence, GpuNodeStatusReport, PodEvidence
 from atoll.cluster.objects import Pod
-from atoll.cluster.release import Departure, Proof, judge, observe, version_number
+from atoll.cluster.release import PodTermination, Proof, judge, observe, version_number
 from tests.builders import make_pod
 from tests.cluster.test_release import TERMINATED, make_with_status
 
@@ -139,7 +139,7 @@ class Controllers:
     pod: Pod | None = None
     seen_live_boot: str = ""
     latest: GpuNodeStatusReport | None = None
-    departure: Departure | None = None
+    departure: PodTermination | None = None
 
     def hear_of_pod(self) -> None:
         if self.pod_position >= len(self.api.history):
@@ -183,7 +183,7 @@ class Controllers:
         return known.version if known is not None else version_number(pod.metadata.resource_version)
 
     def _depart(self, pod: Pod | None, *, is_deleted: bool, deletion_seen: bool, version: int) -> None:
-        departure = Departure(
+        departure = PodTermination(
             uid=UID,
             node=NODE,
             pod=pod,

@@ -8,11 +8,11 @@ from atoll.api import names
 from atoll.cluster.leases import LeaseRecord, parse_lease
 from atoll.cluster.objects import Pod
 from atoll.cluster.repairs import (
-    Standing,
+    LeaseState,
     device_of_lease_name,
+    lease_state,
     owner_of_unreadable,
     required_leases,
-    standing,
 )
 from tests.builders import LATER, NOW, make_allocation, make_devices, make_lease, make_pod, uuid_of
 
@@ -30,34 +30,40 @@ def bound(*ids: int, node: str = "n1", annotations: Mapping[str, str] | None = N
 
 
 NO_DEADLINE = record(**{names.LEASE_DEADLINE: "soon"})
-STANDINGS: list[tuple[str, LeaseRecord, Pod | None, str, Standing]] = [
-    ("bound to it", record(), bound(0, 1), AFTER_DEADLINE, Standing.HELD),
-    ("bound to it, reservation not over", record(), bound(0), NOW, Standing.HELD),
+STANDINGS: list[tuple[str, LeaseRecord, Pod | None, str, LeaseState]] = [
+    ("bound to it", record(), bound(0, 1), AFTER_DEADLINE, LeaseState.HELD),
+    ("bound to it, reservation not over", record(), bound(0), NOW, LeaseState.HELD),
     (
         "bound to its card under a new id",
         record(device_id=5, **{names.LEASE_DEVICE_UUID: uuid_of("n1", 0)}),
         bound(0),
         AFTER_DEADLINE,
-        Standing.HELD,
+        LeaseState.HELD,
     ),
-    ("bind under way", record(), make_pod(), NOW, Standing.RESERVED),
-    ("bound elsewhere a moment ago", record(), bound(1), NOW, Standing.RESERVED),
-    ("never bound, deadline is now", record(), make_pod(), LATER, Standing.OVERDUE),
-    ("never bound, deadline passed", record(), make_pod(), AFTER_DEADLINE, Standing.OVERDUE),
-    ("never bound, no readable deadline", NO_DEADLINE, make_pod(), NOW, Standing.OVERDUE),
-    ("bound to another device", record(), bound(1), AFTER_DEADLINE, Standing.STRAY),
-    ("bound to another node", record(), bound(0, node="n2"), AFTER_DEADLINE, Standing.STRAY),
-    ("bound without an allocation", record(), make_pod(node="n1"), AFTER_DEADLINE, Standing.STRAY),
-    ("annotation cannot be read", record(), bound(0, annotations={names.UUIDS: ""}), AFTER_DEADLINE, Standing.UNCLEAR),
-    ("ended", record(), bound(0, phase="Succeeded"), NOW, Standing.DEPARTED),
-    ("unknown", record(), None, NOW, Standing.DEPARTED),
+    ("bind under way", record(), make_pod(), NOW, LeaseState.RESERVED),
+    ("bound elsewhere a moment ago", record(), bound(1), NOW, LeaseState.RESERVED),
+    ("never bound, deadline is now", record(), make_pod(), LATER, LeaseState.OVERDUE),
+    ("never bound, deadline passed", record(), make_pod(), AFTER_DEADLINE, LeaseState.OVERDUE),
+    ("never bound, no readable deadline", NO_DEADLINE, make_pod(), NOW, LeaseState.OVERDUE),
+    ("bound to another device", record(), bound(1), AFTER_DEADLINE, LeaseState.STRAY),
+    ("bound to another node", record(), bound(0, node="n2"), AFTER_DEADLINE, LeaseState.STRAY),
+    ("bound without an allocation", record(), make_pod(node="n1"), AFTER_DEADLINE, LeaseState.STRAY),
+    (
+        "annotation cannot be read",
+        record(),
+        bound(0, annotations={names.UUIDS: ""}),
+        AFTER_DEADLINE,
+        LeaseState.UNCLEAR,
+    ),
+    ("ended", record(), bound(0, phase="Succeeded"), NOW, LeaseState.DEPARTED),
+    ("unknown", record(), None, NOW, LeaseState.DEPARTED),
 ]
 
 
 @pytest.mark.parametrize(("lease", "pod", "now", "state"), [s[1:] for s in STANDINGS], ids=[s[0] for s in STANDINGS])
-def test_standing(lease: LeaseRecord, pod: Pod | None, now: str, state: Standing) -> None:
+def test_standing(lease: LeaseRecord, pod: Pod | None, now: str, state: LeaseState) -> None:
     """Only a reservation that is over, of a pod that is not bound to the device, is anybody's business."""
-    assert standing(lease, pod, now) is state
+    assert lease_state(lease, pod, now) is state
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from atoll.cluster.allocations import OTHER_BYTES_MAX
 from atoll.cluster.machines import parse_capability
 from atoll.cluster.requests import Rejection, Request, request_of
 from tests.builders import make_claim, make_pod
-from topology.asks import Interconnect, Policy
+from topology.device_requests import Interconnect, Policy
 
 TWO = make_claim("two", count=2)
 SIDECAR = {"name": "proxy", "restartPolicy": "Always"}

@@ -11,10 +11,10 @@ import pytest
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatusReport
-from atoll.cluster.device_states import availability
+from atoll.cluster.device_history import availability
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node
-from atoll.cluster.release import Departure, Doubt, Proof, judge, observe
+from atoll.cluster.release import Doubt, PodTermination, Proof, judge, observe
 from atoll.cluster.reports import reason_of_the_past
 from tests.builders import make_pod, make_report, uuid_of
 from tests.cluster.test_release import RUNNING, TERMINATED, departure, report, with_states
@@ -63,7 +63,7 @@ SITUATIONS: dict[str, Row] = {
 def test_what_becomes_of_the_gpus_of_a_pod_that_left(name: str) -> None:
     """Free only on the proof that the row names; in doubt for the reason that the row names."""
     facts, reports, expected = SITUATIONS[name]
-    known: Departure = departure(**facts)
+    known: PodTermination = departure(**facts)
     for each in reports:
         known = observe(known, each)
 

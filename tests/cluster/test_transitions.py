@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.api import names
-from atoll.cluster.device_states import availability, occupancy
+from atoll.cluster.device_history import availability, occupancy
 from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.leases import Holder, lease_name
 from atoll.cluster.ledger import Ledger
@@ -17,10 +17,10 @@ from atoll.cluster.transitions import (
     OCCUPANCY,
     REPEATABLE,
     Availability,
-    News,
+    HealthSignal,
     Occupancy,
     Verb,
-    news_of,
+    health_signal_of,
     occupancy_of,
     step,
 )
@@ -75,27 +75,27 @@ def test_every_state_is_reached_and_left() -> None:
 
 def test_availability_forgets_the_past() -> None:
     """The newest evidence decides from every state, and every state can hear every news."""
-    assert set(AVAILABILITY) == set(itertools.product(Availability, News))
-    for news in News:
+    assert set(AVAILABILITY) == set(itertools.product(Availability, HealthSignal))
+    for news in HealthSignal:
         assert len({AVAILABILITY[state, news] for state in Availability}) == 1
 
 
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ((False, True, True, True), News.SILENCE),
-        ((True, True, False, False), News.CORDON),
-        ((True, False, False, False), News.SILENCE),
-        ((True, False, True, False), News.SICK),
-        ((True, False, True, True), News.SOUND),
+        ((False, True, True, True), HealthSignal.SILENCE),
+        ((True, True, False, False), HealthSignal.CORDON),
+        ((True, False, False, False), HealthSignal.SILENCE),
+        ((True, False, True, False), HealthSignal.SICK),
+        ((True, False, True, True), HealthSignal.SOUND),
     ],
     ids=["agent silent", "cordoned, sick and not to be read", "not to be read", "sick", "sound"],
 )
-def test_what_decides_first(facts: tuple[bool, bool, bool, bool], expected: News) -> None:
+def test_what_decides_first(facts: tuple[bool, bool, bool, bool], expected: HealthSignal) -> None:
     """What nobody vouches for is unknown, whatever it was said to be before; an administrator's word comes next."""
     is_heard, is_cordoned, is_readable, is_sound = facts
 
-    found = news_of(is_heard=is_heard, is_cordoned=is_cordoned, is_readable=is_readable, is_sound=is_sound)
+    found = health_signal_of(is_heard=is_heard, is_cordoned=is_cordoned, is_readable=is_readable, is_sound=is_sound)
     assert found is expected
 
 

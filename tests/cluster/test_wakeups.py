@@ -19,8 +19,8 @@ from atoll.cluster.wakeups import (
     SELECTIONS_MAX,
     WAKES_MAX,
     LastWake,
-    Question,
-    Room,
+    NodeCapacity,
+    WakeInput,
     WakePlan,
     Woken,
     admits,
@@ -50,9 +50,9 @@ def node(name: str = "n1", **spec: Any) -> Node:
     return msgspec.convert({"metadata": {"name": name, "labels": labels}, "spec": spec}, Node)
 
 
-def room(name: str = "n1", free: int = 0xFF, **spec: Any) -> Room:
+def room(name: str = "n1", free: int = 0xFF, **spec: Any) -> NodeCapacity:
     """Return an eight-GPU machine with these positions free."""
-    return Room(node(name, **spec), DEVICES[name], free)
+    return NodeCapacity(node(name, **spec), DEVICES[name], free)
 
 
 DEVICES: dict[str, NodeDevices] = {name: make_devices(name) for name in ("n1", "n2", "n3")}
@@ -65,10 +65,10 @@ def asked(pod: Pod) -> tuple[Pod, Request]:
     return pod, request
 
 
-def plan(pods: list[Pod], rooms: list[Room], **facts: Any) -> WakePlan:
+def plan(pods: list[Pod], rooms: list[NodeCapacity], **facts: Any) -> WakePlan:
     """Plan over these pods and rooms."""
     known: dict[str, Any] = {"last_wakes": {}, "lease_holders": (), "generation": GENERATION, "now_seconds": NOW}
-    return plan_wakeups(Question(waiting=[asked(pod) for pod in pods], rooms=rooms, **{**known, **facts}))
+    return plan_wakeups(WakeInput(waiting=[asked(pod) for pod in pods], rooms=rooms, **{**known, **facts}))
 
 
 def woken(found: WakePlan) -> list[str]:
@@ -76,7 +76,7 @@ def woken(found: WakePlan) -> list[str]:
     return [wake.pod.metadata.name for wake in found.wakes]
 
 
-ORDERS: list[tuple[str, list[Pod], list[Room], list[str]]] = [
+ORDERS: list[tuple[str, list[Pod], list[NodeCapacity], list[str]]] = [
     ("both fit", [waiting("a"), waiting("b")], [room(free=0b11)], ["a", "b"]),
     ("one GPU for two", [waiting("b"), waiting("a")], [room(free=0b1)], ["a"]),
     ("nothing free", [waiting("a")], [room(free=0)], []),
@@ -118,7 +118,7 @@ ORDERS: list[tuple[str, list[Pod], list[Room], list[str]]] = [
 
 
 @pytest.mark.parametrize(("pods", "rooms", "names_in_order"), [o[1:] for o in ORDERS], ids=[o[0] for o in ORDERS])
-def test_who_is_woken(pods: list[Pod], rooms: list[Room], names_in_order: list[str]) -> None:
+def test_who_is_woken(pods: list[Pod], rooms: list[NodeCapacity], names_in_order: list[str]) -> None:
     """Exactly those that fit, by priority, then age, then uid."""
     assert woken(plan(pods, rooms)) == names_in_order
 
@@ -141,8 +141,8 @@ def test_pod_that_holds_a_lease_sleeps_on() -> None:
 def test_sick_devices_are_no_room() -> None:
     """A free device that may not be given out wakes nobody."""
     devices = make_devices("n1", sick=[0], cordoned=[1])
-    assert woken(plan([waiting("a", 7)], [Room(node(), devices, 0xFF)])) == []
-    assert woken(plan([waiting("a", 6)], [Room(node(), devices, 0xFF)])) == ["a"]
+    assert woken(plan([waiting("a", 7)], [NodeCapacity(node(), devices, 0xFF)])) == []
+    assert woken(plan([waiting("a", 6)], [NodeCapacity(node(), devices, 0xFF)])) == ["a"]
 
 
 def test_wake_tells_its_cause_and_place() -> None:
@@ -202,7 +202,7 @@ def test_plan_is_bounded() -> None:
 def test_cut_plans_reach_everybody() -> None:
     """However many kinds of pods have no room, plan after plan the last in the line is looked at, and woken."""
     taints = [{"key": "gpu", "effect": "NoSchedule"}]
-    rooms = [Room(node(f"node-{i}", taints=taints), DEVICES["n1"], 0xFF) for i in range(SELECTIONS_MAX // 4)]
+    rooms = [NodeCapacity(node(f"node-{i}", taints=taints), DEVICES["n1"], 0xFF) for i in range(SELECTIONS_MAX // 4)]
     pods = [waiting(f"h{i:02}", priority=9, tolerations=[{"key": f"t{i}"}]) for i in range(10)]
     pods.append(waiting("last", tolerations=[{"key": "gpu", "operator": "Exists"}]))
     assert plan(pods, rooms).is_cut

@@ -22,13 +22,13 @@ from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
 from controllers.context import Context
-from controllers.departures import Departures
 from controllers.loops import Loop
 from controllers.metrics import controller_metrics
+from controllers.pod_terminations import PodTerminations
 from controllers.runner import build_loops
 from controllers.settings import ControllersSettings
 from tests.builders import pod_json, report_json
-from tests.controllers.troupe import (
+from tests.controllers.harness import (
     CLAIMS,
     HEARTBEATS,
     LEASES,
@@ -36,8 +36,8 @@ from tests.controllers.troupe import (
     REPORTS,
     FaultyApi,
     HurriedClock,
+    InMemoryServer,
     Notes,
-    Server,
     strip_version,
 )  # fmt: skip
 from tests.fakes.api_server import Object
@@ -89,10 +89,10 @@ class Term:
             loop.resync()
 
 
-class Cluster:
+class GangHarness:
     """The server, and who else writes to it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: InMemoryServer) -> None:
         self.server = server
 
     def add_node(self, name: str, *, labels: dict[str, str] | None = None, gpus: int = 8, **options: Any) -> None:
@@ -195,10 +195,10 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(*nodes: str, **options: Any) -> AsyncIterator[Cluster]:
+async def cluster(*nodes: str, **options: Any) -> AsyncIterator[GangHarness]:
     """Run a server with machines of eight GPUs."""
-    async with Server().running() as server:
-        made = Cluster(server)  # type: ignore[arg-type]
+    async with InMemoryServer().running() as server:
+        made = GangHarness(server)  # type: ignore[arg-type]
         for node in nodes or ("n1",):
             made.add_node(node, **options)
         yield made
@@ -206,14 +206,14 @@ async def cluster(*nodes: str, **options: Any) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def term(
-    made: Cluster, folder: Path, *, dies_at: int = 0, is_after: bool = False, settings: dict[str, Any] | None = None
+    made: GangHarness, folder: Path, *, dies_at: int = 0, is_after: bool = False, settings: dict[str, Any] | None = None
 ) -> AsyncIterator[Term]:
     """Lead: mirror and loops over the server, until the block ends."""
     clock = HurriedClock()
     config = kubeconfig(folder, made.server.url)
     async with await ApiClient.connect(config, requests_per_second=1e6, burst=10_000, sleep=no_wait) as client:
         mirror = ClusterMirror(client, clock, with_gangs=True)
-        departures, notes, tokens = Departures(mirror), Notes(), itertools.count()
+        departures, notes, tokens = PodTerminations(mirror), Notes(), itertools.count()
         api = MortalApi(client, dies_at, is_after)
         context = Context(
             api=api,
@@ -257,4 +257,4 @@ async def settled(running: Term, condition: Callable[[], object], *, seconds: fl
     await until(condition, timeout_seconds=seconds)
 
 
-__all__ = ["CLAIMS", "GANGS", "JOBS", "TOPOLOGIES", "Cluster", "Term", "cluster", "settled", "term"]
+__all__ = ["CLAIMS", "GANGS", "JOBS", "TOPOLOGIES", "GangHarness", "Term", "cluster", "settled", "term"]

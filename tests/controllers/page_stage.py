@@ -11,13 +11,13 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
 from atoll.explain.snapshot import ClusterSnapshot
-from atoll.kube.authorization import Doorkeeper
+from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.mirror import ClusterMirror, Kind
+from atoll.kube.mirror import ClusterMirror, WatchedKind
 from atoll.service.clock import Clock
 from controllers.page.app import PageParts, build_page
-from controllers.page.door import Door
-from controllers.page.looks import Looks
+from controllers.page.authorization import PageAuthorizer
+from controllers.page.refresher import OverviewRefresher
 
 LISTS = {
     "nodes": "nodes",
@@ -37,7 +37,7 @@ class FakeMirror:
 
     snapshot: ClusterSnapshot
     reason: str = ""
-    listeners: list[Callable[[Kind, Change[Any]], None]] = field(default_factory=list)
+    listeners: list[Callable[[WatchedKind, Change[Any]], None]] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Any:
         if name not in LISTS:
@@ -47,14 +47,14 @@ class FakeMirror:
     def unready_reason(self) -> str:
         return self.reason
 
-    def on_change(self, listener: Callable[[Kind, Change[Any]], None]) -> None:
+    def on_change(self, listener: Callable[[WatchedKind, Change[Any]], None]) -> None:
         self.listeners.append(listener)
 
     def become(self, snapshot: ClusterSnapshot) -> None:
         """Hold other objects, and say so."""
         self.snapshot = snapshot
         for listener in self.listeners:
-            listener(Kind.POD, Change(ChangeKind.MODIFIED, snapshot.pods[0]))
+            listener(WatchedKind.POD, Change(ChangeKind.MODIFIED, snapshot.pods[0]))
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Page:
 
     client: TestClient[Any, Any]
     mirror: FakeMirror
-    looks: Looks
+    looks: OverviewRefresher
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.client.port}{path}"
@@ -74,14 +74,14 @@ async def served(
     snapshot: ClusterSnapshot,
     clock: Clock,
     *,
-    doorkeeper: Doorkeeper | None = None,
+    doorkeeper: PathAuthorizer | None = None,
     watchers_max: int = 3,
     port: int = 0,
 ) -> AsyncIterator[Page]:
     """Serve the page of a cluster."""
     mirror = FakeMirror(snapshot)
-    looks = Looks(cast("ClusterMirror", mirror), clock)
-    app = build_page(PageParts(looks, Door(doorkeeper, clock.monotonic_seconds), clock, watchers_max))
+    looks = OverviewRefresher(cast("ClusterMirror", mirror), clock)
+    app = build_page(PageParts(looks, PageAuthorizer(doorkeeper, clock.monotonic_seconds), clock, watchers_max))
     async with TestClient(TestServer(app)) as client:
         yield Page(client, mirror, looks)
     looks.close()

@@ -14,9 +14,9 @@ from typing import Any
 
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.leases import Holder, Reservation, lease_body, lease_name
-from devcluster import Cluster
+from devcluster import DevCluster
 from tests.builders import report_json
-from tests.deploy.api_server import Api, collection, manifests, wait_for
+from tests.deploy.api_server import RealApi, collection, manifests, wait_for
 from tests.deploy.requests import MERGE, shaped, shaped_container
 
 PODS = "/api/v1/namespaces/team/pods"
@@ -34,17 +34,17 @@ def moment(seconds_from_now: float = 0.0) -> str:
 
 
 @dataclass
-class Stage:
+class ReconcilerHarness:
     """One cluster, and what the players do on it."""
 
-    cluster: Cluster
-    api: Api
+    cluster: DevCluster
+    api: RealApi
     sequences: Any = field(default_factory=lambda: itertools.count(1))
 
     @classmethod
-    def furnish(cls, cluster: Cluster) -> "Stage":
+    def furnish(cls, cluster: DevCluster) -> "ReconcilerHarness":
         """Apply the shipped manifests and start the controllers."""
-        stage = cls(cluster, Api(cluster.kubeconfig))
+        stage = cls(cluster, RealApi(cluster.kubeconfig))
         for manifest in manifests(*FILES):
             stage.api.apply(manifest, path=collection(manifest))
         wait_for(lambda: all(stage.api.send("GET", path).status == 200 for path in (REPORTS, CLAIMS)), "CRDs served")

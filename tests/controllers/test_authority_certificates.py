@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from controllers.certificates import (
+    CertificatePlan,
     KeyPair,
     Lifetimes,
-    Plan,
-    Stored,
+    StoredCertificates,
     make_authority,
     make_serving,
     plan_certificates,
@@ -24,13 +24,15 @@ NAMES = ("atoll-webhook.atoll-system.svc", "10.255.0.1")
 LIVES = Lifetimes()
 
 
-def plan(stored: Stored, now: datetime, *, names: tuple[str, ...] = NAMES) -> Plan:
+def plan(stored: StoredCertificates, now: datetime, *, names: tuple[str, ...] = NAMES) -> CertificatePlan:
     return plan_certificates(stored, names=names, now=now, lifetimes=LIVES)
 
 
-def carried_out(made: Plan) -> Stored:
+def carried_out(made: CertificatePlan) -> StoredCertificates:
     """Return the state after every write of a plan succeeded."""
-    return Stored(authority=made.authority, previous=made.previous, serving=made.serving, published=made.bundle)
+    return StoredCertificates(
+        authority=made.authority, previous=made.previous, serving=made.serving, published=made.bundle
+    )
 
 
 def is_trusted(serving: KeyPair, *, bundle: bytes, now: datetime) -> bool:
@@ -46,7 +48,7 @@ def is_trusted(serving: KeyPair, *, bundle: bytes, now: datetime) -> bool:
 
 def test_an_empty_cluster_gets_everything_at_once() -> None:
     """Nothing is there to break, so authority, bundle and serving certificate come in one round and fit together."""
-    made = plan(Stored(), NOW)
+    made = plan(StoredCertificates(), NOW)
 
     assert is_trusted(made.serving, bundle=made.bundle, now=NOW)
     assert made.previous == b""
@@ -56,14 +58,14 @@ def test_an_empty_cluster_gets_everything_at_once() -> None:
 
 def test_a_fresh_state_is_left_alone() -> None:
     """The plan equals what is stored, so that no round writes anything."""
-    state = carried_out(plan(Stored(), NOW))
+    state = carried_out(plan(StoredCertificates(), NOW))
 
     assert carried_out(plan(state, NOW + timedelta(days=1))) == state
 
 
 def test_the_serving_certificate_is_renewed_with_a_third_left() -> None:
     """90 days of life: kept on day 59, renewed on day 61, by the same authority and bundle."""
-    state = carried_out(plan(Stored(), NOW))
+    state = carried_out(plan(StoredCertificates(), NOW))
 
     assert plan(state, NOW + timedelta(days=59)).serving == state.serving
     renewed = plan(state, NOW + timedelta(days=61))
@@ -73,7 +75,7 @@ def test_the_serving_certificate_is_renewed_with_a_third_left() -> None:
 
 def test_a_new_authority_overlaps_with_the_old_one() -> None:
     """Both are published first; the serving certificate moves only after the new one has been published and settled."""
-    start = carried_out(plan(Stored(), NOW))
+    start = carried_out(plan(StoredCertificates(), NOW))
     late = NOW + timedelta(days=250)
     state = replace(start, serving=make_serving(_authority_of(start), names=NAMES, now=late, life=LIVES.serving))
 
@@ -94,7 +96,7 @@ def test_a_new_authority_overlaps_with_the_old_one() -> None:
 
 def test_an_unpublished_authority_signs_nothing_that_is_served() -> None:
     """While the configuration cannot be patched, the old serving certificate stays, however long that takes."""
-    start = carried_out(plan(Stored(), NOW))
+    start = carried_out(plan(StoredCertificates(), NOW))
     late = NOW + timedelta(days=250)
     state = replace(start, serving=make_serving(_authority_of(start), names=NAMES, now=late, life=LIVES.serving))
 
@@ -106,7 +108,7 @@ def test_an_unpublished_authority_signs_nothing_that_is_served() -> None:
 
 def test_three_years_of_daily_rounds_never_serve_what_is_not_trusted() -> None:
     """Whatever was published a day ago trusts what is served today, and what is published today trusts yesterday's."""
-    state = Stored()
+    state = StoredCertificates()
     authorities, bundle_before, serving_before = set(), b"", None
     for day in range(3 * 365):
         now = NOW + timedelta(days=day)
@@ -122,10 +124,10 @@ def test_three_years_of_daily_rounds_never_serve_what_is_not_trusted() -> None:
 
 
 OTHER = make_authority(now=NOW, life=timedelta(days=365))
-BASE = carried_out(plan(Stored(), NOW))
+BASE = carried_out(plan(StoredCertificates(), NOW))
 
 
-def _authority_of(stored: Stored) -> KeyPair:
+def _authority_of(stored: StoredCertificates) -> KeyPair:
     assert stored.authority is not None
     return stored.authority
 
@@ -187,7 +189,7 @@ def test_a_serving_certificate_never_outlives_its_authority() -> None:
 
 def test_a_machine_whose_clock_is_behind_accepts_a_new_certificate() -> None:
     """Two minutes of skew are normal; certificates are valid from an hour before they are made."""
-    made = plan(Stored(), NOW)
+    made = plan(StoredCertificates(), NOW)
 
     assert is_trusted(made.serving, bundle=made.bundle, now=NOW - timedelta(minutes=2))
     assert carried_out(plan(carried_out(made), NOW - timedelta(minutes=2))) == carried_out(made)

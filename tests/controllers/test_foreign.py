@@ -7,12 +7,12 @@ from atoll.api import names
 from atoll.cluster.foreign import ForeignUse
 from atoll.cluster.foreign_mismatches import TOLD_MAX, Mismatch, complaint
 from tests.builders import make_allocation, make_pod, pod_json, report_json, uuid_of
-from tests.controllers.troupe import PODS, REPORTS, Server, Troupe, strip_version, troupe
+from tests.controllers.harness import PODS, REPORTS, ControllerHarness, InMemoryServer, strip_version, troupe
 from tests.fakes.clock import until
 from tests.service.test_metrics import samples
 
 
-def show(stage: Troupe, sequence: int, *, host: tuple[int, ...] = (), **users: tuple[int, ...]) -> None:
+def show(stage: ControllerHarness, sequence: int, *, host: tuple[int, ...] = (), **users: tuple[int, ...]) -> None:
     """Publish a report of n1 on which these pods, and a process of the machine, use GPUs."""
     body = report_json("n1")
     body["status"]["evidence"] = {"sequence": sequence}
@@ -23,20 +23,20 @@ def show(stage: Troupe, sequence: int, *, host: tuple[int, ...] = (), **users: t
     stage.server.put(f"{REPORTS}/n1", strip_version(body))
 
 
-def furnish(server: Server) -> None:
+def furnish(server: InMemoryServer) -> None:
     """A pod of ours with GPU 0, and a plain one."""
     body = pod_json("ours", uid="ours", node="n1", phase="Running", allocation=make_allocation("n1", 0))
     server.put(f"{PODS}/ours", strip_version(body))
     server.put(f"{PODS}/plain", strip_version(pod_json("plain", uid="plain", gpus=None, node="n1", phase="Running")))
 
 
-def condition(stage: Troupe, name: str) -> dict[str, Any]:
+def condition(stage: ControllerHarness, name: str) -> dict[str, Any]:
     """Return the pod's condition, empty where it has none."""
     conditions = stage.server.objects[f"{PODS}/{name}"].get("status", {}).get("conditions", [])
     return next((c for c in conditions if c["type"] == names.POD_AS_PROMISED), {})
 
 
-def gpus_in_foreign_use(stage: Troupe) -> float:
+def gpus_in_foreign_use(stage: ControllerHarness) -> float:
     """Return what the metric says."""
     return samples(stage.metrics)["atoll_test_foreign_gpus",]
 
@@ -77,7 +77,7 @@ async def test_pod_that_uses_more_than_it_holds_is_told(tmp_path: Path) -> None:
 async def test_waiting_pod_is_woken_when_a_foreign_use_ends(tmp_path: Path) -> None:
     """The end of a use is room like the end of a Lease: whoever waits for that GPU need not wait for a resync."""
 
-    def crowd(server: Server) -> None:
+    def crowd(server: InMemoryServer) -> None:
         body = pod_json("wants-all", gpus=8)
         refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         server.put(

@@ -8,8 +8,8 @@ import pytest
 
 from atoll.api import names
 from tests.builders import make_allocation, pod_json
-from tests.controllers.gang_stage import GANGS, TOPOLOGIES, Cluster, cluster, settled, term
-from tests.controllers.troupe import PODS, strip_version
+from tests.controllers.gang_stage import GANGS, TOPOLOGIES, GangHarness, cluster, settled, term
+from tests.controllers.harness import PODS, strip_version
 from tests.fakes.api_server import answering
 
 pytestmark = pytest.mark.asyncio
@@ -19,19 +19,19 @@ RESERVED = 11
 RACK, HOST = "example.com/rack", "kubernetes.io/hostname"
 
 
-def add_gang(made: Cluster, name: str = "g", count: int = 2, **spec: Any) -> None:
+def add_gang(made: GangHarness, name: str = "g", count: int = 2, **spec: Any) -> None:
     """Create a gang and all of its members, four GPUs each."""
     made.add_gang(name, count, **spec)
     for number in range(count):
         made.add_member(name, number)
 
 
-def is_let_go(made: Cluster, *members: str) -> bool:
+def is_let_go(made: GangHarness, *members: str) -> bool:
     """Tell whether these members may start and hold their four GPUs."""
     return all(not made.is_gated(member) and len(made.leases_of(member)) == 4 for member in members)
 
 
-async def reserve(made: Cluster, folder: Path) -> None:
+async def reserve(made: GangHarness, folder: Path) -> None:
     """Let a leader die when everything is reserved."""
     async with term(made, folder, dies_at=RESERVED) as first:
         await settled(first, first.api.dead.is_set)
@@ -153,7 +153,7 @@ async def test_what_a_running_gang_lacks_comes_before_a_newcomer(tmp_path: Path)
         assert made.leases_of("new-0") == []
 
 
-def put_holder(made: Cluster, name: str, node: str, devices: Iterable[int]) -> None:
+def put_holder(made: GangHarness, name: str, node: str, devices: Iterable[int]) -> None:
     """Put a running pod without a gang."""
     allocation = make_allocation(node, *devices)
     body = pod_json(name, gpus=len(allocation.device_ids), node=node, allocation=allocation, priority=1000)

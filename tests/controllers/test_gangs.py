@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.controllers.gang_stage import GANGS, JOBS, TOPOLOGIES, Cluster, cluster, settled, term
+from tests.controllers.gang_stage import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
 
 pytestmark = pytest.mark.asyncio
 
@@ -14,14 +14,14 @@ RACK = "example.com/rack"
 PINNED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def add_gang(made: Cluster, name: str = "g", count: int = 2, **spec: Any) -> None:
+def add_gang(made: GangHarness, name: str = "g", count: int = 2, **spec: Any) -> None:
     """Create a gang and all of its members, four GPUs each."""
     made.add_gang(name, count, **spec)
     for number in range(count):
         made.add_member(name, number)
 
 
-def is_let_go(made: Cluster, name: str, count: int = 2) -> bool:
+def is_let_go(made: GangHarness, name: str, count: int = 2) -> bool:
     """Tell whether every member may start and holds its four GPUs."""
     return all(
         not made.is_gated(f"{name}-{number}") and len(made.leases_of(f"{name}-{number}")) == 4
@@ -185,7 +185,7 @@ OWNED = [{"kind": "Job", "apiVersion": "batch/v1", "name": "job", "uid": "job-ui
 QUICK = {"enable": True, "timeout": "2s", "requeuingStrategy": {"backoffBaseSeconds": 1}}
 
 
-def add_owned(made: Cluster, numbers: range, gang: str = "g") -> None:
+def add_owned(made: GangHarness, numbers: range, gang: str = "g") -> None:
     """Create members of the Job."""
     for number in numbers:
         name = made.add_member(gang, number)
@@ -217,7 +217,7 @@ async def test_a_gang_that_is_not_ready_in_time_suspends_its_job_and_resumes_it(
 HOSTNAME = "kubernetes.io/hostname"
 
 
-def add_placed(made: Cluster, hosts: tuple[str, ...], annotations: dict[str, str]) -> None:
+def add_placed(made: GangHarness, hosts: tuple[str, ...], annotations: dict[str, str]) -> None:
     """Create a gang of four whose members each name a host, four GPUs each."""
     for name in ("n2", "n3"):
         made.add_node(name, labels={HOSTNAME: name})
@@ -265,7 +265,7 @@ async def test_members_of_one_pod_set_that_ask_for_different_hosts_by_themselves
 WORKLOAD = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads/job-job-1"
 
 
-def add_under_kueue(made: Cluster, spec: dict[str, Any], *, owner_uid: str = "job-uid") -> None:
+def add_under_kueue(made: GangHarness, spec: dict[str, Any], *, owner_uid: str = "job-uid") -> None:
     """Create a Job that Kueue has admitted, and its members."""
     made.server.put(f"{JOBS}/job", JOB)
     metadata = {"name": "job-job-1", "uid": "w", "ownerReferences": [{**OWNED[0], "uid": owner_uid}]}

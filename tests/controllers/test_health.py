@@ -8,22 +8,22 @@ import pytest
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus, Incident, IncidentKind
 from atoll.cluster.allocations import allocation_annotations
-from atoll.cluster.health import Judgement, Standing, judge
+from atoll.cluster.health import DeviceHealth, NodeHealth, judge
 from atoll.cluster.transitions import Availability
-from controllers.health import news
+from controllers.health import health_changes
 from tests.builders import make_allocation, pod_json, report_json
-from tests.controllers.troupe import PODS, REPORTS, Server, strip_version, troupe
+from tests.controllers.harness import PODS, REPORTS, InMemoryServer, strip_version, troupe
 from tests.fakes.clock import until
 
 XID_79 = Incident(kind=IncidentKind.XID, code=79, last_time="2026-01-01T00:00:00.000000Z").to_json()
-WELL = Standing(Availability.HEALTHY)
-LOST = Standing(Availability.QUARANTINED, "XID 79: the card fell off the bus")
-LOST_AGAIN = Standing(Availability.QUARANTINED, "XID 79: the card fell off the bus, again")
-UNKNOWN = Standing(Availability.UNKNOWN, "not seen by the driver")
-CORDONED = Standing(Availability.CORDONED, "fan")
+WELL = DeviceHealth(Availability.HEALTHY)
+LOST = DeviceHealth(Availability.QUARANTINED, "XID 79: the card fell off the bus")
+LOST_AGAIN = DeviceHealth(Availability.QUARANTINED, "XID 79: the card fell off the bus, again")
+UNKNOWN = DeviceHealth(Availability.UNKNOWN, "not seen by the driver")
+CORDONED = DeviceHealth(Availability.CORDONED, "fan")
 
 
-def report(server: Server, *, incidents: dict[int, list[Any]] | None = None) -> None:
+def report(server: InMemoryServer, *, incidents: dict[int, list[Any]] | None = None) -> None:
     devices = {number: {"incidents": found} for number, found in (incidents or {}).items()}
     server.put(f"{REPORTS}/n1", strip_version(report_json("n1", devices=devices)))
 
@@ -32,7 +32,7 @@ async def test_the_pod_on_a_gpu_that_falls_ill_is_told_once(tmp_path: Path) -> N
     """XID 79 under a running pod: an event on that pod and on the node; not on the pod beside it, and not again with
     the next report of the same; when the GPU is well again, that is told too."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         report(server)
         for name, number in (("on-3", 3), ("on-4", 4)):
             annotations = allocation_annotations(make_allocation("n1", number), ())
@@ -56,7 +56,7 @@ async def test_the_pod_on_a_gpu_that_the_report_names_no_more_is_told(tmp_path: 
     """A MIG instance that was undone, or a card that was replaced, under a running pod: its holder is told. Nobody is
     told of one that nobody holds."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         server.put(f"{REPORTS}/n1", strip_version(report_json("n1")))
         annotations = allocation_annotations(make_allocation("n1", 3), ())
         server.put(f"{PODS}/on-3", strip_version(pod_json("on-3", node="n1", phase="Running", annotations=annotations)))
@@ -84,9 +84,9 @@ async def test_the_pod_on_a_gpu_that_the_report_names_no_more_is_told(tmp_path: 
         pytest.param(LOST, CORDONED, False, False, id="cordoned while ill"),
     ],
 )
-def test_news_are_told_once(before: Standing | None, now: Standing, want_ill: bool, want_well: bool) -> None:
+def test_news_are_told_once(before: DeviceHealth | None, now: DeviceHealth, want_ill: bool, want_well: bool) -> None:
     """Only a change is news."""
-    found = news(Judgement({"g": before}) if before else None, Judgement({"g": now}))
+    found = health_changes(NodeHealth({"g": before}) if before else None, NodeHealth({"g": now}))
 
     assert (bool(found.ill), bool(found.well)) == (want_ill, want_well)
 
@@ -97,6 +97,6 @@ def test_a_reason_to_drain_is_told_once() -> None:
     status = GpuNodeStatus.model_validate(report_json("n1", devices={0: {"incidents": [drain]}}))
     judgement = judge(status)
 
-    assert news(Judgement(), judgement).drain
-    assert not news(judgement, judgement).drain
+    assert health_changes(NodeHealth(), judgement).drain
+    assert not health_changes(judgement, judgement).drain
     assert not any(standing.may_be_given_out for standing in judgement.standings.values())

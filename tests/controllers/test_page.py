@@ -14,18 +14,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.cluster.gangs.membership import gang_key
-from atoll.explain.decision import scene_of
+from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import explain
 from atoll.explain.wording import sentence
-from atoll.kube.authorization import Doorkeeper
+from atoll.kube.authorization import PathAuthorizer
 from atoll.service.errors import SettingsError
 from atoll.service.metrics import Metrics
 from atoll.service.settings import load
 from controllers.page.app import FILES, HEADERS, STATIC
-from controllers.page.door import REVIEWS_BURST, host_name
-from controllers.page.looks import LOOK_PARTS, QUESTIONS_MAX, QUIET_SECONDS_MAX, REST_SECONDS_MIN
-from controllers.page.serving import tell_page
-from controllers.page.view import WAITING_MAX, news, view_of
+from controllers.page.authorization import REVIEWS_BURST, host_name
+from controllers.page.refresher import LOOK_PARTS, QUESTIONS_MAX, QUIET_SECONDS_MAX, REST_SECONDS_MIN
+from controllers.page.serving import register_page_metrics
+from controllers.page.view import WAITING_MAX, view_changes, view_of
 from controllers.settings import ControllersSettings, PageSettings
 from tests.builders import make_pod
 from tests.controllers.page_stage import Page, next_event, served
@@ -59,7 +59,7 @@ async def test_stream_tells_the_cluster_first_and_then_what_changed(page: Page) 
         assert (gpus[0]["state"], gpus[0]["holders"], gpus[6]["state"]) == ("held", ["team/a"], "cordoned")
         assert first["counts"] == {"cordoned": 1, "free": 12, "held": 3}
         (row,) = first["waiting"]
-        assert row["reason"] == explain(scene_of(busy().snapshot), busy().pod).headline
+        assert row["reason"] == explain(index_snapshot(busy().snapshot), busy().pod).headline
 
         calm = replace(busy().snapshot, pods=busy().snapshot.pods[1:], leases=busy().snapshot.leases[2:])
         page.mirror.become(calm)
@@ -136,7 +136,7 @@ async def test_work_runs_beside_the_event_loop_without_the_collector(page: Page)
 async def test_metrics_tell_who_watches_and_what_it_costs(page: Page) -> None:
     """Watchers are those of this moment, and every look adds the time of a core that it took."""
     metrics = Metrics("controllers")
-    tell_page(metrics, page.looks)
+    register_page_metrics(metrics, page.looks)
     value = metrics.registry.get_sample_value
     before = value("atoll_controllers_page_cpu_seconds_total")
 
@@ -165,7 +165,7 @@ async def test_watchers_are_bounded_and_their_places_come_back() -> None:
 async def test_question_is_answered_by_the_functions_of_explain(page: Page) -> None:
     """Headline and proposals are those of `atoll explain` on the same state; an unknown pod is 404."""
     found = busy()
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
     told = explain(scene, found.pod)
 
     answer = await (await page.client.get("/page/pods/team/p")).json()
@@ -238,7 +238,7 @@ async def test_a_mirror_that_goes_blind_is_told_at_once(page: Page) -> None:
 
 async def test_a_look_that_fails_ends_nothing(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that nobody foresaw is logged and told; the page and the process live on."""
-    monkeypatch.setattr("controllers.page.looks.overview", lambda _scene: 1 / 0)
+    monkeypatch.setattr("controllers.page.refresher.overview", lambda _scene: 1 / 0)
     with capture_logs() as logged:
         async with page.client.get("/page/events") as stream:
             kind, text = await next_event(stream)
@@ -268,11 +268,11 @@ def test_waiting_list_is_cut_and_counted() -> None:
 
     found = busy()
     many = tuple(make_pod(f"r{i}", gpus=8) for i in range(WAITING_MAX + 50))
-    view = view_of(overview(scene_of(replace(found.snapshot, pods=many))))
+    view = view_of(overview(index_snapshot(replace(found.snapshot, pods=many))))
 
-    told = msgspec.json.decode(news(None, view) or b"")
+    told = msgspec.json.decode(view_changes(None, view) or b"")
     assert (len(told["waiting"]), told["waitingCount"]) == (WAITING_MAX, WAITING_MAX + 50)
-    assert news(view, view) is None
+    assert view_changes(view, view) is None
 
 
 @pytest.mark.parametrize("path", [*FILES, "/page/events", "/page/pods/team/nobody", "/nothing", "/page/pods/x"])
@@ -342,7 +342,7 @@ class Reviews:
 async def test_off_loopback_a_role_opens_the_door(path: str, token: str, status: int) -> None:
     """Data is told to bearers whom the API server lets get /page, as with /debug/snapshot; the empty page to all."""
     reviews = Reviews()
-    async with served(busy().snapshot, ManualClock(), doorkeeper=Doorkeeper(reviews)) as page:
+    async with served(busy().snapshot, ManualClock(), doorkeeper=PathAuthorizer(reviews)) as page:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with page.client.get(path, headers=headers) as answer:
             assert answer.status == status
@@ -352,7 +352,7 @@ async def test_off_loopback_a_role_opens_the_door(path: str, token: str, status:
 
 async def test_strangers_cannot_flood_the_api_server() -> None:
     """Reviews of tokens are bounded: they cost the API server two questions each."""
-    async with served(busy().snapshot, ManualClock(), doorkeeper=Doorkeeper(Reviews())) as page:
+    async with served(busy().snapshot, ManualClock(), doorkeeper=PathAuthorizer(Reviews())) as page:
         bad = {"Authorization": "Bearer unknown"}
         statuses = [(await page.client.get("/page/pods/team/p", headers=bad)).status for _ in range(REVIEWS_BURST + 3)]
     assert statuses == [401] * REVIEWS_BURST + [429] * 3

@@ -16,7 +16,7 @@ from playwright.async_api import async_playwright, expect
 
 from atoll.api import names
 from atoll.explain.snapshot import ClusterSnapshot
-from atoll.kube.authorization import Doorkeeper
+from atoll.kube.authorization import PathAuthorizer
 from atoll.service.clock import SystemClock
 from devcluster.build import report_to_stderr
 from devcluster.paths import cache_root
@@ -262,7 +262,7 @@ async def test_everything_has_a_name_and_a_place() -> None:
 
 async def test_off_loopback_the_page_asks_for_a_token() -> None:
     """Without one it shows a form and no data; with one it goes live, and the token is in no address."""
-    async with visit(busy().snapshot, doorkeeper=Doorkeeper(Reviews())) as seen:
+    async with visit(busy().snapshot, doorkeeper=PathAuthorizer(Reviews())) as seen:
         await expect(seen.tab.get_by_label("Bearer token")).to_be_visible()
         assert await seen.tab.locator(".node").count() == 0
         for token, is_let_in in (("other", False), ("good", True)):

@@ -13,11 +13,28 @@ from aiohttp import web
 from atoll.api import names
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod
+from controllers.eviction_progress import (
+    BUDGET_PATIENCE_SECONDS,
+    UNUSED_SECONDS,
+    EvictionAttempt,
+    EvictionStatus,
+    EvictionStep,
+    next_step,
+)
 from controllers.preemption import IN_FLIGHT_MAX, PLANNED_MAX, PreemptionReconciler
-from controllers.pursuit import BUDGET_PATIENCE_SECONDS, UNUSED_SECONDS, Attempt, Outlook, Step, next_step
 from controllers.settings import ControllersSettings
 from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
-from tests.controllers.troupe import CLAIMS, HEARTBEATS, LEASES, PODS, REPORTS, Server, Troupe, strip_version, troupe
+from tests.controllers.harness import (
+    CLAIMS,
+    HEARTBEATS,
+    LEASES,
+    PODS,
+    REPORTS,
+    ControllerHarness,
+    InMemoryServer,
+    strip_version,
+    troupe,
+)
 from tests.fakes.api_server import answering
 from tests.fakes.clock import ManualClock, until
 
@@ -26,7 +43,9 @@ PAIRS = "h100-nvl-8"
 REFUSED = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
 
 
-def put_holder(server: Server, name: str, device_id: int, priority: int, *, on: str = "n1", **options: Any) -> None:
+def put_holder(
+    server: InMemoryServer, name: str, device_id: int, priority: int, *, on: str = "n1", **options: Any
+) -> None:
     """Put a running pod with one GPU of a node and its Lease on the server."""
     allocation = make_allocation(on, device_id)
     body = pod_json(name, node=on, phase="Running", priority=priority, allocation=allocation, **options)
@@ -35,7 +54,7 @@ def put_holder(server: Server, name: str, device_id: int, priority: int, *, on: 
     server.put(f"{LEASES}/gpu-{on}-{device_id}", strip_version(lease))
 
 
-def add_second_node(server: Server) -> None:
+def add_second_node(server: InMemoryServer) -> None:
     """Another machine like the first, where e is the least important, and above a."""
     server.put(f"{REPORTS}/n2", strip_version(report_json("n2", PAIRS)))
     node = server.objects["/api/v1/nodes/n1"]
@@ -47,7 +66,7 @@ def add_second_node(server: Server) -> None:
         put_holder(server, name, 2 * number, 10, on="n2")
 
 
-def put_waiting(server: Server, *, priority: int = 10, **options: Any) -> None:
+def put_waiting(server: InMemoryServer, *, priority: int = 10, **options: Any) -> None:
     """Put a pod that wants a pair, and that kube-scheduler has set aside."""
     claim = claim_json("pair", uid="uid-of-pair", count=2, policy="island")
     server.put(f"{CLAIMS}/pair", claim)
@@ -56,7 +75,7 @@ def put_waiting(server: Server, *, priority: int = 10, **options: Any) -> None:
     server.put(f"{PODS}/high", strip_version({**body, "status": REFUSED}))
 
 
-def furnish(server: Server, **options: Any) -> None:
+def furnish(server: InMemoryServer, **options: Any) -> None:
     """One GPU of each of four pairs is held: by a, the least important, and by three that may not go."""
     server.put(f"{REPORTS}/n1", strip_version(report_json("n1", PAIRS)))
     allocatable = {"cpu": "4", "pods": "10", "gpu.scheduling/gpu": "8"}
@@ -69,23 +88,23 @@ def furnish(server: Server, **options: Any) -> None:
     put_waiting(server, **options)
 
 
-def evictions(stage: Troupe) -> set[str]:
+def evictions(stage: ControllerHarness) -> set[str]:
     """Return the pods whose eviction was asked for, tries included."""
     return {path.split("/")[-2] for _, path in stage.api.writes if path.endswith("/eviction")}
 
 
-def kept(stage: Troupe) -> str | None:
+def kept(stage: ControllerHarness) -> str | None:
     """Return what is kept for the waiting pod."""
     text: str | None = stage.server.objects[f"{PODS}/high"]["metadata"].get("annotations", {}).get(names.KEPT)
     return text
 
 
-def is_gone(stage: Troupe, name: str) -> bool:
+def is_gone(stage: ControllerHarness, name: str) -> bool:
     """Tell whether a pod was evicted."""
     return f"{PODS}/{name}" not in stage.server.objects
 
 
-def prove_nothing_runs(stage: Troupe, sequence: int) -> None:
+def prove_nothing_runs(stage: ControllerHarness, sequence: int) -> None:
     """Publish a complete reading of the machine that shows no pod."""
     body = stage.server.objects[f"{REPORTS}/n1"]
     evidence = {"sequence": sequence, "podResourceVersion": str(stage.server.version)}
@@ -107,7 +126,7 @@ async def test_least_important_pod_goes_and_its_pair_is_kept(tmp_path: Path, fai
 async def test_waiting_pod_is_woken_once_the_gpus_are_free(tmp_path: Path) -> None:
     """The victim's Lease ends on proof; then the pod for which it went is woken, and nobody else is."""
 
-    def crowd(server: Server) -> None:
+    def crowd(server: InMemoryServer) -> None:
         furnish(server)
         thief = pod_json(
             "thief", gpus=2, priority=0, annotations=server.objects[f"{PODS}/high"]["metadata"]["annotations"]
@@ -129,7 +148,7 @@ async def test_waiting_pod_is_woken_once_the_gpus_are_free(tmp_path: Path) -> No
 async def test_what_was_begun_is_seen_through_by_the_next_leader(tmp_path: Path) -> None:
     """The annotation is the plan: a leader that finds it evicts who holds those GPUs, without a plan of its own."""
 
-    def begun(server: Server) -> None:
+    def begun(server: InMemoryServer) -> None:
         furnish(server, annotations={names.KEPT: "n1:0,1"})
 
     async with troupe(tmp_path, begun) as stage:
@@ -141,7 +160,7 @@ async def test_what_was_begun_is_seen_through_by_the_next_leader(tmp_path: Path)
 async def test_pod_is_told_when_its_gpus_went_to_somebody_above_it(tmp_path: Path) -> None:
     """A pod that may not be evicted holds what is kept: nothing is kept any more, and the pod learns why."""
 
-    def taken(server: Server) -> None:
+    def taken(server: InMemoryServer) -> None:
         furnish(server, annotations={names.KEPT: "n1:2,3"})
 
     async with troupe(tmp_path, taken) as stage:
@@ -165,7 +184,7 @@ async def test_pod_is_told_when_its_gpus_went_to_somebody_above_it(tmp_path: Pat
 async def test_nobody_is_evicted_in_vain(tmp_path: Path, obstacle: dict[str, Any]) -> None:
     """Before the first eviction everything is asked: budgets, the node's cpu, what kube-scheduler alone can judge."""
 
-    def obstruct(server: Server) -> None:
+    def obstruct(server: InMemoryServer) -> None:
         furnish(server, priority=obstacle.get("priority", 10), **obstacle.get("options", {}))
         if "cpu" in obstacle:
             put_waiting(server, overhead={"cpu": obstacle["cpu"]})
@@ -198,7 +217,7 @@ async def test_budget_that_changes_its_mind_delays_the_eviction(tmp_path: Path) 
             return web.json_response({}, status=201)
         return web.json_response({"code": 429}, status=429, headers={"Retry-After": "1"})
 
-    def prepare(server: Server) -> None:
+    def prepare(server: InMemoryServer) -> None:
         furnish(server)
         server.fail(refuse, times=3, containing="/eviction")
 
@@ -218,7 +237,7 @@ OBSTINATE = {
 async def test_pod_that_nobody_can_evict_is_left_out(tmp_path: Path, answer: Any) -> None:
     """The eviction API refuses a pod with two budgets by 500, a webhook as it likes: the next best node is tried."""
 
-    def prepare(server: Server) -> None:
+    def prepare(server: InMemoryServer) -> None:
         furnish(server)
         add_second_node(server)
         server.fail(answer, times=10_000, containing=f"POST {PODS}/a/eviction")
@@ -233,7 +252,7 @@ async def test_pod_that_nobody_can_evict_is_left_out(tmp_path: Path, answer: Any
 async def test_pod_that_takes_no_write_keeps_no_other_waiting(tmp_path: Path, answer: Any) -> None:
     """An admission webhook of one namespace may refuse every change of its pods: others are served all the same."""
 
-    def prepare(server: Server) -> None:
+    def prepare(server: InMemoryServer) -> None:
         furnish(server)
         annotations = server.objects[f"{PODS}/high"]["metadata"]["annotations"] | {names.KEPT: "n1:2,3"}
         frozen = pod_json("frozen", gpus=2, priority=10, annotations=annotations)
@@ -249,7 +268,7 @@ async def test_pods_that_nobody_can_help_do_not_use_up_every_pass(tmp_path: Path
     """More pods than one pass plans for, more important and too large for any node: the next one is helped all the
     same."""
 
-    def prepare(server: Server) -> None:
+    def prepare(server: InMemoryServer) -> None:
         furnish(server)
         annotations = server.objects[f"{PODS}/high"]["metadata"]["annotations"]
         for number in range(PLANNED_MAX):
@@ -267,31 +286,33 @@ async def test_pods_that_nobody_can_help_do_not_use_up_every_pass(tmp_path: Path
 VICTIM = make_pod("v", uid="v")
 
 
-def after(seconds: float, outlook: Outlook, **attempt: Any) -> Step | str:
+def after(seconds: float, outlook: EvictionStatus, **attempt: Any) -> EvictionStep | str:
     """Return the next step of an attempt that began `seconds` ago."""
-    return next_step(Attempt(1000.0 - seconds, **attempt), outlook, 1000.0, timeout_seconds=600.0)
+    return next_step(EvictionAttempt(1000.0 - seconds, **attempt), outlook, 1000.0, timeout_seconds=600.0)
 
 
 @pytest.mark.parametrize(
     ("seconds", "outlook", "attempt", "expected"),
     [
-        pytest.param(0, Outlook((VICTIM,)), {}, Step((VICTIM,)), id="evict"),
-        pytest.param(1, Outlook((VICTIM,)), {"evicted": {"v"}}, Step(), id="evicted-and-not-seen-yet"),
-        pytest.param(1, Outlook((VICTIM,)), {"again_seconds": {"v": 1005.0}}, Step(), id="refused-a-moment-ago"),
-        pytest.param(1, Outlook((VICTIM,)), {"again_seconds": {"v": 999.0}}, Step((VICTIM,)), id="ask-again"),
-        pytest.param(99, Outlook((VICTIM,)), {"first_refusal_seconds": {"v": 1000.0 - BUDGET_PATIENCE_SECONDS - 1}},
+        pytest.param(0, EvictionStatus((VICTIM,)), {}, EvictionStep((VICTIM,)), id="evict"),
+        pytest.param(1, EvictionStatus((VICTIM,)), {"evicted": {"v"}}, EvictionStep(), id="evicted-and-not-seen-yet"),
+        pytest.param(1, EvictionStatus((VICTIM,)), {"again_seconds": {"v": 1005.0}}, EvictionStep(), id="refused-a-moment-ago"),
+        pytest.param(1, EvictionStatus((VICTIM,)), {"again_seconds": {"v": 999.0}}, EvictionStep((VICTIM,)), id="ask-again"),
+        pytest.param(99, EvictionStatus((VICTIM,)), {"first_refusal_seconds": {"v": 1000.0 - BUDGET_PATIENCE_SECONDS - 1}},
                      "a disruption budget keeps team/v", id="a-budget-that-does-not-give"),
-        pytest.param(1, Outlook(), {}, Step(), id="ending-pods-take-their-time"),
-        pytest.param(601, Outlook(), {}, "the GPUs were not free within 600 s", id="too-much-time"),
-        pytest.param(1, Outlook(is_taken=True), {},
+        pytest.param(1, EvictionStatus(), {}, EvictionStep(), id="ending-pods-take-their-time"),
+        pytest.param(601, EvictionStatus(), {}, "the GPUs were not free within 600 s", id="too-much-time"),
+        pytest.param(1, EvictionStatus(is_taken=True), {},
                      "some of the GPUs are held by a pod that may not be evicted for it", id="taken"),
-        pytest.param(1, Outlook(is_blind=True), {}, Step(), id="the-node-is-not-heard"),
-        pytest.param(1, Outlook(is_free=True), {}, Step((), UNUSED_SECONDS), id="free"),
-        pytest.param(99, Outlook(is_free=True), {"free_since_seconds": 1000.0 - UNUSED_SECONDS},
+        pytest.param(1, EvictionStatus(is_blind=True), {}, EvictionStep(), id="the-node-is-not-heard"),
+        pytest.param(1, EvictionStatus(is_free=True), {}, EvictionStep((), UNUSED_SECONDS), id="free"),
+        pytest.param(99, EvictionStatus(is_free=True), {"free_since_seconds": 1000.0 - UNUSED_SECONDS},
                      "the GPUs were free for 30 s and were not taken", id="free-and-not-taken"),
     ],
 )  # fmt: skip
-def test_course_of_an_attempt(seconds: float, outlook: Outlook, attempt: dict[str, Any], expected: Step | str) -> None:
+def test_course_of_an_attempt(
+    seconds: float, outlook: EvictionStatus, attempt: dict[str, Any], expected: EvictionStep | str
+) -> None:
     """Evict, ask again, wait, or end with a reason that the pod is told."""
     assert after(seconds, outlook, **attempt) == expected
 

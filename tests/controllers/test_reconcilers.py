@@ -9,7 +9,16 @@ import pytest
 from atoll.api import names
 from atoll.cluster.leases import Holder
 from tests.builders import claim_json, lease_json, make_allocation, pod_json
-from tests.controllers.troupe import CLAIMS, LEASES, PODS, REPORTS, Server, Troupe, strip_version, troupe
+from tests.controllers.harness import (
+    CLAIMS,
+    LEASES,
+    PODS,
+    REPORTS,
+    ControllerHarness,
+    InMemoryServer,
+    strip_version,
+    troupe,
+)
 from tests.fakes.api_server import status
 
 HOLDER = Holder("team", "p", "uid-of-p")
@@ -22,21 +31,21 @@ each_fault = pytest.mark.parametrize(
 )
 
 
-def put_pod(server: Server, name: str = "p", **options: Any) -> None:
+def put_pod(server: InMemoryServer, name: str = "p", **options: Any) -> None:
     """Put a pod on the server; `status` adds to its status."""
     status = options.pop("status", {})
     body = strip_version(pod_json(name, **options))
     server.put(f"{PODS}/{name}", {**body, "status": {**body["status"], **status}})
 
 
-def put_leases(server: Server, *device_ids: int, holder: Holder = HOLDER, **annotations: str) -> None:
+def put_leases(server: InMemoryServer, *device_ids: int, holder: Holder = HOLDER, **annotations: str) -> None:
     """Put Leases of n1 on the server."""
     for device_id in device_ids:
         body = strip_version(lease_json("n1", device_id, holder=holder, annotations=annotations))
         server.put(f"{LEASES}/gpu-n1-{device_id}", body)
 
 
-def put_bound(server: Server, name: str = "p", *device_ids: int, **options: Any) -> None:
+def put_bound(server: InMemoryServer, name: str = "p", *device_ids: int, **options: Any) -> None:
     """Put a bound pod on the server."""
     put_pod(server, name, node="n1", allocation=make_allocation("n1", *device_ids), **options)
 
@@ -44,7 +53,7 @@ def put_bound(server: Server, name: str = "p", *device_ids: int, **options: Any)
 async def test_reservation_by_a_clock_that_is_ahead_ends_all_the_same(tmp_path: Path) -> None:
     """A bind on a machine whose clock is years ahead reserves for as long as any other, not for years."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_pod(server)
         body = strip_version(lease_json("n1", 0, holder=HOLDER))
         body["metadata"]["annotations"][names.LEASE_DEADLINE] = "2099-01-01T00:00:05.000000Z"
@@ -60,7 +69,7 @@ async def test_reservation_by_a_clock_that_is_ahead_ends_all_the_same(tmp_path: 
 async def test_agent_is_asked_whatever_somebody_wrote_before(tmp_path: Path, digits: int) -> None:
     """A version that no pod has reached yet was written by nobody who waits for it, however long the number is."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_leases(server, 0)
         report = server.objects[f"{REPORTS}/n1"]
         wanted = {names.EVIDENCE_WANTED: "9" * digits}
@@ -78,7 +87,7 @@ ENDED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {
 async def test_release_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """Three Leases of an ended pod go, whichever write is lost; the Lease of somebody else is never touched."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_bound(server, "p", 0, 1, 2, status=ENDED)
         put_leases(server, 0, 1, 2)
         put_bound(server, "other", 3)
@@ -93,7 +102,7 @@ async def test_release_survives_any_lost_write(tmp_path: Path, fails_at: int, *,
 async def test_take_over_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """No Lease of an expired reservation goes before the pod's version moved after the last fence on that Lease."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_pod(server)
         put_leases(server, 0, 1, **PAST)
 
@@ -112,7 +121,7 @@ async def test_take_over_survives_any_lost_write(tmp_path: Path, fails_at: int, 
 async def test_repair_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """Both missing Leases of a bound pod come back once, under the pod's own identity."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_bound(server, "p", 4, 5, phase="Running")
 
     async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
@@ -127,7 +136,7 @@ async def test_repair_survives_any_lost_write(tmp_path: Path, fails_at: int, *, 
 async def test_wake_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """The pod that fits is woken, the one that does not is not."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_pod(server, "small", gpus=1, status={"conditions": [REJECTED]})
         put_pod(server, "large", gpus=8, status={"conditions": [REJECTED]})
         put_bound(server, "p", 0, phase="Running")
@@ -147,7 +156,7 @@ async def test_a_pod_that_takes_no_write_keeps_no_other_from_being_woken(
     """Full annotations, a policy or a dead webhook of its namespace: the pod is passed over, also in the next plan, and
     others wake, though there is room for one alone."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_pod(server, "full", gpus=1, status={"conditions": [REJECTED]})
         put_pod(server, "good", gpus=1, status={"conditions": [REJECTED]})
         put_bound(server, "p", *range(7), phase="Running")
@@ -174,7 +183,7 @@ async def test_a_pod_that_takes_no_write_keeps_no_other_from_being_woken(
 async def test_reservation_that_is_not_over_is_left_alone(tmp_path: Path) -> None:
     """A bind may be under way: neither the Lease nor the pod is touched, however often everything is looked at."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_pod(server, status={"conditions": [REJECTED]})
         put_leases(server, 0, **FUTURE)
         put_bound(server, "done", 1, status=ENDED)
@@ -193,7 +202,7 @@ async def test_reservation_that_is_not_over_is_left_alone(tmp_path: Path) -> Non
 async def test_reservation_whose_pod_got_bound_is_kept(tmp_path: Path) -> None:
     """The cache still shows the pod unbound; the answer to the pod's own write shows the truth, and that counts."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_pod(server)
         put_leases(server, 0, 1, **PAST)
 
@@ -205,7 +214,7 @@ async def test_reservation_whose_pod_got_bound_is_kept(tmp_path: Path) -> None:
 def furnish_bound_behind_our_back(furnish: Any) -> Any:
     """Return a furnishing whose pod is bound to device 0 at the moment when somebody patches it."""
 
-    def furnished(server: Server) -> None:
+    def furnished(server: InMemoryServer) -> None:
         furnish(server)
         original = server._store
 
@@ -225,7 +234,7 @@ def furnish_bound_behind_our_back(furnish: Any) -> Any:
 async def test_unknown_holder_needs_two_reports_from_beyond_the_look_up(tmp_path: Path) -> None:
     """Nobody knows the pod: it is looked up, the agent is asked once, and one report is not enough."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_leases(server, 0)
 
     async with troupe(tmp_path, furnish) as stage:
@@ -239,13 +248,13 @@ async def test_unknown_holder_needs_two_reports_from_beyond_the_look_up(tmp_path
         assert wanted(stage) == asked, "asked again although the answer was on its way"
 
 
-def wanted(stage: Troupe) -> str:
+def wanted(stage: ControllerHarness) -> str:
     """Return what the agent of n1 is asked for."""
     metadata = stage.server.objects[f"{REPORTS}/n1"]["metadata"]
     return str(metadata.get("annotations", {}).get(names.EVIDENCE_WANTED, ""))
 
 
-def sequence(stage: Troupe) -> int:
+def sequence(stage: ControllerHarness) -> int:
     """Return the sequence of the report that the mirror holds."""
     status = stage.mirror.reports["n1"].status
     return status.evidence.sequence if status is not None else 0
@@ -254,7 +263,7 @@ def sequence(stage: Troupe) -> int:
 async def test_namesake_of_a_deleted_pod_inherits_nothing(tmp_path: Path) -> None:
     """A pod of the same name is another pod: the Lease of the old uid is not its, and needs its own proof."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_pod(server, "p", uid="uid-of-the-successor")
         put_leases(server, 0)
 
@@ -269,7 +278,7 @@ async def test_namesake_of_a_deleted_pod_inherits_nothing(tmp_path: Path) -> Non
 async def test_two_bound_pods_on_one_gpu_are_told_and_nothing_is_released(tmp_path: Path) -> None:
     """Double use is an administrator's decision; taking a Lease away would only hide it."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_bound(server, "p", 0, phase="Running")
         put_bound(server, "q", 0, phase="Running")
         put_leases(server, 0)
@@ -300,14 +309,14 @@ async def test_nothing_is_written_after_leadership_is_lost(tmp_path: Path) -> No
 async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
     """The status follows the pods, and looking again writes nothing."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         server.put(f"{CLAIMS}/c", strip_version(claim_json("c")))
         put_pod(server, annotations={names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"})
 
-    def phase(stage: Troupe) -> str:
+    def phase(stage: ControllerHarness) -> str:
         return str(stage.server.objects[f"{CLAIMS}/c"].get("status", {}).get("phase", ""))
 
-    def seen_phase(stage: Troupe) -> str:
+    def seen_phase(stage: ControllerHarness) -> str:
         status = stage.mirror.claims.store["team", "c"].status
         return status.phase if status is not None else ""
 
@@ -326,12 +335,12 @@ async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
 async def test_nomination_that_led_to_no_bind_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nodes are sampled the wake-up names one, once; a node kept for a pod that never came is given back."""
     monkeypatch.setattr("atoll.cluster.wakeups.NOMINATION_NODES_MIN", 1)
-    monkeypatch.setattr("controllers.wake.NOMINATION_SECONDS", 5.0)
+    monkeypatch.setattr("controllers.requeue.NOMINATION_SECONDS", 5.0)
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_pod(server, status={"conditions": [REJECTED]})
 
-    def nominated(stage: Troupe) -> str:
+    def nominated(stage: ControllerHarness) -> str:
         return str(stage.server.objects[f"{PODS}/p"]["status"].get("nominatedNodeName", ""))
 
     async with troupe(tmp_path, furnish) as stage:
@@ -347,7 +356,7 @@ async def test_nomination_that_led_to_no_bind_is_withdrawn(tmp_path: Path, monke
 async def test_successor_of_a_released_lease_is_left_alone(tmp_path: Path) -> None:
     """The Lease went and another pod has a new one under the name before we saw either: there is nothing to release."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_bound(server, "p", 0, status=ENDED)
         put_leases(server, 0)
         stale = server.objects[f"{LEASES}/gpu-n1-0"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.api import names
-from devcluster import Cluster
-from tests.controllers.stage import CLAIMS, LEASES, PODS, REPORTS, Stage
+from devcluster import DevCluster
+from tests.controllers.stage import CLAIMS, LEASES, PODS, REPORTS, ReconcilerHarness
 from tests.deploy.requests import MERGE
 
 pytestmark = pytest.mark.e2e
@@ -16,35 +16,35 @@ BESIDE = ("beside-first", "beside-second")
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[ReconcilerHarness]:
     """A control plane without nodes, and the controllers at work on it."""
-    with Cluster.start(f"controllers-{os.getpid()}", nodes=[], scheduler=False) as cluster:
-        yield Stage.furnish(cluster)
+    with DevCluster.start(f"controllers-{os.getpid()}", nodes=[], scheduler=False) as cluster:
+        yield ReconcilerHarness.furnish(cluster)
 
 
 @pytest.fixture
-def node(stage: Stage, request: pytest.FixtureRequest) -> str:
+def node(stage: ReconcilerHarness, request: pytest.FixtureRequest) -> str:
     """A machine with eight GPUs of its own for each test."""
     name = request.node.name.replace("_", "-").removeprefix("test-")[:40].strip("-")
     stage.add_node(name)
     return name
 
 
-def test_pod_that_kubelet_ended_frees_its_gpus(stage: Stage, node: str) -> None:
+def test_pod_that_kubelet_ended_frees_its_gpus(stage: ReconcilerHarness, node: str) -> None:
     """A terminal pod whose containers all terminated is proof enough: every Lease of it goes at once."""
     stage.run_pod("done", node, 0, 1)
     stage.end("done", node)
     stage.until(lambda: not stage.lease(node, 0) and not stage.lease(node, 1), "both Leases are gone")
 
 
-def test_pod_deleted_before_it_was_bound_frees_its_gpus(stage: Stage, node: str) -> None:
+def test_pod_deleted_before_it_was_bound_frees_its_gpus(stage: ReconcilerHarness, node: str) -> None:
     """A DELETE event without a node proves that nothing ever ran."""
     stage.reserve(stage.create_pod("hasty"), node, 3)
     stage.force_delete("hasty")
     stage.until(lambda: not stage.lease(node, 3), "the Lease is gone")
 
 
-def test_force_deleted_pod_holds_its_gpus_until_the_agent_saw_its_end(stage: Stage, node: str) -> None:
+def test_force_deleted_pod_holds_its_gpus_until_the_agent_saw_its_end(stage: ReconcilerHarness, node: str) -> None:
     """No report, a live sandbox, kubelet's list: each keeps the GPU; only a later complete report frees it.
 
     Beside it other pods end, one per report, whose release shows that the controllers have weighed that report.
@@ -72,7 +72,7 @@ def test_force_deleted_pod_holds_its_gpus_until_the_agent_saw_its_end(stage: Sta
     stage.until(lambda: not stage.lease(node, 0), "the Lease is gone after the report without the pod")
 
 
-def test_pod_failed_by_hand_holds_its_gpus(stage: Stage, node: str) -> None:
+def test_pod_failed_by_hand_holds_its_gpus(stage: ReconcilerHarness, node: str) -> None:
     """Somebody sets the phase; the container runs on, so the agent's word counts and not the phase."""
     pod = stage.run_pod("victim", node, 0)
     uid = pod["metadata"]["uid"]
@@ -86,7 +86,7 @@ def test_pod_failed_by_hand_holds_its_gpus(stage: Stage, node: str) -> None:
     stage.until(lambda: not stage.lease(node, 0), "released after the agent saw it end")
 
 
-def test_deletion_missed_by_everybody_is_looked_up_and_asked_for(stage: Stage, node: str) -> None:
+def test_deletion_missed_by_everybody_is_looked_up_and_asked_for(stage: ReconcilerHarness, node: str) -> None:
     """The pod goes while the controllers are dead: they look it up, ask the agent, and need two reports past that."""
     stage.run_pod("missed", node, 0)
     stage.report(node)
@@ -105,7 +105,7 @@ def test_deletion_missed_by_everybody_is_looked_up_and_asked_for(stage: Stage, n
     stage.until(lambda: not stage.lease(node, 0), "two reports are")
 
 
-def test_expired_reservation_is_taken_back_behind_a_fence(stage: Stage, node: str) -> None:
+def test_expired_reservation_is_taken_back_behind_a_fence(stage: ReconcilerHarness, node: str) -> None:
     """The Lease goes only after the pod's version moved, so a Binding that was prepared before cannot land."""
     pod = stage.create_pod("slow")
     stage.reserve(pod, node, 5, deadline_seconds=-60)
@@ -114,7 +114,7 @@ def test_expired_reservation_is_taken_back_behind_a_fence(stage: Stage, node: st
     assert answer.status == 409, f"the late Binding landed on a GPU that was free again: {answer}"
 
 
-def test_reservation_of_a_pod_that_got_bound_in_time_is_kept(stage: Stage, node: str) -> None:
+def test_reservation_of_a_pod_that_got_bound_in_time_is_kept(stage: ReconcilerHarness, node: str) -> None:
     """A deadline that passed means nothing for a pod that is bound to the device."""
     pod = stage.create_pod("just")
     assert stage.bind(pod, node, 5).is_accepted
@@ -124,7 +124,7 @@ def test_reservation_of_a_pod_that_got_bound_in_time_is_kept(stage: Stage, node:
     assert stage.lease(node, 5)
 
 
-def test_lost_lease_of_a_bound_pod_is_written_again(stage: Stage, node: str) -> None:
+def test_lost_lease_of_a_bound_pod_is_written_again(stage: ReconcilerHarness, node: str) -> None:
     """The pod's annotation outranks the Lease: whoever deleted it, it is back, under the same holder."""
     pod = stage.run_pod("robbed", node, 2)
     stage.do("DELETE", f"{LEASES}/gpu-{node}-2", identity="controllers")
@@ -134,7 +134,7 @@ def test_lost_lease_of_a_bound_pod_is_written_again(stage: Stage, node: str) -> 
     assert found["spec"]["holderIdentity"] == f"team/robbed/{pod['metadata']['uid']}"
 
 
-def test_lease_edited_by_hand_is_read_by_its_name(stage: Stage, node: str) -> None:
+def test_lease_edited_by_hand_is_read_by_its_name(stage: ReconcilerHarness, node: str) -> None:
     """Annotations that contradict the Lease's name are written anew from the name and the bound pod."""
     stage.run_pod("edited", node, 2)
     body = {"metadata": {"annotations": {names.LEASE_DEVICE_ID: "7"}}, "spec": {"holderIdentity": "nonsense"}}
@@ -148,7 +148,7 @@ def test_lease_edited_by_hand_is_read_by_its_name(stage: Stage, node: str) -> No
     stage.until(is_repaired, "the Lease says again what it should")
 
 
-def test_release_wakes_exactly_the_pod_that_fits(stage: Stage, node: str) -> None:
+def test_release_wakes_exactly_the_pod_that_fits(stage: ReconcilerHarness, node: str) -> None:
     """The woken pod carries the version of the very Lease deletion that made room for it; the others sleep on."""
     where = {"nodeSelector": {"kubernetes.io/hostname": node}}
     stage.do("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": where["nodeSelector"]}}, kind=MERGE)
@@ -169,7 +169,7 @@ def test_release_wakes_exactly_the_pod_that_fits(stage: Stage, node: str) -> Non
     stage.until(lambda: stage.events(names.REASON_WAITING, "waits-for-eight"), "the other is told what is missing")
 
 
-def test_claim_tells_who_has_what(stage: Stage, node: str) -> None:
+def test_claim_tells_who_has_what(stage: ReconcilerHarness, node: str) -> None:
     """The status counts the pods of this very claim and names their GPUs."""
     body = {"apiVersion": names.API_VERSION, "kind": "GpuClaim", "metadata": {"name": "two"}}
     claim = stage.do("POST", CLAIMS, {**body, "spec": {"devices": {"count": 1}}})
@@ -188,7 +188,7 @@ def test_claim_tells_who_has_what(stage: Stage, node: str) -> None:
     ]
 
 
-def test_pod_with_numbers_of_an_earlier_boot_is_evicted(stage: Stage, node: str) -> None:
+def test_pod_with_numbers_of_an_earlier_boot_is_evicted(stage: ReconcilerHarness, node: str) -> None:
     """A reboot renumbers the machine: the pod that was told a number is evicted, one that was told a uuid is not."""
     for name, device_id, cuda in (("numbered", 0, "0"), ("named", 1, "")):
         pod = stage.create_pod(name)
@@ -200,7 +200,7 @@ def test_pod_with_numbers_of_an_earlier_boot_is_evicted(stage: Stage, node: str)
     assert "deletionTimestamp" not in stage.pod("named")["metadata"]
 
 
-def test_one_round_by_hand(stage: Stage, node: str) -> None:
+def test_one_round_by_hand(stage: ReconcilerHarness, node: str) -> None:
     """`--once` leads when nobody else does, looks at everything once, and ends in order."""
     stage.kill_controllers()
     stage.run_pod("lonely", node, 0)
@@ -213,7 +213,7 @@ def test_one_round_by_hand(stage: Stage, node: str) -> None:
         stage.start_controllers()
 
 
-def test_loser_of_leadership_stops_and_may_lead_again(stage: Stage, node: str) -> None:
+def test_loser_of_leadership_stops_and_may_lead_again(stage: ReconcilerHarness, node: str) -> None:
     """Somebody else takes the leader's Lease and dies: the process gave up its term, and begins another one later."""
     terms = stage.terms()
     path = f"{LEASES}/{names.CONTROLLERS_LEADER_LEASE}"

@@ -12,7 +12,7 @@ from aiohttp import web
 from atoll.api import names
 from atoll.cluster.allocations import ContainerDevices, allocation_annotations
 from tests.builders import make_allocation, pod_json, report_json
-from tests.controllers.troupe import PODS, REPORTS, Server, Troupe, strip_version, troupe
+from tests.controllers.harness import PODS, REPORTS, ControllerHarness, InMemoryServer, strip_version, troupe
 from tests.fakes.api_server import answering
 from tests.fakes.clock import until
 
@@ -20,7 +20,7 @@ RENUMBERED = [3, 2, 1, 0, 4, 5, 6, 7]
 EVICTION = ("POST", f"{PODS}/p/eviction")
 
 
-def put_told(server: Server, name: str, device_id: int, cuda: str, **options: Any) -> None:
+def put_told(server: InMemoryServer, name: str, device_id: int, cuda: str, **options: Any) -> None:
     """Put a running pod with one GPU of n1 on the server whose container was told `cuda`."""
     allocation = make_allocation("n1", device_id)
     annotations = allocation_annotations(allocation, (ContainerDevices("main", cuda, allocation.uuids[0]),))
@@ -28,12 +28,12 @@ def put_told(server: Server, name: str, device_id: int, cuda: str, **options: An
     server.put(f"{PODS}/{name}", strip_version(body))
 
 
-def renumber(server: Server) -> None:
+def renumber(server: InMemoryServer) -> None:
     """Report the machine as it is after the reboot."""
     server.put(f"{REPORTS}/n1", strip_version(report_json("n1", indices=RENUMBERED)))
 
 
-def names_of_pods(stage: Troupe) -> set[str]:
+def names_of_pods(stage: ControllerHarness) -> set[str]:
     """Return the pods that are there."""
     return {path.rpartition("/")[2] for path in stage.server.objects if path.startswith(PODS)}
 
@@ -42,7 +42,7 @@ def names_of_pods(stage: Troupe) -> set[str]:
 async def test_eviction_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """After the reboot the pod with the wrong number goes; one by uuid, one behind the wall and a right one stay."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_told(server, "p", 0, "0")
         put_told(server, "by-uuid", 1, make_allocation("n1", 1).uuids[0])
         put_told(server, "walled", 2, "0", runtimeClassName=names.RUNTIME_CLASS)
@@ -65,7 +65,7 @@ async def test_pod_bound_by_a_report_from_before_the_reboot_is_evicted(tmp_path:
 async def test_disruption_budget_delays_the_eviction(tmp_path: Path) -> None:
     """429 is no fault: the eviction is asked for again later, until it is allowed."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_told(server, "p", 0, "0")
         server.fail(answering(429, "TooManyRequests", {"Retry-After": "1"}), times=2, containing="/eviction")
 
@@ -83,7 +83,7 @@ async def test_mirror_alone_evicts_nobody(tmp_path: Path) -> None:
         asked.append(request.path)
         return web.json_response(report_json("n1"))
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         renumber(server)
         put_told(server, "p", 0, "0")
         server.fail(live, times=100, containing=f"GET {REPORTS}/n1?")
@@ -99,7 +99,7 @@ async def test_mirror_alone_evicts_nobody(tmp_path: Path) -> None:
 async def test_successor_of_the_name_is_left_alone(tmp_path: Path) -> None:
     """The pod goes and another takes its name before the eviction arrives: its uid is the fence."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         put_told(server, "p", 0, "0")
         original = server._store
 

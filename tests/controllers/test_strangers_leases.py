@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.builders import lease_json, make_allocation, pod_json
-from tests.controllers.troupe import LEASES, PODS, Server, strip_version, troupe
+from tests.controllers.harness import LEASES, PODS, InMemoryServer, strip_version, troupe
 
 STRANGERS = LEASES.replace("/atoll-system/", "/team/")
 
@@ -11,7 +11,7 @@ STRANGERS = LEASES.replace("/atoll-system/", "/team/")
 async def test_lease_in_ones_own_namespace_takes_and_frees_nothing(tmp_path: Path) -> None:
     """A user copies a GPU's Lease into his namespace, under his own name, and deletes it: the ledger does not move."""
 
-    def furnish(server: Server) -> None:
+    def furnish(server: InMemoryServer) -> None:
         allocation = make_allocation("n1", 0)
         body = pod_json("p", node="n1", phase="Running", allocation=allocation)
         server.put(f"{PODS}/p", strip_version(body))

@@ -57,7 +57,7 @@ def impersonation(identity: str) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiAnswer:
     """Status and message of the API server."""
 
     status: int
@@ -69,7 +69,7 @@ class Answer:
         return self.status < 300
 
 
-class Api:
+class RealApi:
     """Requests under an identity, over the administrator's credentials."""
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -98,7 +98,7 @@ class Api:
         identity: str = "",
         content_type: str = "application/json",
         dry_run: bool = False,
-    ) -> Answer:
+    ) -> ApiAnswer:
         """Send a request; an error of the API server is an answer too."""
         separator = "&" if "?" in path else "?"
         data = None if body is None else json.dumps(body).encode()
@@ -111,9 +111,9 @@ class Api:
             connection.endheaders(data)
             response = connection.getresponse()
             text = response.read()
-        return Answer(response.status, text.decode() if response.status < 300 else _message(text))
+        return ApiAnswer(response.status, text.decode() if response.status < 300 else _message(text))
 
-    def apply(self, manifest: Mapping[str, Any], *, path: str) -> Answer:
+    def apply(self, manifest: Mapping[str, Any], *, path: str) -> ApiAnswer:
         """Create or change one object by server-side apply."""
         return self.send(
             "PATCH",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.api_server import Api, collection, manifests, wait_for
+from tests.deploy.api_server import RealApi, collection, manifests, wait_for
 
 
 @pytest.fixture(scope="session")
@@ -19,16 +19,16 @@ def kubeconfig() -> Iterator[Path]:
     if given := os.environ.get("ATOLL_E2E_KUBECONFIG"):
         yield Path(given)
         return
-    from devcluster import Cluster
+    from devcluster import DevCluster
 
-    with Cluster.start(f"doors-{os.getpid()}", nodes=[], scheduler=False) as cluster:
+    with DevCluster.start(f"doors-{os.getpid()}", nodes=[], scheduler=False) as cluster:
         yield Path(cluster.kubeconfig)
 
 
 @pytest.fixture(scope="session")
-def api(kubeconfig: Path) -> Api:
+def api(kubeconfig: Path) -> RealApi:
     """The API server with CRDs, namespaces, roles and the RuntimeClass applied, but no policies yet."""
-    client = Api(kubeconfig)
+    client = RealApi(kubeconfig)
     files = ("namespaces.yaml", "crds/*.yaml", "rbac/*.yaml", "runtimeclass.yaml")
     for manifest in manifests(*files):
         answer = client.apply(manifest, path=collection(manifest))
@@ -44,7 +44,7 @@ def api(kubeconfig: Path) -> Api:
 
 
 @pytest.fixture(scope="session")
-def apply_policies(api: Api) -> Callable[[], None]:
+def apply_policies(api: RealApi) -> Callable[[], None]:
     """Apply every policy, the optional one too; the namespace `doors` stays free of the latter by its parameter."""
 
     def apply() -> None:
@@ -63,7 +63,7 @@ def apply_policies(api: Api) -> Callable[[], None]:
 
 
 @pytest.fixture(scope="session")
-def remove_policies(api: Api) -> Callable[[], None]:
+def remove_policies(api: RealApi) -> Callable[[], None]:
     """Remove the bindings of every policy, which switches it off."""
 
     def remove() -> None:

@@ -27,7 +27,7 @@ REMOVE_GATE = [{"op": "remove", "path": "/spec/schedulingGates/0"}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Probe:
     """One request; `policy` is who must refuse it, empty where it must go through."""
 
     title: str
@@ -124,34 +124,34 @@ def report(name: str) -> dict[str, Any]:
     return {"apiVersion": "gpu.scheduling/v1", "kind": "GpuNodeStatus", "metadata": {"name": name}}
 
 
-def create(title: str, body: dict[str, Any], *, policy: str = "", namespace: str = "doors", **more: Any) -> Request:
+def create(title: str, body: dict[str, Any], *, policy: str = "", namespace: str = "doors", **more: Any) -> Probe:
     """Return the creation of a pod."""
-    return Request(
+    return Probe(
         title=title, method="POST", path=f"/api/v1/namespaces/{namespace}/pods", body=body, policy=policy, **more
     )
 
 
-def annotate(title: str, target: str, annotations: dict[str, str | None], *, policy: str = "", **more: Any) -> Request:
+def annotate(title: str, target: str, annotations: dict[str, str | None], *, policy: str = "", **more: Any) -> Probe:
     """Return a change of annotations; `target` may name a subresource."""
     body = {"metadata": {"annotations": annotations}}
-    return Request(title=title, path=f"{PODS}/{target}", body=body, content_type=MERGE, policy=policy, **more)
+    return Probe(title=title, path=f"{PODS}/{target}", body=body, content_type=MERGE, policy=policy, **more)
 
 
-def debug(title: str, target: str, container: dict[str, Any], *, policy: str = "") -> Request:
+def debug(title: str, target: str, container: dict[str, Any], *, policy: str = "") -> Probe:
     """Return the addition of an ephemeral container."""
     body = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "none", **container}]}}
     path = f"{PODS}/{target}/ephemeralcontainers"
-    return Request(
+    return Probe(
         title=title, path=path, body=body, content_type="application/strategic-merge-patch+json", policy=policy
     )
 
 
 def node_status(
     title: str, node: str, body: dict[str, Any], *, policy: str = "", identity: str = "agent@node-a"
-) -> Request:
+) -> Probe:
     """Return a change of a Node's status."""
     path = f"/api/v1/nodes/{node}/status"
-    return Request(title=title, path=path, body=body, content_type=MERGE, identity=identity, policy=policy)
+    return Probe(title=title, path=path, body=body, content_type=MERGE, identity=identity, policy=policy)
 
 
 def shaped_with_env(*extra: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from atoll.api import gangs
 from atoll.api.claims import DEVICE_RULES, SPEC_RULES, GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
-from tests.deploy.api_server import Api
+from tests.deploy.api_server import RealApi
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +29,7 @@ def claim(name: str = "new", **devices: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("plural", ["gpuclaims", "gpugangs", "gpunodestatuses", "topologies"])
-def test_definition_is_structural_to_the_api_server(api: Api, plural: str) -> None:
+def test_definition_is_structural_to_the_api_server(api: RealApi, plural: str) -> None:
     """The API server established the definition and found nothing that is not structural."""
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.gpu.scheduling"
     status = json.loads(api.send("GET", path).message)["status"]
@@ -39,7 +39,7 @@ def test_definition_is_structural_to_the_api_server(api: Api, plural: str) -> No
     assert "NonStructuralSchema" not in conditions
 
 
-def test_defaults_are_those_of_the_model(api: Api) -> None:
+def test_defaults_are_those_of_the_model(api: RealApi) -> None:
     """What the API server fills into a short claim is what the model would have filled in."""
     answer = api.send("POST", CLAIMS, claim(), dry_run=True)
     assert answer.status == 201, answer
@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_model(api: Api) -> None:
     assert GpuClaim.model_validate(stored).spec == GpuClaim.model_validate(claim()).spec
 
 
-def test_null_means_absent(api: Api) -> None:
+def test_null_means_absent(api: RealApi) -> None:
     """A template that leaves a field empty gives the default, not an error."""
     answer = api.send("POST", CLAIMS, claim(memory=None, policy=None), dry_run=True)
     assert answer.status == 201, answer
@@ -68,14 +68,14 @@ def test_null_means_absent(api: Api) -> None:
         pytest.param({"memory": "40 gigabytes"}, "spec.devices.memory", id="memory in words"),
     ],
 )
-def test_bad_claims_are_refused_with_the_reason(api: Api, devices: dict[str, Any], message: str) -> None:
+def test_bad_claims_are_refused_with_the_reason(api: RealApi, devices: dict[str, Any], message: str) -> None:
     """The API server refuses by itself, with the webhook down too, and says what is wrong."""
     answer = api.send("POST", CLAIMS, claim(**devices), dry_run=True)
     assert answer.status == 422
     assert message in answer.message
 
 
-def test_spec_of_a_claim_is_immutable_and_its_status_is_not(api: Api) -> None:
+def test_spec_of_a_claim_is_immutable_and_its_status_is_not(api: RealApi) -> None:
     """A claim cannot be changed under the pods that name it; labels and status can."""
     api.send("DELETE", f"{CLAIMS}/fixed")
     assert api.send("POST", CLAIMS, claim("fixed")).status == 201
@@ -102,7 +102,7 @@ def test_spec_of_a_claim_is_immutable_and_its_status_is_not(api: Api) -> None:
         ),
     ],
 )
-def test_one_gpu_cannot_stand_in_a_list_twice(api: Api, part: str, entries: dict[str, Any]) -> None:
+def test_one_gpu_cannot_stand_in_a_list_twice(api: RealApi, part: str, entries: dict[str, Any]) -> None:
     """Lists of GPUs are maps by uuid to the API server: a second entry of one uuid is refused."""
     body = {"apiVersion": "gpu.scheduling/v1", "kind": "GpuNodeStatus", "metadata": {"name": "twice"}}
     api.send("POST", REPORTS, body)
@@ -113,7 +113,7 @@ def test_one_gpu_cannot_stand_in_a_list_twice(api: Api, part: str, entries: dict
     assert api.send("DELETE", f"{REPORTS}/twice").is_accepted
 
 
-def test_a_full_report_of_a_large_machine_is_accepted(api: Api) -> None:
+def test_a_full_report_of_a_large_machine_is_accepted(api: RealApi) -> None:
     """Eight GPUs with seven MIG instances each, all links and 250 pods pass the limits of the schema."""
     devices = [
         {"id": n, "uuid": f"GPU-{n:08d}-0000-0000-0000-000000000000", "model": "nvidia-h100", "index": n}
@@ -172,14 +172,14 @@ def slices(*sizes: int) -> dict[str, Any]:
         pytest.param({"waitForPodsReady": {"timeout": "10"}}, "spec.waitForPodsReady.timeout", id="time without unit"),
     ],
 )
-def test_bad_gangs_are_refused_with_the_reason(api: Api, spec: dict[str, Any], message: str) -> None:
+def test_bad_gangs_are_refused_with_the_reason(api: RealApi, spec: dict[str, Any], message: str) -> None:
     """Contradictions never reach the controllers: the API server names them."""
     answer = api.send("POST", GANGS, gang(**spec), dry_run=True)
     assert answer.status == 422, answer
     assert message in answer.message
 
 
-def test_a_gang_with_everything_is_accepted_and_read_back(api: Api) -> None:
+def test_a_gang_with_everything_is_accepted_and_read_back(api: RealApi) -> None:
     """The largest sensible gang passes the rules within their cost, and the model reads what is stored."""
     sets = [{"name": f"set-{number}", "count": 6000, "topology": slices(8, 4, 2)} for number in range(16)]
     spec = {
@@ -202,7 +202,7 @@ def test_a_gang_with_everything_is_accepted_and_read_back(api: Api) -> None:
         pytest.param(["not a label"], "spec.levels[0].nodeLabel", id="no label key"),
     ],
 )
-def test_bad_topologies_are_refused_with_the_reason(api: Api, labels: list[str], message: str) -> None:
+def test_bad_topologies_are_refused_with_the_reason(api: RealApi, labels: list[str], message: str) -> None:
     """One to eight levels, each a label key, none twice."""
     levels = [{"nodeLabel": label} for label in labels]
     body = {

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tests.deploy.api_server import Answer, Api, manifests, wait_for
-from tests.deploy.doors import DOORS
-from tests.deploy.errands import ERRANDS
+from tests.deploy.allowed_requests import ERRANDS
+from tests.deploy.api_server import ApiAnswer, RealApi, manifests, wait_for
+from tests.deploy.bypass_attempts import DOORS
 from tests.deploy.requests import (
     ALLOCATION,
     GATES,
@@ -21,7 +21,7 @@ from tests.deploy.requests import (
     PODS,
     REPORTS,
     VOLUMES,
-    Request,
+    Probe,
     binding,
     lease,
     plain_container,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.e2e
 POLICIES = {door.policy for door in DOORS}
 
 
-def knock(api: Api, request: Request) -> Answer:
+def knock(api: RealApi, request: Probe) -> ApiAnswer:
     """Send the request as a dry run: admission runs, nothing is stored."""
     return api.send(
         request.method,
@@ -47,13 +47,13 @@ def knock(api: Api, request: Request) -> Answer:
     )
 
 
-def refused_by(answer: Answer) -> str:
+def refused_by(answer: ApiAnswer) -> str:
     """Return the name of the policy that refused, empty where another reason or nobody did."""
     _, _, rest = answer.message.partition("ValidatingAdmissionPolicy '")
     return "" if answer.is_accepted else rest.partition("'")[0]
 
 
-def send_workload(api: Api) -> None:
+def send_workload(api: RealApi) -> None:
     """Create a Workload as Kueue would, of a kind that has only its name."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1beta2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -80,7 +80,7 @@ def send_workload(api: Api) -> None:
 
 
 @pytest.fixture(scope="session")
-def furnished(api: Api, remove_policies: Callable[[], None]) -> Api:
+def furnished(api: RealApi, remove_policies: Callable[[], None]) -> RealApi:
     """An API server with the objects that the doors lead to, and the policies off."""
     remove_policies()
     wait_for(lambda: not POLICIES & {refused_by(knock(api, door)) for door in DOORS}, "the policies are off")
@@ -124,13 +124,15 @@ def furnished(api: Api, remove_policies: Callable[[], None]) -> Api:
 
 
 @pytest.fixture(scope="session")
-def answers_without_policies(furnished: Api) -> Mapping[str, Answer]:
+def answers_without_policies(furnished: RealApi) -> Mapping[str, ApiAnswer]:
     """What each door answers while the policies are off."""
     return {door.title: knock(furnished, door) for door in DOORS}
 
 
 @pytest.fixture(scope="session")
-def guarded(furnished: Api, answers_without_policies: Mapping[str, Answer], apply_policies: Callable[[], None]) -> Api:
+def guarded(
+    furnished: RealApi, answers_without_policies: Mapping[str, ApiAnswer], apply_policies: Callable[[], None]
+) -> RealApi:
     """The same API server once every policy has begun to refuse."""
     apply_policies()
     wait_for(lambda: {refused_by(knock(furnished, door)) for door in DOORS} >= POLICIES, "every policy refuses")
@@ -139,7 +141,7 @@ def guarded(furnished: Api, answers_without_policies: Mapping[str, Answer], appl
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.title)
 def test_door_is_shut_by_its_policy_alone(
-    guarded: Api, answers_without_policies: Mapping[str, Answer], door: Request
+    guarded: RealApi, answers_without_policies: Mapping[str, ApiAnswer], door: Probe
 ) -> None:
     """Without the policies the request goes through; with them the named one refuses and says what to do."""
     before = answers_without_policies[door.title]
@@ -150,13 +152,13 @@ def test_door_is_shut_by_its_policy_alone(
 
 
 @pytest.mark.parametrize("errand", ERRANDS, ids=lambda errand: errand.title)
-def test_ordinary_work_goes_on(guarded: Api, errand: Request) -> None:
+def test_ordinary_work_goes_on(guarded: RealApi, errand: Probe) -> None:
     """What kubelets, schedulers, users and Atoll's own parts do every day is not refused."""
     answer = knock(guarded, errand)
     assert answer.is_accepted, answer
 
 
-def test_every_rule_shuts_a_door(guarded: Api) -> None:
+def test_every_rule_shuts_a_door(guarded: RealApi) -> None:
     """No rule of a policy is idle: each of them is the reason of some refusal, told in its own words."""
     refusals = [knock(guarded, door).message for door in DOORS]
     for manifest in manifests("policies/*.yaml", "policies/optional/*.yaml"):
@@ -166,7 +168,7 @@ def test_every_rule_shuts_a_door(guarded: Api) -> None:
             assert any(all(word in refusal for word in words) for refusal in refusals), rule["message"]
 
 
-def test_the_api_server_finds_no_mistake_of_type(guarded: Api) -> None:
+def test_the_api_server_finds_no_mistake_of_type(guarded: RealApi) -> None:
     """Each expression fits the published types of what it matches; the controller manager checks that."""
     for name in sorted(POLICIES):
         path = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{name}"
@@ -174,12 +176,12 @@ def test_the_api_server_finds_no_mistake_of_type(guarded: Api) -> None:
         assert "expressionWarnings" not in guarded.send("GET", path).message, name
 
 
-def test_a_pod_with_very_many_annotations_is_no_obstacle(guarded: Api) -> None:
+def test_a_pod_with_very_many_annotations_is_no_obstacle(guarded: RealApi) -> None:
     """The largest set of annotations that the API server takes does not run the policies out of their budget."""
     annotations = {f"a{number}": "" for number in range(25_000)}
-    many = Request(title="many", method="POST", path=PODS, body=pod("many", annotations=annotations))
+    many = Probe(title="many", method="POST", path=PODS, body=pod("many", annotations=annotations))
     answer = knock(guarded, many)
     assert answer.is_accepted, answer
     claimed = shaped("many", annotations={**annotations, **shaped("x")["metadata"]["annotations"]})
-    answer = knock(guarded, Request(title="many", method="POST", path=PODS, body=claimed))
+    answer = knock(guarded, Probe(title="many", method="POST", path=PODS, body=claimed))
     assert answer.is_accepted, answer

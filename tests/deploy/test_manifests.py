@@ -13,7 +13,7 @@ import yaml
 from atoll.api import names
 from atoll.cluster.pods import ENDED_BY_KUBELET
 from atoll.service import settings
-from controllers.page.door import PATH as PAGE_PATH
+from controllers.page.authorization import PATH as PAGE_PATH
 from tests.deploy.api_server import DEPLOY, REPOSITORY, manifests
 
 ROLE_KINDS = {"Role", "ClusterRole"}

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.deploy.api_server import Api, wait_for
+from tests.deploy.api_server import RealApi, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -140,21 +140,21 @@ def title(row: tuple[str, str, str]) -> str:
 
 
 @pytest.mark.parametrize("row", ALLOWED, ids=title)
-def test_part_may_do_its_work(api: Api, row: tuple[str, str, str]) -> None:
+def test_part_may_do_its_work(api: RealApi, row: tuple[str, str, str]) -> None:
     """The role holds what the part does; so that a denial below is not just a missing role."""
     identity, action, namespace = row
     wait_for(lambda: api.allows(identity, attributes(action, namespace)), "the role that was just applied holds")
 
 
 @pytest.mark.parametrize("row", DENIED, ids=title)
-def test_part_may_do_nothing_else(api: Api, row: tuple[str, str, str]) -> None:
+def test_part_may_do_nothing_else(api: RealApi, row: tuple[str, str, str]) -> None:
     """The role holds no more than that."""
     identity, action, namespace = row
     assert not api.allows(identity, attributes(action, namespace))
 
 
 @pytest.fixture(scope="module")
-def people(api: Api) -> Api:
+def people(api: RealApi) -> RealApi:
     """Users who hold Kubernetes' own roles view and edit in the namespace default, filled by aggregation."""
     for role in ("view", "edit"):
         binding = {
@@ -186,18 +186,18 @@ ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
         ("user-edit", "create bindings", False),
     ],
 )
-def test_users_of_the_usual_roles_may_handle_claims(people: Api, user: str, action: str, *, may: bool) -> None:
+def test_users_of_the_usual_roles_may_handle_claims(people: RealApi, user: str, action: str, *, may: bool) -> None:
     """Whoever may edit a namespace may claim GPUs in it, and gets no hand on what Atoll or Kubernetes writes."""
     wait_for(lambda: people.allows(user, attributes(action, "default")) == may, "the aggregated roles hold")
 
 
 @pytest.mark.parametrize("action", [f"delete {LEASES}:gpu-a-0", f"create {LEASES}", "get secrets:atoll-authority"])
-def test_users_of_another_namespace_have_no_hand_on_the_ledger(people: Api, action: str) -> None:
+def test_users_of_another_namespace_have_no_hand_on_the_ledger(people: RealApi, action: str) -> None:
     """Rights in one's own namespace free no GPU."""
     assert not people.allows("user-edit", attributes(action, SYSTEM))
 
 
-def test_impersonation_gives_a_token_the_name_of_its_node(api: Api) -> None:
+def test_impersonation_gives_a_token_the_name_of_its_node(api: RealApi) -> None:
     """The tests' own ground: an identity of an agent carries the node as the API server would sign it."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     answer = api.send("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", review, identity="agent@node-a")

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from devcluster import Cluster
-from tests.deploy.api_server import DEPLOY, Api, manifests, wait_for
+from devcluster import DevCluster
+from tests.deploy.api_server import DEPLOY, RealApi, manifests, wait_for
 from tests.deploy.requests import LEASES, pod
 
 pytestmark = pytest.mark.e2e
@@ -32,10 +32,10 @@ def shipped_flags() -> list[str]:
 def test_kube_scheduler_leads_with_what_is_shipped_and_lacks_no_right(configuration: str) -> None:
     """It takes configuration and flags, leads through Atoll's namespace, sees its pods, and is forbidden nothing."""
     name = f"scheduler-{configuration.partition('.')[0][-4:]}-{os.getpid()}"
-    with Cluster.start(name, nodes=[], scheduler=False) as cluster:
+    with DevCluster.start(name, nodes=[], scheduler=False) as cluster:
         for file in ("namespaces.yaml", "crds", "rbac", "policies"):
             cluster.kubectl("apply", "-f", str(DEPLOY / file), check=True)
-        api = Api(cluster.kubeconfig)
+        api = RealApi(cluster.kubeconfig)
         for attributes in NEEDED_AT_ONCE:
             wait_for(lambda row=attributes: api.allows("scheduler", row), "the roles that were just applied hold")
         identity = cluster.service_account_kubeconfig("atoll-system", "atoll-scheduler")

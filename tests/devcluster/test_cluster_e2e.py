@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import pytest
 
-from devcluster import Cluster, NodeSpec, cgroups, state
-from devcluster.errors import ApiError, ClusterStateError
+from devcluster import DevCluster, DevNodeSpec, cgroups, state
+from devcluster.errors import AdminApiError, ClusterStateError
 from devcluster.images import BUSYBOX
 
 pytestmark = [
@@ -29,10 +29,10 @@ WAIT_SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[DevCluster]:
     """Two real nodes and a stock scheduler."""
-    nodes = [NodeSpec("dgx1", profile="dgx1-v100", labels={"gpu.scheduling/test": "yes"}), NodeSpec("dgx2")]
-    with Cluster.start(unique("dev"), nodes=nodes) as running:
+    nodes = [DevNodeSpec("dgx1", profile="dgx1-v100", labels={"gpu.scheduling/test": "yes"}), DevNodeSpec("dgx2")]
+    with DevCluster.start(unique("dev"), nodes=nodes) as running:
         yield running
 
 
@@ -49,13 +49,13 @@ def eventually(question: Callable[[], bool], what: str) -> None:
         try:
             if question():
                 return
-        except ApiError as error:
+        except AdminApiError as error:
             last = f" ({error})"
         assert time.monotonic() < deadline, f"{what} did not come true{last}"
         time.sleep(0.1)
 
 
-def start_pod(cluster: Cluster, script: str, **spec: object) -> str:
+def start_pod(cluster: DevCluster, script: str, **spec: object) -> str:
     """Create a pod of one busybox container; give its name."""
     name = unique("pod")
     container = {"name": "main", "image": BUSYBOX, "imagePullPolicy": "Never", "command": ["sh", "-c", script]}
@@ -69,13 +69,13 @@ def start_pod(cluster: Cluster, script: str, **spec: object) -> str:
     return name
 
 
-def pod_status(cluster: Cluster, name: str) -> dict[str, object]:
+def pod_status(cluster: DevCluster, name: str) -> dict[str, object]:
     """A pod's status."""
     status: dict[str, object] = cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")["status"]
     return status
 
 
-def only_container(cluster: Cluster, name: str) -> dict[str, object]:
+def only_container(cluster: DevCluster, name: str) -> dict[str, object]:
     """The status of a pod's one container."""
     statuses = pod_status(cluster, name)["containerStatuses"]
     assert isinstance(statuses, list)
@@ -83,12 +83,12 @@ def only_container(cluster: Cluster, name: str) -> dict[str, object]:
     return dict(status)
 
 
-def wait_phase(cluster: Cluster, name: str, phase: str) -> None:
+def wait_phase(cluster: DevCluster, name: str, phase: str) -> None:
     """Wait until a pod is in a phase."""
     eventually(lambda: pod_status(cluster, name)["phase"] == phase, f"phase {phase} of {name}")
 
 
-def test_nodes_are_ready_with_their_labels_and_addresses(cluster: Cluster) -> None:
+def test_nodes_are_ready_with_their_labels_and_addresses(cluster: DevCluster) -> None:
     """What the caller is told about a node is what Kubernetes knows of it."""
     for described in cluster.nodes:
         node = cluster.api.get(f"/api/v1/nodes/{described.name}")
@@ -98,7 +98,7 @@ def test_nodes_are_ready_with_their_labels_and_addresses(cluster: Cluster) -> No
     assert cluster.api.get("/api/v1/nodes/dgx1")["metadata"]["labels"]["gpu.scheduling/test"] == "yes"
 
 
-def test_a_scheduled_pod_runs_and_its_output_is_read_through_the_api(cluster: Cluster) -> None:
+def test_a_scheduled_pod_runs_and_its_output_is_read_through_the_api(cluster: DevCluster) -> None:
     """The whole path: scheduler, kubelet, containerd, runc, CNI, and kubelet's log endpoint."""
     name = start_pod(cluster, "echo hello from $HOSTNAME")
 
@@ -107,7 +107,7 @@ def test_a_scheduled_pod_runs_and_its_output_is_read_through_the_api(cluster: Cl
     eventually(lambda: cluster.kubectl("logs", name).stdout == f"hello from {name}\n", "the output of the pod")
 
 
-def test_a_command_can_be_executed_in_a_container(cluster: Cluster) -> None:
+def test_a_command_can_be_executed_in_a_container(cluster: DevCluster) -> None:
     """kubectl exec works through the relay."""
     name = start_pod(cluster, "exec sleep 600")
     wait_phase(cluster, name, "Running")
@@ -120,7 +120,7 @@ def test_a_command_can_be_executed_in_a_container(cluster: Cluster) -> None:
     )
 
 
-def test_pods_of_all_nodes_share_a_folder_with_locks(cluster: Cluster) -> None:
+def test_pods_of_all_nodes_share_a_folder_with_locks(cluster: DevCluster) -> None:
     """An exclusive lock that a pod of one node holds is seen by a pod of the other: the witness against double use."""
     volumes = [{"name": "shared", "hostPath": {"path": str(cluster.shared_dir)}}]
     mounts = [{"name": "shared", "mountPath": "/shared"}]
@@ -138,7 +138,7 @@ def test_pods_of_all_nodes_share_a_folder_with_locks(cluster: Cluster) -> None:
     cluster.kubectl("delete", "pod", holder, "--grace-period=0", "--force", check=True)
 
 
-def test_a_container_outlives_a_restart_of_its_kubelet(cluster: Cluster) -> None:
+def test_a_container_outlives_a_restart_of_its_kubelet(cluster: DevCluster) -> None:
     """kubelet and containers are separate processes, as on a real machine."""
     name = start_pod(cluster, "exec sleep 600", nodeName="dgx1")
     wait_phase(cluster, name, "Running")
@@ -153,7 +153,7 @@ def test_a_container_outlives_a_restart_of_its_kubelet(cluster: Cluster) -> None
     assert only_container(cluster, name)["containerID"] == before["containerID"]
 
 
-def test_a_stopped_kubelet_keeps_its_containers_and_goes_on(cluster: Cluster) -> None:
+def test_a_stopped_kubelet_keeps_its_containers_and_goes_on(cluster: DevCluster) -> None:
     """SIGSTOP plays a silent node: its containers run, and it answers again after SIGCONT."""
 
     def state_of_kubelet() -> str:
@@ -168,7 +168,7 @@ def test_a_stopped_kubelet_keeps_its_containers_and_goes_on(cluster: Cluster) ->
     assert cluster.processes()["kubelet@dgx2"].running
 
 
-def test_a_nodes_token_carries_the_nodes_name(cluster: Cluster) -> None:
+def test_a_nodes_token_carries_the_nodes_name(cluster: DevCluster) -> None:
     """Policies can tell the agent of one node from that of another."""
     kubeconfig = cluster.service_account_kubeconfig("default", "default", node="dgx1")
 
@@ -180,7 +180,7 @@ def test_a_nodes_token_carries_the_nodes_name(cluster: Cluster) -> None:
     assert kubectl == f"v{cluster.kubernetes}"
 
 
-def test_kubelet_answers_those_who_may_read_it(cluster: Cluster) -> None:
+def test_kubelet_answers_those_who_may_read_it(cluster: DevCluster) -> None:
     """Who is denied by RBAC or has no token gets nothing from a kubelet, who is allowed gets its pods."""
     account = "system:serviceaccount:default:default"
     kubeconfig = cluster.service_account_kubeconfig("default", "default", node="dgx1")
@@ -213,7 +213,7 @@ def test_kubelet_answers_those_who_may_read_it(cluster: Cluster) -> None:
     eventually(lambda: status(token) == "200", "an allowed reader")
 
 
-def test_the_scheduler_runs_under_a_service_account(cluster: Cluster) -> None:
+def test_the_scheduler_runs_under_a_service_account(cluster: DevCluster) -> None:
     """The scheduler can be started late, as whoever the manifests say, and replaces the one that ran."""
     cluster.kubectl("create", "serviceaccount", "scheduler", check=True)
     for role in ("system:kube-scheduler", "system:volume-scheduler"):
@@ -226,7 +226,7 @@ def test_the_scheduler_runs_under_a_service_account(cluster: Cluster) -> None:
     wait_phase(cluster, name, "Succeeded")
 
 
-def test_a_spawned_process_sees_its_node(cluster: Cluster) -> None:
+def test_a_spawned_process_sees_its_node(cluster: DevCluster) -> None:
     """An agent finds the node's own processes, kubelet folder and cgroups."""
     name = start_pod(cluster, "exec sleep 600", nodeName="dgx1")
     wait_phase(cluster, name, "Running")
@@ -244,7 +244,7 @@ def test_a_spawned_process_sees_its_node(cluster: Cluster) -> None:
     assert uid in lines[2]
 
 
-def test_a_node_cannot_change_the_machines_kernel(cluster: Cluster) -> None:
+def test_a_node_cannot_change_the_machines_kernel(cluster: DevCluster) -> None:
     """kubelet sets memory and panic behaviour of its machine; here the machine is somebody's own."""
     for setting in ("vm/overcommit_memory", "kernel/panic"):
         value = Path("/proc/sys", setting).read_text().strip()
@@ -252,9 +252,9 @@ def test_a_node_cannot_change_the_machines_kernel(cluster: Cluster) -> None:
         assert result.returncode != 0, setting
 
 
-def test_a_node_can_lose_its_power_and_come_back(cluster: Cluster) -> None:
+def test_a_node_can_lose_its_power_and_come_back(cluster: DevCluster) -> None:
     """A stopped node leaves no process; started again it takes pods under its old name and address."""
-    added = cluster.add_node(NodeSpec("spare"))
+    added = cluster.add_node(DevNodeSpec("spare"))
     name = start_pod(cluster, "exec sleep 600", nodeName="spare")
     wait_phase(cluster, name, "Running")
 
@@ -262,37 +262,37 @@ def test_a_node_can_lose_its_power_and_come_back(cluster: Cluster) -> None:
 
     eventually(lambda: cgroups.process_count(added.cgroup_root) == 0, "the end of every process of the node")
     assert not cluster.processes()["kubelet@spare"].running
-    again = cluster.add_node(NodeSpec("spare"))
+    again = cluster.add_node(DevNodeSpec("spare"))
     assert again == added
     wait_phase(cluster, start_pod(cluster, "true", nodeName="spare"), "Succeeded")
     cluster.stop_node("spare")
 
 
-def test_a_running_cluster_can_be_attached_to(cluster: Cluster) -> None:
+def test_a_running_cluster_can_be_attached_to(cluster: DevCluster) -> None:
     """Another process drives the same cluster by its name."""
-    attached = Cluster.attach(cluster.name)
+    attached = DevCluster.attach(cluster.name)
 
     assert attached.nodes == cluster.nodes
     assert attached.processes().keys() == cluster.processes().keys()
     assert attached.kubectl("get", "nodes", "-o", "name", check=True).stdout.split()[0] == "node/dgx1"
 
 
-def test_a_second_cluster_uses_the_same_addresses(cluster: Cluster) -> None:
+def test_a_second_cluster_uses_the_same_addresses(cluster: DevCluster) -> None:
     """Clusters side by side do not see each other, and ending one leaves the other whole."""
-    with Cluster.start(unique("dev"), nodes=[NodeSpec("dgx1")]) as second:
+    with DevCluster.start(unique("dev"), nodes=[DevNodeSpec("dgx1")]) as second:
         assert second.node("dgx1").ip == cluster.node("dgx1").ip
         name = start_pod(second, "exec sleep 600", nodeName="dgx1")
         wait_phase(second, name, "Running")
         with pytest.raises(ClusterStateError, match="is running already"):
-            Cluster.start(second.name)
+            DevCluster.start(second.name)
     assert cluster.api.get("/readyz") == "ok"
     eventually(lambda: remains(second.name, nodes=["dgx1"]) == [], "the end of all that was the second cluster's")
 
 
-def test_fake_nodes_take_pods(cluster: Cluster) -> None:
+def test_fake_nodes_take_pods(cluster: DevCluster) -> None:
     """kwok plays the pods of nodes that do not exist."""
     del cluster
-    with Cluster.start(unique("fake")) as control_plane:
+    with DevCluster.start(unique("fake")) as control_plane:
         control_plane.start_kwok()
         control_plane.create_fake_nodes(20, labels={"fake": "yes"}, allocatable={"gpu.scheduling/gpu": "8"})
         name = start_pod(control_plane, "true", nodeSelector={"fake": "yes"})
@@ -315,8 +315,8 @@ PRESENT = frozenset(folder for folder in HARD_CODED if Path(folder).exists())
 
 OWNER = """
 import sys, time
-from devcluster import Cluster, NodeSpec
-cluster = Cluster.start(sys.argv[1], nodes=[NodeSpec("dgx1")])
+from devcluster import DevCluster, DevNodeSpec
+cluster = DevCluster.start(sys.argv[1], nodes=[DevNodeSpec("dgx1")])
 cluster.spawn("component", ["sleep", "86399"])
 pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"nodeName": "dgx1", "containers": [
     {"name": "main", "image": "localhost/busybox:1", "imagePullPolicy": "Never", "command": ["sleep", "86399"]}]}}
@@ -373,12 +373,12 @@ def left_to_the_kernel(name: str, folder: Path) -> list[str]:
 def test_a_killed_cluster_is_swept_by_the_next_start() -> None:
     """If the supervisor itself is killed, processes and mounts go with it, folders and cgroups with the next start."""
     name = unique("killed")
-    killed = Cluster.start(name, nodes=[NodeSpec("dgx1")])
+    killed = DevCluster.start(name, nodes=[DevNodeSpec("dgx1")])
     assert killed._launched is not None
     killed._launched.process.kill()
     killed._launched.process.wait(timeout=WAIT_SECONDS)
     eventually(lambda: not state.is_alive(killed.layout.folder), "the end of the supervisor")
 
     eventually(lambda: not left_to_the_kernel(name, killed.layout.folder), "the end of its processes and mounts")
-    with Cluster.start(unique("next")):
+    with DevCluster.start(unique("next")):
         eventually(lambda: remains(name, nodes=["dgx1"]) == [], "an empty machine")

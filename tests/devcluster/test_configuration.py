@@ -14,7 +14,7 @@ from devcluster.build import Binaries
 from devcluster.certificates import CertificateAuthority
 from devcluster.control_plane import Layout
 from devcluster.errors import StartError
-from devcluster.node import NodeFiles, NodeSpec
+from devcluster.node import DevNodeSpec, NodeFiles
 from devcluster.nvidia import NvidiaRuntime
 from devcluster.system_programs import SystemPrograms
 
@@ -71,7 +71,7 @@ def test_what_is_no_scheduler_configuration_is_refused(text: str) -> None:
 def files(tmp_path: Path) -> NodeFiles:
     """The written files of a node."""
     layout = Layout(tmp_path)
-    written = NodeFiles(layout=layout, record=NodeSpec("dgx1", labels={"a": "b"}).numbered(3), cluster="demo")
+    written = NodeFiles(layout=layout, record=DevNodeSpec("dgx1", labels={"a": "b"}).numbered(3), cluster="demo")
     written.write(BINARIES, SYSTEM, control_plane.authority(layout))
     return written
 
@@ -116,7 +116,7 @@ def test_runc_is_the_default_unless_the_node_is_to_be_careless(tmp_path: Path) -
     layout = Layout(tmp_path)
     found = {}
     for runtime in NvidiaRuntime:
-        written = NodeFiles(layout=layout, record=NodeSpec("dgx1", nvidia=runtime).numbered(3), cluster="demo")
+        written = NodeFiles(layout=layout, record=DevNodeSpec("dgx1", nvidia=runtime).numbered(3), cluster="demo")
         written.write(BINARIES, SYSTEM, control_plane.authority(layout))
         config = tomllib.loads((written.folder / "containerd.toml").read_text())
         containerd = config["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]
@@ -133,7 +133,7 @@ def test_runc_is_the_default_unless_the_node_is_to_be_careless(tmp_path: Path) -
 def test_nvidias_runtime_has_a_configuration_per_handler(tmp_path: Path) -> None:
     """Both run the same program and the real runc; they differ in whom they believe the variable."""
     layout = Layout(tmp_path)
-    record = NodeSpec("dgx1", nvidia=NvidiaRuntime.HANDLER).numbered(3)
+    record = DevNodeSpec("dgx1", nvidia=NvidiaRuntime.HANDLER).numbered(3)
     written = NodeFiles(layout=layout, record=record, cluster="demo")
     written.write(BINARIES, SYSTEM, control_plane.authority(layout))
 
@@ -169,16 +169,16 @@ def test_nodes_of_a_cluster_never_share_addresses() -> None:
 
 def test_a_node_offers_what_it_is_told_to() -> None:
     """The rest of the machine is held back."""
-    record = NodeSpec("small", cpu=1, memory_bytes=1000).numbered(0)
+    record = DevNodeSpec("small", cpu=1, memory_bytes=1000).numbered(0)
 
     assert node.reserved(record, cpus=4, memory_bytes=5000) == {"cpu": "3", "memory": "4000"}
-    assert node.reserved(NodeSpec("whole").numbered(0), cpus=4, memory_bytes=5000) == {}
+    assert node.reserved(DevNodeSpec("whole").numbered(0), cpus=4, memory_bytes=5000) == {}
 
 
 def test_a_node_cannot_offer_more_than_there_is() -> None:
     """Asking for more is an error with both numbers, not a node that never gets Ready."""
     with pytest.raises(StartError, match="cannot offer 8 of cpu: this machine has 4"):
-        node.reserved(NodeSpec("big", cpu=8).numbered(0), cpus=4, memory_bytes=5000)
+        node.reserved(DevNodeSpec("big", cpu=8).numbered(0), cpus=4, memory_bytes=5000)
 
 
 def test_fake_nodes_are_ready_and_labelled_by_number() -> None:

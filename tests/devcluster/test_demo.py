@@ -17,8 +17,8 @@ from atoll.cluster.objects import Lease, LeaseSpec, Metadata, OwnerReference, Po
 from atoll.cluster.release import Proof
 from devcluster.demo import __main__ as command
 from devcluster.demo import facts
-from devcluster.demo.facts import FreeGpus, MachineRow, PodRow, Progress, Snapshot
-from devcluster.demo.stage import Stage
+from devcluster.demo.facts import DemoSnapshot, FreeGpus, MachineRow, PodRow, Progress
+from devcluster.demo.stage import Terminal
 
 NODE = "lovelace"
 
@@ -181,9 +181,9 @@ def test_machines_show_islands_and_the_drivers_count() -> None:
 
 def test_free_gpus_are_those_without_a_lease() -> None:
     """A GPU whose Lease exists is free for nobody, and a full machine is left out."""
-    some = Snapshot((), (lease(1), lease(2), Lease(Metadata(name="some-leader"))), (report(),))
+    some = DemoSnapshot((), (lease(1), lease(2), Lease(Metadata(name="some-leader"))), (report(),))
     assert facts.free_gpus(some) == (FreeGpus(NODE, "nvidia-l40s", (0, 3)),)
-    assert facts.free_gpus(Snapshot((), tuple(map(lease, range(4))), (report(),))) == ()
+    assert facts.free_gpus(DemoSnapshot((), tuple(map(lease, range(4))), (report(),))) == ()
     assert [record.device_id for record in some.held_by("uid-train")] == [1, 2]
     assert some.held_by("uid-other") == ()
 
@@ -250,7 +250,7 @@ def test_workers_of_a_job_are_told_apart() -> None:
 def test_without_a_terminal_everything_is_plain_lines(encoding: str, mark: str) -> None:
     """No control characters, marks that the encoding has, and every table once, as it was at the end."""
     buffer = io.BytesIO()
-    stage = Stage(Console(file=io.TextIOWrapper(buffer, encoding=encoding, write_through=True), highlight=False))
+    stage = Terminal(Console(file=io.TextIOWrapper(buffer, encoding=encoding, write_through=True), highlight=False))
     with stage.step("a step [of two]"):
         pass
     with stage.pods() as draw:
@@ -270,7 +270,7 @@ def test_without_a_terminal_everything_is_plain_lines(encoding: str, mark: str) 
 def test_what_is_broken_is_told_on_one_line() -> None:
     """It may end with the name of a log, which a line break in the middle would make useless."""
     buffer = io.StringIO()
-    Stage(Console(file=buffer, highlight=False)).broken("a promise is broken; read /" + "x" * 200 + ".log")
+    Terminal(Console(file=buffer, highlight=False)).broken("a promise is broken; read /" + "x" * 200 + ".log")
 
     assert buffer.getvalue().splitlines() == ["  ✗ a promise is broken; read /" + "x" * 200 + ".log"]
 

@@ -17,9 +17,9 @@ def machine(*order: int) -> MachineFile:
 
 def listed(file: MachineFile) -> dict[str, set[str]]:
     """The device nodes that each name stands for."""
-    devices: list[dict[str, Any]] = json.loads(nvidia.device_list(nvidia.cdi_devices(file.facts), nvidia.Driver()))[
-        "devices"
-    ]
+    devices: list[dict[str, Any]] = json.loads(
+        nvidia.device_list(nvidia.cdi_devices(file.facts), nvidia.MountedDriver())
+    )["devices"]
     return {one["name"]: {node["path"] for node in one["containerEdits"]["deviceNodes"]} for one in devices}
 
 

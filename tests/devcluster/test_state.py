@@ -8,7 +8,7 @@ import pytest
 
 from devcluster import cgroups, state
 from devcluster.errors import ClusterStateError
-from devcluster.node import NodeSpec
+from devcluster.node import DevNodeSpec
 from devcluster.state import ClusterRecord
 
 
@@ -21,7 +21,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def record(name: str) -> ClusterRecord:
     """A record of a cluster with one node."""
-    node = NodeSpec("dgx1", profile="p", labels={"a": "b"}).numbered(0)
+    node = DevNodeSpec("dgx1", profile="p", labels={"a": "b"}).numbered(0)
     return ClusterRecord(
         name=name, kubernetes="1.37.2", port=1, persistent=False, binaries={"etcd": "/etcd"}, nodes=(node,)
     )

@@ -8,16 +8,16 @@ from uuid import uuid4
 
 import pytest
 
-from devcluster import Cluster, NodeSpec
+from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
 from tests.e2e.machine_room import MachineRoom
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 NODES = (
-    NodeSpec("volta", profile="dgx1-v100"),
-    NodeSpec("hopper", profile="dgx-h100"),
-    NodeSpec("lovelace", profile="l40s-8"),
-    NodeSpec("grace", profile="gb200-tray"),
+    DevNodeSpec("volta", profile="dgx1-v100"),
+    DevNodeSpec("hopper", profile="dgx-h100"),
+    DevNodeSpec("lovelace", profile="l40s-8"),
+    DevNodeSpec("grace", profile="gb200-tray"),
 )
 OPTIONS = {
     "agent": ("--poll-seconds", "5", "--simulated-order", "shuffled"),
@@ -29,16 +29,16 @@ OPTIONS = {
 @pytest.fixture(scope="session")
 def installation() -> Iterator[Installation]:
     """A running cluster with Atoll installed from deploy/, every part under its own identity."""
-    with Cluster.start(f"e2e-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
+    with DevCluster.start(f"e2e-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
         installed = Installation(cluster, options=OPTIONS)
         installed.install()
         yield installed
 
 
 @pytest.fixture
-def world(installation: Installation, request: pytest.FixtureRequest) -> Iterator[World]:
+def world(installation: Installation, request: pytest.FixtureRequest) -> Iterator[RealCluster]:
     """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
-    with World.of_one_test(installation) as world:
+    with RealCluster.of_one_test(installation) as world:
         yield world
 
 
@@ -50,7 +50,7 @@ def machine_room() -> Iterator[MachineRoom]:
 
 
 @pytest.fixture
-def room_world(machine_room: MachineRoom) -> Iterator[World]:
+def room_world(machine_room: MachineRoom) -> Iterator[RealCluster]:
     """A namespace of that cluster for one test."""
-    with World.of_one_test(machine_room.installation) as world:
+    with RealCluster.of_one_test(machine_room.installation) as world:
         yield world

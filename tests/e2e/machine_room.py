@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from devcluster import Cluster, NodeSpec
+from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
 from devcluster.machines import GpuMachine
 from devcluster.nvidia import NvidiaRuntime
-from tests.e2e.world import HOLD, STAY, World
+from tests.e2e.world import HOLD, STAY, RealCluster
 
-HOPPER = NodeSpec("hopper", profile="dgx-h100", nvidia=NvidiaRuntime.HANDLER)
-AMPERE = NodeSpec("ampere", profile="hgx-a100-4-redstone", nvidia=NvidiaRuntime.DEFAULT)
-INSTINCT = NodeSpec("instinct", profile="mi250x-8gcd")
+HOPPER = DevNodeSpec("hopper", profile="dgx-h100", nvidia=NvidiaRuntime.HANDLER)
+AMPERE = DevNodeSpec("ampere", profile="hgx-a100-4-redstone", nvidia=NvidiaRuntime.DEFAULT)
+INSTINCT = DevNodeSpec("instinct", profile="mi250x-8gcd")
 ORDERS = {
     "hopper": (3, 0, 6, 1, 7, 4, 2, 5),
     "ampere": (1, 0, 3, 2),
@@ -58,7 +58,7 @@ class MachineRoom:
     @contextmanager
     def open(cls) -> Iterator[MachineRoom]:
         """Start the nodes, plug their GPUs in and install Atoll."""
-        with Cluster.start(f"room-{uuid4().hex[:6]}", nodes=(HOPPER, AMPERE, INSTINCT), scheduler=False) as cluster:
+        with DevCluster.start(f"room-{uuid4().hex[:6]}", nodes=(HOPPER, AMPERE, INSTINCT), scheduler=False) as cluster:
             machines = {
                 node.name: GpuMachine(
                     node.gpu_folder,
@@ -81,7 +81,7 @@ class MachineRoom:
         """The machines with NVIDIA's cards."""
         return {name: machine for name, machine in self.machines.items() if not machine.is_amd}
 
-    def reboot(self, spec: NodeSpec, *, order: Sequence[int]) -> None:
+    def reboot(self, spec: DevNodeSpec, *, order: Sequence[int]) -> None:
         """Pull the plug of a node and let it boot with other NVML indices; returns when its agent reports again."""
         agent = f"agent@{spec.name}"
         self.installation.cluster.stop_node(spec.name)
@@ -92,18 +92,18 @@ class MachineRoom:
         self.installation.start(agent)
 
 
-def looking_container(world: World, name: str, *, gpus: int | None = None, **fields: Any) -> dict[str, Any]:
+def looking_container(world: RealCluster, name: str, *, gpus: int | None = None, **fields: Any) -> dict[str, Any]:
     """Return a container of an image that asks for all GPUs; it prints what it was given and stays."""
     made = world.container(name, script=LOOK + STAY, gpus=gpus)
     return {**made, "image": "localhost/cuda:1", **fields}
 
 
-def looking_pod(world: World, name: str, claim: str | None, **spec: Any) -> dict[str, Any]:
+def looking_pod(world: RealCluster, name: str, claim: str | None, **spec: Any) -> dict[str, Any]:
     """Return a pod with one such container, `main`."""
     return world.pod_body(name, claim, **{"containers": [looking_container(world, "main")], **spec})
 
 
-def device_nodes(world: World, name: str, container: str = "main") -> set[str]:
+def device_nodes(world: RealCluster, name: str, container: str = "main") -> set[str]:
     """Return the GPUs' device nodes in the container's /dev at its last start."""
     text = world.wait(lambda: "NODES=" in (log := world.logs(name, container)) and log, f"{name} to list its devices")
     assert isinstance(text, str)
@@ -111,13 +111,13 @@ def device_nodes(world: World, name: str, container: str = "main") -> set[str]:
     return set(line.removeprefix("NODES=").split())
 
 
-def nodes_of(world: World, node: str, uuids: Sequence[str]) -> set[str]:
+def nodes_of(world: RealCluster, node: str, uuids: Sequence[str]) -> set[str]:
     """Return the device nodes of GPUs by the agent's report: the driver names them by minor number."""
     devices = {device["uuid"]: device for device in world.report(node)["status"]["devices"]}
     return {f"nvidia{devices[uuid]['minor']}" for uuid in uuids}
 
 
-def runtime_class(world: World, name: str, handler: str) -> None:
+def runtime_class(world: RealCluster, name: str, handler: str) -> None:
     """Make a RuntimeClass; one that is there already is fine."""
     body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler}
     done = world.kubectl("apply", "-f", "-", text=json.dumps(body))

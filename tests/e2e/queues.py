@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.api import names
-from tests.e2e.world import HOLD, STAY, World, unless_missing
+from tests.e2e.world import HOLD, STAY, RealCluster, unless_missing
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -26,7 +26,7 @@ def kueue_object(kind: str, name: str, spec: dict[str, Any] | None = None, **fie
     return found if spec is None else {**found, "spec": spec}
 
 
-def make_flavors(world: World) -> None:
+def make_flavors(world: RealCluster) -> None:
     """Create what is there once per cluster: two flavors, one of them with Kueue's topology, and a priority."""
     levels = [{"nodeLabel": RACK}, {"nodeLabel": "kubernetes.io/hostname"}]
     in_racks = {"nodeLabels": {"kubernetes.io/os": "linux"}, "topologyName": "racks"}
@@ -40,7 +40,7 @@ def make_flavors(world: World) -> None:
 class Queues:
     """One ClusterQueue and its LocalQueue in the namespace of a test; the namespace's Jobs are completed."""
 
-    def __init__(self, world: World, *, quota: int, flavor: str = FLAVOR, completes: bool = True) -> None:
+    def __init__(self, world: RealCluster, *, quota: int, flavor: str = FLAVOR, completes: bool = True) -> None:
         self.world = world
         self.api = world.cluster.api
         self.name = world.namespace

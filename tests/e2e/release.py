@@ -19,7 +19,7 @@ from uuid import uuid4
 import yaml
 
 from atoll.api import names
-from devcluster import Cluster, NodeSpec, chart
+from devcluster import DevCluster, DevNodeSpec, chart
 from devcluster.atoll_image import write_atoll_image
 from devcluster.cgroups import hierarchies
 from devcluster.images import ensure_image, program_image
@@ -40,9 +40,9 @@ ROLLOUT = "400s"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-atoll-webhook"
 
 
-def gpu_node(name: str, profile: str) -> NodeSpec:
+def gpu_node(name: str, profile: str) -> DevNodeSpec:
     """Return a node as NVIDIA's feature discovery and toolkit leave it."""
-    return NodeSpec(name, profile=profile, nvidia=NvidiaRuntime.HANDLER, labels=GPU_LABEL)
+    return DevNodeSpec(name, profile=profile, nvidia=NvidiaRuntime.HANDLER, labels=GPU_LABEL)
 
 
 def kill_processes(cluster: str, uid: str) -> set[int]:
@@ -69,18 +69,18 @@ class InPods(Installation):
         return self.cluster.kubectl(*words).stdout.splitlines()
 
 
-class Release:
+class ChartRelease:
     """The release `atoll` on one cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: DevCluster) -> None:
         self.cluster = cluster
         self.installation = InPods(cluster)
 
     @classmethod
     @contextmanager
-    def cluster_for(cls, nodes: Sequence[NodeSpec]) -> Iterator[Release]:
+    def cluster_for(cls, nodes: Sequence[DevNodeSpec]) -> Iterator[ChartRelease]:
         """Start a cluster with the GPUs of its profiles, with images, and with nothing of Atoll."""
-        with Cluster.start(f"pods-{uuid4().hex[:6]}", nodes=nodes, scheduler=True) as cluster:
+        with DevCluster.start(f"pods-{uuid4().hex[:6]}", nodes=nodes, scheduler=True) as cluster:
             release = cls(cluster)
             release.load_image("atoll:0.1.0")
             program = cluster.program("kube-scheduler")

@@ -12,7 +12,7 @@ import pytest
 from atoll.api import names
 from devcluster.machines import GpuMachine
 from tests.e2e.machine_room import MachineRoom
-from tests.e2e.world import HOLD, STAY, World
+from tests.e2e.world import HOLD, STAY, RealCluster
 from topology.links import direct_links
 
 pytestmark = pytest.mark.e2e
@@ -22,13 +22,13 @@ TELL = f'{HOLD}\necho "ROCR=$ROCR_VISIBLE_DEVICES"\n'
 ECC_ERRORS = 20
 
 
-def devices(world: World) -> list[dict[str, Any]]:
+def devices(world: RealCluster) -> list[dict[str, Any]]:
     """Return the cards as their agent reports them."""
     found: list[dict[str, Any]] = world.report(NODE)["status"]["devices"]
     return found
 
 
-def found_cards(world: World, name: str) -> tuple[str, ...]:
+def found_cards(world: RealCluster, name: str) -> tuple[str, ...]:
     """Return what the container found in AMD's variable at its last start."""
     text = world.wait(lambda: "ROCR=" in (log := world.logs(name)) and log, f"{name} to tell its variable")
     assert isinstance(text, str)
@@ -37,7 +37,7 @@ def found_cards(world: World, name: str) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def instinct(machine_room: MachineRoom, room_world: World) -> Iterator[GpuMachine]:
+def instinct(machine_room: MachineRoom, room_world: RealCluster) -> Iterator[GpuMachine]:
     """The machine, whole again afterwards."""
     machine = machine_room.machines[NODE]
     yield machine
@@ -48,7 +48,7 @@ def instinct(machine_room: MachineRoom, room_world: World) -> Iterator[GpuMachin
     room_world.wait(lambda: not ill(room_world), "the cards to be well again")
 
 
-def ill(world: World) -> set[str]:
+def ill(world: RealCluster) -> set[str]:
     """Return the cards that something is wrong with."""
     return {
         one["uuid"]
@@ -57,7 +57,7 @@ def ill(world: World) -> set[str]:
     }
 
 
-def test_the_report_is_what_amds_library_tells(room_world: World, instinct: GpuMachine) -> None:
+def test_the_report_is_what_amds_library_tells(room_world: RealCluster, instinct: GpuMachine) -> None:
     """Names as ROCm takes them, xGMI links with their number, and the count on the Node."""
     file, world = instinct.file, room_world
     machine = file.profile.machine
@@ -74,7 +74,7 @@ def test_the_report_is_what_amds_library_tells(room_world: World, instinct: GpuM
     assert node["status"]["allocatable"][names.GPU_RESOURCE] == str(machine.count)
 
 
-def test_a_pod_finds_its_cards_in_amds_variable_alone(room_world: World, instinct: GpuMachine) -> None:
+def test_a_pod_finds_its_cards_in_amds_variable_alone(room_world: RealCluster, instinct: GpuMachine) -> None:
     """Two cards joined by four links, named as promised, at the first start and at the next; none of NVIDIA's variables
     is set, and Atoll's RuntimeClass, which is NVIDIA's, is not injected."""
     world = room_world
@@ -96,7 +96,7 @@ def test_a_pod_finds_its_cards_in_amds_variable_alone(room_world: World, instinc
     assert found_cards(world, "train") == found
 
 
-def test_a_card_that_counts_memory_errors_is_given_to_nobody(room_world: World, instinct: GpuMachine) -> None:
+def test_a_card_that_counts_memory_errors_is_given_to_nobody(room_world: RealCluster, instinct: GpuMachine) -> None:
     """Who holds it keeps it and is told; nobody new gets it until its counter is back at zero."""
     world = room_world
     world.claim("one", 1, vendor="amd")
@@ -120,7 +120,7 @@ def test_a_card_that_counts_memory_errors_is_given_to_nobody(room_world: World, 
     assert sick in found_cards(world, "whole")
 
 
-def test_a_card_that_is_lost_hides_no_other(room_world: World, instinct: GpuMachine) -> None:
+def test_a_card_that_is_lost_hides_no_other(room_world: RealCluster, instinct: GpuMachine) -> None:
     """The library refuses one card altogether: it stays on record, and seven are given out."""
     world = room_world
     before = [one["uuid"] for one in devices(world)]

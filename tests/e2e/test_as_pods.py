@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.release import Release, gpu_node
-from tests.e2e.world import World
+from tests.e2e.release import ChartRelease, gpu_node
+from tests.e2e.world import RealCluster
 
 pytestmark = [
     pytest.mark.e2e,
@@ -25,21 +25,21 @@ NODES = (gpu_node("hopper", "dgx-h100"), gpu_node("volta", "dgx1-v100"))
 
 
 @pytest.fixture(scope="module")
-def release() -> Iterator[Release]:
+def release() -> Iterator[ChartRelease]:
     """A cluster on which the chart was installed by Helm."""
-    with Release.cluster_for(NODES) as release:
+    with ChartRelease.cluster_for(NODES) as release:
         release.install()
         yield release
 
 
 @pytest.fixture
-def world(release: Release) -> Iterator[World]:
+def world(release: ChartRelease) -> Iterator[RealCluster]:
     """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
-    with World.of_one_test(release.installation) as world:
+    with RealCluster.of_one_test(release.installation) as world:
         yield world
 
 
-def test_a_claimed_pod_gets_its_gpus(release: Release, world: World) -> None:
+def test_a_claimed_pod_gets_its_gpus(release: ChartRelease, world: RealCluster) -> None:
     """With every part in a container: what the pod sees, its annotations and its Leases name the same GPUs."""
     world.claim("pair", 2)
     world.pod("train", "pair")

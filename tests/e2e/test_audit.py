@@ -9,7 +9,7 @@ import pytest
 
 from atoll.api import names
 from devcluster.installation import EXTENDER_PORT
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -18,14 +18,14 @@ EXTENDER = f"http://127.0.0.1:{EXTENDER_PORT}"
 
 
 @pytest.fixture
-def lonely(world: World) -> Iterator[World]:
+def lonely(world: RealCluster) -> Iterator[RealCluster]:
     """A world whose controllers are down, so that nothing repairs itself."""
     world.installation.stop("controllers")
     yield world
     world.installation.start("controllers")
 
 
-def audit(world: World, *arguments: str, token: str = "") -> tuple[int, Any]:
+def audit(world: RealCluster, *arguments: str, token: str = "") -> tuple[int, Any]:
     """Run the audit beside the extender; return its status and its JSON, or what it said where there is none."""
     config = str(world.cluster.kubeconfig_inside)
     command = ["env", f"ATOLL_EXTENDER_TOKEN={token}", sys.executable, "-m", "atollctl", "audit", "-o", "json"]
@@ -33,7 +33,7 @@ def audit(world: World, *arguments: str, token: str = "") -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
 
 
-def auditor(world: World) -> str:
+def auditor(world: RealCluster) -> str:
     """Make an account that may read an extender's memory, and return its token."""
     world.kubectl("create", "serviceaccount", "auditor")
     binding = ("create", "clusterrolebinding", f"auditor-{world.namespace}", "--clusterrole=atoll-auditor")
@@ -41,7 +41,7 @@ def auditor(world: World) -> str:
     return world.kubectl("create", "token", "auditor").stdout.strip()
 
 
-def test_lost_lease_is_found_and_written_again(lonely: World) -> None:
+def test_lost_lease_is_found_and_written_again(lonely: RealCluster) -> None:
     """A bound pod's Lease is gone and the controllers are down: the audit says so, and writes it on demand."""
     lonely.claim("pair", 2)
     pod = lonely.pod("train", "pair")
@@ -61,7 +61,7 @@ def test_lost_lease_is_found_and_written_again(lonely: World) -> None:
     assert holders == {f"{lonely.namespace}/train/{pod['metadata']['uid']}"}
 
 
-def test_memory_of_the_extender_is_told_to_whom_a_role_allows_it(world: World) -> None:
+def test_memory_of_the_extender_is_told_to_whom_a_role_allows_it(world: RealCluster) -> None:
     """The extender asks the real API server about the caller; its memory agrees with what the API server holds."""
     world.claim("pair", 2)
     world.pod("train", "pair")

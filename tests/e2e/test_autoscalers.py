@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from devcluster.errors import ApiError
-from tests.e2e.world import World
+from devcluster.errors import AdminApiError
+from tests.e2e.world import RealCluster
 
 pytestmark = pytest.mark.e2e
 
 
-def scheduled(world: World, name: str) -> dict[str, Any]:
+def scheduled(world: RealCluster, name: str) -> dict[str, Any]:
     """Wait until a pod has the condition PodScheduled, and return it."""
 
     def found() -> dict[str, Any] | None:
@@ -24,14 +24,14 @@ def scheduled(world: World, name: str) -> dict[str, Any]:
     return condition
 
 
-def member(world: World, name: str, *, size: int) -> dict[str, Any]:
+def member(world: RealCluster, name: str, *, size: int) -> dict[str, Any]:
     """Return a pod of a gang of so many."""
     body = world.pod_body(name, "one")
     body["metadata"]["annotations"] |= {names.GANG: "team", names.GANG_SIZE: str(size)}
     return body
 
 
-def test_m1_a_pod_without_gpus_in_number_is_unschedulable_and_told_how_many(world: World) -> None:
+def test_m1_a_pod_without_gpus_in_number_is_unschedulable_and_told_how_many(world: RealCluster) -> None:
     """Autoscalers look for the reason Unschedulable, which kube-scheduler itself writes, with what is short."""
     world.claim("endless", 64)
     world.pod("waiting", "endless")
@@ -43,7 +43,7 @@ def test_m1_a_pod_without_gpus_in_number_is_unschedulable_and_told_how_many(worl
     assert any("64 GPUs asked" in note for note in notes), notes
 
 
-def test_m2_a_member_that_waits_for_its_gang_buys_no_node(world: World) -> None:
+def test_m2_a_member_that_waits_for_its_gang_buys_no_node(world: RealCluster) -> None:
     """A gated pod is SchedulingGated, never Unschedulable: autoscalers leave it alone."""
     world.claim("one", 1)
     created = world.create(member(world, "first", size=2))
@@ -51,7 +51,7 @@ def test_m2_a_member_that_waits_for_its_gang_buys_no_node(world: World) -> None:
     assert scheduled(world, "first")["reason"] == "SchedulingGated"
 
 
-def test_m4_what_keeps_a_node_from_an_autoscaler_stays_on_the_pod(world: World) -> None:
+def test_m4_what_keeps_a_node_from_an_autoscaler_stays_on_the_pod(world: RealCluster) -> None:
     """The annotations that autoscalers heed are neither stripped nor changed on a pod with GPUs."""
     wanted = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
     world.claim("one", 1)
@@ -65,7 +65,7 @@ def test_m4_what_keeps_a_node_from_an_autoscaler_stays_on_the_pod(world: World) 
 TRIES = 20
 
 
-def quota(world: World, gpus: int) -> str:
+def quota(world: RealCluster, gpus: int) -> str:
     """Give the namespace a quota of GPUs; return its path once it is counted."""
     spec = {"hard": {f"requests.{names.GPU_RESOURCE}": str(gpus)}}
     body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": spec}
@@ -75,12 +75,12 @@ def quota(world: World, gpus: int) -> str:
     return f"{path}/gpus"
 
 
-def used(world: World, path: str) -> int:
+def used(world: RealCluster, path: str) -> int:
     """Return how many GPUs of a quota are used."""
     return int(world.cluster.api.get(path)["status"]["used"][f"requests.{names.GPU_RESOURCE}"])
 
 
-def test_m7_creations_that_fail_or_are_only_tried_cost_nothing(world: World) -> None:
+def test_m7_creations_that_fail_or_are_only_tried_cost_nothing(world: RealCluster) -> None:
     """Dry runs, refusals behind the webhook and taken names: the gang and the ledger do not move, and neither does the
     quota; but for a taken name, which Kubernetes counts until it counts anew."""
     world.claim("one", 1)
@@ -92,11 +92,11 @@ def test_m7_creations_that_fail_or_are_only_tried_cost_nothing(world: World) -> 
         pods = f"/api/v1/namespaces/{world.namespace}/pods?dryRun=All"
         tried = world.cluster.api.request("POST", pods, member(world, "second", size=3))
         assert tried["spec"]["schedulerName"] == names.SCHEDULER_NAME
-        with pytest.raises(ApiError, match="exceeded quota: gpus"):
+        with pytest.raises(AdminApiError, match="exceeded quota: gpus"):
             world.pod("large", "many")
     assert used(world, path) == 1
     for _ in range(TRIES):
-        with pytest.raises(ApiError, match="already exists"):
+        with pytest.raises(AdminApiError, match="already exists"):
             world.create(member(world, "first", size=3))
 
     world.create(member(world, "third", size=3))
@@ -106,7 +106,7 @@ def test_m7_creations_that_fail_or_are_only_tried_cost_nothing(world: World) -> 
     assert world.leases() == []
 
 
-def test_m8_a_waiting_gang_uses_its_namespaces_quota_and_the_next_is_told(world: World) -> None:
+def test_m8_a_waiting_gang_uses_its_namespaces_quota_and_the_next_is_told(world: RealCluster) -> None:
     """Gated members count from their creation; one too many is refused with the quota's name, and nothing is counted
     twice."""
     world.claim("one", 1)

@@ -19,11 +19,11 @@ from uuid import uuid4
 import pytest
 
 from atoll.cluster.allocations import parse_allocation
-from devcluster import Cluster, NodeSpec, control_plane
-from devcluster.errors import ApiError, DevclusterError
-from devcluster.installation import Installation, Part
+from devcluster import DevCluster, DevNodeSpec, control_plane
+from devcluster.errors import AdminApiError, DevclusterError
+from devcluster.installation import AtollPart, Installation
 from tests.e2e.conftest import OPTIONS
-from tests.e2e.world import HOLD, STAY, World
+from tests.e2e.world import HOLD, STAY, RealCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3000)]
 
@@ -45,7 +45,7 @@ SHORT = "sleep 2"
 SIZES = (1, 1, 1, 2, 2, 4)
 SETTLE_SECONDS = 600.0
 RELAY_PORT = 7443
-NODES = (NodeSpec("volta", profile="dgx1-v100"), NodeSpec("hopper", profile="dgx-h100"))
+NODES = (DevNodeSpec("volta", profile="dgx1-v100"), DevNodeSpec("hopper", profile="dgx-h100"))
 CENTRAL = ("controllers", "webhook", "extender")
 RELAY = f"""
 import asyncio, socket, sys
@@ -71,7 +71,7 @@ class RelayedInstallation(Installation):
         host, port = self.cluster.server_url_inside.removeprefix("https://").split(":")
         self.cluster.spawn("relay", [sys.executable, "-c", RELAY, host, port])
 
-    def _kubeconfig(self, part: Part) -> Path:
+    def _kubeconfig(self, part: AtollPart) -> Path:
         direct = super()._kubeconfig(part)
         if part.name not in CENTRAL:
             return direct
@@ -84,18 +84,18 @@ class RelayedInstallation(Installation):
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[RealCluster]:
     """A cluster of this test's own: its API server does not survive."""
-    with Cluster.start(f"chaos-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
+    with DevCluster.start(f"chaos-{uuid4().hex[:6]}", nodes=NODES, scheduler=False) as cluster:
         installation = RelayedInstallation(cluster, options=OPTIONS)
         installation.install()
-        yield World.enter(installation, f"t-{uuid4().hex[:8]}")
+        yield RealCluster.enter(installation, f"t-{uuid4().hex[:8]}")
 
 
 class Chaos:
     """Breaks something every few seconds and mends it a while later; users go on meanwhile."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: RealCluster, rng: random.Random) -> None:
         self.world = world
         self.cluster = world.cluster
         self.rng = rng
@@ -300,7 +300,7 @@ def _has_ended(pod: dict[str, Any]) -> bool:
     return pod["status"].get("phase") in {"Succeeded", "Failed"}
 
 
-def test_chaos_breaks_no_promise(world: World) -> None:
+def test_chaos_breaks_no_promise(world: RealCluster) -> None:
     """After minutes of faults of every kind the audit is clean, no Lease is left, and no GPU ever had two users."""
     seed = int(os.environ.get("ATOLL_SEED") or random.SystemRandom().randrange(10**6))
     print(f"seed {seed}; repeat with ATOLL_SEED={seed}")
@@ -308,7 +308,7 @@ def test_chaos_breaks_no_promise(world: World) -> None:
     try:
         chaos.run(SECONDS)
     finally:
-        with suppress(ApiError):
+        with suppress(AdminApiError):
             chaos.mend_all()
 
     assert {fault.__name__ for fault in Chaos.FAULTS} == set(chaos.counts)

@@ -20,10 +20,10 @@ from atoll.kube.microtime import parse_microtime
 from devcluster import chart
 from devcluster.demo.observer import Observer
 from devcluster.demo.scenes import Play, check, contend, delete_midway, run_examples, show_machines
-from devcluster.demo.stage import Stage
-from devcluster.errors import ApiError
-from tests.e2e.release import CONFIGURATION, Release, gpu_node
-from tests.e2e.world import World
+from devcluster.demo.stage import Terminal
+from devcluster.errors import AdminApiError
+from tests.e2e.release import CONFIGURATION, ChartRelease, gpu_node
+from tests.e2e.world import RealCluster
 
 pytestmark = [
     pytest.mark.e2e,
@@ -44,30 +44,30 @@ POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
 @pytest.fixture(scope="module")
-def release() -> Iterator[Release]:
+def release() -> Iterator[ChartRelease]:
     """A cluster on which the chart was installed with the values for high availability."""
-    with Release.cluster_for(NODES) as release:
+    with ChartRelease.cluster_for(NODES) as release:
         release.install(*HIGHLY_AVAILABLE)
         yield release
 
 
 @pytest.fixture
-def world(release: Release) -> Iterator[World]:
+def world(release: ChartRelease) -> Iterator[RealCluster]:
     """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
-    with World.of_one_test(release.installation) as world:
+    with RealCluster.of_one_test(release.installation) as world:
         yield world
 
 
-def test_the_demo_holds_on_an_installed_release(release: Release) -> None:
+def test_the_demo_holds_on_an_installed_release(release: ChartRelease) -> None:
     """Machines, examples, hand-over, deletions and the demo's own check of every promise, with every part in a pod."""
-    play = Play(Stage(), Observer(release.cluster), release.installation)
+    play = Play(Terminal(), Observer(release.cluster), release.installation)
     for scene in (show_machines, run_examples, contend, delete_midway, check):
         scene(play)
     release.cluster.kubectl("delete", "namespace", "demo", "--wait=false", check=True)
 
 
 @pytest.mark.parametrize("component", LEASES)
-def test_the_standby_takes_over_from_a_killed_leader(release: Release, world: World, component: str) -> None:
+def test_the_standby_takes_over_from_a_killed_leader(release: ChartRelease, world: RealCluster, component: str) -> None:
     """Nobody waits for a new pod: the replica that was there leads when the Lease has run out, as fast as an election
     goes, and GPUs are freed and given as before."""
     lease = LEASES[component]
@@ -92,7 +92,7 @@ def test_the_standby_takes_over_from_a_killed_leader(release: Release, world: Wo
     release.wait_rollouts()
 
 
-def test_one_webhook_of_two_is_enough(release: Release, world: World) -> None:
+def test_one_webhook_of_two_is_enough(release: ChartRelease, world: RealCluster) -> None:
     """A pod without GPUs is created at once, one with GPUs as soon as the API server has left the dead replica."""
     world.claim("one", 1)
     victim, survivor = sorted(release.pods("webhook"))
@@ -108,7 +108,7 @@ def test_one_webhook_of_two_is_enough(release: Release, world: World) -> None:
     release.wait_rollouts()
 
 
-def test_upgrade_and_rollback_move_no_gpu(release: Release, world: World, tmp_path: Path) -> None:
+def test_upgrade_and_rollback_move_no_gpu(release: ChartRelease, world: RealCluster, tmp_path: Path) -> None:
     """Pods that run keep GPUs and containers; those that come and go meanwhile get theirs and give them back."""
     world.claim("four", 4)
     world.claim("one", 1)
@@ -133,9 +133,9 @@ def test_upgrade_and_rollback_move_no_gpu(release: Release, world: World, tmp_pa
     world.check_no_contention()
 
 
-def test_uninstall_leaves_pods_running_and_bricks_nothing(release: Release) -> None:
+def test_uninstall_leaves_pods_running_and_bricks_nothing(release: ChartRelease) -> None:
     """Webhook and policies are gone, pods and the books stay; installed again, Atoll goes on where it stopped."""
-    world = World.enter(release.installation, f"t-{uuid4().hex[:8]}")
+    world = RealCluster.enter(release.installation, f"t-{uuid4().hex[:8]}")
     world.claim("four", 4)
     world.pod("train", "four")
     world.wait_running("train")
@@ -161,7 +161,7 @@ def test_uninstall_leaves_pods_running_and_bricks_nothing(release: Release) -> N
     world.leave()
 
 
-def facts_of(world: World, name: str) -> dict[str, Any]:
+def facts_of(world: RealCluster, name: str) -> dict[str, Any]:
     """Return what no change of Atoll's version may change about a pod."""
     pod = world.get(name)
     return {
@@ -174,7 +174,7 @@ def facts_of(world: World, name: str) -> dict[str, Any]:
     }
 
 
-def images(release: Release) -> set[str]:
+def images(release: ChartRelease) -> set[str]:
     """Return the images of Atoll's containers."""
     return {
         container["image"]
@@ -185,7 +185,7 @@ def images(release: Release) -> set[str]:
     }
 
 
-def meanwhile(world: World, prefix: str, act: Callable[[], None]) -> None:
+def meanwhile(world: RealCluster, prefix: str, act: Callable[[], None]) -> None:
     """Do something while pods with a GPU each come and go."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         done = pool.submit(act)
@@ -200,13 +200,13 @@ def meanwhile(world: World, prefix: str, act: Callable[[], None]) -> None:
         done.result()
 
 
-def patiently(world: World, create: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def patiently(world: RealCluster, create: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Create a pod as its owner would, which tries again when a webhook does not answer."""
 
     def attempt() -> dict[str, Any] | None:
         try:
             return create()
-        except ApiError as error:
+        except AdminApiError as error:
             if "failed calling webhook" in str(error):
                 return None
             raise

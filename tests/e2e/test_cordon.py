@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.machine_room import MachineRoom, looking_pod
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -16,13 +16,13 @@ OPERATOR, STRANGER = "operator", "stranger"
 NODE, COUNT = "hopper", 8
 
 
-def atoll_gpu(world: World, kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def atoll_gpu(world: RealCluster, kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `atoll gpu` as the account of that file."""
     return world.cluster.run(sys.executable, "-m", "atollctl", "gpu", *words, "--kubeconfig", str(kubeconfig))
 
 
 @pytest.fixture
-def accounts(room_world: World) -> Iterator[dict[str, Path]]:
+def accounts(room_world: RealCluster) -> Iterator[dict[str, Path]]:
     """Kubeconfigs of an account with the role for machines, and of one with none."""
     world = room_world
     for account in (OPERATOR, STRANGER):
@@ -35,12 +35,14 @@ def accounts(room_world: World) -> Iterator[dict[str, Path]]:
     world.cluster.kubectl("delete", "clusterrolebinding", binding)
 
 
-def cordons(world: World) -> list[tuple[str, str]]:
+def cordons(world: RealCluster) -> list[tuple[str, str]]:
     """Return the cordons of the node as (uuid, reason)."""
     return [(one["uuid"], one["reason"]) for one in world.report(NODE)["spec"].get("cordons", [])]
 
 
-def test_a_cordoned_gpu_goes_to_no_new_pod_until_it_is_given_back(room_world: World, accounts: dict[str, Path]) -> None:
+def test_a_cordoned_gpu_goes_to_no_new_pod_until_it_is_given_back(
+    room_world: RealCluster, accounts: dict[str, Path]
+) -> None:
     """Who holds the GPU keeps it, who comes later waits, and starts when the cordon is gone. Only the role for machines
     may do it."""
     world = room_world
@@ -82,14 +84,14 @@ def test_a_cordoned_gpu_goes_to_no_new_pod_until_it_is_given_back(room_world: Wo
     assert uuid in world.seen("late").nvidia
 
 
-def standing(world: World, accounts: dict[str, Path], target: str) -> str:
+def standing(world: RealCluster, accounts: dict[str, Path], target: str) -> str:
     """Return the line of a GPU in `atoll gpu list`."""
     listed = atoll_gpu(world, accounts[OPERATOR], "list").stdout
     return next((line for line in listed.splitlines() if f"{target} " in line), "")
 
 
 def test_a_quarantined_gpu_is_given_out_again_when_it_is_released(
-    machine_room: MachineRoom, room_world: World, accounts: dict[str, Path]
+    machine_room: MachineRoom, room_world: RealCluster, accounts: dict[str, Path]
 ) -> None:
     """An uncorrectable error, and the word of an administrator that the card is well: only the role for machines may
     give it, and whoever waited for the card starts."""

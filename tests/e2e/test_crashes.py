@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from atoll.cluster.allocations import parse_allocation
-from devcluster.errors import ApiError
-from tests.e2e.world import World
+from devcluster.errors import AdminApiError
+from tests.e2e.world import RealCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -23,7 +23,7 @@ SECONDS_MAX = 400.0
 class Storm:
     """Creates and deletes pods and kills and starts parts, one random step after another."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: RealCluster, rng: random.Random) -> None:
         self.world = world
         self.rng = rng
         self.live: list[str] = []
@@ -49,7 +49,7 @@ class Storm:
     def _is_admitted(self, body: dict[str, Any]) -> bool:
         try:
             self.world.create(body)
-        except ApiError as error:
+        except AdminApiError as error:
             if error.status != 500 or "webhook" not in str(error):
                 raise
             self.start_all()
@@ -77,14 +77,14 @@ class Storm:
         self.down.clear()
 
 
-def bound_without_allocation(world: World) -> list[str]:
+def bound_without_allocation(world: RealCluster) -> list[str]:
     """Return the pods that have a node but no allocation of it."""
     bound = [pod for pod in world.pods() if pod["spec"].get("nodeName")]
     allocations = ((pod, parse_allocation(pod["metadata"].get("annotations", {}))) for pod in bound)
     return [pod["metadata"]["name"] for pod, allocation in allocations if allocation is None]
 
 
-def weather(world: World, seed: int) -> None:
+def weather(world: RealCluster, seed: int) -> None:
     """Run one storm, and check afterwards that every promise held."""
     print(f"seed {seed}; repeat with ATOLL_SEED={seed}")
     storm = Storm(world, random.Random(seed))
@@ -102,13 +102,13 @@ def weather(world: World, seed: int) -> None:
     world.check_audit()
 
 
-def test_killing_any_part_at_any_moment_breaks_no_promise(world: World) -> None:
+def test_killing_any_part_at_any_moment_breaks_no_promise(world: RealCluster) -> None:
     """After 200 creations and deletions under SIGKILL: no double use, no leaked Lease, no pod bound without GPUs."""
     weather(world, int(os.environ.get("ATOLL_SEED") or random.SystemRandom().randrange(10**6)))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
-def test_killing_parts_under_many_seeds_breaks_no_promise(world: World, seed: int) -> None:
+def test_killing_parts_under_many_seeds_breaks_no_promise(world: RealCluster, seed: int) -> None:
     """The same under seeds that stay, so that a fault once found is found again."""
     weather(world, seed)

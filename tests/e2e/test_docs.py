@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from atoll.api import names
-from devcluster import Cluster
+from devcluster import DevCluster
 from tests.docs_blocks import PAGES, REPOSITORY, commands
-from tests.e2e.release import Release, gpu_node
-from tests.e2e.world import World
+from tests.e2e.release import ChartRelease, gpu_node
+from tests.e2e.world import RealCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -37,17 +37,17 @@ RUN = [page for page in PAGES if any(not block.reason for block in commands(page
 
 
 @pytest.fixture(scope="module")
-def release() -> Iterator[Release]:
+def release() -> Iterator[ChartRelease]:
     """A cluster on which the chart was installed by Helm."""
-    with Release.cluster_for((gpu_node("hopper", "dgx-h100"), gpu_node("volta", "dgx1-v100"))) as release:
+    with ChartRelease.cluster_for((gpu_node("hopper", "dgx-h100"), gpu_node("volta", "dgx1-v100"))) as release:
         release.install()
         yield release
 
 
 @pytest.fixture(scope="module")
-def words(release: Release) -> dict[str, str]:
+def words(release: ChartRelease) -> dict[str, str]:
     """What stands for the capital words, all of which is there: a pod, a gang, an auditor's account."""
-    world = World.enter(release.installation, TEAM)
+    world = RealCluster.enter(release.installation, TEAM)
     world.claim("pair", 2)
     world.pod("train", "pair")
     gang = {
@@ -78,7 +78,7 @@ def words(release: Release) -> dict[str, str]:
 
 
 @pytest.fixture
-def folder(release: Release, words: dict[str, str], tmp_path: Path) -> Path:
+def folder(release: ChartRelease, words: dict[str, str], tmp_path: Path) -> Path:
     """A folder like the root of the repository, where blocks may leave files; a manifest and a snapshot lie there."""
     for entry in REPOSITORY.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
@@ -88,7 +88,7 @@ def folder(release: Release, words: dict[str, str], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shell(cluster: Cluster, script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def shell(cluster: DevCluster, script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a script as somebody at a terminal of this cluster would."""
     kubectl = cluster.program("kubectl")
     path = f"{Path(sys.executable).parent}:{kubectl.parent}:{os.environ['PATH']}"
@@ -110,7 +110,7 @@ def replaced(text: str, words: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_blocks_of_a_page_work(page: Path, release: Release, words: dict[str, str], folder: Path) -> None:
+def test_blocks_of_a_page_work(page: Path, release: ChartRelease, words: dict[str, str], folder: Path) -> None:
     """Each block ends well, one after the other, as a reader would go through them."""
     run = [block for block in commands(page) if not block.reason]
     script = "".join(f"echo '== {page.name}:{block.line}'\n{replaced(block.text, words)}\n" for block in run)

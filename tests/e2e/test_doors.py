@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from atoll.api import names
-from tests.e2e.world import HOLD, STAY, Seen, World
+from tests.e2e.world import HOLD, STAY, RealCluster, Seen
 
 pytestmark = pytest.mark.e2e
 
@@ -39,12 +39,12 @@ metadata: {name: more-than-edit}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: more-than-edit}
 subjects: [{kind: User, name: mallory}]
 """
-Attempt = Callable[[World, str], "CompletedProcess[str]"]
+Attempt = Callable[[RealCluster, str], "CompletedProcess[str]"]
 """Tries to show the pod `victim` the GPU of that uuid."""
 
 
 @pytest.fixture
-def stage(world: World) -> World:
+def stage(world: RealCluster) -> RealCluster:
     """A namespace whose user has every right that a careless administrator may give, and a pod `victim` that runs."""
     done = world.kubectl("apply", "-f", "-", text=RIGHTS)
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ def stage(world: World) -> World:
     return world
 
 
-def other_uuid(world: World) -> str:
+def other_uuid(world: RealCluster) -> str:
     """Return a GPU of the victim's machine that the victim does not hold."""
     own = world.seen("victim").nvidia
     return next(d["uuid"] for d in world.report("volta")["status"]["devices"] if d["uuid"] not in own)
@@ -71,13 +71,13 @@ def allocation_of(uuid: str) -> dict[str, str]:
     }
 
 
-def patch(world: World, uuid: str, *options: str) -> "CompletedProcess[str]":
+def patch(world: RealCluster, uuid: str, *options: str) -> "CompletedProcess[str]":
     """Write another GPU into the annotations that the victim's variables refer to."""
     body = json.dumps({"metadata": {"annotations": allocation_of(uuid)}})
     return world.kubectl("patch", "pod", "victim", "--type=merge", "-p", body, *options, user=USER)
 
 
-def say_that_it_has_ended(world: World, _uuid: str) -> "CompletedProcess[str]":
+def say_that_it_has_ended(world: RealCluster, _uuid: str) -> "CompletedProcess[str]":
     """Write into the status what kubelet writes at the end, so that the GPUs would go to the next pod."""
     ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
     statuses = [{**one, "ready": False, "state": ended} for one in world.get("victim")["status"]["containerStatuses"]]
@@ -85,7 +85,7 @@ def say_that_it_has_ended(world: World, _uuid: str) -> "CompletedProcess[str]":
     return world.kubectl("patch", "pod", "victim", "--subresource=status", "--type=merge", "-p", body, user=USER)
 
 
-def add_ephemeral_container(world: World, uuid: str) -> "CompletedProcess[str]":
+def add_ephemeral_container(world: RealCluster, uuid: str) -> "CompletedProcess[str]":
     """Add a container that brings the variables itself."""
     container = {
         "name": "debugger",
@@ -97,7 +97,7 @@ def add_ephemeral_container(world: World, uuid: str) -> "CompletedProcess[str]":
     return world.kubectl("patch", "pod", "victim", "--subresource=ephemeralcontainers", "-p", body, user=USER)
 
 
-def copy_to_the_same_node(world: World, uuid: str) -> "CompletedProcess[str]":
+def copy_to_the_same_node(world: RealCluster, uuid: str) -> "CompletedProcess[str]":
     """Copy the pod with its annotations past the scheduler."""
     image = "--set-image=main=localhost/busybox:1"
     return world.kubectl("debug", "victim", "--copy-to=copy", "--same-node", image, user=USER)
@@ -115,7 +115,7 @@ def copy_to_the_same_node(world: World, uuid: str) -> "CompletedProcess[str]":
         pytest.param(copy_to_the_same_node, "spec.nodeName", id="kubectl-debug-same-node"),
     ],
 )
-def test_a_running_pod_keeps_its_own_gpus(stage: World, attempt: Attempt, answer: str) -> None:
+def test_a_running_pod_keeps_its_own_gpus(stage: RealCluster, attempt: Attempt, answer: str) -> None:
     """The attempt is refused in plain words, and the container's next start shows the GPUs that it holds."""
     before = stage.seen("victim")
 
@@ -128,7 +128,7 @@ def test_a_running_pod_keeps_its_own_gpus(stage: World, attempt: Attempt, answer
     assert len(stage.pods()) == 1
 
 
-def test_a_copy_for_debugging_gets_gpus_of_its_own(stage: World) -> None:
+def test_a_copy_for_debugging_gets_gpus_of_its_own(stage: RealCluster) -> None:
     """`kubectl debug --copy-to` copies all annotations; the webhook takes the allocation off, bind writes a new one."""
     before = stage.seen("victim")
 
@@ -143,7 +143,7 @@ def test_a_copy_for_debugging_gets_gpus_of_its_own(stage: World) -> None:
     assert len(stage.leases(copy["metadata"]["uid"])) == 1
 
 
-def test_a_debugging_container_sees_no_gpu(stage: World) -> None:
+def test_a_debugging_container_sees_no_gpu(stage: RealCluster) -> None:
     """Ephemeral containers without variables are let in; nothing shows them a GPU."""
     command = ["sh", "-c", "echo CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER="]
     done = stage.kubectl(
@@ -165,14 +165,14 @@ def binding(name: str, uuid: str | None) -> dict[str, Any]:
     }
 
 
-def post(world: World, path: str, body: dict[str, Any]) -> "CompletedProcess[str]":
+def post(world: RealCluster, path: str, body: dict[str, Any]) -> "CompletedProcess[str]":
     """Create something at a path of the namespace, as the user."""
     url = f"/api/v1/namespaces/{world.namespace}/{path}"
     return world.kubectl("create", "--raw", url, "-f", "-", text=json.dumps(body), user=USER)
 
 
 @pytest.mark.parametrize("path", ["pods/waiting/binding", "bindings"])
-def test_a_user_binds_no_pod_to_gpus(stage: World, path: str) -> None:
+def test_a_user_binds_no_pod_to_gpus(stage: RealCluster, path: str) -> None:
     """With an allocation the Binding is refused. Without one it lands, and the container sees no GPU: it holds none."""
     stage.claim("nowhere", 1, models=["nvidia-r300"])
     stage.pod("waiting", "nowhere")
@@ -189,7 +189,7 @@ def test_a_user_binds_no_pod_to_gpus(stage: World, path: str) -> None:
     assert stage.leases(pod["metadata"]["uid"]) == []
 
 
-def test_a_static_pods_look_is_no_disguise(stage: World) -> None:
+def test_a_static_pods_look_is_no_disguise(stage: RealCluster) -> None:
     """The mark of a mirror pod, which Atoll leaves alone where a kubelet writes it, opens nothing to users."""
     body = stage.pod_body("mirror", None, script=HOLD + STAY, nodeName="volta")
     uuid = other_uuid(stage)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from devcluster.installation import Installation
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -30,9 +30,9 @@ PODS = {"gang": 2, "job": 3}
 
 
 @pytest.fixture(scope="module")
-def applied(installation: Installation) -> Iterator[World]:
+def applied(installation: Installation) -> Iterator[RealCluster]:
     """A namespace in which one `kubectl apply` has created every example."""
-    world = World.enter(installation, f"examples-{uuid4().hex[:8]}")
+    world = RealCluster.enter(installation, f"examples-{uuid4().hex[:8]}")
     done = world.kubectl("apply", "-f", str(EXAMPLES[0].parent))
     assert done.returncode == 0, done.stderr
     yield world
@@ -40,7 +40,7 @@ def applied(installation: Installation) -> Iterator[World]:
     world.leave()
 
 
-def pods_of(world: World, path: Path) -> list[dict[str, Any]]:
+def pods_of(world: RealCluster, path: Path) -> list[dict[str, Any]]:
     """Return the pods that the example made, once they are all there and have started."""
     manifests = list(yaml.safe_load_all(path.read_text()))
     owner = next(one["metadata"]["name"] for one in manifests if one["kind"] in {"Pod", "Job"})
@@ -57,7 +57,7 @@ def pods_of(world: World, path: Path) -> list[dict[str, Any]]:
     return world.wait(found, f"{wanted} started pods of {path.name}")
 
 
-def printed(world: World, pod: str, container: str) -> list[str]:
+def printed(world: RealCluster, pod: str, container: str) -> list[str]:
     """Return the devices that a container of an example printed, once it has."""
     prefix = "CUDA_VISIBLE_DEVICES="
     text = world.wait(lambda: prefix in (log := world.logs(pod, container)) and log, f"{pod} to print its GPUs")
@@ -66,7 +66,7 @@ def printed(world: World, pod: str, container: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_works_as_shipped(applied: World, path: Path) -> None:
+def test_example_works_as_shipped(applied: RealCluster, path: Path) -> None:
     """All examples side by side: each pod starts, and each container sees as many GPUs as its file says."""
     for pod in pods_of(applied, path):
         name = pod["metadata"]["name"]
@@ -74,7 +74,7 @@ def test_example_works_as_shipped(applied: World, path: Path) -> None:
         assert {container: len(part) for container, part in parts.items()} == GPUS_SEEN[path.stem]
 
 
-def test_island_and_spread_keep_their_word(applied: World) -> None:
+def test_island_and_spread_keep_their_word(applied: RealCluster) -> None:
     """The island's GPUs lie on one NVLink island, the spread ones on two islands."""
     islands = {name: islands_of(applied, EXAMPLES_BY_NAME[name]) for name in ("island", "spread")}
 
@@ -83,7 +83,7 @@ def test_island_and_spread_keep_their_word(applied: World) -> None:
     assert len(set(islands["spread"])) == 2
 
 
-def islands_of(world: World, path: Path) -> list[str]:
+def islands_of(world: RealCluster, path: Path) -> list[str]:
     """Return the island of each GPU of the example's pod."""
     (pod,) = pods_of(world, path)
     allocation = world.allocation(pod["metadata"]["name"])
@@ -92,7 +92,7 @@ def islands_of(world: World, path: Path) -> list[str]:
     return [device["island"] for device in devices if device["uuid"] in allocation.uuids]
 
 
-def test_a_job_ends_and_frees_its_gpus(applied: World) -> None:
+def test_a_job_ends_and_frees_its_gpus(applied: RealCluster) -> None:
     """Pods that have succeeded keep no GPU, although nobody has deleted them."""
     for pod in pods_of(applied, EXAMPLES_BY_NAME["job"]):
         applied.wait_phase(pod["metadata"]["name"], "Succeeded")

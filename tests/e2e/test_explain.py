@@ -14,42 +14,42 @@ import yaml
 from typer.testing import CliRunner
 
 from atoll.api import names
-from atoll.explain.decision import Decision, decide, scene_of
-from atoll.explain.explanation import Explanation, State, explain
+from atoll.explain.decision import PodDecision, decide, index_snapshot
+from atoll.explain.explanation import Explanation, PodState, explain
 from atoll.explain.gang_explanation import GangState, explain_gang
-from atoll.explain.gang_scene import gang_scene_of
-from atoll.explain.proposals import Kind
+from atoll.explain.gang_index import index_gangs
+from atoll.explain.proposals import ProposalKind
 from atollctl.__main__ import app
 from atollctl.cluster_source import read_live
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 pytestmark = pytest.mark.e2e
 
 
-def explained(world: World, name: str) -> Explanation:
+def explained(world: RealCluster, name: str) -> Explanation:
     """Explain a pod on the cluster as it is now."""
     snapshot = asyncio.run(read_live(world.cluster.kubeconfig, None))
     pod = snapshot.pod(world.namespace, name)
     assert pod is not None
-    return explain(scene_of(snapshot), pod)
+    return explain(index_snapshot(snapshot), pod)
 
 
-def decided(world: World, name: str) -> Decision:
+def decided(world: RealCluster, name: str) -> PodDecision:
     """Return the decision about a pod, recomputed on the cluster as it is now."""
     snapshot = asyncio.run(read_live(world.cluster.kubeconfig, None))
     pod = snapshot.pod(world.namespace, name)
     assert pod is not None
-    return decide(scene_of(snapshot), pod, snapshot.claim_of(pod))
+    return decide(index_snapshot(snapshot), pod, snapshot.claim_of(pod))
 
 
-def given(world: World, name: str) -> tuple[str, tuple[int, ...]]:
+def given(world: RealCluster, name: str) -> tuple[str, tuple[int, ...]]:
     """Return the node and the device ids that a pod was really given."""
     allocation = world.allocation(name)
     assert allocation is not None
     return allocation.node, allocation.device_ids
 
 
-def test_explanation_is_the_schedulers_and_its_proposal_comes_true(world: World) -> None:
+def test_explanation_is_the_schedulers_and_its_proposal_comes_true(world: RealCluster) -> None:
     """The reasons are those of the pod's own condition; when the pod that is named ends, the other gets that place."""
     world.claim("machine", 8, models=["nvidia-h100"])
     world.pod("first", "machine")
@@ -59,20 +59,20 @@ def test_explanation_is_the_schedulers_and_its_proposal_comes_true(world: World)
 
     told = explained(world, "second")
 
-    assert told.state is State.BUSY
+    assert told.state is PodState.BUSY
     decision = decided(world, "second")
     assert f"{len(decision.full)} Insufficient {names.GPU_RESOURCE}" in message
     for reason, count in Counter(decision.verdicts.rejected.values()).items():
         assert f"{count} {reason}" in message
-    proposal = next(one for one in told.help.proposals if one.kind is Kind.END)
+    proposal = next(one for one in told.help.proposals if one.kind is ProposalKind.END)
     assert proposal.change.ended == (world.get("first")["metadata"]["uid"],)
     world.delete("first")
     world.wait_running("second")
     assert given(world, "second") == (proposal.node, proposal.device_ids)
-    assert explained(world, "second").state is State.BOUND
+    assert explained(world, "second").state is PodState.BOUND
 
 
-def test_simulation_predicts_what_then_happens(world: World, tmp_path: Path) -> None:
+def test_simulation_predicts_what_then_happens(world: RealCluster, tmp_path: Path) -> None:
     """Pod after pod: the node and the devices that were foretold, when nothing else changes meanwhile.
 
     The claims name a model: what the extender remembers of pods long gone stands in no object, and may decide between
@@ -94,7 +94,7 @@ def test_simulation_predicts_what_then_happens(world: World, tmp_path: Path) -> 
         assert given(world, name) == (foretold["node"], tuple(foretold["deviceIds"]))
 
 
-def test_misspelt_annotation_is_warned_of(world: World) -> None:
+def test_misspelt_annotation_is_warned_of(world: RealCluster) -> None:
     """A pod whose key is wrong by a letter starts without GPUs, and whoever creates it is told."""
     body: dict[str, Any] = world.pod_body("typo", None)
     body["metadata"]["annotations"] = {"gpu.scheduling/clam": "pair"}
@@ -109,7 +109,7 @@ READER = "atoll-reader"
 EXTENDER = "http://127.0.0.1:8888"
 
 
-def account(world: World, role: str) -> str:
+def account(world: RealCluster, role: str) -> str:
     """Make an account that holds one ClusterRole, and may read the ledger; return its token."""
     namespace, subject = world.namespace, f"--serviceaccount={world.namespace}:{role}"
     assert world.kubectl("create", "serviceaccount", role).returncode == 0
@@ -122,7 +122,7 @@ def account(world: World, role: str) -> str:
 
 
 @pytest.fixture
-def read_only(world: World, tmp_path: Path) -> Path:
+def read_only(world: RealCluster, tmp_path: Path) -> Path:
     """A kubeconfig of an account that may get and list what the commands read, and nothing else."""
     config = yaml.safe_load(world.cluster.kubeconfig.read_text())
     for user in config["users"]:
@@ -132,7 +132,9 @@ def read_only(world: World, tmp_path: Path) -> Path:
     return path
 
 
-def test_every_question_is_answered_with_rights_to_read_alone(world: World, read_only: Path, tmp_path: Path) -> None:
+def test_every_question_is_answered_with_rights_to_read_alone(
+    world: RealCluster, read_only: Path, tmp_path: Path
+) -> None:
     """explain, simulate, snapshot, top, gangs, history and defrag work for an account that may only get and list; as
     `kubectl atoll` too; the API server lets it change nothing, and no pod has come."""
     world.claim("pair", 2, models=["nvidia-h100"])
@@ -165,7 +167,7 @@ def test_every_question_is_answered_with_rights_to_read_alone(world: World, read
         assert set(granted) <= {"get", "list", "watch"} or "selfsubject" in line, line
 
 
-def test_gang_is_explained_by_its_condition_and_a_proposal_comes_true(world: World) -> None:
+def test_gang_is_explained_by_its_condition_and_a_proposal_comes_true(world: RealCluster) -> None:
     """The headline is the message of the gang's own condition; when the pod that is named ends, the gang starts."""
     world.claim("machine", 8, models=["nvidia-h100"])
     world.pod("first", "machine")
@@ -188,10 +190,10 @@ def test_gang_is_explained_by_its_condition_and_a_proposal_comes_true(world: Wor
     snapshot = asyncio.run(read_live(world.cluster.kubeconfig, None))
     found = snapshot.gang(world.namespace, "duo")
     assert found is not None
-    told = explain_gang(gang_scene_of(scene_of(snapshot)), found)
+    told = explain_gang(index_gangs(index_snapshot(snapshot)), found)
 
     assert (told.state, told.headline) == (GangState.BUSY, message)
-    proposal = next(one for one in told.help.proposals if one.kind is Kind.END)
+    proposal = next(one for one in told.help.proposals if one.kind is ProposalKind.END)
     assert proposal.change.ended == (world.get("first")["metadata"]["uid"],)
     world.delete("first")
     for number in range(2):
@@ -199,7 +201,7 @@ def test_gang_is_explained_by_its_condition_and_a_proposal_comes_true(world: Wor
     assert {given(world, f"duo-{number}")[0] for number in range(2)} == set(proposal.nodes)
 
 
-def check_prediction(world: World, seed: int, folder: Path, token: str) -> None:
+def check_prediction(world: RealCluster, seed: int, folder: Path, token: str) -> None:
     """Foretell a random workload, create it pod by pod, and compare node and devices."""
     rng = random.Random(seed)
     documents = []
@@ -228,7 +230,7 @@ def check_prediction(world: World, seed: int, folder: Path, token: str) -> None:
     world.wait(lambda: not world.pods() and not world.leases(), "the workload to be gone")
 
 
-def test_random_workloads_go_where_they_were_foretold(world: World, tmp_path: Path) -> None:
+def test_random_workloads_go_where_they_were_foretold(world: RealCluster, tmp_path: Path) -> None:
     """Node and devices of each pod, as simulate said with what the extender remembers; two seeds, the others below."""
     token = account(world, "atoll-auditor")
     for seed in range(2):
@@ -238,7 +240,7 @@ def test_random_workloads_go_where_they_were_foretold(world: World, tmp_path: Pa
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(10))
-def test_a_hundred_random_workloads_go_where_they_were_foretold(world: World, block: int, tmp_path: Path) -> None:
+def test_a_hundred_random_workloads_go_where_they_were_foretold(world: RealCluster, block: int, tmp_path: Path) -> None:
     """The same over a hundred seeds."""
     token = account(world, "atoll-auditor")
     for seed in range(block * 10, block * 10 + 10):

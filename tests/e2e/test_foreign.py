@@ -13,7 +13,7 @@ from agent.simulated import play
 from atoll.api import names
 from atoll.cluster.consistency import Problem
 from atollctl.audit import find_twice
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 from topology.profiles import profile
 
 pytestmark = pytest.mark.e2e
@@ -25,7 +25,7 @@ ALL = 8
 class Machine:
     """What the agent of one node sees on its GPUs, beside what is there."""
 
-    def __init__(self, world: World, path: Path) -> None:
+    def __init__(self, world: RealCluster, path: Path) -> None:
         self.world = world
         self.path = path
         self.name = f"agent@{NODE}"
@@ -56,7 +56,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(world: World) -> Iterator[Machine]:
+def machine(world: RealCluster) -> Iterator[Machine]:
     """The machine of one node, with nobody on its GPUs."""
     machine = Machine(world, world.cluster.shared_dir / f"state-{world.namespace}.json")
     machine.use()
@@ -65,12 +65,12 @@ def machine(world: World) -> Iterator[Machine]:
     machine.end()
 
 
-def problems(world: World) -> set[Problem]:
+def problems(world: RealCluster) -> set[Problem]:
     """Return what the audit finds."""
     return {finding.problem for finding in asyncio.run(find_twice(world.cluster.kubeconfig))}
 
 
-def test_gpu_that_a_process_of_the_machine_uses_is_given_to_nobody(world: World, machine: Machine) -> None:
+def test_gpu_that_a_process_of_the_machine_uses_is_given_to_nobody(world: RealCluster, machine: Machine) -> None:
     """Seven GPUs are left; who wants all eight waits, the audit names the process, and it ends with the use."""
     machine.use(_7=[1])
     world.wait(machine.users, "the agent to see the process")
@@ -92,7 +92,7 @@ def test_gpu_that_a_process_of_the_machine_uses_is_given_to_nobody(world: World,
     assert problems(world) == set()
 
 
-def test_pod_that_uses_a_gpu_of_another_is_found(world: World, machine: Machine) -> None:
+def test_pod_that_uses_a_gpu_of_another_is_found(world: RealCluster, machine: Machine) -> None:
     """The holder's condition names the pod that sits on its GPU; the audit too; both are over when the pod ends."""
     world.claim("one", 1, models=["nvidia-l40s"])
     world.pod("holder", "one")
@@ -117,7 +117,7 @@ def test_pod_that_uses_a_gpu_of_another_is_found(world: World, machine: Machine)
     assert problems(world) == set()
 
 
-def promised(world: World, name: str) -> dict[str, Any]:
+def promised(world: RealCluster, name: str) -> dict[str, Any]:
     """Return the pod's condition about its GPUs, empty where it has none."""
     conditions = world.get(name)["status"].get("conditions", [])
     return next((c for c in conditions if c["type"] == names.POD_AS_PROMISED), {})

@@ -13,8 +13,8 @@ import pytest
 from atoll.api import names
 from atoll.kube import paths
 from bench.stand import NAMESPACE, make_namespace, write_reports
-from devcluster import Cluster
-from devcluster.api import Request
+from devcluster import DevCluster
+from devcluster.api import AdminRequest
 from devcluster.errors import StartError
 from devcluster.installation import Installation
 from devcluster.waiting import wait_until
@@ -37,7 +37,7 @@ def labels_of(number: int) -> dict[str, str]:
 class Hall:
     """The cluster, and what the tests ask of it."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: DevCluster) -> None:
         self.api = cluster.api
         self.cluster = cluster
 
@@ -65,7 +65,7 @@ class Hall:
         """Create members with these ranks."""
         container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1", "memory": "64Mi"}}}
         self.api.request_all(
-            Request(
+            AdminRequest(
                 "POST",
                 paths.pods(NAMESPACE),
                 {
@@ -117,7 +117,7 @@ class Hall:
 @pytest.fixture(scope="module")
 def hall() -> Iterator[Hall]:
     """Fake machines with Atoll."""
-    with Cluster.start(f"hall-{uuid4().hex[:6]}", nodes=(), scheduler=False) as cluster:
+    with DevCluster.start(f"hall-{uuid4().hex[:6]}", nodes=(), scheduler=False) as cluster:
         installation = Installation(cluster)
         cluster.start_kwok()
         installation.apply_manifests()

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.api import names
-from devcluster import NodeSpec
+from devcluster import DevNodeSpec
 from tests.e2e.test_gangs import H100, JOBS, Yard, job_body
-from tests.e2e.world import HOLD, STAY, World
+from tests.e2e.world import HOLD, STAY, RealCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1500)]
 
-LOST = NodeSpec("hopper", profile="dgx-h100")
+LOST = DevNodeSpec("hopper", profile="dgx-h100")
 
 
 @pytest.fixture
-def yard(world: World) -> Iterator[Yard]:
+def yard(world: RealCluster) -> Iterator[Yard]:
     """Gangs of a namespace of its own; its Jobs end with the test."""
     yield Yard(world)
     path = JOBS.format(world.namespace)

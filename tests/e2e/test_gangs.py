@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.e2e.world import HOLD, STAY, World
+from tests.e2e.world import HOLD, STAY, RealCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -24,7 +24,7 @@ QUICK = {"backoffBaseSeconds": 2, "backoffMaxSeconds": 4}
 class Yard:
     """Gangs of one namespace."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RealCluster) -> None:
         self.world = world
         self.api = world.cluster.api
         self.gangs = GANGS.format(world.namespace)
@@ -105,7 +105,7 @@ class Yard:
 
 
 @pytest.fixture
-def yard(world: World) -> Iterator[Yard]:
+def yard(world: RealCluster) -> Iterator[Yard]:
     """Gangs of a namespace of its own; its Jobs end with the test."""
     yield Yard(world)
     path = JOBS.format(world.namespace)
@@ -419,7 +419,7 @@ def test_a_gang_that_is_deactivated_and_activated_again_starts_with_a_clean_reco
 
 
 @contextmanager
-def controllers_with(world: World, *options: str) -> Iterator[None]:
+def controllers_with(world: RealCluster, *options: str) -> Iterator[None]:
     """Run the controllers with further options."""
     parts, usual = world.installation.parts, world.installation.parts["controllers"]
     try:

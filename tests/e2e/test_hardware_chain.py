@@ -25,20 +25,20 @@ from tests.e2e.machine_room import (
     nodes_of,
     runtime_class,
 )
-from tests.e2e.world import Seen, World
+from tests.e2e.world import RealCluster, Seen
 
 pytestmark = pytest.mark.e2e
 
 MIG_RESOURCE = names.mig_resource(INSTANCES[0][0])
 
 
-def devices(world: World, node: str) -> list[dict[str, Any]]:
+def devices(world: RealCluster, node: str) -> list[dict[str, Any]]:
     """Return the devices of a node as its agent reports them."""
     found: list[dict[str, Any]] = world.report(node)["status"]["devices"]
     return found
 
 
-def device(world: World, node: str, uuid: str) -> dict[str, Any]:
+def device(world: RealCluster, node: str, uuid: str) -> dict[str, Any]:
     """Return one device by its uuid."""
     return next(one for one in devices(world, node) if one["uuid"] == uuid)
 
@@ -48,19 +48,19 @@ def is_instance(one: dict[str, Any]) -> bool:
     return bool(one.get("mig", {}).get("profile"))
 
 
-def allocatable(world: World, node: str, resource: str) -> int:
+def allocatable(world: RealCluster, node: str, resource: str) -> int:
     """Return how much of a resource the Node offers."""
     status = world.cluster.api.get(f"/api/v1/nodes/{node}")["status"]
     return int(status["allocatable"].get(resource, 0))
 
 
-def container_id(world: World, name: str) -> str:
+def container_id(world: RealCluster, name: str) -> str:
     """Return the id of the container that runs in a pod of one; empty while none does."""
     statuses = world.get(name)["status"].get("containerStatuses", [])
     return next((str(one.get("containerID", "")) for one in statuses if "running" in one["state"]), "")
 
 
-def test_the_report_is_what_the_drivers_library_tells(machine_room: MachineRoom, room_world: World) -> None:
+def test_the_report_is_what_the_drivers_library_tells(machine_room: MachineRoom, room_world: RealCluster) -> None:
     """Uuid, index, minor number, links and nearest adapter of every GPU; the counts on the Node follow from them."""
     for node, machine in machine_room.nvidia.items():
         whole = {one["index"]: one for one in devices(room_world, node) if not is_instance(one)}
@@ -77,14 +77,14 @@ def test_the_report_is_what_the_drivers_library_tells(machine_room: MachineRoom,
     room_world.wait(lambda: allocatable(room_world, "ampere", MIG_RESOURCE) == len(INSTANCES), "the count of instances")
 
 
-def adapters(world: World, node: str) -> set[frozenset[int]]:
+def adapters(world: RealCluster, node: str) -> set[frozenset[int]]:
     """Return the minor numbers of the GPUs below each network adapter's switch; minor numbers follow the slots here."""
     minors = [one["minor"] for one in devices(world, node)]
     nics = world.report(node)["status"]["links"]["nics"]
     return {frozenset(minors[at] for at, cell in enumerate(nic["cells"]) if cell == "PIX") for nic in nics}
 
 
-def test_a_pair_of_gpus_shares_an_adapter_where_all_else_is_equal(room_world: World) -> None:
+def test_a_pair_of_gpus_shares_an_adapter_where_all_else_is_equal(room_world: RealCluster) -> None:
     """Behind switches every pair is equal by NVLink: a pod of two gets GPUs below one PCIe switch."""
     room_world.claim("two", 2, models=["nvidia-h100"])
     room_world.create(looking_pod(room_world, "pair", "two"))
@@ -94,7 +94,9 @@ def test_a_pair_of_gpus_shares_an_adapter_where_all_else_is_equal(room_world: Wo
     assert found in adapters(room_world, "hopper")
 
 
-def test_claims_of_a_mig_profile_get_an_instance_each_by_uuid(machine_room: MachineRoom, room_world: World) -> None:
+def test_claims_of_a_mig_profile_get_an_instance_each_by_uuid(
+    machine_room: MachineRoom, room_world: RealCluster
+) -> None:
     """Variable and device nodes are those of one instance; a whole GPU that is split is nobody's."""
     world = room_world
     world.claim("slice", 1, migProfile=INSTANCES[0][0])
@@ -118,7 +120,7 @@ def test_claims_of_a_mig_profile_get_an_instance_each_by_uuid(machine_room: Mach
 
 
 @pytest.fixture
-def hopper(machine_room: MachineRoom, room_world: World) -> Iterator[GpuMachine]:
+def hopper(machine_room: MachineRoom, room_world: RealCluster) -> Iterator[GpuMachine]:
     """The machine of hopper, whole again afterwards, and what it suffered forgiven."""
     machine = machine_room.machines["hopper"]
     yield machine
@@ -136,7 +138,7 @@ def incidents(one: dict[str, Any]) -> list[tuple[str, int]]:
     return [(incident["kind"], incident.get("code", 0)) for incident in told if not incident.get("endedTime")]
 
 
-def release(world: World, node: str, uuids: Sequence[str]) -> None:
+def release(world: RealCluster, node: str, uuids: Sequence[str]) -> None:
     """Say as an administrator that the incidents of these GPUs are over."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     body = {"spec": {"releases": [{"uuid": uuid, "time": now, "by": "tests", "reason": "repaired"} for uuid in uuids]}}
@@ -145,7 +147,7 @@ def release(world: World, node: str, uuids: Sequence[str]) -> None:
 
 
 def test_a_reboot_that_renumbers_changes_no_containers_gpu(
-    machine_room: MachineRoom, room_world: World, hopper: GpuMachine
+    machine_room: MachineRoom, room_world: RealCluster, hopper: GpuMachine
 ) -> None:
     """By uuid, and by number under a runtime that isolates, a container finds the same GPUs; by the driver's bare
     numbers it would find others, so its pod is evicted."""
@@ -178,7 +180,7 @@ def test_a_reboot_that_renumbers_changes_no_containers_gpu(
     world.wait(lambda: "bare-number" not in {pod["metadata"]["name"] for pod in world.pods()}, "it to be evicted")
 
 
-def test_a_gpu_that_is_lost_under_a_running_pod_is_given_to_nobody(room_world: World, hopper: GpuMachine) -> None:
+def test_a_gpu_that_is_lost_under_a_running_pod_is_given_to_nobody(room_world: RealCluster, hopper: GpuMachine) -> None:
     """The other seven stay usable. A container that starts again does not get another GPU in its place."""
     world = room_world
     world.claim("two", 2, models=["nvidia-h100"])
@@ -209,7 +211,7 @@ def test_a_gpu_that_is_lost_under_a_running_pod_is_given_to_nobody(room_world: W
     assert sick in start_problem(world, "train")
 
 
-def test_a_quarantined_gpu_stays_with_its_pod_and_goes_to_no_other(room_world: World, hopper: GpuMachine) -> None:
+def test_a_quarantined_gpu_stays_with_its_pod_and_goes_to_no_other(room_world: RealCluster, hopper: GpuMachine) -> None:
     """After an uncorrectable error the container that holds the GPU starts again with it; nobody new gets it until an
     administrator releases it."""
     world = room_world
@@ -236,14 +238,14 @@ def test_a_quarantined_gpu_stays_with_its_pod_and_goes_to_no_other(room_world: W
     assert sick in world.seen("whole").nvidia
 
 
-def start_problem(world: World, name: str) -> str:
+def start_problem(world: RealCluster, name: str) -> str:
     """Return why the container of a pod does not start, or did not last time."""
     (status,) = world.get(name)["status"]["containerStatuses"]
     states = (status["state"], status.get("lastState", {}))
     return " ".join(str(told.get("message", "")) for state in states for told in state.values())
 
 
-def test_containers_of_a_split_claim_restart_with_their_own_part(room_world: World) -> None:
+def test_containers_of_a_split_claim_restart_with_their_own_part(room_world: RealCluster) -> None:
     """Each container of the pod finds its own device nodes again, and who asked for none still finds none."""
     world = room_world
     world.claim("three", 3, models=["nvidia-h100"])

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.e2e.world import CONTENTION, World
+from tests.e2e.world import CONTENTION, RealCluster
 
 pytestmark = pytest.mark.e2e
 
 
-def test_the_locks_tell_of_a_gpu_that_two_containers_hold(world: World) -> None:
+def test_the_locks_tell_of_a_gpu_that_two_containers_hold(world: RealCluster) -> None:
     """Two containers on two nodes that believe in the same uuid leave the file that fails every other test."""
     contention = world.locks / CONTENTION
     for node in ("volta", "hopper"):

@@ -24,7 +24,7 @@ from tests.e2e.machine_room import (
     nodes_of,
     runtime_class,
 )
-from tests.e2e.world import Seen, World
+from tests.e2e.world import RealCluster, Seen
 
 pytestmark = pytest.mark.e2e
 
@@ -36,14 +36,14 @@ CDI_ANNOTATION = {"cdi.k8s.io/test": "nvidia.com/gpu=all"}
 
 
 @pytest.fixture
-def one(room_world: World) -> World:
+def one(room_world: RealCluster) -> RealCluster:
     """The world with a claim `one` for one of hopper's GPUs, and `small` for one of ampere's."""
     room_world.claim("one", 1, models=["nvidia-h100"])
     room_world.claim("small", 1, models=["nvidia-a100"])
     return room_world
 
 
-def unclaimed(world: World, name: str, node: str, **spec: Any) -> set[str]:
+def unclaimed(world: RealCluster, name: str, node: str, **spec: Any) -> set[str]:
     """Start a pod that asks Atoll for nothing and the runtime for everything; return its device nodes."""
     body = looking_pod(world, name, None, nodeSelector={"kubernetes.io/hostname": node}, **spec)
     body["spec"]["containers"][0]["env"] = [ASK_FOR_ALL]
@@ -53,7 +53,7 @@ def unclaimed(world: World, name: str, node: str, **spec: Any) -> set[str]:
     return device_nodes(world, name)
 
 
-def test_claimed_pods_get_their_devices_and_unclaimed_ones_get_nothing(one: World) -> None:
+def test_claimed_pods_get_their_devices_and_unclaimed_ones_get_nothing(one: RealCluster) -> None:
     """runc is the default, Atoll's class is injected: who holds a GPU finds its node, who asks for all finds none."""
     body = looking_pod(one, "claimed", "one")
     body["metadata"]["annotations"].update(CDI_ANNOTATION)
@@ -67,7 +67,7 @@ def test_claimed_pods_get_their_devices_and_unclaimed_ones_get_nothing(one: Worl
     assert unclaimed(one, "unclaimed", "hopper") == set()
 
 
-def test_containers_of_one_pod_find_their_own_parts_only(one: World) -> None:
+def test_containers_of_one_pod_find_their_own_parts_only(one: RealCluster) -> None:
     """Two containers split a claim, a third asks for nothing and finds nothing, though its image asks for all."""
     one.claim("three", 3, models=["nvidia-h100"])
     counts = {"trainer": 2, "loader": 1, "exporter": None}
@@ -82,7 +82,7 @@ def test_containers_of_one_pod_find_their_own_parts_only(one: World) -> None:
     assert found["trainer"].isdisjoint(found["loader"])
 
 
-def test_a_container_cannot_open_a_device_that_it_was_not_given(one: World) -> None:
+def test_a_container_cannot_open_a_device_that_it_was_not_given(one: RealCluster) -> None:
     """Root in the container makes a node of the neighbour's GPU; the kernel still refuses to open it.
 
     The own device gets past that wall: there is no driver behind it here, which is another error.
@@ -103,7 +103,7 @@ def test_a_container_cannot_open_a_device_that_it_was_not_given(one: World) -> N
 
 
 @pytest.fixture
-def without_webhook(one: World) -> Iterator[World]:
+def without_webhook(one: RealCluster) -> Iterator[RealCluster]:
     """The world with the webhook's configuration deleted; afterwards it is there again."""
     path = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{names.WEBHOOK_CONFIGURATION}"
     stored = one.cluster.api.get(path)
@@ -113,7 +113,7 @@ def without_webhook(one: World) -> Iterator[World]:
     one.cluster.api.request("POST", path.rpartition("/")[0], {**stored, "metadata": kept})
 
 
-def test_the_class_by_hand_is_refused(one: World) -> None:
+def test_the_class_by_hand_is_refused(one: RealCluster) -> None:
     """Under Atoll's class the image's own variable would give everything, so that nobody chooses the class himself."""
     answer = one.kubectl("create", "-f", "-", text=json.dumps(looking_pod(one, "thief", None, **BY_HAND))).stderr
 
@@ -121,7 +121,7 @@ def test_the_class_by_hand_is_refused(one: World) -> None:
     assert one.pods() == []
 
 
-def test_the_class_by_hand_is_refused_without_the_webhook(without_webhook: World) -> None:
+def test_the_class_by_hand_is_refused_without_the_webhook(without_webhook: RealCluster) -> None:
     """Somebody deletes the webhook's configuration: the policy alone refuses the pod that nobody shaped."""
     world = without_webhook
     body = json.dumps(looking_pod(world, "thief", None, **BY_HAND))
@@ -133,7 +133,7 @@ def test_the_class_by_hand_is_refused_without_the_webhook(without_webhook: World
     assert world.pods() == []
 
 
-def try_once(world: World, body: str, answers: list[str]) -> str:
+def try_once(world: RealCluster, body: str, answers: list[str]) -> str:
     """Create the pod as a dry run, and keep the answer."""
     answers.append(world.kubectl("create", "--dry-run=server", "-f", "-", text=body).stderr)
     return answers[-1]
@@ -149,7 +149,7 @@ def ampere(machine_room: MachineRoom) -> Iterator[GpuMachine]:
     machine.plug()
 
 
-def test_a_default_runtime_of_nvidias_gives_everything_to_whoever_asks(one: World, ampere: GpuMachine) -> None:
+def test_a_default_runtime_of_nvidias_gives_everything_to_whoever_asks(one: RealCluster, ampere: GpuMachine) -> None:
     """The set-up that is no wall: claimed pods get their own, but any image takes all. Atoll can only tell."""
     one.create(looking_pod(one, "claimed", "small"))
     one.wait_running("claimed")
@@ -165,7 +165,7 @@ def test_a_default_runtime_of_nvidias_gives_everything_to_whoever_asks(one: Worl
         one.wait_event(name, names.REASON_FOREIGN_USE)
 
 
-def process_id(world: World, name: str, node: str) -> int:
+def process_id(world: RealCluster, name: str, node: str) -> int:
     """Return a process of a pod, as the driver of its node numbers it."""
     uid = world.get(name)["metadata"]["uid"]
     script = f"grep -l 'pod{uid}/' /proc/[0-9]*/cgroup | head -1"
@@ -174,14 +174,16 @@ def process_id(world: World, name: str, node: str) -> int:
 
 
 @pytest.fixture
-def nvidias_own_class(one: World) -> Iterator[World]:
+def nvidias_own_class(one: RealCluster) -> Iterator[RealCluster]:
     """The world with the RuntimeClass that NVIDIA's operator brings; afterwards it is gone."""
     runtime_class(one, "nvidia", "nvidia")
     yield one
     one.kubectl("delete", "runtimeclass", "nvidia")
 
 
-def test_a_class_of_nvidias_own_is_a_way_around_unless_the_optional_policy_shuts_it(nvidias_own_class: World) -> None:
+def test_a_class_of_nvidias_own_is_a_way_around_unless_the_optional_policy_shuts_it(
+    nvidias_own_class: RealCluster,
+) -> None:
     """NVIDIA's operator brings a class for everybody; policies/optional keeps unclaimed pods from it."""
     world = nvidias_own_class
     assert unclaimed(world, "around", "hopper", runtimeClassName="nvidia") == ALL_OF_HOPPER
@@ -197,7 +199,7 @@ def test_a_class_of_nvidias_own_is_a_way_around_unless_the_optional_policy_shuts
         world.cluster.kubectl("delete", "-f", policy)
 
 
-def test_a_runtime_that_distrusts_the_variable_gives_claimed_pods_nothing(one: World) -> None:
+def test_a_runtime_that_distrusts_the_variable_gives_claimed_pods_nothing(one: RealCluster) -> None:
     """`accept-nvidia-visible-devices-envvar-when-unprivileged = false` alone discards Atoll's variable too."""
     runtime_class(one, "strict", STRICT_HANDLER)
     one.create(looking_pod(one, "claimed", "one", runtimeClassName="strict"))
@@ -208,7 +210,7 @@ def test_a_runtime_that_distrusts_the_variable_gives_claimed_pods_nothing(one: W
     assert unclaimed(one, "unclaimed", "hopper", runtimeClassName="strict") == set()
 
 
-def test_without_any_runtime_of_nvidias_there_is_the_variable_and_nothing_else(one: World) -> None:
+def test_without_any_runtime_of_nvidias_there_is_the_variable_and_nothing_else(one: RealCluster) -> None:
     """Plain runc: the variable tells a program what it holds; devices come from elsewhere, for everybody or nobody."""
     runtime_class(one, "plain", "runc")
     one.create(looking_pod(one, "claimed", "one", runtimeClassName="plain"))
@@ -220,7 +222,7 @@ def test_without_any_runtime_of_nvidias_there_is_the_variable_and_nothing_else(o
     assert device_nodes(one, "claimed") == set()
 
 
-def test_an_empty_variable_means_no_device_in_every_set_up(one: World) -> None:
+def test_an_empty_variable_means_no_device_in_every_set_up(one: RealCluster) -> None:
     """A claimed pod bound past Atoll has no annotations: whatever its image says, it finds no GPU."""
     one.claim("nowhere", 1, models=["nvidia-r300"])
     for node in ("hopper", "ampere"):
@@ -264,7 +266,7 @@ def test_a_row_that_can_be_shown_is_a_failure(row: str, monkeypatch: pytest.Monk
     assert ran == [row]
 
 
-def test_the_room_plays_what_the_tests_take_for_granted(machine_room: MachineRoom, room_world: World) -> None:
+def test_the_room_plays_what_the_tests_take_for_granted(machine_room: MachineRoom, room_world: RealCluster) -> None:
     """Index, minor number and id of the machines' GPUs differ, or these tests would not tell them apart."""
     for node, machine in machine_room.nvidia.items():
         devices = [device for device in room_world.report(node)["status"]["devices"] if not device.get("mig")]

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from atoll.api import names
-from devcluster import Cluster, NodeSpec
+from devcluster import DevCluster, DevNodeSpec
 from devcluster.installation import Installation
 from devcluster.kueue import Kueue
 from tests.e2e.conftest import OPTIONS
 from tests.e2e.queues import HIGH, PRIORITY_LABEL, RACK, TOPOLOGY_FLAVOR, Queues, make_flavors
-from tests.e2e.world import HOLD, World
+from tests.e2e.world import HOLD, RealCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -32,24 +32,24 @@ Open = Callable[..., Queues]
 @pytest.fixture(scope="module")
 def beside_kueue() -> Iterator[Installation]:
     """A cluster with Atoll and Kueue: 16 GPUs on two machines."""
-    nodes = [NodeSpec(f"hopper-{rack}", profile="dgx-h100", labels={RACK: rack}) for rack in ("a", "b")]
-    with Cluster.start(f"kueue-{uuid4().hex[:6]}", nodes=nodes, scheduler=False) as cluster:
+    nodes = [DevNodeSpec(f"hopper-{rack}", profile="dgx-h100", labels={RACK: rack}) for rack in ("a", "b")]
+    with DevCluster.start(f"kueue-{uuid4().hex[:6]}", nodes=nodes, scheduler=False) as cluster:
         installed = Installation(cluster, options=OPTIONS)
         installed.install()
         Kueue(cluster).install()
-        make_flavors(World(installed, "default"))
+        make_flavors(RealCluster(installed, "default"))
         yield installed
 
 
 @pytest.fixture
-def world(beside_kueue: Installation) -> Iterator[World]:
+def world(beside_kueue: Installation) -> Iterator[RealCluster]:
     """A namespace for one test."""
-    with World.of_one_test(beside_kueue) as world:
+    with RealCluster.of_one_test(beside_kueue) as world:
         yield world
 
 
 @pytest.fixture
-def open_queue(world: World) -> Iterator[Open]:
+def open_queue(world: RealCluster) -> Iterator[Open]:
     """Opens the queue of the test's namespace; it closes with the test."""
     opened: list[Queues] = []
 
@@ -217,7 +217,7 @@ def test_a_gang_that_atoll_evicts_gives_its_quota_back_and_comes_back(open_queue
     assert names.GANG_SUSPENDED not in queues.workload("late")["metadata"].get("annotations", {})
 
 
-def test_the_examples_work_as_shipped(world: World) -> None:
+def test_the_examples_work_as_shipped(world: RealCluster) -> None:
     """Label, queues, Job, as the files say: the Job is admitted for its GPUs and ends well."""
     label = ("label", "namespace", world.namespace, f"{names.COMPLETE_JOBS}=true")
     for words in (label, ("apply", "-f", str(EXAMPLES / "queues.yaml")), ("apply", "-f", str(EXAMPLES / "job.yaml"))):

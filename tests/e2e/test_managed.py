@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from devcluster import NodeSpec, chart
+from devcluster import DevNodeSpec, chart
 from devcluster.certificates import CertificateAuthority, Subject
-from tests.e2e.release import CONFIGURATION, Release, gpu_node
-from tests.e2e.world import World
+from tests.e2e.release import CONFIGURATION, ChartRelease, gpu_node
+from tests.e2e.world import RealCluster
 
 pytestmark = [
     pytest.mark.e2e,
@@ -28,16 +28,16 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="real nodes need root on Linux"),
 ]
 
-NODES = (gpu_node("hopper", "dgx-h100"), NodeSpec("office"))
+NODES = (gpu_node("hopper", "dgx-h100"), DevNodeSpec("office"))
 TAINT = "gpu.scheduling/only=true:NoSchedule"
 TOLERATION = {"key": "gpu.scheduling/only", "operator": "Exists"}
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartRelease]:
     """A cluster with the values for managed clouds beside its own scheduler, and the administrator's certificate."""
     folder = tmp_path_factory.mktemp("certificate")
-    with Release.cluster_for(NODES) as release:
+    with ChartRelease.cluster_for(NODES) as release:
         assert release.cluster.kubectl("taint", "node", "hopper", TAINT).returncode == 0
         bundle = store_certificate(release, folder)
         own = ("--set", "webhook.tls.source=secret", "--set-file", f"webhook.tls.caBundle={bundle}")
@@ -46,13 +46,13 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
 
 
 @pytest.fixture
-def world(release: Release) -> Iterator[World]:
+def world(release: ChartRelease) -> Iterator[RealCluster]:
     """A namespace for one test; afterwards its pods are gone and the audit finds nothing."""
-    with World.of_one_test(release.installation) as world:
+    with RealCluster.of_one_test(release.installation) as world:
         yield world
 
 
-def store_certificate(release: Release, folder: Path) -> Path:
+def store_certificate(release: ChartRelease, folder: Path) -> Path:
     """Put a certificate of another authority into the Secret, as its administrator would; return the authority's."""
     authority = CertificateAuthority(folder, now=datetime.now(UTC))
     pair = authority.issue("webhook", Subject("webhook", dns_names=[f"atoll-webhook.{names.SYSTEM_NAMESPACE}.svc"]))
@@ -71,14 +71,14 @@ def node_of(pod: dict[str, Any]) -> str:
     return str(pod["spec"].get("nodeName", ""))
 
 
-def test_parts_keep_off_the_nodes_with_gpus(release: Release) -> None:
+def test_parts_keep_off_the_nodes_with_gpus(release: ChartRelease) -> None:
     """The cluster's scheduler placed them, and the taint holds for them too; only the agents tolerate it."""
     for component in ("controllers", "scheduler", "webhook"):
         assert {node_of(pod) for pod in release.pods(component).values()} == {"office"}
     assert {node_of(pod) for pod in release.pods("agent").values()} == {"hopper"}
 
 
-def test_each_scheduler_places_its_own_pods(world: World) -> None:
+def test_each_scheduler_places_its_own_pods(world: RealCluster) -> None:
     """A pod without GPUs goes where the cluster's scheduler wants it, one with GPUs to the tainted node, by Atoll."""
     world.claim("pair", 2)
 
@@ -95,7 +95,7 @@ def test_each_scheduler_places_its_own_pods(world: World) -> None:
     assert set(world.seen("train").nvidia) == set(allocation.uuids)
 
 
-def test_a_pod_without_the_toleration_is_told_so(world: World) -> None:
+def test_a_pod_without_the_toleration_is_told_so(world: RealCluster) -> None:
     """It waits, and the reason names the taint, not a want of GPUs."""
     world.claim("pair", 2)
     world.pod("forgetful", "pair")
@@ -104,7 +104,7 @@ def test_a_pod_without_the_toleration_is_told_so(world: World) -> None:
     assert not world.leases(world.get("forgetful")["metadata"]["uid"])
 
 
-def test_the_administrators_certificate_stays(release: Release, world: World) -> None:
+def test_the_administrators_certificate_stays(release: ChartRelease, world: RealCluster) -> None:
     """The API server trusts that authority alone, the webhook answers under it, and the controllers touch neither."""
     configuration = release.cluster.api.get(CONFIGURATION)
     bundles = release.bundles()
@@ -121,7 +121,7 @@ def test_the_administrators_certificate_stays(release: Release, world: World) ->
     world.wait_running("train")
 
 
-def secrets_of(release: Release) -> set[str]:
+def secrets_of(release: ChartRelease) -> set[str]:
     """Return the names of the Secrets in Atoll's namespace."""
     path = f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/secrets"
     return {item["metadata"]["name"] for item in release.cluster.api.get(path)["items"]}

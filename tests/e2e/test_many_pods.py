@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 from topology.choice import Reason
 
 pytestmark = pytest.mark.e2e
@@ -15,18 +15,18 @@ SIZES = (8, 4, 2, 1) * 5 + (1,) * 30
 """50 pods in the order of their arrival, 105 GPUs: more than all machines have, and enough ones to fill every gap."""
 
 
-def gpu_count(world: World) -> int:
+def gpu_count(world: RealCluster) -> int:
     """Return how many GPUs all agents report."""
     reports = world.cluster.api.get("/apis/gpu.scheduling/v1/gpunodestatuses")["items"]
     return sum(len(report["status"]["devices"]) for report in reports)
 
 
-def bound(world: World) -> list[dict[str, Any]]:
+def bound(world: RealCluster) -> list[dict[str, Any]]:
     """Return the pods that have a node."""
     return [pod for pod in world.pods() if pod["spec"].get("nodeName")]
 
 
-def waiting_names(world: World) -> set[str]:
+def waiting_names(world: RealCluster) -> set[str]:
     """Return the names of the pods without a node."""
     return {pod["metadata"]["name"] for pod in world.pods() if not pod["spec"].get("nodeName")}
 
@@ -36,7 +36,7 @@ def gpus_of(pods: Iterable[dict[str, Any]]) -> list[str]:
     return [uuid for pod in pods for uuid in pod["metadata"]["annotations"][names.UUIDS].split(",")]
 
 
-def wait_full(world: World) -> None:
+def wait_full(world: RealCluster) -> None:
     """Wait until every GPU of the cluster belongs to a pod of the test, and every container has taken its locks."""
     total = gpu_count(world)
     world.wait(lambda: len(gpus_of(bound(world))) >= total, f"all {total} GPUs to be given away")
@@ -49,7 +49,7 @@ def wait_full(world: World) -> None:
     world.check_no_contention()
 
 
-def test_fifty_pods_share_nothing_and_leave_no_gpu_idle(world: World) -> None:
+def test_fifty_pods_share_nothing_and_leave_no_gpu_idle(world: RealCluster) -> None:
     """Of 50 pods of mixed sizes as many run as there are GPUs for; the rest says why it waits, and follows later."""
     for size in sorted(set(SIZES)):
         world.claim(f"size-{size}", size)
@@ -77,7 +77,7 @@ def reasons(note: str) -> list[str]:
     return note.partition(": ")[2].partition("; ")[0].split(", ")
 
 
-def told_reasons(world: World) -> list[str]:
+def told_reasons(world: RealCluster) -> list[str]:
     """Return the reasons that events give to waiting pods: `N GPUs asked, ...: 3 REASON, 1 REASON; what to do next`."""
     path = f"/apis/events.k8s.io/v1/namespaces/{world.namespace}/events"
     events = [event for event in world.cluster.api.get(path)["items"] if event["reason"] == names.REASON_WAITING]
@@ -85,7 +85,7 @@ def told_reasons(world: World) -> list[str]:
     return [entry.partition(" ")[2] for entry in missing]
 
 
-def test_freed_gpus_wake_exactly_the_pod_that_fits(world: World) -> None:
+def test_freed_gpus_wake_exactly_the_pod_that_fits(world: RealCluster) -> None:
     """While the controllers are away nothing is freed and nobody woken; back again, they wake whom the GPUs fit."""
     machines = {"hopper": "nvidia-h100", "volta": "nvidia-v100", "lovelace": "nvidia-l40s"}
     for node, model in machines.items():
@@ -118,6 +118,6 @@ def test_freed_gpus_wake_exactly_the_pod_that_fits(world: World) -> None:
     world.check_audit()
 
 
-def woken(world: World) -> set[str]:
+def woken(world: RealCluster) -> set[str]:
     """Return the names of the pods that bear the controllers' mark of a wake-up."""
     return {pod["metadata"]["name"] for pod in world.pods() if names.WOKEN in pod["metadata"]["annotations"]}

@@ -16,7 +16,7 @@ from devcluster.installation import HEALTH_PORTS
 from devcluster.paths import cache_root
 from devcluster.system_programs import find_prometheus
 from tests.deploy.api_server import DEPLOY
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -34,7 +34,7 @@ print(urllib.request.urlopen(url, timeout=10).read().decode())
 class Prometheus:
     """A Prometheus inside the cluster's network."""
 
-    world: World
+    world: RealCluster
 
     def ask(self, path: str, query: str = "") -> Any:
         """Return the data of one answer of its API; None while it does not answer."""
@@ -48,7 +48,7 @@ class Prometheus:
         return [float(row["value"][1]) for row in answer["result"] if row["value"][1] != "NaN"]
 
 
-def targets(world: World) -> list[dict[str, Any]]:
+def targets(world: RealCluster) -> list[dict[str, Any]]:
     """Return where every part tells its metrics, with the labels that the rules expect."""
     here = ("extender", "webhook", "controllers")
     found = [{"targets": [f"127.0.0.1:{HEALTH_PORTS[part]}"], "labels": {"component": part}} for part in here]
@@ -57,7 +57,7 @@ def targets(world: World) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def prometheus(world: World, tmp_path: Path) -> Iterator[Prometheus]:
+def prometheus(world: RealCluster, tmp_path: Path) -> Iterator[Prometheus]:
     """A Prometheus with the shipped rules that scrapes every part each second."""
     programs = find_prometheus(cache_root(), report=report_to_stderr)
     configuration = tmp_path / "prometheus.yaml"
@@ -83,7 +83,7 @@ def metric_names(text: str) -> set[str]:
     return set(re.findall(r'(?<![\w:"])atoll_[a-z_]+', text))
 
 
-def live(world: World) -> None:
+def live(world: RealCluster) -> None:
     """Let things happen: pods that are bound, refused, waiting, released."""
     world.claim("pair", 2)
     world.claim("endless", 64)
@@ -100,7 +100,7 @@ def live(world: World) -> None:
     world.wait_rejected("unlucky")
 
 
-def test_dashboard_and_rules_find_what_they_ask_for(world: World, prometheus: Prometheus) -> None:
+def test_dashboard_and_rules_find_what_they_ask_for(world: RealCluster, prometheus: Prometheus) -> None:
     """Every part is scraped, every rule evaluates, every query of the dashboard gives data, every name exists."""
     count = len(HEALTH_PORTS) - 1 + len(world.cluster.nodes)
     world.wait(lambda: sum(prometheus.values('up{job="atoll"}')) == count, "every part to be scraped")
@@ -125,7 +125,7 @@ def test_dashboard_and_rules_find_what_they_ask_for(world: World, prometheus: Pr
     assert firing == set()
 
 
-def test_numbers_are_those_of_the_cluster(world: World, prometheus: Prometheus) -> None:
+def test_numbers_are_those_of_the_cluster(world: RealCluster, prometheus: Prometheus) -> None:
     """GPUs held, the wait and the quality of a bound pod, and a pod that waits show as they are."""
     world.claim("pair", 2)
     world.claim("endless", 64)

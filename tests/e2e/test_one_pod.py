@@ -5,17 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from atoll.api import names
-from tests.e2e.world import HOLD, STAY, TELL, Seen, World
+from tests.e2e.world import HOLD, STAY, TELL, RealCluster, Seen
 
 pytestmark = pytest.mark.e2e
 
 
-def lease_uuids(world: World, pod_uid: str) -> list[str]:
+def lease_uuids(world: RealCluster, pod_uid: str) -> list[str]:
     """Return the uuids of the GPUs whose Leases the pod holds, sorted."""
     return sorted(lease["metadata"]["annotations"][names.LEASE_DEVICE_UUID] for lease in world.leases(pod_uid))
 
 
-def test_two_contiguous_gpus_on_a_dgx1_are_directly_linked(world: World) -> None:
+def test_two_contiguous_gpus_on_a_dgx1_are_directly_linked(world: RealCluster) -> None:
     """Container, annotations and Leases name the same two uuids, and the two GPUs share a direct NVLink."""
     world.claim("pair", 2, models=["nvidia-v100"])
     world.pod("train", "pair")
@@ -42,7 +42,9 @@ def test_two_contiguous_gpus_on_a_dgx1_are_directly_linked(world: World) -> None
         pytest.param(lambda world, node: world.installation.restart(f"agent@{node}"), id="agent-and-container-restart"),
     ],
 )
-def test_every_start_of_a_container_sees_the_same_gpus(world: World, disturb: Callable[[World, str], None]) -> None:
+def test_every_start_of_a_container_sees_the_same_gpus(
+    world: RealCluster, disturb: Callable[[RealCluster, str], None]
+) -> None:
     """What was promised at bind is what the container sees whenever kubelet starts it, by whichever kubelet."""
     world.claim("three", 3, models=["nvidia-h100"])
     world.pod("train", "three")
@@ -58,7 +60,7 @@ def test_every_start_of_a_container_sees_the_same_gpus(world: World, disturb: Ca
 
 
 @pytest.mark.parametrize("mode", ["uuid", "index"])
-def test_ids_are_never_taken_for_nvml_indices(world: World, mode: str) -> None:
+def test_ids_are_never_taken_for_nvml_indices(world: RealCluster, mode: str) -> None:
     """Where the driver counts the GPUs in another order, both modes still show the GPUs whose Leases the pod holds."""
     world.claim("all", 8, models=["nvidia-h100"], visibleDevices=mode)
     pod = world.pod("train", "all")
@@ -81,7 +83,7 @@ def test_ids_are_never_taken_for_nvml_indices(world: World, mode: str) -> None:
     )
 
 
-def test_containers_that_ask_get_disjoint_parts(world: World) -> None:
+def test_containers_that_ask_get_disjoint_parts(world: RealCluster) -> None:
     """Sidecar and containers see their own counts, together the pod's set; who asks for nothing sees nothing."""
     world.claim("four", 4, models=["nvidia-h100"])
     body = world.pod_body(
@@ -112,7 +114,7 @@ def test_containers_that_ask_get_disjoint_parts(world: World) -> None:
     assert all(one.cuda == one.nvidia for one in seen.values())
 
 
-def test_containers_that_do_not_ask_share_the_whole_set(world: World) -> None:
+def test_containers_that_do_not_ask_share_the_whole_set(world: RealCluster) -> None:
     """Init container, sidecar and every container see all GPUs of the pod."""
     world.claim("pair", 2)
     body = world.pod_body(
@@ -134,7 +136,7 @@ def test_containers_that_do_not_ask_share_the_whole_set(world: World) -> None:
         assert seen.cuda == seen.nvidia == allocation.uuids, container
 
 
-def test_a_bare_resource_means_a_claim_of_that_count(world: World) -> None:
+def test_a_bare_resource_means_a_claim_of_that_count(world: RealCluster) -> None:
     """Without a GpuClaim `gpu.scheduling/gpu` gives the pod that many GPUs, held and shown like claimed ones."""
     body = world.pod_body("bare", None, containers=[world.container("main", gpus=2)])
     pod = world.create(body)
@@ -146,7 +148,7 @@ def test_a_bare_resource_means_a_claim_of_that_count(world: World) -> None:
     assert lease_uuids(world, pod["metadata"]["uid"]) == sorted(seen.nvidia)
 
 
-def test_a_pod_without_a_claim_starts_as_usual(world: World) -> None:
+def test_a_pod_without_a_claim_starts_as_usual(world: RealCluster) -> None:
     """Atoll leaves pods alone that ask for no GPU."""
     script = "echo CUDA=${CUDA_VISIBLE_DEVICES-unset} NVIDIA=${NVIDIA_VISIBLE_DEVICES-unset} ORDER=\n"
     world.pod("plain", None, script=script + STAY)

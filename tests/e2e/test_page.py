@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controllers.settings import PageSettings
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -18,14 +18,14 @@ BROWSE = Path(__file__).with_name("browse.py")
 NAME = "browser"
 
 
-def steps(world: World) -> dict[str, dict[str, Any]]:
+def steps(world: RealCluster) -> dict[str, dict[str, Any]]:
     """Return what the browser has told so far, by step."""
     lines = world.cluster.logs(NAME).read_text().splitlines()
     told = [json.loads(line) for line in lines if line.startswith('{"step"')]
     return {one.pop("step"): one for one in told}
 
 
-def test_browser_sees_who_holds_what_waits_and_follows(world: World, tmp_path: Path) -> None:
+def test_browser_sees_who_holds_what_waits_and_follows(world: RealCluster, tmp_path: Path) -> None:
     """The set that is highlighted is the pod's, the proposals are there, and a release shows without a reload."""
     world.claim("machine", 8, models=["nvidia-h100"])
     world.claim("pair", 2, policy="island")
@@ -58,6 +58,6 @@ def test_browser_sees_who_holds_what_waits_and_follows(world: World, tmp_path: P
             shutil.copy(tmp_path / picture, folder)
 
 
-def exited(world: World) -> bool:
+def exited(world: RealCluster) -> bool:
     """Tell whether the browser's process has ended."""
     return not world.cluster.processes()[NAME].running

@@ -7,7 +7,7 @@ one of each, so that what is free afterwards is enough, and not joined.
 import pytest
 
 from atoll.api import names
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -16,7 +16,7 @@ MODEL = ["nvidia-l40s"]
 HIGH = "tests-high"
 
 
-def furnish(world: World) -> None:
+def furnish(world: RealCluster) -> None:
     """Make a priority class, and claims for two GPUs apart and four together."""
     if world.maybe(f"{CLASSES}/{HIGH}") is None:
         world.cluster.api.request("POST", CLASSES, {"metadata": {"name": HIGH}, "value": 1000})
@@ -24,7 +24,7 @@ def furnish(world: World) -> None:
     world.claim("island", 4, models=MODEL, policy="island")
 
 
-def islands_of(world: World, name: str) -> set[str]:
+def islands_of(world: RealCluster, name: str) -> set[str]:
     """Return the islands of a running pod's GPUs, as its machine reports them."""
     allocation = world.allocation(name)
     assert allocation is not None
@@ -32,7 +32,7 @@ def islands_of(world: World, name: str) -> set[str]:
     return {device["island"] for device in devices if device["uuid"] in allocation.uuids}
 
 
-def running(world: World) -> set[str]:
+def running(world: RealCluster) -> set[str]:
     """Return the pods that run and are not being deleted."""
     return {
         pod["metadata"]["name"]
@@ -41,7 +41,7 @@ def running(world: World) -> set[str]:
     }
 
 
-def test_pod_of_lower_priority_makes_room_for_an_island(world: World) -> None:
+def test_pod_of_lower_priority_makes_room_for_an_island(world: RealCluster) -> None:
     """Six GPUs are free and no four of them joined: the controllers evict the pod in between, and nobody is left out.
 
     The eviction is one through the eviction API; while the victim ends, a newcomer of low priority takes none of the
@@ -72,7 +72,7 @@ def test_pod_of_lower_priority_makes_room_for_an_island(world: World) -> None:
     )
 
 
-def test_budget_keeps_the_island_from_being_freed(world: World) -> None:
+def test_budget_keeps_the_island_from_being_freed(world: RealCluster) -> None:
     """A pod whose budget allows no disruption is not evicted; the pod that wants the island waits and says why."""
     furnish(world)
     body = world.pod_body("between", "apart")
@@ -97,7 +97,7 @@ def test_budget_keeps_the_island_from_being_freed(world: World) -> None:
     assert len(islands_of(world, "high")) == 1
 
 
-def test_kube_scheduler_s_victims_are_completed(world: World) -> None:
+def test_kube_scheduler_s_victims_are_completed(world: RealCluster) -> None:
     """The count is short: kube-scheduler preempts for four GPUs, and the extender adds whom the island needs.
 
     Four pods hold one GPU of each island twice; two of them would be enough by count, and useless.

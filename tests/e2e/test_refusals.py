@@ -9,12 +9,12 @@ import pytest
 
 from atoll.api import names
 from devcluster.installation import Installation
-from tests.e2e.world import HOLD, STAY, World
+from tests.e2e.world import HOLD, STAY, RealCluster
 
 pytestmark = pytest.mark.e2e
 
 Body = dict[str, Any]
-MakePod = Callable[[World], Body]
+MakePod = Callable[[RealCluster], Body]
 
 
 def claim_body(name: str, *, spec: Body | None = None, **devices: Any) -> Body:
@@ -28,9 +28,9 @@ def claim_body(name: str, *, spec: Body | None = None, **devices: Any) -> Body:
 
 
 @pytest.fixture(scope="module")
-def counter(installation: Installation) -> Iterator[World]:
+def counter(installation: Installation) -> Iterator[RealCluster]:
     """One namespace for all requests that must leave nothing behind, with a claim `one` and a gang's claim `member`."""
-    world = World.enter(installation, f"counter-{uuid4().hex[:8]}")
+    world = RealCluster.enter(installation, f"counter-{uuid4().hex[:8]}")
     world.claim("one", 1)
     world.kubectl("create", "-f", "-", text=json.dumps(claim_body("member", spec={"gangRef": "train"})))
     yield world
@@ -48,7 +48,7 @@ def counter(installation: Installation) -> Iterator[World]:
         pytest.param(claim_body("c", cuont=1), 'unknown field "spec.devices.cuont"', id="misspelled-field"),
     ],
 )
-def test_a_claim_that_makes_no_sense_is_never_stored(counter: World, claim: Body, answer: str) -> None:
+def test_a_claim_that_makes_no_sense_is_never_stored(counter: RealCluster, claim: Body, answer: str) -> None:
     """The API server itself refuses it, and says which value and why."""
     done = counter.kubectl("create", "-f", "-", text=json.dumps(claim))
 
@@ -56,26 +56,26 @@ def test_a_claim_that_makes_no_sense_is_never_stored(counter: World, claim: Body
     assert answer in done.stderr
 
 
-def with_env(world: World) -> Body:
+def with_env(world: RealCluster) -> Body:
     """Return a pod that chooses its GPUs itself."""
     body = world.pod_body("p", "one")
     body["spec"]["containers"][0]["env"] = [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
     return body
 
 
-def with_gate(world: World) -> Body:
+def with_gate(world: RealCluster) -> Body:
     """Return a pod behind Atoll's gate, put there by the user."""
     return world.pod_body("p", "one", schedulingGates=[{"name": names.GANG_GATE}])
 
 
-def with_other_gang(world: World) -> Body:
+def with_other_gang(world: RealCluster) -> Body:
     """Return a pod that names another gang than its claim does."""
     body = world.pod_body("p", "member")
     body["metadata"]["annotations"][names.GANG] = "other"
     return body
 
 
-def with_asking_init_container(world: World) -> Body:
+def with_asking_init_container(world: RealCluster) -> Body:
     """Return a pod whose init container asks for the GPU."""
     return world.pod_body("p", "one", initContainers=[world.container("prepare", gpus=1)])
 
@@ -117,7 +117,7 @@ def with_asking_init_container(world: World) -> Body:
         ),
     ],
 )
-def test_a_pod_that_cannot_be_served_is_refused_at_once(counter: World, make_pod: MakePod, answer: str) -> None:
+def test_a_pod_that_cannot_be_served_is_refused_at_once(counter: RealCluster, make_pod: MakePod, answer: str) -> None:
     """The user is told what to change, and no trace of the pod is left."""
     done = counter.kubectl("create", "-f", "-", text=json.dumps(make_pod(counter)))
 
@@ -126,7 +126,7 @@ def test_a_pod_that_cannot_be_served_is_refused_at_once(counter: World, make_pod
     assert counter.pods() == []
 
 
-def test_forged_annotations_are_taken_off_with_a_warning(world: World) -> None:
+def test_forged_annotations_are_taken_off_with_a_warning(world: RealCluster) -> None:
     """A pod that brings an allocation is given one of its own, and its container sees that one."""
     stolen = world.report("hopper")["status"]["devices"][0]["uuid"]
     forged = {names.ALLOCATED: "hopper:0", names.UUIDS: stolen, f"{names.CONTAINER_UUIDS_PREFIX}main": stolen}
@@ -144,7 +144,7 @@ def test_forged_annotations_are_taken_off_with_a_warning(world: World) -> None:
     assert world.seen("forger").nvidia == allocation.uuids
 
 
-def test_a_dry_run_takes_nothing(world: World) -> None:
+def test_a_dry_run_takes_nothing(world: RealCluster) -> None:
     """`--dry-run=server` answers with the shaped pod and leaves neither pod nor Lease."""
     world.claim("one", 1)
     body = json.dumps(world.pod_body("dry", "one"))
@@ -156,7 +156,7 @@ def test_a_dry_run_takes_nothing(world: World) -> None:
     assert world.leases() == []
 
 
-def test_claim_and_pod_stand_in_one_file(world: World) -> None:
+def test_claim_and_pod_stand_in_one_file(world: RealCluster) -> None:
     """Claim first: one `kubectl apply` does. Pod first: the refusal says so; the same command then works."""
     claim, pod = json.dumps(claim_body("one")), json.dumps(world.pod_body("first", "one"))
     late_claim, late_pod = json.dumps(claim_body("late")), json.dumps(world.pod_body("second", "late"))
@@ -173,7 +173,7 @@ def test_claim_and_pod_stand_in_one_file(world: World) -> None:
         assert len(world.seen(name).nvidia) == 1
 
 
-def test_more_gpus_than_any_node_has_wait_with_a_reason(world: World) -> None:
+def test_more_gpus_than_any_node_has_wait_with_a_reason(world: RealCluster) -> None:
     """Such a pod is admitted, for a larger machine may come; meanwhile it says what is missing."""
     world.claim("nine", 9)
     world.pod("large", "nine")
@@ -184,7 +184,7 @@ def test_more_gpus_than_any_node_has_wait_with_a_reason(world: World) -> None:
     assert f"`atoll explain pod/large -n {world.namespace}`" in note
 
 
-def test_a_model_that_nobody_has_waits_with_a_reason(world: World) -> None:
+def test_a_model_that_nobody_has_waits_with_a_reason(world: RealCluster) -> None:
     """kube-scheduler's own message carries the extender's reason, counted over the nodes."""
     world.claim("future", 1, models=["nvidia-r300"])
     world.pod("early", "future")
@@ -192,7 +192,7 @@ def test_a_model_that_nobody_has_waits_with_a_reason(world: World) -> None:
     assert f"4 {names.REJECT_NO_MODEL}" in world.wait_rejected("early")
 
 
-def test_a_claim_that_goes_away_takes_its_waiting_pods_hope(world: World) -> None:
+def test_a_claim_that_goes_away_takes_its_waiting_pods_hope(world: RealCluster) -> None:
     """Claim deleted: the pod says so. Created again under the name: another claim, so the pod still gets nothing."""
     world.claim("four", 4, models=["nvidia-gb200"])
     world.pod("holder", "four")
@@ -211,13 +211,13 @@ def test_a_claim_that_goes_away_takes_its_waiting_pods_hope(world: World) -> Non
     assert world.leases(world.get("waiting")["metadata"]["uid"]) == []
 
 
-def is_told_after_a_nudge(world: World, reason: str) -> bool:
+def is_told_after_a_nudge(world: RealCluster, reason: str) -> bool:
     """Make kube-scheduler look at the pod `waiting` again; tell whether its message names the reason."""
     world.kubectl("annotate", "--overwrite", "pod", "waiting", f"example.com/nudged={uuid4().hex}")
     return reason in world.message("waiting")
 
 
-def test_a_running_pod_outlives_its_claim(world: World) -> None:
+def test_a_running_pod_outlives_its_claim(world: RealCluster) -> None:
     """A claim is a template: deleting it takes nothing from pods that have their GPUs, not even at a restart."""
     world.claim("one", 1)
     pod = world.pod("train", "one")
@@ -232,7 +232,7 @@ def test_a_running_pod_outlives_its_claim(world: World) -> None:
 
 
 @pytest.fixture
-def without_webhook(world: World) -> Iterator[World]:
+def without_webhook(world: RealCluster) -> Iterator[RealCluster]:
     """The world while the webhook is dead; afterwards it serves again."""
     world.installation.kill("webhook")
     yield world
@@ -240,7 +240,7 @@ def without_webhook(world: World) -> Iterator[World]:
         world.installation.start("webhook")
 
 
-def test_with_the_webhook_down_only_gpu_pods_wait(without_webhook: World) -> None:
+def test_with_the_webhook_down_only_gpu_pods_wait(without_webhook: RealCluster) -> None:
     """GPU pods are refused, plain ones start; with the webhook back the same manifest works."""
     world = without_webhook
     world.claim("one", 1)
@@ -259,7 +259,7 @@ def test_with_the_webhook_down_only_gpu_pods_wait(without_webhook: World) -> Non
     assert len(world.seen("closed").nvidia) == 1
 
 
-def waiting_note(world: World, name: str) -> str:
+def waiting_note(world: RealCluster, name: str) -> str:
     """Return what the event about the waiting pod says, empty while there is none."""
     events = [event for event in world.events(name) if event["reason"] == names.REASON_WAITING]
     return events[0]["note"] if events else ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.api import names
-from tests.e2e.world import World
+from tests.e2e.world import RealCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -18,7 +18,7 @@ WHOLE_MACHINE = {"count": 4, "models": ["nvidia-gb200"]}
 
 
 @pytest.fixture
-def holder(world: World) -> str:
+def holder(world: RealCluster) -> str:
     """Uid of the pod `holder`, which runs on the whole machine; `successor` waits for the same GPUs."""
     world.claim("whole", **WHOLE_MACHINE)
     world.pod("holder", "whole")
@@ -30,7 +30,7 @@ def holder(world: World) -> str:
 
 
 @pytest.fixture
-def paused(world: World) -> Iterator[list[str]]:
+def paused(world: RealCluster) -> Iterator[list[str]]:
     """Processes that the test has stopped with SIGSTOP; they go on when it ends."""
     processes: list[str] = []
     yield processes
@@ -38,19 +38,19 @@ def paused(world: World) -> Iterator[list[str]]:
         world.cluster.signal(process, "CONT")
 
 
-def is_in_doubt(world: World, uid: str) -> bool:
+def is_in_doubt(world: RealCluster, uid: str) -> bool:
     """Tell whether the controllers marked every Lease of the pod as in doubt."""
     leases = world.leases(uid)
     return len(leases) == 4 and all(names.LEASE_IN_DOUBT in lease["metadata"]["annotations"] for lease in leases)
 
 
-def assert_nobody_got_them(world: World, uid: str) -> None:
+def assert_nobody_got_them(world: RealCluster, uid: str) -> None:
     """All four Leases are the former pod's, and the successor has no node."""
     assert len(world.leases(uid)) == 4
     assert "nodeName" not in world.get("successor")["spec"]
 
 
-def assert_successor_takes_over(world: World, uid: str) -> None:
+def assert_successor_takes_over(world: RealCluster, uid: str) -> None:
     """The successor runs on the same GPUs, and no Lease of the former pod is left."""
     world.wait_running("successor")
     world.seen("successor")
@@ -59,7 +59,7 @@ def assert_successor_takes_over(world: World, uid: str) -> None:
     assert world.leases(uid) == []
 
 
-def test_a_pod_that_completes_gives_its_gpus_back_while_it_still_exists(world: World) -> None:
+def test_a_pod_that_completes_gives_its_gpus_back_while_it_still_exists(world: RealCluster) -> None:
     """A Succeeded pod holds nothing, though nobody has deleted it."""
     world.claim("whole", **WHOLE_MACHINE)
     world.pod("short", "whole", script="echo done", restartPolicy="Never")
@@ -70,7 +70,7 @@ def test_a_pod_that_completes_gives_its_gpus_back_while_it_still_exists(world: W
     assert world.get("short")["status"]["phase"] == "Succeeded"
 
 
-def test_a_pod_whose_init_container_failed_gives_its_gpus_back_while_it_still_exists(world: World) -> None:
+def test_a_pod_whose_init_container_failed_gives_its_gpus_back_while_it_still_exists(world: RealCluster) -> None:
     """Its own container never ran and waits for ever by its status; a Job keeps such a pod for days."""
     world.claim("whole", **WHOLE_MACHINE)
     setup = world.container("setup", script="exit 1")
@@ -82,7 +82,9 @@ def test_a_pod_whose_init_container_failed_gives_its_gpus_back_while_it_still_ex
     assert "waiting" in world.get("broken")["status"]["containerStatuses"][0]["state"]
 
 
-def test_a_pod_that_kubelet_refuses_gives_its_gpus_back_while_it_still_exists(world: World, paused: list[str]) -> None:
+def test_a_pod_that_kubelet_refuses_gives_its_gpus_back_while_it_still_exists(
+    world: RealCluster, paused: list[str]
+) -> None:
     """Bound and then refused, because the node changed meanwhile: it never starts, whatever becomes of its object."""
     world.claim("whole", **WHOLE_MACHINE)
     world.cluster.kubectl("label", "node", NODE, "test/room=yes", check=True)
@@ -100,21 +102,21 @@ def test_a_pod_that_kubelet_refuses_gives_its_gpus_back_while_it_still_exists(wo
     assert world.get("refused")["status"]["reason"] == "NodeAffinity"
 
 
-def test_a_graceful_deletion_hands_over_without_overlap(world: World, holder: str) -> None:
+def test_a_graceful_deletion_hands_over_without_overlap(world: RealCluster, holder: str) -> None:
     """The successor starts after the former container has ended."""
     world.delete("holder")
 
     assert_successor_takes_over(world, holder)
 
 
-def test_a_forced_deletion_on_a_healthy_node_hands_over_without_overlap(world: World, holder: str) -> None:
+def test_a_forced_deletion_on_a_healthy_node_hands_over_without_overlap(world: RealCluster, holder: str) -> None:
     """The pod is gone from the API at once, its container lives on for a moment, and the successor waits for that."""
     world.delete("holder", force=True)
 
     assert_successor_takes_over(world, holder)
 
 
-def test_a_paused_kubelet_keeps_the_gpus_in_doubt(world: World, holder: str, paused: list[str]) -> None:
+def test_a_paused_kubelet_keeps_the_gpus_in_doubt(world: RealCluster, holder: str, paused: list[str]) -> None:
     """With nobody to stop the container, its GPUs go to nobody until kubelet is back and has stopped it."""
     paused.append(f"kubelet@{NODE}")
     world.cluster.signal(f"kubelet@{NODE}", "STOP")
@@ -126,7 +128,7 @@ def test_a_paused_kubelet_keeps_the_gpus_in_doubt(world: World, holder: str, pau
     assert_successor_takes_over(world, holder)
 
 
-def test_a_silent_agent_keeps_the_gpus_in_doubt(world: World, holder: str, paused: list[str]) -> None:
+def test_a_silent_agent_keeps_the_gpus_in_doubt(world: RealCluster, holder: str, paused: list[str]) -> None:
     """Without evidence nothing is freed; when the agent speaks again the successor gets the GPUs."""
     paused.append(f"agent@{NODE}")
     world.cluster.signal(f"agent@{NODE}", "STOP")
@@ -138,7 +140,7 @@ def test_a_silent_agent_keeps_the_gpus_in_doubt(world: World, holder: str, pause
     assert_successor_takes_over(world, holder)
 
 
-def test_a_node_deleted_under_a_running_pod_frees_nothing(world: World, holder: str) -> None:
+def test_a_node_deleted_under_a_running_pod_frees_nothing(world: RealCluster, holder: str) -> None:
     """The Node comes back with the same container running, and its Leases were never gone."""
     before = {lease["metadata"]["uid"] for lease in world.leases(holder)}
     started = world.get("holder")["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
@@ -156,7 +158,7 @@ def test_a_node_deleted_under_a_running_pod_frees_nothing(world: World, holder: 
 
 
 def test_a_pod_set_failed_by_hand_keeps_its_gpus_while_its_container_runs(
-    world: World, holder: str, paused: list[str]
+    world: RealCluster, holder: str, paused: list[str]
 ) -> None:
     """A phase that anybody may have written is no proof. Kubelet, once it is back, corrects it or ends the pod."""
     paused.append(f"kubelet@{NODE}")
@@ -173,11 +175,11 @@ def test_a_pod_set_failed_by_hand_keeps_its_gpus_while_its_container_runs(
     assert_successor_takes_over(world, holder)
 
 
-def is_corrected(world: World) -> bool:
+def is_corrected(world: RealCluster) -> bool:
     """Tell whether the holder is no longer said to have failed."""
     return bool(world.get("holder")["status"]["phase"] != "Failed")
 
 
-def is_handed_over(world: World) -> bool:
+def is_handed_over(world: RealCluster) -> bool:
     """Tell whether the successor has a node."""
     return "nodeName" in world.get("successor")["spec"]

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from atoll.api import names
-from devcluster import Cluster
+from devcluster import DevCluster
 from devcluster.installation import DEPLOY, shipped_scheduler_flags
 
 pytestmark = pytest.mark.e2e
@@ -24,7 +24,7 @@ WAIT_SECONDS = 240.0
 class Stage:
     """A control plane with one hand-made node of one GPU, the stock scheduler, and the stub."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
 
@@ -88,7 +88,7 @@ class Stage:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """The stage, started once."""
     folder = tmp_path_factory.mktemp("stub")
-    with Cluster.start(f"facts-{uuid4().hex[:6]}", nodes=[], scheduler=False) as cluster:
+    with DevCluster.start(f"facts-{uuid4().hex[:6]}", nodes=[], scheduler=False) as cluster:
         for file in ("namespaces.yaml", "crds", "rbac"):
             cluster.kubectl("apply", "-f", str(DEPLOY / file), check=True)
         stage = Stage(cluster, folder)

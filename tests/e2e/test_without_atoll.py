@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.e2e.world import HOLD, STAY, TELL, World
+from tests.e2e.world import HOLD, STAY, TELL, RealCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -27,7 +27,7 @@ spec:
 
 
 @pytest.fixture
-def without_atoll(world: World) -> Iterator[World]:
+def without_atoll(world: RealCluster) -> Iterator[RealCluster]:
     """The world with a GPU pod `train` running and every part of Atoll stopped; afterwards all parts run again."""
     world.claim("pair", 2)
     world.pod("train", "pair")
@@ -42,7 +42,7 @@ def without_atoll(world: World) -> Iterator[World]:
     world.installation.wait_ready(parts)
 
 
-def test_pods_without_a_claim_start_as_usual(without_atoll: World) -> None:
+def test_pods_without_a_claim_start_as_usual(without_atoll: RealCluster) -> None:
     """A pod, a Job and a Deployment start; a GPU pod is refused in words; who holds GPUs keeps them over a restart."""
     world = without_atoll
     before = world.seen("train")
@@ -66,7 +66,7 @@ def test_pods_without_a_claim_start_as_usual(without_atoll: World) -> None:
     world.kubectl("delete", "deployment", "web", "--cascade=foreground")  # or it would replace pods that leave
 
 
-def test_a_gpu_pod_that_waits_gets_no_gpu_while_nobody_keeps_the_ledger(world: World) -> None:
+def test_a_gpu_pod_that_waits_gets_no_gpu_while_nobody_keeps_the_ledger(world: RealCluster) -> None:
     """Without the extender kube-scheduler binds plain pods only; with it back the waiting pod gets its GPUs."""
     world.claim("one", 1)
     world.installation.kill("extender")
@@ -84,7 +84,7 @@ def test_a_gpu_pod_that_waits_gets_no_gpu_while_nobody_keeps_the_ledger(world: W
     assert len(world.seen("gpu").nvidia) == 1
 
 
-def ready_replicas(world: World) -> int:
+def ready_replicas(world: RealCluster) -> int:
     """Return how many pods of the Deployment are ready."""
     status = json.loads(world.kubectl("get", "deployment", "web", "-o", "json").stdout)["status"]
     return int(status.get("readyReplicas", 0))

@@ -21,8 +21,8 @@ from atoll.api import names
 from atoll.cluster.allocations import Allocation, parse_allocation
 from atoll.cluster.consistency import Problem
 from atollctl.audit import find_twice
-from devcluster import Cluster
-from devcluster.errors import ApiError
+from devcluster import DevCluster
+from devcluster.errors import AdminApiError
 from devcluster.installation import Installation
 
 WAIT_SECONDS = 240.0
@@ -61,21 +61,21 @@ def unless_missing() -> Iterator[None]:
     """End the block quietly when the API server says that there is no such object."""
     try:
         yield
-    except ApiError as error:
+    except AdminApiError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
 
 
-class World:
+class RealCluster:
     """One namespace of a cluster with Atoll."""
 
     def __init__(self, installation: Installation, namespace: str) -> None:
         self.installation = installation
-        self.cluster: Cluster = installation.cluster
+        self.cluster: DevCluster = installation.cluster
         self.namespace = namespace
 
     @classmethod
-    def enter(cls, installation: Installation, namespace: str) -> World:
+    def enter(cls, installation: Installation, namespace: str) -> RealCluster:
         """Make the namespace and wait for its account."""
         installation.revive()
         world = cls(installation, namespace)
@@ -88,7 +88,7 @@ class World:
 
     @classmethod
     @contextmanager
-    def of_one_test(cls, installation: Installation) -> Iterator[World]:
+    def of_one_test(cls, installation: Installation) -> Iterator[RealCluster]:
         """Yield a namespace of its own; leave it afterwards."""
         world = cls.enter(installation, f"t-{uuid4().hex[:8]}")
         yield world

@@ -13,18 +13,18 @@ from aiohttp.test_utils import TestClient, TestServer
 from atoll.cluster import pods
 from atoll.cluster.host_cpu import ASKS_MIN
 from atoll.cluster.objects import Pod
-from atoll.cluster.past_asks import past_asks_of
 from atoll.cluster.reports import take_report
+from atoll.cluster.request_history import request_history_of
 from atoll.cluster.requests import Rejection
 from atoll.explain.codec import decode_snapshot, document_of, encode_snapshot
-from atoll.explain.decision import Decision, decide, scene_of
-from atoll.explain.explanation import State, explain
+from atoll.explain.decision import PodDecision, decide, index_snapshot
+from atoll.explain.explanation import PodState, explain
 from atoll.explain.simulation import simulate
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.mirror import ClusterMirror, Kind
+from atoll.kube.mirror import ClusterMirror, WatchedKind
 from atoll.service.metrics import Metrics
-from extender.app import Parts, build_app
+from extender.app import ExtenderParts, build_app
 from extender.binder import Binder
 from tests.builders import make_pod
 from tests.explain.situations import Situation, holder, situation, waiting, with_cpu
@@ -42,7 +42,9 @@ async def extender_of(snapshot: ClusterSnapshot, **parts: Any) -> AsyncIterator[
     The cluster is put into its ledger here, object by object, and not by the code under test.
     """
     mirror, binder, clock = FakeMirror(), FakeBinder(), ManualClock()
-    made = Parts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0, **parts)
+    made = ExtenderParts(
+        cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0, **parts
+    )
     app = build_app(made)
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     for report in snapshot.reports:
@@ -57,7 +59,7 @@ async def extender_of(snapshot: ClusterSnapshot, **parts: Any) -> AsyncIterator[
             mirror.ledger.put_pod(one)
     mirror.claims = {(claim.metadata.namespace, claim.metadata.name): claim for claim in snapshot.claims}
     for listener in mirror.listeners:
-        for kind, objects in ((Kind.NODE, snapshot.nodes), (Kind.POD, snapshot.pods)):
+        for kind, objects in ((WatchedKind.NODE, snapshot.nodes), (WatchedKind.POD, snapshot.pods)):
             for thing in objects:
                 listener(kind, Change(ChangeKind.ADDED, thing))
     async with TestClient(TestServer(app)) as http:
@@ -73,19 +75,19 @@ async def replies(snapshot: ClusterSnapshot, pod: Pod, nodes: list[str]) -> tupl
         return filtered, await extender.call("prioritize", asked)
 
 
-def open_nodes(found: Situation, decision: Decision) -> list[str]:
+def open_nodes(found: Situation, decision: PodDecision) -> list[str]:
     """Return the nodes that kube-scheduler asks the extender about."""
     names = [node.metadata.name for node in found.snapshot.nodes]
     return [name for name in names if name not in decision.closed and name not in decision.full]
 
 
-ASKED = {name: told.found for name, told in SITUATIONS.items() if told.state is not State.NO_GPUS}
+ASKED = {name: told.found for name, told in SITUATIONS.items() if told.state is not PodState.NO_GPUS}
 
 
 @pytest.mark.parametrize("found", ASKED.values(), ids=ASKED.keys())
 async def test_explain_says_what_the_extender_answers(found: Situation) -> None:
     """The same nodes fit, the same one is the best, and where none fits each node has the same reason."""
-    decision = decide(scene_of(found.snapshot), found.pod, found.claim)
+    decision = decide(index_snapshot(found.snapshot), found.pod, found.claim)
     nodes = open_nodes(found, decision)
 
     filtered, prioritized = await replies(found.snapshot, found.pod, nodes)
@@ -98,7 +100,7 @@ async def test_explain_says_what_the_extender_answers(found: Situation) -> None:
 @pytest.mark.parametrize("found", ASKED.values(), ids=ASKED.keys())
 async def test_every_node_is_explained_by_the_extenders_own_word(found: Situation) -> None:
     """Asked about one node alone, also one that kube-scheduler keeps the pod off, the extender gives that reason."""
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
     told = explain(scene, found.pod)
     decision = decide(scene, found.pod, found.claim)
     reasons = {one.node: one.reason for group in told.groups for one in group.nodes}
@@ -158,7 +160,7 @@ async def test_cpu_is_counted_as_the_extender_counts_it(seed: int) -> None:
     """Free and allocatable CPU of every node, the asks that give it a price, and the node that the extender then names
     over HTTP: what explain reads off a snapshot is what the extender gathers from watches."""
     found = loaded(seed)
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
     decision = decide(scene, found.pod, found.claim)
     (body,) = document_of(ClusterSnapshot("", pods=(found.pod,)))["pods"]
     async with extender_of(found.snapshot) as extender:
@@ -182,11 +184,11 @@ async def test_past_asks_make_simulations_agree() -> None:
         for number in range(300):
             ledger.put_pod(make_pod(f"gone-{number}", gpus=8))
             ledger.fleet.count_ask(8, 4000)
-        past = past_asks_of(ledger)
+        past = request_history_of(ledger)
         told = decode_snapshot(encode_snapshot(replace(found.snapshot, past_asks=past)))
-        scene = scene_of(told)
+        scene = index_snapshot(told)
 
-        assert scene.ledger.demand == ledger.demand != scene_of(found.snapshot).ledger.demand
+        assert scene.ledger.demand == ledger.demand != index_snapshot(found.snapshot).ledger.demand
         assert (scene.ledger.fleet.asked.seen, scene.ledger.fleet.asked.kinds) == (
             ledger.fleet.asked.seen,
             ledger.fleet.asked.kinds,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from atoll.explain.decision import scene_of
-from atoll.explain.explanation import State, explain
+from atoll.explain.decision import index_snapshot
+from atoll.explain.explanation import PodState, explain
 from atoll.explain.overview import overview
 from atoll.explain.snapshot import ClusterSnapshot
 from tests.builders import make_lease
@@ -16,12 +16,12 @@ from tests.explain.situations import holder, situation, waiting
 
 def counted_free(snapshot: ClusterSnapshot, node: str) -> int:
     """Return the GPUs that whoever counts requests against the node's status takes for free."""
-    return scene_of(snapshot).left(node)[names.GPU_RESOURCE]
+    return index_snapshot(snapshot).left(node)[names.GPU_RESOURCE]
 
 
 def really_free(snapshot: ClusterSnapshot, node: str) -> int:
     """Return the GPUs that Atoll would give out."""
-    return next(one for one in overview(scene_of(snapshot)).nodes if one.node == node).count("free")
+    return next(one for one in overview(index_snapshot(snapshot)).nodes if one.node == node).count("free")
 
 
 def held(*ids: int, **node: Any) -> ClusterSnapshot:
@@ -53,6 +53,6 @@ def test_m1_a_pod_that_waits_for_an_island_fits_by_count() -> None:
         waiting(4, claim={"policy": "island"}),
     )
     assert counted_free(found.snapshot, "n1") == 4
-    told = explain(scene_of(found.snapshot), found.pod)
-    assert told.state is State.BUSY
+    told = explain(index_snapshot(found.snapshot), found.pod)
+    assert told.state is PodState.BUSY
     assert any(one.change.added is not None for one in told.help.proposals)

@@ -13,10 +13,10 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from atoll.cluster.objects import Pod
-from atoll.explain.changes import Case, Change
-from atoll.explain.decision import decide, scene_of
+from atoll.explain.changes import ClusterChange, PodCase
+from atoll.explain.decision import decide, index_snapshot
 from atoll.explain.explanation import explain
-from atoll.explain.proposals import Kind, check
+from atoll.explain.proposals import ProposalKind, check
 from atoll.explain.shapes import additions
 from atoll.explain.wording import sentence
 from tests.builders import make_pod
@@ -68,21 +68,21 @@ def dressed(pod: Pod, rng: random.Random) -> Pod:
 @settings(max_examples=60, deadline=None)
 def test_ends_are_found_whatever_stands_in_the_way(found: Situation) -> None:
     """Ends make room if and only if a set of them is proposed, the first has the fewest pods, and each helps."""
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
     if decide(scene, found.pod, found.claim).fits:
         return
     told = explain(scene, found.pod).help
-    ends = [one for one in told.proposals if one.kind is Kind.END]
-    case = Case(found.snapshot, found.pod, found.claim)
+    ends = [one for one in told.proposals if one.kind is ProposalKind.END]
+    case = PodCase(found.snapshot, found.pod, found.claim)
     fewest = None
     for node in found.snapshot.nodes:
         uids = [pod.metadata.uid for pod in found.snapshot.pods if pod.spec.node_name == node.metadata.name]
         sets = chain.from_iterable(combinations(uids, size) for size in range(1, min(len(uids), (fewest or 9) - 1) + 1))
-        helping = next((some for some in sets if check(case, Change(ended=some)).fits), None)
+        helping = next((some for some in sets if check(case, ClusterChange(ended=some)).fits), None)
         fewest = len(helping) if helping is not None else fewest
 
     note(f"fewest: {fewest}, proposed: {[one.change.ended for one in ends]}")
-    assert (Kind.END in told.helpless) == (fewest is None)
+    assert (ProposalKind.END in told.helpless) == (fewest is None)
     assert [len(one.change.ended) for one in ends[:1]] == ([] if fewest is None else [fewest])
     for one in ends:
         assert check(case, one.change).fits
@@ -94,11 +94,11 @@ def test_these_crowds_are_worth_asking_about() -> None:
     helps: set[bool] = set()
     for seed in range(80):
         found = crowd(seed)
-        scene = scene_of(found.snapshot)
+        scene = index_snapshot(found.snapshot)
         decision = decide(scene, found.pod, found.claim)
         if not decision.fits:
             reasons |= {reason for closed in decision.closed.values() for reason in closed}
-            helps.add(Kind.END in explain(scene, found.pod).help.helpless)
+            helps.add(ProposalKind.END in explain(scene, found.pod).help.helpless)
 
     assert {"host port in use", "pod affinity", "insufficient cpu"} <= reasons
     assert helps == {True, False}
@@ -107,11 +107,11 @@ def test_these_crowds_are_worth_asking_about() -> None:
 def test_a_cordoned_node_is_opened_by_its_cordon_alone() -> None:
     """The taint that comes with a cordon goes with it: nobody is told to tolerate it."""
     found = situation({"n1": {"node": CORDONED}}, [], waiting(1, claim={}))
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
 
     proposals = explain(scene, found.pod).help.proposals
 
-    texts = [sentence(one, scene, found.pod) for one in proposals if one.kind is Kind.OPEN]
+    texts = [sentence(one, scene, found.pod) for one in proposals if one.kind is ProposalKind.OPEN]
     assert texts == ["open node n1 (uncordon the node): then it fits on n1 with GPUs 0"]
     assert "like n1" in {one.change.added.shape for one in proposals if one.change.added is not None}
 
@@ -122,9 +122,9 @@ def test_nobody_is_told_to_tolerate_an_ill_node(taint: str) -> None:
     ill = {"taints": [{"key": taint, "effect": "NoSchedule"}]}
     found = situation({"n1": {"node": ill}}, [], waiting(1, claim={}))
 
-    told = explain(scene_of(found.snapshot), found.pod)
+    told = explain(index_snapshot(found.snapshot), found.pod)
 
-    assert Kind.OPEN in told.help.helpless
+    assert ProposalKind.OPEN in told.help.helpless
     assert "untolerated taint" in told.headline
 
 
@@ -139,7 +139,7 @@ def test_a_node_is_added_like_one_that_the_pod_can_go_to(first: dict[str, Any]) 
     pod, claim = waiting(8, claim={"models": ["nvidia-v100"]}, cpu="32", nodeSelector={"zone": "near"})
     found = situation(nodes, busy, (pod, claim))
 
-    proposals = explain(scene_of(found.snapshot), found.pod).help.proposals
+    proposals = explain(index_snapshot(found.snapshot), found.pod).help.proposals
 
     assert "like b1" in {one.change.added.shape for one in proposals if one.change.added is not None}
 
@@ -158,5 +158,5 @@ def test_machines_in_other_zones_are_other_kinds() -> None:
     shapes = [one.shape for one in additions(found.snapshot, pod)]
 
     assert shapes[:2] == ["like a1", "like b1"]
-    proposals = explain(scene_of(found.snapshot), pod).help.proposals
+    proposals = explain(index_snapshot(found.snapshot), pod).help.proposals
     assert "like b1" in {one.change.added.shape for one in proposals if one.change.added is not None}

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from atoll.cluster.budgets import Budget, decode_budget
+from atoll.cluster.budgets import DisruptionBudget, decode_budget
 from atoll.cluster.objects import OwnerReference
 from atoll.explain.changes import without_pods
 from atoll.explain.codec import encode_snapshot, with_objects
-from atoll.explain.decision import decide, scene_of
-from atoll.explain.defrag import Ask, Defrag, asking_pod, find_moves, unplaced
+from atoll.explain.decision import decide, index_snapshot
+from atoll.explain.defrag import Defrag, DefragRequest, asking_pod, find_moves, unplaced
 from atoll.explain.simulation import bound_pod
 from atoll.explain.snapshot import ClusterSnapshot
 from atollctl.__main__ import app
@@ -43,10 +43,10 @@ def scattered(*holders: Any, nodes: Any = None, **fields: Any) -> ClusterSnapsho
 
 def moves_for(snapshot: ClusterSnapshot, count: int, *, priority: int = 0, **claim: Any) -> Defrag:
     """Look for moves that make room for so many GPUs."""
-    return find_moves(scene_of(snapshot), Ask(make_claim("asked", count=count, **claim), priority))
+    return find_moves(index_snapshot(snapshot), DefragRequest(make_claim("asked", count=count, **claim), priority))
 
 
-def budget(allowed: int, **labels: str) -> Budget:
+def budget(allowed: int, **labels: str) -> DisruptionBudget:
     """Return a PodDisruptionBudget over pods with these labels, all by default."""
     body = {
         "metadata": {"name": "b", "namespace": "team"},
@@ -158,15 +158,15 @@ def check_plans(seed: int) -> None:
     snapshot = scattered(*holders, nodes=nodes)
     policy = rng.choice(["island", "contiguous"])
     claim = make_claim("asked", count=rng.choice([2, 3, 4]), policy=policy)
-    answer = find_moves(scene_of(snapshot), Ask(claim, 1))
+    answer = find_moves(index_snapshot(snapshot), DefragRequest(claim, 1))
     for plan in answer.plans:
         after = without_pods(snapshot, {move.pod.metadata.uid for move in plan.moves})
-        asking = asking_pod(Ask(claim, 1))
-        assert decide(scene_of(after), asking, claim, only=[plan.room.node]).fits, seed
+        asking = asking_pod(DefragRequest(claim, 1))
+        assert decide(index_snapshot(after), asking, claim, only=[plan.room.node]).fits, seed
         after = with_objects(after, pods=[bound_pod(asking, plan.room)])
         used = {(plan.room.node, device) for device in plan.room.device_ids}
         for move in plan.moves:
-            assert decide(scene_of(after), unplaced(move.pod), None, only=[move.target.node]).fits, seed
+            assert decide(index_snapshot(after), unplaced(move.pod), None, only=[move.target.node]).fits, seed
             after = with_objects(after, pods=[bound_pod(unplaced(move.pod), move.target)])
             gpus = {(move.target.node, device) for device in move.target.device_ids}
             assert not gpus & used, seed

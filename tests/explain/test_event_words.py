@@ -6,19 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.cluster.requests import Rejection
-from atoll.cluster.wakeups import NOT_ADMITTED, Room, admits, missing_for, waiting_note
-from atoll.explain.decision import Scene, decide, scene_of
-from atoll.explain.explanation import State, explain_without_help
-from atoll.explain.nodes import GPUS_COUNTED, NodeAnswer, Standing
+from atoll.cluster.wakeups import NOT_ADMITTED, NodeCapacity, admits, missing_for, waiting_note
+from atoll.explain.decision import IndexedSnapshot, decide, index_snapshot
+from atoll.explain.explanation import PodState, explain_without_help
+from atoll.explain.nodes import GPUS_COUNTED, NodeAnswer, NodeBlocker
 from atoll.explain.snapshot import NOW_SECONDS
 from tests.explain.test_proposals_by_force import cluster
 
 
-def rooms_of(scene: Scene) -> list[Room]:
+def rooms_of(scene: IndexedSnapshot) -> list[NodeCapacity]:
     """Return what the controllers see of the nodes whose agents are heard."""
     ledger = scene.ledger
     return [
-        Room(scene.nodes[name], devices, ledger.free(name, now_seconds=NOW_SECONDS))
+        NodeCapacity(scene.nodes[name], devices, ledger.free(name, now_seconds=NOW_SECONDS))
         for name, devices in sorted(ledger.nodes.items())
         if not ledger.is_stale(name, NOW_SECONDS)
     ]
@@ -26,7 +26,7 @@ def rooms_of(scene: Scene) -> list[Room]:
 
 def gpu_reason(one: NodeAnswer) -> str:
     """Return what the GPUs of a node have against the pod; empty where it is something else, or nothing."""
-    is_ours = one.reason not in ("", GPUS_COUNTED, ", ".join(one.others)) and one.standing is not Standing.SILENT
+    is_ours = one.reason not in ("", GPUS_COUNTED, ", ".join(one.others)) and one.standing is not NodeBlocker.SILENT
     return one.reason if is_ours else ""
 
 
@@ -35,15 +35,15 @@ def gpu_reason(one: NodeAnswer) -> str:
 def test_event_says_what_explain_says(seed: int) -> None:
     """Whether any machine could ever serve the pod, and of how many nodes the GPUs say what."""
     found = cluster(seed)
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
     request, rooms = decide(scene, found.pod, found.claim).request, rooms_of(scene)
     assert not isinstance(request, Rejection)
     told = explain_without_help(scene, found.pod)
-    if told.state is State.FITS or not rooms:
+    if told.state is PodState.FITS or not rooms:
         return
 
     assert ("not even an empty one" in waiting_note(found.pod, request, rooms)) == (
-        told.state in (State.NEVER, State.UNKNOWN)
+        told.state in (PodState.NEVER, PodState.UNKNOWN)
     )
     nodes = [one for group in told.groups for one in group.nodes if admits(scene.nodes[one.node], found.pod)]
     missing = {reason: count for reason, count in missing_for(found.pod, request, rooms) if reason != NOT_ADMITTED}

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from atoll.cluster.health import Availability, judge
 from atoll.explain.codec import encode_snapshot
-from atoll.explain.decision import scene_of
+from atoll.explain.decision import index_snapshot
 from atoll.explain.gang_changes import GangChange, relaxations_of_gang
 from atoll.explain.gang_decision import decide_gang
 from atoll.explain.gang_explanation import GangExplanation, GangState, explain_gang
+from atoll.explain.gang_index import index_gangs
 from atoll.explain.gang_proposals import check_gang
-from atoll.explain.gang_scene import gang_scene_of
-from atoll.explain.proposals import Kind
+from atoll.explain.proposals import ProposalKind
 from atollctl.__main__ import app
 from atollctl.explain_gang_text import gang_lines
 from tests.explain.gang_situations import RACK, GangSituation, gang_situation, rack
@@ -44,8 +44,8 @@ class Told:
     found: GangSituation
     state: GangState
     words: tuple[str, ...] = ()
-    helped_by: tuple[Kind, ...] = ()
-    not_by: tuple[Kind, ...] = ()
+    helped_by: tuple[ProposalKind, ...] = ()
+    not_by: tuple[ProposalKind, ...] = ()
 
 
 SITUATIONS: dict[str, Told] = {
@@ -54,62 +54,62 @@ SITUATIONS: dict[str, Told] = {
         gang_situation(TWO_RACKS, [full("a1"), full("b1")], topology=REQUIRED),
         GangState.BUSY,
         ("rack a fits 1 of 2 pods; 2 hosts; excluded: resource gpu.scheduling/gpu: 1", "when team/on-", "preferred"),
-        (Kind.RELAX, Kind.COUNT, Kind.END, Kind.ADD),
-        (Kind.OPEN, Kind.GPU, Kind.REPAIR, Kind.ENDING),
+        (ProposalKind.RELAX, ProposalKind.COUNT, ProposalKind.END, ProposalKind.ADD),
+        (ProposalKind.OPEN, ProposalKind.GPU, ProposalKind.REPAIR, ProposalKind.ENDING),
     ),
     "no machine is large enough, and each has labels of its own": Told(
         gang_situation({f"a{n}": rack("a", node={"labels": {"serial": f"s{n}"}}) for n in range(20)}, gpus=8),
         GangState.NEVER,
         ("add 2 nodes",),
-        (Kind.ADD,),
-        (Kind.END, Kind.COUNT, Kind.OPEN),
+        (ProposalKind.ADD,),
+        (ProposalKind.END, ProposalKind.COUNT, ProposalKind.OPEN),
     ),
     "all of it is held": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [full("a1"), full("a2")]),
         GangState.BUSY,
         ("all hosts fit 0 of 2 pods", "when team/on-a1, team/on-a2 end", "add 2 nodes"),
-        (Kind.END, Kind.ADD),
-        (Kind.COUNT, Kind.RELAX),
+        (ProposalKind.END, ProposalKind.ADD),
+        (ProposalKind.COUNT, ProposalKind.RELAX),
     ),
     "pods that are ending make room": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [full("a1", deleted=True)]),
         GangState.BUSY,
         ("when team/on-a1 is proven to have ended",),
-        (Kind.ENDING, Kind.COUNT, Kind.ADD),
+        (ProposalKind.ENDING, ProposalKind.COUNT, ProposalKind.ADD),
     ),
     "cards are cordoned": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a", cordoned=(3,))}),
         GangState.NEVER,
         ("uncordon GPU a2/3",),
-        (Kind.GPU, Kind.COUNT, Kind.ADD),
-        (Kind.END, Kind.REPAIR),
+        (ProposalKind.GPU, ProposalKind.COUNT, ProposalKind.ADD),
+        (ProposalKind.END, ProposalKind.REPAIR),
     ),
     "a card is sick": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a", sick=(1,))}),
         GangState.NEVER,
         ("get GPU a2/1 well",),
-        (Kind.REPAIR,),
-        (Kind.GPU,),
+        (ProposalKind.REPAIR,),
+        (ProposalKind.GPU,),
     ),
     "a node is cordoned": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a", node={"unschedulable": True})}),
         GangState.NEVER,
         ("cordoned: 1", "open 1 node"),
-        (Kind.OPEN, Kind.ADD),
+        (ProposalKind.OPEN, ProposalKind.ADD),
     ),
     "more members than the machines could hold": Told(
         gang_situation({"a1": rack("a")}, count=3),
         GangState.NEVER,
         ("be content with 1 of workers", "add 2 nodes"),
-        (Kind.COUNT, Kind.ADD),
-        (Kind.END,),
+        (ProposalKind.COUNT, ProposalKind.ADD),
+        (ProposalKind.END,),
     ),
     "the members want cards that nobody has": Told(
         gang_situation(TWO_RACKS, claim={"models": ["nvidia-b200"]}),
         GangState.NEVER,
         ("no GPU of a claimed model: 4", "any model"),
-        (Kind.RELAX,),
-        (Kind.END, Kind.COUNT),
+        (ProposalKind.RELAX,),
+        (ProposalKind.END, ProposalKind.COUNT),
     ),
     "members are missing": Told(gang_situation(TWO_RACKS, there=1), GangState.MEMBERS, ("1 of 2 members",)),
     "it is put out of action": Told(gang_situation(TWO_RACKS, active=False), GangState.INACTIVE, ("spec.active",)),
@@ -124,13 +124,13 @@ SITUATIONS: dict[str, Told] = {
         ),
         GangState.BUSY,
         ("fits 0 of 1 slices", "no slices"),
-        (Kind.RELAX,),
+        (ProposalKind.RELAX,),
     ),
     "a pod without GPUs has taken the cpu": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [holder("web", "a1", cpu="60")], cpu="8"),
         GangState.BUSY,
         ("excluded: resource cpu: 1", "when team/web end"),
-        (Kind.END, Kind.COUNT, Kind.ADD),
+        (ProposalKind.END, ProposalKind.COUNT, ProposalKind.ADD),
     ),
     "a pod without GPUs does not want to share its host": Told(
         gang_situation(
@@ -140,27 +140,27 @@ SITUATIONS: dict[str, Told] = {
         ),
         GangState.BUSY,
         ("excluded: pod affinity: 1", "when team/web end"),
-        (Kind.END, Kind.COUNT, Kind.ADD),
+        (ProposalKind.END, ProposalKind.COUNT, ProposalKind.ADD),
     ),
     "GPUs of a member that is gone are in doubt": Told(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [(holder("x", "b9")[0], full("a1")[1])]),
         GangState.BUSY,
         ("(gone) is proven to have ended",),
-        (Kind.ENDING,),
+        (ProposalKind.ENDING,),
     ),
 }  # fmt: skip
 
 
 def explained(found: GangSituation) -> GangExplanation:
     """Explain the situation's gang."""
-    return explain_gang(gang_scene_of(scene_of(found.snapshot)), found.gang)
+    return explain_gang(index_gangs(index_snapshot(found.snapshot)), found.gang)
 
 
 @pytest.mark.parametrize("told", SITUATIONS.values(), ids=SITUATIONS.keys())
 def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
     """State, reasons and numbers are those of the situation; each proposal is true when it is applied."""
     answer = explained(told.found)
-    text = " ".join(" ".join(gang_lines(answer, scene_of(told.found.snapshot), show_all=True)).split())
+    text = " ".join(" ".join(gang_lines(answer, index_snapshot(told.found.snapshot), show_all=True)).split())
     kinds = {proposal.kind for proposal in answer.help.proposals}
 
     assert answer.state is told.state, text
@@ -171,7 +171,7 @@ def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
     for proposal in answer.help.proposals:
         after = check_gang(told.found.snapshot, told.found.gang, proposal.change)
         assert after.fits
-        assert len(after.seats) == proposal.members
+        assert len(after.assignments) == proposal.members
 
 
 def cluster(seed: int) -> GangSituation:
@@ -216,33 +216,36 @@ def subsets(items: Any) -> Iterator[tuple[Any, ...]]:
     return chain.from_iterable(combinations(items, size) for size in range(1, len(items) + 1))
 
 
-def changes_of(kind: Kind, found: GangSituation) -> Iterator[GangChange]:
+def changes_of(kind: ProposalKind, found: GangSituation) -> Iterator[GangChange]:
     """Yield every change of a kind that there is."""
     snapshot = found.snapshot
     running = [pod for pod in snapshot.pods if pod.spec.node_name]
     ending = [pod.metadata.uid for pod in running if pod.metadata.deletion_timestamp is not None]
-    states = {Kind.GPU: (Availability.CORDONED,), Kind.REPAIR: (Availability.QUARANTINED, Availability.UNKNOWN)}
+    states = {
+        ProposalKind.GPU: (Availability.CORDONED,),
+        ProposalKind.REPAIR: (Availability.QUARANTINED, Availability.UNKNOWN),
+    }
     cards = [
         (report.metadata.name, uuid)
         for report in snapshot.reports
         for uuid, standing in judge(report).standings.items()
         if standing.state in states.get(kind, ())
     ]
-    if kind is Kind.ENDING:
+    if kind is ProposalKind.ENDING:
         yield from (GangChange(ended=uids) for uids in subsets(ending))
-    elif kind is Kind.END:
+    elif kind is ProposalKind.END:
         # Pods that are ending hold their cards on, as the proposals of this kind take it.
         yield from (GangChange(ended=u) for u in subsets({p.metadata.uid for p in running} - set(ending)))
-    elif kind is Kind.RELAX:
+    elif kind is ProposalKind.RELAX:
         yield from (GangChange(relaxed=names) for names in subsets(relaxations_of_gang(snapshot, found.gang)))
-    elif kind is Kind.COUNT:
+    elif kind is ProposalKind.COUNT:
         yield from (GangChange(members=(("workers", n),)) for n in range(1, found.gang.spec.size))
-    elif kind is Kind.OPEN:
+    elif kind is ProposalKind.OPEN:
         closed = [node.metadata.name for node in snapshot.nodes if node.spec.unschedulable]
         yield from (GangChange(opened=names) for names in subsets(closed))
-    elif kind is Kind.GPU:
+    elif kind is ProposalKind.GPU:
         yield from (GangChange(uncordoned=one) for one in subsets(cards))
-    elif kind is Kind.REPAIR:
+    elif kind is ProposalKind.REPAIR:
         yield from (GangChange(healed=one) for one in subsets(cards))
 
 
@@ -257,7 +260,7 @@ def check_seed(seed: int) -> None:
     answer = explained(found)
     for proposal in answer.help.proposals:
         assert check_gang(found.snapshot, found.gang, proposal.change).fits, (seed, proposal.kind)
-        if proposal.kind in (Kind.GPU, Kind.REPAIR, Kind.END, Kind.OPEN):
+        if proposal.kind in (ProposalKind.GPU, ProposalKind.REPAIR, ProposalKind.END, ProposalKind.OPEN):
             field = {"gpu": "uncordoned", "repair": "healed", "end": "ended", "open": "opened"}[proposal.kind]
             whole = getattr(proposal.change, field)
             for spared in whole:
@@ -321,7 +324,7 @@ def test_command_explains_a_gang(tmp_path: Path) -> None:
 def test_headline_is_the_condition() -> None:
     """What explain says in one line is the message that the controllers write into the condition Admitted."""
     found = SITUATIONS["others hold half of every rack"].found
-    decision = decide_gang(gang_scene_of(scene_of(found.snapshot)), found.gang)
+    decision = decide_gang(index_gangs(index_snapshot(found.snapshot)), found.gang)
 
     assert explained(found).headline == decision.message
     assert decision.reason == "WaitForRoom"

@@ -15,9 +15,9 @@ from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.objects import Metadata
 from atoll.explain.codec import encode_snapshot
-from atoll.explain.decision import scene_of
+from atoll.explain.decision import index_snapshot
 from atoll.explain.explanation import explain
-from atoll.explain.history import Event, NoSuchGpu, Regarding, story_of
+from atoll.explain.history import NoSuchGpu, RecordedEvent, Regarding, timeline_of
 from atoll.explain.overview import QUESTIONS_MAX, overview
 from atoll.explain.snapshot import ClusterSnapshot
 from atollctl import top
@@ -45,7 +45,7 @@ def saved(snapshot: ClusterSnapshot, folder: Path) -> str:
 def test_every_gpu_stands_where_the_ledger_says() -> None:
     """Free are those that a pod could have now; held ones name their holder; the others say why they are not given."""
     found = busy()
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
 
     seen = overview(scene)
 
@@ -67,7 +67,7 @@ def test_a_node_says_why_nothing_is_given_out_there() -> None:
         "n3": {"node": {"unschedulable": True}},
     }
 
-    seen = overview(scene_of(situation(nodes).snapshot))
+    seen = overview(index_snapshot(situation(nodes).snapshot))
 
     assert [(node.silence, node.closed) for node in seen.nodes] == [
         (names.REJECT_PAST_NODE, ""),
@@ -79,7 +79,7 @@ def test_a_node_says_why_nothing_is_given_out_there() -> None:
 
 def test_other_namespaces_stay_unnamed() -> None:
     """With a namespace, who holds a GPU in another one is not told, and neither is what waits there."""
-    seen = overview(scene_of(busy().snapshot), namespace="other")
+    seen = overview(index_snapshot(busy().snapshot), namespace="other")
 
     assert {name for node in seen.nodes for gpu in node.gpus for name in gpu.holders} == {"another namespace"}
     assert not seen.waiting
@@ -90,7 +90,7 @@ def test_pods_that_ask_the_same_are_decided_once() -> None:
     found = busy()
     alike = [make_pod(f"r{i}", gpus=4) for i in range(50)]
     unlike = [make_pod(f"u{i}", gpus=4, priority=i + 1) for i in range(QUESTIONS_MAX + 5)]
-    seen = overview(scene_of(replace(found.snapshot, pods=(*alike, *unlike))))
+    seen = overview(index_snapshot(replace(found.snapshot, pods=(*alike, *unlike))))
 
     assert len(seen.waiting) == 50 + QUESTIONS_MAX + 5
     assert sum("not looked at here" in row.reason for row in seen.waiting) == 6
@@ -125,8 +125,10 @@ def test_watching_takes_less_than_a_twentieth_of_a_core() -> None:
 def test_live_view_follows_and_outlives_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look after look is drawn; one that fails leaves the last picture and says so, until the next one; Ctrl-C ends."""
     found = busy()
-    full = overview(scene_of(found.snapshot))
-    calm = overview(scene_of(replace(found.snapshot, pods=found.snapshot.pods[:1], taken_at="2026-01-31T12:05:00Z")))
+    full = overview(index_snapshot(found.snapshot))
+    calm = overview(
+        index_snapshot(replace(found.snapshot, pods=found.snapshot.pods[:1], taken_at="2026-01-31T12:05:00Z"))
+    )
     looks = iter([calm, OSError("nobody listens"), full])
     rests: list[float] = []
 
@@ -179,27 +181,31 @@ ILL = {
 }  # fmt: skip
 
 
-def told(events: tuple[Event, ...] = ()) -> Any:
+def told(events: tuple[RecordedEvent, ...] = ()) -> Any:
     """Tell the story of a card that was held, ill, cordoned and declared well."""
     found = situation({"n1": {}}, [holder("a", "n1", 2), holder("done", "n1", 2, phase="Succeeded")])
     report = report_json("n1", devices=ILL, cordoned=(2,))
     report["spec"]["releases"] = [{"uuid": "GPU-n1-0002", "time": "2026-01-31T11:30:00Z", "reason": "tested"}]
     snapshot = replace(found.snapshot, reports=(GpuNodeStatus.model_validate(report),))
-    return story_of(snapshot, events, "n1", 2)
+    return timeline_of(snapshot, events, "n1", 2)
 
 
 def test_story_tells_holders_health_and_what_was_said() -> None:
     """In the order of time: incidents and their end, holders, cordons, releases, events of its pods and of the card."""
-    ours = Event(
+    ours = RecordedEvent(
         Metadata("e1"), Regarding("Pod", "a", "team", "uid-of-a"), "GpusInDoubt", "no proof", "2026-01-31T12:30Z"
     )
-    card = Event(Metadata("e2"), Regarding("Node", "n1"), "GpuIll", "GPU n1/2 is ill", "2026-01-31T11:00:01Z")
-    other = Event(Metadata("e3"), Regarding("Pod", "b", "team", "uid-of-b"), "Pulled", "image", "2026-01-31T11:00:01Z")
+    card = RecordedEvent(
+        Metadata("e2"), Regarding("Node", "n1"), "GpuUnhealthy", "GPU n1/2 is ill", "2026-01-31T11:00:01Z"
+    )
+    other = RecordedEvent(
+        Metadata("e3"), Regarding("Pod", "b", "team", "uid-of-b"), "Pulled", "image", "2026-01-31T11:00:01Z"
+    )
     story = told((ours, card, other))
     kinds = [entry.kind for entry in story.entries]
 
     assert {"incident", "incident over", "given", "reserved", "cordoned", "declared well", "health"} <= set(kinds)
-    assert {"GpusInDoubt", "GpuIll"} <= set(kinds)
+    assert {"GpusInDoubt", "GpuUnhealthy"} <= set(kinds)
     assert "Pulled" not in kinds
     times = [entry.time for entry in story.entries]
     assert times == sorted(times)
@@ -211,11 +217,11 @@ def test_a_card_of_another_number_has_another_story() -> None:
     """Who held the card is told by uuid: a pod with that number on another node, or another card, is not in it."""
     found = situation({"n1": {}, "n2": {}}, [holder("a", "n2", 2), holder("b", "n1", 3)])
 
-    story = story_of(found.snapshot, (), "n1", 2)
+    story = timeline_of(found.snapshot, (), "n1", 2)
 
     assert not story.entries
     with pytest.raises(NoSuchGpu, match="the node has 0, 1"):
-        story_of(found.snapshot, (), "n1", 99)
+        timeline_of(found.snapshot, (), "n1", 99)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +252,6 @@ def test_members_of_a_gang_wait_for_what_their_gang_waits_for() -> None:
     }  # fmt: skip
     found = gang_situation({"a1": rack("a")}, status=status)
 
-    reasons = {row.reason for row in overview(scene_of(found.snapshot)).waiting}
+    reasons = {row.reason for row in overview(index_snapshot(found.snapshot)).waiting}
 
     assert reasons == {"gang g: WaitForRoom: fits 1 of 2"}

@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from atoll.api import names
-from atoll.cluster.budgets import Budget, Budgets, decode_budget
+from atoll.cluster.budgets import DisruptionBudget, DisruptionBudgets, decode_budget
 from atoll.cluster.objects import Pod
 from atoll.explain.changes import without_pods
 from atoll.explain.codec import document_of
-from atoll.explain.simulation import Outcome, simulate
+from atoll.explain.simulation import PodOutcome, simulate
 from atoll.explain.snapshot import ClusterSnapshot
 from tests.explain.situations import holder, situation, waiting, with_cpu
 from tests.explain.test_against_extender import extender_of
@@ -114,7 +114,7 @@ def objects(made: Plot) -> Plot:
     return replace(made, snapshot=replace(found.snapshot, budgets=budgets, pods=others), pod=found.pod)
 
 
-def budget(number: int, labels: dict[str, str], allowed: int) -> Budget:
+def budget(number: int, labels: dict[str, str], allowed: int) -> DisruptionBudget:
     body = {
         "metadata": {"name": f"b{number}", "namespace": "team"},
         "spec": {"selector": {"matchLabels": labels}},
@@ -186,8 +186,8 @@ def oldest(victims: Sequence[Runner]) -> str:
 async def asked(made: Plot, snapshot: ClusterSnapshot, verb: str, **body: Any) -> Any:
     """Ask a new extender that has seen the cluster."""
 
-    async def budgets() -> Budgets:
-        return Budgets(snapshot.budgets)
+    async def budgets() -> DisruptionBudgets:
+        return DisruptionBudgets(snapshot.budgets)
 
     assert made.pod is not None
     (pod,) = document_of(ClusterSnapshot("", pods=(made.pod,)))["pods"]
@@ -253,7 +253,7 @@ def rank(made: Plot, victims: Sequence[Runner]) -> tuple[Any, ...]:
     return tuple(sum(one.priority == level for one in victims) for level in levels)
 
 
-def simulated(made: Plot) -> Outcome:
+def simulated(made: Plot) -> PodOutcome:
     assert made.pod is not None
     (outcome,) = simulate(made.snapshot, [made.pod]).outcomes
     return outcome

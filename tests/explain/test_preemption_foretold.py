@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.budgets import Budgets
+from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.objects import Pod
-from atoll.explain.changes import Case, Change
-from atoll.explain.decision import decide, scene_of
+from atoll.explain.changes import ClusterChange, PodCase
+from atoll.explain.decision import decide, index_snapshot
 from atoll.explain.preemption import Preemption, preemptions_for
 from atoll.explain.proposals import check
 from tests.explain.situations import Situation, holder, situation, waiting
@@ -137,8 +137,8 @@ async def preempted(crowd: Crowd) -> tuple[str, set[str]] | None:
         return None
     body = {"Pod": pod_body(crowd.found.pod), "NodeNameToMetaVictims": offered}
 
-    async def budgets() -> Budgets:
-        return Budgets(crowd.found.snapshot.budgets)
+    async def budgets() -> DisruptionBudgets:
+        return DisruptionBudgets(crowd.found.snapshot.budgets)
 
     async with extender_of(crowd.found.snapshot, budgets=budgets) as extender:
         reply = await extender.call("preempt", body)
@@ -147,14 +147,14 @@ async def preempted(crowd: Crowd) -> tuple[str, set[str]] | None:
 
 def foretold(crowd: Crowd) -> Preemption | None:
     """Return what simulate says."""
-    scene = scene_of(crowd.found.snapshot)
+    scene = index_snapshot(crowd.found.snapshot)
     told = preemptions_for(scene, crowd.found.pod, decide(scene, crowd.found.pod, crowd.found.claim))
     return next(told, None)
 
 
 def fits(crowd: Crowd) -> bool:
     """Tell whether nobody need go."""
-    return decide(scene_of(crowd.found.snapshot), crowd.found.pod, crowd.found.claim).fits
+    return decide(index_snapshot(crowd.found.snapshot), crowd.found.pod, crowd.found.claim).fits
 
 
 def subsets(victims: Sequence[Pod]) -> Any:
@@ -185,9 +185,9 @@ async def test_victims_are_those_that_kube_scheduler_and_the_extender_come_to() 
 
 def check_island(made: Crowd, told: Preemption) -> None:
     """The pod fits once they have ended, and not before the last of them has; each is less important."""
-    case = Case(made.found.snapshot, made.found.pod, made.found.claim)
-    assert check(case, Change(ended=tuple(victim.metadata.uid for victim in told.victims))).fits
+    case = PodCase(made.found.snapshot, made.found.pod, made.found.claim)
+    assert check(case, ClusterChange(ended=tuple(victim.metadata.uid for victim in told.victims))).fits
     for some in subsets(told.victims):
-        after = check(case, Change(ended=tuple(victim.metadata.uid for victim in some)))
+        after = check(case, ClusterChange(ended=tuple(victim.metadata.uid for victim in some)))
         assert told.node not in after.verdicts.feasible
     assert all(victim.spec.priority < PRIORITY for victim in told.victims)

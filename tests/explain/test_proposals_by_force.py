@@ -13,9 +13,9 @@ from atoll.cluster.health import judge
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection
 from atoll.cluster.transitions import Availability
-from atoll.explain.changes import Case, Change, changed, relaxations_of
-from atoll.explain.decision import decide, scene_of
-from atoll.explain.proposals import Help, Kind, Proposal, check, find_help
+from atoll.explain.changes import ClusterChange, PodCase, changed, relaxations_of
+from atoll.explain.decision import decide, index_snapshot
+from atoll.explain.proposals import Proposal, ProposalKind, Suggestions, check, find_suggestions
 from atoll.explain.shapes import additions
 from tests.builders import make_pod
 from tests.explain.situations import NODE_CPUS, Situation, holder, situation, unsociable, waiting, with_host_port
@@ -75,12 +75,12 @@ def clusters() -> st.SearchStrategy[Situation]:
     return st.integers(0, 1 << 32).map(cluster)
 
 
-def help_of(found: Situation) -> Help[Proposal] | None:
+def help_of(found: Situation) -> Suggestions[Proposal] | None:
     """Return what would help; None for a pod that needs no help."""
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
     decision = decide(scene, found.pod, found.claim)
     assert not isinstance(decision.request, Rejection)
-    return None if decision.fits else find_help(scene, found.pod, decision)
+    return None if decision.fits else find_suggestions(scene, found.pod, decision)
 
 
 def subsets(items: Any) -> Iterator[tuple[Any, ...]]:
@@ -99,27 +99,27 @@ def gpus(found: Situation, *states: Availability) -> list[tuple[str, str]]:
     ]
 
 
-def all_changes(kind: Kind, found: Situation) -> Iterator[Change]:
+def all_changes(kind: ProposalKind, found: Situation) -> Iterator[ClusterChange]:
     """Yield every change of a kind that there is on this cluster, wherever it is."""
     others = [pod for pod in found.snapshot.pods if pod.spec.node_name]
-    if kind is Kind.RELAX:
-        yield from (Change(relaxed=relaxed) for relaxed in subsets(relaxations_of(found.claim)))
-    elif kind is Kind.COUNT:
+    if kind is ProposalKind.RELAX:
+        yield from (ClusterChange(relaxed=relaxed) for relaxed in subsets(relaxations_of(found.claim)))
+    elif kind is ProposalKind.COUNT:
         assert found.claim is not None
-        yield from (Change(count=count) for count in range(1, found.claim.spec.devices.count))
-    elif kind is Kind.OPEN:
-        yield from (Change(opened=node.metadata.name) for node in found.snapshot.nodes)
-    elif kind is Kind.GPU:
-        yield from (Change(uncordoned=chosen) for chosen in subsets(gpus(found, Availability.CORDONED)))
-    elif kind is Kind.REPAIR:
-        yield from (Change(healed=chosen) for chosen in subsets(gpus(found, Availability.QUARANTINED)))
-    elif kind is Kind.END:
-        yield from (Change(ended=chosen) for chosen in subsets(pod.metadata.uid for pod in others))
-    elif kind is Kind.ENDING:
+        yield from (ClusterChange(count=count) for count in range(1, found.claim.spec.devices.count))
+    elif kind is ProposalKind.OPEN:
+        yield from (ClusterChange(opened=node.metadata.name) for node in found.snapshot.nodes)
+    elif kind is ProposalKind.GPU:
+        yield from (ClusterChange(uncordoned=chosen) for chosen in subsets(gpus(found, Availability.CORDONED)))
+    elif kind is ProposalKind.REPAIR:
+        yield from (ClusterChange(healed=chosen) for chosen in subsets(gpus(found, Availability.QUARANTINED)))
+    elif kind is ProposalKind.END:
+        yield from (ClusterChange(ended=chosen) for chosen in subsets(pod.metadata.uid for pod in others))
+    elif kind is ProposalKind.ENDING:
         ending = [pod.metadata.uid for pod in others if pod.metadata.deletion_timestamp]
-        yield from (Change(ended=chosen) for chosen in subsets(ending))
+        yield from (ClusterChange(ended=chosen) for chosen in subsets(ending))
     else:
-        yield from (Change(added=one) for one in additions(found.snapshot, found.pod))
+        yield from (ClusterChange(added=one) for one in additions(found.snapshot, found.pod))
 
 
 @given(clusters())
@@ -130,7 +130,7 @@ def test_every_proposal_makes_the_pod_schedulable(found: Situation) -> None:
     told = help_of(found)
     for proposal in told.proposals if told is not None else ():
         note(repr(proposal))
-        decision = check(Case(found.snapshot, found.pod, found.claim), proposal.change)
+        decision = check(PodCase(found.snapshot, found.pod, found.claim), proposal.change)
         assert decision.fits
         assert proposal.node in decision.verdicts.feasible
 
@@ -143,7 +143,7 @@ def test_nothing_of_a_kind_helps_is_true(found: Situation) -> None:
     for kind in told.helpless if told is not None else ():
         for change in all_changes(kind, found):
             note(f"{kind}: {change}")
-            assert not check(Case(found.snapshot, found.pod, found.claim), change).fits
+            assert not check(PodCase(found.snapshot, found.pod, found.claim), change).fits
 
 
 @given(clusters())
@@ -151,17 +151,17 @@ def test_nothing_of_a_kind_helps_is_true(found: Situation) -> None:
 def test_first_proposal_of_a_kind_is_the_smallest(found: Situation) -> None:
     """Fewest pods, GPUs and relaxations, and the largest count: no smaller change of the kind helps."""
     told = help_of(found)
-    for kind in (Kind.RELAX, Kind.COUNT, Kind.GPU, Kind.REPAIR, Kind.END):
+    for kind in (ProposalKind.RELAX, ProposalKind.COUNT, ProposalKind.GPU, ProposalKind.REPAIR, ProposalKind.END):
         first = next((one for one in told.proposals if one.kind is kind), None) if told is not None else None
         if first is None:
             continue
         for change in all_changes(kind, found):
             if size(change) < size(first.change):
                 note(f"{kind}: {change} is smaller than {first.change}")
-                assert not check(Case(found.snapshot, found.pod, found.claim), change).fits
+                assert not check(PodCase(found.snapshot, found.pod, found.claim), change).fits
 
 
-def size(change: Change) -> int:
+def size(change: ClusterChange) -> int:
     """Return how much a change takes; a larger count takes less."""
     return len(change.relaxed) + len(change.uncordoned) + len(change.healed) + len(change.ended) - change.count
 
@@ -171,8 +171,8 @@ def test_changes_leave_the_cluster_alone() -> None:
     found = situation({"n1": {"cordoned": (0,)}}, [holder("h", "n1", 1)], waiting(8, claim={"policy": "island"}))
     before = repr(found.snapshot)
 
-    case = Case(found.snapshot, found.pod, found.claim)
-    changed(case, Change(count=2, uncordoned=(("n1", "GPU-n1-0000"),), ended=("uid-of-h",), opened="n1"))
+    case = PodCase(found.snapshot, found.pod, found.claim)
+    changed(case, ClusterChange(count=2, uncordoned=(("n1", "GPU-n1-0000"),), ended=("uid-of-h",), opened="n1"))
 
     assert repr(found.snapshot) == before
     assert names.CLAIM in found.pod.metadata.annotations
@@ -180,13 +180,13 @@ def test_changes_leave_the_cluster_alone() -> None:
 
 def test_the_clusters_of_these_tests_are_worth_asking_about() -> None:
     """Among them every kind of change helps some pod, and helps some other not: the properties say something."""
-    helped: set[Kind] = set()
-    helpless: set[Kind] = set()
+    helped: set[ProposalKind] = set()
+    helpless: set[ProposalKind] = set()
     for seed in range(400):
-        if helped == helpless == set(Kind):
+        if helped == helpless == set(ProposalKind):
             break
         told = help_of(cluster(seed))
         helped |= {proposal.kind for proposal in told.proposals} if told is not None else set()
         helpless |= set(told.helpless) if told is not None else set()
 
-    assert helped == helpless == set(Kind)
+    assert helped == helpless == set(ProposalKind)

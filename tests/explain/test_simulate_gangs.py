@@ -13,7 +13,7 @@ from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.objects import Pod
 from atoll.explain.codec import document_of
-from atoll.explain.decision import decide, scene_of
+from atoll.explain.decision import decide, index_snapshot
 from atoll.explain.preemption import preemptions_for
 from atoll.explain.simulation import simulate
 from atoll.explain.snapshot import ClusterSnapshot
@@ -157,7 +157,7 @@ async def test_victims_are_those_that_the_extender_would_confirm(block: int) -> 
     for seed in range(block * 10, block * 10 + 10):
         found = crowded(seed)
         snapshot = found.snapshot
-        scene = scene_of(snapshot)
+        scene = index_snapshot(snapshot)
         plan = next(preemptions_for(scene, found.pod, decide(scene, found.pod, found.claim)), None)
         if plan is None:
             continue
@@ -189,7 +189,7 @@ def test_budgets_turn_the_choice_of_victims() -> None:
     ]
     found = situation(nodes, holders, waiting(4, claim={}, priority=4))
     for kind, node in (("a", "n2"), ("b", "n1")):
-        scene = scene_of(replace(found.snapshot, budgets=(budget(0, kind=kind),)))
+        scene = index_snapshot(replace(found.snapshot, budgets=(budget(0, kind=kind),)))
         plan = next(preemptions_for(scene, found.pod, decide(scene, found.pod, found.claim)), None)
         assert plan is not None
         assert (plan.node, plan.violations) == (node, 0)

@@ -11,11 +11,11 @@ from atoll.cluster import host_fit
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod, PodCondition, PodStatus
 from atoll.cluster.pod_fit import NEIGHBOURS
-from atoll.explain.changes import Case
-from atoll.explain.decision import scene_of
-from atoll.explain.explanation import Explanation, State, explain
-from atoll.explain.nodes import Standing
-from atoll.explain.proposals import Kind, check
+from atoll.explain.changes import PodCase
+from atoll.explain.decision import index_snapshot
+from atoll.explain.explanation import Explanation, PodState, explain
+from atoll.explain.nodes import NodeBlocker
+from atoll.explain.proposals import ProposalKind, check
 from atoll.explain.wording import sentence
 from atollctl.explain_text import lines
 from tests.builders import make_claim, make_lease, make_pod, uuid_of
@@ -48,14 +48,14 @@ class Told:
     """What explain must say: the state, words of its text, and kinds of which a proposal must be among the answers."""
 
     found: Situation
-    state: State
+    state: PodState
     words: tuple[str, ...]
-    helped_by: tuple[Kind, ...] = ()
-    not_by: tuple[Kind, ...] = ()
-    standings: dict[str, Standing] = field(default_factory=dict)
+    helped_by: tuple[ProposalKind, ...] = ()
+    not_by: tuple[ProposalKind, ...] = ()
+    standings: dict[str, NodeBlocker] = field(default_factory=dict)
 
 
-ADD = Kind.ADD
+ADD = ProposalKind.ADD
 NO_FABRIC = {"incidents": [{"kind": "fabric", "firstTime": LONG_AGO, "lastTime": LONG_AGO}]}
 HOST_USE = {"hostUses": [{"uuid": uuid_of("n1", 7), "pids": [4711]}]}
 ALL_USED = {"hostUses": [{"uuid": uuid_of("n1", number), "pids": [4711]} for number in range(4)]}
@@ -64,10 +64,10 @@ BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "66666666-2222-3333-44
 SITUATIONS: dict[str, Told] = {
     "all GPUs of the only node are held": Told(
         situation({"n1": {}}, [full()], waiting(1)),
-        State.BUSY,
+        PodState.BUSY,
         ("waits for GPUs that others hold", Reason.TOO_FEW_FREE, "no GPU free"),
-        (Kind.END, ADD),
-        (Kind.COUNT, Kind.GPU, Kind.OPEN),
+        (ProposalKind.END, ADD),
+        (ProposalKind.COUNT, ProposalKind.GPU, ProposalKind.OPEN),
     ),
     "three free, but on two islands, and one is needed": Told(
         situation(
@@ -75,49 +75,49 @@ SITUATIONS: dict[str, Told] = {
             [holder("a", "n3", 1), holder("b", "n3", 3)],
             waiting(2, claim=ISLAND),
         ),
-        State.BUSY,
+        PodState.BUSY,
         ("2 GPUs free, on 2 islands: 0 | 2", "needs them on one island", Reason.NO_ISLAND),
-        (Kind.RELAX, Kind.COUNT, Kind.END),
+        (ProposalKind.RELAX, ProposalKind.COUNT, ProposalKind.END),
     ),
     "an island of three on a machine of pairs": Told(
         situation({"n1": {"profile": "rtx8000x4-bridged"}}, [], waiting(3, claim=ISLAND)),
-        State.NEVER,
+        PodState.NEVER,
         ("fits no machine of this cluster", "islands of 2 + 2"),
-        (Kind.RELAX, Kind.COUNT, ADD),
-        (Kind.END,),
+        (ProposalKind.RELAX, ProposalKind.COUNT, ADD),
+        (ProposalKind.END,),
     ),
     "more GPUs than any machine has": Told(
         situation({"n1": {}, "n2": {"profile": "l40s-4"}}, [full()], waiting(12)),
-        State.NEVER,
+        PodState.NEVER,
         ("not even an empty one", names.REJECT_NEVER_FITS, "has 4 GPUs"),
-        (Kind.COUNT, ADD),
-        (Kind.END,),
+        (ProposalKind.COUNT, ADD),
+        (ProposalKind.END,),
     ),
     "a model that nobody has": Told(
         situation({"n1": {}}, [], waiting(1, claim={"models": ["nvidia-b200"]})),
-        State.NEVER,
+        PodState.NEVER,
         (names.REJECT_NO_MODEL, "asked: count 1, policy contiguous, model nvidia-b200"),
-        (Kind.RELAX, ADD),
-        (Kind.COUNT,),
+        (ProposalKind.RELAX, ADD),
+        (ProposalKind.COUNT,),
     ),
     "a model that is there and held": Told(
         situation({"n1": {}, "n2": {"profile": "t4-4"}}, [full()], waiting(1, claim={"models": ["nvidia-v100"]})),
-        State.BUSY,
+        PodState.BUSY,
         ("1 no GPU of a claimed model", "1 too few free GPUs"),
-        (Kind.RELAX, Kind.END, ADD),
-        standings={"n1": Standing.BUSY, "n2": Standing.NEVER},
+        (ProposalKind.RELAX, ProposalKind.END, ADD),
+        standings={"n1": NodeBlocker.BUSY, "n2": NodeBlocker.NEVER},
     ),
     "more memory than the cards have": Told(
         situation({"n1": {"profile": "t4-4"}}, [], waiting(1, claim={"memory": "40Gi"})),
-        State.NEVER,
+        PodState.NEVER,
         (names.REJECT_NO_MEMORY,),
-        (Kind.RELAX, ADD),
+        (ProposalKind.RELAX, ADD),
     ),
     "a newer compute capability": Told(
         situation({"n1": {}}, [], waiting(1, claim={"computeCapability": "9.0"})),
-        State.NEVER,
+        PodState.NEVER,
         (names.REJECT_NO_CAPABILITY,),
-        (Kind.RELAX, ADD),
+        (ProposalKind.RELAX, ADD),
     ),
     "MIG instances where no card is split": Told(
         situation(
@@ -125,126 +125,126 @@ SITUATIONS: dict[str, Told] = {
             [],
             waiting(1, claim={"migProfile": "3g.20gb"}, resource=names.mig_resource("3g.20gb")),
         ),
-        State.NEVER,
+        PodState.NEVER,
         (names.REJECT_MIG,),
         (),
-        (Kind.END, Kind.COUNT),
+        (ProposalKind.END, ProposalKind.COUNT),
     ),
     "NVLink on a machine without": Told(
         situation({"n1": {"profile": "l40s-4"}}, [], waiting(2, claim={"interconnect": "nvlink"})),
-        State.NEVER,
+        PodState.NEVER,
         (Reason.NO_NVLINK_ISLAND,),
-        (Kind.RELAX, Kind.COUNT, ADD),
+        (ProposalKind.RELAX, ProposalKind.COUNT, ADD),
     ),
     "PCIe alone where a switch joins all": Told(
         situation({"n1": {"profile": "dgx-h100"}}, [], waiting(2, claim={"interconnect": "pcie"})),
-        State.NEVER,
+        PodState.NEVER,
         (Reason.NO_PCIE_SET,),
-        (Kind.RELAX, Kind.COUNT, ADD),
+        (ProposalKind.RELAX, ProposalKind.COUNT, ADD),
     ),
     "more bandwidth than the links carry": Told(
         situation({"n1": {}}, [], waiting(4, claim={"minBandwidthGBps": 5000})),
-        State.NEVER,
+        PodState.NEVER,
         (Reason.NO_BANDWIDTH, "5000 GB/s"),
-        (Kind.RELAX, Kind.COUNT),
+        (ProposalKind.RELAX, ProposalKind.COUNT),
     ),
     "two conditions that fail together": Told(
         situation({"n1": {"profile": "t4-4"}}, [], waiting(1, claim={"models": ["nvidia-b200"], "memory": "40Gi"})),
-        State.NEVER,
+        PodState.NEVER,
         (names.REJECT_NO_MODEL, "any model, no memory"),
-        (Kind.RELAX,),
+        (ProposalKind.RELAX,),
     ),
     "cordoned GPUs would be enough": Told(
         situation({"n1": {"cordoned": (6, 7)}}, [holder("a", "n1", *range(6))], waiting(1)),
-        State.BUSY,
+        PodState.BUSY,
         ("not given out: 6 cordoned, 7 cordoned", "uncordon GPU n1/6"),
-        (Kind.GPU, Kind.END, ADD),
+        (ProposalKind.GPU, ProposalKind.END, ADD),
     ),
     "every GPU is cordoned": Told(
         situation({"n1": {"cordoned": tuple(range(8))}}, [], waiting(1)),
-        State.WITHHELD,
+        PodState.WITHHELD,
         ("cordoned or sick", "uncordon GPU n1/0"),
-        (Kind.GPU,),
-        (Kind.END,),
+        (ProposalKind.GPU,),
+        (ProposalKind.END,),
     ),
     "the only free GPU is sick": Told(
         situation({"n1": {"sick": (7,)}}, [holder("a", "n1", *range(7))], waiting(1)),
-        State.BUSY,
+        PodState.BUSY,
         ("7 quarantined", "get GPU n1/7 well"),
-        (Kind.REPAIR, Kind.END),
+        (ProposalKind.REPAIR, ProposalKind.END),
     ),
     "a sick GPU breaks the only island that would do": Told(
         situation(
             {"n1": {"profile": "rtx8000x4-bridged", "sick": (1,)}}, [holder("a", "n1", 3)], waiting(2, claim=ISLAND)
         ),
-        State.BUSY,
+        PodState.BUSY,
         ("2 GPUs free, on 2 islands: 0 | 2", "get GPU n1/1 well"),
-        (Kind.REPAIR, Kind.END, Kind.RELAX),
+        (ProposalKind.REPAIR, ProposalKind.END, ProposalKind.RELAX),
     ),
     "a whole machine is wanted and one GPU is sick": Told(
         situation({"n1": {"sick": (3,)}}, [], waiting(8)),
-        State.WITHHELD,
+        PodState.WITHHELD,
         ("3 quarantined",),
-        (Kind.REPAIR, Kind.COUNT, ADD),
-        (Kind.END,),
+        (ProposalKind.REPAIR, ProposalKind.COUNT, ADD),
+        (ProposalKind.END,),
     ),
     "the agent is silent": Told(
         situation({"n1": {"heard": LONG_AGO}}, [], waiting(1)),
-        State.UNKNOWN,
+        PodState.UNKNOWN,
         (names.REJECT_STALE_REPORT, "has not been heard"),
         (ADD,),
     ),
     "the machine was rebooted since its report": Told(
         situation({"n1": {"boot": BOOT, "node": {"boot": NEXT_BOOT}}}, [], waiting(1)),
-        State.UNKNOWN,
+        PodState.UNKNOWN,
         (names.REJECT_PAST_BOOT, f"the report is of boot {BOOT}, the node says {NEXT_BOOT}"),
         (ADD,),
     ),
     "the node was made anew since its report": Told(
         situation({"n1": {"node_uid": "uid-of-another"}}, [], waiting(1)),
-        State.UNKNOWN,
+        PodState.UNKNOWN,
         (names.REJECT_PAST_NODE, "the report is of Node uid-of-another, the node's uid is uid-of-n1"),
         (ADD,),
     ),
     "the report was edited by hand and contradicts itself": Told(
         situation({"n1": {"devices": {1: {"id": 0}}}}, [], waiting(1)),
-        State.UNKNOWN,
+        PodState.UNKNOWN,
         (names.REJECT_BAD_REPORT, "delete the GpuNodeStatus"),
         (ADD,),
     ),
     "the node never reported": Told(
         situation({"n1": {"report": False}}, [], waiting(1)),
-        State.UNKNOWN,
+        PodState.UNKNOWN,
         (names.REJECT_NO_REPORT,),
         (ADD,),
     ),
-    "there is no node at all": Told(situation({}, [], waiting(1)), State.NEVER, ("Of 0 nodes: none",), (ADD,)),
+    "there is no node at all": Told(situation({}, [], waiting(1)), PodState.NEVER, ("Of 0 nodes: none",), (ADD,)),
     "a taint keeps the pod off": Told(
         situation({"n1": {"node": TAINT}}, [], waiting(1)),
-        State.CLOSED,
+        PodState.CLOSED,
         ("untolerated taint", "tolerate team=a:NoSchedule"),
-        (Kind.OPEN, ADD),
-        (Kind.END, Kind.COUNT),
-        {"n1": Standing.CLOSED},
+        (ProposalKind.OPEN, ADD),
+        (ProposalKind.END, ProposalKind.COUNT),
+        {"n1": NodeBlocker.CLOSED},
     ),
     "the node is cordoned": Told(
         situation({"n1": {"node": {"unschedulable": True}}}, [], waiting(1)),
-        State.CLOSED,
+        PodState.CLOSED,
         ("cordoned", "uncordon the node"),
-        (Kind.OPEN, ADD),
+        (ProposalKind.OPEN, ADD),
     ),
     "the node is not ready": Told(
         situation({"n1": {"node": {"ready": "False"}}}, [], waiting(1)),
-        State.CLOSED,
+        PodState.CLOSED,
         ("not ready",),
         (ADD,),
-        (Kind.OPEN,),
+        (ProposalKind.OPEN,),
     ),
     "a node selector matches nothing": Told(
         situation({"n1": {}}, [], waiting(1, nodeSelector={"pool": "training"})),
-        State.CLOSED,
+        PodState.CLOSED,
         ("node selector", "label it pool=training"),
-        (Kind.OPEN, ADD),
+        (ProposalKind.OPEN, ADD),
     ),
     "node affinity matches nothing": Told(
         situation(
@@ -263,15 +263,15 @@ SITUATIONS: dict[str, Told] = {
                 },
             ),
         ),
-        State.CLOSED,
+        PodState.CLOSED,
         ("node affinity",),
     ),
     "no cpu is left beside free GPUs": Told(
         situation({"n1": {}}, [holder("a", "n1", 0, cpu="60")], waiting(1, cpu="8")),
-        State.CLOSED,
+        PodState.CLOSED,
         ("insufficient cpu", "team/a"),
-        (Kind.END, ADD),
-        (Kind.COUNT,),
+        (ProposalKind.END, ADD),
+        (ProposalKind.COUNT,),
     ),
     "a pod without GPUs has taken the cpu": Told(
         situation(
@@ -280,41 +280,41 @@ SITUATIONS: dict[str, Told] = {
             waiting(1, cpu="8"),
             others=[with_cpu(make_pod("web", gpus=None, node="n1", phase="Running"), "60")],
         ),
-        State.CLOSED,
+        PodState.CLOSED,
         ("insufficient cpu", "when team/web ends"),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "more cpu than any node has": Told(
         situation({"n1": {}}, [], waiting(1, cpu="100")),
-        State.CLOSED,
+        PodState.CLOSED,
         ("insufficient cpu",),
         (ADD,),
-        (Kind.END,),
+        (ProposalKind.END,),
     ),
     "no cpu and no GPU": Told(
         situation({"n1": {}}, [full(cpu="60")], waiting(1, cpu="8")),
-        State.CLOSED,
+        PodState.CLOSED,
         ("too few free GPUs, insufficient cpu",),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "a taint on the free node, the other is full": Told(
         situation({"n1": {"node": TAINT}, "n2": {}}, [full("n2")], waiting(1)),
-        State.BUSY,
+        PodState.BUSY,
         ("1 too few free GPUs, 1 untolerated taint",),
-        (Kind.OPEN, Kind.END, ADD),
-        standings={"n1": Standing.CLOSED, "n2": Standing.BUSY},
+        (ProposalKind.OPEN, ProposalKind.END, ADD),
+        standings={"n1": NodeBlocker.CLOSED, "n2": NodeBlocker.BUSY},
     ),
     "a pod that is ending makes room": Told(
         situation({"n1": {}}, [full(deleted=True)], waiting(1)),
-        State.BUSY,
+        PodState.BUSY,
         ("when team/on-n1 is proven to have ended",),
-        (Kind.ENDING,),
+        (ProposalKind.ENDING,),
     ),
     "a pod is gone and its Leases are not": Told(
         situation({"n1": {}}, [(make_pod("x", gpus=None), full()[1])], waiting(1)),
-        State.BUSY,
+        PodState.BUSY,
         ("team/on-n1 (gone) is proven to have ended",),
-        (Kind.ENDING,),
+        (ProposalKind.ENDING,),
     ),
     "GPUs are kept for another pod": Told(
         situation(
@@ -323,15 +323,15 @@ SITUATIONS: dict[str, Told] = {
             waiting(1),
             others=[make_pod("q", annotations={names.KEPT: "n1:7"}, priority=5)],
         ),
-        State.BUSY,
+        PodState.BUSY,
         ("too few free GPUs",),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "two small pods hold what one large wants": Told(
         situation({"n1": {"profile": "l40s-4"}}, [holder("a", "n1", 0), holder("b", "n1", 1)], waiting(4)),
-        State.BUSY,
+        PodState.BUSY,
         ("when team/a, team/b end",),
-        (Kind.END, Kind.COUNT),
+        (ProposalKind.END, ProposalKind.COUNT),
     ),
     "one of low priority and one of high": Told(
         situation(
@@ -339,9 +339,9 @@ SITUATIONS: dict[str, Told] = {
             [holder("a", "n1", 0, 1, priority=9), holder("b", "n1", 2, 3, priority=1)],
             waiting(1),
         ),
-        State.BUSY,
+        PodState.BUSY,
         ("1. when team/b ends", "2. when team/a ends"),
-        (Kind.END,),
+        (ProposalKind.END,),
     ),
     "a host port is taken": Told(
         situation(
@@ -350,28 +350,28 @@ SITUATIONS: dict[str, Told] = {
             (with_host_port(waiting(1)[0]), None),
             others=[with_host_port(make_pod("web", gpus=None, node="n1", phase="Running"))],
         ),
-        State.CLOSED,
+        PodState.CLOSED,
         ("host port in use", "when team/web ends"),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "the NVLink fabric is not ready": Told(
         situation({"n1": {"profile": "dgx-h100", "devices": dict.fromkeys(range(8), NO_FABRIC)}}, [], waiting(1)),
-        State.WITHHELD,
+        PodState.WITHHELD,
         (names.REJECT_FABRIC,),
     ),
     "a process of the machine uses the last GPU": Told(
         situation({"n1": {"status": HOST_USE}}, [holder("a", "n1", *range(7))], waiting(1)),
-        State.BUSY,
+        PodState.BUSY,
         (Reason.TOO_FEW_FREE, "no GPU free", "when team/a end"),
-        (Kind.END, ADD),
-        (Kind.COUNT, Kind.GPU),
+        (ProposalKind.END, ADD),
+        (ProposalKind.COUNT, ProposalKind.GPU),
     ),
     "processes of the machine use every GPU": Told(
         situation({"n1": {"profile": "t4-4", "status": ALL_USED}}, [], waiting(1)),
-        State.BUSY,
+        PodState.BUSY,
         (Reason.TOO_FEW_FREE,),
         (ADD,),
-        (Kind.END, Kind.COUNT, Kind.GPU, Kind.REPAIR),
+        (ProposalKind.END, ProposalKind.COUNT, ProposalKind.GPU, ProposalKind.REPAIR),
     ),
     "a pod that went around Atoll uses the last GPU": Told(
         situation(
@@ -380,9 +380,9 @@ SITUATIONS: dict[str, Told] = {
             waiting(1),
             others=[make_pod("stranger", uid="stranger", gpus=None, node="n1", phase="Running")],
         ),
-        State.BUSY,
+        PodState.BUSY,
         (Reason.TOO_FEW_FREE, "when team/stranger end"),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "the pod still holds GPUs of another node": Told(
         situation(
@@ -390,16 +390,16 @@ SITUATIONS: dict[str, Told] = {
             [(holder("x", "n1", *range(8))[0], [make_lease("n1", 0, holder=Holder("team", "p", "uid-of-p"))])],
             waiting(1),
         ),
-        State.BUSY,
+        PodState.BUSY,
         (names.REJECT_HOLDS_ELSEWHERE,),
     ),
     "large annotations leave no room for the allocation": Told(
         situation({"n1": {}}, [], waiting(1, annotations={"example.com/notes": "x" * 300_000})),
-        State.REFUSED,
+        PodState.REFUSED,
         (names.REJECT_ANNOTATIONS, "take large annotations off the pod"),
     ),
     "more memory than any node has": Told(
-        situation({"n1": {}}, [], with_memory(waiting(1), "600Gi")), State.CLOSED, ("insufficient memory",), (ADD,)
+        situation({"n1": {}}, [], with_memory(waiting(1), "600Gi")), PodState.CLOSED, ("insufficient memory",), (ADD,)
     ),
     "every place for pods is taken": Told(
         situation(
@@ -408,15 +408,15 @@ SITUATIONS: dict[str, Told] = {
             waiting(1),
             others=[make_pod(f"w{n}", gpus=None, node="n1", phase="Running") for n in range(110)],
         ),
-        State.CLOSED,
+        PodState.CLOSED,
         ("insufficient pods",),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "a neighbour does not want to share the host": Told(
         situation({"n1": {}}, [], waiting(1, labels={"app": "x"}), others=[unsociable("web", "n1")]),
-        State.CLOSED,
+        PodState.CLOSED,
         (NEIGHBOURS, "when team/web end"),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "a neighbour of the same zone, on a full node and dearer than those who hold GPUs": Told(
         situation(
@@ -425,9 +425,9 @@ SITUATIONS: dict[str, Told] = {
             waiting(1, labels={"app": "x"}),
             others=[unsociable("web", "n2", "zone", priority=7)],
         ),
-        State.CLOSED,
+        PodState.CLOSED,
         (NEIGHBOURS, "when team/web end"),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "a host port is taken by a pod that is dearer than those who hold GPUs": Told(
         situation(
@@ -436,49 +436,49 @@ SITUATIONS: dict[str, Told] = {
             (with_host_port(waiting(1)[0]), None),
             others=[with_host_port(make_pod("web", gpus=None, node="n1", phase="Running", priority=7))],
         ),
-        State.CLOSED,
+        PodState.CLOSED,
         ("host port in use", "when team/web end"),
-        (Kind.END, ADD),
+        (ProposalKind.END, ADD),
     ),
     "the pod fits and is not yet bound": Told(
-        situation({"n1": {}}, [holder("a", "n1", 0)], waiting(2)), State.FITS, ("fits now, best on n1",)
+        situation({"n1": {}}, [holder("a", "n1", 0)], waiting(2)), PodState.FITS, ("fits now, best on n1",)
     ),
     "the claim is missing": Told(
         situation({"n1": {}}, [], (make_pod("p", annotations={names.CLAIM: "gone"}), None)),
-        State.REFUSED,
+        PodState.REFUSED,
         (names.REJECT_CLAIM_MISSING, "create the GpuClaim"),
     ),
     "the claim was made anew": Told(
         situation({"n1": {}}, [], (make_pod("p", claim=make_claim("c", uid="old")), make_claim("c", uid="new"))),
-        State.REFUSED,
+        PodState.REFUSED,
         (names.REJECT_CLAIM_REPLACED, "create the pod anew"),
     ),
     "the containers ask for another count": Told(
         situation({"n1": {}}, [], waiting(2, claim={}, gpus=1)),
-        State.REFUSED,
+        PodState.REFUSED,
         (names.REJECT_COUNT_MISMATCH,),
     ),
     "the pod belongs to a gang": Told(
         situation({"n1": {}}, [], waiting(1, annotations={names.GANG: "g"})),
-        State.REFUSED,
+        PodState.REFUSED,
         (names.REJECT_GANG, "there is no GpuGang 'g' in namespace team; create it"),
     ),
     "the pod belongs to a gang that the controllers make": Told(
         situation({"n1": {}}, [], waiting(1, annotations={names.GANG: "g", names.GANG_SIZE: "2"})),
-        State.REFUSED,
+        PodState.REFUSED,
         (names.REJECT_GANG, "`atoll explain gang/g -n team`"),
     ),
     "somebody's gate holds the pod": Told(
         situation({"n1": {}}, [], waiting(1, schedulingGates=[{"name": "example.com/quota"}])),
-        State.GATED,
+        PodState.GATED,
         ("example.com/quota",),
     ),
     "the pod asks for no GPU": Told(
-        situation({"n1": {}}, [], (make_pod("p", gpus=None), None)), State.NO_GPUS, (names.CLAIM,)
+        situation({"n1": {}}, [], (make_pod("p", gpus=None), None)), PodState.NO_GPUS, (names.CLAIM,)
     ),
     "the pod asks the device plugin": Told(
         situation({"n1": {}}, [], (make_pod("p", gpus=1, resource="nvidia.com/gpu"), None)),
-        State.NO_GPUS,
+        PodState.NO_GPUS,
         ("nvidia.com/gpu is not Atoll's, ask for gpu.scheduling/gpu",),
     ),
 }
@@ -486,10 +486,10 @@ SITUATIONS: dict[str, Told] = {
 
 def told_text(found: Situation, told: Explanation) -> str:
     """Return everything that a reader gets to see of the reasons and proposals."""
-    scene = scene_of(found.snapshot)
+    scene = index_snapshot(found.snapshot)
     flowed = " ".join(" ".join(lines(told, scene, found.pod, show_all=True)).split())
     sentences = [f"{number}. {sentence(p, scene, found.pod)}" for number, p in enumerate(told.help.proposals, 1)]
-    kinds: dict[Kind, int] = {}
+    kinds: dict[ProposalKind, int] = {}
     for p in told.help.proposals:
         kinds[p.kind] = kinds.get(p.kind, 0) + 1
         sentences.append(f"{kinds[p.kind]}. {sentence(p, scene, found.pod)}")
@@ -499,7 +499,7 @@ def told_text(found: Situation, told: Explanation) -> str:
 @pytest.mark.parametrize("told", SITUATIONS.values(), ids=SITUATIONS.keys())
 def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
     """State, reason and numbers are those of the situation; each proposal is true when it is applied."""
-    answer = explain(scene_of(told.found.snapshot), told.found.pod)
+    answer = explain(index_snapshot(told.found.snapshot), told.found.pod)
     text = told_text(told.found, answer)
     kinds = {proposal.kind for proposal in answer.help.proposals}
     standings = {one.node: one.standing for group in answer.groups for one in group.nodes}
@@ -511,7 +511,7 @@ def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
     assert not kinds & set(told.not_by), text
     assert standings.items() >= told.standings.items()
     for proposal in answer.help.proposals:
-        assert check(Case(told.found.snapshot, told.found.pod, told.found.claim), proposal.change).fits
+        assert check(PodCase(told.found.snapshot, told.found.pod, told.found.claim), proposal.change).fits
 
 
 def test_every_reason_has_a_situation() -> None:
@@ -529,7 +529,7 @@ def test_headline_fits_into_an_event() -> None:
     """However many reasons there are, the one line stays short enough for an event's note."""
     nodes = {f"n{i}": {"node": {"taints": [{"key": f"k{i}", "effect": "NoSchedule"}]}} for i in range(40)}
 
-    answer = explain(scene_of(situation(nodes).snapshot), situation(nodes).pod)
+    answer = explain(index_snapshot(situation(nodes).snapshot), situation(nodes).pod)
 
     assert len(answer.headline) <= 900
 
@@ -540,7 +540,7 @@ def test_waiting_time_is_that_of_the_snapshot() -> None:
     metadata = msgspec.structs.replace(found.pod.metadata, creation_timestamp="2026-01-31T11:30:00Z")
     pod = msgspec.structs.replace(found.pod, metadata=metadata)
 
-    assert explain(scene_of(found.snapshot), pod).waits_seconds == 1800
+    assert explain(index_snapshot(found.snapshot), pod).waits_seconds == 1800
 
 
 def test_what_kube_scheduler_said_stands_beside_a_pod_that_fits() -> None:
@@ -550,7 +550,7 @@ def test_what_kube_scheduler_said_stands_beside_a_pod_that_fits() -> None:
     refused = PodCondition("PodScheduled", "False", "Unschedulable", said)
     pod = msgspec.structs.replace(found.pod, status=PodStatus(conditions=(refused,)))
 
-    told = explain(scene_of(found.snapshot), pod)
+    told = explain(index_snapshot(found.snapshot), pod)
 
-    assert told.state is State.FITS
+    assert told.state is PodState.FITS
     assert told.headline.endswith(f"kube-scheduler has yet to bind it. It last said: {said}")

@@ -22,10 +22,10 @@ from atoll.cluster import pods
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.gangs.membership import members_of
 from atoll.cluster.objects import Pod, decode_pod
+from atoll.explain.anonymize import PLAIN_FIELDS, anonymize
 from atoll.explain.codec import SnapshotMistake, decode_snapshot, document_of, encode_snapshot
-from atoll.explain.decision import decide, scene_of
+from atoll.explain.decision import decide, index_snapshot
 from atoll.explain.explanation import explain
-from atoll.explain.pseudonyms import PLAIN_FIELDS, disguised
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot
 from atoll.explain.wording import explanation_json
 from atollctl.__main__ import app
@@ -42,7 +42,7 @@ def test_file_gives_the_same_explanation(found: Situation) -> None:
     pod = again.pod(found.pod.metadata.namespace, found.pod.metadata.name)
     assert pod is not None
 
-    before, after = scene_of(found.snapshot), scene_of(again)
+    before, after = index_snapshot(found.snapshot), index_snapshot(again)
     assert explanation_json(explain(after, pod), after, pod) == explanation_json(
         explain(before, found.pod), before, found.pod
     )
@@ -52,11 +52,11 @@ def test_file_gives_the_same_explanation(found: Situation) -> None:
 @settings(max_examples=40, deadline=None)
 def test_replaced_names_change_no_decision(found: Situation) -> None:
     """Node by node the same reasons in the same order, and the same GPUs, because numbers keep the order of names."""
-    hidden = disguised(found.snapshot)
+    hidden = anonymize(found.snapshot)
     pod = hidden.pods[-1]
 
-    before = decide(scene_of(found.snapshot), found.pod, found.claim)
-    after = decide(scene_of(hidden), pod, hidden.claim_of(pod))
+    before = decide(index_snapshot(found.snapshot), found.pod, found.claim)
+    after = decide(index_snapshot(hidden), pod, hidden.claim_of(pod))
 
     assert list(before.closed.values()) == list(after.closed.values())
     assert list(before.verdicts.rejected.values()) == list(after.verdicts.rejected.values())
@@ -86,7 +86,7 @@ VALUES = ("0", "1", "4", "8", "-1", "64", "512Gi", "nvidia-v100", "nvidia-v100-s
 
 def explained(snapshot: ClusterSnapshot) -> list[object]:
     """Return what is said of the last pod, less the names in it."""
-    scene, pod = scene_of(snapshot), snapshot.pods[-1]
+    scene, pod = index_snapshot(snapshot), snapshot.pods[-1]
     told = explain(scene, pod)
     groups = [(group.standing, group.reason, len(group.nodes)) for group in told.groups]
     return [told.state, groups, [(one.kind, one.device_ids) for one in told.help.proposals], told.help.helpless]
@@ -107,7 +107,7 @@ def test_names_that_are_words_of_others_change_no_decision(name: str) -> None:
     others = tuple(make_pod(word, namespace="policy", phase="Succeeded", gpus=None) for word in words)
     snapshot = replace(found.snapshot, nodes=nodes, pods=(*others, *found.snapshot.pods))
 
-    hidden = disguised(snapshot)
+    hidden = anonymize(snapshot)
 
     assert explained(hidden) == explained(snapshot)
     assert "corp.example" not in encode_snapshot(hidden).decode()
@@ -122,7 +122,7 @@ def test_nodes_keep_their_order_whether_a_pod_is_on_them_or_not() -> None:
     """Of nodes that serve alike the first by name is chosen, so idle ones and busy ones are numbered together."""
     found = situation({"a": {}, "b": {}, "c": {}}, [holder("x", "a", 0)])
 
-    hidden = disguised(found.snapshot)
+    hidden = anonymize(found.snapshot)
 
     assert [node.metadata.name for node in hidden.nodes] == [f"node-{number:06d}" for number in range(3)]
     assert [one.metadata.name for one in hidden.reports] == [node.metadata.name for node in hidden.nodes]
@@ -133,7 +133,7 @@ def test_gate_of_atoll_is_still_one() -> None:
     gates = ({"name": names.GANG_GATE}, {"name": "corp.example/quota"})
     found = situation({"n1": {}}, [], waiting(1, claim={}, schedulingGates=list(gates)))
 
-    hidden = disguised(found.snapshot)
+    hidden = anonymize(found.snapshot)
 
     first, second = (gate.name for gate in hidden.pods[-1].spec.scheduling_gates)
     assert first == names.GANG_GATE
@@ -148,7 +148,7 @@ def test_conditions_are_read_again_after_names_were_replaced() -> None:
     found = situation({"n1": {}}, [], waiting(1, claim={}))
     snapshot = replace(found.snapshot, claims=(GpuClaim.model_validate(claim),))
 
-    again = decode_snapshot(encode_snapshot(disguised(snapshot)))
+    again = decode_snapshot(encode_snapshot(anonymize(snapshot)))
 
     assert again.claims[0].status is not None
     (condition,) = again.claims[0].status.conditions
@@ -177,7 +177,7 @@ def test_no_name_is_left() -> None:
     )
     found = situation(nodes, [holder("payroll", "secret-node", 0)], asking)
 
-    hidden = disguised(found.snapshot)
+    hidden = anonymize(found.snapshot)
     text = encode_snapshot(hidden).decode()
 
     for word in (
@@ -195,7 +195,7 @@ def test_no_name_is_left() -> None:
     ):
         assert word not in text
     assert "nvidia-v100" in text
-    scene = scene_of(hidden)
+    scene = index_snapshot(hidden)
     assert decide(scene, hidden.pods[-1], hidden.claim_of(hidden.pods[-1])).fits
 
 
@@ -215,17 +215,17 @@ def test_common_words_as_names_change_no_decision() -> None:
     found = situation({"7": {}, "gpu-7": {"profile": "l40s-4"}}, [holder("uuid", "7", 0, 3), holder("1", "gpu-7", 2)])
     snapshot = replace(found.snapshot, pods=(*found.snapshot.pods, *others, pod), claims=(asked,))
 
-    hidden = disguised(snapshot)
+    hidden = anonymize(snapshot)
 
-    before = decide(scene_of(snapshot), pod, asked)
-    after = decide(scene_of(hidden), hidden.pods[-1], hidden.claim_of(hidden.pods[-1]))
+    before = decide(index_snapshot(snapshot), pod, asked)
+    after = decide(index_snapshot(hidden), hidden.pods[-1], hidden.claim_of(hidden.pods[-1]))
     assert before.best is not None
     assert after.best is not None
     assert before.best.choice == after.best.choice
     assert list(before.verdicts.rejected.values()) == list(after.verdicts.rejected.values())
     assert [pods.device_count(one) for one in hidden.pods] == [pods.device_count(one) for one in snapshot.pods]
     for old, new in zip(snapshot.pods, hidden.pods, strict=True):
-        ours, theirs = scene_of(snapshot).ledger, scene_of(hidden).ledger
+        ours, theirs = index_snapshot(snapshot).ledger, index_snapshot(hidden).ledger
         ids = [ledger.allocation_of(one.metadata.uid) for ledger, one in ((ours, old), (theirs, new))]
         assert ids[0] is None or (ids[1] is not None and ids[0].device_ids == ids[1].device_ids)
 
@@ -246,7 +246,7 @@ def test_members_of_a_gang_keep_their_ranks() -> None:
 
     again = decode_snapshot(encode_snapshot(snapshot))
 
-    assert ranks(members) == ranks(again.pods) == ranks(disguised(again).pods) == [3, 2, 1, 0]
+    assert ranks(members) == ranks(again.pods) == ranks(anonymize(again).pods) == [3, 2, 1, 0]
 
 
 APPLIED = {"kubectl.kubernetes.io/last-applied-configuration": '{"metadata":{"name":"secret"},"note":"private"}'}
@@ -295,10 +295,10 @@ def test_nothing_that_can_be_called_somehow_is_left() -> None:
     found = situation({"secret-node": {"node": {"labels": {"secret.example/rack": "secret-rack"}}}})
     snapshot = replace(found.snapshot, pods=(decode_pod(orjson.dumps(body)),), leases=(unreadable, doubted))
 
-    hidden = disguised(snapshot)
+    hidden = anonymize(snapshot)
 
     assert "secret" not in encode_snapshot(hidden).decode().lower()
-    before, after = scene_of(snapshot).ledger, scene_of(hidden).ledger
+    before, after = index_snapshot(snapshot).ledger, index_snapshot(hidden).ledger
     (node,) = after.nodes
     assert before.free("secret-node", now_seconds=NOW_SECONDS) == after.free(node, now_seconds=NOW_SECONDS)
 
@@ -329,7 +329,7 @@ def test_copies_of_manifests_stay_at_home() -> None:
     snapshot = replace(found.snapshot, nodes=(node,), claims=(GpuClaim.model_validate(claim),))
 
     assert b"payroll" not in encode_snapshot(snapshot)
-    assert b"payroll" not in encode_snapshot(disguised(snapshot))
+    assert b"payroll" not in encode_snapshot(anonymize(snapshot))
 
 
 @pytest.mark.parametrize(

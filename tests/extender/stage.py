@@ -62,7 +62,7 @@ class Replica:
         return await self.binder.bind(BindCall(pod.metadata.name, pod.metadata.namespace, pod.metadata.uid, node))
 
 
-class Stage:
+class ExtenderHarness:
     """The objects of one test. `api` is the administrator, past every proxy."""
 
     def __init__(self, kubeconfig: Path, folder: Path, api: ApiClient) -> None:
@@ -75,7 +75,7 @@ class Stage:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, kubeconfig: Path, folder: Path) -> AsyncIterator["Stage"]:
+    async def open(cls, kubeconfig: Path, folder: Path) -> AsyncIterator["ExtenderHarness"]:
         """Give a stage; afterwards nothing of it is left."""
         async with await ApiClient.connect(kubeconfig, requests_per_second=1000, burst=1000) as api:
             stage = cls(kubeconfig, folder, api)

@@ -14,9 +14,9 @@ from atoll.api.claims import GpuClaim
 from atoll.cluster.ledger import Ledger
 from atoll.kube.mirror import ClusterMirror, Listener
 from atoll.service.metrics import Metrics
-from extender.app import BODY_BYTES_MAX, Parts, build_app, build_health_app
+from extender.app import BODY_BYTES_MAX, ExtenderParts, build_app, build_health_app
 from extender.binder import Binder
-from extender.endings import HOLD_SECONDS
+from extender.pending_releases import HOLD_SECONDS
 from extender.wire import BindCall
 from tests.builders import make_allocation, make_pod, make_report, pod_json
 from tests.fakes.clock import ManualClock, until
@@ -83,7 +83,7 @@ async def extender() -> AsyncIterator[Extender]:
     for node in ("n1", "n2"):
         mirror.ledger.put_report(make_report(node, "t4-4"))
         mirror.ledger.put_heartbeat(node, clock.monotonic_seconds(), 180.0)
-    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0)
+    parts = ExtenderParts(cast("ClusterMirror", mirror), cast("Binder", binder), clock, Metrics("extender"), 10.0)
     async with TestClient(TestServer(build_app(parts))) as http:
         yield Extender(http, mirror, binder, clock)
 
@@ -314,7 +314,7 @@ async def test_calls_and_decisions_are_counted(extender: Extender) -> None:
 async def test_health_port_answers_health_alone() -> None:
     """Whoever reaches the port for health and metrics can neither bind a pod nor read the memory."""
     mirror, metrics = FakeMirror(reason="listing"), Metrics("extender")
-    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", FakeBinder()), ManualClock(), metrics, 10.0)
+    parts = ExtenderParts(cast("ClusterMirror", mirror), cast("Binder", FakeBinder()), ManualClock(), metrics, 10.0)
     build_app(parts)
     async with TestClient(TestServer(build_health_app(parts))) as http:
         assert [(await http.get(path)).status for path in ("/livez", "/readyz", "/metrics")] == [200, 503, 200]

@@ -14,7 +14,7 @@ from atoll.api.claims import VisibleDevices
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.mirror import ClusterMirror
-from extender.binder import Binder, BinderSettings, Bound
+from extender.binder import Binder, BinderSettings, CompletedBind
 from extender.wire import BindCall
 from tests.builders import make_pod, make_report
 from tests.extender.test_app import FakeMirror
@@ -32,13 +32,13 @@ class Bench:
     server: FakeApiServer
     mirror: FakeMirror
     binder: Binder
-    told: list[Bound]
+    told: list[CompletedBind]
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     """One node of eight GPUs, and one pod that asks for two of them."""
-    clock, mirror, told = ManualClock(), FakeMirror(), list[Bound]()
+    clock, mirror, told = ManualClock(), FakeMirror(), list[CompletedBind]()
     mirror.ledger.put_report(make_report("n1"))
     mirror.ledger.put_heartbeat("n1", clock.monotonic_seconds(), 180.0)
     pod = make_pod("p", uid="u1", gpus=2)

@@ -10,17 +10,17 @@ from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX, annotations_bytes
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request, request_of
-from extender.bind_plan import Plan, binding_body, plan_bind
+from extender.bind_plan import BindPlan, binding_body, plan_bind
 from tests.builders import make_claim, make_devices, make_pod, uuid_of
 from topology.choice import Reason
 
 SIDECAR = {"name": "proxy", "restartPolicy": "Always"}
 
 
-def plan(pod: Pod, devices: NodeDevices, *, free: int | None = None, **claim: Any) -> Plan:
+def plan(pod: Pod, devices: NodeDevices, *, free: int | None = None, **claim: Any) -> BindPlan:
     """Return the plan of the pod, whose claim has these fields."""
     answer = plan_bind(pod, devices, devices.all if free is None else free, _request(pod, claim), VisibleDevices.UUID)
-    assert isinstance(answer, Plan)
+    assert isinstance(answer, BindPlan)
     return answer
 
 
@@ -31,7 +31,7 @@ def _request(pod: Pod, claim: dict[str, Any]) -> Request:
     return request
 
 
-def seen(answer: Plan, container: str) -> tuple[str, str]:
+def seen(answer: BindPlan, container: str) -> tuple[str, str]:
     """Return CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES of a container."""
     return (
         answer.annotations[names.CONTAINER_DEVICES_PREFIX + container],
@@ -62,7 +62,7 @@ def test_a_pod_that_would_be_bound_past_the_limit_of_annotations_is_refused(spar
 
     answer = plan_bind(pod, devices, devices.all, _request(make_pod(gpus=1), {}), VisibleDevices.UUID)
 
-    assert isinstance(answer, Plan) is (spare >= 0)
+    assert isinstance(answer, BindPlan) is (spare >= 0)
 
 
 def test_containers_that_asked_for_their_own_see_parts() -> None:
@@ -109,7 +109,7 @@ def test_cluster_decides_the_mode_where_the_claim_does_not() -> None:
 
     answer = plan_bind(pod, devices, 0b0001, _request(pod, {}), VisibleDevices.INDEX)
 
-    assert isinstance(answer, Plan)
+    assert isinstance(answer, BindPlan)
     assert seen(answer, "main")[0] == "3"
 
 

@@ -17,7 +17,7 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.pods import holder_of
 from atoll.kube import paths
 from tests.builders import report_json
-from tests.extender.stage import NAMESPACE, WAIT_SECONDS, Replica, Stage
+from tests.extender.stage import NAMESPACE, WAIT_SECONDS, ExtenderHarness, Replica
 from tests.fakes.fault_proxy import (
     Fault,
     Held,
@@ -38,22 +38,24 @@ POD_READ = r"GET .*/pods/"
 
 
 @pytest.fixture
-async def stage(control_plane: Path, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with Stage.open(control_plane, tmp_path) as stage:
+async def stage(control_plane: Path, tmp_path: Path) -> AsyncIterator[ExtenderHarness]:
+    async with ExtenderHarness.open(control_plane, tmp_path) as stage:
         yield stage
 
 
 @pytest.fixture
-async def node(stage: Stage) -> str:
+async def node(stage: ExtenderHarness) -> str:
     return await stage.add_node()
 
 
 @pytest.fixture
-async def replica(stage: Stage, node: str) -> Replica:
+async def replica(stage: ExtenderHarness, node: str) -> Replica:
     return await stage.add_replica()
 
 
-async def test_bind_gives_a_linked_pair_and_says_so_everywhere(stage: Stage, node: str, replica: Replica) -> None:
+async def test_bind_gives_a_linked_pair_and_says_so_everywhere(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """Annotations of pod and containers and the Leases name the same uuids, by one write per GPU and one more."""
     pod = await stage.add_pod(gpus=2, containers=("main", "helper"))
     await replica.knows(pod)
@@ -74,7 +76,7 @@ async def test_bind_gives_a_linked_pair_and_says_so_everywhere(stage: Stage, nod
     assert len(writes) == 3
 
 
-async def test_pod_that_the_mirror_has_not_seen_is_read(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_that_the_mirror_has_not_seen_is_read(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """kube-scheduler may know a pod before we do; bind looks it up."""
     pod = await stage.add_pod(gpus=1)
     replica.mirror.ledger.drop_pod(pod.metadata.uid)
@@ -92,7 +94,7 @@ async def test_pod_that_the_mirror_has_not_seen_is_read(stage: Stage, node: str,
     ids=["cut before", "answer dropped", "garbled", "500", "503", "429", "504 after it was written"],
 )
 async def test_one_fault_on_the_binding_changes_nothing(
-    stage: Stage, node: str, replica: Replica, fault: Fault
+    stage: ExtenderHarness, node: str, replica: Replica, fault: Fault
 ) -> None:
     """An answer that does not come is asked for again, unchanged: the pod is bound once, with one set of GPUs."""
     pod = await stage.add_pod(gpus=2)
@@ -107,7 +109,7 @@ async def test_one_fault_on_the_binding_changes_nothing(
     assert len(await stage.leases()) == 2
 
 
-async def test_repeat_is_answered_while_the_mirror_lags(stage: Stage, node: str, replica: Replica) -> None:
+async def test_repeat_is_answered_while_the_mirror_lags(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """A repeat that still sees the pod unbound finds what stands, adds nothing and keeps nothing of its own."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -132,7 +134,7 @@ def _lease_name(replica: Replica, uuid: str, node: str) -> str:
     return f"gpu-{node}-{devices.devices[devices.position_by_uuid[uuid]].id}"
 
 
-async def test_pod_edited_between_read_and_bind(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_edited_between_read_and_bind(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """An edit moves the version under the Binding; bind sees that its Leases are held, and binds the new version."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -144,7 +146,7 @@ async def test_pod_edited_between_read_and_bind(stage: Stage, node: str, replica
     assert replica.proxy.count(BINDING) == 3
 
 
-async def test_pod_edited_for_ever_is_given_up_cleanly(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_edited_for_ever_is_given_up_cleanly(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """A pod that changes under every Binding is left to the next attempt, without Leases."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -154,7 +156,7 @@ async def test_pod_edited_for_ever_is_given_up_cleanly(stage: Stage, node: str, 
     assert await stage.leases() == {}
 
 
-async def test_pod_filled_up_between_read_and_bind(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_filled_up_between_read_and_bind(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """The API server would bind it past its own limit, and never again take a status of kubelet's for it."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -169,7 +171,7 @@ async def test_pod_filled_up_between_read_and_bind(stage: Stage, node: str, repl
 # Somebody else is there first
 
 
-async def test_old_attempt_wakes_up_after_a_take_over(stage: Stage, node: str, replica: Replica) -> None:
+async def test_old_attempt_wakes_up_after_a_take_over(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """A Binding that was held up does not land once its reservation was taken back; another pod keeps the GPUs."""
     old = await stage.add_pod("old", gpus=8)
     new = await stage.add_pod("new", gpus=8)
@@ -192,7 +194,9 @@ async def test_old_attempt_wakes_up_after_a_take_over(stage: Stage, node: str, r
     assert await stage.check_no_double_use() == 8
 
 
-async def test_take_over_that_comes_too_late_finds_the_pod_bound(stage: Stage, node: str, replica: Replica) -> None:
+async def test_take_over_that_comes_too_late_finds_the_pod_bound(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """A Lease marked after the Binding landed is not enough: the pod keeps its GPUs, and the repeat says so."""
     pod = await stage.add_pod(gpus=1)
     await replica.knows(pod)
@@ -209,7 +213,7 @@ async def test_take_over_that_comes_too_late_finds_the_pod_bound(stage: Stage, n
     await stage.check_holds_exactly(pod)
 
 
-async def test_fenced_lease_is_not_relied_on(stage: Stage, node: str, replica: Replica) -> None:
+async def test_fenced_lease_is_not_relied_on(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """A new attempt does not build on a reservation that is being taken back; it takes the next best GPU."""
     pod = await stage.add_pod(gpus=1)
     await replica.knows(pod)
@@ -234,7 +238,9 @@ async def test_fenced_lease_is_not_relied_on(stage: Stage, node: str, replica: R
     assert await stage.allocation(pod) == allocation
 
 
-async def test_adopted_lease_outlives_the_attempt_that_created_it(stage: Stage, node: str, replica: Replica) -> None:
+async def test_adopted_lease_outlives_the_attempt_that_created_it(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """Two replicas bind one pod: when the first gives up it cannot delete the Lease that the second relies on."""
     pod = await stage.add_pod(gpus=1)
     other = await stage.add_replica()
@@ -259,7 +265,9 @@ async def test_adopted_lease_outlives_the_attempt_that_created_it(stage: Stage, 
     await stage.check_holds_exactly(pod)
 
 
-async def test_leases_that_the_pod_holds_already_cost_two_calls_each(stage: Stage, node: str, replica: Replica) -> None:
+async def test_leases_that_the_pod_holds_already_cost_two_calls_each(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """Each Lease of an earlier attempt, or of a gang's admission, is read once and written once; none is created."""
     pod = await stage.add_pod(gpus=8)
     await replica.knows(pod)
@@ -275,7 +283,7 @@ async def test_leases_that_the_pod_holds_already_cost_two_calls_each(stage: Stag
     await stage.check_holds_exactly(pod)
 
 
-async def test_two_binds_of_one_pod_at_once_are_one(stage: Stage, node: str, replica: Replica) -> None:
+async def test_two_binds_of_one_pod_at_once_are_one(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """The second call waits for the first one's outcome; one for another node is refused meanwhile and afterwards."""
     elsewhere = await stage.add_node("b")
     await replica.until(lambda: elsewhere in replica.mirror.ledger.nodes, "the other report")
@@ -298,7 +306,7 @@ async def test_two_binds_of_one_pod_at_once_are_one(stage: Stage, node: str, rep
     assert replica.proxy.count(BINDING) == 1
 
 
-async def test_two_replicas_bind_one_pod_to_two_nodes(stage: Stage, node: str, replica: Replica) -> None:
+async def test_two_replicas_bind_one_pod_to_two_nodes(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """After a change of leader both may bind: one node gets the pod, and the other keeps no Lease of it."""
     elsewhere = await stage.add_node("b")
     other = await stage.add_replica()
@@ -317,7 +325,7 @@ async def test_two_replicas_bind_one_pod_to_two_nodes(stage: Stage, node: str, r
     assert len(await stage.leases()) == 2
 
 
-async def test_binds_that_all_chose_before_any_has_reserved(stage: Stage, replica: Replica) -> None:
+async def test_binds_that_all_chose_before_any_has_reserved(stage: ExtenderHarness, replica: Replica) -> None:
     """Four binds at once, all of which have read what is free before the first Lease is written: four different GPUs,
     four Leases; the fifth pod finds the node full."""
     node = await stage.add_node("small", "t4-4")
@@ -342,7 +350,9 @@ async def test_binds_that_all_chose_before_any_has_reserved(stage: Stage, replic
     assert len(await stage.leases()) == 4
 
 
-async def test_lost_race_takes_the_next_best_set_of_the_node(stage: Stage, node: str, replica: Replica) -> None:
+async def test_lost_race_takes_the_next_best_set_of_the_node(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """A GPU that turns out taken is replaced on the same node, and the Lease that is not needed any more goes back."""
     first = await stage.add_pod("first", gpus=1)
     second = await stage.add_pod("second", gpus=2)
@@ -358,7 +368,7 @@ async def test_lost_race_takes_the_next_best_set_of_the_node(stage: Stage, node:
     assert len(await stage.leases()) == 3
 
 
-async def test_lost_race_for_the_last_set_fails_cleanly(stage: Stage, node: str, replica: Replica) -> None:
+async def test_lost_race_for_the_last_set_fails_cleanly(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """When no set is left the bind fails and nothing of it stays; the winner keeps what it has."""
     first = await stage.add_pod("first", gpus=1)
     second = await stage.add_pod("second", gpus=8)
@@ -373,7 +383,7 @@ async def test_lost_race_for_the_last_set_fails_cleanly(stage: Stage, node: str,
     assert node in replica.binder.failed_nodes(second.metadata.uid)
 
 
-async def test_another_pods_lease_is_never_deleted(stage: Stage, node: str, replica: Replica) -> None:
+async def test_another_pods_lease_is_never_deleted(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """The clean-up of a bind that lost deletes what it created itself, with uid and version; never the winner's."""
     winner = await stage.add_pod("winner", gpus=1)
     loser = await stage.add_pod("loser", gpus=8)
@@ -392,7 +402,9 @@ async def test_another_pods_lease_is_never_deleted(stage: Stage, node: str, repl
     assert [lease.metadata.uid for lease in after.values()] == [lease.metadata.uid for lease in before.values()]
 
 
-async def test_report_that_changes_while_leases_are_written(stage: Stage, node: str, replica: Replica) -> None:
+async def test_report_that_changes_while_leases_are_written(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """The second round looks at the machine as it is then: positions of the old report mean nothing in the new."""
     first = await stage.add_pod("first", gpus=1)
     second = await stage.add_pod("second", gpus=1)
@@ -419,7 +431,7 @@ async def test_report_that_changes_while_leases_are_written(stage: Stage, node: 
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-async def test_leases_that_cannot_be_created(stage: Stage, node: str, replica: Replica, status: int) -> None:
+async def test_leases_that_cannot_be_created(stage: ExtenderHarness, node: str, replica: Replica, status: int) -> None:
     """While Leases cannot be written the bind fails, says why, leaves nothing, and the node is avoided for a while."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -434,7 +446,9 @@ async def test_leases_that_cannot_be_created(stage: Stage, node: str, replica: R
     await stage.check_holds_exactly(pod)
 
 
-async def test_lease_whose_creation_was_never_answered_goes_back(stage: Stage, node: str, replica: Replica) -> None:
+async def test_lease_whose_creation_was_never_answered_goes_back(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """A Lease that was written while every answer was lost is looked up and taken back too."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -444,7 +458,7 @@ async def test_lease_whose_creation_was_never_answered_goes_back(stage: Stage, n
     assert await stage.leases() == {}
 
 
-async def test_refused_by_a_policy(stage: Stage, node: str, replica: Replica) -> None:
+async def test_refused_by_a_policy(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """A Binding that admission refuses fails with the reason, and nothing of it stays."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -454,7 +468,7 @@ async def test_refused_by_a_policy(stage: Stage, node: str, replica: Replica) ->
     assert await stage.leases() == {}
 
 
-async def test_pod_deleted_between_read_and_bind(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_deleted_between_read_and_bind(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """A pod that is gone gets nothing, and nothing stays behind."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -464,7 +478,7 @@ async def test_pod_deleted_between_read_and_bind(stage: Stage, node: str, replic
     assert await stage.leases() == {}
 
 
-async def test_pod_that_is_being_deleted(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_that_is_being_deleted(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """A pod that a finalizer still keeps is not bound any more."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -478,7 +492,7 @@ async def test_pod_that_is_being_deleted(stage: Stage, node: str, replica: Repli
 
 
 async def test_successor_of_the_same_name_is_not_bound_for_its_predecessor(
-    stage: Stage, node: str, replica: Replica
+    stage: ExtenderHarness, node: str, replica: Replica
 ) -> None:
     """Identity is the uid: the Binding of a pod that was replaced does not touch the new one."""
     pod = await stage.add_pod(gpus=2)
@@ -497,7 +511,7 @@ async def test_successor_of_the_same_name_is_not_bound_for_its_predecessor(
     assert "replaced by another" in await replica.bind(pod, node)
 
 
-async def test_pod_that_somebody_else_bound(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_that_somebody_else_bound(stage: ExtenderHarness, node: str, replica: Replica) -> None:
     """A pod bound past us has no GPUs of ours, and the answer says so."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -512,7 +526,7 @@ async def test_pod_that_somebody_else_bound(stage: Stage, node: str, replica: Re
 # In doubt
 
 
-async def test_binding_in_doubt_keeps_the_leases_until_it_is_known(stage: Stage, node: str) -> None:
+async def test_binding_in_doubt_keeps_the_leases_until_it_is_known(stage: ExtenderHarness, node: str) -> None:
     """While nobody answers, bind says so in time and the GPUs stay; the background finishes, the repeat succeeds."""
     replica = await stage.add_replica(answer_seconds=0.2)
     pod = await stage.add_pod(gpus=2)
@@ -528,7 +542,9 @@ async def test_binding_in_doubt_keeps_the_leases_until_it_is_known(stage: Stage,
     await stage.check_holds_exactly(pod)
 
 
-async def test_refusal_after_an_unanswered_binding_proves_nothing(stage: Stage, node: str, replica: Replica) -> None:
+async def test_refusal_after_an_unanswered_binding_proves_nothing(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """A copy of the Binding is still on its way when a repeat is refused: the Leases stay, and it may land."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -545,7 +561,9 @@ async def test_refusal_after_an_unanswered_binding_proves_nothing(stage: Stage, 
     assert await replica.bind(pod, node) == ""
 
 
-async def test_pod_gone_after_an_unanswered_binding_keeps_the_leases(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_gone_after_an_unanswered_binding_keeps_the_leases(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """The pod may have been bound and force-deleted with its containers running: only the controllers may decide."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -556,7 +574,9 @@ async def test_pod_gone_after_an_unanswered_binding_keeps_the_leases(stage: Stag
     assert len(await stage.leases()) == 2
 
 
-async def test_pod_that_cannot_be_read_after_an_unanswered_binding(stage: Stage, node: str, replica: Replica) -> None:
+async def test_pod_that_cannot_be_read_after_an_unanswered_binding(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
     """No answer but the API server's own lets the Leases go: being forbidden to look is none."""
     pod = await stage.add_pod(gpus=2)
     await replica.knows(pod)
@@ -584,7 +604,7 @@ CALLS_MAX = 8
 
 
 @pytest.mark.parametrize("name", list(FAULTS))
-async def test_any_one_call_may_fail(stage: Stage, node: str, replica: Replica, name: str) -> None:
+async def test_any_one_call_may_fail(stage: ExtenderHarness, node: str, replica: Replica, name: str) -> None:
     """Whichever call of a bind fails, in whichever way: bound with Leases, or unbound without; the repeat succeeds."""
     for number in range(1, CALLS_MAX + 1):
         await _check_with_faults(stage, node, replica, {number: FAULTS[name]})
@@ -592,7 +612,9 @@ async def test_any_one_call_may_fail(stage: Stage, node: str, replica: Replica, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("names_of_two", list(itertools.product(FAULTS, FAULTS)), ids=" then ".join)
-async def test_any_two_calls_may_fail(stage: Stage, node: str, replica: Replica, names_of_two: tuple[str, str]) -> None:
+async def test_any_two_calls_may_fail(
+    stage: ExtenderHarness, node: str, replica: Replica, names_of_two: tuple[str, str]
+) -> None:
     """The same for every pair of calls."""
     for first, second in itertools.combinations(range(1, CALLS_MAX + 1), 2):
         await _check_with_faults(
@@ -600,7 +622,7 @@ async def test_any_two_calls_may_fail(stage: Stage, node: str, replica: Replica,
         )
 
 
-async def _check_with_faults(stage: Stage, node: str, replica: Replica, faults: dict[int, Fault]) -> None:
+async def _check_with_faults(stage: ExtenderHarness, node: str, replica: Replica, faults: dict[int, Fault]) -> None:
     pod = await stage.add_pod(f"at-{'-'.join(map(str, faults))}", gpus=2)
     await replica.knows(pod)
     for number, fault in faults.items():
@@ -630,7 +652,9 @@ async def _check_with_faults(stage: Stage, node: str, replica: Replica, faults: 
 
 
 @pytest.mark.parametrize("spoiled", [False, True], ids=["healthy network", "faults at random"])
-async def test_two_extenders_share_a_machine_room(stage: Stage, node: str, replica: Replica, spoiled: bool) -> None:
+async def test_two_extenders_share_a_machine_room(
+    stage: ExtenderHarness, node: str, replica: Replica, spoiled: bool
+) -> None:
     """Two extenders bind the same pods at once: no GPU is used twice.
 
     Of a pod that both reserved for, the slower one's Lease may stay; swept as controllers do, every GPU finds its pod.

@@ -8,7 +8,7 @@ import pytest
 from atoll.cluster.fleet import Fleet
 from atoll.cluster.objects import Node, Pod, decode_node
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from extender.host_cpu import HostCpu
 from tests.builders import make_pod
 
@@ -56,7 +56,7 @@ def told() -> Told:
 def cpu(told: Told) -> HostCpu:
     """One node of 16 cores."""
     listener = HostCpu(told)
-    listener.observe(Kind.NODE, Change(ADDED, node()))
+    listener.observe(WatchedKind.NODE, Change(ADDED, node()))
     return listener
 
 
@@ -73,7 +73,7 @@ def test_pods_take_cpu_until_they_end(cpu: HostCpu, told: Told) -> None:
         Change(DELETED, done, done),
         Change(DELETED, pod("q", cpu="500m")),
     ):
-        cpu.observe(Kind.POD, change)
+        cpu.observe(WatchedKind.POD, change)
         seen.append(told.cpu["n1"][0])
 
     assert seen == [16_000, 12_000, 12_000, 11_500, 15_500, 15_500, 16_000]
@@ -81,8 +81,8 @@ def test_pods_take_cpu_until_they_end(cpu: HostCpu, told: Told) -> None:
 
 def test_pod_that_is_resized_counts_by_its_new_size(cpu: HostCpu, told: Told) -> None:
     """A change of the requests of a running pod counts."""
-    cpu.observe(Kind.POD, Change(ADDED, pod()))
-    cpu.observe(Kind.POD, Change(MODIFIED, pod(cpu="6"), pod()))
+    cpu.observe(WatchedKind.POD, Change(ADDED, pod()))
+    cpu.observe(WatchedKind.POD, Change(MODIFIED, pod(cpu="6"), pod()))
 
     assert told.cpu["n1"] == (10_000, 16_000)
 
@@ -90,17 +90,17 @@ def test_pod_that_is_resized_counts_by_its_new_size(cpu: HostCpu, told: Told) ->
 def test_pods_may_be_seen_before_their_node(told: Told) -> None:
     """The order of lists does not matter."""
     listener = HostCpu(told)
-    listener.observe(Kind.POD, Change(ADDED, pod()))
-    listener.observe(Kind.NODE, Change(ADDED, node()))
+    listener.observe(WatchedKind.POD, Change(ADDED, pod()))
+    listener.observe(WatchedKind.NODE, Change(ADDED, node()))
 
     assert told.cpu == {"n1": (12_000, 16_000)}
 
 
 def test_node_that_goes_is_forgotten_and_other_collections_do_not_matter(cpu: HostCpu, told: Told) -> None:
     """A node without CPU in its status, or gone, has none."""
-    cpu.observe(Kind.LEASE, Change(ADDED, node("x")))
-    cpu.observe(Kind.NODE, Change(ADDED, node("odd", cpu="many")))
-    cpu.observe(Kind.NODE, Change(DELETED, node()))
+    cpu.observe(WatchedKind.LEASE, Change(ADDED, node("x")))
+    cpu.observe(WatchedKind.NODE, Change(ADDED, node("odd", cpu="many")))
+    cpu.observe(WatchedKind.NODE, Change(DELETED, node()))
 
     assert told.cpu == {}
 
@@ -109,6 +109,6 @@ def test_asks_are_counted_once_per_pod_with_gpus(cpu: HostCpu, told: Told) -> No
     """Pods without GPUs say nothing of the CPU that GPUs need."""
     asking = make_pod("g", gpus=2, overhead={"cpu": "3"})
     for change in (Change(ADDED, pod()), Change(ADDED, asking), Change(MODIFIED, asking, asking)):
-        cpu.observe(Kind.POD, change)
+        cpu.observe(WatchedKind.POD, change)
 
     assert told.asks == [(2, 3000)]

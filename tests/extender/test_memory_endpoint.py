@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from atoll.cluster.memory import decode_memory
-from atoll.cluster.past_asks import decode_past_asks
-from atoll.kube.authorization import TOKEN_LENGTH_MAX, Doorkeeper
+from atoll.cluster.ledger_dump import decode_memory
+from atoll.cluster.request_history import decode_past_asks
+from atoll.kube.authorization import TOKEN_LENGTH_MAX, PathAuthorizer
 from atoll.kube.errors import Unanswered
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
-from extender.app import Parts, build_app
+from extender.app import ExtenderParts, build_app
 from extender.binder import Binder
 from tests.builders import make_allocation, make_pod, make_report
 from tests.extender.test_app import FakeBinder, FakeMirror
@@ -49,13 +49,13 @@ async def http() -> AsyncIterator[tuple[TestClient[Any, Any], Reviews]]:
     mirror, clock, reviews = FakeMirror(), ManualClock(), Reviews()
     mirror.ledger.put_report(make_report())
     mirror.ledger.put_pod(make_pod("a", uid="a", node="n1", allocation=make_allocation("n1", 0, 1)))
-    parts = Parts(
+    parts = ExtenderParts(
         cast("ClusterMirror", mirror),
         cast("Binder", FakeBinder()),
         clock,
         Metrics("extender"),
         10.0,
-        doorkeeper=Doorkeeper(reviews),
+        doorkeeper=PathAuthorizer(reviews),
     )
     async with TestClient(TestServer(build_app(parts))) as client:
         yield client, reviews
@@ -117,7 +117,7 @@ async def test_door_stays_shut_while_nobody_can_be_asked(http: tuple[TestClient[
 
 async def test_extender_without_a_doorkeeper_has_no_such_door() -> None:
     """Where nobody can be asked at all there is nothing to see."""
-    parts = Parts(
+    parts = ExtenderParts(
         cast("ClusterMirror", FakeMirror()), cast("Binder", FakeBinder()), ManualClock(), Metrics("extender"), 10.0
     )
     async with TestClient(TestServer(build_app(parts))) as client:

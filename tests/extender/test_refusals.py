@@ -6,8 +6,8 @@ import pytest
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import ContainerState, ContainerStatus, OwnerReference, Pod, PodStatus
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.mirror import Kind
-from extender.refusals import OWNERS_MAX, REFUSALS_MAX, WINDOW_SECONDS, Refusals
+from atoll.kube.mirror import WatchedKind
+from extender.node_backoff import OWNERS_MAX, REFUSALS_MAX, WINDOW_SECONDS, NodeBackoff
 from tests.builders import make_allocation, make_pod, make_report
 from tests.extender.test_verdicts import ask, judge
 from tests.fakes.clock import ManualClock
@@ -24,17 +24,17 @@ def owned(name: str, *, owner: str = "a-job", node: str = "", status: PodStatus 
     return Pod(metadata, pod.spec, status or pod.status)
 
 
-def refuse(refusals: Refusals, count: int, *, status: PodStatus = REFUSED, owner: str = "a-job") -> None:
+def refuse(refusals: NodeBackoff, count: int, *, status: PodStatus = REFUSED, owner: str = "a-job") -> None:
     """Let kubelet of n1 refuse pods one after another."""
     for number in range(count):
         before, after = (owned(f"p{number}", owner=owner, node="n1", status=one) for one in (None, status))
-        refusals.observe(Kind.POD, Change(ChangeKind.MODIFIED, after, old=before))
+        refusals.observe(WatchedKind.POD, Change(ChangeKind.MODIFIED, after, old=before))
 
 
 async def test_third_refusal_puts_the_node_last_for_that_owner_alone() -> None:
     """A deployment over a broken machine does not fill the cluster with failed pods; others may still try it."""
     clock = ManualClock()
-    refusals = Refusals(clock)
+    refusals = NodeBackoff(clock)
     refuse(refusals, REFUSALS_MAX - 1)
     assert refusals.nodes(owned("next")) == frozenset()
 
@@ -59,7 +59,7 @@ async def test_third_refusal_puts_the_node_last_for_that_owner_alone() -> None:
 )
 def test_other_ends_are_no_refusals(status: PodStatus) -> None:
     """A program that fails says nothing of its machine."""
-    refusals = Refusals(ManualClock())
+    refusals = NodeBackoff(ManualClock())
     refuse(refusals, REFUSALS_MAX, status=status)
 
     assert refusals.nodes(owned("next")) == frozenset()
@@ -67,18 +67,18 @@ def test_other_ends_are_no_refusals(status: PodStatus) -> None:
 
 def test_pods_that_had_failed_before_are_not_counted() -> None:
     """After a restart thousands of old failed pods are listed; they say nothing of today."""
-    refusals = Refusals(ManualClock())
+    refusals = NodeBackoff(ManualClock())
     for number in range(REFUSALS_MAX):
         old = owned(f"p{number}", node="n1", status=REFUSED)
-        refusals.observe(Kind.POD, Change(ChangeKind.ADDED, old))
-        refusals.observe(Kind.POD, Change(ChangeKind.MODIFIED, old, old=old))
+        refusals.observe(WatchedKind.POD, Change(ChangeKind.ADDED, old))
+        refusals.observe(WatchedKind.POD, Change(ChangeKind.MODIFIED, old, old=old))
 
     assert refusals.nodes(owned("next")) == frozenset()
 
 
 def test_memory_is_bounded() -> None:
     """Any number of owners takes no more memory than a fixed one."""
-    refusals = Refusals(ManualClock())
+    refusals = NodeBackoff(ManualClock())
     for number in range(OWNERS_MAX + 10):
         refuse(refusals, 1, owner=f"job-{number}")
 

@@ -17,7 +17,7 @@ from atoll.service.http import listening
 from atoll.service.metrics import Metrics
 from atoll.service.tls import TlsFiles, server_context
 from extender.__main__ import _tls
-from extender.app import Parts, build_app
+from extender.app import ExtenderParts, build_app
 from extender.binder import Binder
 from extender.settings import ExtenderSettings
 from tests.builders import make_report
@@ -63,7 +63,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     served, mirror, clock = Served(tmp_path), FakeMirror(), ManualClock()
     mirror.ledger.put_report(make_report("n1", "t4-4"))
     mirror.ledger.put_heartbeat("n1", clock.monotonic_seconds(), 180.0)
-    parts = Parts(cast("ClusterMirror", mirror), cast("Binder", FakeBinder()), clock, Metrics("extender"), 10.0)
+    parts = ExtenderParts(cast("ClusterMirror", mirror), cast("Binder", FakeBinder()), clock, Metrics("extender"), 10.0)
     context = server_context(served.files, monotonic_seconds=lambda: served.seconds)
     async with listening(build_app(parts), "127.0.0.1", 0, context) as served.port:
         yield served

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from atoll.api import names
 from atoll.cluster.leases import Holder
-from atoll.cluster.ledger import Expectation, Ledger
+from atoll.cluster.ledger import Ledger, TentativePlacement
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate, select
-from atoll.cluster.verdicts import NodeVerdicts, Question, judge_nodes
+from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
 from tests.builders import make_allocation, make_claim, make_lease, make_pod, make_report
 from topology.choice import Reason
 
@@ -44,7 +44,7 @@ def judge(
     ledger: Ledger, request: Request | Rejection, node_names: list[str] | None = None, **question: Any
 ) -> NodeVerdicts:
     """Return the verdicts over all nodes, or those that are named."""
-    asked = Question(**{"uid": "u1", "request": request, "now_seconds": NOW, **question})
+    asked = FilterInput(**{"uid": "u1", "request": request, "now_seconds": NOW, **question})
     return judge_nodes(node_names if node_names is not None else list(ledger.nodes), asked, ledger)
 
 
@@ -145,7 +145,7 @@ def test_node_where_bind_just_failed_is_avoided_while_others_fit() -> None:
 def test_next_pod_counts_what_the_last_one_will_take() -> None:
     """Between filter and bind of one pod the next pod is filtered: what is expected is not offered twice."""
     ledger = machine_room(n1="t4-4")
-    ledger.expect("u1", Expectation("n1", (0, 1, 2), NOW + 10))
+    ledger.put_tentative("u1", TentativePlacement("n1", (0, 1, 2), NOW + 10))
 
     assert judge(ledger, ask(2), uid="u2").rejected == {"n1": str(Reason.TOO_FEW_FREE)}
     assert list(judge(ledger, ask(4), uid="u1").feasible) == ["n1"]

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from atoll.api import names
-from atoll.cluster.budgets import Budgets, decode_budget
-from atoll.cluster.keeping import Kept
+from atoll.cluster.budgets import DisruptionBudgets, decode_budget
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, request_of
+from atoll.cluster.soft_reservations import SoftReservation
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.mirror import Kind
+from atoll.kube.mirror import WatchedKind
 from extender.nominations import Nominations
 from extender.victims import Preemptor, choose_victims
 from extender.wire import Victim, Victims
@@ -63,10 +63,10 @@ def offered(*uids: str, broken: int = 0) -> dict[str, Victims]:
 
 
 def answer(
-    candidates: dict[str, Victims], who: Preemptor, ledger: Ledger, budgets: Budgets | None = None
+    candidates: dict[str, Victims], who: Preemptor, ledger: Ledger, budgets: DisruptionBudgets | None = None
 ) -> dict[str, tuple[set[str], int]]:
     """Return the victims and the count of broken budgets per node."""
-    chosen = choose_victims(candidates, who, ledger, budgets=budgets or Budgets(), now_seconds=NOW)
+    chosen = choose_victims(candidates, who, ledger, budgets=budgets or DisruptionBudgets(), now_seconds=NOW)
     return {node: ({v.uid for v in each.pods or ()}, each.pdb_violations) for node, each in chosen.items()}
 
 
@@ -107,7 +107,7 @@ def test_most_important_victim_stands_first(given: tuple[str, ...], expected: li
     ledger = scene(a=(0, (0,)), b=(5, (1,)), c=(0, (2,)), d=(3, (3,)), rest=(10, (4, 5, 6, 7)))
     who = preemptor(2, policy="island")
 
-    chosen = choose_victims(offered(*given), who, ledger, budgets=Budgets(), now_seconds=NOW)
+    chosen = choose_victims(offered(*given), who, ledger, budgets=DisruptionBudgets(), now_seconds=NOW)
 
     assert [victim.uid for victim in chosen["n1"].pods or ()] == expected
 
@@ -169,7 +169,7 @@ def test_gpu_of_a_victim_that_somebody_else_holds_too_does_not_count() -> None:
 def test_broken_budgets_are_counted_and_avoided() -> None:
     """A pod whose budget allows it goes first; where none does, the break is counted for kube-scheduler's choice."""
     text = b'{"metadata":{"name":"b","namespace":"team"},"spec":{"selector":{"matchLabels":{"app":"x"}}}}'
-    budgets = Budgets((decode_budget(text),))
+    budgets = DisruptionBudgets((decode_budget(text),))
     guarded = holder("guarded", 0, 0, 1, labels={"app": "x"})
     ledger = scene(other=(0, (2, 3)), rest=(10, (4, 5, 6, 7)))
     ledger.put_pod(guarded)
@@ -185,7 +185,7 @@ def test_broken_budgets_are_counted_and_avoided() -> None:
 def test_what_is_kept_for_another_pod_is_not_freed_for_this_one() -> None:
     """Two preemptors of one priority do not evict for the same GPUs; a higher one may."""
     ledger = scene(low=(0, (0, 1)), rest=(10, (2, 3, 4, 5, 6, 7)))
-    ledger.keep("other", Kept("n1", (0, 1), 10))
+    ledger.keep("other", SoftReservation("n1", (0, 1), 10))
 
     assert answer(offered("low"), preemptor(2), ledger) == {}
     assert answer(offered("low"), preemptor(2, priority=11), ledger) == {"n1": ({"low"}, 0)}
@@ -213,7 +213,7 @@ def show(nominations: Nominations, ledger: Ledger, pod: Pod, kind: ChangeKind = 
         ledger.drop_pod(pod.metadata.uid)
     else:
         ledger.put_pod(pod)
-    nominations.observe(Kind.POD, Change(kind, pod))
+    nominations.observe(WatchedKind.POD, Change(kind, pod))
 
 
 def free_for(ledger: Ledger, uid: str, priority: int) -> set[int]:
@@ -232,7 +232,7 @@ def test_freed_gpus_are_kept_for_the_nominated_pod() -> None:
 
     for name, device_id in (("low1", 0), ("low2", 1)):
         show(nominations, ledger, holder(name, 0, device_id, deleted=True))
-    assert ledger.kept("high") == Kept("n1", (0, 1), 10)
+    assert ledger.kept("high") == SoftReservation("n1", (0, 1), 10)
     for name, device_id in (("low1", 0), ("low2", 1)):
         show(nominations, ledger, holder(name, 0, device_id), ChangeKind.DELETED)
 
@@ -282,7 +282,7 @@ def test_annotation_of_the_controllers_keeps_gpus_by_itself() -> None:
 def test_filter_of_the_pod_sees_what_is_kept_for_it() -> None:
     """The cells that filter judges by differ for the pod itself and for those above it."""
     ledger = scene(rest=(10, (2, 3, 4, 5, 6, 7)))
-    ledger.keep("high", Kept("n1", (0, 1), 10))
+    ledger.keep("high", SoftReservation("n1", (0, 1), 10))
 
     def free(uid: str, priority: int | None) -> int:
         return ledger.cells(now_seconds=NOW, asking_uid=uid, asking_priority=priority)["n1"].free.bit_count()

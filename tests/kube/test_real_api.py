@@ -18,7 +18,7 @@ from atoll.kube.events import EventRecorder, ObjectReference
 from atoll.kube.microtime import format_microtime
 from atoll.kube.reflector import Reflector
 from atoll.service.clock import SystemClock
-from devcluster import Cluster
+from devcluster import DevCluster
 from tests.fakes.clock import until
 from tests.kube.test_reflector import Pod as Thing
 from tests.kube.test_reflector import decode_pod as decode
@@ -32,7 +32,7 @@ WAIT_SECONDS = 120.0
 @pytest.fixture(scope="module")
 def kubeconfig() -> Iterator[Path]:
     """A control plane without nodes."""
-    with Cluster.start(f"kube-{uuid4().hex[:6]}", nodes=[], scheduler=False) as cluster:
+    with DevCluster.start(f"kube-{uuid4().hex[:6]}", nodes=[], scheduler=False) as cluster:
         yield cluster.kubeconfig
 
 

@@ -427,7 +427,7 @@ async def test_list_that_was_under_way_does_not_end_a_beginning_anew(
     def on_event(_change: Change[Pod]) -> None:
         if not wanted_at:
             wanted_at.append(lists())
-            reflector.begin_anew()
+            reflector.relist()
 
     reflector = Reflector(client, paths.pods(), decode_pod, on_event=on_event, clock=clock, rng=random.Random(7))
     task = asyncio.create_task(reflector.run())

@@ -10,12 +10,12 @@ from prometheus_client import Metric
 from agent.metrics import agent_metrics
 from agent.node_agent import NodeAgent
 from atoll.kube.mirror import ClusterMirror
-from atoll.service.api_metrics import count_calls, tell_watches
+from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.metrics import Metrics
-from controllers.figures import FiguresPublisher
+from controllers.gpu_stats import GpuStatsPublisher
 from controllers.metrics import controller_metrics
-from controllers.page.serving import tell_page
-from controllers.runner import tell_leadership
+from controllers.page.serving import register_page_metrics
+from controllers.runner import register_leadership_metrics
 from extender.metrics import extender_metrics
 from tests.fakes.clock import ManualClock
 from webhook.metrics import webhook_metrics
@@ -30,7 +30,7 @@ AGENT = SimpleNamespace(
     evidence_is_complete=True,
     devices=(),
     watches={"pod": WATCH},
-    seconds_since_look=lambda: 1.0,
+    seconds_since_observation=lambda: 1.0,
 )
 
 
@@ -41,14 +41,14 @@ def registries() -> Iterator[Metrics]:
     webhook_metrics(parts["webhook"], ServingCertificate())
     agent_metrics(parts["agent"], cast("NodeAgent", AGENT))
     controller_metrics(parts["controllers"])
-    FiguresPublisher(parts["controllers"], cast("ClusterMirror", SimpleNamespace()), ManualClock())
-    tell_leadership(parts["controllers"], cast("Any", SimpleNamespace(is_leader=True)))
-    tell_page(parts["controllers"], cast("Any", SimpleNamespace(watchers=0, spent_seconds=0.0)))
+    GpuStatsPublisher(parts["controllers"], cast("ClusterMirror", SimpleNamespace()), ManualClock())
+    register_leadership_metrics(parts["controllers"], cast("Any", SimpleNamespace(is_leader=True)))
+    register_page_metrics(parts["controllers"], cast("Any", SimpleNamespace(watchers=0, spent_seconds=0.0)))
     for name, metrics in parts.items():
         count_calls(metrics, cast("Any", SimpleNamespace(throttled_seconds=0.0)))
         if name != "agent":
-            tell_watches(metrics, {"pod": cast("Any", WATCH)})
-        metrics.tell_readiness(lambda: True)
+            register_watch_metrics(metrics, {"pod": cast("Any", WATCH)})
+        metrics.register_readiness(lambda: True)
     yield from parts.values()
 
 

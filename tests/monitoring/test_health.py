@@ -17,7 +17,7 @@ from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror
 from atoll.service.http import application
 from atoll.service.metrics import Metrics
 from controllers.runner import health_app
-from extender.app import Parts, build_health_app
+from extender.app import ExtenderParts, build_health_app
 from extender.binder import Binder
 from tests.extender.test_app import FakeBinder
 from tests.fakes.api_server import FakeApiServer
@@ -38,7 +38,7 @@ def app_of(part: str, mirror: ClusterMirror, clock: ManualClock) -> web.Applicat
     metrics = Metrics(part)
     if part == "controllers":
         return health_app(mirror, metrics)
-    return build_health_app(Parts(mirror, cast("Binder", FakeBinder()), clock, metrics, 10.0))
+    return build_health_app(ExtenderParts(mirror, cast("Binder", FakeBinder()), clock, metrics, 10.0))
 
 
 async def answers(http: TestClient[Any, Any], *paths: str) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from atoll.cluster.figures import MODELS_MAX
+from atoll.cluster.gpu_stats import MODELS_MAX
 from atoll.kube.calls import RESOURCES
 from tests.monitoring.conftest import registries
 

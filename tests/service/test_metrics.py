@@ -6,7 +6,7 @@ from typing import Any
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.service.api_metrics import count_calls, tell_watches
+from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.http import add_health, application
 from atoll.service.metrics import Metrics, Series
 
@@ -75,7 +75,7 @@ def test_calls_throttling_and_watches_are_told() -> None:
     """Calls count by verb, resource and code; a watch tells its age."""
     metrics, client = Metrics("tester"), FakeClient()
     count_calls(metrics, client)
-    tell_watches(metrics, {"pod": FakeWatch()})
+    register_watch_metrics(metrics, {"pod": FakeWatch()})
     client.observer(Call())
     client.observer(Call())
 

@@ -20,7 +20,7 @@ CHUNK = 25
 
 
 @dataclass
-class Tally:
+class RunTotals:
     """Sums over histories."""
 
     histories: int = 0
@@ -32,7 +32,7 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "RunTotals") -> None:
         """Add another tally to this one."""
         self.histories += other.histories
         self.binds += other.binds
@@ -44,7 +44,7 @@ class Tally:
         self.failures += other.failures
 
 
-def run_seeds(first: int, count: int, guard: str = "") -> Tally:
+def run_seeds(first: int, count: int, guard: str = "") -> RunTotals:
     """Run histories one after another in this process; with `guard` removed, until the first failure."""
     from tests.simulation.guards import without
 
@@ -52,7 +52,7 @@ def run_seeds(first: int, count: int, guard: str = "") -> Tally:
     sys.unraisablehook = lambda _: None
     warnings.simplefilter("ignore")
     gc.disable()
-    tally = Tally()
+    tally = RunTotals()
     with without(guard):
         for seed in range(first, first + count):
             plan = history_of(seed)
@@ -81,13 +81,13 @@ def _chunks(first: int, count: int) -> Iterator[tuple[int, int]]:
         yield start, min(CHUNK, first + count - start)
 
 
-def _run_chunk(chunk: tuple[int, int, str]) -> Tally:
+def _run_chunk(chunk: tuple[int, int, str]) -> RunTotals:
     return run_seeds(*chunk)
 
 
-def _run_all(first: int, count: int, workers: int, guard: str) -> Tally:
+def _run_all(first: int, count: int, workers: int, guard: str) -> RunTotals:
     """Run chunk by chunk, each in a process that ends with it: that is cheaper than to collect the garbage."""
-    total = Tally()
+    total = RunTotals()
     chunks = ((start, size, guard) for start, size in _chunks(first, count))
     with get_context("fork").Pool(workers, maxtasksperchild=1) as pool:
         for tally in pool.imap(_run_chunk, chunks):
@@ -97,7 +97,7 @@ def _run_all(first: int, count: int, workers: int, guard: str) -> Tally:
     return total
 
 
-def _print(tally: Tally, seconds: float) -> None:
+def _print(tally: RunTotals, seconds: float) -> None:
     print(
         f"{tally.histories} histories in {seconds:.1f} s: {tally.binds} binds, {tally.releases} Leases ended, "
         f"{tally.checks} checks, {tally.virtual_seconds / 3600:.1f} simulated hours, {len(tally.failures)} failures"

@@ -14,7 +14,7 @@ from atoll.cluster.ledger import Ledger
 from atoll.cluster.lost_leases import LostLeases
 from atoll.cluster.objects import Pod
 from atoll.kube import patches
-from controllers import departures, lease_writes, lookups, orphans
+from controllers import lease_writes, lookups, orphans, pod_terminations
 from controllers import release as releasing
 from extender import bind_plan, binder, posting, reservations
 
@@ -70,7 +70,7 @@ def _assume_after_the_first_await() -> Undo:
     binder_ledgers: list[Ledger] = []
 
     def late(self: Ledger, uid: str, allocation: Any, *, attempt: str = "") -> None:
-        self.unexpect(uid)
+        self.drop_tentative(uid)
         binder_ledgers.append(self)
 
     return swapping((binder, "reserve", reserve), (Ledger, "assume", late))
@@ -98,12 +98,12 @@ def _taken_over_leases_go_back() -> Undo:
         def __rsub__(self, other: Any) -> Any:
             return set(other)
 
-    class Attempt(reservations.Attempt):
+    class UnguardedAttempt(reservations.BindAttempt):
         def __init__(self, *facts: Any) -> None:
             super().__init__(*facts)
             self.adopted = Forgetful()
 
-    return swapping((binder, "Attempt", Attempt))
+    return swapping((binder, "BindAttempt", UnguardedAttempt))
 
 
 def _take_over_without_moving_the_pod() -> Undo:
@@ -143,17 +143,17 @@ def _first_answer_taken_for_the_only_one() -> Undo:
 
 
 def _release_without_a_live_look() -> Undo:
-    async def look_up(_api: Any, _holder: Any) -> lookups.Sighting:
-        return lookups.Sighting(None, 0)
+    async def look_up(_api: Any, _holder: Any) -> lookups.PodLookup:
+        return lookups.PodLookup(None, 0)
 
     return swapping((releasing, "look_up", look_up))
 
 
 def _look_up_by_name() -> Undo:
-    async def look_up(api: Any, holder: Any) -> lookups.Sighting:
+    async def look_up(api: Any, holder: Any) -> lookups.PodLookup:
         selector = {"fieldSelector": f"metadata.name={holder.name}"}
         listing = await api.list(lookups.paths.pods(holder.namespace), lookups.decode_pod, params=selector)
-        return lookups.Sighting(next(iter(listing.items), None), lookups.version_number(listing.resource_version))
+        return lookups.PodLookup(next(iter(listing.items), None), lookups.version_number(listing.resource_version))
 
     return swapping((releasing, "look_up", look_up))
 
@@ -171,7 +171,7 @@ def _any_machine_of_that_name() -> Undo:
 
 
 def _every_deletion_counts_as_seen() -> Undo:
-    original = departures.Departures.note_absence
+    original = pod_terminations.PodTerminations.note_absence
 
     def note(self: Any, uid: str, version: int) -> Any:
         gone = replace(original(self, uid, version), is_seen=True)
@@ -179,12 +179,15 @@ def _every_deletion_counts_as_seen() -> Undo:
         return gone
 
     def observe_pod(self: Any, change: Any) -> None:
-        if change.kind is departures.ChangeKind.DELETED:
+        if change.kind is pod_terminations.ChangeKind.DELETED:
             pod = change.object
-            version = departures.version_number(pod.metadata.resource_version)
-            self._gone[pod.metadata.uid] = departures.Gone(pod, version, is_seen=True)
+            version = pod_terminations.version_number(pod.metadata.resource_version)
+            self._gone[pod.metadata.uid] = pod_terminations.DeletedPod(pod, version, is_seen=True)
 
-    return swapping((departures.Departures, "note_absence", note), (departures.Departures, "_observe_pod", observe_pod))
+    return swapping(
+        (pod_terminations.PodTerminations, "note_absence", note),
+        (pod_terminations.PodTerminations, "_observe_pod", observe_pod),
+    )
 
 
 def _any_new_boot_is_proof() -> Undo:

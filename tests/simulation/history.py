@@ -12,16 +12,16 @@ from typing import Any
 from atoll.api import names
 from controllers import loops
 from tests.builders import pod_json
+from tests.simulation.faults import FaultPlan
 from tests.simulation.judge import Broken, Judge
-from tests.simulation.machines import HEARTBEAT_SECONDS, POLL_SECONDS, Machine, wanted_uuids
+from tests.simulation.machines import HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
 from tests.simulation.plan import CONTROLLERS, EXTENDERS, NODES, SECONDS, Plan, Step
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.server import ALL_PODS, HEARTBEATS, LEASES, PODS, REPORTS, Object, Server, canonical
+from tests.simulation.server import ALL_PODS, HEARTBEATS, LEASES, PODS, REPORTS, Object, SimulatedServer, canonical
 from tests.simulation.server import NODES as NODES_PATH
-from tests.simulation.shells import ControllersProcess, ExtenderReplica, Surroundings
+from tests.simulation.shells import ControllersProcess, ExtenderReplica, ShellEnvironment
 from tests.simulation.transport import SimulatedSession
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
-from tests.simulation.weather import Weather
 
 REST_SECONDS_MAX = 420.0
 LOOK_SECONDS = 4.0
@@ -38,7 +38,7 @@ COLLECTIONS = {
 
 
 @dataclass(slots=True)
-class Outcome:
+class HistoryOutcome:
     """How a history went."""
 
     broken: Broken | None
@@ -48,18 +48,18 @@ class Outcome:
     releases_count: int
 
 
-class World:
+class SimulatedCluster:
     """Everything of one history."""
 
     def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
         self.plan = plan
         self.loop = loop
-        self.weather = Weather(plan.seed, dict(plan.rates))
-        self.server = Server()
-        self.machines: list[Machine] = []
+        self.weather = FaultPlan(plan.seed, dict(plan.rates))
+        self.server = SimulatedServer()
+        self.machines: list[SimulatedNode] = []
         self.excused: set[str] = set()
         self.judge = Judge(self.server, self.machines, is_excused=lambda name: name in self.excused)
-        self.surroundings = Surroundings(self.server, self.weather, loop)
+        self.surroundings = ShellEnvironment(self.server, self.weather, loop)
         self.sessions: dict[str, SimulatedSession] = {}
         self.extenders: dict[str, ExtenderReplica | None] = {}
         self.controllers: dict[str, ControllersProcess] = {}
@@ -88,13 +88,13 @@ class World:
         self._every(BOOKMARK_SECONDS, self._bookmark)
         self._every(CLEANER_SECONDS, self._collect_garbage)
 
-    def _add_machine(self, node: str, ident: str) -> Machine:
+    def _add_machine(self, node: str, ident: str) -> SimulatedNode:
         clock = VirtualClock(self.loop, skew_seconds=self.weather.between(f"skew {ident}", -2.0, 2.0))
-        machine = Machine(node, ident, self.server, self.loop, self.weather, clock, self.judge.on_start)
+        machine = SimulatedNode(node, ident, self.server, self.loop, self.weather, clock, self.judge.on_start)
         self.machines.append(machine)
         return machine
 
-    def machine(self, node: str) -> Machine:
+    def machine(self, node: str) -> SimulatedNode:
         """Return the machine that bears the node's name now."""
         return next(machine for machine in reversed(self.machines) if machine.node == node)
 
@@ -292,7 +292,7 @@ class World:
         machine.is_paused = True
         self.loop.call_later(step.number, self._unpause, machine)
 
-    def _unpause(self, machine: Machine) -> None:
+    def _unpause(self, machine: SimulatedNode) -> None:
         machine.is_paused = False
         machine.work(len(self.server.log(PODS)))
 
@@ -301,7 +301,7 @@ class World:
         machine.is_online = False
         self.loop.call_later(step.number, self._connect, machine)
 
-    def _connect(self, machine: Machine) -> None:
+    def _connect(self, machine: SimulatedNode) -> None:
         if machine is not self.machine(machine.node):
             return
         machine.is_online = True
@@ -314,7 +314,7 @@ class World:
             machine.power_off()
             self.loop.call_later(min(step.number, REBUILD_SECONDS_MAX), self._power_on, machine)
 
-    def _power_on(self, machine: Machine) -> None:
+    def _power_on(self, machine: SimulatedNode) -> None:
         if not machine.is_on and machine is self.machine(machine.node):
             machine.power_on()
             self.loop.call_later(0.5, machine.look)
@@ -449,25 +449,25 @@ class World:
         return {uuid for number, uuid in machine.devices.items() if str(number) not in ids and uuid not in held}
 
 
-def run_history(plan: Plan, *, is_told: bool = False) -> tuple[Outcome, Weather]:
+def run_history(plan: Plan, *, is_told: bool = False) -> tuple[HistoryOutcome, FaultPlan]:
     """Run one history to its end or to the first breach; print every write if it is to be told."""
     loops.WORKERS = 1 + plan.seed % 2
     loop = VirtualLoop()
     loop.set_exception_handler(lambda _loop, _context: None)
-    world = World(plan, loop)
+    world = SimulatedCluster(plan, loop)
     if is_told:
         world.server.listeners.append(lambda path, old, new: _tell(world, path, old, new))
     try:
         run_world(world)
     except Broken as broken:
         world.judge.broken = world.judge.broken or broken
-    outcome = Outcome(
+    outcome = HistoryOutcome(
         world.judge.broken, loop.time(), world.judge.checks_count, world.binds_count, world.releases_count
     )
     return outcome, world.weather
 
 
-def run_world(world: World) -> None:
+def run_world(world: SimulatedCluster) -> None:
     """Run a world to its end, and leave nothing of it behind. Raises Broken at the first breach."""
     loop = world.loop
     try:
@@ -476,7 +476,7 @@ def run_world(world: World) -> None:
         loop.clear()
 
 
-async def _run(world: World) -> None:
+async def _run(world: SimulatedCluster) -> None:
     world.begin()
     for step in world.plan.steps:
         await asyncio.sleep(max(0.0, step.at_seconds - world.loop.time()))
@@ -494,7 +494,7 @@ async def _run(world: World) -> None:
     _stop_if_broken(world)
 
 
-def _tell(world: World, path: str, old: Object | None, new: Object | None) -> None:
+def _tell(world: SimulatedCluster, path: str, old: Object | None, new: Object | None) -> None:
     if not path.startswith((PODS, LEASES, NODES_PATH, REPORTS)) or path.endswith(names.CONTROLLERS_LEADER_LEASE):
         return
     obj = new or old or {}
@@ -511,6 +511,6 @@ def _tell(world: World, path: str, old: Object | None, new: Object | None) -> No
     print(f"{world.loop.time():8.3f} s  {by:14} {verb} {uid} @{version} {told}")
 
 
-def _stop_if_broken(world: World) -> None:
+def _stop_if_broken(world: SimulatedCluster) -> None:
     if world.judge.broken is not None:
         raise world.judge.broken

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from atoll.api import names
-from tests.simulation.machines import Machine, machines_of, wanted_uuids
-from tests.simulation.server import LEASES, PODS, Object, Server
+from tests.simulation.machines import SimulatedNode, machines_of, wanted_uuids
+from tests.simulation.server import LEASES, PODS, Object, SimulatedServer
 
 TERMINAL = ("Succeeded", "Failed")
 
@@ -30,7 +30,9 @@ class Broken(Exception):
 class Judge:
     """Listens to the server and to the machines. `broken` is the first breach; later ones follow from it."""
 
-    def __init__(self, server: Server, machines: list[Machine], *, is_excused: Callable[[str], bool]) -> None:
+    def __init__(
+        self, server: SimulatedServer, machines: list[SimulatedNode], *, is_excused: Callable[[str], bool]
+    ) -> None:
         self._server = server
         self._machines = machines
         self._is_excused = is_excused
@@ -91,7 +93,7 @@ class Judge:
 
     # Every container
 
-    def on_start(self, machine: Machine, uid: str) -> None:
+    def on_start(self, machine: SimulatedNode, uid: str) -> None:
         """A container starts."""
         self.checks_count += 1
         for uuid in sorted(machine.running[uid]):

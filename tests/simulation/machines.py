@@ -15,9 +15,9 @@ from zlib import crc32
 from atoll.api import names
 from atoll.kube.microtime import format_microtime
 from tests.builders import report_json
-from tests.simulation.server import HEARTBEATS, NODES, PODS, REPORTS, Event, Object, Server
+from tests.simulation.faults import FaultPlan
+from tests.simulation.server import HEARTBEATS, NODES, PODS, REPORTS, Object, ServerEvent, SimulatedServer
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
-from tests.simulation.weather import Weather
 
 DEVICES = 4
 PROFILE = "t4-4"
@@ -29,7 +29,7 @@ HEARTBEAT_DURATION_SECONDS = 75
 
 
 @dataclass(slots=True)
-class Want:
+class PodWish:
     """A pod that kubelet means to run, and the GPUs that its environment will name."""
 
     name: str
@@ -38,16 +38,16 @@ class Want:
 
 
 @dataclass(slots=True)
-class Machine:
+class SimulatedNode:
     """One machine; several may have borne one node's name. `running` is which GPUs each pod's containers hold now."""
 
     node: str
     ident: str
-    server: Server
+    server: SimulatedServer
     loop: VirtualLoop
-    weather: Weather
+    weather: FaultPlan
     clock: VirtualClock
-    on_start: Callable[["Machine", str], None]
+    on_start: Callable[["SimulatedNode", str], None]
     boot: int = 1
     is_on: bool = True
     is_online: bool = True
@@ -57,7 +57,7 @@ class Machine:
     cursor: int = 0
     devices: dict[int, str] = field(default_factory=dict)
     sick: set[int] = field(default_factory=set)
-    wants: dict[str, Want] = field(default_factory=dict)
+    wants: dict[str, PodWish] = field(default_factory=dict)
     running: dict[str, frozenset[str]] = field(default_factory=dict)
     cgroups: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
@@ -98,7 +98,7 @@ class Machine:
             if event.object["metadata"]["uid"] == uid and self._would_run(event)
         )
 
-    def unseen(self) -> list[Event]:
+    def unseen(self) -> list[ServerEvent]:
         """Return the pod events that kubelet has not worked off."""
         return self._log()[self.cursor :] if self.is_on and not self.is_retired else []
 
@@ -124,7 +124,7 @@ class Machine:
             self.cursor += 1
             self._take(event)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: ServerEvent) -> None:
         uid = event.object["metadata"]["uid"]
         if event.object["spec"].get("nodeName") != self.node:
             return
@@ -140,10 +140,10 @@ class Machine:
                 self.wants.pop(uid, None)
                 self._later("force", (0.05, 2.0), self._stop, uid)
         elif uid not in self.wants and uid not in self.ended:
-            self.wants[uid] = Want(event.object["metadata"]["name"], wanted_uuids(event.object))
+            self.wants[uid] = PodWish(event.object["metadata"]["name"], wanted_uuids(event.object))
             self._later("start", (0.02, 1.5), self._start, uid)
 
-    def _would_run(self, event: Event) -> bool:
+    def _would_run(self, event: ServerEvent) -> bool:
         pod = event.object
         return (
             event.kind != "DELETED"
@@ -249,8 +249,8 @@ class Machine:
         self.catch_up()
         self.cursor = self.asked_at = len(self._log())
         for pod in self.server.pods():
-            if self._would_run(Event(0, "ADDED", pod, b"")):
-                self._take(Event(0, "ADDED", pod, b""))
+            if self._would_run(ServerEvent(0, "ADDED", pod, b"")):
+                self._take(ServerEvent(0, "ADDED", pod, b""))
 
     def catch_up(self) -> None:
         """Be connected again: register a Node where there is none, and work off what was missed."""
@@ -351,7 +351,7 @@ class Machine:
             self._later("asked", (0.1, 0.5), lambda: self.look(is_listed_anew=True))
             self._later("asked", (1.6, 2.0), lambda: self.look(is_listed_anew=True))
 
-    def _log(self) -> list[Event]:
+    def _log(self) -> list[ServerEvent]:
         return self.server.log(PODS)
 
 
@@ -361,6 +361,6 @@ def wanted_uuids(pod: Object) -> frozenset[str]:
     return frozenset(text.split(",")) - {""}
 
 
-def machines_of(machines: Iterable[Machine], node: str) -> list[Machine]:
+def machines_of(machines: Iterable[SimulatedNode], node: str) -> list[SimulatedNode]:
     """Return every machine that bears or bore a node's name."""
     return [machine for machine in machines if machine.node == node]

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from tests.simulation.weather import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
+from tests.simulation.faults import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
 
 SECONDS = 20.0
 STEPS = (4, 13)

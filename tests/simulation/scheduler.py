@@ -9,10 +9,10 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from tests.simulation.server import PODS, Object, Server
+from tests.simulation.faults import FaultPlan
+from tests.simulation.server import PODS, Object, SimulatedServer
 from tests.simulation.shells import ExtenderReplica
 from tests.simulation.virtual_time import VirtualLoop
-from tests.simulation.weather import Weather
 
 HTTP_SECONDS = 5.0
 BACKOFF_SECONDS = (1.0, 4.0)
@@ -22,7 +22,7 @@ LOST_SECONDS = 0.2
 class Scheduler:
     """One kube-scheduler that leads until `stop`. `replica` is asked for each call, because it may be restarted."""
 
-    def __init__(self, server: Server, weather: Weather, loop: VirtualLoop, replica: Any) -> None:
+    def __init__(self, server: SimulatedServer, weather: FaultPlan, loop: VirtualLoop, replica: Any) -> None:
         self._server = server
         self._weather = weather
         self._loop = loop

@@ -1,7 +1,7 @@
 """The API server's semantics in memory: versions, preconditions, subresources, watch logs. No network, no time.
 
 Everything that happens to an object goes through `_store` or `_remove`, which tell the listeners: the watches, the
-kubelets, the judge. `Refused` carries the answer that the real API server gives.
+kubelets, the judge. `RefusedRequest` carries the answer that the real API server gives.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ REPORTS = f"/apis/{names.API_VERSION}/gpunodestatuses"
 GONE = -1
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """The server answers with a Status."""
 
     def __init__(self, status: int, reason: str, message: str = "") -> None:
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerEvent:
     """One entry of a collection's watch log. `line` is what a watch sends."""
 
     version: int
@@ -46,14 +46,14 @@ Listener = Callable[[str, Object | None, Object | None], None]
 """Called with the path, the object before and the object after a write."""
 
 
-class Server:
+class SimulatedServer:
     """Objects by path, and one log per collection. `writer` names who writes now, for the judge's messages."""
 
     def __init__(self) -> None:
         self.version = 100
         self.uid_count = 0
         self.objects: dict[str, Object] = {}
-        self.logs: dict[str, list[Event]] = {}
+        self.logs: dict[str, list[ServerEvent]] = {}
         self._members: dict[str, dict[str, Object]] = {}
         self.compacted: dict[str, int] = {}
         self.listeners: list[Listener] = []
@@ -71,7 +71,7 @@ class Server:
             return 200, orjson.dumps(self._one(method, target, body))
         if method == "GET" and _is_collection(path):
             return 200, self._list(path, query)
-        raise Refused(404, "NotFound", path)
+        raise RefusedRequest(404, "NotFound", path)
 
     def _post(self, path: str, base: str, last: str, body: Object) -> bytes:
         if last == "binding":
@@ -97,7 +97,7 @@ class Server:
     def create(self, path: str, body: Object) -> Object:
         """Create an object; the server gives uid and version. Raises Refused."""
         if path in self.objects:
-            raise Refused(409, "AlreadyExists", path)
+            raise RefusedRequest(409, "AlreadyExists", path)
         self.uid_count += 1
         uid = f"{path.rpartition('/')[2]}.u{self.uid_count}"
         metadata = {"annotations": {}, **body["metadata"], "uid": uid, "namespace": _namespace(path)}
@@ -116,7 +116,7 @@ class Server:
         """Delete; a bound pod is only marked, unless by force: its kubelet deletes it in the end. Raises Refused."""
         current = self.objects.get(path)
         if current is None:
-            raise Refused(404, "NotFound", path)
+            raise RefusedRequest(404, "NotFound", path)
         self._check(path, preconditions or {})
         is_bound_pod = path.startswith(PODS) and bool(current["spec"].get("nodeName"))
         if not is_bound_pod or force:
@@ -128,11 +128,11 @@ class Server:
     def _bind(self, path: str, body: Object) -> None:
         current = self.objects.get(path)
         if current is None:
-            raise Refused(404, "NotFound", path)
+            raise RefusedRequest(404, "NotFound", path)
         metadata = body["metadata"]
         self._check(path, metadata)
         if current["metadata"].get("deletionTimestamp") or current["spec"].get("nodeName"):
-            raise Refused(409, "Conflict", "pod is being deleted or already assigned")
+            raise RefusedRequest(409, "Conflict", "pod is being deleted or already assigned")
         patch = {
             "metadata": {"annotations": metadata.get("annotations", {})},
             "spec": {"nodeName": body["target"]["name"]},
@@ -143,7 +143,7 @@ class Server:
         metadata = self.objects[path]["metadata"]
         for key in ("uid", "resourceVersion"):
             if wanted.get(key) and wanted[key] != metadata[key]:
-                raise Refused(409, "Conflict", f"{path}: {key} differs")
+                raise RefusedRequest(409, "Conflict", f"{path}: {key} differs")
 
     def _list(self, path: str, query: Mapping[str, str]) -> bytes:
         items = self.collection(path)
@@ -156,7 +156,7 @@ class Server:
         """Return the objects of a collection, by path."""
         return list(self._members.get(canonical(path), {}).values())
 
-    def log(self, path: str) -> list[Event]:
+    def log(self, path: str) -> list[ServerEvent]:
         """Return the watch log of a collection."""
         return self.logs.setdefault(canonical(path), [])
 
@@ -188,7 +188,7 @@ class Server:
 
     def _tell(self, kind: str, path: str, old: Object | None, obj: Object) -> None:
         line = b'{"type":"%s","object":%s}\n' % (kind.encode(), orjson.dumps(obj))
-        self.log(path.rpartition("/")[0]).append(Event(self.version, kind, obj, line))
+        self.log(path.rpartition("/")[0]).append(ServerEvent(self.version, kind, obj, line))
         for listener in self.listeners:
             listener(path, old, None if kind == "DELETED" else obj)
 

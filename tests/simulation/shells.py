@@ -18,12 +18,12 @@ from atoll.kube.client import ApiClient
 from atoll.kube.mirror import ClusterMirror
 from controllers import runner
 from controllers.settings import ControllersSettings
-from extender.app import Handlers, Parts
+from extender.app import ExtenderHandlers, ExtenderParts
 from extender.binder import Binder, BinderSettings
-from tests.simulation.server import Server
+from tests.simulation.faults import FaultPlan
+from tests.simulation.server import SimulatedServer
 from tests.simulation.transport import SimulatedCredentials, SimulatedSession
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
-from tests.simulation.weather import Weather
 
 ANSWER_SECONDS = 3.0
 RESERVATION_SECONDS = 8.0
@@ -72,11 +72,11 @@ class NoMetrics:
 
 
 @dataclass(slots=True)
-class Surroundings:
+class ShellEnvironment:
     """What every process of a history shares."""
 
-    server: Server
-    weather: Weather
+    server: SimulatedServer
+    weather: FaultPlan
     loop: VirtualLoop
 
     def session(self, name: str) -> SimulatedSession:
@@ -112,7 +112,7 @@ class StubRequest:
 class ExtenderReplica:
     """One extender process."""
 
-    def __init__(self, surroundings: Surroundings, name: str) -> None:
+    def __init__(self, surroundings: ShellEnvironment, name: str) -> None:
         self.name = name
         self.session = surroundings.session(name)
         client = surroundings.client(self.session)
@@ -122,7 +122,7 @@ class ExtenderReplica:
         settings = BinderSettings(ANSWER_SECONDS, RESERVATION_SECONDS, VisibleDevices.UUID)
         tokens = iter(range(1_000_000))
         self.binder = Binder(client, self.mirror, clock, settings, new_token=lambda: f"{name}-{next(tokens)}")
-        handlers = Handlers(Parts(self.mirror, self.binder, clock, NoMetrics(), EXPECTATION_SECONDS))  # type: ignore[arg-type]
+        handlers = ExtenderHandlers(ExtenderParts(self.mirror, self.binder, clock, NoMetrics(), EXPECTATION_SECONDS))  # type: ignore[arg-type]
         self._verbs = {verb: handlers.timed(verb, handle) for verb, handle in handlers.routes().items()}
         self._task = surroundings.loop.create_task(self.mirror.run())
 
@@ -159,10 +159,10 @@ class Idle:
 class ControllersProcess:
     """One controllers process with its real election and reconcilers."""
 
-    surroundings: Surroundings
+    surroundings: ShellEnvironment
     name: str
     session: SimulatedSession = field(init=False)
-    process: runner.Process = field(init=False)
+    process: runner.ControllerManager = field(init=False)
     _tasks: list[asyncio.Task[Any]] = field(init=False)
 
     def __post_init__(self) -> None:

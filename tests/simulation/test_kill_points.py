@@ -11,14 +11,26 @@ import pytest
 
 from controllers import loops, runner
 from tests.simulation import shells
-from tests.simulation.history import World, run_world
+from tests.simulation.history import SimulatedCluster, run_world
 from tests.simulation.plan import EXTENDERS, Plan, Step
 from tests.simulation.virtual_time import VirtualLoop
 
-POD_ENDS = (Step(0.5, "create", "p0", number=2), Step(1.0, "create", "p1", number=1), Step(8.0, "finish", "p0"))
-POD_IS_DELETED = (Step(0.5, "create", "p0", number=3), Step(8.0, "delete", "p0"), Step(8.5, "replace", "p0", number=2))
+POD_ENDS = (
+    Step(0.5, "create", "p0", number=2),
+    Step(1.0, "create", "p1", number=1),
+    Step(8.0, "finish", "p0"),
+)
+POD_IS_DELETED = (
+    Step(0.5, "create", "p0", number=3),
+    Step(8.0, "delete", "p0"),
+    Step(8.5, "replace", "p0", number=2),
+)
 POD_IS_FORCED_OUT = (Step(0.5, "create", "p0", number=2), Step(8.0, "force delete", "p0"))
-NOBODY_BINDS = (Step(2.0, "create", "p0", number=2), Step(2.6, "stop scheduler"), Step(20.0, "switch scheduler"))
+NOBODY_BINDS = (
+    Step(2.0, "create", "p0", number=2),
+    Step(2.6, "stop scheduler"),
+    Step(20.0, "switch scheduler"),
+)
 HISTORIES = {
     "a pod ends": POD_ENDS,
     "a pod is deleted and replaced": POD_IS_DELETED,
@@ -38,7 +50,7 @@ def bare_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 class Killer:
     """Kills the processes of one part at their n-th write; counts the writes."""
 
-    world: World
+    world: SimulatedCluster
     part: str
     nth: int
     is_after: bool
@@ -77,7 +89,7 @@ def play(steps: tuple[Step, ...], *killers: tuple[str, int, bool, bool]) -> list
     """Run a calm history with these kills; raises Broken when a promise is not kept."""
     loop = VirtualLoop()
     loop.set_exception_handler(lambda _loop, _context: None)
-    world = World(Plan(0, steps, ()), loop)
+    world = SimulatedCluster(Plan(0, steps, ()), loop)
     watching = [Killer(world, part, nth, is_after, stays) for part, nth, is_after, stays in killers]
     for killer in watching:
         killer.watch()

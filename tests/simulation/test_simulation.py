@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.faults import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
 from tests.simulation.guards import GUARDS
 from tests.simulation.plan import KINDS, Plan, Step, plan_of, shrink
-from tests.simulation.weather import BINDING_FAULTS, CALL_FAULTS, REQUEST_FAULTS, WATCH_FAULTS
 
 HISTORIES = int(os.environ.get("ATOLL_HISTORIES", "2000"))
 """ATOLL_HISTORIES says another number: 10,000 in `make test-long`, some minutes of two cores."""

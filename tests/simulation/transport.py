@@ -15,9 +15,9 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from tests.simulation.server import Event, Refused, Server, canonical
+from tests.simulation.faults import FaultPlan
+from tests.simulation.server import RefusedRequest, ServerEvent, SimulatedServer, canonical
 from tests.simulation.virtual_time import VirtualLoop
-from tests.simulation.weather import Weather
 
 PROMPT_SECONDS = (0.001, 0.03)
 LATE_SECONDS = (2.0, 40.0)
@@ -48,7 +48,7 @@ class SimulatedCredentials:
         """Nothing rotates."""
 
 
-class Answer:
+class SimulatedAnswer:
     """Fits ClientResponse as far as the client reads it."""
 
     def __init__(self, status: int, chunks: AsyncIterator[bytes]) -> None:
@@ -72,7 +72,7 @@ class Answer:
         pass
 
 
-class Watch:
+class SimulatedWatch:
     """One open watch. Events arrive in order, each after a delay."""
 
     def __init__(self, session: "SimulatedSession", collection: str, silence_seconds: float) -> None:
@@ -146,7 +146,7 @@ class Watch:
 class SimulatedSession:
     """Fits ClientSession: the requests of one process. `die` is SIGKILL, `hold` a partition or SIGSTOP."""
 
-    def __init__(self, server: Server, weather: Weather, loop: VirtualLoop, name: str) -> None:
+    def __init__(self, server: SimulatedServer, weather: FaultPlan, loop: VirtualLoop, name: str) -> None:
         self._server = server
         self._weather = weather
         self.loop = loop
@@ -156,7 +156,7 @@ class SimulatedSession:
         self.is_dead = False
         self.is_held = False
         self._held: list[Callable[[], None]] = []
-        self.watches: list[Watch] = []
+        self.watches: list[SimulatedWatch] = []
         self.slow_watches: dict[str, float] = {}
         self.on_sent: OnSent | None = None
         self.kills: Callable[[str, str, bool], bool] | None = None
@@ -188,7 +188,7 @@ class SimulatedSession:
         slow = 0.0 if self._weather.is_calm else self.slow_watches.get(collection, 0.0)
         return self._weather.between(f"watch {self.name}", 0.001, 0.05) + slow
 
-    def tell(self, collection: str, event: Event) -> None:
+    def tell(self, collection: str, event: ServerEvent) -> None:
         """Pass an event to the watches of its collection."""
         for watch in self.watches:
             if watch.collection == collection:
@@ -203,7 +203,7 @@ class SimulatedSession:
         timeout: aiohttp.ClientTimeout | None = None,
         trace_request_ctx: Any = None,
         **_: Any,
-    ) -> Answer:
+    ) -> SimulatedAnswer:
         """Carry out one request as the weather has it."""
         if self.is_dead:
             await self.loop.create_future()
@@ -224,7 +224,9 @@ class SimulatedSession:
                 return "answer lost"
         return self._weather.request_fault(f"{self.name} {method} {path.rpartition('/')[2]}")
 
-    async def _exchange(self, method: str, path: str, query: Mapping[str, str], body: Any, fault: str) -> Answer:
+    async def _exchange(
+        self, method: str, path: str, query: Mapping[str, str], body: Any, fault: str
+    ) -> SimulatedAnswer:
         if fault == "cut before":
             raise aiohttp.ClientOSError("connection reset")
         if fault in ERRORS:
@@ -285,7 +287,7 @@ class SimulatedSession:
         self._server.writer = self.name
         try:
             status, raw = self._server.handle(method, path, query, body)
-        except Refused as refusal:
+        except RefusedRequest as refusal:
             return refusal.status, refusal.body
         finally:
             self._server.writer = ""
@@ -293,13 +295,15 @@ class SimulatedSession:
             self.die()
         return status, raw
 
-    async def _watch(self, path: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout | None) -> Answer:
+    async def _watch(
+        self, path: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout | None
+    ) -> SimulatedAnswer:
         await asyncio.sleep(self._weather.between(f"watch {self.name}", 0.001, 0.02))
         collection = canonical(path)
         silence = timeout.sock_read if timeout is not None and timeout.sock_read else 75.0
-        watch = Watch(self, collection, silence)
+        watch = SimulatedWatch(self, collection, silence)
         watch.give(self._beginning(path, query))
-        return Answer(200, watch.chunks())
+        return SimulatedAnswer(200, watch.chunks())
 
     def _beginning(self, path: str, query: Mapping[str, str]) -> list[bytes]:
         server = self._server
@@ -326,8 +330,8 @@ def _split(target: str) -> tuple[str, Mapping[str, str]]:
     return path, dict(parse_qsl(query))
 
 
-def _answer(status: int, body: bytes) -> Answer:
-    return Answer(status, _once(body))
+def _answer(status: int, body: bytes) -> SimulatedAnswer:
+    return SimulatedAnswer(status, _once(body))
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.topology.machines import random_machines
 from topology import reference
-from topology.asks import Ask, Interconnect, Policy
 from topology.canonical import canonical
-from topology.choice import Choice, Refusal, choose
+from topology.choice import Choice, ChoiceRefusal, choose
 from topology.demand import PRIOR
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.fragmentation import losses
 from topology.islands import islands
 from topology.model import Machine, machine, mask_of, positions_of
@@ -26,7 +26,7 @@ EIGHTS = tuple(name for name in profile_names() if 6 < profile(name).machine.cou
 
 
 asks = st.builds(
-    Ask,
+    DeviceRequest,
     count=st.integers(1, 5),
     policy=st.sampled_from(Policy),
     interconnect=st.sampled_from(Interconnect),
@@ -34,12 +34,12 @@ asks = st.builds(
 )
 
 
-def assert_same(subject: Machine, free: int, ask: Ask) -> None:
+def assert_same(subject: Machine, free: int, ask: DeviceRequest) -> None:
     """Fast answer and brute force name the same set at the same cost, or both refuse."""
     answer = choose(subject, free, ask)
     oracle = reference.best(subject, positions_of(free), ask, PRIOR)
     if oracle is None:
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, ChoiceRefusal)
     else:
         assert isinstance(answer, Choice)
         assert oracle[0] == answer.positions
@@ -48,7 +48,7 @@ def assert_same(subject: Machine, free: int, ask: Ask) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(subject=random_machines(), ask=asks, data=st.data())
-def test_random_machines_agree_with_brute_force(subject: Machine, ask: Ask, data: st.DataObject) -> None:
+def test_random_machines_agree_with_brute_force(subject: Machine, ask: DeviceRequest, data: st.DataObject) -> None:
     """On any machine, for any free set and ask, the table's cell is the brute-force optimum."""
     assert_same(subject, data.draw(st.integers(0, subject.full)), ask)
 
@@ -59,7 +59,7 @@ def test_small_known_machines_agree_on_every_free_mask(name: str) -> None:
     subject = profile(name).machine
     for free in range(0, subject.full + 1, 1 if subject.count <= 4 else 7):
         for policy, count in itertools.product(Policy, range(1, subject.count + 1)):
-            assert_same(subject, free, Ask(count, policy))
+            assert_same(subject, free, DeviceRequest(count, policy))
 
 
 @pytest.mark.parametrize("name", EIGHTS)
@@ -109,7 +109,7 @@ def test_tables_agree_with_brute_force_on_every_free_mask(name: str, monkeypatch
     monkeypatch.setattr(reference, "ring_gbps", ring_gbps)
     monkeypatch.setattr(reference, "link_rings", link_rings)
     for free, policy, count in itertools.product(range(subject.full + 1), Policy, range(1, subject.count + 1)):
-        assert_same(subject, free, Ask(count, policy))
+        assert_same(subject, free, DeviceRequest(count, policy))
     monkeypatch.undo()
     reference.forget()
 
@@ -128,7 +128,7 @@ def test_islands_and_losses_agree_with_brute_force(subject: Machine) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(subject=random_machines(), ask=asks, data=st.data())
-def test_choice_is_inside_free_and_of_the_right_size(subject: Machine, ask: Ask, data: st.DataObject) -> None:
+def test_choice_is_inside_free_and_of_the_right_size(subject: Machine, ask: DeviceRequest, data: st.DataObject) -> None:
     """A choice never invents a device and never takes more or fewer than asked."""
     free = data.draw(st.integers(0, subject.full))
     answer = choose(subject, free, ask)
@@ -143,7 +143,7 @@ def test_more_free_gpus_never_give_a_worse_set(subject: Machine, count: int, dat
     """Freeing GPUs never lowers the quality of a contiguous choice, nor makes it leave its island."""
     fewer = data.draw(st.integers(0, subject.full))
     more = fewer | data.draw(st.integers(0, subject.full))
-    before, after = choose(subject, fewer, Ask(count)), choose(subject, more, Ask(count))
+    before, after = choose(subject, fewer, DeviceRequest(count)), choose(subject, more, DeviceRequest(count))
     if isinstance(before, Choice):
         assert isinstance(after, Choice)
         assert (len(after.islands) == 1, after.relative_quality) >= (len(before.islands) == 1, before.relative_quality)
@@ -155,7 +155,9 @@ def test_equal_costs_go_to_the_better_ring_whatever_the_numbering() -> None:
     answers = []
     for order in itertools.permutations(range(3)):
         rows = [[cells[row][column] for column in order] for row in order]
-        answers.append(choose(machine(rows, nvlink_generation=2, nvswitch=True), 0b111, Ask(2, Policy.SPREAD)))
+        answers.append(
+            choose(machine(rows, nvlink_generation=2, nvswitch=True), 0b111, DeviceRequest(2, Policy.SPREAD))
+        )
 
     assert {one.ring_gbps for one in answers if isinstance(one, Choice)} == {80.0}
     assert len({one.cost for one in answers if isinstance(one, Choice)}) == 1
@@ -163,7 +165,9 @@ def test_equal_costs_go_to_the_better_ring_whatever_the_numbering() -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(subject=random_machines(), ask=asks, data=st.data())
-def test_relabelled_machine_gives_an_equally_good_choice(subject: Machine, ask: Ask, data: st.DataObject) -> None:
+def test_relabelled_machine_gives_an_equally_good_choice(
+    subject: Machine, ask: DeviceRequest, data: st.DataObject
+) -> None:
     """Numbering the GPUs differently changes neither cost nor bandwidth of the answer."""
     order = data.draw(st.permutations(range(subject.count)))
     free = data.draw(st.integers(0, subject.full))

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tests.topology.machines import random_machines
 from topology import canonical as canonical_module
 from topology import reference
-from topology.asks import Ask, Policy
 from topology.canonical import canonical, renumbered
 from topology.choice import Choice, choose
 from topology.demand import PRIOR
+from topology.device_requests import DeviceRequest, Policy
 from topology.model import Machine, mask_of, positions_of
 from topology.profiles import profile, profile_names
-from topology.tables import Relabelled, table
+from topology.tables import RelabelledTable, table
 
 
 def shuffled(machine: Machine, seed: int) -> Machine:
@@ -50,22 +50,22 @@ def test_random_machine_has_one_form_however_it_is_numbered(subject: Machine, se
 @pytest.mark.parametrize("name", ["dgx1-v100", "h100-nvl-8", "dgx2-v100"])
 def test_isomorphic_machines_share_one_table(name: str) -> None:
     """The table of a renumbered machine is a view of the one that is built already."""
-    first, second = (table(shuffled(profile(name).machine, seed), Ask(4)) for seed in (1, 2))
+    first, second = (table(shuffled(profile(name).machine, seed), DeviceRequest(4)) for seed in (1, 2))
 
-    assert isinstance(first, Relabelled)
-    assert isinstance(second, Relabelled)
+    assert isinstance(first, RelabelledTable)
+    assert isinstance(second, RelabelledTable)
     assert first.shared is second.shared
 
 
 @settings(deadline=None, max_examples=100)
 @given(
     subject=random_machines(devices_max=5),
-    ask=st.builds(Ask, count=st.integers(1, 5), policy=st.sampled_from(Policy)),
+    ask=st.builds(DeviceRequest, count=st.integers(1, 5), policy=st.sampled_from(Policy)),
     seed=st.integers(0, 1000),
     data=st.data(),
 )
 def test_shared_tables_answer_in_the_numbers_of_the_machine(
-    subject: Machine, ask: Ask, seed: int, data: st.DataObject
+    subject: Machine, ask: DeviceRequest, seed: int, data: st.DataObject
 ) -> None:
     """Whoever's table was built first: set, ties and cost are those of brute force on the machine that is asked."""
     choose(canonical(subject).machine, canonical(subject).machine.full, ask)
@@ -85,7 +85,7 @@ def test_required_gpus_are_kept_under_other_numbers() -> None:
     """A required GPU is a GPU of the machine that is asked, not of the one that the table was built for."""
     other = shuffled(profile("h100-nvl-8").machine, 5)
     for position in range(8):
-        answer = choose(other, other.full, Ask(2), required=1 << position)
+        answer = choose(other, other.full, DeviceRequest(2), required=1 << position)
 
         assert isinstance(answer, Choice)
         assert position in answer.positions
@@ -97,7 +97,7 @@ def test_search_for_the_form_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(canonical_module, "LEAVES_MAX", 1)
     canonical.cache_clear()
     subject = shuffled(profile("pcie8-pix-phb").machine, 9)
-    answer = choose(subject, subject.full, Ask(2))
+    answer = choose(subject, subject.full, DeviceRequest(2))
     canonical.cache_clear()
 
     assert isinstance(answer, Choice)

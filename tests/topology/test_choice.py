@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from topology.asks import Ask, Interconnect, Policy
-from topology.choice import Choice, Reason, Refusal, choose, would_ever_fit
-from topology.errors import AskError, PositionError
+from topology.choice import Choice, ChoiceRefusal, Reason, choose, would_ever_fit
+from topology.device_requests import DeviceRequest, Interconnect, Policy
+from topology.errors import DeviceRequestError, PositionError
 from topology.links import direct_links
 from topology.model import machine, mask_of, positions_of
 from topology.profiles import profile
@@ -16,17 +16,17 @@ from topology.profiles import profile
 CONTIGUOUS, ISLAND, PACKED, SPREAD = Policy.CONTIGUOUS, Policy.ISLAND, Policy.PACKED, Policy.SPREAD
 
 
-def chosen(name: str, free: tuple[int, ...], ask: Ask) -> tuple[int, ...]:
+def chosen(name: str, free: tuple[int, ...], ask: DeviceRequest) -> tuple[int, ...]:
     """Positions chosen on a known machine."""
     answer = choose(profile(name).machine, mask_of(free), ask)
     assert isinstance(answer, Choice), answer
     return answer.positions
 
 
-def refused(name: str, free: tuple[int, ...], ask: Ask) -> Reason:
+def refused(name: str, free: tuple[int, ...], ask: DeviceRequest) -> Reason:
     """Reason of a refusal on a known machine."""
     answer = choose(profile(name).machine, mask_of(free), ask)
-    assert isinstance(answer, Refusal), answer
+    assert isinstance(answer, ChoiceRefusal), answer
     return answer.reason
 
 
@@ -38,10 +38,10 @@ def test_pair_on_cube_mesh_is_linked_whenever_one_is_free(free: int) -> None:
     """Two contiguous GPUs on a DGX-1V are a double-linked pair if one is free, else a linked pair if one is free."""
     links = profile("dgx1-v100").machine.links
     pairs = [direct_links(links[one][other]) for one, other in itertools.combinations(positions_of(free), 2)]
-    answer = choose(profile("dgx1-v100").machine, free, Ask(2))
+    answer = choose(profile("dgx1-v100").machine, free, DeviceRequest(2))
 
     if not pairs:
-        assert answer == Refusal(Reason.TOO_FEW_FREE)
+        assert answer == ChoiceRefusal(Reason.TOO_FEW_FREE)
     else:
         assert isinstance(answer, Choice)
         assert direct_links(links[answer.positions[0]][answer.positions[1]]) == max(pairs)
@@ -50,27 +50,43 @@ def test_pair_on_cube_mesh_is_linked_whenever_one_is_free(free: int) -> None:
 @pytest.mark.parametrize(
     ("name", "free", "ask", "positions"),
     [
-        pytest.param("h100-nvl-8", (0, 1, 2), Ask(1), (2,), id="single-does-not-break-a-bridged-pair"),
-        pytest.param("h100-nvl-8", (0, 1, 2, 5), Ask(2), (0, 1), id="pair-takes-the-bridged-pair"),
-        pytest.param("h100-nvl-8", ALL8, Ask(3), (0, 1, 2), id="three-cards-stay-in-one-socket"),
-        pytest.param("dgx1-v100", ALL8, Ask(5), (0, 2, 3, 4, 7), id="five-on-the-mesh-is-not-a-quad-plus-one"),
-        pytest.param("dgx1-v100", (0, 1, 2, 3, 4, 6), Ask(4), (0, 1, 2, 3), id="quad-of-the-mesh-stays-whole"),
+        pytest.param("h100-nvl-8", (0, 1, 2), DeviceRequest(1), (2,), id="single-does-not-break-a-bridged-pair"),
+        pytest.param("h100-nvl-8", (0, 1, 2, 5), DeviceRequest(2), (0, 1), id="pair-takes-the-bridged-pair"),
+        pytest.param("h100-nvl-8", ALL8, DeviceRequest(3), (0, 1, 2), id="three-cards-stay-in-one-socket"),
         pytest.param(
-            "dgx-h100", (0, 2, 5, 6, 7), Ask(3), (5, 6, 7), id="three-of-five-free-behind-a-switch-share-a-socket"
+            "dgx1-v100", ALL8, DeviceRequest(5), (0, 2, 3, 4, 7), id="five-on-the-mesh-is-not-a-quad-plus-one"
         ),
-        pytest.param("dgx-a100", ALL8, Ask(2), (0, 1), id="switch-machine-ties-break-by-pcie-switch"),
-        pytest.param("dgx-a100", (1, 2, 3), Ask(1), (1,), id="single-leaves-a-pair-that-shares-a-pcie-switch"),
-        pytest.param("pcie8-allsys-4090", (0, 3, 4, 5, 6), Ask(2), (0, 3), id="all-sys-box-falls-back-to-numa"),
-        pytest.param("pcie8-allsys-4090", (0, 4, 5, 6), Ask(2), (4, 5), id="all-sys-box-avoids-crossing-sockets"),
-        pytest.param("pcie8-uneven-switch", (0, 1, 2, 4), Ask(2), (0, 1), id="pcie-pair-below-one-switch"),
-        pytest.param("gb200-tray", (1, 2, 3), Ask(2), (2, 3), id="tray-prefers-the-socket-that-is-whole"),
-        pytest.param("l40s-8", (1, 4, 5, 6), Ask(1, SPREAD), (4,), id="spread-takes-from-the-emptier-island"),
-        pytest.param("l40s-8", (1, 4, 5, 6), Ask(1, PACKED), (1,), id="packed-takes-from-the-fuller-island"),
-        pytest.param("l40s-8", ALL8, Ask(2, SPREAD), (0, 4), id="spread-uses-different-numa-nodes"),
-        pytest.param("h100-nvl-8", ALL8, Ask(4, SPREAD), (0, 2, 4, 6), id="spread-uses-different-islands"),
+        pytest.param(
+            "dgx1-v100", (0, 1, 2, 3, 4, 6), DeviceRequest(4), (0, 1, 2, 3), id="quad-of-the-mesh-stays-whole"
+        ),
+        pytest.param(
+            "dgx-h100",
+            (0, 2, 5, 6, 7),
+            DeviceRequest(3),
+            (5, 6, 7),
+            id="three-of-five-free-behind-a-switch-share-a-socket",
+        ),
+        pytest.param("dgx-a100", ALL8, DeviceRequest(2), (0, 1), id="switch-machine-ties-break-by-pcie-switch"),
+        pytest.param(
+            "dgx-a100", (1, 2, 3), DeviceRequest(1), (1,), id="single-leaves-a-pair-that-shares-a-pcie-switch"
+        ),
+        pytest.param(
+            "pcie8-allsys-4090", (0, 3, 4, 5, 6), DeviceRequest(2), (0, 3), id="all-sys-box-falls-back-to-numa"
+        ),
+        pytest.param(
+            "pcie8-allsys-4090", (0, 4, 5, 6), DeviceRequest(2), (4, 5), id="all-sys-box-avoids-crossing-sockets"
+        ),
+        pytest.param("pcie8-uneven-switch", (0, 1, 2, 4), DeviceRequest(2), (0, 1), id="pcie-pair-below-one-switch"),
+        pytest.param("gb200-tray", (1, 2, 3), DeviceRequest(2), (2, 3), id="tray-prefers-the-socket-that-is-whole"),
+        pytest.param("l40s-8", (1, 4, 5, 6), DeviceRequest(1, SPREAD), (4,), id="spread-takes-from-the-emptier-island"),
+        pytest.param("l40s-8", (1, 4, 5, 6), DeviceRequest(1, PACKED), (1,), id="packed-takes-from-the-fuller-island"),
+        pytest.param("l40s-8", ALL8, DeviceRequest(2, SPREAD), (0, 4), id="spread-uses-different-numa-nodes"),
+        pytest.param("h100-nvl-8", ALL8, DeviceRequest(4, SPREAD), (0, 2, 4, 6), id="spread-uses-different-islands"),
     ],
 )
-def test_choice_on_known_machine(name: str, free: tuple[int, ...], ask: Ask, positions: tuple[int, ...]) -> None:
+def test_choice_on_known_machine(
+    name: str, free: tuple[int, ...], ask: DeviceRequest, positions: tuple[int, ...]
+) -> None:
     """The set that a person who knows the machine would name."""
     assert positions == chosen(name, free, ask)
 
@@ -78,40 +94,56 @@ def test_choice_on_known_machine(name: str, free: tuple[int, ...], ask: Ask, pos
 @pytest.mark.parametrize(
     ("name", "free", "ask", "reason"),
     [
-        pytest.param("dgx-h100", (0, 1), Ask(3), Reason.TOO_FEW_FREE, id="fewer-free-than-asked"),
-        pytest.param("gb200-tray", (0, 1, 2, 3), Ask(5), Reason.TOO_FEW_GPUS, id="machine-is-too-small"),
+        pytest.param("dgx-h100", (0, 1), DeviceRequest(3), Reason.TOO_FEW_FREE, id="fewer-free-than-asked"),
+        pytest.param("gb200-tray", (0, 1, 2, 3), DeviceRequest(5), Reason.TOO_FEW_GPUS, id="machine-is-too-small"),
         pytest.param(
-            "h100-nvl-8", ALL8, Ask(4, ISLAND), Reason.NO_ISLAND, id="two-bridged-pairs-are-not-an-island-of-four"
+            "h100-nvl-8",
+            ALL8,
+            DeviceRequest(4, ISLAND),
+            Reason.NO_ISLAND,
+            id="two-bridged-pairs-are-not-an-island-of-four",
         ),
-        pytest.param("l40s-8", ALL8, Ask(5, ISLAND), Reason.NO_ISLAND, id="one-socket-holds-four"),
+        pytest.param("l40s-8", ALL8, DeviceRequest(5, ISLAND), Reason.NO_ISLAND, id="one-socket-holds-four"),
         pytest.param(
-            "l40s-8", ALL8, Ask(2, CONTIGUOUS, Interconnect.NVLINK), Reason.NO_NVLINK_ISLAND, id="no-nvlink-at-all"
+            "l40s-8",
+            ALL8,
+            DeviceRequest(2, CONTIGUOUS, Interconnect.NVLINK),
+            Reason.NO_NVLINK_ISLAND,
+            id="no-nvlink-at-all",
         ),
         pytest.param(
-            "dgx1-v100", ALL8, Ask(5, CONTIGUOUS, Interconnect.NVLINK), Reason.NO_NVLINK_ISLAND, id="no-five-all-linked"
+            "dgx1-v100",
+            ALL8,
+            DeviceRequest(5, CONTIGUOUS, Interconnect.NVLINK),
+            Reason.NO_NVLINK_ISLAND,
+            id="no-five-all-linked",
         ),
         pytest.param(
-            "dgx-h100", ALL8, Ask(2, CONTIGUOUS, Interconnect.PCIE), Reason.NO_PCIE_SET, id="switch-joins-all"
+            "dgx-h100", ALL8, DeviceRequest(2, CONTIGUOUS, Interconnect.PCIE), Reason.NO_PCIE_SET, id="switch-joins-all"
         ),
         pytest.param(
-            "l40s-8", ALL8, Ask(2, min_bandwidth_gbps=21.0), Reason.NO_BANDWIDTH, id="pcie-is-slower-than-asked"
+            "l40s-8",
+            ALL8,
+            DeviceRequest(2, min_bandwidth_gbps=21.0),
+            Reason.NO_BANDWIDTH,
+            id="pcie-is-slower-than-asked",
         ),
     ],
 )
-def test_refusal_names_the_condition(name: str, free: tuple[int, ...], ask: Ask, reason: Reason) -> None:
+def test_refusal_names_the_condition(name: str, free: tuple[int, ...], ask: DeviceRequest, reason: Reason) -> None:
     """A refusal says which condition no set meets."""
     assert reason is refused(name, free, ask)
 
 
 def test_pcie_ask_leaves_bridges_alone() -> None:
     """An ask for PCIe alone takes two cards of one socket that no bridge joins."""
-    assert chosen("h100-nvl-8", ALL8, Ask(2, interconnect=Interconnect.PCIE)) == (0, 2)
+    assert chosen("h100-nvl-8", ALL8, DeviceRequest(2, interconnect=Interconnect.PCIE)) == (0, 2)
 
 
 def test_island_wins_over_spanning_on_other_machine() -> None:
     """A set inside one island costs less than any set that spans islands, whatever the machines."""
-    spanning = choose(profile("h100-nvl-8").machine, mask_of((0, 2, 4)), Ask(3))
-    inside = choose(profile("l40s-8").machine, mask_of(ALL8), Ask(3))
+    spanning = choose(profile("h100-nvl-8").machine, mask_of((0, 2, 4)), DeviceRequest(3))
+    inside = choose(profile("l40s-8").machine, mask_of(ALL8), DeviceRequest(3))
 
     assert isinstance(spanning, Choice)
     assert isinstance(inside, Choice)
@@ -120,8 +152,8 @@ def test_island_wins_over_spanning_on_other_machine() -> None:
 
 def test_nvlink_ring_wins_over_pcie_ring_on_other_machine() -> None:
     """A contiguous pair goes to an NVLink machine, however tight the PCIe machine is."""
-    linked = choose(profile("dgx-h100").machine, mask_of(ALL8), Ask(2))
-    tight = choose(profile("l40s-8").machine, mask_of((0, 1)), Ask(2))
+    linked = choose(profile("dgx-h100").machine, mask_of(ALL8), DeviceRequest(2))
+    tight = choose(profile("l40s-8").machine, mask_of((0, 1)), DeviceRequest(2))
 
     assert isinstance(linked, Choice)
     assert isinstance(tight, Choice)
@@ -131,8 +163,8 @@ def test_nvlink_ring_wins_over_pcie_ring_on_other_machine() -> None:
 @pytest.mark.parametrize(("policy", "fuller_wins"), [(PACKED, True), (CONTIGUOUS, True), (SPREAD, False)])
 def test_fuller_machine_wins_unless_spreading(policy: Policy, fuller_wins: bool) -> None:
     """Between alike machines packing prefers the one in use, spreading the empty one."""
-    fuller = choose(profile("dgx-h100").machine, mask_of((0, 1, 2, 3)), Ask(1, policy))
-    emptier = choose(profile("dgx-h100").machine, mask_of(ALL8), Ask(1, policy))
+    fuller = choose(profile("dgx-h100").machine, mask_of((0, 1, 2, 3)), DeviceRequest(1, policy))
+    emptier = choose(profile("dgx-h100").machine, mask_of(ALL8), DeviceRequest(1, policy))
 
     assert isinstance(fuller, Choice)
     assert isinstance(emptier, Choice)
@@ -146,7 +178,7 @@ def test_weak_gpu_serves_singles_first() -> None:
     ]
     weak = machine(cells, numa=[0] * 4 + [1] * 4, nvlink_generation=4, nvswitch=True)
 
-    answer = choose(weak, weak.full, Ask(1))
+    answer = choose(weak, weak.full, DeviceRequest(1))
 
     assert isinstance(answer, Choice)
     assert answer.positions == (3,)
@@ -154,7 +186,7 @@ def test_weak_gpu_serves_singles_first() -> None:
 
 def test_choice_tells_bandwidth_quality_and_islands() -> None:
     """The answer carries what people ask about it."""
-    answer = choose(profile("h100-nvl-8").machine, mask_of(ALL8), Ask(2))
+    answer = choose(profile("h100-nvl-8").machine, mask_of(ALL8), DeviceRequest(2))
 
     assert isinstance(answer, Choice)
     assert answer.positions == (0, 1)
@@ -166,7 +198,7 @@ def test_choice_tells_bandwidth_quality_and_islands() -> None:
 
 def test_poor_pair_is_told_as_poor() -> None:
     """A pair that only PCIe joins is given, with its true quality."""
-    answer = choose(profile("dgx1-v100").machine, mask_of((0, 5)), Ask(2))
+    answer = choose(profile("dgx1-v100").machine, mask_of((0, 5)), DeviceRequest(2))
 
     assert isinstance(answer, Choice)
     assert pytest.approx(6.0) == answer.ring_gbps
@@ -177,19 +209,19 @@ def test_would_ever_fit_judges_the_empty_machine() -> None:
     """What an empty machine cannot serve is refused for ever; everything else may wait."""
     pairs = profile("h100-nvl-8").machine
 
-    assert would_ever_fit(pairs, Ask(8)) is None
-    assert would_ever_fit(pairs, Ask(9)) == Refusal(Reason.TOO_FEW_GPUS)
-    assert would_ever_fit(pairs, Ask(4, ISLAND)) == Refusal(Reason.NO_ISLAND)
+    assert would_ever_fit(pairs, DeviceRequest(8)) is None
+    assert would_ever_fit(pairs, DeviceRequest(9)) == ChoiceRefusal(Reason.TOO_FEW_GPUS)
+    assert would_ever_fit(pairs, DeviceRequest(4, ISLAND)) == ChoiceRefusal(Reason.NO_ISLAND)
 
 
 def test_nine_to_sixteen_behind_one_switch() -> None:
     """A 16-GPU switch machine serves odd large asks from one island, and 16 only when all are free."""
     dgx2 = profile("dgx2-v100").machine
     for count in (9, 10, 12, 16):
-        answer = choose(dgx2, dgx2.full, Ask(count, ISLAND))
+        answer = choose(dgx2, dgx2.full, DeviceRequest(count, ISLAND))
         assert isinstance(answer, Choice)
         assert not answer.bounded
-    assert choose(dgx2, dgx2.full & ~1, Ask(16)) == Refusal(Reason.TOO_FEW_FREE)
+    assert choose(dgx2, dgx2.full & ~1, DeviceRequest(16)) == ChoiceRefusal(Reason.TOO_FEW_FREE)
 
 
 def test_large_machine_is_answered_within_bounds() -> None:
@@ -200,7 +232,7 @@ def test_large_machine_is_answered_within_bounds() -> None:
     ]
     slices = machine(cells, pcie_generation=4)
 
-    answer = choose(slices, slices.full & ~0b11111, Ask(4))
+    answer = choose(slices, slices.full & ~0b11111, DeviceRequest(4))
 
     assert isinstance(answer, Choice)
     assert answer.bounded
@@ -214,7 +246,7 @@ def test_large_machine_is_answered_within_bounds() -> None:
 )
 def test_required_gpus_are_in_the_set(required: int, count: int, positions: tuple[int, ...]) -> None:
     """The set contains what is required, and is the best of those that do."""
-    answer = choose(profile("dgx1-v100").machine, 0xFF, Ask(count), required=required)
+    answer = choose(profile("dgx1-v100").machine, 0xFF, DeviceRequest(count), required=required)
 
     assert isinstance(answer, Choice)
     assert answer.positions == positions
@@ -225,9 +257,9 @@ def test_required_gpus_are_in_the_set(required: int, count: int, positions: tupl
 )
 def test_required_gpus_that_cannot_be_given_are_refused(free: int, required: int, count: int) -> None:
     """A requirement that contradicts the ask is a refusal of its own."""
-    answer = choose(profile("dgx1-v100").machine, free, Ask(count), required=required)
+    answer = choose(profile("dgx1-v100").machine, free, DeviceRequest(count), required=required)
 
-    assert answer == Refusal(Reason.REQUIRED)
+    assert answer == ChoiceRefusal(Reason.REQUIRED)
 
 
 def test_required_gpus_on_a_large_machine() -> None:
@@ -236,7 +268,7 @@ def test_required_gpus_on_a_large_machine() -> None:
         ["X" if row == column else "PIX" if row // 4 == column // 4 else "SYS" for column in range(20)]
         for row in range(20)
     ]
-    answer = choose(machine(cells, pcie_generation=4), (1 << 20) - 1, Ask(3), required=0b1000000)
+    answer = choose(machine(cells, pcie_generation=4), (1 << 20) - 1, DeviceRequest(3), required=0b1000000)
 
     assert isinstance(answer, Choice)
     assert answer.positions == (4, 5, 6)
@@ -246,7 +278,7 @@ def test_required_gpus_on_a_large_machine() -> None:
 def test_foreign_free_mask_is_a_fault(free: int) -> None:
     """A mask that names positions which do not exist is the caller's mistake."""
     with pytest.raises(PositionError):
-        choose(profile("dgx-h100").machine, free, Ask(1))
+        choose(profile("dgx-h100").machine, free, DeviceRequest(1))
 
 
 @pytest.mark.parametrize(
@@ -256,5 +288,5 @@ def test_foreign_free_mask_is_a_fault(free: int) -> None:
 )
 def test_senseless_ask_is_a_fault(arguments: dict[str, float]) -> None:
     """Asks that no machine could answer are refused where they are made."""
-    with pytest.raises(AskError):
-        Ask(**arguments)
+    with pytest.raises(DeviceRequestError):
+        DeviceRequest(**arguments)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from topology.asks import Ask, Interconnect, Policy
-from topology.choice import Choice, Reason, Refusal, choose
+from topology.choice import Choice, ChoiceRefusal, Reason, choose
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.islands import islands
 from topology.links import direct_links
 from topology.model import Machine, asymmetric_pairs, machine, mask_of
@@ -26,7 +26,7 @@ def box(count: int, near: dict[tuple[int, int], str], *, rest: str = "SYS", **fa
     return machine(cells, **facts)  # type: ignore[arg-type]
 
 
-def positions(subject: Machine, free: tuple[int, ...], ask: Ask) -> tuple[int, ...]:
+def positions(subject: Machine, free: tuple[int, ...], ask: DeviceRequest) -> tuple[int, ...]:
     """Chosen positions."""
     answer = choose(subject, mask_of(free), ask)
     assert isinstance(answer, Choice), answer
@@ -50,7 +50,7 @@ def test_bridges_that_ignore_the_numbering_are_seen(
     free: tuple[int, ...], count: int, wanted: set[tuple[int, ...]]
 ) -> None:
     """E1: pairs bridged as (0,2), (1,3), ... are found by their cells, not by their numbers."""
-    assert positions(CROSS_PAIRS, free, Ask(count)) in wanted
+    assert positions(CROSS_PAIRS, free, DeviceRequest(count)) in wanted
 
 
 def test_switch_counts_links_into_the_switch() -> None:
@@ -79,10 +79,10 @@ BRIDGED = box(4, {(0, 1): "NV12", (2, 3): "NV12"}, numa=[0, 0, 0, 0], nvlink_gen
 
 def test_active_links_are_no_common_island() -> None:
     """E6: four bridged cards are two pairs: one island of four is refused, four contiguous ones come at low quality."""
-    answer = choose(BRIDGED, 0b1111, Ask(4))
+    answer = choose(BRIDGED, 0b1111, DeviceRequest(4))
 
     assert [island.positions for island in islands(BRIDGED)] == [(0, 1), (2, 3)]
-    assert choose(BRIDGED, 0b1111, Ask(4, Policy.ISLAND)) == Refusal(Reason.NO_ISLAND)
+    assert choose(BRIDGED, 0b1111, DeviceRequest(4, Policy.ISLAND)) == ChoiceRefusal(Reason.NO_ISLAND)
     assert isinstance(answer, Choice)
     assert answer.islands == ("nvlink-group-0", "nvlink-group-1")
     assert answer.ring_gbps < qualities(BRIDGED).ring_gbps[0b11] / 10
@@ -117,14 +117,14 @@ DGX2 = profile("dgx2-v100").machine
 def test_sixteen_gpus_behind_switches_are_one_island(count: int) -> None:
     """E8: more than half of sixteen switched GPUs are given from one island, at full quality; with one of them ill
     all sixteen are not."""
-    answer, less_one = choose(DGX2, DGX2.full, Ask(count, Policy.ISLAND)), DGX2.full & ~(1 << 5)
+    answer, less_one = choose(DGX2, DGX2.full, DeviceRequest(count, Policy.ISLAND)), DGX2.full & ~(1 << 5)
 
     assert isinstance(answer, Choice)
     assert answer.islands == ("nvlink-group-0",)
     assert answer.relative_quality == 1
-    ill = choose(DGX2, less_one, Ask(count, Policy.ISLAND))
+    ill = choose(DGX2, less_one, DeviceRequest(count, Policy.ISLAND))
     assert isinstance(ill, Choice) == (count < 16)
-    assert count < 16 or ill == Refusal(Reason.TOO_FEW_FREE)
+    assert count < 16 or ill == ChoiceRefusal(Reason.TOO_FEW_FREE)
 
 
 def test_disagreement_of_any_kind_is_never_above_the_weaker_side() -> None:
@@ -158,7 +158,7 @@ SIX = box(
 )
 def test_three_gpus_per_socket(free: tuple[int, ...], count: int, wanted: set[tuple[int, ...]]) -> None:
     """E12: six GPUs, a switch pair and one more per socket: where bandwidth ties, switch pairs stay together."""
-    assert positions(SIX, free, Ask(count)) in wanted
+    assert positions(SIX, free, DeviceRequest(count)) in wanted
 
 
 @pytest.mark.parametrize("rest", ["NODE", "SYS"])
@@ -167,17 +167,17 @@ def test_cards_that_cannot_talk_are_kept_apart(rest: str) -> None:
     both, all eight are still given."""
     subject = box(8, {(2, 5): "NS"}, rest=rest, numa=[0] * 8, pcie_generation=4)
 
-    assert not {2, 5} <= set(positions(subject, tuple(range(8)), Ask(6)))
-    assert not {2, 5} <= set(positions(subject, (0, 2, 5), Ask(2)))
-    assert positions(subject, tuple(range(8)), Ask(8)) == tuple(range(8))
+    assert not {2, 5} <= set(positions(subject, tuple(range(8)), DeviceRequest(6)))
+    assert not {2, 5} <= set(positions(subject, (0, 2, 5), DeviceRequest(2)))
+    assert positions(subject, tuple(range(8)), DeviceRequest(8)) == tuple(range(8))
 
 
 def test_pairs_alone_may_still_use_pcie() -> None:
     """E6: two cards that only PCIe joins are refused to an ask for NVLink and given to any other."""
-    ask = Ask(2, interconnect=Interconnect.NVLINK)
+    ask = DeviceRequest(2, interconnect=Interconnect.NVLINK)
 
-    assert choose(BRIDGED, 0b0101, ask) == Refusal(Reason.NO_NVLINK_ISLAND)
-    assert positions(BRIDGED, (0, 2), Ask(2)) == (0, 2)
+    assert choose(BRIDGED, 0b0101, ask) == ChoiceRefusal(Reason.NO_NVLINK_ISLAND)
+    assert positions(BRIDGED, (0, 2), DeviceRequest(2)) == (0, 2)
     assert positions(BRIDGED, (0, 2, 3), ask) == (2, 3)
 
 
@@ -187,7 +187,10 @@ def test_pairs_alone_may_still_use_pcie() -> None:
 def test_pack_and_spread_are_not_swapped(policy: Policy, *, fuller_wins: bool, single: int) -> None:
     """E15: the used machine and the used half win under packed and lose under spread."""
     subject = box(8, {}, rest="SYS", numa=HALVES, pcie_generation=4)
-    fuller, emptier = choose(subject, 0b11110001, Ask(1, policy)), choose(subject, 0xFF, Ask(1, policy))
+    fuller, emptier = (
+        choose(subject, 0b11110001, DeviceRequest(1, policy)),
+        choose(subject, 0xFF, DeviceRequest(1, policy)),
+    )
 
     assert isinstance(fuller, Choice)
     assert isinstance(emptier, Choice)

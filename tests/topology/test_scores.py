@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.asks import Ask, Policy
 from topology.choice import Choice, choose
 from topology.demand import FADE, PRIOR, Histogram
-from topology.errors import AskError
+from topology.device_requests import DeviceRequest, Policy
+from topology.errors import DeviceRequestError
 from topology.model import machine, mask_of
 from topology.profiles import profile
 from topology.scores import Classes, best_node
@@ -26,9 +26,9 @@ def arrays(nodes: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 @settings(deadline=None, max_examples=60)
 @given(
     nodes=st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=40),
-    ask=st.builds(Ask, count=st.integers(1, 8), policy=st.sampled_from(Policy)),
+    ask=st.builds(DeviceRequest, count=st.integers(1, 8), policy=st.sampled_from(Policy)),
 )
-def test_gather_equals_one_by_one(nodes: list[tuple[int, int]], ask: Ask) -> None:
+def test_gather_equals_one_by_one(nodes: list[tuple[int, int]], ask: DeviceRequest) -> None:
     """Every node's cost is the cost of its choice, and the best node is the first of the cheapest."""
     machines = [profile(name).machine for name in SMALL]
     nodes = [(shape, free & machines[shape].full) for shape, free in nodes]
@@ -48,10 +48,10 @@ def test_large_machines_stand_beside_small_ones() -> None:
     machines = [profile("dgx-h100").machine, profile("dgx2-v100").machine, machine(cells, pcie_generation=4)]
     nodes = [(0, 0b1111), (1, 0b1111), (2, 0b1111), (1, 0b1), (1, 0xFFFF), (2, 0b1)]
 
-    costs = Classes(machines).costs(*arrays(nodes), Ask(2))
+    costs = Classes(machines).costs(*arrays(nodes), DeviceRequest(2))
 
     for (shape, free), cost in zip(nodes, costs, strict=True):
-        answer = choose(machines[shape], free, Ask(2))
+        answer = choose(machines[shape], free, DeviceRequest(2))
         assert cost == (answer.cost if isinstance(answer, Choice) else np.inf)
 
 
@@ -59,10 +59,10 @@ def test_one_allocation_changes_one_cell() -> None:
     """Taking GPUs from one node changes that node's cost and no other."""
     classes = Classes([profile("dgx-h100").machine])
     shape, free = np.zeros(5, dtype=np.int64), np.full(5, 0xFF)
-    before = classes.costs(shape, free, Ask(4))
+    before = classes.costs(shape, free, DeviceRequest(4))
 
     free[2] &= ~mask_of((0, 1))
-    after = classes.costs(shape, free, Ask(4))
+    after = classes.costs(shape, free, DeviceRequest(4))
 
     assert [index for index in range(5) if before[index] != after[index]] == [2]
 
@@ -71,7 +71,7 @@ def test_one_allocation_changes_one_cell() -> None:
 def test_equal_nodes_tie_by_order(policy: Policy) -> None:
     """Of alike nodes the first is named, for every policy."""
     classes = Classes([profile("dgx-h100").machine])
-    costs = classes.costs(np.zeros(9, dtype=np.int64), np.full(9, 0x3F), Ask(2, policy))
+    costs = classes.costs(np.zeros(9, dtype=np.int64), np.full(9, 0x3F), DeviceRequest(2, policy))
 
     assert best_node(costs) == 0
 
@@ -80,7 +80,7 @@ def test_no_node_is_named_when_none_fits() -> None:
     """Without a fitting node, or without any node, nothing is named."""
     classes = Classes([profile("gb200-tray").machine])
 
-    assert best_node(classes.costs(np.zeros(3, dtype=np.int64), np.full(3, 0b1), Ask(2))) is None
+    assert best_node(classes.costs(np.zeros(3, dtype=np.int64), np.full(3, 0b1), DeviceRequest(2))) is None
     assert best_node(np.empty(0)) is None
 
 
@@ -89,7 +89,7 @@ def test_joint_choice_keeps_whole_pairs_for_those_who_need_them() -> None:
     classes = Classes([profile("h100-nvl-8").machine])
     whole, broken = 0b00000011, 0b00001101
 
-    costs = classes.costs(np.zeros(2, dtype=np.int64), np.array([whole, broken]), Ask(1))
+    costs = classes.costs(np.zeros(2, dtype=np.int64), np.array([whole, broken]), DeviceRequest(1))
 
     assert best_node(costs) == 1
 
@@ -119,5 +119,5 @@ def test_demand_changes_in_steps() -> None:
 @pytest.mark.parametrize("count", [0, -3, 65])
 def test_senseless_size_is_a_fault(count: int) -> None:
     """Sizes that no machine has never enter the histogram."""
-    with pytest.raises(AskError):
+    with pytest.raises(DeviceRequestError):
         Histogram().observed(count)

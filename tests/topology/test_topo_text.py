@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.asks import Ask
 from topology.choice import Choice, choose
+from topology.device_requests import DeviceRequest
 from topology.errors import TopologyTextError
 from topology.islands import islands
 from topology.model import Machine, machine
@@ -165,7 +165,7 @@ def _behind_a_switch(adapters: list[str]) -> TopologyText:
 )
 def test_shared_adapter_breaks_the_tie_behind_a_switch(adapters: list[str], free: int, chosen: tuple[int, ...]) -> None:
     """Where links and NUMA nodes are all equal, a pair that shares a network adapter goes together."""
-    answer = choose(machine_of(_behind_a_switch(adapters)), free, Ask(2))
+    answer = choose(machine_of(_behind_a_switch(adapters)), free, DeviceRequest(2))
 
     assert isinstance(answer, Choice)
     assert answer.positions == chosen
@@ -174,7 +174,7 @@ def test_shared_adapter_breaks_the_tie_behind_a_switch(adapters: list[str], free
 def test_single_gpu_leaves_pairs_that_share_an_adapter_whole() -> None:
     """One GPU is taken from the pair whose other half is in use."""
     subject = machine_of(_behind_a_switch(["xx......", "..xx....", "....xx..", "......xx"]))
-    answer = choose(subject, 0b11101100, Ask(1))
+    answer = choose(subject, 0b11101100, DeviceRequest(1))
 
     assert isinstance(answer, Choice)
     assert answer.positions == (5,)
@@ -184,7 +184,7 @@ def test_adapters_decide_nothing_against_links() -> None:
     """A bridge outweighs a shared adapter."""
     near = [["PIX"], ["NODE"], ["PIX"], ["NODE"]]
     subject = machine(PAIRS, numa=(0, 0, 0, 0), nvlink_generation=4, nics=near)
-    answer = choose(subject, 0b0111, Ask(2))
+    answer = choose(subject, 0b0111, DeviceRequest(2))
 
     assert isinstance(answer, Choice)
     assert answer.positions == (0, 1)
@@ -227,7 +227,7 @@ def test_pcie_matrix_tells_what_nvlink_hides() -> None:
     known = profile("dgx-a100").machine
     assert known.pcie is not None
     subject = machine_of(read_topology(printed(known.links)), pcie=read_topology(printed(known.pcie)))
-    answer = choose(subject, 0b00011110, Ask(2))
+    answer = choose(subject, 0b00011110, DeviceRequest(2))
 
     assert subject.pcie == known.pcie
     assert subject.nvswitch

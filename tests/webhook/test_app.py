@@ -14,8 +14,8 @@ from atoll.api.claims import GpuClaim
 from atoll.service.http import listening
 from atoll.service.metrics import Metrics
 from webhook.app import webhook_application
-from webhook.demand import ClaimLookup, ClaimMissing, Defaults
 from webhook.metrics import WebhookMetrics, webhook_metrics
+from webhook.requests import ClaimLookup, ClaimMissing, Defaults
 from webhook.review import BODY_BYTES_MAX
 from webhook.serving import ServingCertificate
 

@@ -10,8 +10,8 @@ from atoll.api.claims import GpuClaim
 from atoll.kube.errors import Forbidden, KubeError, NotFound, Unanswered
 from atoll.service.metrics import Metrics
 from webhook.claims import COPY_SECONDS_MAX, ClaimFinder
-from webhook.demand import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable
 from webhook.metrics import webhook_metrics
+from webhook.requests import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable
 from webhook.serving import ServingCertificate
 
 PATH = "/apis/gpu.scheduling/v1/namespaces/team/gpuclaims/two"

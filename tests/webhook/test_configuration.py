@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from atoll.api import names
-from controllers.authority import WEBHOOK_NAMES
+from controllers.webhook_certs import WEBHOOK_NAMES
 from webhook.app import MUTATE_PATH
 from webhook.claims import LOOKUP_SECONDS
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from atoll.api import names
-from webhook.demand import claim_name_of
 from webhook.pods import decode_pod
+from webhook.requests import claim_name_of
 from webhook.review import Denial
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from atoll.api import names
 from atoll.api.claims import GpuClaim
-from webhook.demand import ClaimLookup, ClaimMissing, ClaimUnavailable, Defaults
 from webhook.errors import MalformedPod
 from webhook.jobs import TEMPLATE, complete_template
 from webhook.mutation import mutate
 from webhook.pods import decode_pod, decode_template
+from webhook.requests import ClaimLookup, ClaimMissing, ClaimUnavailable, Defaults
 from webhook.review import Denial, Mutation, User
 
 GPU = names.GPU_RESOURCE

@@ -12,9 +12,9 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim, VisibleDevices
 from atoll.cluster.allocations import annotations_bytes
 from webhook.autoscalers import KeepNodes
-from webhook.demand import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable, Defaults
 from webhook.mutation import CONTAINERS_MAX, OTHER_ANNOTATIONS_BYTES_MAX, mutate
 from webhook.pods import decode_pod
+from webhook.requests import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable, Defaults
 from webhook.review import Denial, Mutation, User
 
 AUTOSCALERS = {

@@ -24,7 +24,7 @@ import asyncio, sys
 from pathlib import Path
 from atoll.kube.client import ApiClient
 from atoll.service.clock import SystemClock
-from controllers.authority import AuthorityReconciler
+from controllers.webhook_certs import AuthorityReconciler
 
 async def main() -> None:
     async with await ApiClient.connect(Path(sys.argv[1])) as client:
@@ -143,9 +143,9 @@ class Site:
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     """One cluster for the whole module."""
-    from devcluster import Cluster
+    from devcluster import DevCluster
 
-    with Cluster.start(f"webhook-{os.getpid()}", nodes=[], scheduler=False) as cluster:
+    with DevCluster.start(f"webhook-{os.getpid()}", nodes=[], scheduler=False) as cluster:
         made = Site(cluster)
         made.install()
         made.wait_until_served()

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from topology.gangs.descent import Found, Question, down, spread_of
+from topology.gangs.descent import DescentInput, DescentResult, down, spread_of
 from topology.gangs.model import Mode
-from topology.gangs.selection import Offer, Pick, fewest
+from topology.gangs.selection import DomainOffer, Pick, fewest
 
 GROUPS_MAX: Final = 256
 ENTROPY_UNIT: Final = 1_000_000
@@ -27,12 +27,12 @@ class _Group:
     """Siblings at the requested level as offers, with the offers of the domains that each of them fills."""
 
     even: int
-    siblings: tuple[Offer, ...]
-    lower: dict[int, tuple[Offer, ...]]
+    siblings: tuple[DomainOffer, ...]
+    lower: dict[int, tuple[DomainOffer, ...]]
     count: int
 
 
-def find_balanced(question: Question) -> Found | None:
+def find_balanced(question: DescentInput) -> DescentResult | None:
     """The most even spread over the fewest domains; None when no group of siblings holds everything."""
     if question.mode is not Mode.PREFERRED or not question.need or question.level > question.shape.level:
         return None
@@ -46,7 +46,7 @@ def find_balanced(question: Question) -> Found | None:
     return _placed(question, best) if best is not None else None
 
 
-def _groups(question: Question) -> Iterable[range]:
+def _groups(question: DescentInput) -> Iterable[range]:
     if question.level == 0:
         return [range(question.tree.size(0))]
     above = question.level - 1
@@ -54,13 +54,13 @@ def _groups(question: Question) -> Iterable[range]:
     return [question.tree.children(above, domain) for domain in range(min(question.tree.size(above), GROUPS_MAX))]
 
 
-def _goes_lower(question: Question) -> bool:
+def _goes_lower(question: DescentInput) -> bool:
     return question.level < question.shape.level
 
 
-def _offer(question: Question, level: int, domain: int, first: int = 0) -> Offer:
+def _offer(question: DescentInput, level: int, domain: int, first: int = 0) -> DomainOffer:
     counts = question.counts
-    return Offer(
+    return DomainOffer(
         domain,
         int(counts.slices[level][domain]),
         int(counts.slices_led[level][domain]),
@@ -69,7 +69,7 @@ def _offer(question: Question, level: int, domain: int, first: int = 0) -> Offer
     )
 
 
-def _group(question: Question, siblings: range) -> _Group | None:
+def _group(question: DescentInput, siblings: range) -> _Group | None:
     """The evenness that the siblings allow, and what is left of them when too small domains are out."""
     level = question.level + _goes_lower(question)
     filled = {
@@ -89,12 +89,12 @@ def _group(question: Question, siblings: range) -> _Group | None:
     return _Group(even, left, lower, len(chosen.picks)) if chosen is not None else None
 
 
-def _summed(domain: int, offers: Sequence[Offer]) -> Offer:
+def _summed(domain: int, offers: Sequence[DomainOffer]) -> DomainOffer:
     """A sibling of the requested level as the sum of the domains that are left in it; more even ones come first."""
     units = sum(offer.units for offer in offers)
     losses = [offer.units - offer.units_led for offer in offers if offer.led]
     order = (-_entropy([offer.units for offer in offers]), domain)
-    return Offer(domain, units, units - min(losses, default=0), bool(losses), order)
+    return DomainOffer(domain, units, units - min(losses, default=0), bool(losses), order)
 
 
 def _entropy(sizes: Sequence[int]) -> int:
@@ -103,7 +103,7 @@ def _entropy(sizes: Sequence[int]) -> int:
     return round(ENTROPY_UNIT * -sum(share * math.log2(share) for share in shares)) if total else 0
 
 
-def _evenness(question: Question, offers: Sequence[Offer]) -> int:
+def _evenness(question: DescentInput, offers: Sequence[DomainOffer]) -> int:
     """T: 0 when the domains do not hold everything."""
     left = sorted(offers, key=lambda one: (-one.led, -one.units_led, one.order))
     need, used, even = question.need, 0, question.need
@@ -119,7 +119,7 @@ def _evenness(question: Question, offers: Sequence[Offer]) -> int:
     return min(even, question.need // used) if need <= 0 and used else 0
 
 
-def _placed(question: Question, group: _Group) -> Found | None:
+def _placed(question: DescentInput, group: _Group) -> DescentResult | None:
     leader = question.shape.leader
     siblings = fewest(group.siblings, question.need, leader=leader)
     if siblings is None:
@@ -135,10 +135,10 @@ def _placed(question: Question, group: _Group) -> Found | None:
         return None
     single = len(siblings.picks) == 1
     reached = question.level if single else question.level - 1
-    return Found(reached, hosts, spread_of(question, hosts), (-group.even, siblings.surplus))
+    return DescentResult(reached, hosts, spread_of(question, hosts), (-group.even, siblings.surplus))
 
 
-def _dealt(need: int, picks: Sequence[Pick], offers: dict[int, Offer]) -> tuple[Pick, ...]:
+def _dealt(need: int, picks: Sequence[Pick], offers: dict[int, DomainOffer]) -> tuple[Pick, ...]:
     """Deal slices out evenly; a domain that is full gets no more, and the first ones get one more."""
     room = {pick.domain: offers[pick.domain].units_led if pick.leader else offers[pick.domain].units for pick in picks}
     order = sorted(room, key=lambda domain: (-room[domain], offers[domain].order))

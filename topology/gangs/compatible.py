@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from topology.gangs.descent import Found, HostCount, Question, spread_of
+from topology.gangs.descent import DescentInput, DescentResult, HostCount, spread_of
 from topology.gangs.model import Mode
 
 
@@ -45,7 +45,7 @@ class _Share:
     leader: bool
 
 
-def find_compatible(question: Question) -> Found | None:
+def find_compatible(question: DescentInput) -> DescentResult | None:
     """Places in Kueue's order; None where Kueue's rules find none."""
     if not question.tree.size(question.level):
         return None
@@ -65,7 +65,7 @@ def find_compatible(question: Question) -> Found | None:
     return None if shares is None else _down(question, start, -1, shares, ascending=ascending)
 
 
-def _domains(question: Question, level: int, indices: Iterable[int], unit: int) -> list[_Domain]:
+def _domains(question: DescentInput, level: int, indices: Iterable[int], unit: int) -> list[_Domain]:
     """Domains of a level: in slices down to the slice level, below in groups of `unit` members."""
     counts = question.counts
     in_slices = level <= question.shape.level
@@ -123,7 +123,9 @@ def _shares(domains: Sequence[_Domain], need: int, *, leader: bool, ascending: b
     return tuple(shares) if need <= 0 else None
 
 
-def _down(question: Question, level: int, reached: int, shares: Sequence[_Share], *, ascending: bool) -> Found | None:
+def _down(
+    question: DescentInput, level: int, reached: int, shares: Sequence[_Share], *, ascending: bool
+) -> DescentResult | None:
     tree, shape = question.tree, question.shape
     while level < tree.hosts:
         if not question.is_apart(level):
@@ -152,4 +154,4 @@ def _down(question: Question, level: int, reached: int, shares: Sequence[_Share]
         shares, level = found, level + 1
     size = shape.size if shape.level == tree.hosts else 1
     hosts = tuple(HostCount(share.index, share.units * size, share.leader) for share in shares)
-    return Found(reached, hosts, spread_of(question, hosts), ())
+    return DescentResult(reached, hosts, spread_of(question, hosts), ())

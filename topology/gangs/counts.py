@@ -22,7 +22,7 @@ NEVER: Final = np.int64(1 << 40)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GroupShape:
     """How members come in groups. size, level: the outermost slice (1 at the hosts' level when there is none). inner:
     per level below it, the size of which every domain takes a multiple. leader: whether one leader comes with them."""
 
@@ -58,7 +58,7 @@ class _Row:
 
 
 def count_up(
-    tree: DomainTree, capacity: Ints, *, beside: Ints, led: Bools, shape: Shape, room: Mapping[int, Ints]
+    tree: DomainTree, capacity: Ints, *, beside: Ints, led: Bools, shape: GroupShape, room: Mapping[int, Ints]
 ) -> Counts:
     """Roll capacities per host up to the highest level. beside: capacity with the leader there, read where `led`."""
     limits = _limits(tree, room)
@@ -93,7 +93,7 @@ def _host_row(capacity: Ints, beside: Ints, led: Bools, *, size: int) -> _Row:
     return _Row(capacity, beside, _divided(capacity, size), _divided(beside, size), led)
 
 
-def _roll_up(below: _Row, starts: Ints, *, shape: Shape, level: int, room: Mapping[int, Ints]) -> _Row:
+def _roll_up(below: _Row, starts: Ints, *, shape: GroupShape, level: int, room: Mapping[int, Ints]) -> _Row:
     inner = dict(shape.inner).get(level + 1, 1)
     members, members_led = below.members // inner * inner, below.members_led // inner * inner
     led: Bools = np.logical_or.reduceat(below.led, starts) if len(starts) else below.led[:0]

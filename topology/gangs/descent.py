@@ -1,6 +1,6 @@
 """Phase two: which domains, level by level downwards, until every member has a host.
 
-In: a Question: a tree, its Counts, how many slices are needed and how near. Out: `Found`, hosts with their counts, or
+In: a Question: a tree, its Counts, how many slices are needed and how near. Out: `DescentResult`, hosts with their counts, or
 None. The level is the lowest that the request allows where one domain holds everything. Then downwards: above the
 slices the children of all chosen domains compete, at and below them each domain fills its own. Where that uses more
 domains of the requested level than must be, they are chosen straight from the top, see topology.gangs.straight.
@@ -20,10 +20,10 @@ from typing import Final
 
 import numpy as np
 
-from topology.gangs.counts import Counts, Shape
+from topology.gangs.counts import Counts, GroupShape
 from topology.gangs.model import Mode
-from topology.gangs.selection import Offer, Pick, Picks, fewest
-from topology.gangs.straight import Ceiling, fewest_below
+from topology.gangs.selection import DomainOffer, Pick, Picks, fewest
+from topology.gangs.straight import DomainCap, fewest_below
 from topology.gangs.tree import DomainTree
 from topology.quality import Bools, Ints
 
@@ -33,7 +33,7 @@ STEPS_MAX: Final = 200_000
 
 
 @dataclass(slots=True)
-class Budget:
+class StepBudget:
     """Counts steps; bounded once a limit was hit."""
 
     steps: int = 0
@@ -50,14 +50,14 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class DescentInput:
     """level: index of the requested one. need: slices. weights: per level, what is lost to others when a domain is
     used: free GPUs. likings: per level, negative where hosts are preferred. room: per level above the hosts where
     members are limited, how many each domain takes: its count holds for it alone. apart: so do all others."""
 
     tree: DomainTree
     counts: Counts
-    shape: Shape
+    shape: GroupShape
     need: int
     mode: Mode
     level: int
@@ -65,7 +65,7 @@ class Question:
     likings: tuple[Ints, ...]
     room: Mapping[int, Ints] = field(default_factory=dict)
     apart: bool = False
-    budget: Budget = field(default_factory=Budget)
+    budget: StepBudget = field(default_factory=StepBudget)
 
     def is_apart(self, level: int) -> bool:
         """Whether children of domains of a level may not compete: each fills its own."""
@@ -82,7 +82,7 @@ class HostCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DescentResult:
     """level: index of the level of which one domain holds all; -1 when several of the highest do. spread: domains
     used at the requested level and at each lower one."""
 
@@ -97,7 +97,7 @@ class Found:
         return (self.spread, self.order)
 
 
-def find(question: Question) -> Found | None:
+def find(question: DescentInput) -> DescentResult | None:
     """The best places for all slices (and the leader); None when they do not fit as near as is required."""
     for level in _levels(question):
         candidates = np.flatnonzero(_holds_all(question, level))
@@ -114,13 +114,13 @@ def find(question: Question) -> Found | None:
     return _least(found)
 
 
-def _levels(question: Question) -> Iterable[int]:
+def _levels(question: DescentInput) -> Iterable[int]:
     if question.mode in (Mode.REQUIRED, Mode.UNCONSTRAINED):
         return (question.level,)
     return range(question.level, -1, -1)
 
 
-def _holds_all(question: Question, level: int) -> Bools:
+def _holds_all(question: DescentInput, level: int) -> Bools:
     """Which domains of a level at or above the slices hold everything."""
     counts = question.counts
     if not question.shape.leader:
@@ -129,7 +129,7 @@ def _holds_all(question: Question, level: int) -> Bools:
     return enough
 
 
-def _best_of(question: Question, level: int, candidates: Ints) -> Found | None:
+def _best_of(question: DescentInput, level: int, candidates: Ints) -> DescentResult | None:
     """Follow the most promising domains down, and the one that would be left with least."""
     surplus = question.counts.slices[level][candidates] - question.need
     likings, weights = question.likings[level][candidates], question.weights[level][candidates]
@@ -143,7 +143,7 @@ def _best_of(question: Question, level: int, candidates: Ints) -> Found | None:
         followed.append(tightest)
         question.budget.bounded = True
 
-    def landed() -> Iterator[Found | None]:
+    def landed() -> Iterator[DescentResult | None]:
         for position in followed:
             order = (surplus[position], likings[position], weights[position], members[position], candidates[position])
             pick = Pick(int(candidates[position]), question.need, leader=question.shape.leader)
@@ -154,18 +154,20 @@ def _best_of(question: Question, level: int, candidates: Ints) -> Found | None:
     return _least(landed())
 
 
-def _landed(question: Question, start: int, picks: Picks, *, level: int, order: tuple[int, ...]) -> Found | None:
+def _landed(
+    question: DescentInput, start: int, picks: Picks, *, level: int, order: tuple[int, ...]
+) -> DescentResult | None:
     if not picks.exact:
         question.budget.bounded = True
     hosts = down(question, start, picks.picks)
     straight = _straight(question, start, picks.picks, hosts, within=level)
     if straight is not None and (hosts is None or spread_of(question, straight) < spread_of(question, hosts)):
         hosts = straight
-    return None if hosts is None else Found(level, hosts, spread_of(question, hosts), order)
+    return None if hosts is None else DescentResult(level, hosts, spread_of(question, hosts), order)
 
 
 def _straight(
-    question: Question, start: int, picks: Sequence[Pick], hosts: Sequence[HostCount] | None, *, within: int
+    question: DescentInput, start: int, picks: Sequence[Pick], hosts: Sequence[HostCount] | None, *, within: int
 ) -> tuple[HostCount, ...] | None:
     """The fewest domains of the requested level below the one pick (or, with `within` -1, below everything); None
     where what was found has no more of them than there must be."""
@@ -178,18 +180,18 @@ def _straight(
     if hosts is not None and spread_of(question, hosts)[0] <= least:
         return None
     offers = _crowded(question, start, _offers(question, level, inside, unit=question.shape.size))
-    found = fewest_below(offers, question.need, _ceilings(question, offers), leader=question.shape.leader)
+    found = fewest_below(offers, question.need, _domain_caps(question, offers), leader=question.shape.leader)
     if found is None:
         return None
     question.budget.bounded |= not found.exact
     return down(question, level, found.picks)
 
 
-def _crowded(question: Question, start: int, offers: Sequence[Offer]) -> list[Offer]:
+def _crowded(question: DescentInput, start: int, offers: Sequence[DomainOffer]) -> list[DomainOffer]:
     """The offers in another order: of equals those first that lie in the roomiest of the domains between."""
     tree, level = question.tree, question.level
 
-    def order(offer: Offer) -> tuple[int, ...]:
+    def order(offer: DomainOffer) -> tuple[int, ...]:
         around = [(upper, tree.ancestor(level, offer.domain, upper)) for upper in range(start, level)]
         crowd = itertools.chain.from_iterable((-int(question.counts.slices[at][one]), one) for at, one in around)
         return (offer.order[0], *crowd, *offer.order[1:])
@@ -197,22 +199,22 @@ def _crowded(question: Question, start: int, offers: Sequence[Offer]) -> list[Of
     return [replace(offer, order=order(offer)) for offer in offers]
 
 
-def _ceilings(question: Question, offers: Sequence[Offer]) -> list[Ceiling]:
+def _domain_caps(question: DescentInput, offers: Sequence[DomainOffer]) -> list[DomainCap]:
     """Limits above the requested level, lowest first, in slices."""
     tree, level = question.tree, question.level
-    found: list[Ceiling] = []
+    found: list[DomainCap] = []
     for limited in sorted((one for one in question.room if one < level), reverse=True):
         above = {offer.domain: tree.ancestor(level, offer.domain, limited) for offer in offers}
         left = {domain: int(question.room[limited][domain]) // question.shape.size for domain in set(above.values())}
-        found.append(Ceiling(above, left))
+        found.append(DomainCap(above, left))
     return found
 
 
-def _least(found: Iterable[Found | None]) -> Found | None:
+def _least(found: Iterable[DescentResult | None]) -> DescentResult | None:
     return min((one for one in found if one is not None), key=lambda one: one.key, default=None)
 
 
-def down(question: Question, level: int, picks: Sequence[Pick]) -> tuple[HostCount, ...] | None:
+def down(question: DescentInput, level: int, picks: Sequence[Pick]) -> tuple[HostCount, ...] | None:
     """The best way down from these domains; above the requested level every set of children is followed."""
     tree, shape = question.tree, question.shape
     if level == tree.hosts:
@@ -230,7 +232,7 @@ def down(question: Question, level: int, picks: Sequence[Pick]) -> tuple[HostCou
     return best
 
 
-def _each(question: Question, level: int, picks: Sequence[Pick]) -> tuple[Pick, ...]:
+def _each(question: DescentInput, level: int, picks: Sequence[Pick]) -> tuple[Pick, ...]:
     """Children for each domain by itself, in units of the groups that they take whole."""
     shape = question.shape
     at = shape.unit(level + 1)
@@ -245,7 +247,7 @@ def _each(question: Question, level: int, picks: Sequence[Pick]) -> tuple[Pick, 
     return tuple(chosen)
 
 
-def _choices(question: Question, level: int, domains: Iterable[int], need: int, *, leader: bool) -> Iterator[Picks]:
+def _choices(question: DescentInput, level: int, domains: Iterable[int], need: int, *, leader: bool) -> Iterator[Picks]:
     """The set of least surplus, and down to the requested level the greedy one too, which may need fewer below."""
     unit = question.shape.size if level <= question.shape.level else 1
     offers = _offers(question, level, domains, unit=unit)
@@ -259,7 +261,7 @@ def _choices(question: Question, level: int, domains: Iterable[int], need: int, 
             yield second
 
 
-def _offers(question: Question, level: int, domains: Iterable[int], *, unit: int) -> list[Offer]:
+def _offers(question: DescentInput, level: int, domains: Iterable[int], *, unit: int) -> list[DomainOffer]:
     """What siblings offer. Down to the slice level in slices, below in groups of `unit` members."""
     counts = question.counts
     index = np.fromiter(domains, dtype=np.int64)
@@ -280,19 +282,19 @@ def _offers(question: Question, level: int, domains: Iterable[int], *, unit: int
         strict=True,
     )
     return [
-        Offer(domain, held, led_held, led, (liking, weight, members, domain))
+        DomainOffer(domain, held, led_held, led, (liking, weight, members, domain))
         for domain, held, led_held, led, liking, weight, members in rows
     ]
 
 
-def spread_of(question: Question, hosts: Sequence[HostCount]) -> tuple[int, ...]:
+def spread_of(question: DescentInput, hosts: Sequence[HostCount]) -> tuple[int, ...]:
     """Domains used at the requested level and at each lower one."""
     index = np.array([host.host for host in hosts], dtype=np.int64)
     tree = question.tree
     return tuple(len(np.unique(tree.above[level][index])) for level in range(question.level, tree.hosts + 1))
 
 
-def _needed(question: Question, level: int, target: int) -> Ints:
+def _needed(question: DescentInput, level: int, target: int) -> Ints:
     """Per domain of `level`, how many domains of a lower level it takes at least; the leader is left out."""
     tree, shape = question.tree, question.shape
     if target <= level:

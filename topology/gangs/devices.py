@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from topology.asks import Ask, Interconnect, Policy
 from topology.choice import Choice, choose
 from topology.closeness import closeness, crowding, pair_sums
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.fragmentation import losses
 from topology.islands import islands
 from topology.model import Machine, mask_of
@@ -31,67 +31,67 @@ DECIMALS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class MemberDevices:
     """What one member wants of a host's GPUs. masks: empty admits every position. one_island: sets that span islands
     do not count."""
 
-    ask: Ask
+    ask: DeviceRequest
     masks: tuple[int, ...] = ()
     one_island: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Board:
-    """A Machine that is compared by identity, so that caches need not hash its link matrix. Get it from `board`."""
+class MachineRef:
+    """A Machine that is compared by identity, so that caches need not hash its link matrix. Get it from `machine_ref`."""
 
     machine: Machine
 
 
 @lru_cache(maxsize=1024)
-def board(machine: Machine) -> Board:
+def machine_ref(machine: Machine) -> MachineRef:
     """The one Board of a machine."""
-    return Board(machine)
+    return MachineRef(machine)
 
 
-Wants = tuple[tuple[Want, int], ...]
+Wants = tuple[tuple[MemberDevices, int], ...]
 Sets = tuple[int, ...]
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def most(board: Board, free: int, held: Wants, want: Want) -> int:
+def most(machine_ref: MachineRef, free: int, held: Wants, want: MemberDevices) -> int:
     """How many members with `want` fit beside those in `held`; 0 when not even those fit."""
-    free &= board.machine.full
-    if board.machine.count > EXACT_DEVICES_MAX:
-        return _most_greedy(board, free, held, want)
+    free &= machine_ref.machine.full
+    if machine_ref.machine.count > EXACT_DEVICES_MAX:
+        return _most_greedy(machine_ref, free, held, want)
     left = free.bit_count() - sum(other.ask.count * count for other, count in held)
     for count in range(max(left, 0) // want.ask.count, 0, -1):
-        if fits(board, free, add(held, want, count)):
+        if fits(machine_ref, free, add(held, want, count)):
             return count
     return 0
 
 
-def fits(board: Board, free: int, wants: Wants) -> bool:
+def fits(machine_ref: MachineRef, free: int, wants: Wants) -> bool:
     """Whether disjoint sets for all exist."""
     if sum(want.ask.count * count for want, count in wants) > free.bit_count():
         return False
-    if all(_is_plain(board, want) for want, _ in wants):
+    if all(_is_plain(machine_ref, want) for want, _ in wants):
         return True
-    return _best(board, free, wants) is not None
+    return _best(machine_ref, free, wants) is not None
 
 
-def sets_for(board: Board, free: int, wants: Wants) -> tuple[Sets, ...] | None:
+def sets_for(machine_ref: MachineRef, free: int, wants: Wants) -> tuple[Sets, ...] | None:
     """Disjoint sets, per want one for each of its members; None when they do not fit."""
-    free &= board.machine.full
-    if board.machine.count > EXACT_DEVICES_MAX:
-        return _sets_greedy(board, free, wants)
-    found = _best(board, free, wants)
+    free &= machine_ref.machine.full
+    if machine_ref.machine.count > EXACT_DEVICES_MAX:
+        return _sets_greedy(machine_ref, free, wants)
+    found = _best(machine_ref, free, wants)
     if found is None:
         return None
     taken = iter(found[2])
     return tuple(tuple(next(taken) for _ in range(count)) for _, count in wants)
 
 
-def add(held: Wants, want: Want, count: int) -> Wants:
+def add(held: Wants, want: MemberDevices, count: int) -> Wants:
     """The wants with some more members of one kind."""
     if any(other == want for other, _ in held):
         return tuple((other, had + count if other == want else had) for other, had in held)
@@ -104,23 +104,25 @@ def has_one_island(machine: Machine) -> bool:
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _is_plain(board: Board, want: Want) -> bool:
+def _is_plain(machine_ref: MachineRef, want: MemberDevices) -> bool:
     """Whether every set of the right size will do, so that counting is enough."""
     ask = want.ask
     unconditional = ask.interconnect is Interconnect.ANY and ask.min_bandwidth_gbps == 0
-    anywhere = any(mask & board.machine.full == board.machine.full for mask in want.masks) if want.masks else True
-    inside = has_one_island(board.machine) or not (want.one_island or ask.policy is Policy.ISLAND)
-    return unconditional and anywhere and inside and ask.count <= board.machine.count
+    anywhere = (
+        any(mask & machine_ref.machine.full == machine_ref.machine.full for mask in want.masks) if want.masks else True
+    )
+    inside = has_one_island(machine_ref.machine) or not (want.one_island or ask.policy is Policy.ISLAND)
+    return unconditional and anywhere and inside and ask.count <= machine_ref.machine.count
 
 
 @lru_cache(maxsize=4096)
-def _candidates(board: Board, want: Want) -> tuple[tuple[float, int, int], ...]:
+def _candidates(machine_ref: MachineRef, want: MemberDevices) -> tuple[tuple[float, int, int], ...]:
     """(cost, place in the order of sets, mask) of every set that one member may get."""
-    if want.ask.count > board.machine.count:
+    if want.ask.count > machine_ref.machine.count:
         return ()
-    sets = admitted_sets(board.machine, want.ask)
-    island = in_one_island(board.machine, sets.masks)
-    masks = want.masks or (board.machine.full,)
+    sets = admitted_sets(machine_ref.machine, want.ask)
+    island = in_one_island(machine_ref.machine, sets.masks)
+    masks = want.masks or (machine_ref.machine.full,)
     found: list[tuple[float, int, int]] = []
     for position, mask in enumerate(int(mask) for mask in sets.masks):
         order = next((rank for rank, allowed in enumerate(masks) if mask & ~allowed == 0), None)
@@ -139,38 +141,38 @@ def _kept(machine: Machine, policy: Policy) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _best(board: Board, free: int, wants: Wants) -> tuple[float, Sets, Sets] | None:
+def _best(machine_ref: MachineRef, free: int, wants: Wants) -> tuple[float, Sets, Sets] | None:
     """Least cost, places in the order of sets, and sets, for all wants in turn."""
     first = next((position for position, (_, count) in enumerate(wants) if count), None)
     if first is None:
-        return _kept(board.machine, wants[-1][0].ask.policy)[free] if wants else 0.0, (), ()
+        return _kept(machine_ref.machine, wants[-1][0].ask.policy)[free] if wants else 0.0, (), ()
     want, count = wants[first]
     if sum(other.ask.count * number for other, number in wants) > free.bit_count():
         return None
     rest = (*wants[:first], (want, count - 1), *wants[first + 1 :])
     best: tuple[float, Sets, Sets] | None = None
-    for cost, place, mask in _candidates(board, want):
-        others = None if mask & ~free else _best(board, free & ~mask, rest)
+    for cost, place, mask in _candidates(machine_ref, want):
+        others = None if mask & ~free else _best(machine_ref, free & ~mask, rest)
         if others is not None:
             found = (round(cost + others[0], DECIMALS), (place, *others[1]), (mask, *others[2]))
             best = found if best is None else min(best, found)
     return best
 
 
-def _most_greedy(board: Board, free: int, held: Wants, want: Want) -> int:
+def _most_greedy(machine_ref: MachineRef, free: int, held: Wants, want: MemberDevices) -> int:
     count = 0
-    while _sets_greedy(board, free, add(held, want, count + 1)) is not None:
+    while _sets_greedy(machine_ref, free, add(held, want, count + 1)) is not None:
         count += 1
     return count
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _sets_greedy(board: Board, free: int, wants: Wants) -> tuple[Sets, ...] | None:
+def _sets_greedy(machine_ref: MachineRef, free: int, wants: Wants) -> tuple[Sets, ...] | None:
     found: list[Sets] = []
     for want, count in wants:
         sets: list[int] = []
         for _ in range(count):
-            mask = _next_greedy(board, free, want)
+            mask = _next_greedy(machine_ref, free, want)
             if mask is None:
                 return None
             sets.append(mask)
@@ -180,10 +182,10 @@ def _sets_greedy(board: Board, free: int, wants: Wants) -> tuple[Sets, ...] | No
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
-def _next_greedy(board: Board, free: int, want: Want) -> int | None:
+def _next_greedy(machine_ref: MachineRef, free: int, want: MemberDevices) -> int | None:
     """The best set of the first mask that serves it."""
-    for allowed in want.masks or (board.machine.full,):
-        answer = choose(board.machine, free & allowed & board.machine.full, want.ask)
+    for allowed in want.masks or (machine_ref.machine.full,):
+        answer = choose(machine_ref.machine, free & allowed & machine_ref.machine.full, want.ask)
         if isinstance(answer, Choice) and not (want.one_island and len(answer.islands) > 1):
             return mask_of(answer.positions)
     return None

@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from topology.gangs.descent import Budget
-from topology.gangs.model import Gang, Refusal
-from topology.gangs.occupancy import Occupancy
-from topology.gangs.placing import Rules, question_of
+from topology.gangs.descent import StepBudget
+from topology.gangs.model import Gang, PlacementRefusal
+from topology.gangs.occupancy import SearchOccupancy
+from topology.gangs.placing import Rules, descent_input
 from topology.gangs.refusals import excluded_hosts
-from topology.gangs.requests import Unit, units_of
-from topology.gangs.snapshot import Snapshot
+from topology.gangs.requests import PlacementUnit, units_of
+from topology.gangs.snapshot import HostSnapshot
 
 DOMAINS_MAX: Final = 64
 """Domains of one level that are told, the roomiest first."""
@@ -41,18 +41,18 @@ class DomainFit:
     excluded: tuple[tuple[str, int], ...]
 
 
-def domain_fits(gang: Gang, snapshot: Snapshot) -> tuple[DomainFit, ...]:
+def domain_fits(gang: Gang, snapshot: HostSnapshot) -> tuple[DomainFit, ...]:
     """Return every pod set's domains, all hosts first, then level by level downwards to that of its slices; a level's
     roomiest domains first, then by name. Empty for a request that the topology cannot answer."""
     units = units_of(gang, snapshot.tree)
-    if isinstance(units, Refusal):
+    if isinstance(units, PlacementRefusal):
         return ()
     return tuple(fit for unit in units for fit in _fits(unit, snapshot))
 
 
-def _fits(unit: Unit, snapshot: Snapshot) -> list[DomainFit]:
-    tree, occupancy = snapshot.tree, Occupancy(snapshot)
-    counts = question_of(unit, occupancy, Rules(), Budget()).counts
+def _fits(unit: PlacementUnit, snapshot: HostSnapshot) -> list[DomainFit]:
+    tree, occupancy = snapshot.tree, SearchOccupancy(snapshot)
+    counts = descent_input(unit, occupancy, Rules(), StepBudget()).counts
     capacity = counts.members[tree.hosts]
     everything = np.arange(len(snapshot.hosts))
     lowest = min(tree.hosts, unit.shape.level)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from topology.gangs import devices
-from topology.gangs.descent import Budget, Found
+from topology.gangs.descent import DescentResult, StepBudget
 from topology.gangs.errors import GangError
-from topology.gangs.model import Assignment, DomainCount, Gang, Member, Placement, PodSet
-from topology.gangs.occupancy import Occupancy
-from topology.gangs.requests import Unit
-from topology.gangs.snapshot import Snapshot
+from topology.gangs.model import DomainCount, Gang, PlacedMember, Placement, PodSet, PodSetPlacement
+from topology.gangs.occupancy import SearchOccupancy
+from topology.gangs.requests import PlacementUnit
+from topology.gangs.snapshot import HostSnapshot
 from topology.gangs.tree import DomainTree
 from topology.model import positions_of
 
@@ -25,7 +25,11 @@ Sets = dict[tuple[int, str], list[tuple[int, ...]]]
 
 
 def placement_of(
-    gang: Gang, units: Sequence[Unit], founds: Sequence[Found], occupancy: Occupancy, budget: Budget
+    gang: Gang,
+    units: Sequence[PlacementUnit],
+    founds: Sequence[DescentResult],
+    occupancy: SearchOccupancy,
+    budget: StepBudget,
 ) -> Placement:
     """Name hosts and GPUs for every rank of every pod set, in the gang's order."""
     counts: dict[str, list[tuple[int, int]]] = {pod_set.name: [] for pod_set in gang.pod_sets}
@@ -45,7 +49,7 @@ def placement_of(
     )
 
 
-def device_sets(occupancy: Occupancy) -> Sets:
+def device_sets(occupancy: SearchOccupancy) -> Sets:
     """GPUs per host and pod set, one set per member; sets of one host are chosen together.
 
     Raises GangError when the GPUs of a host cannot serve what was promised there, which capacities rule out.
@@ -75,20 +79,23 @@ def shared_level(tree: DomainTree, hosts: Sequence[int]) -> str:
     return ""
 
 
-def domain_path(snapshot: Snapshot, host: int) -> tuple[str, ...]:
+def domain_path(snapshot: HostSnapshot, host: int) -> tuple[str, ...]:
     """A host's path with its own name at the end, once."""
     path, name = snapshot.hosts[host].path, snapshot.hosts[host].name
     return path if path and path[-1] == name else (*path, name)
 
 
-def _assignment(pod_set: PodSet, counts: Sequence[tuple[int, int]], snapshot: Snapshot, sets: Sets) -> Assignment:
-    members: list[Member] = []
+def _assignment(
+    pod_set: PodSet, counts: Sequence[tuple[int, int]], snapshot: HostSnapshot, sets: Sets
+) -> PodSetPlacement:
+    members: list[PlacedMember] = []
     for host, count in counts:
         given = sets.get((host, pod_set.name), [()] * count)
         members += [
-            Member(len(members) + position, snapshot.hosts[host].name, given[position]) for position in range(count)
+            PlacedMember(len(members) + position, snapshot.hosts[host].name, given[position])
+            for position in range(count)
         ]
-    return Assignment(
+    return PodSetPlacement(
         pod_set=pod_set.name,
         level=shared_level(snapshot.tree, [host for host, _ in counts]),
         domains=tuple(DomainCount(domain_path(snapshot, host), count) for host, count in counts),

@@ -17,7 +17,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from topology.asks import Ask
+from topology.device_requests import DeviceRequest
 from topology.gangs.errors import GangError
 from topology.model import Machine
 
@@ -113,7 +113,7 @@ class PodSet:
     name: str
     count: int
     needs: Mapping[str, int] = field(default_factory=lambda: NOTHING)
-    ask: Ask | None = None
+    ask: DeviceRequest | None = None
     request: TopologyRequest = TopologyRequest()
     min_count: int | None = None
     admitted: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: NO_MASKS)
@@ -144,7 +144,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PlacedMember:
     """One member's place. positions: its GPUs on that host; empty without an ask."""
 
     rank: int
@@ -162,14 +162,14 @@ class DomainCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class PodSetPlacement:
     """Places of one pod set's members, by rank. level: the lowest level of which one domain holds all of them; empty
     when not even one domain of the highest does. domains: per host, in the order of ranks."""
 
     pod_set: str
     level: str
     domains: tuple[DomainCount, ...]
-    members: tuple[Member, ...]
+    members: tuple[PlacedMember, ...]
 
     @property
     def count(self) -> int:
@@ -183,7 +183,7 @@ class Placement:
     bounded: a limit was hit, a better placement may exist."""
 
     levels: tuple[str, ...]
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[PodSetPlacement, ...]
     steps: int
     bounded: bool
 
@@ -211,7 +211,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PlacementRefusal:
     """Why there is no placement. fits, of: in units, at best in one domain of the level; excluded: hosts by reason;
     bounded: every unit has places by itself, and not every arrangement of them was tried."""
 

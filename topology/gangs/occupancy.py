@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from topology.asks import Policy
+from topology.device_requests import Policy
 from topology.gangs import devices
-from topology.gangs.devices import Want, Wants
+from topology.gangs.devices import MemberDevices, Wants
 from topology.gangs.model import PodSet
-from topology.gangs.snapshot import AMOUNT_MAX, Cell, Snapshot
+from topology.gangs.snapshot import AMOUNT_MAX, Cell, HostSnapshot
 from topology.quality import Ints
 
 CAPACITY_MAX: Final = 1 << 20
@@ -24,21 +24,21 @@ CAPACITY_MAX: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class Occupancy:
+class SearchOccupancy:
     """used: per resource, what the search took per host. wants: GPUs that it promised per host. members: per host, how
     many members of which pod set; placed: those pod sets. one_island: sets that span islands do not count for
     contiguous asks."""
 
-    snapshot: Snapshot
+    snapshot: HostSnapshot
     one_island: bool = False
     used: dict[str, Ints] = field(default_factory=dict)
     wants: dict[int, Wants] = field(default_factory=dict)
     members: dict[int, dict[str, int]] = field(default_factory=dict)
     placed: dict[str, PodSet] = field(default_factory=dict)
 
-    def copy(self) -> Occupancy:
+    def copy(self) -> SearchOccupancy:
         """An independent copy."""
-        return Occupancy(
+        return SearchOccupancy(
             self.snapshot,
             self.one_island,
             {resource: amounts.copy() for resource, amounts in self.used.items()},
@@ -69,11 +69,11 @@ class Occupancy:
         counts = self.members.setdefault(host, {})
         counts[pod_set.name] = counts.get(pod_set.name, 0) + count
 
-    def want(self, pod_set: PodSet, kind: str) -> Want:
+    def want(self, pod_set: PodSet, kind: str) -> MemberDevices:
         """What a member wants of the GPUs of hosts of one kind."""
         assert pod_set.ask is not None
         contiguous = pod_set.ask.policy is Policy.CONTIGUOUS
-        return Want(pod_set.ask, pod_set.admitted.get(kind, ()), one_island=self.one_island and contiguous)
+        return MemberDevices(pod_set.ask, pod_set.admitted.get(kind, ()), one_island=self.one_island and contiguous)
 
     def capacity(self, pod_set: PodSet, *, beside: PodSet | None = None) -> Ints:
         """Members of a pod set that fit per host; `beside`: when one member of that pod set is there as well."""

@@ -13,12 +13,12 @@ import numpy as np
 from topology.gangs.balanced import find_balanced
 from topology.gangs.compatible import find_compatible
 from topology.gangs.counts import count_up
-from topology.gangs.descent import Budget, Found, Question, find
-from topology.gangs.model import Mode, Order, PodSet, Refusal
-from topology.gangs.occupancy import Occupancy
+from topology.gangs.descent import DescentInput, DescentResult, StepBudget, find
+from topology.gangs.model import Mode, Order, PlacementRefusal, PodSet
+from topology.gangs.occupancy import SearchOccupancy
 from topology.gangs.refusals import refusal
-from topology.gangs.requests import Unit
-from topology.gangs.snapshot import Snapshot
+from topology.gangs.requests import PlacementUnit
+from topology.gangs.snapshot import HostSnapshot
 from topology.gangs.tree import DomainTree
 from topology.quality import Bools, Ints
 
@@ -34,9 +34,9 @@ class Rules:
     order: Order = Order.NEAREST
 
 
-def question_of(
-    unit: Unit, occupancy: Occupancy, rules: Rules, budget: Budget, allowed: Bools | None = None
-) -> Question:
+def descent_input(
+    unit: PlacementUnit, occupancy: SearchOccupancy, rules: Rules, budget: StepBudget, allowed: Bools | None = None
+) -> DescentInput:
     """Count up what every domain could hold of a unit."""
     tree = occupancy.snapshot.tree
     capacity = _allowed(unit.pod_set, occupancy, rules, allowed, beside=None)
@@ -46,8 +46,8 @@ def question_of(
         beside = _allowed(unit.pod_set, occupancy, rules, allowed, beside=unit.leader)
     room = occupancy.room(unit.pod_set)
     counts = count_up(tree, capacity, beside=beside, led=led, shape=unit.shape, room=room)
-    disliked = -_liking(unit.pod_set, occupancy.snapshot)
-    return Question(
+    disliked = -_node_preference(unit.pod_set, occupancy.snapshot)
+    return DescentInput(
         tree=tree,
         counts=counts,
         shape=unit.shape,
@@ -62,10 +62,10 @@ def question_of(
 
 
 def place_unit(
-    unit: Unit, occupancy: Occupancy, *, rules: Rules, budget: Budget, allowed: Bools | None = None
-) -> Found | Refusal:
+    unit: PlacementUnit, occupancy: SearchOccupancy, *, rules: Rules, budget: StepBudget, allowed: Bools | None = None
+) -> DescentResult | PlacementRefusal:
     """The best places of one unit; the occupancy is left as it is. allowed: hosts that may be used, None for all."""
-    question = question_of(unit, occupancy, rules, budget, allowed)
+    question = descent_input(unit, occupancy, rules, budget, allowed)
     found = find_balanced(question) if unit.balanced else None
     if found is None and question.tree.size(0):
         found = find_compatible(question) if rules.order is Order.KUEUE else _nearest(question)
@@ -76,7 +76,7 @@ def place_unit(
     return refusal(unit, occupancy, question.counts, question.counts.members[question.tree.hosts], among)
 
 
-def _nearest(question: Question) -> Found | None:
+def _nearest(question: DescentInput) -> DescentResult | None:
     """The nearest places; where several domains of the requested level are needed, the search is not exhaustive, and
     Kueue's order is looked at as well, so that there are never more of them."""
     found = find(question)
@@ -86,7 +86,7 @@ def _nearest(question: Question) -> Found | None:
     return other if other is not None and other.spread[0] < found.spread[0] else found
 
 
-def put(unit: Unit, found: Found, occupancy: Occupancy) -> None:
+def put(unit: PlacementUnit, found: DescentResult, occupancy: SearchOccupancy) -> None:
     """Give every member its place."""
     for place in found.hosts:
         if place.members:
@@ -96,7 +96,7 @@ def put(unit: Unit, found: Found, occupancy: Occupancy) -> None:
 
 
 def _allowed(
-    pod_set: PodSet, occupancy: Occupancy, rules: Rules, allowed: Bools | None, *, beside: PodSet | None
+    pod_set: PodSet, occupancy: SearchOccupancy, rules: Rules, allowed: Bools | None, *, beside: PodSet | None
 ) -> Ints:
     snapshot = occupancy.snapshot
     capacity = occupancy.capacity(pod_set, beside=beside)
@@ -107,11 +107,11 @@ def _allowed(
     if not rules.spare:
         capacity[snapshot.spare] = 0
     if rules.liking is not None and pod_set.preferences:
-        capacity[_liking(pod_set, snapshot) < rules.liking] = 0
+        capacity[_node_preference(pod_set, snapshot) < rules.liking] = 0
     return capacity
 
 
-def _liking(pod_set: PodSet, snapshot: Snapshot) -> Ints:
+def _node_preference(pod_set: PodSet, snapshot: HostSnapshot) -> Ints:
     liking = np.zeros(len(snapshot.hosts), dtype=np.int64)
     for name, preference in pod_set.preferences.items():
         if name in snapshot.index:

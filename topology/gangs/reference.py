@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from topology.asks import Ask
+from topology.device_requests import DeviceRequest
 from topology.gangs.model import Gang, Host, Mode, PodSet, TopologyRequest
 from topology.model import Machine
 from topology.reference import admits
@@ -23,7 +23,7 @@ Counts = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
-class World:
+class ReferenceCluster:
     """Level names, highest first, and hosts."""
 
     levels: tuple[str, ...]
@@ -37,13 +37,13 @@ class World:
         return (*found.path, found.name)
 
 
-def nearest(gang: Gang, world: World) -> tuple[int, int] | None:
+def nearest(gang: Gang, world: ReferenceCluster) -> tuple[int, int] | None:
     """For a gang of one pod set (or one with its leader): least (steps up from the requested level to the one of which
     a single domain holds all, domains of the requested level); None when there is no placement at all."""
     return min((distance(gang, world, counts) for counts in placements(gang, world)), default=None)
 
 
-def distance(gang: Gang, world: World, counts: Counts) -> tuple[int, int]:
+def distance(gang: Gang, world: ReferenceCluster, counts: Counts) -> tuple[int, int]:
     """Steps up from the requested level, and domains of the requested level that the workers' pod sets use."""
     request = workers_of(gang).request
     names = [*world.levels, "host"]
@@ -61,7 +61,7 @@ def workers_of(gang: Gang) -> PodSet:
     return max(gang.pod_sets, key=lambda pod_set: pod_set.count)
 
 
-def placements(gang: Gang, world: World) -> Iterator[Counts]:
+def placements(gang: Gang, world: ReferenceCluster) -> Iterator[Counts]:
     """Every right placement."""
     names = [host.name for host in world.hosts]
     choices = [_shares(pod_set.count, len(names)) for pod_set in gang.pod_sets]
@@ -74,7 +74,7 @@ def placements(gang: Gang, world: World) -> Iterator[Counts]:
             yield counts
 
 
-def faults(gang: Gang, world: World, counts: Counts) -> list[str]:
+def faults(gang: Gang, world: ReferenceCluster, counts: Counts) -> list[str]:
     """What is wrong with a placement; empty when it is right."""
     found = [f"{one.name} is not whole" for one in gang.pod_sets if sum(counts[one.name].values()) != one.count]
     for pod_set in gang.pod_sets:
@@ -89,7 +89,7 @@ def faults(gang: Gang, world: World, counts: Counts) -> list[str]:
     return found + _request_faults(gang, world, counts)
 
 
-def _request_faults(gang: Gang, world: World, counts: Counts) -> list[str]:
+def _request_faults(gang: Gang, world: ReferenceCluster, counts: Counts) -> list[str]:
     together = {host for there in counts.values() for host in there}
     found = _required(gang.whole, world, together, "the gang")
     for pod_set in gang.pod_sets:
@@ -105,12 +105,12 @@ def _request_faults(gang: Gang, world: World, counts: Counts) -> list[str]:
     return found
 
 
-def _required(request: TopologyRequest, world: World, used: set[str], name: str) -> list[str]:
+def _required(request: TopologyRequest, world: ReferenceCluster, used: set[str], name: str) -> list[str]:
     domains = {world.domain(host, request.level) for host in used}
     return [f"{name} is torn apart"] if request.mode is Mode.REQUIRED and len(domains) > 1 else []
 
 
-def _sums(world: World, there: Mapping[str, int], level: str) -> Counter[tuple[str, ...]]:
+def _sums(world: ReferenceCluster, there: Mapping[str, int], level: str) -> Counter[tuple[str, ...]]:
     sums: Counter[tuple[str, ...]] = Counter()
     for host, count in there.items():
         sums[world.domain(host, level)] += count
@@ -141,7 +141,9 @@ def holds(host: Host, pod_sets: Sequence[PodSet], there: Mapping[str, int]) -> b
 
 
 @cache
-def _sets_exist(machine: Machine, free: tuple[int, ...], asks: tuple[tuple[Ask, tuple[int, ...]], ...]) -> bool:
+def _sets_exist(
+    machine: Machine, free: tuple[int, ...], asks: tuple[tuple[DeviceRequest, tuple[int, ...]], ...]
+) -> bool:
     """Whether the first ask has a set that leaves room for the others."""
     if not asks:
         return True

@@ -12,9 +12,9 @@ import numpy as np
 
 from topology.choice import Choice, choose
 from topology.gangs.counts import Counts
-from topology.gangs.model import Cause, Mode, PodSet, Refusal
-from topology.gangs.occupancy import Occupancy
-from topology.gangs.requests import Unit
+from topology.gangs.model import Cause, Mode, PlacementRefusal, PodSet
+from topology.gangs.occupancy import SearchOccupancy
+from topology.gangs.requests import PlacementUnit
 from topology.gangs.snapshot import AMOUNT_MAX, Cell
 from topology.quality import Ints
 
@@ -23,17 +23,19 @@ NEIGHBOURS = "members that must not share a host"
 HELD = "GPUs for other members of the gang"
 
 
-def refusal(unit: Unit, occupancy: Occupancy, counts: Counts, capacity: Ints, among: Ints) -> Refusal:
+def refusal(
+    unit: PlacementUnit, occupancy: SearchOccupancy, counts: Counts, capacity: Ints, among: Ints
+) -> PlacementRefusal:
     """Count what fits in the best domain of the level, or altogether where the level is only preferred.
 
     capacity: members per host; among: the hosts that were looked at.
     """
     tree = occupancy.snapshot.tree
     if not len(among):
-        return Refusal(Cause.NO_DOMAIN, unit.pod_set.name, problem="no host has a place in the topology")
+        return PlacementRefusal(Cause.NO_DOMAIN, unit.pod_set.name, problem="no host has a place in the topology")
     required = unit.mode is Mode.REQUIRED
     fits = _most(counts, unit.level) if required else _together(counts, leader=unit.leader is not None)
-    return Refusal(
+    return PlacementRefusal(
         cause=Cause.NO_FIT,
         pod_set=unit.pod_set.name,
         level=tree.name_of(unit.level) if required else "",
@@ -56,7 +58,7 @@ def _together(counts: Counts, *, leader: bool) -> int:
     return int(counts.slices[0].sum() - (losses.min() if leader and len(losses) else 0))
 
 
-def excluded_hosts(pod_set: PodSet, occupancy: Occupancy, out: Ints) -> tuple[tuple[str, int], ...]:
+def excluded_hosts(pod_set: PodSet, occupancy: SearchOccupancy, out: Ints) -> tuple[tuple[str, int], ...]:
     """Return why these hosts take no member: (reason, hosts), most frequent first, then by name."""
     snapshot = occupancy.snapshot
     tally: Counter[str] = Counter()
@@ -73,7 +75,7 @@ def excluded_hosts(pod_set: PodSet, occupancy: Occupancy, out: Ints) -> tuple[tu
     )
 
 
-def _gpu_reasons(pod_set: PodSet, occupancy: Occupancy, left: Ints) -> Counter[str]:
+def _gpu_reasons(pod_set: PodSet, occupancy: SearchOccupancy, left: Ints) -> Counter[str]:
     """Reasons by cell; a host whose GPUs would do holds others of the gang, or has neighbours that rule it out."""
     snapshot = occupancy.snapshot
     tally: Counter[str] = Counter()

@@ -18,24 +18,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from topology.gangs.descent import Budget, Found
+from topology.gangs.descent import DescentResult, StepBudget
 from topology.gangs.members import device_sets
-from topology.gangs.model import Member, Mode, PodSet, Refusal, Slice, TopologyRequest
-from topology.gangs.occupancy import Occupancy
+from topology.gangs.model import Mode, PlacedMember, PlacementRefusal, PodSet, Slice, TopologyRequest
+from topology.gangs.occupancy import SearchOccupancy
 from topology.gangs.placing import Rules, place_unit, put
-from topology.gangs.requests import Unit, unit_of
-from topology.gangs.snapshot import Snapshot
+from topology.gangs.requests import PlacementUnit, unit_of
+from topology.gangs.snapshot import HostSnapshot
 from topology.quality import Bools
 
 Anchors = Iterable[tuple[str, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class Replacement:
     """members: the replaced ones with their new places, by rank; refusals: one per part that found none."""
 
-    members: tuple[Member, ...]
-    refusals: tuple[Refusal, ...]
+    members: tuple[PlacedMember, ...]
+    refusals: tuple[PlacementRefusal, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,22 +57,22 @@ class _Part:
 
 def replace_lost(
     pod_set: PodSet,
-    snapshot: Snapshot,
-    members: Sequence[Member],
+    snapshot: HostSnapshot,
+    members: Sequence[PlacedMember],
     lost: Collection[str],
     *,
     anchors: Anchors = (),
-) -> Repair:
+) -> Replacement:
     """New places for the members on lost hosts. anchors: (level, hosts) of others whose domain binds these as well."""
     remaining = [member for member in members if member.host not in lost and member.host in snapshot.index]
     gone = sorted(set(members) - set(remaining), key=lambda member: member.rank)
     unit = unit_of(replace(pod_set, count=0, min_count=None), None, pod_set.request, snapshot.tree)
-    if isinstance(unit, Refusal):
-        return Repair((), (unit,))
+    if isinstance(unit, PlacementRefusal):
+        return Replacement((), (unit,))
     usable = np.array([host.name not in lost for host in snapshot.hosts], dtype=np.bool_)
     for level, hosts in anchors:
         usable &= _domain(snapshot, level, hosts)
-    occupancy = Occupancy(snapshot)
+    occupancy = SearchOccupancy(snapshot)
     for member in remaining:
         occupancy.note(pod_set, snapshot.index[member.host], 1)
     parts = _parts(pod_set, unit, snapshot, remaining, [member.rank for member in gone], usable)
@@ -81,9 +81,9 @@ def replace_lost(
 
 def _parts(
     pod_set: PodSet,
-    unit: Unit,
-    snapshot: Snapshot,
-    remaining: Sequence[Member],
+    unit: PlacementUnit,
+    snapshot: HostSnapshot,
+    remaining: Sequence[PlacedMember],
     gone: Sequence[int],
     usable: Bools,
 ) -> Iterator[_Part]:
@@ -106,8 +106,8 @@ def _parts(
 
 def _split(
     slices: tuple[Slice, ...],
-    snapshot: Snapshot,
-    remaining: Sequence[Member],
+    snapshot: HostSnapshot,
+    remaining: Sequence[PlacedMember],
     gone: tuple[int, ...],
     within: tuple[Bools, ...],
     request: TopologyRequest,
@@ -119,7 +119,7 @@ def _split(
         yield _Part(gone, request, within)
         return
     outer, size = slices[0], slices[0].size
-    left: dict[int, list[Member]] = {member.rank // size: [] for member in remaining}
+    left: dict[int, list[PlacedMember]] = {member.rank // size: [] for member in remaining}
     for member in remaining:
         left[member.rank // size].append(member)
     broken = sorted({rank // size for rank in gone} & left.keys())
@@ -135,7 +135,7 @@ def _split(
         yield _Part(whole, replace(request, slices=slices if len(whole) % size == 0 else ()), within)
 
 
-def _domain(snapshot: Snapshot, level: str, hosts: Sequence[str]) -> Bools:
+def _domain(snapshot: HostSnapshot, level: str, hosts: Sequence[str]) -> Bools:
     """Hosts of the domain in which most of the named ones lie; of equals the one that is named first."""
     index = snapshot.tree.level_of(level)
     known = [snapshot.index[name] for name in hosts if name in snapshot.index]
@@ -147,7 +147,7 @@ def _domain(snapshot: Snapshot, level: str, hosts: Sequence[str]) -> Bools:
     return inside
 
 
-def _in_use(snapshot: Snapshot, level: str, hosts: Sequence[str]) -> Bools:
+def _in_use(snapshot: HostSnapshot, level: str, hosts: Sequence[str]) -> Bools:
     """Hosts of all domains in which the named ones lie."""
     index = snapshot.tree.level_of(level)
     assert index is not None, "the request was resolved before"
@@ -156,46 +156,48 @@ def _in_use(snapshot: Snapshot, level: str, hosts: Sequence[str]) -> Bools:
     return inside
 
 
-def _placed(pod_set: PodSet, occupancy: Occupancy, parts: Sequence[_Part]) -> Repair:
-    budget = Budget()
-    refusals: list[Refusal] = []
+def _placed(pod_set: PodSet, occupancy: SearchOccupancy, parts: Sequence[_Part]) -> Replacement:
+    budget = StepBudget()
+    refusals: list[PlacementRefusal] = []
     places: dict[int, int] = {}
     left = list(reversed(parts))
     while left:
         part = left.pop()
         wanted = replace(pod_set, count=len(part.ranks), min_count=None, request=part.request)
         unit = unit_of(wanted, None, part.request, occupancy.snapshot.tree)
-        found = unit if isinstance(unit, Refusal) else _first(unit, occupancy, part.within, budget)
-        if isinstance(found, Refusal) or isinstance(unit, Refusal):
+        found = unit if isinstance(unit, PlacementRefusal) else _first(unit, occupancy, part.within, budget)
+        if isinstance(found, PlacementRefusal) or isinstance(unit, PlacementRefusal):
             smaller = part.split()
             left += reversed(smaller)
-            refusals += [found] if isinstance(found, Refusal) and not smaller else []
+            refusals += [found] if isinstance(found, PlacementRefusal) and not smaller else []
             continue
         put(unit, found, occupancy)
         hosts = [place.host for place in sorted(found.hosts, key=lambda one: one.host) for _ in range(place.members)]
         places.update(zip(part.ranks, hosts, strict=True))
-    return Repair(_members(pod_set, occupancy, places), tuple(refusals))
+    return Replacement(_members(pod_set, occupancy, places), tuple(refusals))
 
 
-def _first(unit: Unit, occupancy: Occupancy, within: Iterable[Bools], budget: Budget) -> Found | Refusal:
+def _first(
+    unit: PlacementUnit, occupancy: SearchOccupancy, within: Iterable[Bools], budget: StepBudget
+) -> DescentResult | PlacementRefusal:
     """The nearest hosts that serve; spare ones count, for this is what they are spared for."""
-    refused: Refusal | None = None
+    refused: PlacementRefusal | None = None
     for allowed in within:
         found = place_unit(unit, occupancy, rules=Rules(), budget=budget, allowed=allowed)
-        if isinstance(found, Found):
+        if isinstance(found, DescentResult):
             return found
         refused = found
     assert refused is not None, "a part names at least one set of hosts"
     return refused
 
 
-def _members(pod_set: PodSet, occupancy: Occupancy, places: dict[int, int]) -> tuple[Member, ...]:
+def _members(pod_set: PodSet, occupancy: SearchOccupancy, places: dict[int, int]) -> tuple[PlacedMember, ...]:
     """Members by rank; noted ones hold no set of this search."""
     for host in set(places.values()):
         occupancy.members[host] = {pod_set.name: sum(one == host for one in places.values())}
     sets = device_sets(occupancy)
-    found: list[Member] = []
+    found: list[PlacedMember] = []
     for rank, host in sorted(places.items()):
         queue = sets.get((host, pod_set.name), [])
-        found.append(Member(rank, occupancy.snapshot.hosts[host].name, queue.pop(0) if queue else ()))
+        found.append(PlacedMember(rank, occupancy.snapshot.hosts[host].name, queue.pop(0) if queue else ()))
     return tuple(found)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from topology.gangs.counts import Shape
-from topology.gangs.model import HOST, Cause, Gang, Mode, PodSet, Refusal, Slice, TopologyRequest
+from topology.gangs.counts import GroupShape
+from topology.gangs.model import HOST, Cause, Gang, Mode, PlacementRefusal, PodSet, Slice, TopologyRequest
 from topology.gangs.tree import DomainTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unit:
+class PlacementUnit:
     """What is placed as one: a pod set, with its leader if it has one. level: index of the requested level; need:
     outermost slices; group: of units that lie in one domain of that level where it is required."""
 
@@ -23,7 +23,7 @@ class Unit:
     leader: PodSet | None
     mode: Mode
     level: int
-    shape: Shape
+    shape: GroupShape
     need: int
     balanced: bool
     group: str = ""
@@ -37,9 +37,9 @@ class Whole:
     level: int
 
 
-def units_of(gang: Gang, tree: DomainTree) -> tuple[Unit, ...] | Refusal:
+def units_of(gang: Gang, tree: DomainTree) -> tuple[PlacementUnit, ...] | PlacementRefusal:
     """One unit per pod set or per pair of leader and workers."""
-    units: list[Unit] = []
+    units: list[PlacementUnit] = []
     pairs = _paired(gang)
     for workers, leader in pairs:
         request = workers.request
@@ -49,7 +49,7 @@ def units_of(gang: Gang, tree: DomainTree) -> tuple[Unit, ...] | Refusal:
         if len(pairs) == 1 and request.mode is Mode.UNCONSTRAINED and not request.slices:
             request = gang.whole
         unit = unit_of(workers, leader, request, tree)
-        if isinstance(unit, Refusal):
+        if isinstance(unit, PlacementRefusal):
             return unit
         units.append(replace(unit, group=workers.group if len(mates) > 1 else ""))
     return tuple(units)
@@ -61,19 +61,21 @@ def _group_request(pod_set: PodSet, mates: Sequence[PodSet]) -> TopologyRequest:
     return replace(leading, slices=leading.slices if pod_set.request == leading else ())
 
 
-def unit_of(workers: PodSet, leader: PodSet | None, request: TopologyRequest, tree: DomainTree) -> Unit | Refusal:
+def unit_of(
+    workers: PodSet, leader: PodSet | None, request: TopologyRequest, tree: DomainTree
+) -> PlacementUnit | PlacementRefusal:
     """Resolve one request."""
     level = _level(request, tree)
     if level is None:
         return _no_level(workers.name, request.level, tree)
     shape = _shape(workers, request.slices, tree, above=level, has_leader=leader is not None)
-    if isinstance(shape, Refusal):
+    if isinstance(shape, PlacementRefusal):
         return shape
     mode = Mode.PREFERRED if request.mode is Mode.AUTO or _is_slices_only(request) else request.mode
-    return Unit(workers, leader, mode, level, shape, workers.count // shape.size, request.balanced)
+    return PlacementUnit(workers, leader, mode, level, shape, workers.count // shape.size, request.balanced)
 
 
-def whole_of(gang: Gang, tree: DomainTree) -> Whole | Refusal:
+def whole_of(gang: Gang, tree: DomainTree) -> Whole | PlacementRefusal:
     """Resolve the request for everything together; its slices have no meaning beside those of the pod sets."""
     level = _level(gang.whole, tree)
     if level is None:
@@ -109,14 +111,16 @@ def _level(request: TopologyRequest, tree: DomainTree) -> int | None:
     return tree.level_of(request.slices[0].level) if request.mode is Mode.AUTO else 0
 
 
-def _no_level(pod_set: str, level: str, tree: DomainTree) -> Refusal:
+def _no_level(pod_set: str, level: str, tree: DomainTree) -> PlacementRefusal:
     known = ", ".join((*tree.levels, HOST))
-    return Refusal(Cause.NO_LEVEL, pod_set, level, problem=f"the topology has no level {level!r}, only {known}")
+    return PlacementRefusal(
+        Cause.NO_LEVEL, pod_set, level, problem=f"the topology has no level {level!r}, only {known}"
+    )
 
 
 def _shape(
     pod_set: PodSet, slices: tuple[Slice, ...], tree: DomainTree, *, above: int, has_leader: bool
-) -> Shape | Refusal:
+) -> GroupShape | PlacementRefusal:
     """The groups as level indices; every level between two slices takes multiples of the inner one."""
     size, outer = 1, tree.hosts
     inner: dict[int, int] = {}
@@ -134,8 +138,8 @@ def _shape(
         else:
             inner.update(dict.fromkeys(range(last_level + 1, level + 1), part.size))
         last_size, last_level = part.size, level
-    return Shape(size, outer, tuple(sorted(inner.items())), has_leader)
+    return GroupShape(size, outer, tuple(sorted(inner.items())), has_leader)
 
 
-def _bad(pod_set: PodSet, problem: str) -> Refusal:
-    return Refusal(Cause.BAD_SLICES, pod_set.name, problem=problem)
+def _bad(pod_set: PodSet, problem: str) -> PlacementRefusal:
+    return PlacementRefusal(Cause.BAD_SLICES, pod_set.name, problem=problem)

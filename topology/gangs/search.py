@@ -17,15 +17,15 @@ from typing import Final
 
 import numpy as np
 
-from topology.asks import Policy
-from topology.gangs.descent import Budget, Found
+from topology.device_requests import Policy
+from topology.gangs.descent import DescentResult, StepBudget
 from topology.gangs.devices import has_one_island
 from topology.gangs.members import placement_of
-from topology.gangs.model import Cause, Gang, Mode, Order, Placement, PodSet, Refusal
-from topology.gangs.occupancy import Occupancy
-from topology.gangs.placing import Rules, place_unit, put, question_of
-from topology.gangs.requests import Unit, Whole, units_of, whole_of
-from topology.gangs.snapshot import Snapshot
+from topology.gangs.model import Cause, Gang, Mode, Order, Placement, PlacementRefusal, PodSet
+from topology.gangs.occupancy import SearchOccupancy
+from topology.gangs.placing import Rules, descent_input, place_unit, put
+from topology.gangs.requests import PlacementUnit, Whole, units_of, whole_of
+from topology.gangs.snapshot import HostSnapshot
 from topology.quality import Bools, Ints
 
 TRIES_MAX: Final = 64
@@ -37,9 +37,9 @@ WHOLE_CANDIDATES_MAX: Final = 32
 class Solution:
     """Places of all units, in the order of the gang. level: of the domain that holds everything, -1 for none."""
 
-    founds: tuple[Found, ...]
+    founds: tuple[DescentResult, ...]
     level: int
-    occupancy: Occupancy
+    occupancy: SearchOccupancy
 
     @property
     def distance(self) -> tuple[int, ...]:
@@ -51,13 +51,13 @@ class Solution:
 class _Attempt:
     """One way to look at the hosts, and what it came to."""
 
-    units: tuple[Unit, ...]
+    units: tuple[PlacementUnit, ...]
     whole: Whole
-    snapshot: Snapshot
+    snapshot: HostSnapshot
     rules: Rules
-    budget: Budget
+    budget: StepBudget
     tries: int = 0
-    refusal: Refusal | None = None
+    refusal: PlacementRefusal | None = None
 
     def may_try(self) -> bool:
         """Count one try more; False when none is left."""
@@ -67,19 +67,19 @@ class _Attempt:
         return self.tries <= TRIES_MAX
 
 
-def place(gang: Gang, snapshot: Snapshot, *, order: Order = Order.NEAREST) -> Placement | Refusal:
+def place(gang: Gang, snapshot: HostSnapshot, *, order: Order = Order.NEAREST) -> Placement | PlacementRefusal:
     """Places for all members; where pod sets have a least count, for as many as fit between that and the count."""
-    budget = Budget()
+    budget = StepBudget()
     answer = _place(gang, snapshot, budget, order)
     if isinstance(answer, Placement) or answer.cause is not Cause.NO_FIT:
         return answer
     steps = max(pod_set.count - _least(pod_set) for pod_set in gang.pod_sets)
     low, high = 0, steps
-    best: Placement | Refusal = answer
+    best: Placement | PlacementRefusal = answer
     while low < high:
         middle = (low + high) // 2 if low else 0
         fewer = _place(_reduced(gang, middle, of=steps), snapshot, budget, order)
-        if isinstance(fewer, Refusal):
+        if isinstance(fewer, PlacementRefusal):
             high = middle
         else:
             best, low = fewer, middle + 1
@@ -104,17 +104,17 @@ def _reduced(gang: Gang, step: int, *, of: int) -> Gang:
     return replace(gang, pod_sets=tuple(reduced(pod_set) for pod_set in gang.pod_sets))
 
 
-def _place(gang: Gang, snapshot: Snapshot, budget: Budget, order: Order) -> Placement | Refusal:
+def _place(gang: Gang, snapshot: HostSnapshot, budget: StepBudget, order: Order) -> Placement | PlacementRefusal:
     units, whole = units_of(gang, snapshot.tree), whole_of(gang, snapshot.tree)
-    if isinstance(units, Refusal):
+    if isinstance(units, PlacementRefusal):
         return units
-    if isinstance(whole, Refusal):
+    if isinstance(whole, PlacementRefusal):
         return whole
     if len(units) == 1 and (units[0].mode, units[0].level) == (whole.mode, whole.level):
         whole = Whole(Mode.UNCONSTRAINED, snapshot.tree.hosts)
     attempt = _Attempt(units, whole, snapshot, Rules(order=order), budget)
     loosest = _solve(attempt)
-    if isinstance(loosest, Refusal):
+    if isinstance(loosest, PlacementRefusal):
         return replace(loosest, bounded=not _is_proven(attempt))
     best = loosest
     for rules in _strict_rules(units, snapshot) if order is Order.NEAREST else ():
@@ -128,13 +128,14 @@ def _place(gang: Gang, snapshot: Snapshot, budget: Budget, order: Order) -> Plac
 def _is_proven(attempt: _Attempt) -> bool:
     """Whether the refusal holds for every placement: some unit finds no place even by itself. A gang of one unit is
     always searched through; several that only fail together may have a placement that was not tried."""
-    empty = Occupancy(attempt.snapshot)
+    empty = SearchOccupancy(attempt.snapshot)
     return len(attempt.units) == 1 or any(
-        isinstance(place_unit(unit, empty, rules=Rules(), budget=attempt.budget), Refusal) for unit in attempt.units
+        isinstance(place_unit(unit, empty, rules=Rules(), budget=attempt.budget), PlacementRefusal)
+        for unit in attempt.units
     )
 
 
-def _strict_rules(units: tuple[Unit, ...], snapshot: Snapshot) -> Iterator[Rules]:
+def _strict_rules(units: tuple[PlacementUnit, ...], snapshot: HostSnapshot) -> Iterator[Rules]:
     """Stricter rules than the loosest, strictest first: islands are given up last, then spare hosts, then likings."""
     pod_sets = [pod_set for unit in units for pod_set in (unit.pod_set, unit.leader) if pod_set is not None]
     likings = sorted({0, *(value for one in pod_sets for value in one.preferences.values())}, reverse=True)
@@ -150,14 +151,14 @@ def _strict_rules(units: tuple[Unit, ...], snapshot: Snapshot) -> Iterator[Rules
             yield rules
 
 
-def _has_islands(pod_sets: Iterable[PodSet], snapshot: Snapshot) -> bool:
+def _has_islands(pod_sets: Iterable[PodSet], snapshot: HostSnapshot) -> bool:
     """Whether some member could be given GPUs of several islands although one island could serve it."""
     several = any(board is not None and not has_one_island(board.machine) for board, _, _ in snapshot.cells)
     asks = (pod_set.ask for pod_set in pod_sets if pod_set.ask is not None)
     return several and any(ask.policy is Policy.CONTIGUOUS and ask.count > 1 for ask in asks)
 
 
-def _solve(attempt: _Attempt) -> Solution | Refusal:
+def _solve(attempt: _Attempt) -> Solution | PlacementRefusal:
     """The nearest domain for everything in which all units find their places."""
     whole, tree = attempt.whole, attempt.snapshot.tree
     if whole.mode is Mode.UNCONSTRAINED:
@@ -179,9 +180,9 @@ def _candidates(attempt: _Attempt, level: int) -> list[int]:
     tree = attempt.snapshot.tree
     fits = np.ones(tree.size(level), dtype=np.bool_)
     room: Ints = np.zeros(tree.size(level), dtype=np.int64)
-    occupancy = Occupancy(attempt.snapshot, attempt.rules.one_island)
+    occupancy = SearchOccupancy(attempt.snapshot, attempt.rules.one_island)
     for unit in attempt.units:
-        counts = question_of(unit, occupancy, attempt.rules, attempt.budget).counts
+        counts = descent_input(unit, occupancy, attempt.rules, attempt.budget).counts
         fits &= counts.members_led[level] >= unit.need * unit.shape.size
         if unit.leader is not None:
             fits &= counts.led[level]
@@ -195,7 +196,7 @@ def _candidates(attempt: _Attempt, level: int) -> list[int]:
     return ranked[:WHOLE_CANDIDATES_MAX]
 
 
-def _refused(attempt: _Attempt) -> Refusal:
+def _refused(attempt: _Attempt) -> PlacementRefusal:
     assert attempt.refusal is not None, "no unit was refused"
     return attempt.refusal
 
@@ -203,14 +204,16 @@ def _refused(attempt: _Attempt) -> Refusal:
 def _sequence(attempt: _Attempt, allowed: Bools | None, *, level: int) -> Solution | None:
     """All units among the allowed hosts, in the order of the gang, else in others."""
     for order in _orders(attempt.units):
-        founds: dict[int, Found] = {}
-        occupancy = _extended(attempt, order, Occupancy(attempt.snapshot, attempt.rules.one_island), allowed, founds)
+        founds: dict[int, DescentResult] = {}
+        occupancy = _extended(
+            attempt, order, SearchOccupancy(attempt.snapshot, attempt.rules.one_island), allowed, founds
+        )
         if occupancy is not None:
             return Solution(tuple(founds[position] for position in range(len(order))), level, occupancy)
     return None
 
 
-def _orders(units: tuple[Unit, ...]) -> list[tuple[int, ...]]:
+def _orders(units: tuple[PlacementUnit, ...]) -> list[tuple[int, ...]]:
     """As given; those that need many GPUs per member first; the other way round."""
     given = tuple(range(len(units)))
     sizes = [unit.pod_set.ask.count if unit.pod_set.ask is not None else 0 for unit in units]
@@ -221,10 +224,10 @@ def _orders(units: tuple[Unit, ...]) -> list[tuple[int, ...]]:
 def _extended(
     attempt: _Attempt,
     order: tuple[int, ...],
-    occupancy: Occupancy,
+    occupancy: SearchOccupancy,
     allowed: Bools | None,
-    founds: dict[int, Found],
-) -> Occupancy | None:
+    founds: dict[int, DescentResult],
+) -> SearchOccupancy | None:
     """Places for the units left in `order`; when the later ones fail, the first is tried in its next domain."""
     if not order:
         return occupancy
@@ -234,7 +237,7 @@ def _extended(
         if not attempt.may_try():
             return None
         found = place_unit(unit, occupancy, rules=attempt.rules, budget=attempt.budget, allowed=usable)
-        if isinstance(found, Refusal):
+        if isinstance(found, PlacementRefusal):
             attempt.refusal = attempt.refusal or found
             return None
         founds[order[0]] = found
@@ -252,7 +255,9 @@ def _extended(
     return None
 
 
-def _beside_mates(attempt: _Attempt, unit: Unit, allowed: Bools | None, founds: Mapping[int, Found]) -> Bools | None:
+def _beside_mates(
+    attempt: _Attempt, unit: PlacementUnit, allowed: Bools | None, founds: Mapping[int, DescentResult]
+) -> Bools | None:
     """Where a required level binds the units of a group, the domain of those that have their places."""
     if not unit.group or unit.mode is not Mode.REQUIRED:
         return allowed

@@ -17,7 +17,7 @@ LEADER_KINDS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DomainOffer:
     """One sibling. units, units_led: what it holds without and with the leader; order: its place among equals."""
 
     domain: int
@@ -45,16 +45,16 @@ class Picks:
     exact: bool = True
 
 
-def fewest(offers: Sequence[Offer], need: int, *, leader: bool, greedy: bool = False) -> Picks | None:
+def fewest(offers: Sequence[DomainOffer], need: int, *, leader: bool, greedy: bool = False) -> Picks | None:
     """The fewest siblings that hold `need` units (and the leader). greedy: largest first, without the program."""
     if not leader:
         return _fewest([offer for offer in offers if offer.units > 0], need, greedy=greedy)
     return _with_leader(offers, need, greedy=greedy)
 
 
-def _with_leader(offers: Sequence[Offer], need: int, *, greedy: bool) -> Picks | None:
+def _with_leader(offers: Sequence[DomainOffer], need: int, *, greedy: bool) -> Picks | None:
     """Try the leader in one sibling of each kind, those that lose least by it first."""
-    kinds: dict[tuple[int, int], Offer] = {}
+    kinds: dict[tuple[int, int], DomainOffer] = {}
     for offer in sorted((one for one in offers if one.led), key=lambda one: one.order):
         kinds.setdefault((offer.units, min(offer.units_led, need)), offer)
     hosts = sorted(kinds.values(), key=lambda one: (one.units - one.units_led, -one.units_led, one.order))
@@ -77,7 +77,7 @@ def _with_leader(offers: Sequence[Offer], need: int, *, greedy: bool) -> Picks |
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
-def _fewest(offers: Sequence[Offer], need: int, *, greedy: bool) -> Picks | None:
+def _fewest(offers: Sequence[DomainOffer], need: int, *, greedy: bool) -> Picks | None:
     if need <= 0:
         return Picks((), 0)
     ordered = sorted(offers, key=lambda offer: (-offer.units, offer.order))
@@ -97,13 +97,13 @@ def _fewest(offers: Sequence[Offer], need: int, *, greedy: bool) -> Picks | None
     return _filled(chosen, need, exact=exact)
 
 
-def _fitting(offers: Sequence[Offer], need: int) -> list[Offer]:
+def _fitting(offers: Sequence[DomainOffer], need: int) -> list[DomainOffer]:
     return [offer for offer in offers if offer.units >= need]
 
 
-def _kept(ordered: Sequence[Offer], count: int) -> list[Offer]:
+def _kept(ordered: Sequence[DomainOffer], count: int) -> list[DomainOffer]:
     """Of siblings that hold the same, no more than could be chosen."""
-    kept: list[Offer] = []
+    kept: list[DomainOffer] = []
     alike = 0
     for position, offer in enumerate(ordered):
         alike = alike + 1 if position and ordered[position - 1].units == offer.units else 1
@@ -112,7 +112,7 @@ def _kept(ordered: Sequence[Offer], count: int) -> list[Offer]:
     return kept
 
 
-def _least_surplus(offers: Sequence[Offer], count: int, need: int) -> list[Offer]:
+def _least_surplus(offers: Sequence[DomainOffer], count: int, need: int) -> list[DomainOffer]:
     """Of all sets of `count` siblings that hold the need, one of least sum; among those, the first ones in order.
 
     sums[j] has bit s when j of the siblings seen so far hold s together.
@@ -124,7 +124,7 @@ def _least_surplus(offers: Sequence[Offer], count: int, need: int) -> list[Offer
         history.append([before[0], *(before[j] | before[j - 1] << offer.units & top for j in range(1, count + 1))])
     above = history[-1][count] >> need
     total, left = need + (above & -above).bit_length() - 1, count
-    chosen: list[Offer] = []
+    chosen: list[DomainOffer] = []
     for position in range(len(offers) - 1, -1, -1):
         if not history[position][left] >> total & 1:
             chosen.append(offers[position])
@@ -132,7 +132,7 @@ def _least_surplus(offers: Sequence[Offer], count: int, need: int) -> list[Offer
     return chosen[::-1]
 
 
-def _filled(chosen: Sequence[Offer], need: int, *, exact: bool) -> Picks:
+def _filled(chosen: Sequence[DomainOffer], need: int, *, exact: bool) -> Picks:
     picks: list[Pick] = []
     rest = need
     for offer in sorted(chosen, key=lambda one: (-one.units, one.order)):

@@ -1,6 +1,6 @@
 """Hosts and what is free on them at one moment, with the arrays that every search over them shares.
 
-In: level names, hosts. Out: a `Snapshot`; `with_hosts` and `take` give the next one and keep the tree where no host
+In: level names, hosts. Out: a `HostSnapshot`; `with_hosts` and `take` give the next one and keep the tree where no host
 moved.
 Hosts are sorted by (path, name): that order is the last word in every tie.
 """
@@ -13,21 +13,21 @@ from typing import Final
 
 import numpy as np
 
-from topology.gangs.devices import Board, board
+from topology.gangs.devices import MachineRef, machine_ref
 from topology.gangs.errors import GangError
 from topology.gangs.model import Gang, Host, Placement
 from topology.gangs.tree import DomainTree, domain_tree
 from topology.model import mask_of
 from topology.quality import Bools, Ints
 
-Cell = tuple[Board | None, int, str]
+Cell = tuple[MachineRef | None, int, str]
 CELLS_IDLE_MAX: Final = 4096
 AMOUNT_MAX: Final = 1 << 61
 """Sums of what is free and what is needed stay within 64 bits; no machine has more of anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class HostSnapshot:
     """tree: static structure. hosts: in the tree's order. index: position by name. cells: the distinct (machine, free
     mask, kind); cell_of: which one each host has; gpus: free GPUs per host; spare: hosts to be taken last."""
 
@@ -48,7 +48,7 @@ class Snapshot:
             )
         return self._free[resource]
 
-    def with_hosts(self, changed: Iterable[Host]) -> Snapshot:
+    def with_hosts(self, changed: Iterable[Host]) -> HostSnapshot:
         """The snapshot with some hosts' state replaced; the tree is kept when none of them is new or moved."""
         news = {host.name: host for host in changed}
         known = all(name in self.index and self.hosts[self.index[name]].path == news[name].path for name in news)
@@ -62,7 +62,7 @@ class Snapshot:
             return _with_tree(self.tree, tuple(hosts), self.index)
         return self._patched(tuple(hosts), [self.index[name] for name in news])
 
-    def _patched(self, hosts: tuple[Host, ...], places: Sequence[int]) -> Snapshot:
+    def _patched(self, hosts: tuple[Host, ...], places: Sequence[int]) -> HostSnapshot:
         cells = {cell: number for number, cell in enumerate(self.cells)}
         cell_of, gpus, spare = self.cell_of.copy(), self.gpus.copy(), self.spare.copy()
         free = {resource: amounts.copy() for resource, amounts in self._free.items()}
@@ -72,14 +72,14 @@ class Snapshot:
             gpus[place], spare[place] = host.free_mask.bit_count(), host.spare
             for resource, amounts in free.items():
                 amounts[place] = _bounded(host.free.get(resource, 0))
-        return Snapshot(self.tree, hosts, self.index, tuple(cells), cell_of, gpus, spare, free)
+        return HostSnapshot(self.tree, hosts, self.index, tuple(cells), cell_of, gpus, spare, free)
 
-    def without(self, names: Iterable[str]) -> Snapshot:
+    def without(self, names: Iterable[str]) -> HostSnapshot:
         """The snapshot without some hosts."""
         gone = set(names)
         return snapshot(self.tree.levels, [host for host in self.hosts if host.name not in gone])
 
-    def take(self, placement: Placement, gang: Gang) -> Snapshot:
+    def take(self, placement: Placement, gang: Gang) -> HostSnapshot:
         """What is left when every member of the placement has its place. Raises GangError for an unknown host."""
         pod_sets = {pod_set.name: pod_set for pod_set in gang.pod_sets}
         used: dict[str, dict[str, int]] = {}
@@ -96,17 +96,17 @@ class Snapshot:
         return self.with_hosts(_less(self.hosts[self.index[name]], used[name], masks[name]) for name in used)
 
 
-def snapshot(levels: Sequence[str], hosts: Iterable[Host]) -> Snapshot:
+def snapshot(levels: Sequence[str], hosts: Iterable[Host]) -> HostSnapshot:
     """Build a snapshot. Raises GangError as topology.gangs.tree.domain_tree does."""
     ordered = tuple(sorted(hosts, key=lambda host: (host.path, host.name)))
     tree = domain_tree(levels, [host.path for host in ordered], [host.name for host in ordered])
     return _with_tree(tree, ordered)
 
 
-def _with_tree(tree: DomainTree, hosts: tuple[Host, ...], index: dict[str, int] | None = None) -> Snapshot:
+def _with_tree(tree: DomainTree, hosts: tuple[Host, ...], index: dict[str, int] | None = None) -> HostSnapshot:
     cells: dict[Cell, int] = {}
     cell_of = np.fromiter((cells.setdefault(_cell(host), len(cells)) for host in hosts), np.int64, count=len(hosts))
-    return Snapshot(
+    return HostSnapshot(
         tree=tree,
         hosts=hosts,
         index=index if index is not None else {host.name: position for position, host in enumerate(hosts)},
@@ -118,7 +118,7 @@ def _with_tree(tree: DomainTree, hosts: tuple[Host, ...], index: dict[str, int] 
 
 
 def _cell(host: Host) -> Cell:
-    return (board(host.machine) if host.machine is not None else None, host.free_mask, host.kind)
+    return (machine_ref(host.machine) if host.machine is not None else None, host.free_mask, host.kind)
 
 
 def _less(host: Host, used: dict[str, int], mask: int) -> Host:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from itertools import groupby
 
 from topology.gangs.errors import GangError
-from topology.gangs.snapshot import Snapshot
+from topology.gangs.snapshot import HostSnapshot
 
 
-def with_spares(snapshot: Snapshot, level: str, count: int) -> Snapshot:
+def with_spares(snapshot: HostSnapshot, level: str, count: int) -> HostSnapshot:
     """Mark, per domain of the level, the last `count` hosts whose GPUs are all free; fewer where fewer are.
 
     Raises GangError when the topology has no such level.

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from topology.gangs.selection import LEADER_KINDS_MAX, Offer, Pick, Picks, fewest
+from topology.gangs.selection import LEADER_KINDS_MAX, DomainOffer, Pick, Picks, fewest
 
 
 @dataclass(frozen=True, slots=True)
-class Ceiling:
+class DomainCap:
     """Limits of one level above the offers. above: for each offer's domain, the limited domain that it lies in; left:
     what each of those may hold, in the offers' units."""
 
@@ -25,13 +25,15 @@ class Ceiling:
     left: Mapping[int, int]
 
 
-def fewest_below(offers: Sequence[Offer], need: int, ceilings: Sequence[Ceiling], *, leader: bool) -> Picks | None:
+def fewest_below(
+    offers: Sequence[DomainOffer], need: int, ceilings: Sequence[DomainCap], *, leader: bool
+) -> Picks | None:
     """The fewest domains that hold the need (and the leader) below all ceilings, which are named lowest first."""
     if not ceilings:
         return fewest(offers, need, leader=leader)
     if not leader:
         return _taken(offers, need, ceilings, None)
-    kinds: dict[tuple[object, ...], Offer] = {}
+    kinds: dict[tuple[object, ...], DomainOffer] = {}
     for offer in sorted((one for one in offers if one.led), key=lambda one: (one.units - one.units_led, one.order)):
         places = tuple(ceiling.above[offer.domain] for ceiling in ceilings)
         kinds.setdefault((offer.units, offer.units_led, places), offer)
@@ -41,7 +43,9 @@ def fewest_below(offers: Sequence[Offer], need: int, ceilings: Sequence[Ceiling]
     return best if best is None else replace(best, exact=len(kinds) <= LEADER_KINDS_MAX)
 
 
-def _taken(offers: Sequence[Offer], need: int, ceilings: Sequence[Ceiling], led: Offer | None) -> Picks | None:
+def _taken(
+    offers: Sequence[DomainOffer], need: int, ceilings: Sequence[DomainCap], led: DomainOffer | None
+) -> Picks | None:
     """The first gains that reach the need; that of the leader's domain is among them."""
     gains = [(offer, offer.units) for offer in offers if offer is not led and offer.units > 0]
     if led is not None:
@@ -58,14 +62,14 @@ def _taken(offers: Sequence[Offer], need: int, ceilings: Sequence[Ceiling], led:
     return Picks(tuple(picks), 0) if rest <= 0 else None
 
 
-def _falling(gains: Sequence[tuple[Offer, int]], led: Offer | None) -> list[tuple[Offer, int]]:
+def _falling(gains: Sequence[tuple[DomainOffer, int]], led: DomainOffer | None) -> list[tuple[DomainOffer, int]]:
     return sorted(gains, key=lambda one: (one[0] is not led, -one[1], one[0].order))
 
 
-def _cut_off(gains: Sequence[tuple[Offer, int]], ceiling: Ceiling) -> list[tuple[Offer, int]]:
+def _cut_off(gains: Sequence[tuple[DomainOffer, int]], ceiling: DomainCap) -> list[tuple[DomainOffer, int]]:
     """Of the gains below each limited domain, as much as it may hold; the leader's domain stays, even with none."""
     left = dict(ceiling.left)
-    kept: list[tuple[Offer, int]] = []
+    kept: list[tuple[DomainOffer, int]] = []
     for position, (offer, gain) in enumerate(gains):
         domain = ceiling.above[offer.domain]
         held = min(gain, left[domain])

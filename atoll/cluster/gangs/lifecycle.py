@@ -20,15 +20,15 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, RequeueState
 from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.membership import STARTED, Member, Stage, without_pod_set
-from atoll.cluster.gangs.readiness import Tally, owner_uid, placeable, placed, quorum, readiness
-from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, pause_seconds, surpasses
+from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, without_pod_set
+from atoll.cluster.gangs.readiness import QuorumCount, owner_uid, placeable, placed, quorum, readiness
+from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
 from atoll.cluster.gangs.times import seconds_of, text_of
 from atoll.cluster.objects import Pod
 
 
-class Act(StrEnum):
+class GangAction(StrEnum):
     """What is to be done."""
 
     NOTHING = "nothing"
@@ -56,7 +56,7 @@ _ADVICE = {
 }
 
 
-def unserved(pod: Pod, reason: str) -> Obstacle:
+def missing_claim(pod: Pod, reason: str) -> Obstacle:
     """Return why a member cannot be served whatever is free, with what to do about it where that is known."""
     advice = _ADVICE.get(reason, "").format(claim=pods.claim_name(pod))
     return Obstacle("Invalid", f"pod {pod.metadata.name}: {reason}{'; ' if advice else ''}{advice}")
@@ -67,7 +67,7 @@ class GangView:
     """Everything that a decision is made on. `obstacle`: what is wrong with the gang or its topology."""
 
     gang: GpuGang
-    members: tuple[Member, ...]
+    members: tuple[GangMember, ...]
     policy: ReadinessPolicy
     obstacle: Obstacle | None = None
 
@@ -83,23 +83,25 @@ class GangView:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LifecycleDecision:
     """`act` on `members`; `status` is what the gang's status says then. `deactivate`: spec.active is set to false."""
 
-    act: Act
+    act: GangAction
     status: GpuGangStatus
-    members: tuple[Member, ...] = ()
+    members: tuple[GangMember, ...] = ()
     again_seconds: float | None = None
     deactivate: bool = False
 
 
-def decide(view: GangView, *, now_seconds: float, jitter: float = 0.0) -> Decision:
+def decide(view: GangView, *, now_seconds: float, jitter: float = 0.0) -> LifecycleDecision:
     """Decide about one gang. `jitter` from 0 to 1 moves the end of a pause."""
     spec = view.gang.spec
     tallied = readiness(spec, view.members)
     status = view.status.model_copy(
         update={
-            "members": sum(m.stage in STARTED or m.stage in {Stage.GATED, Stage.HELD_BACK} for m in view.members),
+            "members": sum(
+                m.stage in STARTED or m.stage in {MemberStage.GATED, MemberStage.HELD_BACK} for m in view.members
+            ),
             "ready": tallied.count,
             "needed": spec.quorum,
             "observed_generation": view.gang.metadata.generation or None,
@@ -114,7 +116,7 @@ def decide(view: GangView, *, now_seconds: float, jitter: float = 0.0) -> Decisi
     return _decide_waiting(view, status, now_seconds)
 
 
-def _decide_inactive(view: GangView, status: GpuGangStatus, now_seconds: float) -> Decision:
+def _decide_inactive(view: GangView, status: GpuGangStatus, now_seconds: float) -> LifecycleDecision:
     active = conditions.find(status.conditions, names.CONDITION_ACTIVE)
     obstacle = view.obstacle or Obstacle("Deactivated", "spec.active is false; set it to true to try the gang again")
     if not view.gang.spec.active and active is not None and active.reason == "RequeuingLimitExceeded":
@@ -123,7 +125,7 @@ def _decide_inactive(view: GangView, status: GpuGangStatus, now_seconds: float) 
     if view.is_admitted or _remains(view.members):
         return _evict(view, status, Obstacle("Deactivated", obstacle.message), now_seconds=now_seconds, pause=None)
     status = fail(status, names.CONDITION_ADMITTED, "Inactive", obstacle.message, now_seconds)
-    return _undo_or(view, Decision(Act.NOTHING, _phase(status, "Inactive")))
+    return _undo_or(view, LifecycleDecision(GangAction.NOTHING, _phase(status, "Inactive")))
 
 
 def _activate(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
@@ -134,51 +136,55 @@ def _activate(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     return meet(status, names.CONDITION_ACTIVE, "Active", "", now_seconds)
 
 
-def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -> Decision:
+def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -> LifecycleDecision:
     is_evicted = conditions.is_true(status.conditions, names.CONDITION_EVICTED)
     remains = _remains(view.members)
     if remains and is_evicted:
         message = f"{len(remains)} members of the evicted admission have not ended yet"
-        return Decision(Act.EVICT, _wait(status, "WaitForRelease", message, now_seconds), remains)
+        return LifecycleDecision(GangAction.EVICT, _wait(status, "WaitForRelease", message, now_seconds), remains)
     if remains:
-        return Decision(Act.NOTHING, _adopt(status, now_seconds), again_seconds=0.0)
+        return LifecycleDecision(GangAction.NOTHING, _adopt(status, now_seconds), again_seconds=0.0)
     requeue_at = seconds_of(state.requeue_at or "") if (state := status.requeue_state) is not None else None
     if requeue_at is not None and requeue_at > now_seconds:
         message = f"evicted {state.count if state else 0} times; tried again at {text_of(requeue_at)}"
         waiting = _wait(status, "WaitForRequeue", message, now_seconds)
-        return _undo_or(view, Decision(Act.NOTHING, waiting, again_seconds=requeue_at - now_seconds))
+        return _undo_or(view, LifecycleDecision(GangAction.NOTHING, waiting, again_seconds=requeue_at - now_seconds))
     if status.suspended_owners:
-        return _undo_or(view, Decision(Act.RESUME, _wait(status, "WaitForQuorum", "resuming owners", now_seconds)))
+        return _undo_or(
+            view, LifecycleDecision(GangAction.RESUME, _wait(status, "WaitForQuorum", "resuming owners", now_seconds))
+        )
     present = quorum(view.gang.spec, view.members)
-    status = _note_quorum(status, view.members, present, now_seconds)
+    status = _with_quorum(status, view.members, present, now_seconds)
     if not present.is_enough:
-        return _undo_or(view, Decision(Act.NOTHING, _wait(status, "WaitForQuorum", str(present), now_seconds)))
+        return _undo_or(
+            view, LifecycleDecision(GangAction.NOTHING, _wait(status, "WaitForQuorum", str(present), now_seconds))
+        )
     chosen, excess = placeable(view.gang.spec, view.members)
     if excess:
         message = f"{present}; {len(excess)} pods are beyond the counts of their pod sets and stay gated"
         status = meet(status, names.CONDITION_QUORUM, "QuorumReached", message, now_seconds)
-    return _undo_or(view, Decision(Act.PLACE, _phase(status, "Waiting"), chosen))
+    return _undo_or(view, LifecycleDecision(GangAction.PLACE, _phase(status, "Waiting"), chosen))
 
 
-def _undo_or(view: GangView, decision: Decision) -> Decision:
+def _undo_or(view: GangView, decision: LifecycleDecision) -> LifecycleDecision:
     """A gang that is not admitted holds nothing: whatever else is to be done comes after that."""
     holding = tuple(member for member in view.members if member.holds and member.is_gated)
-    return Decision(Act.UNDO, decision.status, holding, again_seconds=0.0) if holding else decision
+    return LifecycleDecision(GangAction.UNDO, decision.status, holding, again_seconds=0.0) if holding else decision
 
 
 def _decide_admitted(
-    view: GangView, status: GpuGangStatus, tallied: Tally, *, now_seconds: float, jitter: float
-) -> Decision:
+    view: GangView, status: GpuGangStatus, tallied: QuorumCount, *, now_seconds: float, jitter: float
+) -> LifecycleDecision:
     held = tuple(member for member in view.members if member.holds and member.is_gated)
     if held and not has_begun(view) and not quorum(view.gang.spec, view.members).is_enough:
         gone = give_up(status, "members went before any was let go", now_seconds=now_seconds)
-        return Decision(Act.NOTHING, gone, again_seconds=0.0)
+        return LifecycleDecision(GangAction.NOTHING, gone, again_seconds=0.0)
     if held:
-        return Decision(Act.LET_GO, _phase(status, "Starting"), held)
+        return LifecycleDecision(GangAction.LET_GO, _phase(status, "Starting"), held)
     if not any(member.stage in STARTED for member in view.members) and not tallied.is_enough:
-        return Decision(Act.NOTHING, _forget_admission(status, now_seconds), again_seconds=0.0)
-    status = _note_start(status, now_seconds)
-    status = _note_readiness(status, tallied, now_seconds)
+        return LifecycleDecision(GangAction.NOTHING, _without_admission(status, now_seconds), again_seconds=0.0)
+    status = _with_start(status, now_seconds)
+    status = _with_readiness(status, tallied, now_seconds)
     preempted = _preempted(view)
     if preempted is not None:
         return _evict(view, status, preempted, now_seconds=now_seconds, pause=None)
@@ -188,10 +194,10 @@ def _decide_admitted(
     again = _next_look(view, status, now_seconds)
     stuck = tuple(m for m in view.members if (refused_since(m, status) or now_seconds) + STUCK_SECONDS <= now_seconds)
     if stuck:
-        return Decision(Act.DROP, _phase(status, "Recovering"), stuck, again_seconds=1.0)
+        return LifecycleDecision(GangAction.DROP, _phase(status, "Recovering"), stuck, again_seconds=1.0)
     chosen, _ = placeable(view.gang.spec, view.members)
     status = _phase(status, "Running" if tallied.is_enough else "Starting" if not status.was_ready else "Recovering")
-    return Decision(Act.REPLACE if chosen else Act.NOTHING, status, chosen, again)
+    return LifecycleDecision(GangAction.REPLACE if chosen else GangAction.NOTHING, status, chosen, again)
 
 
 def has_begun(view: GangView) -> bool:
@@ -199,7 +205,7 @@ def has_begun(view: GangView) -> bool:
     return any(member.stage in STARTED for member in view.members)
 
 
-def cannot_start(view: GangView, message: str, *, now_seconds: float, jitter: float = 0.0) -> Decision:
+def cannot_start(view: GangView, message: str, *, now_seconds: float, jitter: float = 0.0) -> LifecycleDecision:
     """Decide about a gang of which a member takes no pin: this admission ends, and is tried again after a pause."""
     pause = _next_pause(view, view.status, jitter)
     return _evict(view, view.status, Obstacle("MemberRefused", message), now_seconds=now_seconds, pause=pause)
@@ -211,7 +217,7 @@ def _next_pause(view: GangView, status: GpuGangStatus, jitter: float) -> tuple[i
     return count, pause_seconds(view.policy.requeuing, count, jitter=jitter)
 
 
-def _note_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
+def _with_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     """Start the clock: every member that was placed has been let go."""
     assignment = status.assignment
     if assignment is None or assignment.time:
@@ -219,7 +225,7 @@ def _note_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     return status.model_copy(update={"assignment": assignment.model_copy(update={"time": text_of(now_seconds)})})
 
 
-def _note_readiness(status: GpuGangStatus, tallied: Tally, now_seconds: float) -> GpuGangStatus:
+def _with_readiness(status: GpuGangStatus, tallied: QuorumCount, now_seconds: float) -> GpuGangStatus:
     before = conditions.find(status.conditions, names.CONDITION_PODS_READY)
     if tallied.is_enough:
         was_lost = before is not None and before.reason in {"WaitForRecovery", "Recovered"}
@@ -243,7 +249,7 @@ def _deadline(view: GangView, status: GpuGangStatus) -> float | None:
     return None if start is None else start + policy.timeout_seconds
 
 
-def _failing(view: GangView, status: GpuGangStatus, tallied: Tally, now_seconds: float) -> Obstacle | None:
+def _failing(view: GangView, status: GpuGangStatus, tallied: QuorumCount, now_seconds: float) -> Obstacle | None:
     """Return why this admission must end."""
     deadline = _deadline(view, status)
     if deadline is not None and deadline <= now_seconds:
@@ -265,7 +271,7 @@ def _preempted(view: GangView) -> Obstacle | None:
     if placed(view.gang.spec, view.members).is_enough:
         return None
     for member in view.members:
-        if member.stage in {Stage.ENDING, Stage.FAILED} and is_victim(member.pod):
+        if member.stage in {MemberStage.ENDING, MemberStage.FAILED} and is_victim(member.pod):
             return Obstacle("Preempted", f"kube-scheduler preempts member {member.pod.metadata.name}, which is needed")
     return None
 
@@ -282,14 +288,14 @@ def _next_look(view: GangView, status: GpuGangStatus, now_seconds: float) -> flo
 
 def _evict(
     view: GangView, status: GpuGangStatus, why: Obstacle, *, now_seconds: float, pause: tuple[int, float] | None
-) -> Decision:
+) -> LifecycleDecision:
     """End the admission. `pause`: the number of the eviction that counts, and the seconds until the next try."""
     deactivate, message = False, why.message
     if any(m.stage in STARTED and not owner_uid(m) for m in view.members):
         message += "; pods without an owner do not come back: create them again"
     if pause is not None:
         count, seconds = pause
-        deactivate = surpasses(view.policy.requeuing, count)
+        deactivate = exceeds_limit(view.policy.requeuing, count)
         requeue_at = None if deactivate else text_of(now_seconds + seconds + 0.999)
         status = status.model_copy(update={"requeue_state": RequeueState(count=count, requeue_at=requeue_at)})
         if deactivate:
@@ -298,10 +304,12 @@ def _evict(
     status = meet(status, names.CONDITION_EVICTED, why.reason, message, now_seconds)
     status = _close_admission(_wait(status, "WaitForRelease", message, now_seconds))
     concerned = tuple(m for m in view.members if m.stage in STARTED or m.holds)
-    return Decision(Act.EVICT, _phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate)
+    return LifecycleDecision(
+        GangAction.EVICT, _phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate
+    )
 
 
-def _forget_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
+def _without_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     """Nobody of the admission is left: its owner was suspended, or all members were deleted or failed."""
     return _close_admission(_wait(status, "WaitForQuorum", "no member of the last admission is left", now_seconds))
 
@@ -316,8 +324,10 @@ def _adopt(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     return meet(status, names.CONDITION_ADMITTED, "Admitted", "members that already run were taken over", now_seconds)
 
 
-def _note_quorum(status: GpuGangStatus, members: Sequence[Member], present: Tally, now_seconds: float) -> GpuGangStatus:
-    held_back = sum(member.stage is Stage.HELD_BACK for member in members)
+def _with_quorum(
+    status: GpuGangStatus, members: Sequence[GangMember], present: QuorumCount, now_seconds: float
+) -> GpuGangStatus:
+    held_back = sum(member.stage is MemberStage.HELD_BACK for member in members)
     reason = "QuorumReached" if present.is_enough else "ForeignGates" if held_back else "WaitForMembers"
     lost = len(without_pod_set(members))
     message = str(present) + (f"; {held_back} wait behind gates of others" if held_back else "")
@@ -360,7 +370,7 @@ def _wait(status: GpuGangStatus, reason: str, message: str, now_seconds: float) 
     return _phase(fail(status, names.CONDITION_ADMITTED, reason, message, now_seconds), "Waiting")
 
 
-def _remains(members: Sequence[Member]) -> tuple[Member, ...]:
+def _remains(members: Sequence[GangMember]) -> tuple[GangMember, ...]:
     """Return the members that were let go and have not ended."""
     return tuple(member for member in members if member.stage in STARTED)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from atoll.api import names
-from atoll.api.gangs import GpuGang, GpuGangSpec, PodSet
+from atoll.api.gangs import GangPodSet, GpuGang, GpuGangSpec
 from atoll.cluster import pods
 from atoll.cluster.objects import Pod
 
@@ -38,7 +38,7 @@ GangKey = tuple[str, str]
 """Namespace and name."""
 
 
-class Stage(StrEnum):
+class MemberStage(StrEnum):
     """How far a member has come."""
 
     GATED = "waits behind Atoll's gate alone"
@@ -50,21 +50,21 @@ class Stage(StrEnum):
     ENDING = "is being deleted"
 
 
-STARTED = frozenset({Stage.STARTING, Stage.READY})
-DONE = frozenset({Stage.SUCCEEDED, Stage.FAILED})
-COUNTING = STARTED | {Stage.SUCCEEDED}
+STARTED = frozenset({MemberStage.STARTING, MemberStage.READY})
+DONE = frozenset({MemberStage.SUCCEEDED, MemberStage.FAILED})
+COUNTING = STARTED | {MemberStage.SUCCEEDED}
 """Members that have a place and have not failed, ready or not, or have done their work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GangMember:
     """One pod of a gang. `pod_set` is empty for a pod of no known set; `holds`: GPUs are reserved for it, as far as
     that is known since `held_since` (seconds since 1970)."""
 
     pod: Pod
     pod_set: str
     rank: int
-    stage: Stage
+    stage: MemberStage
     holds: bool
     held_since: float | None = None
 
@@ -95,24 +95,24 @@ def has_gate(pod: Pod) -> bool:
     return any(gate.name == names.GANG_GATE for gate in pod.spec.scheduling_gates)
 
 
-def stage_of(pod: Pod) -> Stage:
+def stage_of(pod: Pod) -> MemberStage:
     """Tell how far a pod has come. One whose containers all ended well counts as succeeded before its phase says so.
 
     What is being deleted has not succeeded, whatever its phase: a program that is told to end, by an eviction or a
     suspended owner, often ends with status 0. It is gone in a moment, and its successor has all of the work to do.
     """
     if pod.status.phase == "Failed":
-        return Stage.FAILED
+        return MemberStage.FAILED
     if pod.metadata.deletion_timestamp is not None:
-        return Stage.ENDING
+        return MemberStage.ENDING
     if pods.is_terminal(pod):
-        return Stage.SUCCEEDED
+        return MemberStage.SUCCEEDED
     if has_gate(pod):
-        return Stage.GATED if len(pod.spec.scheduling_gates) == 1 else Stage.HELD_BACK
+        return MemberStage.GATED if len(pod.spec.scheduling_gates) == 1 else MemberStage.HELD_BACK
     if _has_just_succeeded(pod):
-        return Stage.SUCCEEDED
+        return MemberStage.SUCCEEDED
     is_ready = any(condition.type == "Ready" and condition.status == "True" for condition in pod.status.conditions)
-    return Stage.READY if is_ready else Stage.STARTING
+    return MemberStage.READY if is_ready else MemberStage.STARTING
 
 
 def _has_just_succeeded(pod: Pod) -> bool:
@@ -146,7 +146,7 @@ def members_of(
     spec: GpuGangSpec,
     holders: Mapping[str, bool],
     since: Mapping[str, float | None] | None = None,
-) -> tuple[Member, ...]:
+) -> tuple[GangMember, ...]:
     """Return the members among pods of one gang, by pod set, rank and name. `holders` tells who has GPUs reserved, and
     `since` from when on."""
     by_set: dict[str, list[Pod]] = {}
@@ -154,7 +154,7 @@ def members_of(
         by_set.setdefault(pod_set_of(pod, spec), []).append(pod)
     sets = {pod_set.name: pod_set for pod_set in spec.pod_sets}
     members = [
-        Member(
+        GangMember(
             pod, name, rank, stage_of(pod), holders.get(pod.metadata.uid, False), (since or {}).get(pod.metadata.uid)
         )
         for name, group in by_set.items()
@@ -163,8 +163,8 @@ def members_of(
     return tuple(sorted(members, key=lambda member: (member.pod_set, member.rank, member.pod.metadata.name)))
 
 
-def _ranked(group: Sequence[Pod], pod_set: PodSet | None) -> list[tuple[Pod, int]]:
-    live = [pod for pod in group if stage_of(pod) not in {*DONE, Stage.ENDING}]
+def _ranked(group: Sequence[Pod], pod_set: GangPodSet | None) -> list[tuple[Pod, int]]:
+    live = [pod for pod in group if stage_of(pod) not in {*DONE, MemberStage.ENDING}]
     indices = {pod.metadata.uid: _index(pod, pod_set) for pod in live}
     numbers = [index for index in indices.values() if index is not None]
     if len(numbers) < len(live) or len(set(numbers)) < len(numbers):
@@ -173,7 +173,7 @@ def _ranked(group: Sequence[Pod], pod_set: PodSet | None) -> list[tuple[Pod, int
     return [(pod, indices.get(pod.metadata.uid) or 0) for pod in group]
 
 
-def _index(pod: Pod, pod_set: PodSet | None) -> int | None:
+def _index(pod: Pod, pod_set: GangPodSet | None) -> int | None:
     """Return the rank that the labels give: sub-group times its size, plus the index within it."""
     request = pod_set.topology if pod_set is not None else None
     labels = {**pod.metadata.annotations, **pod.metadata.labels}
@@ -196,7 +196,7 @@ def _index(pod: Pod, pod_set: PodSet | None) -> int | None:
     return group * (pod_set.count // replicas) + (index or 0)
 
 
-def _group_rank(labels: Mapping[str, str], pod_set: PodSet) -> int | None:
+def _group_rank(labels: Mapping[str, str], pod_set: GangPodSet) -> int | None:
     """Return the rank in a LeaderWorkerSet: groups in turn, in each the leader (worker 0) first; or within the set of
     the leaders, or that of the workers, where the gang has those."""
     size, worker = _number(labels.get(GROUP_SIZE)), _number(labels.get(WORKER_INDEX))
@@ -214,11 +214,11 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 6 else None
 
 
-def without_pod_set(members: Iterable[Member]) -> tuple[Member, ...]:
+def without_pod_set(members: Iterable[GangMember]) -> tuple[GangMember, ...]:
     """Return the members that belong to none of the gang's pod sets."""
     return tuple(member for member in members if not member.pod_set)
 
 
-def holding(member: Member, *, holds: bool) -> Member:
+def holding(member: GangMember, *, holds: bool) -> GangMember:
     """Return the member as one that holds GPUs, or holds none any more."""
     return replace(member, holds=holds)

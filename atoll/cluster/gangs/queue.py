@@ -20,7 +20,7 @@ ROOM_PAUSE_SECONDS_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
+class AdmissionAttempts:
     """How often in a row a gang found no place, and when it was tried last. `is_hopeless`: it would not fit the empty
     machines either, so that room which others make means nothing to it."""
 
@@ -28,9 +28,9 @@ class Attempts:
     at_seconds: float = 0.0
     is_hopeless: bool = False
 
-    def next(self, now_seconds: float, *, is_hopeless: bool = False) -> "Attempts":
+    def next(self, now_seconds: float, *, is_hopeless: bool = False) -> "AdmissionAttempts":
         """Return the record after one more attempt in vain."""
-        return Attempts(self.count + 1, now_seconds, is_hopeless)
+        return AdmissionAttempts(self.count + 1, now_seconds, is_hopeless)
 
     def wait_seconds(self, now_seconds: float, *, room_at_seconds: float) -> float:
         """Return how long the gang must not be tried: ever longer, and shorter once something made room since."""

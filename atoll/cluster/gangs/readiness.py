@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.api.gangs import GpuGangSpec
-from atoll.cluster.gangs.membership import COUNTING, STARTED, Member, Stage
+from atoll.cluster.gangs.membership import COUNTING, STARTED, GangMember, MemberStage
 
-PRESENT = frozenset({Stage.GATED, Stage.SUCCEEDED})
-READY = frozenset({Stage.READY, Stage.SUCCEEDED})
+PRESENT = frozenset({MemberStage.GATED, MemberStage.SUCCEEDED})
+READY = frozenset({MemberStage.READY, MemberStage.SUCCEEDED})
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class QuorumCount:
     """How many of the members that are needed are there. `short`: pod sets below their own minimum, and by how many."""
 
     count: int
@@ -34,19 +34,19 @@ class Tally:
         return f"{self.count} of {self.needed} members{sets}"
 
 
-def tally(spec: GpuGangSpec, members: Iterable[Member], stages: frozenset[Stage]) -> Tally:
+def count_quorum(spec: GpuGangSpec, members: Iterable[GangMember], stages: frozenset[MemberStage]) -> QuorumCount:
     """Count the members in one of the stages. No pod set counts for more than its count: excess pods help nobody."""
     found = Counter(member.pod_set for member in members if member.stage in stages)
     counted = {pod_set.name: min(found[pod_set.name], pod_set.count) for pod_set in spec.pod_sets}
     short = tuple(
         (pod_set.name, least - counted[pod_set.name])
         for pod_set in spec.pod_sets
-        if counted[pod_set.name] < (least := least_of(spec, pod_set.name))
+        if counted[pod_set.name] < (least := minimum_of(spec, pod_set.name))
     )
-    return Tally(sum(counted.values()), spec.quorum, short)
+    return QuorumCount(sum(counted.values()), spec.quorum, short)
 
 
-def least_of(spec: GpuGangSpec, name: str) -> int:
+def minimum_of(spec: GpuGangSpec, name: str) -> int:
     """Return how many members of a pod set are needed: minCount; without it all, or with minMember none in particular.
 
     A gang of one pod set needs as many of it as of itself.
@@ -59,41 +59,43 @@ def least_of(spec: GpuGangSpec, name: str) -> int:
     return 0 if spec.min_member is not None else pod_set.count
 
 
-def quorum(spec: GpuGangSpec, members: Sequence[Member]) -> Tally:
+def quorum(spec: GpuGangSpec, members: Sequence[GangMember]) -> QuorumCount:
     """Count the members that can be placed now; those that ended well count, if their owner still makes members.
 
     A Job that was stopped half way comes back with the pods that are left to do.
     """
-    owners = {owner for member in members if member.stage is Stage.GATED and (owner := owner_uid(member))}
+    owners = {owner for member in members if member.stage is MemberStage.GATED and (owner := owner_uid(member))}
     present = [
-        member for member in members if member.stage is not Stage.SUCCEEDED or owner_uid(member) in owners
+        member for member in members if member.stage is not MemberStage.SUCCEEDED or owner_uid(member) in owners
     ]  # fmt: skip
-    return tally(spec, present, PRESENT)
+    return count_quorum(spec, present, PRESENT)
 
 
-def readiness(spec: GpuGangSpec, members: Iterable[Member]) -> Tally:
+def readiness(spec: GpuGangSpec, members: Iterable[GangMember]) -> QuorumCount:
     """Count the members that are ready or have succeeded."""
-    return tally(spec, members, READY)
+    return count_quorum(spec, members, READY)
 
 
-def placed(spec: GpuGangSpec, members: Iterable[Member]) -> Tally:
+def placed(spec: GpuGangSpec, members: Iterable[GangMember]) -> QuorumCount:
     """Count the members that have a place and have not failed, ready or not, or have succeeded."""
-    return tally(spec, members, COUNTING)
+    return count_quorum(spec, members, COUNTING)
 
 
-def owner_uid(member: Member) -> str:
+def owner_uid(member: GangMember) -> str:
     """Return the uid of the member's controller, an empty text for a bare pod."""
     return next((owner.uid for owner in member.pod.metadata.owner_references if owner.controller), "")
 
 
-def placeable(spec: GpuGangSpec, members: Iterable[Member]) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+def placeable(
+    spec: GpuGangSpec, members: Iterable[GangMember]
+) -> tuple[tuple[GangMember, ...], tuple[GangMember, ...]]:
     """Return (those to place, excess): gated members without GPUs, as many per pod set as its count has room for."""
     ordered = list(members)
-    live = Counter(m.pod_set for m in ordered if m.stage in STARTED or (m.stage is Stage.GATED and m.holds))
+    live = Counter(m.pod_set for m in ordered if m.stage in STARTED or (m.stage is MemberStage.GATED and m.holds))
     room = {pod_set.name: pod_set.count - live[pod_set.name] for pod_set in spec.pod_sets}
     chosen, excess = [], []
     for member in ordered:
-        if member.stage is not Stage.GATED or member.holds or not member.pod_set:
+        if member.stage is not MemberStage.GATED or member.holds or not member.pod_set:
             continue
         if room[member.pod_set] > 0:
             room[member.pod_set] -= 1

@@ -32,7 +32,7 @@ class ReadinessPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class PolicyBounds:
     """Between which values a gang may choose for itself; `may_enable` and `may_disable`: its choice to wait at all."""
 
     may_enable: bool = True
@@ -54,7 +54,7 @@ JITTER_SHARE = 0.1
 
 
 def policy_for(
-    administrator: ReadinessPolicy, bounds: Bounds, wishes: WaitForPodsReady | None
+    administrator: ReadinessPolicy, bounds: PolicyBounds, wishes: WaitForPodsReady | None
 ) -> ReadinessPolicy | OutOfBounds:
     """Return the policy of one gang."""
     if wishes is None:
@@ -81,7 +81,7 @@ def policy_for(
     return requeuing if isinstance(requeuing, OutOfBounds) else replace(policy, requeuing=requeuing)
 
 
-def _refuse_enable(administrator: ReadinessPolicy, bounds: Bounds, wish: bool | None) -> str:  # noqa: FBT001
+def _refuse_enable(administrator: ReadinessPolicy, bounds: PolicyBounds, wish: bool | None) -> str:  # noqa: FBT001
     if wish is True and not administrator.enable and not bounds.may_enable:
         return "waitForPodsReady.enable is true; the administrator does not allow gangs to wait for ready pods"
     if wish is False and administrator.enable and not bounds.may_disable:
@@ -89,7 +89,7 @@ def _refuse_enable(administrator: ReadinessPolicy, bounds: Bounds, wish: bool | 
     return ""
 
 
-def _requeuing(default: Requeuing, bounds: Bounds, wishes: RequeuingStrategy | None) -> Requeuing | OutOfBounds:
+def _requeuing(default: Requeuing, bounds: PolicyBounds, wishes: RequeuingStrategy | None) -> Requeuing | OutOfBounds:
     if wishes is None:
         return default
     for name, value, most in (
@@ -116,6 +116,6 @@ def pause_seconds(requeuing: Requeuing, count: int, *, jitter: float) -> float:
     return min(requeuing.max_seconds, doubled * (1.0 + JITTER_SHARE * jitter))
 
 
-def surpasses(requeuing: Requeuing, count: int) -> bool:
+def exceeds_limit(requeuing: Requeuing, count: int) -> bool:
     """Tell whether so many evictions deactivate the gang: more than the limit, not as many."""
     return requeuing.limit_count is not None and count > requeuing.limit_count

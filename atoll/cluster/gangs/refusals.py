@@ -7,7 +7,7 @@ stands here, what follows from it in `lifecycle`.
 from typing import Final
 
 from atoll.api.gangs import GpuGangStatus
-from atoll.cluster.gangs.membership import Member, Stage
+from atoll.cluster.gangs.membership import GangMember, MemberStage
 from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import Pod, PodCondition
 
@@ -20,7 +20,7 @@ long, too, a bind may fail for want of an answer: that is no refusal, and kube-s
 VICTIM = "PreemptionByScheduler"
 
 
-def refused_since(member: Member, status: GpuGangStatus) -> float | None:
+def refused_since(member: GangMember, status: GpuGangStatus) -> float | None:
     """Return from when on kube-scheduler has refused a member; None while it does not.
 
     The condition is False from the pod's creation on, first because of the gates, and that is its transition. So the
@@ -34,13 +34,13 @@ def refused_since(member: Member, status: GpuGangStatus) -> float | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def patience_seconds(member: Member) -> float:
+def patience_seconds(member: GangMember) -> float:
     """Return how long a member of a gang that has not run yet may be refused."""
     condition = _refusal(member)
     return REFUSED_SECONDS if condition is not None and condition.reason == "Unschedulable" else STUCK_SECONDS
 
 
-def why_refused(member: Member) -> str:
+def why_refused(member: GangMember) -> str:
     """Return what kube-scheduler says, cut; empty for a member that it does not refuse."""
     condition = _refusal(member)
     return condition.message[:300] if condition is not None else ""
@@ -54,8 +54,8 @@ def is_victim(pod: Pod) -> bool:
     )
 
 
-def _refusal(member: Member) -> PodCondition | None:
-    if member.stage is not Stage.STARTING or member.pod.spec.node_name:
+def _refusal(member: GangMember) -> PodCondition | None:
+    if member.stage is not MemberStage.STARTING or member.pod.spec.node_name:
         return None
     for condition in member.pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False" and condition.reason != "SchedulingGated":

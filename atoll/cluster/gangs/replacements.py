@@ -12,15 +12,15 @@ from dataclasses import replace
 
 from atoll.api.gangs import GpuGangSpec, TopologyMode
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
-from atoll.cluster.gangs.membership import STARTED, Member, Stage
-from atoll.cluster.gangs.question import Landscape, ask
-from atoll.cluster.gangs.seats import Seat, seat_of
-from atoll.cluster.gangs.sites import Site
+from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignment
+from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage
+from atoll.cluster.gangs.node_domains import NodeDomains
+from atoll.cluster.gangs.search_input import PlacementSnapshot, search_input
 from atoll.cluster.requests import Request
-from topology.gangs.model import Assignment, Gang, Mode, Placement, PodSet
-from topology.gangs.model import Member as Place
-from topology.gangs.repair import Repair, replace_lost
-from topology.gangs.snapshot import Snapshot
+from topology.gangs.model import Gang, Mode, Placement, PodSet, PodSetPlacement
+from topology.gangs.model import PlacedMember as Place
+from topology.gangs.repair import Replacement, replace_lost
+from topology.gangs.snapshot import HostSnapshot
 
 MISSING_MAX = 64
 """Members placed in one round; the next round goes on."""
@@ -29,11 +29,15 @@ Anchors = list[tuple[str, list[str]]]
 
 
 def place_missing(
-    view: GangView, missing: Sequence[Member], requests: Mapping[str, Request], site: Site, landscape: Landscape
-) -> tuple[Seat, ...]:
+    view: GangView,
+    missing: Sequence[GangMember],
+    requests: Mapping[str, Request],
+    site: NodeDomains,
+    landscape: PlacementSnapshot,
+) -> tuple[MemberAssignment, ...]:
     """Return seats for those of the missing members that find one."""
     spec = view.gang.spec
-    question = ask(spec, missing[:MISSING_MAX], requests, site, landscape)
+    question = search_input(spec, missing[:MISSING_MAX], requests, site, landscape)
     if isinstance(question, Obstacle):
         return ()
     homes = _homes(view.members, site)
@@ -43,15 +47,15 @@ def place_missing(
         kin = [Place(one.rank, home) for one, home in homes if one.pod_set == pod_set.name and one.rank not in asked]
         repair = _nearest(_bound(pod_set), snapshot, kin, list(asked), _anchors(spec, homes, site, kin=bool(kin)))
         snapshot = _taken(snapshot, pod_set, repair.members)
-        seats += [seat_of(place, asked[place.rank], landscape.devices) for place in repair.members]
+        seats += [member_assignment(place, asked[place.rank], landscape.devices) for place in repair.members]
     return tuple(seats)
 
 
-def _homes(members: Sequence[Member], site: Site) -> list[tuple[Member, str]]:
+def _homes(members: Sequence[GangMember], site: NodeDomains) -> list[tuple[GangMember, str]]:
     """Return the members that run or are about to, and their nodes; where none does, those that have ended well."""
     found = [(member, home) for member in members if (home := _node_of(member)) in site.paths]
-    running = [entry for entry in found if entry[0].stage in STARTED or entry[0].stage is Stage.GATED]
-    return running or [entry for entry in found if entry[0].stage is not Stage.FAILED]
+    running = [entry for entry in found if entry[0].stage in STARTED or entry[0].stage is MemberStage.GATED]
+    return running or [entry for entry in found if entry[0].stage is not MemberStage.FAILED]
 
 
 def _bound(pod_set: PodSet) -> PodSet:
@@ -61,7 +65,9 @@ def _bound(pod_set: PodSet) -> PodSet:
     return replace(pod_set, min_count=None, request=replace(request, mode=mode))
 
 
-def _anchors(spec: GpuGangSpec, homes: Sequence[tuple[Member, str]], site: Site, *, kin: bool) -> Iterator[Anchors]:
+def _anchors(
+    spec: GpuGangSpec, homes: Sequence[tuple[GangMember, str]], site: NodeDomains, *, kin: bool
+) -> Iterator[Anchors]:
     """Yield the domains to try in turn: that which the whole gang requires; within it, for a pod set of which nobody is
     left, the narrowest around the others first."""
     hosts, whole = [home for _, home in homes], spec.topology
@@ -73,7 +79,7 @@ def _anchors(spec: GpuGangSpec, homes: Sequence[tuple[Member, str]], site: Site,
     yield required
 
 
-def _common(hosts: Sequence[str], site: Site, level: str) -> list[str]:
+def _common(hosts: Sequence[str], site: NodeDomains, level: str) -> list[str]:
     """Return the hosts in the domain of the level in which most of them lie."""
     length = site.levels.index(level) + 1
     most = Counter(site.paths[host][:length] for host in hosts).most_common(1)[0][0]
@@ -81,10 +87,10 @@ def _common(hosts: Sequence[str], site: Site, level: str) -> list[str]:
 
 
 def _nearest(
-    pod_set: PodSet, snapshot: Snapshot, kin: Sequence[Place], ranks: Sequence[int], anchors: Iterator[Anchors]
-) -> Repair:
+    pod_set: PodSet, snapshot: HostSnapshot, kin: Sequence[Place], ranks: Sequence[int], anchors: Iterator[Anchors]
+) -> Replacement:
     """Try the anchors in turn until all have a place; else as many as the widest gives."""
-    repair = Repair((), ())
+    repair = Replacement((), ())
     for bound in anchors:
         members = [*kin, *(Place(rank, NOWHERE) for rank in ranks)]
         repair = replace_lost(pod_set, snapshot, members, {NOWHERE}, anchors=bound)
@@ -93,12 +99,12 @@ def _nearest(
     return repair
 
 
-def _taken(snapshot: Snapshot, pod_set: PodSet, places: Sequence[Place]) -> Snapshot:
+def _taken(snapshot: HostSnapshot, pod_set: PodSet, places: Sequence[Place]) -> HostSnapshot:
     """Charge what one pod set got before the next is placed."""
-    assignment = Assignment(pod_set.name, "", (), tuple(places))
+    assignment = PodSetPlacement(pod_set.name, "", (), tuple(places))
     return snapshot.take(Placement(snapshot.tree.levels, (assignment,), 0, bounded=False), Gang((pod_set,)))
 
 
-def _node_of(member: Member) -> str:
+def _node_of(member: GangMember) -> str:
     """Return the node of a member that runs or is about to."""
     return member.pod.spec.node_name or ("" if member.is_gated else member.pod.status.nominated_node_name)

@@ -4,8 +4,8 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
-from atoll.cluster.gangs.lifecycle import Decision, GangView, decide
-from atoll.cluster.gangs.membership import Member, Stage
+from atoll.cluster.gangs.lifecycle import GangView, LifecycleDecision, decide
+from atoll.cluster.gangs.membership import GangMember, MemberStage
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from tests.builders import make_pod
 
@@ -25,14 +25,18 @@ def make_gang(count: int = 4, *, name: str = "g", status: dict[str, Any] | None 
     )
 
 
-def member(number: int, stage: Stage, *, holds: bool = False, pod_set: str = "workers", **options: Any) -> Member:
+def member(
+    number: int, stage: MemberStage, *, holds: bool = False, pod_set: str = "workers", **options: Any
+) -> GangMember:
     """Return one member at a stage."""
-    gates = GATES if stage is Stage.GATED else [*GATES, {"name": "other"}] if stage is Stage.HELD_BACK else []
+    gates = (
+        GATES if stage is MemberStage.GATED else [*GATES, {"name": "other"}] if stage is MemberStage.HELD_BACK else []
+    )
     pod = make_pod(f"p{number}", annotations={names.GANG: "g"}, schedulingGates=gates, **options)
-    return Member(pod, pod_set, number, stage, holds)
+    return GangMember(pod, pod_set, number, stage, holds)
 
 
-def members(*stages: Stage, holds: bool = False) -> tuple[Member, ...]:
+def members(*stages: MemberStage, holds: bool = False) -> tuple[GangMember, ...]:
     """Return one member per stage."""
     return tuple(member(number, stage, holds=holds) for number, stage in enumerate(stages))
 
@@ -45,7 +49,7 @@ class Life:
         self.policy = policy
         self.now = NOW
 
-    def look(self, *found: Member, after: float = 0.0, **view: Any) -> Decision:
+    def look(self, *found: GangMember, after: float = 0.0, **view: Any) -> LifecycleDecision:
         """Move the clock, decide, and keep the status."""
         self.now += after
         decision = decide(GangView(self.gang, found, self.policy, **view), now_seconds=self.now)

@@ -9,16 +9,16 @@ import pytest
 from atoll.api import names
 from atoll.api.gangs import GangAssignment, SuspendedOwner
 from atoll.cluster.gangs import lifecycle
-from atoll.cluster.gangs.lifecycle import Act, GangView, Obstacle
-from atoll.cluster.gangs.membership import Member, Stage
+from atoll.cluster.gangs.lifecycle import GangAction, GangView, Obstacle
+from atoll.cluster.gangs.membership import GangMember, MemberStage
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, Requeuing
 from atoll.cluster.gangs.refusals import REFUSED_SECONDS, STUCK_SECONDS
 from atoll.cluster.gangs.times import seconds_of, text_of
 from atoll.cluster.objects import OwnerReference, PodCondition
 from tests.cluster.gangs.builders import NOW, WAITING, Life, make_gang, member, members
 
-GATED, STARTING, READY = Stage.GATED, Stage.STARTING, Stage.READY
-FAILED, SUCCEEDED, ENDING = Stage.FAILED, Stage.SUCCEEDED, Stage.ENDING
+GATED, STARTING, READY = MemberStage.GATED, MemberStage.STARTING, MemberStage.READY
+FAILED, SUCCEEDED, ENDING = MemberStage.FAILED, MemberStage.SUCCEEDED, MemberStage.ENDING
 ADMITTED = names.CONDITION_ADMITTED
 PODS_READY = names.CONDITION_PODS_READY
 EVICTED = names.CONDITION_EVICTED
@@ -29,7 +29,7 @@ def admitted(count: int = 4, policy: ReadinessPolicy = WAITING, **spec: Any) -> 
     """Return a gang whose GPUs were all reserved a moment ago."""
     life = Life(make_gang(count, **spec), policy)
     decision = life.look(*members(*[GATED] * count))
-    assert decision.act is Act.PLACE
+    assert decision.act is GangAction.PLACE
     status = lifecycle.admit(decision.status, now_seconds=life.now, message="")
     life.write(status.model_copy(update={"assignment": GangAssignment()}))
     return life
@@ -49,7 +49,7 @@ def test_a_gang_without_quorum_waits_and_holds_nothing() -> None:
 
     decision = life.look(*members(GATED, GATED, GATED))
 
-    assert decision.act is Act.NOTHING
+    assert decision.act is GangAction.NOTHING
     assert life.condition(ADMITTED) == ("False", "WaitForQuorum")
     assert life.condition(names.CONDITION_QUORUM) == ("False", "WaitForMembers")
 
@@ -58,9 +58,9 @@ def test_members_behind_gates_of_others_do_not_make_a_quorum() -> None:
     """A member that somebody else holds back too cannot start, so that it does not count, and the reason says so."""
     life = Life(make_gang(2))
 
-    decision = life.look(*members(GATED, Stage.HELD_BACK))
+    decision = life.look(*members(GATED, MemberStage.HELD_BACK))
 
-    assert decision.act is Act.NOTHING
+    assert decision.act is GangAction.NOTHING
     assert life.condition(names.CONDITION_QUORUM) == ("False", "ForeignGates")
 
 
@@ -70,7 +70,7 @@ def test_a_quorum_is_placed_with_all_that_are_there() -> None:
 
     decision = life.look(*members(*[GATED] * 5))
 
-    assert decision.act is Act.PLACE
+    assert decision.act is GangAction.PLACE
     assert len(decision.members) == 5
 
 
@@ -86,11 +86,11 @@ def test_each_pod_set_needs_its_own_members() -> None:
     sets = [{"name": "leader", "count": 1}, {"name": "workers", "count": 8}]
     life = Life(make_gang(podSets=[{**sets[0], "minCount": 1}, {**sets[1], "minCount": 4}], minMember=5))
 
-    assert life.look(*members(*[GATED] * 8)).act is Act.NOTHING
+    assert life.look(*members(*[GATED] * 8)).act is GangAction.NOTHING
     assert life.condition(ADMITTED) == ("False", "WaitForQuorum")
 
     leader = member(9, GATED, pod_set="leader")
-    assert life.look(leader, *members(*[GATED] * 4)).act is Act.PLACE
+    assert life.look(leader, *members(*[GATED] * 4)).act is GangAction.PLACE
 
 
 def test_reservations_without_an_admission_are_undone() -> None:
@@ -99,7 +99,7 @@ def test_reservations_without_an_admission_are_undone() -> None:
 
     decision = life.look(member(0, GATED, holds=True), member(1, GATED))
 
-    assert decision.act is Act.UNDO
+    assert decision.act is GangAction.UNDO
     assert [one.rank for one in decision.members] == [0]
 
 
@@ -109,7 +109,7 @@ def test_an_admission_that_was_written_down_is_finished() -> None:
 
     decision = life.look(member(0, STARTING, holds=True), member(1, GATED, holds=True))
 
-    assert decision.act is Act.LET_GO
+    assert decision.act is GangAction.LET_GO
     assert [one.rank for one in decision.members] == [1]
 
 
@@ -121,8 +121,8 @@ def test_the_clock_starts_when_the_last_member_was_let_go() -> None:
     life.look(*members(STARTING, STARTING), after=50)
 
     assert life.gang.status.assignment.time == text_of(NOW + 250)
-    assert life.look(*members(STARTING, STARTING), after=WAITING.timeout_seconds - 1).act is Act.NOTHING
-    assert life.look(*members(STARTING, STARTING), after=2).act is Act.EVICT
+    assert life.look(*members(STARTING, STARTING), after=WAITING.timeout_seconds - 1).act is GangAction.NOTHING
+    assert life.look(*members(STARTING, STARTING), after=2).act is GangAction.EVICT
 
 
 def test_ready_and_succeeded_members_count_and_failed_ones_never() -> None:
@@ -145,7 +145,7 @@ def test_nothing_flickers_between_a_members_success_and_its_successor() -> None:
     replacing = life.look(*members(READY, SUCCEEDED), member(2, GATED), after=5)
     life.look(*members(READY, SUCCEEDED), member(2, STARTING), after=5)
 
-    assert replacing.act is Act.REPLACE
+    assert replacing.act is GangAction.REPLACE
     assert [one.rank for one in replacing.members] == [2]
     assert life.condition(PODS_READY) == ("True", "Started")
     times = {one.type: one.last_transition_time for one in life.gang.status.conditions}
@@ -169,14 +169,14 @@ def test_a_failed_member_is_waited_for_and_then_recovered() -> None:
 def test_recovery_has_its_own_time_and_only_after_the_gang_was_ready() -> None:
     """A start that takes longer than recoveryTimeout is no recovery (H10); a lost member is given just that time."""
     life = admitted(2)
-    assert life.look(*members(STARTING, STARTING), after=WAITING.recovery_timeout_seconds + 5).act is Act.NOTHING
+    assert life.look(*members(STARTING, STARTING), after=WAITING.recovery_timeout_seconds + 5).act is GangAction.NOTHING
     life.look(*members(READY, READY), after=1)
     life.look(*members(READY, FAILED), after=1)
 
-    assert life.look(*members(READY, FAILED), after=WAITING.recovery_timeout_seconds - 2).act is Act.NOTHING
+    assert life.look(*members(READY, FAILED), after=WAITING.recovery_timeout_seconds - 2).act is GangAction.NOTHING
     decision = life.look(*members(READY, FAILED), after=3)
 
-    assert decision.act is Act.EVICT
+    assert decision.act is GangAction.EVICT
     assert life.condition(EVICTED) == ("True", "PodsReadyTimeout")
 
 
@@ -184,14 +184,14 @@ def test_without_recovery_timeout_a_running_gang_may_lack_members_for_ever() -> 
     """recoveryTimeout none means none."""
     life = running(2, ReadinessPolicy(enable=True, timeout_seconds=10))
 
-    assert life.look(*members(READY, FAILED), after=1e6).act is Act.NOTHING
+    assert life.look(*members(READY, FAILED), after=1e6).act is GangAction.NOTHING
 
 
 def test_off_means_off() -> None:
     """Without waitForPodsReady nobody is evicted for not being ready, and the condition tells all the same."""
     life = admitted(2, ReadinessPolicy())
 
-    assert life.look(*members(STARTING, STARTING), after=1e6).act is Act.NOTHING
+    assert life.look(*members(STARTING, STARTING), after=1e6).act is GangAction.NOTHING
     assert life.condition(PODS_READY) == ("False", "WaitForStart")
 
 
@@ -200,20 +200,20 @@ def test_an_evicted_gang_waits_out_its_pause_and_is_placed_again() -> None:
     life = admitted(2)
     life.look(*members(STARTING, STARTING))
     decision = life.look(*members(STARTING, STARTING), after=WAITING.timeout_seconds)
-    assert decision.act is Act.EVICT
+    assert decision.act is GangAction.EVICT
     assert life.condition(ADMITTED) == ("False", "WaitForRelease")
     assert life.gang.status.requeue_state.count == 1
-    assert life.look(*members(STARTING, ENDING)).act is Act.EVICT
+    assert life.look(*members(STARTING, ENDING)).act is GangAction.EVICT
     assert life.gang.status.requeue_state.count == 1
 
     waiting = life.look(*members(ENDING, ENDING), after=1)
-    assert (waiting.act, life.condition(ADMITTED)[1]) == (Act.NOTHING, "WaitForRequeue")
+    assert (waiting.act, life.condition(ADMITTED)[1]) == (GangAction.NOTHING, "WaitForRequeue")
     assert waiting.again_seconds == pytest.approx(60, abs=2)
     life.write(life.gang.status.model_copy(update={"suspended_owners": (SUSPENDED,)}))
-    assert life.look(after=62).act is Act.RESUME
+    assert life.look(after=62).act is GangAction.RESUME
     life.write(life.gang.status.model_copy(update={"suspended_owners": ()}))
-    assert life.look().act is Act.NOTHING
-    assert life.look(*members(GATED, GATED)).act is Act.PLACE
+    assert life.look().act is GangAction.NOTHING
+    assert life.look(*members(GATED, GATED)).act is GangAction.PLACE
     assert life.gang.status.requeue_state.count == 1
 
 
@@ -226,7 +226,7 @@ def test_pauses_double_and_the_gang_is_deactivated_when_the_limit_is_surpassed()
         life.write(lifecycle.admit(life.gang.status, now_seconds=life.now, message=""))
         life.write(life.gang.status.model_copy(update={"assignment": GangAssignment(time=text_of(life.now))}))
         decision = life.look(*members(STARTING), after=11)
-        assert decision.act is Act.EVICT
+        assert decision.act is GangAction.EVICT
         state = decision.status.requeue_state
         pauses.append(None if state.requeue_at is None else round(seconds_of(state.requeue_at) - life.now))
         life.now += 1000
@@ -234,10 +234,10 @@ def test_pauses_double_and_the_gang_is_deactivated_when_the_limit_is_surpassed()
     assert pauses == [60, 120, None]
     assert decision.deactivate
     life.set_active(active=False)
-    assert life.look(*members(GATED)).act is Act.NOTHING
+    assert life.look(*members(GATED)).act is GangAction.NOTHING
     assert life.condition(names.CONDITION_ACTIVE) == ("False", "RequeuingLimitExceeded")
     life.set_active(active=True)
-    assert life.look(*members(GATED)).act is Act.PLACE
+    assert life.look(*members(GATED)).act is GangAction.PLACE
     assert life.gang.status.requeue_state is None
     assert life.condition(names.CONDITION_ACTIVE) == ("True", "Active")
 
@@ -251,10 +251,10 @@ def test_a_gang_that_fails_and_recovers_without_end_comes_to_its_limit() -> None
     ends = []
     for _ in range(3):
         life.write(lifecycle.admit(life.gang.status, now_seconds=life.now, message=""))
-        assert life.look(*members(READY, READY), after=1).act is Act.NOTHING
+        assert life.look(*members(READY, READY), after=1).act is GangAction.NOTHING
         life.look(*members(READY, FAILED), after=1)
         decision = life.look(*members(READY, FAILED), after=6)
-        assert decision.act is Act.EVICT
+        assert decision.act is GangAction.EVICT
         ends.append(decision.deactivate)
         life.now += 1000
 
@@ -267,15 +267,15 @@ def test_deactivation_gives_everything_back_and_counts_nothing() -> None:
     life = running(2)
     life.set_active(active=False)
 
-    assert life.look(*members(READY, READY)).act is Act.EVICT
+    assert life.look(*members(READY, READY)).act is GangAction.EVICT
     assert life.gang.status.requeue_state is None
-    assert life.look(*members(ENDING, ENDING)).act is Act.NOTHING
+    assert life.look(*members(ENDING, ENDING)).act is GangAction.NOTHING
     assert life.condition(ADMITTED) == ("False", "Inactive")
     life.set_active(active=True)
-    assert life.look(*members(GATED, GATED)).act is Act.PLACE
+    assert life.look(*members(GATED, GATED)).act is GangAction.PLACE
 
 
-def refused(number: int, since: float, *, reason: str = "Unschedulable", **options: Any) -> Member:
+def refused(number: int, since: float, *, reason: str = "Unschedulable", **options: Any) -> GangMember:
     """Return a member that kube-scheduler will not take."""
     one = replace(member(number, STARTING, holds=True), **options)
     condition = PodCondition("PodScheduled", "False", reason, "Insufficient cpu", text_of(since))
@@ -289,11 +289,11 @@ def test_a_pinned_member_that_is_refused_ends_the_admission() -> None:
     life.look(*members(STARTING, STARTING))
 
     early = life.look(refused(0, life.now), member(1, STARTING), after=1)
-    assert early.act is Act.NOTHING
+    assert early.act is GangAction.NOTHING
     assert early.again_seconds is not None
     late = life.look(refused(0, NOW), member(1, STARTING), after=REFUSED_SECONDS)
 
-    assert late.act is Act.EVICT
+    assert late.act is GangAction.EVICT
     assert life.condition(EVICTED) == ("True", "SchedulerRefused")
     assert life.gang.status.requeue_state.count == 1
 
@@ -312,9 +312,9 @@ def test_the_time_that_a_member_was_gated_is_no_refusal(reason: str, patience: f
     life.look(*members(STARTING, STARTING), after=3600)
     old = refused(0, NOW, reason=reason)
 
-    assert life.look(old, member(1, STARTING), after=1).act is Act.NOTHING
-    assert life.look(old, member(1, STARTING), after=patience - 3).act is Act.NOTHING
-    assert life.look(old, member(1, STARTING), after=3).act is Act.EVICT
+    assert life.look(old, member(1, STARTING), after=1).act is GangAction.NOTHING
+    assert life.look(old, member(1, STARTING), after=patience - 3).act is GangAction.NOTHING
+    assert life.look(old, member(1, STARTING), after=3).act is GangAction.EVICT
 
 
 def test_the_time_that_a_replacement_was_gated_is_no_refusal() -> None:
@@ -323,11 +323,11 @@ def test_the_time_that_a_replacement_was_gated_is_no_refusal() -> None:
     life.now += 3600
     stuck = refused(1, NOW, held_since=life.now)
 
-    assert life.look(*members(READY), stuck, after=STUCK_SECONDS - 1).act is Act.NOTHING
-    assert life.look(*members(READY), stuck, after=2).act is Act.DROP
+    assert life.look(*members(READY), stuck, after=STUCK_SECONDS - 1).act is GangAction.NOTHING
+    assert life.look(*members(READY), stuck, after=2).act is GangAction.DROP
 
 
-def taken(number: int, stage: Stage = ENDING, *, reason: str = "PreemptionByScheduler") -> Member:
+def taken(number: int, stage: MemberStage = ENDING, *, reason: str = "PreemptionByScheduler") -> GangMember:
     """Return a member that ends because somebody has chosen it."""
     one = member(number, stage)
     status = msgspec.structs.replace(one.pod.status, conditions=(PodCondition("DisruptionTarget", "True", reason),))
@@ -335,13 +335,13 @@ def taken(number: int, stage: Stage = ENDING, *, reason: str = "PreemptionBySche
 
 
 @pytest.mark.parametrize("stage", [ENDING, FAILED])
-def test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole(stage: Stage) -> None:
+def test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole(stage: MemberStage) -> None:
     """Below its minimum the rest would run in vain: evicted whole, without a pause and without counting (I1)."""
     life = running(3)
 
     decision = life.look(*members(READY, READY), taken(2, stage))
 
-    assert decision.act is Act.EVICT
+    assert decision.act is GangAction.EVICT
     assert {one.rank for one in decision.members} == {0, 1}
     assert life.condition(EVICTED) == ("True", "Preempted")
     assert life.gang.status.requeue_state is None
@@ -350,20 +350,20 @@ def test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole(st
 def test_a_gang_of_which_others_take_a_member_waits_for_its_successor() -> None:
     """A drain is no preemption, and a member beyond the minimum may go: the others run on."""
     drained = running(3)
-    assert drained.look(*members(READY, READY), taken(2, reason="EvictionByEvictionAPI")).act is not Act.EVICT
+    assert drained.look(*members(READY, READY), taken(2, reason="EvictionByEvictionAPI")).act is not GangAction.EVICT
     elastic = running(3, minMember=2)
-    assert elastic.look(*members(READY, READY), taken(2)).act is not Act.EVICT
+    assert elastic.look(*members(READY, READY), taken(2)).act is not GangAction.EVICT
 
 
 def test_a_replacement_that_cannot_start_is_given_up_alone() -> None:
     """A gang runs, its new member is refused where it was put: after a minute that pod alone goes, the others stay."""
     life = running(2, ReadinessPolicy())
     stuck = refused(1, life.now)
-    assert life.look(*members(READY), stuck, after=STUCK_SECONDS - 1).act is Act.NOTHING
+    assert life.look(*members(READY), stuck, after=STUCK_SECONDS - 1).act is GangAction.NOTHING
 
     decision = life.look(*members(READY), stuck, after=2)
 
-    assert decision.act is Act.DROP
+    assert decision.act is GangAction.DROP
     assert decision.members == (stuck,)
     assert life.condition(EVICTED)[0] != "True"
 
@@ -375,7 +375,7 @@ def test_an_admission_of_which_nobody_is_left_is_forgotten() -> None:
     life.look()
     assert life.condition(ADMITTED) == ("False", "WaitForQuorum")
     assert life.condition(PODS_READY) == ("", "")
-    assert life.look(*members(GATED, GATED)).act is Act.PLACE
+    assert life.look(*members(GATED, GATED)).act is GangAction.PLACE
     assert life.gang.status.requeue_state is None
 
 
@@ -385,7 +385,7 @@ def test_a_finished_gang_stays_as_it_is() -> None:
 
     decision = life.look(*members(SUCCEEDED, SUCCEEDED), after=1e6)
 
-    assert decision.act is Act.NOTHING
+    assert decision.act is GangAction.NOTHING
     assert life.condition(PODS_READY)[0] == "True"
 
 
@@ -395,7 +395,7 @@ def test_running_members_of_a_gang_created_anew_are_taken_over() -> None:
 
     life.look(*members(READY, READY))
     assert life.condition(ADMITTED) == ("True", "Admitted")
-    assert life.look(*members(READY, READY)).act is Act.NOTHING
+    assert life.look(*members(READY, READY)).act is GangAction.NOTHING
 
 
 def test_a_successor_of_the_same_name_inherits_nothing() -> None:
@@ -406,7 +406,7 @@ def test_a_successor_of_the_same_name_inherits_nothing() -> None:
 
     decision = life.look(*old, *new)
 
-    assert decision.act is Act.PLACE
+    assert decision.act is GangAction.PLACE
     assert decision.members == new
 
 
@@ -418,7 +418,7 @@ def test_a_job_that_was_stopped_half_way_needs_only_the_rest() -> None:
 
     decision = life.look(*done, *left)
 
-    assert decision.act is Act.PLACE
+    assert decision.act is GangAction.PLACE
     assert decision.members == left
 
 
@@ -428,11 +428,11 @@ def test_successes_of_an_earlier_job_do_not_count() -> None:
     old = tuple(owned(number, SUCCEEDED, "job-1") for number in range(2))
     left = tuple(owned(number, GATED, "job-2") for number in range(2, 4))
 
-    assert life.look(*old, *left).act is Act.NOTHING
+    assert life.look(*old, *left).act is GangAction.NOTHING
     assert life.condition(ADMITTED) == ("False", "WaitForQuorum")
 
 
-def owned(number: int, stage: Stage, uid: str) -> Member:
+def owned(number: int, stage: MemberStage, uid: str) -> GangMember:
     """Return a member of the Job with that uid."""
     one = member(number, stage)
     owners = (OwnerReference("Job", "j", uid, controller=True),)
@@ -447,7 +447,7 @@ def test_extra_members_are_placed_as_soon_as_the_base_is_admitted() -> None:
 
     decision = life.look(*members(STARTING, STARTING), member(2, GATED))
 
-    assert decision.act is Act.REPLACE
+    assert decision.act is GangAction.REPLACE
     assert [one.rank for one in decision.members] == [2]
 
 
@@ -456,11 +456,11 @@ def test_running_members_of_a_gang_that_is_created_anew_with_a_mistake_run_on() 
     successor, and only what is not there yet stays out."""
     life = Life(make_gang(2))
     wrong = Obstacle("LevelMissing", "no such level")
-    assert life.look(*members(READY, READY, holds=True), obstacle=wrong).act is Act.NOTHING
+    assert life.look(*members(READY, READY, holds=True), obstacle=wrong).act is GangAction.NOTHING
     assert life.condition(ADMITTED) == ("True", "Admitted")
-    assert life.look(*members(READY, READY, holds=True), obstacle=wrong).act is Act.NOTHING
+    assert life.look(*members(READY, READY, holds=True), obstacle=wrong).act is GangAction.NOTHING
     life.look(obstacle=wrong)
-    assert life.look(*members(GATED, GATED), obstacle=wrong).act is Act.NOTHING
+    assert life.look(*members(GATED, GATED), obstacle=wrong).act is GangAction.NOTHING
     assert life.condition(names.CONDITION_ACTIVE) == ("False", "LevelMissing")
 
 
@@ -470,5 +470,5 @@ def test_an_eviction_goes_on_for_its_own_reason_when_the_topology_goes_meanwhile
     life.write(lifecycle.preempt(GangView(life.gang, (), life.policy), "gives way", now_seconds=life.now))
     decision = life.look(*members(READY, ENDING, holds=True), obstacle=Obstacle("NoTopology", "gone"))
 
-    assert decision.act is Act.EVICT
+    assert decision.act is GangAction.EVICT
     assert life.condition(EVICTED) == ("True", "Preempted")

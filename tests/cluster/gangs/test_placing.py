@@ -7,10 +7,10 @@ import pytest
 from atoll.cluster import host_fit
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import members_of
-from atoll.cluster.gangs.placing import Found, NoPlace, find_places
-from atoll.cluster.gangs.question import Landscape
+from atoll.cluster.gangs.node_domains import NodeDomains, node_domains_of
+from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
-from atoll.cluster.gangs.sites import Site, site_of
+from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request, request_of
 from tests.builders import make_allocation, make_pod
@@ -20,7 +20,7 @@ from tests.cluster.gangs.test_replacements import Ground
 SETS = [{"name": "a", "count": 4}, {"name": "b", "count": 4}]
 
 
-def find(counts: dict[str, int], *, machines: int, busy: int = 0, **spec: Any) -> Found | NoPlace:
+def find(counts: dict[str, int], *, machines: int, busy: int = 0, **spec: Any) -> FoundPlacement | NoPlacement:
     """Place members of eight GPUs each, so many per pod set, on so many machines, of which some are full."""
     gang = make_gang(8, **spec)
     ground = Ground({})
@@ -43,9 +43,9 @@ def find(counts: dict[str, int], *, machines: int, busy: int = 0, **spec: Any) -
     on: dict[str, list[Pod]] = {pod.spec.node_name: [pod] for pod in full}
     free = {name: host_fit.free(node, on.get(name, ())) for name, node in nodes.items()}
     cells = {name: cell for name, cell in ground.ledger.cells(now_seconds=0.0).items() if name in nodes}
-    land = Landscape(nodes, dict(ground.ledger.nodes), cells, on, free)
-    site = site_of(None, nodes.values(), {}, strict=False)
-    assert isinstance(site, Site)
+    land = PlacementSnapshot(nodes, dict(ground.ledger.nodes), cells, on, free)
+    site = node_domains_of(None, nodes.values(), {}, strict=False)
+    assert isinstance(site, NodeDomains)
     return find_places(GangView(gang, members, ReadinessPolicy()), members, requests, site, land)
 
 
@@ -61,7 +61,7 @@ def test_as_many_as_fit_are_placed(counts: Any, machines: int, spec: Any, placed
     """All that are there where they fit; else what the quorum allows."""
     answer = find(counts, machines=machines, **spec)
 
-    assert isinstance(answer, Found)
+    assert isinstance(answer, FoundPlacement)
     assert sum(assignment.count for assignment in answer.placement.assignments) == placed
 
 
@@ -79,5 +79,5 @@ def test_a_gang_below_its_quorum_gets_nothing(counts: Any, machines: int, busy: 
     """Never fewer than the quorum, and what never fits is told apart from what is busy."""
     answer = find(counts, machines=machines, busy=busy, **spec)
 
-    assert isinstance(answer, NoPlace)
+    assert isinstance(answer, NoPlacement)
     assert answer.reason == reason

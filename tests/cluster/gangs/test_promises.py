@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from atoll.api import names
-from atoll.cluster.budgets import Budgets, GangPromises, violations
+from atoll.cluster.budgets import DisruptionBudgets, GangBudgets, violations
+from atoll.cluster.gangs.gang_budgets import gang_budgets, needs
 from atoll.cluster.gangs.lifecycle import GangView
-from atoll.cluster.gangs.membership import Stage
-from atoll.cluster.gangs.promises import needs, promises
+from atoll.cluster.gangs.membership import MemberStage
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from tests.builders import make_pod
 from tests.cluster.gangs.builders import make_gang, member
@@ -21,14 +21,14 @@ LEADER = {
 
 def view(running: int, *, priority: int = 0, leader: bool = False, **spec: object) -> GangView:
     """Return a gang of four of which some run."""
-    found = [member(number, Stage.READY, priority=priority) for number in range(running)]
-    found += [member(9, Stage.READY, pod_set="leader", priority=priority)] if leader else []
+    found = [member(number, MemberStage.READY, priority=priority) for number in range(running)]
+    found += [member(9, MemberStage.READY, pod_set="leader", priority=priority)] if leader else []
     return GangView(make_gang(4, **spec), tuple(found), ReadinessPolicy())
 
 
 def broken(gang: GangView, *gone: int, whole_below: int | None = None) -> int:
     """Return how many promises the eviction of these members breaks."""
-    budgets = Budgets((), promises([gang], whole_below=whole_below))
+    budgets = DisruptionBudgets((), gang_budgets([gang], whole_below=whole_below))
     victims = [one for one in gang.members if one.rank in gone]
     return violations((budgets.promises_of(one.pod) for one in victims), budgets.allowed())
 
@@ -60,5 +60,5 @@ def test_whoever_knows_only_the_name_of_a_gang_takes_it_that_all_are_needed() ->
     """The extender watches no gangs; a pod in none is protected by none."""
     pod = make_pod("p", annotations={names.GANG: "g"})
 
-    assert GangPromises().of(pod) == ("gang team/g",)
-    assert GangPromises().of(make_pod("q")) == ()
+    assert GangBudgets().of(pod) == ("gang team/g",)
+    assert GangBudgets().of(make_pod("q")) == ()

@@ -10,11 +10,11 @@ from atoll.api import names
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit
 from atoll.cluster.gangs.lifecycle import GangView
-from atoll.cluster.gangs.membership import Member, Stage, members_of
-from atoll.cluster.gangs.question import Landscape
+from atoll.cluster.gangs.membership import GangMember, MemberStage, members_of
+from atoll.cluster.gangs.node_domains import NodeDomains, node_domains_of
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.replacements import place_missing
-from atoll.cluster.gangs.sites import Site, site_of
+from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod, decode_node
 from atoll.cluster.requests import Request, request_of
@@ -56,19 +56,19 @@ class Ground:
         return make_pod(f"p{number}", gpus=8, node=node, annotations={names.GANG: "g"},
                         allocation=make_allocation(node, *range(8)))  # fmt: skip
 
-    def site(self) -> Site:
+    def site(self) -> NodeDomains:
         """Return blocks and racks."""
         spec = {"levels": [{"nodeLabel": BLOCK}, {"nodeLabel": RACK}]}
         topology = Topology.model_validate({"metadata": {"name": "t"}, "spec": spec})
-        site = site_of(topology, self.nodes.values(), {}, strict=True)
-        assert isinstance(site, Site)
+        site = node_domains_of(topology, self.nodes.values(), {}, strict=True)
+        assert isinstance(site, NodeDomains)
         return site
 
     def place(self, *numbers: int) -> dict[int, str]:
         """Return the node of each missing member that found one."""
         missing = [make_pod(f"p{n}", gpus=8, annotations={names.GANG: "g"}, schedulingGates=GATES) for n in numbers]
         found = members_of([*self.members, *missing], self.gang.spec, {})
-        chosen = [one for one in found if one.stage is Stage.GATED]
+        chosen = [one for one in found if one.stage is MemberStage.GATED]
         requests: dict[str, Request] = {}
         for pod in missing:
             request = request_of(pod, None, is_admitted=True)
@@ -79,13 +79,13 @@ class Ground:
             on.setdefault(pod.spec.node_name, []).append(pod)
         free = {name: host_fit.free(node, on.get(name, ())) for name, node in self.nodes.items()}
         cells = dict(self.ledger.cells(now_seconds=0.0))
-        land = Landscape(self.nodes, dict(self.ledger.nodes), cells, on, free)
+        land = PlacementSnapshot(self.nodes, dict(self.ledger.nodes), cells, on, free)
         view = GangView(self.gang, tuple(found), ReadinessPolicy())
         seats = place_missing(view, chosen, requests, self.site(), land)
         return {number_of(seat.member): seat.allocation.node for seat in seats}
 
 
-def number_of(member: Member) -> int:
+def number_of(member: GangMember) -> int:
     """Return the number in a pod's name."""
     return int(member.pod.metadata.name.removeprefix("p"))
 
@@ -145,8 +145,10 @@ def test_one_part_without_a_spare_does_not_keep_another_waiting() -> None:
     requests = {pod.metadata.uid: request_of(pod, None, is_admitted=True) for pod in missing}
     on = {pod.spec.node_name: [pod] for pod in ground.pods}
     free = {name: host_fit.free(node, on.get(name, ())) for name, node in ground.nodes.items()}
-    land = Landscape(ground.nodes, dict(ground.ledger.nodes), dict(ground.ledger.cells(now_seconds=0.0)), on, free)
-    chosen = [one for one in found if one.stage is Stage.GATED]
+    land = PlacementSnapshot(
+        ground.nodes, dict(ground.ledger.nodes), dict(ground.ledger.cells(now_seconds=0.0)), on, free
+    )
+    chosen = [one for one in found if one.stage is MemberStage.GATED]
     view = GangView(ground.gang, tuple(found), ReadinessPolicy())
 
     seats = place_missing(view, chosen, requests, ground.site(), land)  # type: ignore[arg-type]

@@ -15,24 +15,24 @@ from atoll.api.gangs import DOMAINS_MAX, GpuGangSpec, RequeueTimestamp, WaitForP
 from atoll.api.topologies import Topology
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
-from atoll.cluster.gangs.membership import Stage, members_of, pod_set_of, stage_of
-from atoll.cluster.gangs.queue import Attempts, blocker, in_order
+from atoll.cluster.gangs.member_assignments import open_gate, status_assignment
+from atoll.cluster.gangs.membership import MemberStage, members_of, pod_set_of, stage_of
+from atoll.cluster.gangs.node_domains import NodeDomains, choose_topology, node_domains_of
+from atoll.cluster.gangs.queue import AdmissionAttempts, blocker, in_order
 from atoll.cluster.gangs.readiness_policy import (
-    Bounds,
     OutOfBounds,
+    PolicyBounds,
     ReadinessPolicy,
     Requeuing,
+    exceeds_limit,
     pause_seconds,
     policy_for,
-    surpasses,
 )
-from atoll.cluster.gangs.seats import assignment_of, open_gate
-from atoll.cluster.gangs.sites import Site, choose_topology, site_of
 from atoll.cluster.gangs.times import seconds_of, text_of
 from atoll.cluster.objects import Node, decode_node
 from tests.builders import make_pod, make_report
 from tests.cluster.gangs.builders import GATES, make_gang, member
-from topology.gangs.model import Assignment, DomainCount, Placement
+from topology.gangs.model import DomainCount, Placement, PodSetPlacement
 
 RACK, HOST = "example.com/rack", "kubernetes.io/hostname"
 
@@ -83,7 +83,7 @@ def test_durations_are_honoured_to_the_second(text: str, seconds: int) -> None:
     """No duration is capped in silence (H14)."""
     wishes = WaitForPodsReady(timeout=text)
 
-    policy = policy_for(ReadinessPolicy(), Bounds(), wishes)
+    policy = policy_for(ReadinessPolicy(), PolicyBounds(), wishes)
 
     assert isinstance(policy, ReadinessPolicy)
     assert (duration_seconds(text), policy.timeout_seconds) == (seconds, seconds)
@@ -109,7 +109,7 @@ def test_durations_that_mean_nothing_are_refused(text: str) -> None:
 def test_wishes_beyond_the_bounds_are_told_and_not_cut(wishes: dict[str, Any], fragment: str) -> None:
     """The administrator's bounds hold, and the gang's condition names the value and the bound."""
     administrator = ReadinessPolicy(enable=True)
-    bounds = Bounds(may_disable=False, timeout_seconds_min=60, timeout_seconds_max=3600, backoff_seconds_max=600,
+    bounds = PolicyBounds(may_disable=False, timeout_seconds_min=60, timeout_seconds_max=3600, backoff_seconds_max=600,
                     limit_count_max=5)  # fmt: skip
 
     refused = policy_for(administrator, bounds, WaitForPodsReady.model_validate(wishes))
@@ -122,7 +122,7 @@ def test_what_a_gang_does_not_say_is_the_administrators() -> None:
     """A gang that sets its timeout alone keeps every other value."""
     administrator = ReadinessPolicy(enable=True, block_admission=True, requeuing=Requeuing(base_seconds=7))
 
-    policy = policy_for(administrator, Bounds(), WaitForPodsReady(timeout="9s"))
+    policy = policy_for(administrator, PolicyBounds(), WaitForPodsReady(timeout="9s"))
 
     assert isinstance(policy, ReadinessPolicy)
     assert (policy.timeout_seconds, policy.block_admission, policy.requeuing.base_seconds) == (9, True, 7)
@@ -141,8 +141,8 @@ def test_pauses_double_to_the_cap(count: int, jitter: float) -> None:
 
 def test_a_limit_is_surpassed_and_not_reached() -> None:
     """With a limit of 3 the fourth eviction deactivates; without one none ever does."""
-    assert [surpasses(Requeuing(limit_count=3), count) for count in (1, 3, 4)] == [False, False, True]
-    assert not surpasses(Requeuing(limit_count=None), 10**9)
+    assert [exceeds_limit(Requeuing(limit_count=3), count) for count in (1, 3, 4)] == [False, False, True]
+    assert not exceeds_limit(Requeuing(limit_count=None), 10**9)
 
 
 # Order
@@ -154,7 +154,7 @@ def test_order_is_priority_then_age_then_name() -> None:
     def view(name: str, priority: int, created: int) -> GangView:
         gang = make_gang(1, name=name)
         metadata = gang.metadata.model_copy(update={"creation_timestamp": text_of(created)})
-        one = member(0, Stage.GATED, priority=priority)
+        one = member(0, MemberStage.GATED, priority=priority)
         return GangView(gang.model_copy(update={"metadata": metadata}), (one,), ReadinessPolicy())
 
     views = [view("a", 0, 20), view("b", 5, 30), view("c", 0, 10), view("d", 0, 10)]
@@ -183,7 +183,7 @@ def test_an_evicted_gang_goes_back_as_the_policy_says(timestamp: str, first: str
 
 def test_hopeless_gangs_are_tried_ever_more_rarely() -> None:
     """In ten virtual minutes a gang that never fits is tried a few dozen times, room or no room (H15)."""
-    now, attempts, tries = 0.0, Attempts(), 0
+    now, attempts, tries = 0.0, AdmissionAttempts(), 0
     while now < 600:
         wait = attempts.wait_seconds(now, room_at_seconds=0.0)
         if wait <= 0:
@@ -212,17 +212,17 @@ def test_a_blocking_gang_blocks_until_it_is_ready() -> None:
 @pytest.mark.parametrize(
     ("pod", "stage"),
     [
-        ({"schedulingGates": GATES}, Stage.GATED),
-        ({"schedulingGates": [*GATES, {"name": "kueue.x-k8s.io/topology"}]}, Stage.HELD_BACK),
-        ({"schedulingGates": GATES, "deleted": True}, Stage.ENDING),
-        ({}, Stage.STARTING),
-        ({"node": "n1"}, Stage.STARTING),
-        ({"phase": "Succeeded"}, Stage.SUCCEEDED),
-        ({"phase": "Succeeded", "deleted": True}, Stage.ENDING),
-        ({"phase": "Failed", "deleted": True}, Stage.FAILED),
+        ({"schedulingGates": GATES}, MemberStage.GATED),
+        ({"schedulingGates": [*GATES, {"name": "kueue.x-k8s.io/topology"}]}, MemberStage.HELD_BACK),
+        ({"schedulingGates": GATES, "deleted": True}, MemberStage.ENDING),
+        ({}, MemberStage.STARTING),
+        ({"node": "n1"}, MemberStage.STARTING),
+        ({"phase": "Succeeded"}, MemberStage.SUCCEEDED),
+        ({"phase": "Succeeded", "deleted": True}, MemberStage.ENDING),
+        ({"phase": "Failed", "deleted": True}, MemberStage.FAILED),
     ],
 )
-def test_stages_of_members(pod: dict[str, Any], stage: Stage) -> None:
+def test_stages_of_members(pod: dict[str, Any], stage: MemberStage) -> None:
     """What a pod shows decides how far it has come."""
     assert stage_of(make_pod(**pod)) is stage
 
@@ -338,18 +338,18 @@ def test_nodes_without_a_level_are_outside_for_those_who_demand_one() -> None:
     """A required rack never uses a node without rack label; a gang without demands may (J12)."""
     nodes = [node("n1", rack="a"), node("n2", rack="a"), node("n3")]
 
-    strict = site_of(topology(RACK), nodes, {}, strict=True)
-    lenient = site_of(topology(RACK), nodes, {}, strict=False)
+    strict = node_domains_of(topology(RACK), nodes, {}, strict=True)
+    lenient = node_domains_of(topology(RACK), nodes, {}, strict=False)
 
-    assert isinstance(strict, Site)
-    assert isinstance(lenient, Site)
+    assert isinstance(strict, NodeDomains)
+    assert isinstance(lenient, NodeDomains)
     assert set(strict.paths) == {"n1", "n2"}
     assert lenient.paths["n3"] == ("~n3",)
 
 
 def test_a_level_that_no_node_has_is_an_obstacle() -> None:
     """A label that is absent everywhere is told as such, not as a lack of room (J12)."""
-    found = site_of(topology("example.com/block", RACK), [node("n1", rack="a")], {}, strict=True)
+    found = node_domains_of(topology("example.com/block", RACK), [node("n1", rack="a")], {}, strict=True)
 
     assert isinstance(found, Obstacle)
     assert "example.com/block" in found.message
@@ -365,9 +365,9 @@ def test_fabric_cliques_are_domains_by_both_ids() -> None:
         reports[name] = report.model_copy(update={"status": report.status.model_validate(
             {**report.status.to_json(), **fabric})})  # fmt: skip
 
-    site = site_of(topology(names.FABRIC_LEVEL), [node("n1"), node("n2"), node("n3")], reports, strict=True)
+    site = node_domains_of(topology(names.FABRIC_LEVEL), [node("n1"), node("n2"), node("n3")], reports, strict=True)
 
-    assert isinstance(site, Site)
+    assert isinstance(site, NodeDomains)
     assert site.paths == {"n1": ("A.1",), "n2": ("B.1",)}
 
 
@@ -377,9 +377,9 @@ def test_fabric_cliques_are_domains_by_both_ids() -> None:
 def test_a_status_with_very_many_domains_is_summarised() -> None:
     """Tens of thousands of hosts fit: the status names the racks instead, and how many hosts there are."""
     domains = tuple(DomainCount((f"r{number // 100}", f"h{number}", f"h{number}"), 1) for number in range(10_000))
-    placement = Placement((RACK, HOST), (Assignment("w", "", domains, ()),), 0, bounded=False)
+    placement = Placement((RACK, HOST), (PodSetPlacement("w", "", domains, ()),), 0, bounded=False)
 
-    (found,) = assignment_of(placement, Site("t", (RACK, HOST), {})).pod_sets
+    (found,) = status_assignment(placement, NodeDomains("t", (RACK, HOST), {})).pod_sets
 
     assert found.domain_count == 10_000
     assert len(found.domains) == 100 <= DOMAINS_MAX
@@ -389,10 +389,10 @@ def test_a_status_with_very_many_domains_is_summarised() -> None:
 def test_a_host_is_named_alone_where_it_is_the_lowest_level() -> None:
     """Rack and host: the host's name tells the rest."""
     placement = Placement(
-        (RACK, HOST), (Assignment("w", "", (DomainCount(("r", "h", "h"), 3),), ()),), 0, bounded=False
+        (RACK, HOST), (PodSetPlacement("w", "", (DomainCount(("r", "h", "h"), 3),), ()),), 0, bounded=False
     )
 
-    (found,) = assignment_of(placement, Site("t", (RACK, HOST), {})).pod_sets
+    (found,) = status_assignment(placement, NodeDomains("t", (RACK, HOST), {})).pod_sets
 
     assert found.levels == (HOST,)
     assert [(one.values, one.count) for one in found.domains] == [(("h",), 3)]

@@ -7,12 +7,22 @@ from dataclasses import replace
 import pytest
 
 from tests.topology.gangs.worlds import hosts_of
-from topology.asks import Ask
+from topology.device_requests import DeviceRequest
 from topology.gangs.errors import GangError
-from topology.gangs.model import Gang, Host, Member, Mode, Placement, PodSet, Refusal, Slice, TopologyRequest
+from topology.gangs.model import (
+    Gang,
+    Host,
+    Mode,
+    PlacedMember,
+    Placement,
+    PlacementRefusal,
+    PodSet,
+    Slice,
+    TopologyRequest,
+)
 from topology.gangs.repair import replace_lost
 from topology.gangs.search import place
-from topology.gangs.snapshot import Snapshot, snapshot
+from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.spares import with_spares
 from topology.profiles import profile
 
@@ -21,7 +31,7 @@ TRAY = profile("gb200-tray").machine
 ONE_CLIQUE = TopologyRequest(Mode.REQUIRED, "clique")
 
 
-def fabric(*, cliques: int = 3, used: dict[str, int] | None = None) -> Snapshot:
+def fabric(*, cliques: int = 3, used: dict[str, int] | None = None) -> HostSnapshot:
     """Racks of eighteen trays of four GPUs, a clique each; `used`: how many of the first trays of a clique are."""
     busy = used or {}
     return snapshot(
@@ -43,10 +53,10 @@ def fabric(*, cliques: int = 3, used: dict[str, int] | None = None) -> Snapshot:
 
 def gang(count: int, request: TopologyRequest = ONE_CLIQUE) -> Gang:
     """Members of a whole tray each."""
-    return Gang((PodSet("workers", count, {"pods": 1}, Ask(4), request),))
+    return Gang((PodSet("workers", count, {"pods": 1}, DeviceRequest(4), request),))
 
 
-def cliques_of(answer: Placement | Refusal) -> set[str]:
+def cliques_of(answer: Placement | PlacementRefusal) -> set[str]:
     """The cliques that a placement uses."""
     assert isinstance(answer, Placement), answer
     return {host[:2] for host in hosts_of(answer, "workers")}
@@ -57,7 +67,7 @@ def test_a_gang_stays_in_one_clique(count: int) -> None:
     """Up to eighteen members share one clique; nineteen are refused with what fits."""
     assert len(cliques_of(place(gang(count), fabric()))) == 1
     answer = place(gang(19), fabric())
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, PlacementRefusal)
     assert answer.text.startswith("pod set workers: topology clique fits 18 of 19 pods")
 
 
@@ -117,7 +127,7 @@ def test_a_lost_tray_is_replaced_by_a_spare_of_the_same_clique() -> None:
     after = state.take(running, gang(16))
     hosts = hosts_of(running, "workers")
     repair = replace_lost(
-        gang(16).pod_sets[0], after, [Member(rank, host) for rank, host in enumerate(hosts)], {hosts[3]}
+        gang(16).pod_sets[0], after, [PlacedMember(rank, host) for rank, host in enumerate(hosts)], {hosts[3]}
     )
 
     assert [(member.rank, member.host, member.positions) for member in repair.members] == [(3, "c0-t16", (0, 1, 2, 3))]
@@ -127,4 +137,4 @@ def test_the_same_clique_number_under_two_fabrics_is_two_cliques() -> None:
     """Clique ids repeat from fabric to fabric: uuid and id together make the name, so nobody crosses them."""
     hosts = [Host(f"h{fabric}", ("b0", "r0", f"uuid-{fabric}.1"), {"pods": 9}, TRAY, TRAY.full) for fabric in (0, 1)]
 
-    assert isinstance(place(gang(2), snapshot(LEVELS, hosts)), Refusal)
+    assert isinstance(place(gang(2), snapshot(LEVELS, hosts)), PlacementRefusal)

@@ -8,16 +8,18 @@ import pytest
 
 from tests.topology.gangs.worlds import LEVELS, counts_of, snapshot_of
 from topology.gangs.model import Gang, Host, Limit, Mode, Placement, PodSet, Slice, TopologyRequest
-from topology.gangs.reference import World, distance, faults, nearest
+from topology.gangs.reference import ReferenceCluster, distance, faults, nearest
 from topology.gangs.search import place
 
 AUTO = TopologyRequest(Mode.AUTO)
 RACK = (Limit("rack", 2),)
 
 
-def world(*hosts: tuple[str, str, int]) -> World:
+def world(*hosts: tuple[str, str, int]) -> ReferenceCluster:
     """Hosts by block, rack, pods."""
-    return World(LEVELS, tuple(Host(f"h{n}", (b, r), {"pods": pods}) for n, (b, r, pods) in enumerate(hosts)))
+    return ReferenceCluster(
+        LEVELS, tuple(Host(f"h{n}", (b, r), {"pods": pods}) for n, (b, r, pods) in enumerate(hosts))
+    )
 
 
 def workers(count: int, request: TopologyRequest = AUTO, *, limits: Sequence[Limit] = ()) -> PodSet:

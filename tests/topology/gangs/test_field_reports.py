@@ -8,12 +8,23 @@ from dataclasses import replace
 import pytest
 
 from tests.topology.gangs.worlds import counts_of, grid, hosts_of
-from topology.asks import Ask
-from topology.gangs.model import Cause, Gang, Host, Member, Mode, Placement, PodSet, Refusal, Slice, TopologyRequest
+from topology.device_requests import DeviceRequest
+from topology.gangs.model import (
+    Cause,
+    Gang,
+    Host,
+    Mode,
+    PlacedMember,
+    Placement,
+    PlacementRefusal,
+    PodSet,
+    Slice,
+    TopologyRequest,
+)
 from topology.gangs.ranks import Indexed, by_name, ranks
 from topology.gangs.repair import replace_lost
 from topology.gangs.search import place
-from topology.gangs.snapshot import Snapshot, snapshot
+from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.tree import path_of
 from topology.profiles import profile
 
@@ -24,31 +35,31 @@ ONE_RACK = TopologyRequest(Mode.REQUIRED, "rack")
 
 def workers(count: int, request: TopologyRequest | None = None, *, gpus: int = 8, name: str = "workers") -> PodSet:
     """Members of so many GPUs each."""
-    return PodSet(name, count, NEEDS, Ask(gpus), request or TopologyRequest())
+    return PodSet(name, count, NEEDS, DeviceRequest(gpus), request or TopologyRequest())
 
 
-def placed(pod_set: PodSet, state: Snapshot) -> Placement:
+def placed(pod_set: PodSet, state: HostSnapshot) -> Placement:
     """The placement of a gang that must have one."""
     answer = place(Gang((pod_set,)), state)
     assert isinstance(answer, Placement), answer
     return answer
 
 
-def refused(pod_set: PodSet, state: Snapshot) -> Refusal:
+def refused(pod_set: PodSet, state: HostSnapshot) -> PlacementRefusal:
     """The refusal of a gang that must have none."""
     answer = place(Gang((pod_set,)), state)
-    assert isinstance(answer, Refusal), answer
+    assert isinstance(answer, PlacementRefusal), answer
     return answer
 
 
-def busy(state: Snapshot, names: list[str], mask: int = 0) -> Snapshot:
+def busy(state: HostSnapshot, names: list[str], mask: int = 0) -> HostSnapshot:
     """The snapshot with only these GPUs free on some hosts."""
     return state.with_hosts(replace(state.hosts[state.index[name]], free_mask=mask) for name in names)
 
 
-def members(*hosts: str) -> list[Member]:
+def members(*hosts: str) -> list[PlacedMember]:
     """Members by rank."""
-    return [Member(rank, host) for rank, host in enumerate(hosts)]
+    return [PlacedMember(rank, host) for rank, host in enumerate(hosts)]
 
 
 def test_h1_of_two_gangs_that_each_fit_alone_one_is_placed_whole() -> None:
@@ -58,7 +69,7 @@ def test_h1_of_two_gangs_that_each_fit_alone_one_is_placed_whole() -> None:
     answer = place(first, state)
 
     assert isinstance(answer, Placement)
-    assert isinstance(place(first, state.take(answer, first)), Refusal)
+    assert isinstance(place(first, state.take(answer, first)), PlacementRefusal)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -112,7 +123,7 @@ def test_i3_idle_hosts_and_those_of_victims_are_found_together() -> None:
     now = busy(grid({("b0", "r0"): 2, ("b0", "r1"): 2}), ["b0-r0-1", "b0-r1-0", "b0-r1-1"])
     without_victim = now.with_hosts([replace(now.hosts[now.index["b0-r0-1"]], free_mask=DGX.full)])
 
-    assert isinstance(place(Gang((workers(2, ONE_RACK),)), now), Refusal)
+    assert isinstance(place(Gang((workers(2, ONE_RACK),)), now), PlacementRefusal)
     assert set(hosts_of(placed(workers(2, ONE_RACK), without_victim), "workers")) == {"b0-r0-0", "b0-r0-1"}
 
 
@@ -175,7 +186,7 @@ def test_j6_a_replacement_is_charged_before_the_next_gang() -> None:
     after = busy(state, [moved.host], DGX.full & ~sum(1 << position for position in moved.positions))
 
     assert (moved.rank, moved.host) == (1, "b0-r0-2")
-    assert isinstance(place(Gang((workers(1),)), after), Refusal)
+    assert isinstance(place(Gang((workers(1),)), after), PlacementRefusal)
 
 
 def test_j8_without_a_spare_node_nothing_is_moved() -> None:
@@ -289,7 +300,7 @@ def test_j19_a_replacement_looks_where_the_others_are_now() -> None:
 
 def test_a_leader_and_workers_share_the_domain_and_one_host_where_they_must() -> None:
     """A leader of two GPUs and workers of three: eight per host hold two workers and the leader."""
-    leader = PodSet("leader", 1, NEEDS, Ask(2), group="g")
+    leader = PodSet("leader", 1, NEEDS, DeviceRequest(2), group="g")
     gang = Gang((leader, replace(workers(4, ONE_RACK, gpus=3), group="g")))
     answer = place(gang, grid({("b0", "r0"): 2}))
 
@@ -360,7 +371,7 @@ def test_members_get_islands_where_that_costs_no_nearness() -> None:
         Host("odd", ("b0", "r0"), {"pods": 9}, bridged, 0b0101_0101),
         Host("pairs", ("b0", "r1"), {"pods": 9}, bridged, 0b0011_1100),
     ]
-    answer = placed(PodSet("workers", 2, {"pods": 1}, Ask(2)), snapshot(("block", "rack"), hosts))
+    answer = placed(PodSet("workers", 2, {"pods": 1}, DeviceRequest(2)), snapshot(("block", "rack"), hosts))
 
     assert {(member.host, member.positions) for member in answer.assignments[0].members} == {
         ("pairs", (2, 3)),

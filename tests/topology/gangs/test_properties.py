@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.topology.gangs.worlds import LEVELS, counts_of, gangs, pod_sets, snapshot_of, worlds
-from topology.gangs.model import Gang, Host, Mode, Order, Placement, PodSet, Refusal, Slice, TopologyRequest
-from topology.gangs.reference import World, distance, faults
+from topology.gangs.model import Gang, Host, Mode, Order, Placement, PlacementRefusal, PodSet, Slice, TopologyRequest
+from topology.gangs.reference import ReferenceCluster, distance, faults
 from topology.gangs.search import place
-from topology.gangs.selection import Offer, fewest
+from topology.gangs.selection import DomainOffer, fewest
 from topology.gangs.snapshot import snapshot
 
 HOSTS = st.lists(
@@ -22,7 +22,7 @@ HOSTS = st.lists(
 
 @settings(deadline=None, max_examples=100)
 @given(world=worlds(), data=st.data())
-def test_several_pod_sets_are_all_placed_or_none(world: World, data: st.DataObject) -> None:
+def test_several_pod_sets_are_all_placed_or_none(world: ReferenceCluster, data: st.DataObject) -> None:
     """Of two pod sets with requests of their own and one for the whole, all members have right places, or none has."""
     first = data.draw(pod_sets(world, name="first", count_max=3))
     second = data.draw(pod_sets(world, name="second", count_max=3))
@@ -36,17 +36,17 @@ def test_several_pod_sets_are_all_placed_or_none(world: World, data: st.DataObje
 
 @settings(deadline=None, max_examples=100)
 @given(world=worlds(), data=st.data())
-def test_same_question_same_answer_in_whatever_order_hosts_come(world: World, data: st.DataObject) -> None:
+def test_same_question_same_answer_in_whatever_order_hosts_come(world: ReferenceCluster, data: st.DataObject) -> None:
     """The answer depends on nothing but the question."""
     gang = data.draw(gangs(world))
-    shuffled = World(world.levels, tuple(data.draw(st.permutations(world.hosts))))
+    shuffled = ReferenceCluster(world.levels, tuple(data.draw(st.permutations(world.hosts))))
 
     assert place(gang, snapshot_of(shuffled)) == place(gang, snapshot_of(world))
 
 
 @settings(deadline=None, max_examples=100)
 @given(world=worlds(), data=st.data())
-def test_asking_less_is_never_refused_more(world: World, data: st.DataObject) -> None:
+def test_asking_less_is_never_refused_more(world: ReferenceCluster, data: st.DataObject) -> None:
     """Who finds places for a required level finds them for the next higher one, for a preferred one, for fewer."""
     count = data.draw(st.integers(1, 5))
     pod_set = replace(data.draw(pod_sets(world)), count=count)
@@ -72,7 +72,7 @@ def test_never_more_domains_of_the_requested_level_than_in_kueues_order(
     hosts = tuple(
         Host(f"h{number:02}", (f"b{block}", f"r{rack}"), {"cpu": cpu}) for number, (block, rack, cpu) in enumerate(rows)
     )
-    world, names = World(LEVELS, hosts), ("block", "rack", "host")
+    world, names = ReferenceCluster(LEVELS, hosts), ("block", "rack", "host")
     level = data.draw(st.sampled_from(names))
     mode = data.draw(st.sampled_from((Mode.REQUIRED, Mode.PREFERRED)))
     size = data.draw(st.sampled_from((1, 2, 3)))
@@ -89,7 +89,7 @@ def test_never_more_domains_of_the_requested_level_than_in_kueues_order(
     gang = Gang((workers, leader) if workers.count > 1 and data.draw(st.booleans()) else (workers,))
     ours, kueues = place(gang, snapshot_of(world)), place(gang, snapshot_of(world), order=Order.KUEUE)
 
-    assert isinstance(ours, Refusal) == isinstance(kueues, Refusal)
+    assert isinstance(ours, PlacementRefusal) == isinstance(kueues, PlacementRefusal)
     if isinstance(ours, Placement) and isinstance(kueues, Placement):
         assert faults(gang, world, counts_of(kueues)) == []
         assert distance(gang, world, counts_of(ours)) <= distance(gang, world, counts_of(kueues))
@@ -102,7 +102,7 @@ def test_never_more_domains_of_the_requested_level_than_in_kueues_order(
 )
 def test_the_fewest_siblings_with_the_least_surplus_are_taken(held: list[int], need: int) -> None:
     """Of all sets of siblings that hold the need, none is smaller, and none as small leaves less unused."""
-    offers = [Offer(number, units, units, False, (number,)) for number, units in enumerate(held)]
+    offers = [DomainOffer(number, units, units, False, (number,)) for number, units in enumerate(held)]
     found = fewest(offers, need, leader=False)
     right = [
         (size, sum(chosen) - need)

@@ -8,23 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.topology.gangs.worlds import grid, pod_sets, snapshot_of, worlds
-from topology.asks import Ask
-from topology.gangs.model import Gang, Limit, Member, Mode, Placement, PodSet, Slice, TopologyRequest
-from topology.gangs.reference import World, faults
+from topology.device_requests import DeviceRequest
+from topology.gangs.model import Gang, Limit, Mode, PlacedMember, Placement, PodSet, Slice, TopologyRequest
+from topology.gangs.reference import ReferenceCluster, faults
 from topology.gangs.repair import replace_lost
 from topology.gangs.search import place
 
 NEEDS = {"cpu": 1_000, "pods": 1}
 
 
-def at(*hosts: str) -> list[Member]:
+def at(*hosts: str) -> list[PlacedMember]:
     """Members by rank."""
-    return [Member(rank, host) for rank, host in enumerate(hosts)]
+    return [PlacedMember(rank, host) for rank, host in enumerate(hosts)]
 
 
 @settings(deadline=None, max_examples=150)
 @given(world=worlds(), data=st.data())
-def test_a_repaired_gang_breaks_nothing(world: World, data: st.DataObject) -> None:
+def test_a_repaired_gang_breaks_nothing(world: ReferenceCluster, data: st.DataObject) -> None:
     """With every lost member replaced, the gang is one that the request allows, on GPUs that are free."""
     pod_set = data.draw(pod_sets(world, count_max=4))
     gang = Gang((pod_set,))
@@ -51,7 +51,7 @@ def test_a_repaired_gang_breaks_nothing(world: World, data: st.DataObject) -> No
 
 @settings(deadline=None, max_examples=60)
 @given(world=worlds(), data=st.data())
-def test_a_host_that_comes_back_empty_takes_its_members_again(world: World, data: st.DataObject) -> None:
+def test_a_host_that_comes_back_empty_takes_its_members_again(world: ReferenceCluster, data: st.DataObject) -> None:
     """Where the lost host itself is good again, a repair is always found."""
     pod_set = data.draw(pod_sets(world, count_max=4))
     gang = Gang((pod_set,))
@@ -72,7 +72,7 @@ def test_a_host_that_comes_back_empty_takes_its_members_again(world: World, data
 
 def test_limits_count_the_members_that_remain() -> None:
     """One member per host: the replacement does not go to a host that has one."""
-    gang = PodSet("w", 2, NEEDS, Ask(1), TopologyRequest(Mode.REQUIRED, "rack"), limits=(Limit("host", 1),))
+    gang = PodSet("w", 2, NEEDS, DeviceRequest(1), TopologyRequest(Mode.REQUIRED, "rack"), limits=(Limit("host", 1),))
     repair = replace_lost(gang, grid({("b0", "r0"): 2}), at("b0-r0-0", "gone"), {"gone"})
 
     assert [member.host for member in repair.members] == ["b0-r0-1"]
@@ -83,7 +83,7 @@ def test_nested_slices_are_repaired_innermost_first() -> None:
     request = TopologyRequest(Mode.REQUIRED, "block", (Slice("rack", 4), Slice("host", 2)))
     state = grid({("b0", "r0"): 3, ("b0", "r1"): 3})
     repair = replace_lost(
-        PodSet("w", 8, NEEDS, Ask(4), request),
+        PodSet("w", 8, NEEDS, DeviceRequest(4), request),
         state,
         at(*["b0-r0-0"] * 2, *["gone"] * 2, *["b0-r1-0"] * 2, *["b0-r1-1"] * 2),
         {"gone"},
@@ -96,7 +96,7 @@ def test_nested_slices_are_repaired_innermost_first() -> None:
 def test_others_of_the_gang_bind_the_domain() -> None:
     """A leader whose host was lost alone stays in the rack of its workers."""
     state = grid({("b0", "r0"): 1, ("b0", "r1"): 2})
-    leader = PodSet("leader", 1, NEEDS, Ask(1), TopologyRequest(Mode.REQUIRED, "rack"))
+    leader = PodSet("leader", 1, NEEDS, DeviceRequest(1), TopologyRequest(Mode.REQUIRED, "rack"))
     repair = replace_lost(leader, state, at("gone"), {"gone"}, anchors=[("rack", ["b0-r1-0"])])
 
     assert repair.members[0].host.startswith("b0-r1")
@@ -105,7 +105,7 @@ def test_others_of_the_gang_bind_the_domain() -> None:
 def test_preferred_members_come_back_as_near_as_there_is_room() -> None:
     """First the rack of the others, then their block, then anywhere."""
     request = TopologyRequest(Mode.PREFERRED, "rack")
-    gang = PodSet("w", 2, NEEDS, Ask(8), request)
+    gang = PodSet("w", 2, NEEDS, DeviceRequest(8), request)
     state = grid({("b0", "r0"): 1, ("b0", "r1"): 1, ("b1", "r0"): 1})
     full = [replace(host, free_mask=0) for host in state.hosts if host.name == "b0-r0-0"]
     near = replace_lost(gang, state.with_hosts(full), at("b0-r0-0", "gone"), {"gone"})
@@ -118,7 +118,7 @@ def test_preferred_members_come_back_as_near_as_there_is_room() -> None:
 
 def test_a_level_that_is_gone_is_told() -> None:
     """The topology was edited while the gang ran: the repair says so and moves nobody."""
-    gang = PodSet("w", 2, NEEDS, Ask(1), TopologyRequest(Mode.REQUIRED, "zone"))
+    gang = PodSet("w", 2, NEEDS, DeviceRequest(1), TopologyRequest(Mode.REQUIRED, "zone"))
     repair = replace_lost(gang, grid({("b0", "r0"): 1}), at("b0-r0-0", "gone"), {"gone"})
 
     assert repair.members == ()
@@ -131,8 +131,10 @@ def test_domains_in_use_come_before_new_ones() -> None:
     state = grid({("b0", "r0"): 2, ("b0", "r1"): 3, ("b0", "r2"): 3})
     full = [replace(host, free_mask=0) for host in state.hosts if host.name in ("b0-r0-0", "b0-r0-1", "b0-r2-0")]
     hosts = ("b0-r0-0", "b0-r0-1", "b0-r2-0", "gone")
-    repair = replace_lost(PodSet("w", 4, NEEDS, Ask(8), request), state.with_hosts(full), at(*hosts), {"gone"})
-    anywhere = replace_lost(PodSet("w", 2, NEEDS, Ask(1)), state, at("b0-r1-1", "gone"), {"gone"})
+    repair = replace_lost(
+        PodSet("w", 4, NEEDS, DeviceRequest(8), request), state.with_hosts(full), at(*hosts), {"gone"}
+    )
+    anywhere = replace_lost(PodSet("w", 2, NEEDS, DeviceRequest(1)), state, at("b0-r1-1", "gone"), {"gone"})
 
     assert [member.host for member in repair.members] == ["b0-r2-1"]
     assert [member.host for member in anywhere.members] == ["b0-r1-1"]

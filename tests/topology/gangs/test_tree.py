@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.topology.gangs.worlds import grid
-from topology.asks import Ask
+from topology.device_requests import DeviceRequest
 from topology.gangs.errors import GangError
 from topology.gangs.model import (
     LEVELS_MAX,
@@ -17,8 +17,8 @@ from topology.gangs.model import (
     Host,
     Mode,
     Placement,
+    PlacementRefusal,
     PodSet,
-    Refusal,
     Slice,
     TopologyRequest,
 )
@@ -92,7 +92,7 @@ def test_slices_that_do_not_nest_are_refused(slices: tuple[Slice, ...], problem:
     request = TopologyRequest(Mode.PREFERRED, "block", slices)
     answer = place(Gang((PodSet("p", 8, request=request),)), snapshot(("block", "rack"), HOSTS))
 
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, PlacementRefusal)
     assert (answer.cause, answer.text) == (Cause.BAD_SLICES, f"pod set p: {problem}")
 
 
@@ -101,7 +101,7 @@ def test_slices_above_the_requested_level_are_refused() -> None:
     request = TopologyRequest(Mode.REQUIRED, "rack", (Slice("block", 2),))
     answer = place(Gang((PodSet("p", 2, request=request),)), snapshot(("block", "rack"), HOSTS))
 
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, PlacementRefusal)
     assert answer.cause is Cause.BAD_SLICES
 
 
@@ -109,7 +109,7 @@ def test_an_empty_cluster_refuses_and_an_empty_gang_fits() -> None:
     """No host has a place: refused; no member wants one: placed."""
     answer = place(Gang((PodSet("p", 1),)), snapshot(("block",), []))
 
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, PlacementRefusal)
     assert answer.cause is Cause.NO_DOMAIN
     nobody = place(Gang((PodSet("p", 0), PodSet("q", 1))), snapshot(("block", "rack"), HOSTS))
     assert isinstance(nobody, Placement)
@@ -134,7 +134,7 @@ def test_a_changed_host_keeps_the_tree_and_a_moved_one_does_not() -> None:
 
 def test_taking_a_placement_twice_is_told_by_unknown_hosts_only() -> None:
     """What a placement takes is subtracted; a host that is not there is a contradiction."""
-    gang = Gang((PodSet("p", 2, {"cpu": 1_000, "pods": 1}, Ask(4)),))
+    gang = Gang((PodSet("p", 2, {"cpu": 1_000, "pods": 1}, DeviceRequest(4)),))
     state = grid({("b0", "r0"): 1})
     answer = place(gang, state)
 
@@ -157,5 +157,5 @@ def test_absurd_amounts_are_refused_and_break_nothing() -> None:
 
     assert isinstance(modest, Placement)
     assert modest.assignments[0].members[0].host == "rich"
-    assert isinstance(greedy, Refusal)
+    assert isinstance(greedy, PlacementRefusal)
     assert greedy.excluded == (("resource memory", 2),)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from topology.asks import Ask, Interconnect, Policy
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.gangs.model import Gang, Host, Limit, Mode, Placement, PodSet, Slice, TopologyRequest
-from topology.gangs.reference import World
-from topology.gangs.snapshot import Snapshot, snapshot
+from topology.gangs.reference import ReferenceCluster
+from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.profiles import profile
 
 LEVELS = ("block", "rack")
@@ -17,17 +17,17 @@ MACHINES = tuple(profile(name).machine for name in ("rtx8000x4-bridged", "gb200-
 ASKS = (
     None,
     None,
-    Ask(1),
-    Ask(2),
-    Ask(2, Policy.ISLAND),
-    Ask(2, interconnect=Interconnect.NVLINK),
-    Ask(3),
-    Ask(4),
+    DeviceRequest(1),
+    DeviceRequest(2),
+    DeviceRequest(2, Policy.ISLAND),
+    DeviceRequest(2, interconnect=Interconnect.NVLINK),
+    DeviceRequest(3),
+    DeviceRequest(4),
 )
 
 
 @st.composite
-def worlds(draw: st.DrawFn, *, hosts_max: int = 5) -> World:
+def worlds(draw: st.DrawFn, *, hosts_max: int = 5) -> ReferenceCluster:
     """Hosts in up to two blocks of up to three racks, with little left on them."""
     count = draw(st.integers(1, hosts_max))
     hosts = []
@@ -37,21 +37,21 @@ def worlds(draw: st.DrawFn, *, hosts_max: int = 5) -> World:
         free = {"cpu": draw(st.integers(0, 4)), "pods": draw(st.sampled_from((1, 3, 9)))}
         mask = draw(st.integers(0, machine.full))
         hosts.append(Host(f"h{number}", path, free, machine, mask, draw(st.sampled_from(("x", "y")))))
-    return World(LEVELS, tuple(hosts))
+    return ReferenceCluster(LEVELS, tuple(hosts))
 
 
 @st.composite
-def lean_worlds(draw: st.DrawFn) -> World:
+def lean_worlds(draw: st.DrawFn) -> ReferenceCluster:
     """Hosts on which only pods count: many shapes of racks in few examples."""
     hosts = [
         Host(f"h{number}", (f"b{draw(st.integers(0, 1))}", f"r{draw(st.integers(0, 2))}"), {"pods": size})
         for number, size in enumerate(draw(st.lists(st.integers(0, 3), min_size=3, max_size=6)))
     ]
-    return World(LEVELS, tuple(hosts))
+    return ReferenceCluster(LEVELS, tuple(hosts))
 
 
 @st.composite
-def lean_gangs(draw: st.DrawFn, world: World) -> Gang:
+def lean_gangs(draw: st.DrawFn, world: ReferenceCluster) -> Gang:
     """Pods that ask for nothing but a place, in slices, limited per domain, or behind a leader."""
     count = draw(st.integers(1, 7))
     grouped = draw(st.booleans())
@@ -88,7 +88,7 @@ def requests(draw: st.DrawFn, count: int) -> TopologyRequest:
 
 @st.composite
 def pod_sets(
-    draw: st.DrawFn, world: World, *, name: str = "workers", count_max: int = 5, plain: bool = False
+    draw: st.DrawFn, world: ReferenceCluster, *, name: str = "workers", count_max: int = 5, plain: bool = False
 ) -> PodSet:
     """Members that need a little, may not use some hosts and may be limited per domain."""
     count = draw(st.integers(1, count_max))
@@ -111,7 +111,7 @@ def pod_sets(
 
 
 @st.composite
-def gangs(draw: st.DrawFn, world: World) -> Gang:
+def gangs(draw: st.DrawFn, world: ReferenceCluster) -> Gang:
     """One pod set, or workers with one leader."""
     workers = draw(pod_sets(world))
     if not draw(st.booleans()):
@@ -135,7 +135,7 @@ def gangs(draw: st.DrawFn, world: World) -> Gang:
     return Gang((leader, grouped) if draw(st.booleans()) else (grouped, leader))
 
 
-def snapshot_of(world: World) -> Snapshot:
+def snapshot_of(world: ReferenceCluster) -> HostSnapshot:
     """The world as the search sees it."""
     return snapshot(world.levels, world.hosts)
 
@@ -161,7 +161,7 @@ def grid(
     *,
     machine: str = "dgx-h100",
     free: Mapping[str, int] | None = None,
-) -> Snapshot:
+) -> HostSnapshot:
     """Whole machines: so many hosts per (block, rack), named block-rack-number."""
     shape = profile(machine).machine
     numbers = racks if isinstance(racks, Mapping) else dict.fromkeys(racks, 4)

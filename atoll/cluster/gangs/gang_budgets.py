@@ -1,0 +1,47 @@
+"""What gangs promise to their members: how many may go before a gang is told to end.
+
+In: the admitted gangs. Out: keys per member and how often each may be broken, in the terms of disruption budgets, so
+that whoever looks for victims among pods spares the members that a gang needs. Separate from making_room, which weighs
+whole gangs: a single pod that wants room looks at one node and takes single pods.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from atoll.cluster.budgets import GangBudgets, gang_promise
+from atoll.cluster.gangs.lifecycle import GangView
+from atoll.cluster.gangs.membership import COUNTING, STARTED, GangMember
+from atoll.cluster.gangs.readiness import minimum_of, placed
+
+ALL_MAY_GO: Final = 2**31
+
+
+def gang_budgets(views: Iterable[GangView], *, whole_below: int | None = None) -> GangBudgets:
+    """Return what the admitted gangs promise. With `whole_below` those whose members all have a lower priority promise
+    nothing: such a gang may give way whole."""
+    keys: dict[str, tuple[str, ...]] = {}
+    allowed: dict[str, int] = {}
+    for view in views:
+        metadata, spec = view.gang.metadata, view.gang.spec
+        whole = gang_promise(metadata.namespace, metadata.name)
+        counting = [member for member in view.members if member.stage in COUNTING]
+        gives_way = whole_below is not None and priority_of(view) < whole_below
+        allowed[whole] = ALL_MAY_GO if gives_way else len(counting) - spec.quorum
+        for pod_set in spec.pod_sets:
+            count = sum(member.pod_set == pod_set.name for member in counting)
+            spare = count - minimum_of(spec, pod_set.name)
+            allowed[f"{whole}/{pod_set.name}"] = ALL_MAY_GO if gives_way else spare
+        keys.update({member.uid: (whole, f"{whole}/{member.pod_set}") for member in counting})
+    return GangBudgets(keys, allowed)
+
+
+def priority_of(view: GangView) -> int:
+    """Return the highest priority among the members that were let go: what must be surpassed for all of them to go."""
+    return max((member.pod.spec.priority for member in view.members if member.stage in STARTED), default=0)
+
+
+def needs(view: GangView, gone: Iterable[GangMember]) -> bool:
+    """Tell whether the gang is below what it needs once these members are gone."""
+    uids = {member.uid for member in gone}
+    rest = (member for member in view.members if member.uid not in uids)
+    return not placed(view.gang.spec, rest).is_enough

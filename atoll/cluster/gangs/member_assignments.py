@@ -1,0 +1,116 @@
+"""What a placement means for the members: which GPUs of which node each gets, and what the gang's status says of it.
+
+In: the search's answer, the members in the order in which it was asked, the nodes' devices. Out: one Seat per member,
+the assignment for the status, and the patches that pin a pod and open its gate. Pure; the shell writes.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.api import names
+from atoll.api.gangs import DOMAINS_MAX, DomainShare, GangAssignment, PodSetAssignment
+from atoll.cluster.allocations import Allocation
+from atoll.cluster.gangs.membership import GangMember
+from atoll.cluster.gangs.node_domains import HOSTNAME, NodeDomains
+from atoll.cluster.gangs.search_input import PART
+from atoll.cluster.machines import NodeDevices
+from topology.gangs.model import PlacedMember, Placement, PodSetPlacement
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAssignment:
+    """The GPUs that one member is to hold. `node_uid` and the claim go onto its Leases."""
+
+    member: GangMember
+    allocation: Allocation
+    node_uid: str
+
+
+def member_assignments(
+    placement: Placement, asked: Mapping[str, Sequence[GangMember]], devices: Mapping[str, NodeDevices]
+) -> tuple[MemberAssignment, ...]:
+    """Return the seats of a placement; `asked` has the members of each pod set in the order of their ranks."""
+    return tuple(
+        member_assignment(placed, asked[assignment.pod_set][placed.rank], devices)
+        for assignment in placement.assignments
+        for placed in assignment.members
+    )
+
+
+def member_assignment(placed: PlacedMember, member: GangMember, devices: Mapping[str, NodeDevices]) -> MemberAssignment:
+    """Return the seat of one placed member."""
+    node = devices[placed.host]
+    chosen = [node.devices[position] for position in placed.positions]
+    allocation = Allocation(node.node, tuple(d.id for d in chosen), tuple(d.uuid for d in chosen))
+    return MemberAssignment(member, allocation, node.node_uid)
+
+
+def status_assignment(placement: Placement, site: NodeDomains) -> GangAssignment:
+    """Return what the status says of a placement."""
+    whole: dict[str, PodSetPlacement] = {}
+    for part in placement.assignments:
+        name = part.pod_set.partition(PART)[0]
+        known = whole.get(name, PodSetPlacement(name, "", (), ()))
+        whole[name] = PodSetPlacement(name, "", (*known.domains, *part.domains), (*known.members, *part.members))
+    return GangAssignment(
+        topology=site.name, pod_sets=tuple(_pod_set_assignment(one, site.levels) for one in whole.values())
+    )
+
+
+def _pod_set_assignment(assignment: PodSetPlacement, levels: tuple[str, ...]) -> PodSetAssignment:
+    """Count members per domain of the lowest level; where there are too many, of the lowest that has few enough.
+
+    Where the lowest level is the host, its name alone says where that is.
+    """
+    counts: Counter[tuple[str, ...]] = Counter()
+    for domain in assignment.domains:
+        counts[domain.path[: len(levels)] if levels else domain.path[-1:]] += domain.count
+    shown_levels = levels or (HOSTNAME,)
+    total = len(counts)
+    if shown_levels[-1] == HOSTNAME and total <= DOMAINS_MAX:
+        counts, shown_levels = _cut(counts, slice(len(shown_levels) - 1, None)), (HOSTNAME,)
+    while len(counts) > DOMAINS_MAX and len(shown_levels) > 1:
+        shown_levels = shown_levels[:-1]
+        counts = _cut(counts, slice(0, len(shown_levels)))
+    shares = (DomainShare(values=path, count=count) for path, count in sorted(counts.items())[:DOMAINS_MAX])
+    return PodSetAssignment(
+        name=assignment.pod_set,
+        count=assignment.count,
+        levels=shown_levels,
+        domain_count=total,
+        domains=tuple(shares),
+    )
+
+
+def _cut(counts: Counter[tuple[str, ...]], kept: slice) -> Counter[tuple[str, ...]]:
+    merged: Counter[tuple[str, ...]] = Counter()
+    for path, count in counts.items():
+        merged[path[kept]] += count
+    return merged
+
+
+def pinned_affinity(affinity: Mapping[str, Any] | None, node: str) -> dict[str, Any]:
+    """Return the pod's affinity, tightened to one node by name: kube-scheduler then looks at that node alone.
+
+    While a pod is gated the API server takes a required node affinity where there was none, and further expressions in
+    the terms that are there; their number must stay. A pod may be pinned twice: the same pin is not added again.
+    """
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    found = dict(affinity or {})
+    node_affinity = dict(found.get("nodeAffinity") or {})
+    required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+    terms = [dict(term) for term in required.get("nodeSelectorTerms") or [{}]]
+    for term in terms:
+        fields = list(term.get("matchFields") or [])
+        term["matchFields"] = fields if pin in fields else [*fields, pin]
+    required["nodeSelectorTerms"] = terms
+    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    return {**found, "nodeAffinity": node_affinity}
+
+
+def open_gate(spec: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """Return the part of a pod's spec that pins it and takes Atoll's gate off, for one merge patch."""
+    gates = [gate for gate in spec.get("schedulingGates") or [] if gate.get("name") != names.GANG_GATE]
+    return {"affinity": pinned_affinity(spec.get("affinity"), node), "schedulingGates": gates}

@@ -1,0 +1,237 @@
+"""One gang as the search is asked about it: hosts with what is free, pod sets with what a member needs.
+
+In: the members to place with their requests, the site, nodes, cells and pods. Out: a `GangSearchInput` for topology.gangs, or
+an Obstacle that names what contradicts itself. What kube-scheduler would refuse is taken out before, see
+atoll.cluster.host_fit. What does not fit the landscape without its pods never fits.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from atoll.api.gangs import GangTopologyRequest as WantedTopology
+from atoll.api.gangs import GpuGangSpec
+from atoll.cluster import host_fit, pod_fit
+from atoll.cluster.gangs.lifecycle import Obstacle
+from atoll.cluster.gangs.membership import GangMember
+from atoll.cluster.gangs.node_domains import HOSTNAME, NodeDomains
+from atoll.cluster.gangs.readiness import minimum_of
+from atoll.cluster.machines import Cell, NodeDevices, NodeShape, cell_of
+from atoll.cluster.objects import Node, Pod
+from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.selection import position_masks
+from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
+from topology.gangs.snapshot import HostSnapshot, snapshot
+from topology.gangs.spares import with_spares
+
+NO_REPORT = "no fresh GPU report"
+KUEUES_TOPOLOGY = tuple(f"kueue.x-k8s.io/podset-{mode}-topology" for mode in ("required", "preferred", "unconstrained"))
+"""On pods that may be under Kueue's topology-aware scheduling, which writes a node selector into each of them."""
+PART = "/"
+"""Between the name of a pod set and the number of a part of it; no name of a pod set holds one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSnapshot:
+    """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
+    those that are about to start there included; `free`: what those leave of counted resources."""
+
+    nodes: Mapping[str, Node]
+    devices: Mapping[str, NodeDevices]
+    cells: Mapping[str, Cell]
+    pods_on: Mapping[str, Sequence[Pod]]
+    free: Mapping[str, Mapping[str, int]]
+    _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict)
+
+    def snapshot(self, site: NodeDomains) -> HostSnapshot:
+        """Return the hosts of a site, built once: every gang that is tried on this landscape shares them."""
+        known = self._snapshots.get(id(site))
+        if known is None or known[0] is not site:
+            built = snapshot(site.levels, hosts_of(site, self))
+            if site.spares is not None:
+                built = with_spares(built, site.spares[0], site.spares[1])
+            known = self._snapshots[id(site)] = (site, built)
+        return known[1]
+
+    def emptied(self) -> "PlacementSnapshot":
+        """Return the same machines without any pod."""
+        cells = {name: cell_of(self.devices[name].shape, self.devices[name].usable) for name in self.cells}
+        free = {name: host_fit.free(node, ()) for name, node in self.nodes.items()}
+        return PlacementSnapshot(self.nodes, self.devices, cells, {}, free)
+
+
+@dataclass(frozen=True, slots=True)
+class GangSearchInput:
+    """What the search is asked. `asked`: the members of each pod set by rank, to read the answer by."""
+
+    gang: Gang
+    snapshot: HostSnapshot
+    asked: Mapping[str, tuple[GangMember, ...]] = field(default_factory=dict)
+
+
+def search_input(
+    spec: GpuGangSpec,
+    chosen: Sequence[GangMember],
+    requests: Mapping[str, Request],
+    site: NodeDomains,
+    landscape: PlacementSnapshot,
+    *,
+    done: Mapping[str, int] | None = None,
+) -> GangSearchInput | Obstacle:
+    """Return the question for the members `chosen`; `requests` are their own, by uid.
+
+    With `done`, the successes per pod set, as many of each as are still needed are enough; without it, all must fit.
+    """
+    asked = {
+        name: part
+        for pod_set in spec.pod_sets
+        if (found := tuple(member for member in chosen if member.pod_set == pod_set.name))
+        for name, part in _parts(pod_set.name, found)
+    }
+    for name, members in asked.items():
+        problem = _unlike(name, members, requests)
+        if problem is not None:
+            return problem
+    kinds = _kinds(landscape, site)
+    templates = {name: members[0].pod for name, members in asked.items()}
+    pod_sets = tuple(
+        replace(
+            _pod_set(spec, name, members, requests[members[0].uid], landscape, site, kinds),
+            min_count=_enough(spec, name, members, done),
+            apart=_apart(name, templates),
+        )
+        for name, members in asked.items()
+    )
+    return GangSearchInput(Gang(pod_sets, topology_request(spec.topology)), landscape.snapshot(site), asked)
+
+
+def topology_request(wanted: WantedTopology | None) -> TopologyRequest:
+    """Return a topology request in the words of the search."""
+    if wanted is None:
+        return TopologyRequest()
+    return TopologyRequest(
+        mode=Mode(wanted.mode.value),
+        level=wanted.level or "",
+        slices=tuple(Slice(level=part.level, size=part.size) for part in wanted.slices),
+    )
+
+
+def hosts_of(site: NodeDomains, landscape: PlacementSnapshot) -> Iterable[Host]:
+    """Return the hosts of a site."""
+    kinds = _kinds(landscape, site)
+    hosts = []
+    for name, path in site.paths.items():
+        cell = landscape.cells.get(name)
+        shape = cell.shape if cell is not None else None
+        hosts.append(
+            Host(
+                name=name,
+                path=path,
+                free=landscape.free.get(name, {}),
+                machine=shape.machine if shape is not None else None,
+                free_mask=cell.free if cell is not None else 0,
+                kind=kinds[shape] if shape is not None else "",
+            )
+        )
+    return hosts
+
+
+def _parts(name: str, members: tuple[GangMember, ...]) -> Iterator[tuple[str, tuple[GangMember, ...]]]:
+    """Yield the members for which Kueue has chosen different domains apart: its choice stands, the GPUs are ours."""
+    chosen: dict[tuple[tuple[str, str], ...], list[GangMember]] = {}
+    if any(key in members[0].pod.metadata.annotations for key in KUEUES_TOPOLOGY):
+        for member in members:
+            chosen.setdefault(tuple(sorted((member.pod.spec.node_selector or {}).items())), []).append(member)
+    if len(chosen) <= 1:
+        yield name, members
+        return
+    for number, part in enumerate(chosen.values()):
+        yield f"{name}{PART}{number}", tuple(part)
+
+
+def _kinds(landscape: PlacementSnapshot, site: NodeDomains) -> dict[NodeShape, str]:
+    shapes = dict.fromkeys(landscape.cells[name].shape for name in sorted(site.paths) if name in landscape.cells)
+    return {shape: f"shape-{number}" for number, shape in enumerate(shapes)}
+
+
+def _unlike(name: str, members: Sequence[GangMember], requests: Mapping[str, Request]) -> Obstacle | None:
+    """Members of one pod set are alike: the search places them as one kind."""
+    first = members[0]
+    for member in members[1:]:
+        same_request = requests[member.uid] == requests[first.uid]
+        same_place = _constraints(member.pod) == _constraints(first.pod)
+        if not (same_request and same_place and host_fit.needs(member.pod) == host_fit.needs(first.pod)):
+            return Obstacle(
+                "Invalid",
+                f"pods {first.pod.metadata.name} and {member.pod.metadata.name} of pod set "
+                f"{name.partition(PART)[0]} ask for different "
+                "things; give each kind of pod a pod set of its own",
+            )
+    return None
+
+
+def _pod_set(
+    spec: GpuGangSpec,
+    name: str,
+    members: Sequence[GangMember],
+    request: Request,
+    landscape: PlacementSnapshot,
+    site: NodeDomains,
+    kinds: Mapping[NodeShape, str],
+) -> PodSet:
+    wanted = next((pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name), None)
+    pod = members[0].pod
+    nodes = [landscape.nodes[host] for host in site.paths]
+    excluded = host_fit.excluded_nodes(pod, nodes, landscape.pods_on)
+    excluded |= {host: NO_REPORT for host in site.paths if host not in landscape.cells and host not in excluded}
+    liked = {node.metadata.name: score for node in nodes if (score := host_fit.preference(pod, node))}
+    admitted: dict[str, tuple[int, ...]] = {}
+    refused: dict[NodeShape, str] = {}
+    for shape, kind in kinds.items():
+        masks = position_masks(shape, request)
+        if isinstance(masks, Rejection):
+            refused[shape] = masks.reason
+        else:
+            admitted[kind] = masks
+    for host in site.paths:
+        cell = landscape.cells.get(host)
+        if cell is not None and cell.shape in refused and host not in excluded:
+            excluded[host] = refused[cell.shape]
+    return PodSet(
+        name=name,
+        count=len(members),
+        needs=host_fit.needs(pod),
+        ask=request.ask,
+        request=topology_request(wanted),
+        admitted=admitted,
+        excluded=excluded,
+        preferences=liked,
+        limits=_limits(pod, site),
+    )
+
+
+def _enough(spec: GpuGangSpec, name: str, members: Sequence[GangMember], done: Mapping[str, int] | None) -> int:
+    if done is None or PART in name:
+        return len(members)
+    return max(0, min(len(members), minimum_of(spec, name) - done.get(name, 0)))
+
+
+def _constraints(pod: Pod) -> tuple[object, ...]:
+    return pod.spec.node_selector, pod.spec.tolerations, pod.spec.affinity
+
+
+def _limits(pod: Pod, site: NodeDomains) -> tuple[Limit, ...]:
+    """Return how many members one domain may take by their own anti-affinity and host ports.
+
+    A label that is no level of the topology cannot be weighed here; kube-scheduler refuses what breaks it.
+    """
+    labels = [HOST if label == HOSTNAME else label for label in pod_fit.own_limits(pod)]
+    if host_fit.host_ports(pod):
+        labels.append(HOST)
+    return tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in site.levels)
+
+
+def _apart(name: str, templates: Mapping[str, Pod]) -> frozenset[str]:
+    """Return the pod sets whose members may not share a host with those of one."""
+    return frozenset(
+        other for other, pod in templates.items() if other != name and pod_fit.are_apart(templates[name], pod)
+    )

@@ -1,0 +1,87 @@
+"""What made room for waiting pods, and how much room there is.
+
+In: changes of the mirror. Out: the generation of the newest one that may let a pod in, and the nodes with their free
+GPUs. Separate from the wake-up, which only asks.
+"""
+
+from typing import Any
+
+from atoll.cluster.objects import Node
+from atoll.cluster.release import version_number
+from atoll.cluster.wakeups import NodeCapacity
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.mirror import ClusterMirror, WatchedKind
+from atoll.service.clock import Clock
+
+
+class CapacityChanges:
+    """Follows the mirror of one leadership term. `generation` is the resourceVersion of the newest change."""
+
+    def __init__(self, mirror: ClusterMirror, clock: Clock) -> None:
+        self._mirror = mirror
+        self._clock = clock
+        self._usable = {node: self._usable_now(node) for node in mirror.ledger.nodes}
+        self._stale: set[str] = set()
+        self.generation = max(version_number(each.resource_version) for each in mirror.reflectors.values())
+
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> bool:
+        """Tell whether a change may let a waiting pod in, and take its version for the generation if so."""
+        makes_room = {
+            WatchedKind.LEASE: self._lease_ended,
+            WatchedKind.REPORT: self._devices_came,
+            WatchedKind.NODE: self._node_opened,
+            WatchedKind.HEARTBEAT: self._agent_came_back,
+            WatchedKind.CLAIM: self._claim_came,
+        }
+        if kind not in makes_room or not makes_room[kind](change):
+            return False
+        self.generation = max(self.generation, version_number(change.object.metadata.resource_version))
+        return True
+
+    def rooms(self) -> list[NodeCapacity]:
+        """Return the nodes whose agents are heard and whose Node exists, by name, with what is free on each."""
+        now = self._clock.monotonic_seconds()
+        ledger, nodes = self._mirror.ledger, self._mirror.nodes.store
+        self._stale = {name for name in ledger.nodes if ledger.is_stale(name, now)}
+        return [
+            NodeCapacity(nodes["", name], ledger.nodes[name], ledger.free(name, now_seconds=now))
+            for name in sorted(ledger.nodes)
+            if name not in self._stale and ("", name) in nodes
+        ]
+
+    def _lease_ended(self, change: Change[Any]) -> bool:
+        return change.kind is ChangeKind.DELETED
+
+    def _devices_came(self, change: Change[Any]) -> bool:
+        node = change.object.metadata.name
+        before = self._usable.get(node, 0)
+        after = self._usable[node] = self._usable_now(node)
+        return bool(after & ~before)
+
+    def _usable_now(self, node: str) -> int:
+        """Return the devices that are well and that nobody uses without holding them."""
+        ledger = self._mirror.ledger
+        devices = ledger.nodes.get(node)
+        if devices is None:
+            return 0
+        foreign = (i for i, device in enumerate(devices.devices) if ledger.foreign_uses(node, device.uuid))
+        return devices.usable & ~sum(1 << i for i in foreign)
+
+    def _node_opened(self, change: Change[Any]) -> bool:
+        if change.kind is ChangeKind.ADDED:
+            self._devices_came(change)  # none, where the report is still that of another Node of this name
+            return True
+        if change.kind is ChangeKind.DELETED:
+            return False
+        old, new = change.old, change.object
+        return not isinstance(old, Node) or (old.spec, old.metadata.labels) != (new.spec, new.metadata.labels)
+
+    def _agent_came_back(self, change: Change[Any]) -> bool:
+        node = change.object.metadata.name
+        if node not in self._stale or self._mirror.ledger.is_stale(node, self._clock.monotonic_seconds()):
+            return False
+        self._stale.discard(node)
+        return True
+
+    def _claim_came(self, change: Change[Any]) -> bool:
+        return change.kind is ChangeKind.ADDED

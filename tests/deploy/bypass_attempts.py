@@ -1,0 +1,464 @@
+"""Every way by which somebody could give a pod other GPUs than it holds, one row each, with the policy that shuts it.
+
+The intruder is an administrator unless a row says otherwise, so that no role can be what stops her.
+"""
+
+from tests.deploy.requests import (
+    ALL_GPUS,
+    ALLOCATION,
+    APPLY,
+    CLAIM_UID,
+    JSON_PATCH,
+    LEASES,
+    MERGE,
+    MOUNT,
+    PODS,
+    REMOVE_GATE,
+    REPORTS,
+    VOLUMES,
+    Probe,
+    annotate,
+    binding,
+    create,
+    debug,
+    lease,
+    node_status,
+    plain_container,
+    pod,
+    reference,
+    report,
+    shaped,
+    shaped_container,
+    shaped_with_env,
+)
+
+ANNOTATION_DOORS = [
+    create("a forged allocation on a new pod", shaped("new", annotations=ALLOCATION), policy="atoll-annotations"),
+    create("a forged variable on an unclaimed pod", pod("new", annotations=ALLOCATION), policy="atoll-annotations"),
+    create(
+        "a user who calls his pod a mirror",
+        pod("new", annotations={"kubernetes.io/config.mirror": "x", **ALLOCATION}, nodeName="node-a"),
+        policy="atoll-annotations",
+    ),
+    create(
+        "a forged allocation on a pod whose name the API server makes up",
+        {**shaped("new", annotations=ALLOCATION), "metadata": {"generateName": "new-", "annotations": ALLOCATION}},
+        policy="atoll-annotations",
+    ),
+    annotate("pods: other GPUs", "held", {"uuids.gpu.scheduling/main": "GPU-b"}, policy="atoll-annotations"),
+    annotate(
+        "pods/status: other GPUs", "held/status", ALLOCATION | {"gpu.scheduling/uuids": "b"}, policy="atoll-annotations"
+    ),
+    annotate("pods: an allocation removed", "held", {"gpu.scheduling/allocated": None}, policy="atoll-annotations"),
+    annotate("pods: a variable added", "waiting", {"devices.gpu.scheduling/main": "GPU-b"}, policy="atoll-annotations"),
+    annotate("pods: another claim's uid", "waiting", {"gpu.scheduling/claim-uid": "other"}, policy="atoll-annotations"),
+    annotate("pods: a wake-up by hand", "waiting", {"gpu.scheduling/woken": "1"}, policy="atoll-annotations"),
+    annotate("pods: GPUs kept by hand", "waiting", {"gpu.scheduling/kept": "node-a:0"}, policy="atoll-annotations"),
+    create(
+        "GPUs kept for a new pod",
+        shaped("new", annotations={"gpu.scheduling/kept": "node-a:0"}),
+        policy="atoll-annotations",
+    ),
+    annotate("pods: another claim", "waiting", {"gpu.scheduling/claim": "eight"}, policy="atoll-annotations"),
+    annotate("pods: the claim removed", "waiting", {"gpu.scheduling/claim": None}, policy="atoll-annotations"),
+    annotate("pods: a claim added later", "plain", {"gpu.scheduling/claim": "two"}, policy="atoll-annotations"),
+    annotate("pods/status: another gang", "waiting/status", {"gpu.scheduling/gang": "g"}, policy="atoll-annotations"),
+    Probe(
+        title="server-side apply: other GPUs",
+        path=f"{PODS}/held?fieldManager=mallory&force=true",
+        body={
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "held", "annotations": {"gpu.scheduling/uuids": "GPU-b"}},
+        },
+        content_type=APPLY,
+        policy="atoll-annotations",
+    ),
+    annotate(
+        "the controllers change an allocation",
+        "held/status",
+        {"uuids.gpu.scheduling/main": "GPU-b"},
+        identity="controllers",
+        policy="atoll-annotations",
+    ),
+    annotate(
+        "the scheduler changes an allocation after bind",
+        "held/status",
+        {"uuids.gpu.scheduling/main": "GPU-b"},
+        identity="scheduler",
+        policy="atoll-annotations",
+    ),
+    annotate(
+        "a kubelet changes an allocation on its node",
+        "held/status",
+        {"uuids.gpu.scheduling/main": "GPU-b"},
+        identity="kubelet@node-a",
+        policy="atoll-annotations",
+    ),
+]
+
+BINDING_DOORS = [
+    Probe(
+        title="pods/binding with an allocation",
+        method="POST",
+        path=f"{PODS}/waiting/binding",
+        body=binding("waiting", ALLOCATION),
+        policy="atoll-bindings",
+    ),
+    Probe(
+        title="the legacy bindings with an allocation",
+        method="POST",
+        path="/api/v1/namespaces/doors/bindings",
+        body=binding("waiting", ALLOCATION),
+        policy="atoll-bindings",
+    ),
+    Probe(
+        title="the scheduler's Binding changes the claim",
+        method="POST",
+        path=f"{PODS}/waiting/binding",
+        body=binding("waiting", {**ALLOCATION, "gpu.scheduling/claim": "eight"}),
+        identity="scheduler",
+        policy="atoll-bindings",
+    ),
+]
+
+GATE_DOORS = [
+    Probe(
+        title="a member leaves its gang's gate",
+        path=f"{PODS}/gated",
+        body=REMOVE_GATE,
+        content_type=JSON_PATCH,
+        policy="atoll-gates",
+    ),
+]
+
+OWNER_DOORS = [
+    Probe(
+        title="the controllers change more of a Job than its switch",
+        path="/apis/batch/v1/namespaces/doors/jobs/training",
+        body={"spec": {"suspend": True, "parallelism": 7}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-owners",
+    ),
+    Probe(
+        title="the controllers change more of a Workload than its switch",
+        path="/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads/training",
+        body={"spec": {"active": False, "priority": 7}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-workloads",
+    ),
+]
+
+SHAPE_DOORS = [
+    create("webhook down: a claim", pod("new", annotations={"gpu.scheduling/claim": "two"}), policy="atoll-shape"),
+    create(
+        "webhook down: a bare resource",
+        pod("new", {**plain_container(), "resources": {"limits": {"gpu.scheduling/gpu": "1"}}}),
+        policy="atoll-shape",
+    ),
+    create(
+        "outside of the webhook: a bare resource in kube-system",
+        pod("new", {**plain_container(), "resources": {"limits": {"gpu.scheduling/gpu": "1"}}}),
+        namespace="kube-system",
+        policy="atoll-shape",
+    ),
+    create("a node chosen by hand", shaped("new", nodeName="node-a"), policy="atoll-shape"),
+    create("a foreign scheduler", shaped("new", schedulerName="nobody"), policy="atoll-shape"),
+    create("no uid of the claim", shaped("new", annotations={"gpu.scheduling/claim": "two"}), policy="atoll-shape"),
+    create(
+        "a uid without a claim",
+        shaped("new", annotations={"gpu.scheduling/claim-uid": CLAIM_UID}),
+        policy="atoll-shape",
+    ),
+    create("all GPUs by variable", shaped_with_env(ALL_GPUS), policy="atoll-shape"),
+    create(
+        "the neighbour's GPUs by variable",
+        shaped_with_env({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": reference("uuids", "side")}),
+        policy="atoll-shape",
+    ),
+    create(
+        "a sidecar without variables",
+        shaped("new", shaped_container(gpus=1), plain_container("side")),
+        policy="atoll-shape",
+    ),
+    create(
+        "an init container without variables",
+        shaped("new", initContainers=[plain_container("init")]),
+        policy="atoll-shape",
+    ),
+    create(
+        "AMD's variable alone under NVIDIA's class",
+        shaped(
+            "new",
+            {
+                **shaped_container(gpus=1),
+                "env": [{"name": "ROCR_VISIBLE_DEVICES", "valueFrom": reference("uuids", "main")}],
+            },
+            runtimeClassName="atoll-nvidia",
+        ),
+        policy="atoll-shape",
+    ),
+    create(
+        "the RuntimeClass by hand",
+        pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all"), runtimeClassName="atoll-nvidia"),
+        policy="atoll-shape",
+    ),
+    create("references without a request", shaped("new", shaped_container(), annotations={}), policy="atoll-shape"),
+    create(
+        "MIG instances that kube-scheduler would bind by itself",
+        shaped("new", {**shaped_container(), "resources": {"limits": {"gpu.scheduling/mig-3g.40gb": "1"}}}),
+        policy="atoll-shape",
+    ),
+    create(
+        "a member of a gang without its gate",
+        shaped("new", annotations={"gpu.scheduling/gang": "g"}),
+        policy="atoll-shape",
+    ),
+    create(
+        "GPUs chosen by a mount",
+        shaped("new", {**shaped_container(gpus=1), **MOUNT}, volumes=VOLUMES),
+        policy="atoll-shape",
+    ),
+]
+
+DEBUG_DOORS = [
+    debug("kubectl debug with all GPUs", "plain", {"env": [ALL_GPUS]}, policy="atoll-ephemeral-containers"),
+    debug(
+        "kubectl debug with a field as variable",
+        "held",
+        {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        policy="atoll-ephemeral-containers",
+    ),
+    debug("kubectl debug with a CUDA image", "walled", {}, policy="atoll-ephemeral-containers"),
+    debug("kubectl debug with a mount", "volumes", MOUNT, policy="atoll-ephemeral-containers"),
+]
+
+ENDED = [{"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0,
+          "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]  # fmt: skip
+ENDING_DOORS = [
+    Probe(
+        title="pods/status: the containers of a pod with GPUs have ended",
+        path=f"{PODS}/held/status",
+        body={"status": {"phase": "Failed", "containerStatuses": ENDED}},
+        content_type=MERGE,
+        policy="atoll-endings",
+    ),
+    Probe(
+        title="server-side apply: an init container of a pod with GPUs has ended",
+        path=f"{PODS}/held/status?fieldManager=mallory&force=true",
+        body={
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "held"},
+            "status": {"initContainerStatuses": ENDED},
+        },
+        content_type=APPLY,
+        policy="atoll-endings",
+    ),
+    Probe(
+        title="pods/status: kubelet runs nothing more of a pod with GPUs",
+        path=f"{PODS}/held/status",
+        body={
+            "status": {"phase": "Failed", "conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed"}]}
+        },
+        content_type=MERGE,
+        policy="atoll-endings",
+    ),
+    Probe(
+        title="pods/status: the containers of a pod have ended before it gets its GPUs",
+        path=f"{PODS}/waiting/status",
+        body={"status": {"containerStatuses": ENDED}},
+        content_type=MERGE,
+        policy="atoll-endings",
+    ),
+    Probe(
+        title="pods/status: kubelet runs nothing more of a pod that gets GPUs later",
+        path=f"{PODS}/waiting/status",
+        body={"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed"}]}},
+        content_type=MERGE,
+        policy="atoll-endings",
+    ),
+    Probe(
+        title="the controllers end the containers of a pod",
+        path=f"{PODS}/held/status",
+        body={"status": {"containerStatuses": ENDED}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-endings",
+    ),
+]
+
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": CLAIM_UID}
+LEASE_DOORS = [
+    Probe(
+        title="a GPU's Lease deleted",
+        method="DELETE",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
+        policy="atoll-leases",
+    ),
+    Probe(title="all Leases deleted", method="DELETE", path=f"{LEASES}/atoll-system/leases", policy="atoll-leases"),
+    Probe(
+        title="a GPU's Lease for another holder",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
+        body={"spec": {"holderIdentity": "mine"}},
+        content_type=MERGE,
+        policy="atoll-leases",
+    ),
+    Probe(
+        title="a GPU's Lease made by hand",
+        method="POST",
+        path=f"{LEASES}/atoll-system/leases",
+        body=lease("gpu-node-a-7"),
+        policy="atoll-leases",
+    ),
+    Probe(
+        title="a GPU's Lease under a name that the API server makes up",
+        method="POST",
+        path=f"{LEASES}/atoll-system/leases",
+        body={**lease(""), "metadata": {"generateName": "gpu-node-a-"}},
+        policy="atoll-leases",
+    ),
+    Probe(
+        title="an owner for a GPU's Lease, with whom the garbage collector would delete it",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
+        body={"metadata": {"ownerReferences": [OWNER]}},
+        content_type=MERGE,
+        policy="atoll-leases",
+    ),
+    Probe(
+        title="a finalizer that would keep a GPU's Lease for ever",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
+        body={"metadata": {"finalizers": ["example.org/never"]}},
+        content_type=MERGE,
+        policy="atoll-leases",
+    ),
+    Probe(
+        title="the garbage collector deletes a GPU's Lease",
+        method="DELETE",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0",
+        identity="garbage-collector",
+        policy="atoll-leases",
+    ),
+    Probe(
+        title="server-side apply: a GPU's Lease for another holder",
+        path=f"{LEASES}/atoll-system/leases/gpu-node-a-0?fieldManager=mallory&force=true",
+        body=lease("gpu-node-a-0", "default/mine/uid"),
+        content_type=APPLY,
+        policy="atoll-leases",
+    ),
+    Probe(
+        title="the scheduler ends the controllers' term",
+        method="DELETE",
+        path=f"{LEASES}/atoll-system/leases/atoll-controllers",
+        identity="scheduler",
+        policy="atoll-leases",
+    ),
+    Probe(
+        title="the controllers take the scheduler's term",
+        path=f"{LEASES}/atoll-system/leases/atoll-scheduler",
+        body={"spec": {"holderIdentity": "controllers"}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-leases",
+    ),
+]
+
+AGENT_DOORS = [
+    Probe(
+        title="an agent reports for another node",
+        path=f"{REPORTS}/node-b/status",
+        body={"status": {"deviceCount": 8}},
+        content_type=MERGE,
+        identity="agent@node-a",
+        policy="atoll-node-agents",
+    ),
+    Probe(
+        title="an agent registers another node",
+        method="POST",
+        path=REPORTS,
+        body=report("node-c"),
+        identity="agent@node-a",
+        policy="atoll-node-agents",
+    ),
+    Probe(
+        title="an agent's token that is bound to no node",
+        path=f"{REPORTS}/node-a/status",
+        body={"status": {"deviceCount": 8}},
+        content_type=MERGE,
+        identity="agent",
+        policy="atoll-node-agents",
+    ),
+    Probe(
+        title="an agent's heartbeat for another node",
+        method="POST",
+        path=f"{LEASES}/atoll-nodes/leases",
+        body=lease("node-b"),
+        identity="agent@node-a",
+        policy="atoll-node-agents",
+    ),
+    node_status(
+        "an agent counts another node's GPUs",
+        "node-b",
+        {"status": {"capacity": {"gpu.scheduling/gpu": "8"}}},
+        policy="atoll-node-agents",
+    ),
+    node_status(
+        "an agent counts its node's cpus",
+        "node-a",
+        {"status": {"capacity": {"cpu": "999"}}},
+        policy="atoll-node-resources",
+    ),
+    node_status(
+        "an agent takes a resource of its node away",
+        "node-a",
+        {"status": {"allocatable": {"cpu": None}}},
+        policy="atoll-node-resources",
+    ),
+    node_status(
+        "an agent labels its node", "node-a", {"metadata": {"labels": {"zone": "x"}}}, policy="atoll-node-resources"
+    ),
+    node_status(
+        "an agent moves its node's address",
+        "node-a",
+        {"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.9"}]}},
+        policy="atoll-node-resources",
+    ),
+    Probe(
+        title="the controllers cordon a GPU",
+        path=f"{REPORTS}/node-a",
+        body={"spec": {"cordons": [{"uuid": "GPU-aaaa"}]}},
+        content_type=MERGE,
+        identity="controllers",
+        policy="atoll-cordons",
+    ),
+]
+
+UNCLAIMED_DOORS = [
+    create(
+        "an unclaimed pod with all GPUs",
+        pod("new", plain_container(NVIDIA_VISIBLE_DEVICES="all")),
+        namespace="default",
+        policy="atoll-unclaimed-pods",
+    ),
+    create(
+        "an unclaimed pod under NVIDIA's own class",
+        pod("new", runtimeClassName="nvidia"),
+        namespace="default",
+        policy="atoll-unclaimed-pods",
+    ),
+]
+
+DOORS = [
+    *ANNOTATION_DOORS,
+    *BINDING_DOORS,
+    *GATE_DOORS,
+    *OWNER_DOORS,
+    *SHAPE_DOORS,
+    *DEBUG_DOORS,
+    *ENDING_DOORS,
+    *LEASE_DOORS,
+    *AGENT_DOORS,
+    *UNCLAIMED_DOORS,
+]
