@@ -87,7 +87,7 @@ MAXIMA: Final[Mapping[str, str]] = {
 def parse_queue_rules(name: str, config: Mapping[str, Any], policy: Policy | None = None) -> QueueRules | Problems:
     """Read `ml_defaults` and `ml_limits` of a queue's configuration; other keys of it are not read here.
 
-    Defaults may be written with or without the prefix. Defaults that break a rule or the queue's own limits are refused:
+    Defaults may be written with or without the prefix. Those that break a rule or the queue's own limits are refused:
     every job of the queue would be refused for what it never said.
     """
     given, limits = config.get("ml_defaults") or {}, config.get("ml_limits") or {}
