@@ -36,7 +36,11 @@ def _cores(value: object) -> object:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-CpuQuantity = Annotated[str, BeforeValidator(_cores), Field(max_length=12, pattern=r"^([1-9][0-9]{0,4}(\.[0-9]{1,3})?|0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,6}m)$")]
+CpuQuantity = Annotated[
+    str,
+    BeforeValidator(_cores),
+    Field(max_length=12, pattern=r"^([1-9][0-9]{0,4}(\.[0-9]{1,3})?|0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,6}m)$"),
+]
 ByteQuantity = Annotated[str, Field(max_length=12, pattern=r"^[1-9][0-9]{0,7}(Ki|Mi|Gi|Ti|k|M|G|T)$")]
 
 

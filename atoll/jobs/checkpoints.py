@@ -1,6 +1,6 @@
 """Where a job keeps its checkpoints, how often it saves one, and the volume that this takes.
 
-In: a Job and its attributes. Out: a frozen Checkpoint, or None where it saves none. Attributes win over
+In: a Job. Out: a frozen Checkpoint, or None where it saves none. Attributes win over
 `intent.checkpoint_config`; a volume is a place like any other, at a `file://` URI.
 """
 
@@ -32,25 +32,28 @@ class Checkpoint:
     storage_size: str
 
 
-def checkpoint_of(job: Job, attributes: MlAttributes, book: NoteBook) -> Checkpoint | None:
+def checkpoint_of(job: Job, book: NoteBook) -> Checkpoint | None:
     """Return how the job keeps checkpoints. Raises JobMistake."""
     config = job.intent.checkpoint_config
-    enabled = attributes.checkpoint_enabled
+    enabled = job.attributes.checkpoint_enabled
     if enabled is None:
         enabled = config is not None and config.enabled
     if not enabled:
-        _tell_disabled(attributes, book)
+        _tell_disabled(job.attributes, book)
         return None
     if job.job_type is JobType.SERVICE:
-        raise JobMistake(f"{PREFIX}checkpoint_enabled", value="true", limit="a service has no end to save for", hint="remove it")
+        raise JobMistake(
+            f"{PREFIX}checkpoint_enabled", value="true", limit="a service has no end to save for", hint="remove it"
+        )
     place = config or CheckpointConfig()
-    uri = attributes.checkpoint_storage_uri or f"{FILE}{place.checkpoint_path}/"
-    _tell(attributes, config, uri, book)
-    on_preemption = attributes.checkpoint_on_preempt
+    uri = job.attributes.checkpoint_storage_uri or f"{FILE}{place.checkpoint_path}/"
+    _tell(job.attributes, config, uri, book)
+    said = job.attributes  # what follows from nothing would hide what the config says
+    on_preemption = said.checkpoint_on_preempt
     return Checkpoint(
         uri=uri,
-        interval_seconds=attributes.checkpoint_interval_s or (config.checkpoint_interval if config else INTERVAL_SECONDS),
-        kept=attributes.checkpoint_max_count or (config.max_checkpoints if config else KEPT),
+        interval_seconds=said.checkpoint_interval_s or (config.checkpoint_interval if config else INTERVAL_SECONDS),
+        kept=said.checkpoint_max_count or (config.max_checkpoints if config else KEPT),
         on_preemption=config is not None if on_preemption is None else on_preemption,
         mount_path=_mount_path(job, uri),
         storage_class=place.storage_class,
@@ -66,7 +69,12 @@ def _mount_path(job: Job, uri: str) -> str:
     path = uri.removeprefix(FILE).rstrip("/")
     parts = path.split("/")[1:]
     if not path.startswith("/") or not all(parts) or any(part in (".", "..") for part in parts) or ":" in path:
-        raise JobMistake(f"{PREFIX}checkpoint_storage_uri", uri, "a file:// URI names a folder by its whole path", "write file:///checkpoints/")
+        raise JobMistake(
+            f"{PREFIX}checkpoint_storage_uri",
+            uri,
+            "a file:// URI names a folder by its whole path",
+            "write file:///checkpoints/",
+        )
     volumes = job.container.volumes if job.container is not None else ()
     is_mounted = any(f"{path}/".startswith(f"{one.mount_path}/") for one in volumes if not one.read_only)
     return "" if is_mounted else path

@@ -4,6 +4,7 @@ In: the document `container` of a job. Out: a frozen, bounded model whose parts 
 container on purpose: who needs more writes a pod template, which Atoll takes as well.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -50,12 +51,15 @@ class Variable(Part):
     def manifest(self) -> dict[str, Any]:
         """Return the entry of a container's env."""
         if self.secret is not None:
-            return {"name": self.name, "valueFrom": {"secretKeyRef": {"name": self.secret.name, "key": self.secret.key}}}
+            return {
+                "name": self.name,
+                "valueFrom": {"secretKeyRef": {"name": self.secret.name, "key": self.secret.key}},
+            }
         return {"name": self.name, "value": self.value}
 
 
 class Volume(Part):
-    """A folder that is mounted: of a PersistentVolumeClaim, a Secret, a ConfigMap, or an empty one of the given size."""
+    """A folder that is mounted: of a PersistentVolumeClaim, Secret or ConfigMap, or an empty one of a given size."""
 
     name: ShortName
     mount_path: FilePath
@@ -95,7 +99,7 @@ class Port(Part):
 
 
 class Probe(Part):
-    """How the kubelet asks the container: over HTTP where `path` is given, by `command`, else by connecting to `port`."""
+    """How the kubelet asks the container: over HTTP by `path`, by `command`, or by connecting to `port`."""
 
     port: PortNumber | None = None
     path: Annotated[str | None, Field(max_length=512, pattern=r"^/[^\s\x00]*$")] = None
@@ -132,9 +136,7 @@ class Probe(Part):
 class Container(Part):
     """What runs in a job's pods."""
 
-    image: Annotated[
-        str | None, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")
-    ] = None
+    image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")] = None
     command: Annotated[tuple[Word, ...], Field(max_length=WORDS_MAX)] = ()
     args: Annotated[tuple[Word, ...], Field(max_length=WORDS_MAX)] = ()
     working_dir: FilePath | None = None
@@ -153,13 +155,14 @@ class Container(Part):
     @model_validator(mode="after")
     def check(self) -> Self:
         """Refuse what stands twice."""
-        for what, values in (
+        named: tuple[tuple[str, Sequence[object]], ...] = (
             ("variable", [one.name for one in self.env]),
             ("volume", [one.name for one in self.volumes]),
             ("mount_path", [one.mount_path for one in self.volumes]),
             ("port", [one.port for one in self.ports]),
             ("port name", [one.name for one in self.ports]),
-        ):
+        )
+        for what, values in named:
             twice = next((value for value in values if values.count(value) > 1), None)
             if twice is not None:
                 raise ValueError(f"{what} {twice} stands twice")

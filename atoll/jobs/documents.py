@@ -20,7 +20,7 @@ from atoll.ml.infer import complete
 from atoll.ml.policy import Policy
 from atoll.ml.problems import AttributeProblem, Problems, shown
 from atoll.ml.rules import complaints
-from atoll.ml.wording import dotted, problem_of_complaint, problems_of_errors
+from atoll.ml.wording import LineOf, dotted, problem_of_complaint, problems_of_errors
 
 ATTRIBUTES: Final = "attributes"
 ELSEWHERE: Final[Mapping[str, str]] = {
@@ -105,7 +105,9 @@ def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttrib
     try:
         return MlAttributes.model_validate(given), ()
     except ValidationError as error:
-        told = problems_of_errors(error, NAMES, line_of=lambda path: _line(document, (PREFIX + str(path[0]), *path[1:])))
+        told = problems_of_errors(
+            error, NAMES, line_of=lambda path: _line(document, (PREFIX + str(path[0]), *path[1:]))
+        )
         return MlAttributes(), tuple(_unprefixed(one) for one in told)
 
 
@@ -123,13 +125,13 @@ def _rules(job: Job, policy: Policy, document: Document) -> Problems:
     for attributes in (given, complete(given).attributes):
         found = complaints(attributes, policy)
         if found:
-            return tuple(
-                problem_of_complaint(
-                    one, attributes, line_of=lambda path: _line(document, (PREFIX + str(path[0]), *path[1:]))
-                )
-                for one in found
-            )
+            return tuple(problem_of_complaint(one, attributes, line_of=_line_of(document)) for one in found)
     return ()
+
+
+def _line_of(document: Document) -> LineOf:
+    """Return what finds the line of an attribute, by its path without prefix."""
+    return lambda path: _line(document, (PREFIX + str(path[0]), *path[1:]))
 
 
 def _line(document: Document, path: Path) -> int | None:
@@ -164,5 +166,11 @@ def _field(detail: ErrorDetails, problem: AttributeProblem, document: Document) 
     if kind.startswith(_TIMES):
         return replace(problem, limit="must be a time with its zone", hint="write it as 2030-01-31T22:00:00Z")
     if kind == "string_pattern_mismatch" or kind.startswith("uuid"):
-        return replace(problem, limit=FORMS.get(name, f"must match {context.get('pattern', 'another form')}"), hint="correct it")
+        return replace(
+            problem,
+            limit=FORMS.get(
+                name if len(path) < 3 or name != "name" else "", f"must match {context.get('pattern', 'another form')}"
+            ),
+            hint="correct it",
+        )
     return replace(problem, limit=_MESSAGES[kind].format(**context)) if kind in _MESSAGES else problem

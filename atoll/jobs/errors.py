@@ -15,4 +15,4 @@ class JobMistake(ValueError):
 
 
 class NodesUnknown(JobMistake):
-    """A wish can be taken only where the nodes of the cluster are known: the job is valid, and waits to be rendered there."""
+    """A wish can be taken only where the nodes of the cluster are known: the job is valid, and is rendered there."""

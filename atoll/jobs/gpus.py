@@ -6,10 +6,8 @@ In: a Job and its attributes. Out: GpuNeeds, whose claim is a model of atoll.api
 from dataclasses import dataclass
 from math import ceil
 
-from pydantic import ValidationError
-
 from atoll.api.claims import COUNT_MAX, DeviceClaim, InterconnectKind, Vendor
-from atoll.api.gangs import TopologyMode, TopologyRequest
+from atoll.api.gangs import GangTopologyRequest, TopologyMode
 from atoll.api.names import FABRIC_LEVEL
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.model import WORKERS_MAX, Job
@@ -17,7 +15,7 @@ from atoll.jobs.notes import NoteBook
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import JobType, TopologyConstraint
 from atoll.ml.attributes import PREFIX, Accelerator, DistributedStrategy, MlAttributes
-from atoll.ml.tables import claim_memory, gpu_models
+from atoll.ml.mapping import device_claim
 
 COUNT_FIELD = f"{PREFIX}gpu_count"
 
@@ -28,7 +26,7 @@ class GpuNeeds:
 
     claim: DeviceClaim
     workers: int
-    together: TopologyRequest | None
+    together: GangTopologyRequest | None
 
 
 def gpu_needs(job: Job, attributes: MlAttributes, settings: RenderSettings, book: NoteBook) -> GpuNeeds | None:
@@ -37,7 +35,7 @@ def gpu_needs(job: Job, attributes: MlAttributes, settings: RenderSettings, book
         return None
     workers = _workers(job, attributes, attributes.gpu_count, settings, book)
     count = attributes.gpu_count // workers
-    return GpuNeeds(_claim(job, attributes, count, book), workers, _together(job, attributes, workers, settings, book))
+    return GpuNeeds(_claim(job, attributes, count, book), workers, _together(job, workers, settings, book))
 
 
 def _workers(job: Job, attributes: MlAttributes, total: int, settings: RenderSettings, book: NoteBook) -> int:
@@ -45,7 +43,9 @@ def _workers(job: Job, attributes: MlAttributes, total: int, settings: RenderSet
     most = settings.gpus_per_pod_max
     if job.workers is not None:
         if total % job.workers:
-            raise JobMistake("workers", job.workers, f"{total} GPUs cannot be shared evenly by so many", "choose a divisor")
+            raise JobMistake(
+                "workers", job.workers, f"{total} GPUs cannot be shared evenly by so many", "choose a divisor"
+            )
         if total // job.workers > most:
             limit = f"each would have {total // job.workers} GPUs, and a machine has {most} at most"
             raise JobMistake("workers", job.workers, limit, f"give {ceil(total / most)} or more")
@@ -58,10 +58,14 @@ def _workers(job: Job, attributes: MlAttributes, total: int, settings: RenderSet
         raise JobMistake(COUNT_FIELD, total, limit, "ask for fewer, or give policy.topology another value")
     if job.job_type is JobType.SERVICE or not _is_distributed(attributes):
         hint = f"say {PREFIX}distributed_strategy and workers, so that several pods share them"
-        raise JobMistake(COUNT_FIELD, total, limit, "a service runs in one pod" if job.job_type is JobType.SERVICE else hint)
+        raise JobMistake(
+            COUNT_FIELD, total, limit, "a service runs in one pod" if job.job_type is JobType.SERVICE else hint
+        )
     workers = next(number for number in range(ceil(total / most), total + 1) if total % number == 0)
     if workers > WORKERS_MAX:
-        raise JobMistake(COUNT_FIELD, total, f"{workers} pods would share them, {WORKERS_MAX} may", "choose a round number")
+        raise JobMistake(
+            COUNT_FIELD, total, f"{workers} pods would share them, {WORKERS_MAX} may", "choose a round number"
+        )
     book.tell(
         f"{PREFIX}distributed_strategy",
         attributes.distributed_strategy,
@@ -75,39 +79,32 @@ def _is_distributed(attributes: MlAttributes) -> bool:
 
 
 def _claim(job: Job, attributes: MlAttributes, count: int, book: NoteBook) -> DeviceClaim:
-    of = f"GpuClaim/{job.name}"
-    said = attributes.given()
-    fields: dict[str, object] = {"count": count}
-    total = attributes.gpu_count
+    of, total, said = f"GpuClaim/{job.name}", attributes.gpu_count, job.attributes
     book.tell(COUNT_FIELD, total, f"spec.devices.count {count}" + (" in each pod" if count != total else ""), of)
     if attributes.gpu_type is not None:
-        fields["models"] = gpu_models(attributes.gpu_type)
-        fields["vendor"] = _vendor(attributes.gpu_type)
-        book.tell(f"{PREFIX}gpu_type", attributes.gpu_type, f"spec.devices.models {', '.join(gpu_models(attributes.gpu_type))}", of)
-    if attributes.gpu_memory_gb is not None:
-        fields["memory"] = claim_memory(attributes.gpu_memory_gb, attributes.gpu_type)
-        book.tell(f"{PREFIX}gpu_memory_gb", said["gpu_memory_gb"], f"spec.devices.memory {fields['memory']}", of)
-    if attributes.gpu_compute_capability is not None:
-        fields["compute_capability"] = attributes.gpu_compute_capability
-        book.tell(
-            f"{PREFIX}gpu_compute_capability", job.attributes.gpu_compute_capability,
-            f"spec.devices.computeCapability {attributes.gpu_compute_capability}", of,
-        )  # fmt: skip
-    fields["interconnect"] = _interconnect(job, attributes, count, book, of)
-    try:
-        return DeviceClaim.model_validate(fields)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise JobMistake(f"{PREFIX}gpu_{fault['loc'][0] if fault['loc'] else 'count'}", fault["input"], fault["msg"], "change it") from error
+        _check_vendor(attributes.gpu_type)
+    interconnect = _interconnect(job, attributes, count, book, of)
+    claim = device_claim(attributes.model_copy(update={"gpu_count": count, "gpu_interconnect": interconnect}))
+    assert claim is not None
+    capability = claim.compute_capability
+    for name, given, text in (
+        ("gpu_type", attributes.gpu_type, f"spec.devices.models {', '.join(claim.models)}"),
+        ("gpu_memory_gb", said.gpu_memory_gb, f"spec.devices.memory {claim.memory}"),
+        (
+            "gpu_compute_capability",
+            said.gpu_compute_capability,
+            f"spec.devices.computeCapability {capability}",
+        ),
+    ):
+        if given is not None:
+            book.tell(f"{PREFIX}{name}", given, text, of)
+    return claim
 
 
-def _vendor(gpu_type: str) -> Vendor:
-    word = gpu_type.partition("-")[0]
-    try:
-        return Vendor(word)
-    except ValueError:
+def _check_vendor(gpu_type: str) -> None:
+    if gpu_type.partition("-")[0] not in tuple(Vendor):
         limit = f"Atoll gives out GPUs of {' and '.join(Vendor)}"
-        raise JobMistake(f"{PREFIX}gpu_type", gpu_type, limit, "choose one of theirs") from None
+        raise JobMistake(f"{PREFIX}gpu_type", gpu_type, limit, "choose one of theirs")
 
 
 def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook, of: str) -> InterconnectKind:
@@ -125,22 +122,22 @@ def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook
             book.tell(source, asked.value, "without effect: there is one GPU in a pod", of)
         return InterconnectKind.ANY
     if attributes.gpu_interconnect not in (None, InterconnectKind.ANY) or job.attributes.gpu_interconnect is not None:
-        book.tell(f"{PREFIX}gpu_interconnect", job.attributes.gpu_interconnect, f"spec.devices.interconnect {asked}", of)
+        book.tell(
+            f"{PREFIX}gpu_interconnect", job.attributes.gpu_interconnect, f"spec.devices.interconnect {asked}", of
+        )
     return asked
 
 
-def _together(
-    job: Job, attributes: MlAttributes, workers: int, settings: RenderSettings, book: NoteBook
-) -> TopologyRequest | None:
+def _together(job: Job, workers: int, settings: RenderSettings, book: NoteBook) -> GangTopologyRequest | None:
     """Return how near the pods of a gang lie: what is said of all GPUs holds over the pods as well."""
     topology = job.policy.topology
     if topology is TopologyConstraint.SAME_NODE:
         of = f"GpuGang/{job.name}" if workers > 1 else ""
         text = f"all members in one domain of {settings.host_level}" if workers > 1 else "one pod, which is on one node"
         book.tell("policy.topology", "same_node", text, of)
-        return TopologyRequest(mode=TopologyMode.REQUIRED, level=settings.host_level) if workers > 1 else None
+        return GangTopologyRequest(mode=TopologyMode.REQUIRED, level=settings.host_level) if workers > 1 else None
     if workers > 1 and job.attributes.gpu_interconnect is InterconnectKind.NVLINK:
         text = f"all members in one domain of {FABRIC_LEVEL}: NVLink joins all GPUs of the job"
         book.tell(f"{PREFIX}gpu_interconnect", "nvlink", text, f"GpuGang/{job.name}")
-        return TopologyRequest(mode=TopologyMode.REQUIRED, level=FABRIC_LEVEL)
+        return GangTopologyRequest(mode=TopologyMode.REQUIRED, level=FABRIC_LEVEL)
     return None

@@ -33,6 +33,7 @@ def label_value(text: str) -> str:
 def labels_of(job: Job, needs: Needs) -> dict[str, str]:
     """Return the labels of every object and pod; those of the user first."""
     attributes, intent = needs.attributes, job.intent
+    model, version = attributes.model_id, attributes.model_version
     own = {
         job_names.APP: job.name,
         job_names.JOB_NAME: job.name,
@@ -48,8 +49,8 @@ def labels_of(job: Job, needs: Needs) -> dict[str, str]:
         job_names.PREEMPTIBLE: "true" if needs.is_preemptible else "false",
         job_names.PRIORITY: needs.priority.value,
         job_names.RESOURCE_PROFILE: profile_of(job, attributes).name,
-        job_names.MODEL_ID: label_value(attributes.model_id) if attributes.model_id is not None else None,
-        job_names.MODEL_VERSION: label_value(attributes.model_version) if attributes.model_version is not None else None,
+        job_names.MODEL_ID: label_value(model) if model is not None else None,
+        job_names.MODEL_VERSION: label_value(version) if version is not None else None,
     }
     return job.labels | {key: value for key, value in own.items() if value is not None}
 
@@ -95,6 +96,7 @@ def workload(job: Job) -> str:
 def workload_annotations(job: Job) -> dict[str, str]:
     """Return what stands on the object that runs the pods for others to read: times, money, and the user's own."""
     policy, intent = job.policy, job.intent
+    delays = "retry_delay_seconds" in policy.model_fields_set
     told = {
         job_names.DEADLINE: policy.deadline.isoformat() if policy.deadline is not None else None,
         job_names.SCHEDULED_START: policy.scheduled_start.isoformat() if policy.scheduled_start is not None else None,
@@ -108,7 +110,10 @@ def workload_annotations(job: Job) -> dict[str, str]:
                 ("sla-tier", intent.sla_tier),
                 ("expected-duration", intent.expected_duration_hint),
                 ("gpu-memory-hint", intent.gpu_memory_hint),
-                ("retry-delay-seconds", policy.retry_delay_seconds if "retry_delay_seconds" in policy.model_fields_set else None),
+                (
+                    "retry-delay-seconds",
+                    policy.retry_delay_seconds if delays else None,
+                ),
                 ("source-id", job.source_id),
                 ("step-id", job.step_id),
                 ("cluster-id", job.cluster_id),
@@ -144,7 +149,7 @@ ON_PODS: Final = (
     "escalation_after_s",
     "escalation_target_class",
 )
-"""Attributes that stand on pods word for word: for the container, for whoever weighs where models are, and for records."""
+"""Attributes that stand on pods word for word: for the container, for whoever weighs where models are, for records."""
 
 
 def pod_annotations(job: Job, needs: Needs) -> dict[str, str]:
@@ -186,7 +191,9 @@ def tell_pods(job: Job, book: NoteBook) -> None:
         value = getattr(job.attributes, name)
         if value is not None:
             key = job_names.ML_ANNOTATION_PREFIX + name.replace("_", "-")
-            variable = "" if name in NOT_FOR_CONTAINERS else f"variable {job_names.ML_VARIABLE_PREFIX}{name.upper()} and "
+            variable = (
+                "" if name in NOT_FOR_CONTAINERS else f"variable {job_names.ML_VARIABLE_PREFIX}{name.upper()} and "
+            )
             book.tell(f"{PREFIX}{name}", plain(value), f"{variable}annotation {key} of the pods", workload(job))
     if job.attributes.reservation_id is not None:
         text = f"annotation {job_names.RESERVATION} of the pods"

@@ -39,6 +39,8 @@ HELM_VALUES_MAX: Final = 256
 Workers = Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX)]
 PodCount = Annotated[int, Field(strict=True, ge=1, le=PODS_MAX)]
 
+ValueKey = Annotated[str, Field(max_length=253)]
+
 
 class Resources(Part):
     """What each pod of a job asks for; `ext_ml_*` attributes of the same meaning win over defaults."""
@@ -80,7 +82,9 @@ class Helm(Part):
 
     chart: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
     version: Annotated[str | None, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$")] = None
-    values: Annotated[dict[Annotated[str, Field(max_length=253)], Any], Field(max_length=HELM_VALUES_MAX)] = {}
+    values: Annotated[dict[Annotated[str, Field(max_length=253)], Any], Field(max_length=HELM_VALUES_MAX)] = Field(
+        default_factory=dict
+    )
 
 
 class Job(Part):
@@ -94,21 +98,22 @@ class Job(Part):
             description="names the objects that the job becomes; begins with a letter",
         ),
     ]
-    namespace: Annotated[ShortName | None, Field(description="of the objects; that of kubectl's context when absent")] = None
+    namespace: Annotated[ShortName | None, Field(description="of the objects; kubectl's when absent")] = None
     id: Annotated[UUID | None, Field(description="given by the job service")] = None
     job_type: JobType
     deployment_type: DeploymentType = DeploymentType.DOCKER
     container: Annotated[Container | None, Field(description="what runs in the pods")] = None
     helm: Annotated[Helm | None, Field(description="for deployment_type helm")] = None
     model_id: Annotated[
-        str | None, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$", description="as ext_ml_model_id")
+        str | None,
+        Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$", description="as ext_ml_model_id"),
     ] = None
     resources: Resources = Resources()
     workers: Annotated[
         Workers | None, Field(description="pods that work as one, started together; they share the GPUs evenly")
     ] = None
     parallelism: Annotated[PodCount | None, Field(description="of a batch: pods at a time, each on its own")] = None
-    completions: Annotated[PodCount | None, Field(description="of a batch: pods that must end well; as parallelism")] = None
+    completions: Annotated[PodCount | None, Field(description="of a batch: pods that must end well")] = None
     policy: JobPolicy = JobPolicy()
     intent: JobIntent = JobIntent()
     attributes: Annotated[
@@ -126,8 +131,8 @@ class Job(Part):
     created_by: Identifier | None = None
     owner_type: OwnerType = OwnerType.USER
     idempotency_key: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[!-~]+$")] = None
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=MAP_ENTRIES_MAX)] = {}
-    annotations: Annotated[dict[LabelKey, Text], Field(max_length=MAP_ENTRIES_MAX)] = {}
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=MAP_ENTRIES_MAX)] = Field(default_factory=dict)
+    annotations: Annotated[dict[LabelKey, Text], Field(max_length=MAP_ENTRIES_MAX)] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

@@ -8,13 +8,12 @@ and grace; (4) time; (5) checkpoints.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from atoll.jobs.aliases import PRIORITIES
+from atoll.jobs.checkpoints import Checkpoint, checkpoint_of
 from atoll.jobs.contracts import CONTRACTS
 from atoll.jobs.errors import JobMistake
-from atoll.jobs.checkpoints import Checkpoint, checkpoint_of
 from atoll.jobs.gpus import GpuNeeds, gpu_needs
 from atoll.jobs.model import Job
 from atoll.jobs.notes import NoteBook
@@ -48,18 +47,21 @@ class Needs:
         return self.workers > 1 and self.gpus is not None
 
 
-def needs_of(job: Job, settings: RenderSettings, *, now: datetime | None, book: NoteBook) -> Needs:
-    """Return what the job needs. `now`: from when a deadline counts. Raises JobMistake."""
+def needs_of(job: Job, settings: RenderSettings, *, now_seconds: float | None, book: NoteBook) -> Needs:
+    """Return what the job needs. `now_seconds`: since 1970, for deadlines. Raises JobMistake."""
     attributes = attributes_of(job, book)
     gpus = gpu_needs(job, attributes, settings, book)
     tpus = tpu_needs(job, attributes)
     if attributes.accelerator is Accelerator.FPGA:
         raise JobMistake(
-            "ext_ml_accelerator", "fpga", "Atoll gives out no FPGAs", "write a pod template that asks for the vendor's resource"
+            "ext_ml_accelerator",
+            "fpga",
+            "Atoll gives out no FPGAs",
+            "write a pod template that asks for the vendor's resource",
         )
     workers = gpus.workers if gpus is not None else tpus.hosts if tpus is not None else job.workers or 1
     priority = _priority(job, book)
-    checkpoint = checkpoint_of(job, attributes, book)
+    checkpoint = checkpoint_of(job, book)
     return Needs(
         attributes=attributes,
         gpus=gpus,
@@ -69,7 +71,7 @@ def needs_of(job: Job, settings: RenderSettings, *, now: datetime | None, book: 
         is_preemptible=_is_preemptible(job, priority, book),
         is_spot=_is_spot(job, book),
         grace_seconds=_grace_seconds(job, settings, checkpoint, book),
-        deadline_seconds=_deadline_seconds(job, now, book),
+        deadline_seconds=_deadline_seconds(job, now_seconds, book),
         checkpoint=checkpoint,
     )
 
@@ -132,21 +134,21 @@ def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | 
     return grace
 
 
-def _deadline_seconds(job: Job, now: datetime | None, book: NoteBook) -> int | None:
+def _deadline_seconds(job: Job, now_seconds: float | None, book: NoteBook) -> int | None:
     """Return how long the job may run, from its timeout and its deadline; None where nothing limits it."""
     timeout, source = job.attributes.timeout_seconds, "ext_ml_timeout_seconds"
     if timeout is not None and job.policy.max_runtime is not None:
         book.tell("policy.max_runtime", job.policy.max_runtime, "without effect: ext_ml_timeout_seconds replaces it")
     if timeout is None:
         timeout, source = job.policy.max_runtime, "policy.max_runtime"
-    start = job.policy.scheduled_start or now
-    until = job.policy.deadline_seconds_after(start)
+    until = job.policy.seconds_to_deadline(now_seconds)
     seconds = min((one for one in (timeout, until) if one is not None), default=None)
     kind = "the job service stops it; Kubernetes ends no Deployment by itself"
     if timeout is not None:
         book.tell(source, timeout, kind if job.job_type is JobType.SERVICE else f"activeDeadlineSeconds {seconds}")
     if job.policy.deadline is not None:
-        counted = f"activeDeadlineSeconds {seconds}, counted from {start.isoformat()}" if start is not None else ""
+        start = "scheduled_start" if job.policy.scheduled_start is not None else "now"
+        counted = f"activeDeadlineSeconds {seconds}, from {start}" if until is not None else ""
         note = "annotation job.gpu.scheduling/deadline"
         told = f"{note}; {kind}" if job.job_type is JobType.SERVICE else f"{note}; {counted}" if counted else note
         book.tell("policy.deadline", job.policy.deadline.isoformat(), told)

@@ -158,7 +158,7 @@ def _volumes(checkpoint: Checkpoint | None, container: Container, amounts: Amoun
         volumes.append({"name": CHECKPOINTS, "persistentVolumeClaim": {"claimName": claim}})
     twice = {one["name"] for one in volumes if [other["name"] for other in volumes].count(one["name"]) > 1}
     if twice:
-        raise JobMistake("container.volumes", sorted(twice)[0], "the job has a volume of that name already", "choose another")
+        raise JobMistake("container.volumes", min(twice), "the job has a volume of that name already", "choose another")
     return {"volumes": volumes} if volumes else {}
 
 
@@ -173,7 +173,9 @@ def _mounts(checkpoint: Checkpoint | None, container: Container, amounts: Amount
     paths = [one["mountPath"] for one in mounts]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise JobMistake("container.volumes", twice, "something else of the job is mounted there", "choose another mount_path")
+        raise JobMistake(
+            "container.volumes", twice, "something else of the job is mounted there", "choose another mount_path"
+        )
     return mounts
 
 
@@ -185,9 +187,7 @@ def _where(of: Rendering) -> dict[str, Any]:
     if job.policy.topology is TopologyConstraint.SPREAD:
         book.tell("policy.topology", "spread", "no two pods of the job on one node", workload(job))
         apart.append({job_names.JOB_NAME: job.name})
-    affinity = affinity_of(
-        job.attributes, of.nodes, required=expressions, apart=apart, beside=_slice(job, needs.tpus)
-    )
+    affinity = affinity_of(job.attributes, of.nodes, required=expressions, apart=apart, beside=_slice(job, needs.tpus))
     for name in ("affinity", "anti_affinity"):
         if getattr(job.attributes, name) is not None:
             book.tell(f"{PREFIX}{name}", None, f"spec.affinity of the pods{_of_nodes(of.nodes)}", workload(job))
@@ -226,7 +226,12 @@ def _selector(of: Rendering) -> tuple[dict[str, str], list[dict[str, Any]]]:
             selector[key] = values[0]
         else:
             expressions.append({"key": key, "operator": "In", "values": list(values)})
-        of.book.tell(f"{PREFIX}tpu_{'type' if key.endswith('accelerator') else 'topology'}", None, f"nodes with label {key} {' or '.join(values)}", workload(job))
+        of.book.tell(
+            f"{PREFIX}tpu_{'type' if key.endswith('accelerator') else 'topology'}",
+            None,
+            f"nodes with label {key} {' or '.join(values)}",
+            workload(job),
+        )
     return selector, expressions
 
 
@@ -234,7 +239,10 @@ def _reported(of: Rendering, source: str, key: str, value: str) -> dict[str, Any
     """Return the nodes whose machine has what a selector says, for what no label of a node tells."""
     if of.nodes is None:
         raise NodesUnknown(
-            f"{source}.{key}", value, "no label of a node says it", f"say {PREFIX}gpu_* attributes, or render against a cluster"
+            f"{source}.{key}",
+            value,
+            "no label of a node says it",
+            f"say {PREFIX}gpu_* attributes, or render against a cluster",
         )
     found = sorted({node.labels.get(HOSTNAME, node.name) for node in of.nodes if node.labels.get(key) == value})
     if not found:

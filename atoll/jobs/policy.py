@@ -4,7 +4,6 @@ In: the documents `policy` and `intent` of a job. Out: frozen models. What is le
 depends on the type of the job; atoll.jobs.contracts fills it in.
 """
 
-from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Literal, Self
 
@@ -30,7 +29,8 @@ class Toleration(Part):
         Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None, Field(description="every effect when absent")
     ] = None
     toleration_seconds: Annotated[
-        int | None, Field(strict=True, ge=0, description="how long a NoExecute taint is tolerated; for ever when absent")
+        int | None,
+        Field(strict=True, ge=0, description="how long a NoExecute taint is tolerated; for ever when absent"),
     ] = None
 
     @model_validator(mode="after")
@@ -56,21 +56,22 @@ class JobPolicy(Part):
         Seconds | None, Field(description="seconds between the notice and the end; 30 when absent")
     ] = None
     scale_to_zero: Annotated[Flag, Field(description="a service without requests has no pods")] = False
-    min_replicas: Annotated[
-        Replicas | None, Field(description="of a service; 1 when absent, 0 with scale_to_zero")
-    ] = None
+    min_replicas: Annotated[Replicas | None, Field(description="of a service; 1 when absent, 0 with scale_to_zero")] = (
+        None
+    )
     max_replicas: Annotated[
-        Replicas | None, Field(description="of a service: an autoscaler is made where it is given and more than the least")
+        Replicas | None,
+        Field(description="of a service: an autoscaler is made where it is given and more than the least"),
     ] = None
     scheduled_start: Annotated[AwareDatetime | None, Field(description="the job does not start before")] = None
     deadline: Annotated[AwareDatetime | None, Field(description="the job must have ended by then")] = None
     max_runtime: Annotated[Seconds | None, Field(description="seconds that the job may run")] = None
-    queue_name: Annotated[ObjectName | None, Field(max_length=63, description="LocalQueue; that of the tenant when absent")] = (
-        None
-    )
-    cohort: Annotated[ObjectName | None, Field(max_length=63, description="group of queues that lend to each other; for reports")] = (
-        None
-    )
+    queue_name: Annotated[
+        ObjectName | None, Field(max_length=63, description="LocalQueue; that of the tenant when absent")
+    ] = None
+    cohort: Annotated[
+        ObjectName | None, Field(max_length=63, description="group of queues that lend to each other; for reports")
+    ] = None
     topology: Annotated[
         TopologyConstraint, Field(description="all GPUs on one node, joined by NVLink, or pods on different nodes")
     ] = TopologyConstraint.NONE
@@ -80,7 +81,9 @@ class JobPolicy(Part):
     tolerations: Annotated[
         tuple[Toleration, ...] | None, Field(max_length=TOLERATIONS_MAX, description="taints that the pods tolerate")
     ] = None
-    max_retries: Annotated[int, Field(strict=True, ge=0, le=RETRIES_MAX, description="failures after which it is over")] = 3
+    max_retries: Annotated[
+        int, Field(strict=True, ge=0, le=RETRIES_MAX, description="failures after which it is over")
+    ] = 3
     retry_delay_seconds: Annotated[
         int, Field(strict=True, ge=0, le=86_400, description="pause before a retry; the job service keeps it")
     ] = 30
@@ -105,11 +108,15 @@ class JobPolicy(Part):
             return self.min_replicas
         return 0 if self.scale_to_zero else 1
 
-    def deadline_seconds_after(self, start: datetime | None) -> int | None:
-        """Return the seconds from `start` to the deadline, at least 1; None where either is not known."""
-        if self.deadline is None or start is None:
-            return None
-        return max(1, int((self.deadline - start).total_seconds()))
+    def seconds_to_deadline(self, now_seconds: float | None) -> int | None:
+        """Return the seconds from the start, or from now where the job may start at once, to the deadline; at least 1.
+
+        `now_seconds`: since 1970. None without a deadline, and where neither is known.
+        """
+        start = self.scheduled_start.timestamp() if self.scheduled_start is not None else now_seconds
+        return (
+            max(1, int(self.deadline.timestamp() - start)) if self.deadline is not None and start is not None else None
+        )
 
 
 class CheckpointConfig(Part):
@@ -117,11 +124,16 @@ class CheckpointConfig(Part):
 
     enabled: Flag = True
     storage_class: Annotated[ObjectName, Field(description="of the volume")] = "standard"
-    storage_size: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(Mi|Gi|Ti|M|G|T)$", description="of the volume")] = "100Gi"
+    storage_size: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(Mi|Gi|Ti|M|G|T)$", description="of the volume")] = (
+        "100Gi"
+    )
     checkpoint_interval: Annotated[Seconds, Field(description="seconds between checkpoints")] = 3600
-    max_checkpoints: Annotated[int, Field(strict=True, ge=1, le=1000, description="the oldest beyond them is removed")] = 3
+    max_checkpoints: Annotated[
+        int, Field(strict=True, ge=1, le=1000, description="the oldest beyond them is removed")
+    ] = 3
     checkpoint_path: Annotated[
-        str, Field(max_length=512, pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$", description="where the volume is mounted")
+        str,
+        Field(max_length=512, pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$", description="where the volume is mounted"),
     ] = "/checkpoints"
 
 

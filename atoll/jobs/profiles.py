@@ -60,7 +60,9 @@ class Profile:
 def profile_of(job: Job, attributes: MlAttributes) -> Profile:
     """Return the profile of the job: by memory where that is what it needs, by GPUs, by storage, else by CPU."""
     gpus = attributes.gpu_count or 0
-    memory_bytes = int((attributes.memory_gb or 0) * 10**9) or parse_amount("memory", job.resources.memory_request or "4Gi")
+    memory_bytes = int((attributes.memory_gb or 0) * 10**9) or parse_amount(
+        "memory", job.resources.memory_request or "4Gi"
+    )
     if gpus <= 1 and memory_bytes >= MUCH_MEMORY_BYTES:
         return Profile("memory-intensive", ("memory-optimized",))
     if gpus:
@@ -68,4 +70,6 @@ def profile_of(job: Job, attributes: MlAttributes) -> Profile:
     if (attributes.storage_gb or 0) >= MUCH_STORAGE_GB:
         return Profile("storage-intensive", ("storage-optimized",))
     cores = attributes.cpu_cores or parse_amount("cpu", job.resources.cpu_request or "1") // 1000
-    return Profile("cpu-only", ("cpu-compute", "cpu-standard") if cores >= MANY_CORES else ("cpu-standard", "cpu-compute"))
+    return Profile(
+        "cpu-only", ("cpu-compute", "cpu-standard") if cores >= MANY_CORES else ("cpu-standard", "cpu-compute")
+    )

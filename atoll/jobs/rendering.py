@@ -1,18 +1,17 @@
 """A job as Kubernetes objects, and which wish became what.
 
-In: a Job; the administrator's settings; the nodes that are known, where a cluster was asked; and from when a deadline
-counts. Out: a frozen Rendered, whose objects kubectl can apply in their order; or a JobMistake. Pure: the same job gives
-the same objects, byte for byte.
+In: a Job; the administrator's settings; the nodes that are known, where a cluster was asked; and the time, from which a
+deadline counts. Out: a frozen Rendered, whose objects kubectl can apply in their order; or a JobMistake. Pure: the same
+job gives the same objects, byte for byte.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 from atoll.api import job_names, names
 from atoll.api.claims import GpuClaimSpec
-from atoll.api.gangs import GpuGangSpec, PodSet
+from atoll.api.gangs import GangPodSet, GpuGangSpec
 from atoll.jobs.container import Container
 from atoll.jobs.contracts import CONTRACTS
 from atoll.jobs.labels import POD_SET, identity_of, labels_of, queue_labels, workload, workload_annotations
@@ -58,11 +57,11 @@ def render(
     settings: RenderSettings | None = None,
     *,
     nodes: Sequence[KnownNode] | None = None,
-    now: datetime | None = None,
+    now_seconds: float | None = None,
 ) -> Rendered:
     """Return the objects of a job. Raises JobMistake, which names the field and says what to do."""
     settings, book = settings or RenderSettings(), NoteBook()
-    needs = needs_of(job, settings, now=now, book=book)
+    needs = needs_of(job, settings, now_seconds=now_seconds, book=book)
     of = Rendering(job, needs, settings, nodes, book)
     template = template_of(of)
     objects = [*_claims(of), *_volume(of)]
@@ -93,7 +92,7 @@ def _claims(of: Rendering) -> list[Object]:
     spec = GpuClaimSpec(devices=needs.gpus.claim, gang_ref=job.name if needs.is_gang else None)
     objects = [_head(of, names.API_VERSION, "GpuClaim", job.name) | {"spec": _plain(spec)}]
     if needs.is_gang:
-        gang = GpuGangSpec(pod_sets=(PodSet(name=POD_SET, count=needs.workers),), topology=needs.gpus.together)
+        gang = GpuGangSpec(pod_sets=(GangPodSet(name=POD_SET, count=needs.workers),), topology=needs.gpus.together)
         objects.append(_head(of, names.API_VERSION, "GpuGang", job.name) | {"spec": _plain(gang)})
     return objects
 
@@ -118,7 +117,12 @@ def _volume(of: Rendering) -> list[Object]:
     for field, value in (("storage_class", checkpoint.storage_class), ("storage_size", checkpoint.storage_size)):
         given = job.intent.checkpoint_config is not None and field in job.intent.checkpoint_config.model_fields_set
         path = "spec.storageClassName" if field == "storage_class" else "spec.resources.requests.storage"
-        of.book.tell(f"intent.checkpoint_config.{field}", value if given else None, f"{path} {value}", f"PersistentVolumeClaim/{name}")
+        of.book.tell(
+            f"intent.checkpoint_config.{field}",
+            value if given else None,
+            f"{path} {value}",
+            f"PersistentVolumeClaim/{name}",
+        )
     return [_head(of, "v1", "PersistentVolumeClaim", name) | {"spec": spec}]
 
 
@@ -139,7 +143,12 @@ def _service(of: Rendering, container: Container) -> list[Object]:
         of.book.tell("workers", needs.workers, f"found as {job.name}-0.{job.name} and so on", f"Service/{job.name}")
     elif job.job_type is JobType.SERVICE and ports:
         spec = {"selector": selector, "ports": ports}
-        of.book.tell("container.ports", ", ".join(str(one.port) for one in container.ports), f"reachable at http://{job.name}:{container.ports[0].port}", f"Service/{job.name}")
+        of.book.tell(
+            "container.ports",
+            ", ".join(str(one.port) for one in container.ports),
+            f"reachable at http://{job.name}:{container.ports[0].port}",
+            f"Service/{job.name}",
+        )
     else:
         return []
     return [_head(of, "v1", "Service", job.name) | {"spec": spec}]
@@ -172,15 +181,22 @@ def _deployment(of: Rendering, template: Object, container: Container) -> list[O
 
 
 def _autoscaler(of: Rendering, container: Container) -> Object | None:
-    """Return what changes the number of replicas: to none and back with requests, or with load; None for a fixed one."""
+    """Return what changes the number of replicas, with requests or with load; None for a fixed one."""
     job, policy = of.job, of.job.policy
     least, most = policy.least_replicas, policy.max_replicas
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": job.name}
     if policy.scale_to_zero:
         if not container.ports:
-            of.book.tell("policy.scale_to_zero", value=True, text="without effect: no port on which a request could come")
+            of.book.tell(
+                "policy.scale_to_zero", value=True, text="without effect: no port on which a request could come"
+            )
             return None
-        of.book.tell("policy.scale_to_zero", value=True, text="spec.replicas; the first request starts a pod (KEDA's HTTP add-on)", of=f"HTTPScaledObject/{job.name}")
+        of.book.tell(
+            "policy.scale_to_zero",
+            value=True,
+            text="spec.replicas; the first request starts a pod (KEDA's HTTP add-on)",
+            of=f"HTTPScaledObject/{job.name}",
+        )
         if most is not None:
             of.book.tell("policy.max_replicas", most, "spec.replicas.max", f"HTTPScaledObject/{job.name}")
         reference = target | {"service": job.name, "port": container.ports[0].port}
@@ -188,7 +204,12 @@ def _autoscaler(of: Rendering, container: Container) -> Object | None:
         return _head(of, "http.keda.sh/v1alpha1", "HTTPScaledObject", job.name) | {"spec": spec}
     if most is None or most == least:
         return None
-    of.book.tell("policy.max_replicas", most, f"spec.maxReplicas; more above {CPU_UTILIZATION} % of the CPU asked for", f"HorizontalPodAutoscaler/{job.name}")
+    of.book.tell(
+        "policy.max_replicas",
+        most,
+        f"spec.maxReplicas; more above {CPU_UTILIZATION} % of the CPU asked for",
+        f"HorizontalPodAutoscaler/{job.name}",
+    )
     metric = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": CPU_UTILIZATION}}
     spec = {
         "scaleTargetRef": target,
@@ -233,7 +254,9 @@ def _endings(of: Rendering) -> Object:
     action = "Ignore" if policy.retry_on_preemption else "FailJob"
     if "retry_on_preemption" in policy.model_fields_set:
         text = "a preempted pod is no failure" if policy.retry_on_preemption else "a preempted pod ends the job"
-        of.book.tell("policy.retry_on_preemption", policy.retry_on_preemption, f"spec.podFailurePolicy: {text}", workload(job))
+        of.book.tell(
+            "policy.retry_on_preemption", policy.retry_on_preemption, f"spec.podFailurePolicy: {text}", workload(job)
+        )
     return {"podFailurePolicy": {"rules": [{"action": action, "onPodConditions": [DISRUPTED]}]}}
 
 

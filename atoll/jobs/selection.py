@@ -86,9 +86,13 @@ def _resolved(rule: AffinityRule, nodes: Sequence[KnownNode], *, field: str, tol
     """Return the values of the label that satisfy the rule among known nodes; for what no label says, the nodes."""
     meeting = [node for node in nodes if holds(rule, node.labels)]
     is_property = rule.key in REPORTED_LABELS
-    values = sorted({node.labels.get(HOSTNAME, node.name) if is_property else node.labels[rule.key] for node in meeting})
+    values = sorted(
+        {node.labels.get(HOSTNAME, node.name) if is_property else node.labels[rule.key] for node in meeting}
+    )
     if not values:
-        raise JobMistake(field, told, f"none of the {len(nodes)} known nodes meets it", "change the rule, or label nodes")
+        raise JobMistake(
+            field, told, f"none of the {len(nodes)} known nodes meets it", "change the rule, or label nodes"
+        )
     if len(values) > RESOLVED_MAX:
         limit = f"{len(values)} values meet it, and {RESOLVED_MAX} can be listed"
         raise JobMistake(field, told, limit, "label the nodes, and choose by that label")
@@ -145,9 +149,7 @@ def _part(required: object, preferred: Sequence[object]) -> dict[str, Any]:
     return told
 
 
-def _expressions(
-    rules: Sequence[AffinityRule], nodes: Sequence[KnownNode] | None, field: str
-) -> list[Expression]:
+def _expressions(rules: Sequence[AffinityRule], nodes: Sequence[KnownNode] | None, field: str) -> list[Expression]:
     return [expression_of(rule, nodes, field=field) for rule in rules]
 
 
@@ -177,7 +179,10 @@ def _pod_term(rule: AffinityRule, field: str) -> dict[str, Any]:
     """Return pods of jobs in the same namespace that a rule is about. Raises JobMistake for ordered operators."""
     if rule.operator in ORDERED:
         raise JobMistake(
-            field, rule_text(rule), "what else runs on a node is not compared by order", "list the values by operator In"
+            field,
+            rule_text(rule),
+            "what else runs on a node is not compared by order",
+            "list the values by operator In",
         )
     expression: Expression = {"key": JOB_PROPERTIES.get(rule.key, rule.key), "operator": rule.operator.value}
     if rule.operator in (Operator.IN, Operator.NOT_IN):

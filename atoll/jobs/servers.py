@@ -32,7 +32,9 @@ def server_of(attributes: MlAttributes, gpus: int, image: str | None, settings: 
     if runtime is None or row is None or chosen is None:
         known = " and ".join(sorted(one for one in SERVERS if one in settings.runtime_images))
         limit = f"deployment_type model is served by {known}"
-        raise JobMistake(f"{PREFIX}runtime", runtime, limit, "choose one, or deployment_type docker with container.image")
+        raise JobMistake(
+            f"{PREFIX}runtime", runtime, limit, "choose one, or deployment_type docker with container.image"
+        )
     arguments, health = row
     return Server(chosen, (*arguments(attributes, gpus), f"--port={PORT}"), health)
 
@@ -65,4 +67,7 @@ def _tgi(attributes: MlAttributes, gpus: int) -> tuple[str, ...]:
 
 
 Arguments = Callable[[MlAttributes, int], tuple[str, ...]]
-SERVERS: Final[Mapping[Runtime, tuple[Arguments, str]]] = {Runtime.VLLM: (_vllm, "/health"), Runtime.TGI: (_tgi, "/health")}
+SERVERS: Final[Mapping[Runtime, tuple[Arguments, str]]] = {
+    Runtime.VLLM: (_vllm, "/health"),
+    Runtime.TGI: (_tgi, "/health"),
+}

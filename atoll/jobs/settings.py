@@ -20,6 +20,10 @@ SPOT_TAINTS: Final = (
     Toleration(key="karpenter.sh/capacity-type", value="spot", effect="NoSchedule"),
 )
 """One per provider: what marks machines that may go away at any time."""
+IMAGES: Final = (
+    (Runtime.VLLM, "vllm/vllm-openai:v0.11.0"),
+    (Runtime.TGI, "ghcr.io/huggingface/text-generation-inference:3.3.6"),
+)
 
 
 class RenderSettings(Part):
@@ -28,11 +32,15 @@ class RenderSettings(Part):
     gpus_per_pod_max: Annotated[
         int, Field(ge=1, le=COUNT_MAX, description="GPUs of the largest machine; more are shared out over several pods")
     ] = 8
-    grace_seconds_max: Annotated[Seconds, Field(description="longest time between the notice and the end of a pod")] = 600
+    grace_seconds_max: Annotated[Seconds, Field(description="longest time between the notice and the end of a pod")] = (
+        600
+    )
     checkpoint_wait_seconds: Annotated[
         Seconds, Field(description="what a pod that saves a checkpoint on preemption has at least")
     ] = 300
-    finished_ttl_seconds: Annotated[Seconds, Field(description="how long a finished Job stays to be looked at")] = 86_400
+    finished_ttl_seconds: Annotated[Seconds, Field(description="how long a finished Job stays to be looked at")] = (
+        86_400
+    )
     gpu_tolerations: Annotated[tuple[Toleration, ...], Field(description="of pods with GPUs")] = (
         Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),
         Toleration(key="amd.com/gpu", operator="Exists", effect="NoSchedule"),
@@ -43,13 +51,10 @@ class RenderSettings(Part):
     priority_classes: Annotated[
         dict[Priority, ObjectName],
         Field(description="PriorityClass of the pods, and WorkloadPriorityClass of Kueue, for each priority"),
-    ] = {priority: priority.value for priority in Priority}
+    ] = Field(default_factory=lambda: {priority: priority.value for priority in Priority})
     runtime_images: Annotated[
         dict[Runtime, str], Field(description="image of the server for deployment_type model, by ext_ml_runtime")
-    ] = {
-        Runtime.VLLM: "vllm/vllm-openai:v0.11.0",
-        Runtime.TGI: "ghcr.io/huggingface/text-generation-inference:3.3.6",
-    }
+    ] = Field(default_factory=lambda: dict(IMAGES))
     host_level: Annotated[str, Field(description="label that names a machine, for topology same_node")] = (
         "kubernetes.io/hostname"
     )

@@ -14,7 +14,7 @@ from atoll.jobs.words import JobType
 
 def tell_rest(job: Job, needs: Needs, book: NoteBook) -> None:
     """Note what labels and annotations carry for others, and what nothing in Kubernetes does."""
-    policy, intent = job.policy, job.intent
+    policy = job.policy
     if policy.scheduled_start is not None:
         text = "the job service starts it then; nothing in Kubernetes waits for it, so apply it at that time"
         book.tell("policy.scheduled_start", policy.scheduled_start.isoformat(), text)
@@ -25,9 +25,16 @@ def tell_rest(job: Job, needs: Needs, book: NoteBook) -> None:
     if job.job_type is JobType.SERVICE:
         for field in ("max_retries", "retry_on_preemption"):
             if field in given:
-                book.tell(f"policy.{field}", getattr(policy, field), "without effect: a service is always started again")
+                book.tell(f"policy.{field}", getattr(policy, field), "without effect: a service always starts again")
     if policy.cohort is not None:
-        book.tell("policy.cohort", policy.cohort, f"annotation {job_names.PREFIX}cohort; Kueue's ClusterQueue names it", workload(job))
+        text = f"annotation {job_names.PREFIX}cohort; Kueue's ClusterQueue names it"
+        book.tell("policy.cohort", policy.cohort, text, workload(job))
+    _tell_intent(job, book)
+    _tell_accelerator(job, needs, book)
+
+
+def _tell_intent(job: Job, book: NoteBook) -> None:
+    intent = job.intent
     for field, key, where in (
         ("optimization_goal", job_names.OPTIMIZATION_GOAL, "label"),
         ("workload_class", job_names.WORKLOAD_CLASS, "label"),
@@ -41,8 +48,13 @@ def tell_rest(job: Job, needs: Needs, book: NoteBook) -> None:
         if field in intent.model_fields_set and getattr(intent, field) is not None:
             name = key if "/" in key else job_names.PREFIX + key
             book.tell(f"intent.{field}", str(getattr(intent, field)), f"{where} {name}", workload(job))
-    if needs.attributes.accelerator is not None and job.attributes.accelerator is not None:
-        text = {"gpu": "a GpuClaim", "tpu": "TPUs of nodes", "cpu": "no GpuClaim: any node will do"}
-        book.tell("ext_ml_accelerator", needs.attributes.accelerator.value, text[needs.attributes.accelerator.value])
-    if job.attributes.tpu_chip_count is not None:
-        book.tell("ext_ml_tpu_chip_count", job.attributes.tpu_chip_count, f"{needs.workers} pods with {needs.tpus.chips if needs.tpus else 0} chips each")
+
+
+def _tell_accelerator(job: Job, needs: Needs, book: NoteBook) -> None:
+    said = job.attributes.accelerator
+    if said is not None:
+        became = {"gpu": "a GpuClaim", "tpu": "TPUs of nodes", "cpu": "no GpuClaim: any node will do"}
+        book.tell("ext_ml_accelerator", said.value, became.get(said.value, ""))
+    if job.attributes.tpu_chip_count is not None and needs.tpus is not None:
+        text = f"{needs.workers} pods with {needs.tpus.chips} chips each"
+        book.tell("ext_ml_tpu_chip_count", job.attributes.tpu_chip_count, text)

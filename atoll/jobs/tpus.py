@@ -29,7 +29,9 @@ def tpu_needs(job: Job, attributes: MlAttributes) -> TpuNeeds | None:
         return None
     topology, count = attributes.tpu_topology, attributes.tpu_chip_count
     if topology is None and count is None:
-        raise JobMistake(f"{PREFIX}tpu_topology", None, "a TPU job says how many chips it needs", "write a shape such as 2x2")
+        raise JobMistake(
+            f"{PREFIX}tpu_topology", None, "a TPU job says how many chips it needs", "write a shape such as 2x2"
+        )
     chips = tpu_chips(topology) if topology is not None else count or 0
     if count is not None and count != chips:
         raise JobMistake(f"{PREFIX}tpu_chip_count", count, f"a slice {topology} has {chips} chips", "give one of both")

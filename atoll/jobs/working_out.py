@@ -6,12 +6,12 @@ meaning meet here and nowhere else.
 
 from atoll.jobs.model import Job
 from atoll.jobs.notes import NoteBook
-from atoll.ml.attributes import MlAttributes
+from atoll.ml.attributes import PREFIX, MlAttributes
 from atoll.ml.infer import complete
 
 
 def given_attributes(job: Job) -> MlAttributes:
-    """Return what the job says, wherever it says it: resources and model_id stand for attributes of the same meaning."""
+    """Return what the job says, wherever it says it: resources and model_id count as attributes."""
     said = {
         "gpu_type": job.resources.gpu_type,
         "gpu_count": job.resources.gpu_count,
@@ -25,7 +25,7 @@ def attributes_of(job: Job, book: NoteBook) -> MlAttributes:
     """Return the attributes with what follows from them; each conclusion is noted, mere defaults are not."""
     done = complete(given_attributes(job))
     for note in done.notes:
-        if note.reason != "default":
+        if note.reason != "default" and note.attribute != f"{PREFIX}preemptible":
             book.tell(note.attribute, None, f"{note.value}: {note.reason}")
     for warning in done.warnings:
         book.tell(warning.attribute, warning.value, f"note that {warning.reason}")

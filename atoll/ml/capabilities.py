@@ -13,7 +13,7 @@ from typing import Any, Final
 from atoll.api import names
 from atoll.api.claims import DeviceClaim, InterconnectKind, Vendor
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.machines import Card, NodeDevices, node_devices
+from atoll.cluster.machines import DeviceAttributes, NodeDevices, node_devices
 from atoll.cluster.objects import Node
 from atoll.cluster.quantities import parse_amount, parse_bytes
 from atoll.cluster.requests import Rejection
@@ -116,7 +116,7 @@ def capability_of(
 
 def _gpus(devices: NodeDevices) -> tuple[GpuCapability, ...]:
     """Return the GPUs that can be given out whole, by type and size."""
-    counts: dict[tuple[str, int, tuple[int, int], str], tuple[int, Card]] = {}
+    counts: dict[tuple[str, int, tuple[int, int], str], tuple[int, DeviceAttributes]] = {}
     for position, card in enumerate(devices.shape.cards):
         if devices.usable >> position & 1 and not card.mig_profile:
             row = (*_type_and_memory(card), card.compute_capability, card.vendor)
@@ -130,7 +130,7 @@ def _gpus(devices: NodeDevices) -> tuple[GpuCapability, ...]:
     return tuple(sorted(found, key=lambda gpu: (-gpu.count, gpu.type, gpu.memory_gb)))
 
 
-def _type_and_memory(card: Card) -> tuple[str, int]:
+def _type_and_memory(card: DeviceAttributes) -> tuple[str, int]:
     """Return the id of a card's type, and the GB that it is sold with."""
     size_gb = card.memory_bytes // _GIB
     rows = [row for row in tables.GPU_TYPES.values() if any(matches_model(card.model, slug) for slug in row.models)]
@@ -141,7 +141,7 @@ def _type_and_memory(card: Card) -> tuple[str, int]:
     return row.id, max([size_gb * row.devices, *fitting])
 
 
-def _interconnect(devices: NodeDevices, card: Card, count: int) -> InterconnectKind:
+def _interconnect(devices: NodeDevices, card: DeviceAttributes, count: int) -> InterconnectKind:
     """Tell whether all GPUs of a type are joined by NVLink, as a claim of all of them would find."""
     claim = DeviceClaim(
         count=min(count, 64), models=(card.model,), interconnect=InterconnectKind.NVLINK, vendor=Vendor(card.vendor)

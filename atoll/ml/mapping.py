@@ -10,7 +10,7 @@ from atoll.cluster.quantities import parse_bytes
 from atoll.cluster.requests import Request
 from atoll.ml.attributes import Accelerator, MlAttributes
 from atoll.ml.tables import claim_memory, gpu_models
-from topology.asks import Ask, Interconnect, Policy
+from topology.device_requests import DeviceRequest, Interconnect, Policy
 
 
 def device_claim(attributes: MlAttributes) -> DeviceClaim | None:
@@ -32,7 +32,7 @@ def device_claim(attributes: MlAttributes) -> DeviceClaim | None:
 def device_request(claim: DeviceClaim) -> Request:
     """Return what a search for the claim's GPUs must satisfy, for a pod whose containers all see them."""
     return Request(
-        ask=Ask(
+        ask=DeviceRequest(
             count=claim.count,
             policy=Policy(claim.policy.value),
             interconnect=Interconnect(claim.interconnect.value),
