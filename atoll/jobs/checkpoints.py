@@ -81,9 +81,11 @@ def _mount_path(job: Job, uri: str) -> str:
 
 
 def _tell_disabled(attributes: MlAttributes, book: NoteBook) -> None:
+    if attributes.checkpoint_enabled is not None:
+        book.tell(f"{PREFIX}checkpoint_enabled", value=False, text="no checkpoint is saved")
     for name in ("interval_s", "storage_uri", "max_count", "on_preempt"):
         value = getattr(attributes, f"checkpoint_{name}")
-        if value:
+        if value is not None:
             book.tell(f"{PREFIX}checkpoint_{name}", value, f"without effect: {PREFIX}checkpoint_enabled is not true")
 
 

@@ -102,12 +102,14 @@ def parse_job(data: bytes, policy: Policy | None = None) -> ParsedJob:
 
 def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttributes, Problems]:
     given = fields.get(ATTRIBUTES, {})
+    if not isinstance(given, dict):
+        hint = f"write {PREFIX}gpu_count: 1 and the like below it"
+        problem = AttributeProblem(ATTRIBUTES, shown(given), "must be a mapping", hint, document.line_of((ATTRIBUTES,)))
+        return MlAttributes(), (problem,)
     try:
         return MlAttributes.model_validate(given), ()
     except ValidationError as error:
-        told = problems_of_errors(
-            error, NAMES, line_of=lambda path: _line(document, (PREFIX + str(path[0]), *path[1:]))
-        )
+        told = problems_of_errors(error, NAMES, line_of=_line_of(document))
         return MlAttributes(), tuple(_unprefixed(one) for one in told)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from atoll.cluster.quantities import parse_amount
 from atoll.jobs.aliases import gpu_model
@@ -139,6 +139,11 @@ class Job(Part):
     def gather_attributes(cls, values: object) -> object:
         """Gather what begins with ext_ml_, wherever it stands, as `attributes`."""
         return gathered(values) if isinstance(values, Mapping) else values
+
+    @field_serializer("attributes")
+    def write_attributes(self, attributes: MlAttributes) -> dict[str, Any]:
+        """Write attributes as an envelope has them, so that a job is read back as it was written."""
+        return attributes.to_json()
 
     @field_validator("labels", "annotations")
     @classmethod

@@ -97,6 +97,8 @@ def _by_type(given: object, job: Job) -> str:
 
 
 def _is_preemptible(job: Job, priority: Priority, book: NoteBook) -> bool:
+    if job.attributes.preemptible is not None and job.policy.preemptible is not None:
+        book.tell("policy.preemptible", job.policy.preemptible, "without effect: ext_ml_preemptible wins")
     for source, given in (
         ("ext_ml_preemptible", job.attributes.preemptible),
         ("policy.preemptible", job.policy.preemptible),
@@ -119,6 +121,9 @@ def _is_spot(job: Job, book: NoteBook) -> bool:
 def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | None, book: NoteBook) -> int:
     """Return the grace: as asked, and at least the time of a checkpoint where one is saved; bounded by the cluster."""
     asked, source = job.attributes.preemption_grace_period_s, "ext_ml_preemption_grace_period_s"
+    if asked is not None and job.policy.preemption_grace_period is not None:
+        text = f"without effect: {source} wins"
+        book.tell("policy.preemption_grace_period", job.policy.preemption_grace_period, text)
     if asked is None:
         asked, source = job.policy.preemption_grace_period, "policy.preemption_grace_period"
     wanted = GRACE_SECONDS if asked is None else asked

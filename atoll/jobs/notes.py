@@ -6,7 +6,7 @@ renderer tells it alike, and a test can ask whether a wish was lost.
 
 from dataclasses import dataclass
 
-from atoll.ml.problems import shown
+from atoll.ml.problems import VALUE_LENGTH_MAX, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,7 @@ class NoteBook:
 
     def tell(self, source: str, value: object, text: str, of: str = "") -> None:
         """Note what became of a wish; a value that is None is a default."""
-        told = "" if value is None else value if isinstance(value, str) and value.isprintable() else shown(value)
-        note = Note(source, str(told)[:120], of, text)
+        note = Note(source, _shown(value), of, text)
         if note not in self._notes:
             self._notes.append(note)
 
@@ -39,3 +38,15 @@ class NoteBook:
     def notes(self) -> tuple[Note, ...]:
         """What was noted, in order."""
         return tuple(self._notes)
+
+
+def _shown(value: object) -> str:
+    """Return a value as a note shows it: as it was written, short and on one line."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = value if isinstance(value, str) and value.isprintable() else shown(value)
+    return text if len(text) <= VALUE_LENGTH_MAX else text[: VALUE_LENGTH_MAX - 3] + "..."
