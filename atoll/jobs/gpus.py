@@ -117,9 +117,11 @@ def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook
         if count > 1:
             book.tell("policy.topology", "nvlink", "spec.devices.interconnect nvlink", of)
     if count == 1:
-        if asked is not InterconnectKind.ANY:
-            source = f"{PREFIX}gpu_interconnect" if attributes.gpu_interconnect is not None else "policy.topology"
-            book.tell(source, asked.value, "without effect: there is one GPU in a pod", of)
+        said = job.attributes.gpu_interconnect
+        if said is not None:
+            book.tell(f"{PREFIX}gpu_interconnect", said.value, "without effect: there is one GPU in a pod", of)
+        if job.policy.topology is TopologyConstraint.NVLINK:
+            book.tell("policy.topology", "nvlink", "without effect: there is one GPU in a pod", of)
         return InterconnectKind.ANY
     if attributes.gpu_interconnect not in (None, InterconnectKind.ANY) or job.attributes.gpu_interconnect is not None:
         book.tell(

@@ -248,15 +248,17 @@ def _endings(of: Rendering) -> Object:
     Kubernetes tells one kind of end from another only where pods are never restarted in place. So a training that may
     be preempted is tried again in a new pod, and one that may not be is restarted where it is.
     """
-    job, policy, needs = of.job, of.job.policy, of.needs
-    if not needs.is_preemptible and policy.retry_on_preemption and job.job_type is JobType.TRAINING:
+    job, policy = of.job, of.job.policy
+    restarts = not of.needs.is_preemptible and policy.retry_on_preemption and job.job_type is JobType.TRAINING
+    if "retry_on_preemption" in policy.model_fields_set:
+        text = "spec.podFailurePolicy: a preempted pod " + (
+            "is no failure" if policy.retry_on_preemption else "ends the job"
+        )
+        text = "without effect: the job is kept from being preempted" if restarts else text
+        of.book.tell("policy.retry_on_preemption", policy.retry_on_preemption, text, workload(job))
+    if restarts:
         return {}
     action = "Ignore" if policy.retry_on_preemption else "FailJob"
-    if "retry_on_preemption" in policy.model_fields_set:
-        text = "a preempted pod is no failure" if policy.retry_on_preemption else "a preempted pod ends the job"
-        of.book.tell(
-            "policy.retry_on_preemption", policy.retry_on_preemption, f"spec.podFailurePolicy: {text}", workload(job)
-        )
     return {"podFailurePolicy": {"rules": [{"action": action, "onPodConditions": [DISRUPTED]}]}}
 
 
