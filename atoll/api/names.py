@@ -43,6 +43,7 @@ OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREF
 MODELS_LOADED: Final = "gpu.scheduling/models-loaded"
 """JSON: a list of mappings with model_id, model_version and model_format."""
 MODELS_CACHED: Final = "gpu.scheduling/models-cached"
+MODEL_ANNOTATIONS: Final = (MODELS_LOADED, MODELS_CACHED)
 RUNTIMES: Final = "gpu.scheduling/runtimes"
 """Words with commas between them, such as vllm,pytorch; a node without serves every runtime."""
 

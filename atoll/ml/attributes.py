@@ -171,7 +171,7 @@ Text = Annotated[str, Field(strict=True, min_length=1, max_length=1024, pattern=
 class MlAttributes(Part):
     """What a job says. Every field may be left out; a job with `gpu_count` alone is valid."""
 
-    accelerator: Annotated[Accelerator | None, Field(description="inferred from the other attributes")] = None
+    accelerator: Annotated[Accelerator | None, Field(description="follows from the other attributes")] = None
     gpu_type: Annotated[
         Annotated[str, Field(strict=True, max_length=63, pattern="^[a-z0-9]+(-[a-z0-9.]*[a-z0-9])+$")] | None,
         Field(description="vendor and model, such as nvidia-h100; any GPU where it is left out"),
@@ -189,7 +189,7 @@ class MlAttributes(Part):
         InterconnectKind | None,
         Field(description="nvlink: between every two of the job's GPUs; ignored where it has one"),
     ] = None
-    tpu_type: TpuType | None = None
+    tpu_type: Annotated[TpuType | None, Field(description="generation of the chips")] = None
     tpu_topology: Annotated[
         Annotated[str, Field(strict=True, pattern="^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$")] | None,
         Field(description="a contiguous slice of that shape, such as 4x4 or 2x2x4"),
@@ -206,44 +206,54 @@ class MlAttributes(Part):
         Annotated[str, Field(strict=True, max_length=128, pattern="^[A-Za-z0-9][A-Za-z0-9._:+-]*$")] | None,
         Field(description="with model_id: only workers that have or can reach that version"),
     ] = None
-    model_provider: ModelProvider | None = None
+    model_provider: Annotated[ModelProvider | None, Field(description="passed on to the container")] = None
     model_checksum: Annotated[
         Annotated[str, Field(strict=True, max_length=256, pattern="^[a-z0-9_]{2,16}:[0-9a-f]+$")] | None,
         Field(description="algorithm:hexadecimal, such as sha256:...; verified before the model is loaded"),
     ] = None
-    model_format: ModelFormat | None = None
-    model_registry: ModelRegistry | None = None
+    model_format: Annotated[ModelFormat | None, Field(description="how the weights are stored")] = None
+    model_registry: Annotated[ModelRegistry | None, Field(description="where the model is looked up")] = None
     model_registry_uri: Annotated[Text | None, Field(description="such as hf://org/name@revision")] = None
     max_tokens: Annotated[Count | None, Field(description="passed on to the container")] = None
     max_batch_size: Annotated[Count | None, Field(description="passed on to the container")] = None
     timeout_seconds: Annotated[Count | None, Field(description="replaces the job's own timeout")] = None
     runtime: Annotated[Runtime | None, Field(description="workers that list their runtimes must list this one")] = None
-    precision: Precision | None = None
-    distributed_strategy: DistributedStrategy | None = None
+    precision: Annotated[Precision | None, Field(description="numbers that the model computes with")] = None
+    distributed_strategy: Annotated[
+        DistributedStrategy | None, Field(description="how the work is spread over the GPUs")
+    ] = None
     node_selector: Annotated[
         Annotated[dict[LabelKey, LabelValue], Field(max_length=PAIRS_MAX)] | None,
         Field(description="labels that the worker must have, every one"),
     ] = None
     affinity: Annotated[Affinity | None, Field(description="conditions on the worker")] = None
     anti_affinity: Annotated[Affinity | None, Field(description="conditions on what else runs on the worker")] = None
-    priority_class: Annotated[PriorityClass | None, Field(description="the queue's default, else on-demand")] = None
+    priority_class: Annotated[
+        PriorityClass | None, Field(description="place in the queue, and who may push the job out")
+    ] = None
     preemptible: Annotated[Flag | None, Field(description="true for spot, false for the others")] = None
-    preemption_grace_period_s: Annotated[Seconds | None, Field(description="seconds of warning; 30")] = None
-    checkpoint_on_preempt: Annotated[Flag | None, Field(description="save within the grace period; false")] = None
+    preemption_grace_period_s: Annotated[
+        Seconds | None, Field(description="seconds between the warning and the end")
+    ] = None
+    checkpoint_on_preempt: Annotated[Flag | None, Field(description="save within the grace period")] = None
     reservation_id: Annotated[
         Annotated[str, Field(strict=True, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] | None,
         Field(description="a reservation; the job never runs outside of it"),
     ] = None
     reservation_timeout_s: Annotated[Count | None, Field(description="longest hold before release")] = None
-    priority_escalation: Annotated[Flag | None, Field(description="a starving spot job moves up; false")] = None
-    escalation_after_s: Annotated[Seconds | None, Field(description="seconds in the queue; 3600")] = None
+    priority_escalation: Annotated[Flag | None, Field(description="a spot job that waits too long moves up")] = None
+    escalation_after_s: Annotated[Seconds | None, Field(description="seconds in the queue before it moves up")] = None
     escalation_target_class: Annotated[PriorityClass | None, Field(description="class to move up to")] = None
-    checkpoint_enabled: Annotated[Flag | None, Field(description="false")] = None
-    checkpoint_interval_s: Annotated[Count | None, Field(description="seconds between checkpoints; 300")] = None
+    checkpoint_enabled: Annotated[
+        Flag | None, Field(description="save at intervals and resume from what was saved")
+    ] = None
+    checkpoint_interval_s: Annotated[Count | None, Field(description="seconds between checkpoints")] = None
     checkpoint_storage_uri: Annotated[
         Text | None, Field(description="s3://, gs://, az:// or file://, ends in a slash")
     ] = None
-    checkpoint_max_count: Annotated[Count | None, Field(description="checkpoints kept, the oldest go first; 3")] = None
+    checkpoint_max_count: Annotated[
+        Count | None, Field(description="checkpoints that are kept; the oldest goes first")
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """Return the attributes that are set, by their names without the prefix."""

@@ -161,9 +161,10 @@ class _Reader:
             return self._workflow(value, "type")
         return self._job(value, ())
 
-    def _refuse(self, path: Path, limit: str, hint: str, *, value: str = "", step: str = "") -> None:
-        name = dotted(path[-1:]) if step else dotted(path)
-        self.problems.append(AttributeProblem(name, value, limit, hint, self.document.line_of(path), step))
+    def _refuse(self, path: Path, limit: str, hint: str, *, value: str = "", step: str | None = None) -> None:
+        """Add a problem. step: the part of a workflow before the name; without it the whole path is the name."""
+        name = dotted(path) if step is None else dotted(path[-1:])
+        self.problems.append(AttributeProblem(name, value, limit, hint, self.document.line_of(path), step or ""))
 
     def _workflow(self, value: dict[str, Any], type_key: str) -> WorkflowEnvelope | None:
         names = [type_key, *(name for name in WorkflowHead.model_fields if name not in {"workflow_type", "type"})]

@@ -82,6 +82,7 @@ MAXIMA: Final[Mapping[str, str]] = {
     "timeout_seconds": "max_timeout_seconds",
 }
 """Attribute to the limit that it may reach."""
+BUDGETS: Final = ("max_concurrent_gpu_jobs", "max_total_gpus")
 
 
 def parse_queue_rules(name: str, config: Mapping[str, Any], policy: Policy | None = None) -> QueueRules | Problems:
@@ -149,7 +150,7 @@ def _exceeded(attributes: MlAttributes, rules: QueueRules) -> Problems:
         value, limit = getattr(attributes, name), getattr(limits, field)
         if value is not None and limit is not None and value > limit:
             hint = f"ask for less, or choose another queue than {rules.name}"
-            found.append(AttributeProblem(PREFIX + name, shown(value), f"may be at most {limit:g} ({field})", hint))
+            found.append(AttributeProblem(PREFIX + name, shown(value), f"may be at most {limit:.15g} ({field})", hint))
     allowed = None if limits.allowed_gpu_types is None else tuple(map(tables.gpu_id, limits.allowed_gpu_types))
     if allowed is not None and attributes.gpu_type is not None and attributes.gpu_type not in allowed:
         found.append(_not_allowed("gpu_type", attributes.gpu_type, allowed, rules))

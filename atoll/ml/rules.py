@@ -42,7 +42,7 @@ def _bounds(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
     for name, value in attributes.given().items():
         bound = policy.bound_of(name)
         if bound is not None and value > bound:
-            yield Complaint(name, f"may be at most {bound:g}", "ask for less, or have an administrator raise the bound")
+            yield Complaint(name, f"may be at most {bound:.15g}", "ask for less, or have the bound raised")
 
 
 def _accelerator(attributes: MlAttributes, _policy: Policy) -> Iterator[Complaint]:
@@ -119,7 +119,7 @@ def _tpu(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
         )
     most = policy.bound_of("tpu_chip_count")
     if most is not None and chips > most:
-        yield Complaint("tpu_topology", f"may have at most {most:g} chips", "ask for a smaller slice")
+        yield Complaint("tpu_topology", f"may have at most {most:.15g} chips", "ask for a smaller slice")
 
 
 def _model(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:

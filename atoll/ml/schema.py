@@ -1,8 +1,8 @@
 """The JSON Schema of an envelope, generated from the models, for editors and for clients in other languages.
 
-In: the models of this package and the default bounds. Out: `docs/schemas/job-envelope.schema.json`, which the site of
-the documentation serves, or with --check the news that it is stale. What attributes must satisfy together stands in
-atoll.ml.rules alone: who passes the schema may still be refused, who breaks it always is.
+In: the models of this package, defaults and bounds. Out: `docs/schemas/job-envelope.schema.json`, which the site of the
+documentation serves, and the page of atoll.ml.reference; or with --check the news that they are stale. What attributes
+must satisfy together stands in atoll.ml.rules alone: who passes the schema may yet be refused, who breaks it always is.
 """
 
 import argparse
@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from atoll.ml.attributes import NAMES, PREFIX, MlAttributes
 from atoll.ml.envelope import CALLBACKS, STEPS_MAX, JobHead, WorkflowHead, WorkflowType, steps_key
+from atoll.ml.infer import DEFAULTS
 from atoll.ml.policy import BOUNDS
+from atoll.ml.reference import page
 
 Schema = dict[str, Any]
 
-FILE: Final = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "job-envelope.schema.json"
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -86,41 +88,47 @@ def _fields(model: type[JobHead] | type[WorkflowHead]) -> Schema:
 
 
 def _bounded(name: str, field: Schema) -> Schema:
-    """Return the schema of one field: without null, titles and empty defaults, with the bound of its attribute."""
+    """Return the schema of one field: without null and titles, with bound and default of its attribute."""
     choices = [choice for choice in field.get("anyOf", ()) if choice.get("type") != "null"]
     own = {key: value for key, value in field.items() if key not in {"anyOf", "title", "default"}}
     out = {**_without_titles(choices[0] if choices else {}), **own}
-    return {**out, "maximum": BOUNDS[name]} if name in BOUNDS else out
+    bound = {"maximum": BOUNDS[name]} if name in BOUNDS else {}
+    return {**out, **bound, **({"default": DEFAULTS[name]} if name in DEFAULTS else {})}
 
 
 def _without_titles(node: Schema) -> Schema:
-    """Return a schema without the titles that pydantic makes of names."""
-    return {
+    """Return a schema without the titles that pydantic makes of names; keys that match no pattern are refused."""
+    closed = {"additionalProperties": False} if "patternProperties" in node else {}
+    return closed | {
         key: _without_titles(child) if isinstance(child, dict) else child
         for key, child in node.items()
         if not (key == "title" and isinstance(child, str))
     }
 
 
-def rendered() -> str:
-    """Return the file."""
-    return json.dumps(envelope_schema(), indent=2) + "\n"
+def rendered() -> dict[str, str]:
+    """Return the files, by their paths in docs/."""
+    return {
+        "schemas/job-envelope.schema.json": json.dumps(envelope_schema(), indent=2) + "\n",
+        "attributes.md": page(),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the file, or with --check report that it is stale and return 1."""
-    parser = argparse.ArgumentParser(prog="python -m atoll.ml.schema", description="Generate the schema of envelopes.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the file is stale")
-    parser.add_argument("--file", type=Path, default=FILE, help="the file (%(default)s)")
+    """Write the files, or with --check report that some are stale and return 1."""
+    parser = argparse.ArgumentParser(prog="python -m atoll.ml.schema", description="Generate schema and reference.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
+    parser.add_argument("--directory", type=Path, default=DOCS, help="where the files lie (%(default)s)")
     options = parser.parse_args(arguments)
-    wanted = rendered()
+    wanted = {options.directory / path: text for path, text in rendered().items()}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if options.check:
-        is_stale = not options.file.exists() or options.file.read_text(encoding="utf-8") != wanted
-        if is_stale:
-            sys.stderr.write(f"stale: {options.file}; run python -m atoll.ml.schema\n")
-        return int(is_stale)
-    options.file.parent.mkdir(parents=True, exist_ok=True)
-    options.file.write_text(wanted, encoding="utf-8")
+        if stale:
+            sys.stderr.write(f"stale: {', '.join(map(str, stale))}; run python -m atoll.ml.schema\n")
+        return int(bool(stale))
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[path], encoding="utf-8")
     return 0
 
 

@@ -2,13 +2,12 @@
 
 In: rules, the labels of a worker, the properties of the jobs that run there. Out: whether the worker may be used, which
 rule says no, and the weights that it earns. Ordered operators compare dotted numbers component by component, so that
-10.0 is above 9.0 and 8 is 8.0; a label that is no such number meets no ordered rule. Kubernetes orders whole numbers
-alone, so that `node_requirement` expands the others over the values that there are.
+10.0 is above 9.0 and 8 is 8.0; a label that is no such number meets no ordered rule.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from atoll.ml.attributes import Affinity, AffinityRule, MlAttributes, Operator
 
@@ -98,25 +97,3 @@ def _meets(rule: AffinityRule, labels: Labels, running: tuple[Labels, ...]) -> b
     if rule.key in labels:
         return holds(rule, labels)
     return any(holds(rule, job) for job in running)
-
-
-def node_requirement(rule: AffinityRule, values_seen: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the requirement of Kubernetes that means the same on the nodes that there are.
-
-    values_seen: the values of the rule's label on these nodes. Ordered rules become In with those that meet them; where
-    none does, In with the rule's own value and a mark that no label can have, so that no node matches by accident.
-    """
-    key = NODE_LABELS.get(rule.key, rule.key)
-    if rule.operator not in ORDERED:
-        takes_values = rule.operator in {Operator.IN, Operator.NOT_IN}
-        return {
-            "key": key,
-            "operator": rule.operator.value,
-            **({"values": sorted(set(rule.values))} if takes_values else {}),
-        }
-    met = sorted({value for value in values_seen if holds(rule, {rule.key: value})})
-    return {
-        "key": key,
-        "operator": "In",
-        "values": met or [f"none-{rule.operator.value.lower()}-{rule.values[0]}"[:63]],
-    }
