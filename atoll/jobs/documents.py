@@ -95,8 +95,9 @@ def parse_job(data: bytes, policy: Policy | None = None) -> ParsedJob:
     try:
         job = Job.model_validate(fields | {ATTRIBUTES: attributes})
     except ValidationError as error:
-        return ParsedJob(None, (*problems, *_fields(error, document)), document)
-    problems += _rules(job, policy or Policy(), document) if not problems else ()
+        told = problems or _rules(attributes, policy or Policy(), document)
+        return ParsedJob(None, (*told, *_fields(error, document)), document)
+    problems += _rules(given_attributes(job), policy or Policy(), document) if not problems else ()
     return ParsedJob(None if problems else job, problems, document)
 
 
@@ -121,9 +122,8 @@ def _unprefixed(problem: AttributeProblem) -> AttributeProblem:
     return replace(problem, attribute=name, limit=f"attributes begin with {PREFIX}", hint=f"write {PREFIX}{name}")
 
 
-def _rules(job: Job, policy: Policy, document: Document) -> Problems:
+def _rules(given: MlAttributes, policy: Policy, document: Document) -> Problems:
     """Return what is wrong with the attributes together: as they are given, and with what follows from them."""
-    given = given_attributes(job)
     for attributes in (given, complete(given).attributes):
         found = complaints(attributes, policy)
         if found:

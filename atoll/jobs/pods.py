@@ -107,7 +107,7 @@ def _container(of: Rendering, container: Container, amounts: Amounts) -> dict[st
         told["args"] = list(container.args)
     if container.working_dir is not None:
         told["workingDir"] = container.working_dir
-    told["env"] = variables_of(job, needs, of.book)
+    told["env"] = variables_of(job, needs, of.settings, of.book)
     if container.env_secrets:
         told["envFrom"] = [{"secretRef": {"name": name}} for name in container.env_secrets]
     if container.ports:
@@ -156,6 +156,11 @@ def _volumes(checkpoint: Checkpoint | None, container: Container, amounts: Amoun
         volumes.append({"name": "scratch", "emptyDir": {"sizeLimit": amounts.scratch}})
     if checkpoint is not None and checkpoint.mount_path:
         volumes.append({"name": CHECKPOINTS, "persistentVolumeClaim": {"claimName": claim}})
+    if checkpoint is not None:
+        field = {"fieldPath": f"metadata.annotations['{job_names.NOTICE_ANNOTATION}']"}
+        volumes.append(
+            {"name": "notice", "downwardAPI": {"items": [{"path": job_names.NOTICE_FILE, "fieldRef": field}]}}
+        )
     twice = {one["name"] for one in volumes if [other["name"] for other in volumes].count(one["name"]) > 1}
     if twice:
         raise JobMistake("container.volumes", min(twice), "the job has a volume of that name already", "choose another")
@@ -170,6 +175,8 @@ def _mounts(checkpoint: Checkpoint | None, container: Container, amounts: Amount
         mounts.append({"name": "scratch", "mountPath": SCRATCH_PATH})
     if checkpoint is not None and checkpoint.mount_path:
         mounts.append({"name": CHECKPOINTS, "mountPath": checkpoint.mount_path})
+    if checkpoint is not None:
+        mounts.append({"name": "notice", "mountPath": job_names.NOTICE_FOLDER, "readOnly": True})
     paths = [one["mountPath"] for one in mounts]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:

@@ -55,6 +55,10 @@ class RenderSettings(Part):
     runtime_images: Annotated[
         dict[Runtime, str], Field(description="image of the server for deployment_type model, by ext_ml_runtime")
     ] = Field(default_factory=lambda: dict(IMAGES))
+    checkpoint_prefixes: Annotated[
+        tuple[Annotated[str, Field(max_length=1024, pattern=r"^[^\s\x00]+/$")], ...],
+        Field(max_length=32, description="URIs below which checkpoints may be; the job's own alone when none is given"),
+    ] = ()
     host_level: Annotated[str, Field(description="label that names a machine, for topology same_node")] = (
         "kubernetes.io/hostname"
     )

@@ -12,14 +12,15 @@ from atoll.jobs.labels import NOT_FOR_CONTAINERS, ON_PODS, plain, workload
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
 from atoll.jobs.notes import NoteBook
+from atoll.jobs.settings import RenderSettings
 from atoll.ml.attributes import PREFIX, Runtime
 
 RANK_ANNOTATION: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def variables_of(job: Job, needs: Needs, book: NoteBook) -> list[dict[str, Any]]:
+def variables_of(job: Job, needs: Needs, settings: RenderSettings, book: NoteBook) -> list[dict[str, Any]]:
     """Return the env of the container."""
-    own = dict(_own(job, needs, book))
+    own = dict(_own(job, needs, settings, book))
     given = job.container.env if job.container is not None else ()
     for variable in given:
         own.pop(variable.name, None)
@@ -27,33 +28,40 @@ def variables_of(job: Job, needs: Needs, book: NoteBook) -> list[dict[str, Any]]
     return entries + [variable.manifest() for variable in given]
 
 
-def _own(job: Job, needs: Needs, book: NoteBook) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _own(job: Job, needs: Needs, settings: RenderSettings, book: NoteBook) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield job_names.JOB_NAME_VARIABLE, literal(job.name)
-    if job.id is not None:
-        yield job_names.JOB_ID_VARIABLE, literal(str(job.id))
+    yield job_names.JOB_ID_VARIABLE, literal(str(job.id) if job.id is not None else job.name)
     for name in ON_PODS:
         value = needs.attributes.model_id if name == "model_id" else getattr(job.attributes, name)
         if value is not None and name not in NOT_FOR_CONTAINERS:
             yield job_names.ML_VARIABLE_PREFIX + name.upper(), literal(plain(value))
-    yield job_names.ML_VARIABLE_PREFIX + "PREEMPTION_GRACE_PERIOD_S", literal(str(needs.grace_seconds))
-    yield from _checkpoints(job, needs, book)
+    yield job_names.GRACE_VARIABLE, literal(str(needs.grace_seconds))
+    yield from _checkpoints(job, needs, settings, book)
     if needs.workers > 1:
         yield from _meeting(job, needs)
 
 
-def _checkpoints(job: Job, needs: Needs, book: NoteBook) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _checkpoints(
+    job: Job, needs: Needs, settings: RenderSettings, book: NoteBook
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     checkpoint = needs.checkpoint
     if checkpoint is None:
         return
     config = job.intent.checkpoint_config
-    for name, field, value in (
-        ("checkpoint_enabled", "enabled", "true"),
-        ("checkpoint_storage_uri", "checkpoint_path", checkpoint.uri),
-        ("checkpoint_interval_s", "checkpoint_interval", str(checkpoint.interval_seconds)),
-        ("checkpoint_max_count", "max_checkpoints", str(checkpoint.kept)),
-        ("checkpoint_on_preempt", "", "true" if checkpoint.on_preemption else "false"),
+    prefixes = " ".join(settings.checkpoint_prefixes) or checkpoint.uri
+    yield job_names.CHECKPOINT_PREFIXES, literal(prefixes)
+    for name, field, variable, value in (
+        ("checkpoint_enabled", "enabled", job_names.CHECKPOINT_URI, checkpoint.uri),
+        ("checkpoint_storage_uri", "checkpoint_path", job_names.CHECKPOINT_URI, checkpoint.uri),
+        (
+            "checkpoint_interval_s",
+            "checkpoint_interval",
+            job_names.CHECKPOINT_INTERVAL,
+            str(checkpoint.interval_seconds),
+        ),
+        ("checkpoint_max_count", "max_checkpoints", job_names.CHECKPOINT_COUNT, str(checkpoint.kept)),
+        ("checkpoint_on_preempt", "", job_names.CHECKPOINT_ON_PREEMPTION, plain(checkpoint.on_preemption)),
     ):
-        variable = job_names.ML_VARIABLE_PREFIX + name.upper()
         said = getattr(job.attributes, name)
         if said is not None:
             book.tell(f"{PREFIX}{name}", plain(said), f"variable {variable}", workload(job))

@@ -137,9 +137,7 @@ TIMES = {
         {"Deployment.spec.activeDeadlineSeconds": None, "POD.spec.activeDeadlineSeconds": None},
         {"ML_TIMEOUT_SECONDS": "60"},
     ),
-    "grace-is-half-a-minute": Case(
-        {}, {"POD.spec.terminationGracePeriodSeconds": 30}, {"ML_PREEMPTION_GRACE_PERIOD_S": "30"}
-    ),
+    "grace-is-half-a-minute": Case({}, {"POD.spec.terminationGracePeriodSeconds": 30}, {"ATOLL_GRACE_SECONDS": "30"}),
     "grace-is-as-asked": Case(
         {"policy": {"preemption_grace_period": 90}}, {"POD.spec.terminationGracePeriodSeconds": 90}
     ),
@@ -206,23 +204,24 @@ TYPES = {
             },
             "POD.spec.containers[0].volumeMounts[0].mountPath": "/checkpoints",
             "POD.spec.volumes[0].persistentVolumeClaim.claimName": "work-ckpt",
+            "POD.spec.volumes[1].downwardAPI.items[0].path": "preemption-notice",
             "POD.spec.terminationGracePeriodSeconds": 300,
         },
-        {"ML_CHECKPOINT_STORAGE_URI": "file:///checkpoints/", "ML_CHECKPOINT_INTERVAL_S": "3600"},
+        {"ATOLL_CHECKPOINT_URI": "file:///checkpoints/", "ATOLL_CHECKPOINT_INTERVAL_SECONDS": "3600"},
     ),
     "attributes-win-over-the-config": Case(
         CHECKPOINTS | {"ext_ml_checkpoint_interval_s": 600, "ext_ml_checkpoint_storage_uri": "s3://bucket/a/"},
         {"PersistentVolumeClaim": None},
         {
-            "ML_CHECKPOINT_STORAGE_URI": "s3://bucket/a/",
-            "ML_CHECKPOINT_INTERVAL_S": "600",
-            "ML_CHECKPOINT_MAX_COUNT": "3",
+            "ATOLL_CHECKPOINT_URI": "s3://bucket/a/",
+            "ATOLL_CHECKPOINT_INTERVAL_SECONDS": "600",
+            "ATOLL_CHECKPOINT_MAX_COUNT": "3",
         },
     ),
     "a-file-uri-is-a-volume": Case(
         {"job_type": "training", "ext_ml_checkpoint_enabled": True, "ext_ml_checkpoint_storage_uri": "file:///ckpt/a/"},
         {"POD.spec.containers[0].volumeMounts[0].mountPath": "/ckpt/a"},
-        {"ML_CHECKPOINT_INTERVAL_S": "300", "ML_CHECKPOINT_ON_PREEMPT": "false"},
+        {"ATOLL_CHECKPOINT_INTERVAL_SECONDS": "300", "ATOLL_CHECKPOINT_ON_PREEMPTION": "false"},
     ),
     "a-volume-of-the-users-own-is-enough": Case(
         {
@@ -307,8 +306,8 @@ GANGS = {
         {
             "MASTER_ADDR": "work-0.work",
             "MASTER_PORT": "29500",
-            "ML_WORKERS": "2",
-            "ML_GPUS_PER_WORKER": "8",
+            "ATOLL_WORKERS": "2",
+            "ATOLL_GPUS_PER_WORKER": "8",
             "PET_NNODES": "2",
             "PET_NPROC_PER_NODE": "8",
         },
@@ -424,8 +423,8 @@ MODELS = {
         {"ext_ml_model_id": "a$(HOME)b"}, variables={"ML_MODEL_ID": "a$$(HOME)b"}
     ),
     "variables-of-the-user-win": Case(
-        {"container": {"image": "a:1", "env": [{"name": "ML_JOB_NAME", "value": "mine"}]}},
-        variables={"ML_JOB_NAME": "mine"},
+        {"container": {"image": "a:1", "env": [{"name": "ATOLL_JOB_NAME", "value": "mine"}]}},
+        variables={"ATOLL_JOB_NAME": "mine"},
     ),
 }
 TPUS = {
@@ -599,3 +598,13 @@ def test_claims_and_gangs_are_what_our_own_models_take() -> None:
 
     assert claim.spec.devices.count == 8
     assert gang.spec.quorum == gang.spec.size == 2
+
+
+def test_the_worker_finds_its_settings() -> None:
+    """What a training imports reads where, how often and how many checkpoints it saves; administrators say where."""
+    says = CHECKPOINTS | {"ext_ml_checkpoint_storage_uri": "s3://bucket/a/"}
+    found = env(rendered(settings=RenderSettings(checkpoint_prefixes=("s3://bucket/", "file:///data/")), **says))
+
+    assert found["ATOLL_JOB_ID"] == "work"
+    assert found["ATOLL_CHECKPOINT_PREFIXES"] == "s3://bucket/ file:///data/"
+    assert env(rendered(**says))["ATOLL_CHECKPOINT_PREFIXES"] == "s3://bucket/a/"
