@@ -45,7 +45,7 @@ def validate_jobs(files: Files, settings: SettingsFile = None) -> None:
 
     chosen, refused = _settings(settings), False
     for file in files:
-        parsed = _parsed(file)
+        parsed = _parsed(file, chosen)
         if parsed.job is None:
             refused = True
             continue
@@ -132,16 +132,18 @@ def _refuse(message: str) -> NoReturn:
     raise typer.Exit(STATUS_UNREACHABLE)
 
 
-def _parsed(file: Path) -> "ParsedJob":
+def _parsed(file: Path, settings: "RenderSettings") -> "ParsedJob":
     """Read one job, and tell all that is wrong with it. Ends the command where the file cannot be read."""
     from atoll.jobs.documents import parse_job
     from atoll.ml.document import BYTES_MAX
+    from atoll.ml.policy import Policy
 
     try:
         with file.open("rb") as stream:
-            parsed = parse_job(stream.read(BYTES_MAX + 1))
+            data = stream.read(BYTES_MAX + 1)
     except OSError as error:
         _refuse(f"cannot read the job: {sentence(error)}")
+    parsed = parse_job(data, Policy(checkpoint_prefixes=settings.checkpoint_prefixes))
     for problem in parsed.problems:
         typer.echo(plain(f"{file}: {problem}"), err=True)
     return parsed
@@ -153,7 +155,7 @@ def _rendered(
     """Return a job and what it becomes. Ends the command where it is refused, with the reason told."""
     from atoll.jobs.errors import JobMistake
 
-    parsed = _parsed(file)
+    parsed = _parsed(file, settings)
     if parsed.job is None:
         raise typer.Exit(STATUS_WAITS)
     job = parsed.job

@@ -34,6 +34,8 @@ from atollctl.simulate import as_json, new_claims, text_lines
 
 WITHOUT_GPUS: Final = "asks Atoll for no GPU: kube-scheduler places it by cpu, memory and labels"
 
+OF_HELM: Final = "Helm makes the pods: ask `helm template` for them, and `atoll simulate -f` where they would go"
+
 
 @dataclass(frozen=True, slots=True)
 class JobAnswer:
@@ -125,8 +127,8 @@ def answer_lines(answer: JobAnswer, *, show_all: bool) -> Iterator[str]:
         yield f"  queue {queue}: Kueue starts it when its quota allows; what follows counts from then"
     yield from (f"  {hint}" for hint in answer.hints)
     yield ""
-    if needs.gpus is None:
-        yield WITHOUT_GPUS
+    if answer.rendered.helm is not None or needs.gpus is None:
+        yield OF_HELM if answer.rendered.helm is not None else WITHOUT_GPUS
         return
     yield from text_lines(answer.simulation, show_all=show_all)
     if answer.gang is not None:

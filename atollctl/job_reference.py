@@ -18,8 +18,8 @@ from atoll.jobs.words import PRIORITY_MEANINGS, PRIORITY_VALUES
 HEAD: Final = """\
 # Fields of a job
 
-What `atoll job` reads, as YAML or JSON; see [From a model to pods](jobs.md). An asterisk marks what must be given, `[]` is
-a list. The `ext_ml_*` attributes have [a page of their own](attributes.md).
+What `atoll job` reads, as YAML or JSON; see [From a model to pods](jobs.md). An asterisk marks what must be given, `[]`
+is a list. The `ext_ml_*` attributes have [a page of their own](attributes.md).
 """
 ELSEWHERE: Final = ("attributes", "liveness", "startup")
 """Fields whose parts stand on another page, or are those of `readiness`."""

@@ -48,8 +48,9 @@ def _checkpoints(
     if checkpoint is None:
         return
     config = job.intent.checkpoint_config
-    prefixes = " ".join(settings.checkpoint_prefixes) or checkpoint.uri
-    yield job_names.CHECKPOINT_PREFIXES, literal(prefixes)
+    is_own = bool(checkpoint.mount_path) or not settings.checkpoint_prefixes
+    prefixes = (*settings.checkpoint_prefixes, *((checkpoint.uri,) if is_own else ()))
+    yield job_names.CHECKPOINT_PREFIXES, literal(" ".join(prefixes))
     for name, field, variable, value in (
         ("checkpoint_enabled", "enabled", job_names.CHECKPOINT_URI, checkpoint.uri),
         ("checkpoint_storage_uri", "checkpoint_path", job_names.CHECKPOINT_URI, checkpoint.uri),

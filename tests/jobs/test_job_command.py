@@ -171,3 +171,26 @@ def test_explain_leaves_jobs_without_gpus_to_kube_scheduler(two_machines: Path) 
 
     assert status == 0
     assert json.loads(told)[0]["fits"] is True
+
+
+def test_explain_of_a_chart_says_who_knows_its_pods(file: Path, two_machines: Path) -> None:
+    """What a chart becomes is Helm's to tell."""
+    file.write_text("name: a\njob_type: service\ndeployment_type: helm\nhelm: {chart: b/c}\next_ml_gpu_count: 1\n")
+    status, told, _ = run("explain", "-f", file, "--snapshot", two_machines)
+
+    assert status == 0
+    assert "helm template" in told
+    assert "helm install a b/c" in run("render", "-f", file)[1]
+
+
+def test_checkpoints_go_where_the_administrator_allows(file: Path, tmp_path: Path) -> None:
+    """A place outside of the allowed ones is refused by its name."""
+    uri = "ext_ml_checkpoint_enabled: true\next_ml_checkpoint_storage_uri: s3://other/a/\n"
+    file.write_text(GPUS.replace("batch", "training") + uri)
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("checkpoint_prefixes: ['s3://ours/']\n")
+    status, _, told = run("validate", "-f", file, "--settings", settings)
+
+    assert run("validate", "-f", file)[0] == 0
+    assert status == 1
+    assert "ext_ml_checkpoint_storage_uri" in told

@@ -608,3 +608,5 @@ def test_the_worker_finds_its_settings() -> None:
     assert found["ATOLL_JOB_ID"] == "work"
     assert found["ATOLL_CHECKPOINT_PREFIXES"] == "s3://bucket/ file:///data/"
     assert env(rendered(**says))["ATOLL_CHECKPOINT_PREFIXES"] == "s3://bucket/a/"
+    own = env(rendered(settings=RenderSettings(checkpoint_prefixes=("s3://bucket/",)), **CHECKPOINTS))
+    assert own["ATOLL_CHECKPOINT_PREFIXES"] == "s3://bucket/ file:///checkpoints/"

@@ -112,7 +112,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(jobs())
 def test_any_valid_job_renders_to_what_the_cluster_takes(job: Job) -> None:
     """Objects pass the schemas of Kubernetes and our own models, and come back from their YAML as they went in."""
@@ -130,7 +130,7 @@ def test_any_valid_job_renders_to_what_the_cluster_takes(job: Job) -> None:
             kubernetes_validate.validate(one, "1.37", strict=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(jobs())
 def test_no_wish_is_lost_in_silence(job: Job) -> None:
     """Whatever a job says is told: what it became, or that it has no effect and why."""
