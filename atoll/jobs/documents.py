@@ -165,6 +165,8 @@ def _field(detail: ErrorDetails, problem: AttributeProblem, document: Document) 
         return replace(problem, limit=limit, hint=hint or "change it")
     if kind == "extra_forbidden":
         return replace(problem, limit="is not known", hint=ELSEWHERE.get(name, problem.hint))
+    if kind == "model_type":
+        return replace(problem, hint="write its fields below it")
     if kind.startswith(_TIMES):
         return replace(problem, limit="must be a time with its zone", hint="write it as 2030-01-31T22:00:00Z")
     if kind == "string_pattern_mismatch" or kind.startswith("uuid"):

@@ -133,11 +133,10 @@ def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook
 def _together(job: Job, workers: int, settings: RenderSettings, book: NoteBook) -> GangTopologyRequest | None:
     """Return how near the pods of a gang lie: what is said of all GPUs holds over the pods as well."""
     topology = job.policy.topology
-    if topology is TopologyConstraint.SAME_NODE:
-        of = f"GpuGang/{job.name}" if workers > 1 else ""
-        text = f"all members in one domain of {settings.host_level}" if workers > 1 else "one pod, which is on one node"
-        book.tell("policy.topology", "same_node", text, of)
-        return GangTopologyRequest(mode=TopologyMode.REQUIRED, level=settings.host_level) if workers > 1 else None
+    if workers > 1 and topology is TopologyConstraint.SAME_NODE:
+        text = f"all members in one domain of {settings.host_level}"
+        book.tell("policy.topology", "same_node", text, f"GpuGang/{job.name}")
+        return GangTopologyRequest(mode=TopologyMode.REQUIRED, level=settings.host_level)
     if workers > 1 and job.attributes.gpu_interconnect is InterconnectKind.NVLINK:
         text = f"all members in one domain of {FABRIC_LEVEL}: NVLink joins all GPUs of the job"
         book.tell(f"{PREFIX}gpu_interconnect", "nvlink", text, f"GpuGang/{job.name}")

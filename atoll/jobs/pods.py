@@ -21,7 +21,7 @@ from atoll.jobs.policy import Toleration
 from atoll.jobs.selection import HOSTNAME, KnownNode, affinity_of
 from atoll.jobs.servers import server_of
 from atoll.jobs.settings import RenderSettings
-from atoll.jobs.tpus import SLICE_LABEL, TpuNeeds
+from atoll.jobs.tpus import SLICE_LABEL
 from atoll.jobs.variables import variables_of
 from atoll.jobs.words import DeploymentType, JobType, TopologyConstraint
 from atoll.ml.attributes import PREFIX
@@ -194,7 +194,7 @@ def _where(of: Rendering) -> dict[str, Any]:
     if job.policy.topology is TopologyConstraint.SPREAD:
         book.tell("policy.topology", "spread", "no two pods of the job on one node", workload(job))
         apart.append({job_names.JOB_NAME: job.name})
-    affinity = affinity_of(job.attributes, of.nodes, required=expressions, apart=apart, beside=_slice(job, needs.tpus))
+    affinity = affinity_of(job.attributes, of.nodes, required=expressions, apart=apart, beside=_beside(of))
     for name in ("affinity", "anti_affinity"):
         if getattr(job.attributes, name) is not None:
             book.tell(f"{PREFIX}{name}", None, f"spec.affinity of the pods{_of_nodes(of.nodes)}", workload(job))
@@ -258,11 +258,22 @@ def _reported(of: Rendering, source: str, key: str, value: str) -> dict[str, Any
     return {"key": HOSTNAME, "operator": "In", "values": found}
 
 
-def _slice(job: Job, tpus: TpuNeeds | None) -> dict[str, Any] | None:
-    """Return the term that keeps the pods of a TPU slice in one; a slice is a node pool."""
-    if tpus is None or tpus.hosts == 1:
+def _beside(of: Rendering) -> dict[str, Any] | None:
+    """Return the term that keeps the job's pods together where no gang does: in one TPU slice, which is a node pool, or
+    on one node."""
+    job, needs = of.job, of.needs
+    level = SLICE_LABEL if needs.tpus is not None and needs.tpus.hosts > 1 else ""
+    if needs.gpus is None and job.policy.topology is TopologyConstraint.NVLINK:
+        of.book.tell("policy.topology", "nvlink", "without effect: there are no GPUs")
+    if job.policy.topology is TopologyConstraint.SAME_NODE and not needs.is_gang:
+        if level:
+            hint = "remove it, or choose a smaller slice"
+            raise JobMistake("policy.topology", "same_node", "the slice lies on several hosts", hint)
+        of.book.tell("policy.topology", "same_node", "all pods of the job on one node", workload(job))
+        level = HOSTNAME
+    if not level:
         return None
-    return {"labelSelector": {"matchLabels": {job_names.JOB_NAME: job.name}}, "topologyKey": SLICE_LABEL}
+    return {"labelSelector": {"matchLabels": {job_names.JOB_NAME: job.name}}, "topologyKey": level}
 
 
 def _tolerations(of: Rendering) -> list[dict[str, Any]]:

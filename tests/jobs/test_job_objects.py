@@ -324,8 +324,12 @@ GANGS = {
         {"job_type": "training", "ext_ml_gpu_count": 8, "workers": 2, "policy": {"topology": "same_node"}},
         {"GpuGang.spec.topology": {"mode": "required", "level": HOST}},
     ),
-    "one-node-for-one-pod-goes-without-saying": Case(
-        {"ext_ml_gpu_count": 8, "policy": {"topology": "same_node"}}, {"GpuGang": None}
+    "one-node-for-pods-on-their-own": Case(
+        {"parallelism": 2, "policy": {"topology": "same_node"}},
+        {
+            "GpuGang": None,
+            "POD.spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey": HOST,
+        },
     ),
     "nvlink-between-all-gpus-is-one-fabric": Case(
         SIXTEEN | {"ext_ml_gpu_interconnect": "nvlink"},
@@ -556,6 +560,10 @@ REFUSED = {
     "other-workers-than-hosts": (
         {"job_type": "training", "ext_ml_tpu_topology": "4x4", "workers": 2},
         "workers",
+    ),
+    "one-node-for-a-slice-of-several": (
+        {"job_type": "training", "ext_ml_tpu_topology": "4x4", "policy": {"topology": "same_node"}},
+        "policy.topology",
     ),
     "a-server-that-nobody-knows": (
         {"deployment_type": "model", "model_id": "a", "ext_ml_runtime": "triton"},
