@@ -188,7 +188,7 @@ def _mounts(checkpoint: Checkpoint | None, container: Container, amounts: Amount
 
 def _where(of: Rendering) -> dict[str, Any]:
     """Return node selector, affinity and tolerations."""
-    job, needs, book = of.job, of.needs, of.book
+    job, book = of.job, of.book
     selector, expressions = _selector(of)
     apart: list[dict[str, str]] = []
     if job.policy.topology is TopologyConstraint.SPREAD:
