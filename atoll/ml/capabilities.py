@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.api import names
-from atoll.api.claims import DeviceClaim, InterconnectKind, Vendor
+from atoll.api.claims import COUNT_MAX, DeviceClaim, InterconnectKind, Vendor
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.machines import DeviceAttributes, NodeDevices, node_devices
 from atoll.cluster.objects import Node
@@ -144,7 +144,10 @@ def _type_and_memory(card: DeviceAttributes) -> tuple[str, int]:
 def _interconnect(devices: NodeDevices, card: DeviceAttributes, count: int) -> InterconnectKind:
     """Tell whether all GPUs of a type are joined by NVLink, as a claim of all of them would find."""
     claim = DeviceClaim(
-        count=min(count, 64), models=(card.model,), interconnect=InterconnectKind.NVLINK, vendor=Vendor(card.vendor)
+        count=min(count, COUNT_MAX),
+        models=(card.model,),
+        interconnect=InterconnectKind.NVLINK,
+        vendor=Vendor(card.vendor),
     )
     joined = not isinstance(select(devices, devices.usable, device_request(claim)), Rejection)
     return InterconnectKind.NVLINK if joined and count > 1 else InterconnectKind.PCIE
@@ -206,6 +209,8 @@ def _models(text: str) -> tuple[LoadedModel, ...] | None:
 def gpus_of(worker: WorkerCapability, attributes: MlAttributes, free: int | None = None) -> str:
     """Return why the worker cannot give the job's GPUs; empty where it can. free: mask of the positions that are free
     now; without it the question is whether it ever could."""
+    if (attributes.gpu_count or 0) > COUNT_MAX:
+        return names.REJECT_NEVER_FITS
     claim = device_claim(attributes)
     if claim is None:
         return ""

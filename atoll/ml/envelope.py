@@ -46,6 +46,11 @@ class JobEnvelope:
     attributes: MlAttributes = field(default_factory=MlAttributes)
     others: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def execution_timeout_seconds(self) -> int | None:
+        """The one time limit of the job: the attribute where it is given, else the job's own; None for no limit."""
+        return self.attributes.timeout_seconds or self.timeout_seconds or None
+
     def to_json(self) -> dict[str, Any]:
         """Return the envelope as JSON would say it, which parses to the same."""
         head = {"id": self.id, "type": self.type, "queue": self.queue, "args": list(self.args), "meta": dict(self.meta)}

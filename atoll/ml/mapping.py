@@ -14,8 +14,8 @@ from topology.device_requests import DeviceRequest, Interconnect, Policy
 
 
 def device_claim(attributes: MlAttributes) -> DeviceClaim | None:
-    """Return the GPUs of each pod; None for a job without GPUs. Raises pydantic's ValidationError for a count that no
-    GpuClaim takes."""
+    """Return the GPUs of a job that runs in one pod; None for a job without GPUs. Raises pydantic's ValidationError for
+    more than a pod can have, see atoll.api.claims.COUNT_MAX."""
     if attributes.accelerator is not Accelerator.GPU or not attributes.gpu_count:
         return None
     gpu_type, memory = attributes.gpu_type, attributes.gpu_memory_gb

@@ -10,12 +10,10 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
 
-from atoll.api.claims import COUNT_MAX
-
 YEAR_SECONDS: Final = 366 * 24 * 3600
 BOUNDS: Final[Mapping[str, float]] = MappingProxyType(
     {
-        "gpu_count": COUNT_MAX,
+        "gpu_count": 512,
         "gpu_memory_gb": 1024,
         "tpu_chip_count": 16_384,
         "memory_gb": 65_536,

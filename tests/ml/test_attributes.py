@@ -41,7 +41,7 @@ CASES = (
         ("H100", "h100", "nvidia-", "a" * 64, 100),
         "vendor-model",
     ),
-    Case("gpu_count", 1, (0, 1, 64), (65, 1000, -1, 1.0, "8", True), "at most 64"),
+    Case("gpu_count", 1, (0, 1, 512), (513, 1000, -1, 1.0, "8", True), "at most 512"),
     Case("gpu_memory_gb", None, (0.5, 80, 1024), (1024.5, 0, -1, "80", True), "at most 1024"),
     Case("gpu_compute_capability", None, ("7.0", "10.0"), ("9", "9.0.1", "sm_90", 9.0), "major.minor"),
     Case("gpu_interconnect", "any", ("nvlink", "pcie", "any"), ("NVLink", "infiniband", 4), "any, nvlink, pcie", GPU),

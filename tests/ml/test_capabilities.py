@@ -138,6 +138,15 @@ def test_worker_serves_the_job_that_asks_for_what_it_advertises(profile: str) ->
         assert unmet(job(gpu_type=gpu.type, gpu_count=gpu.count, gpu_interconnect="nvlink"), worker, Situation()) == ()
 
 
+def test_gpus_that_are_sick_or_divided_are_not_advertised() -> None:
+    """What cannot be given out whole is no offer."""
+    divided = {2: {"mig": {"enabled": True}}, 3: {"mig": {"profile": "1g.5gb", "parentUuid": "GPU-n1-0002"}}}
+    worker = capability_of(make_node(), make_report("n1", "t4-4", sick=[0], devices=divided))
+
+    assert [gpu.count for gpu in worker.gpus] == [1]
+    assert unmet(job(gpu_count=2), worker, Situation()) != ()
+
+
 def test_labels_of_the_report_cannot_be_set_by_hand() -> None:
     """A node that is labelled as an H100 and has a T4 is a T4."""
     worker = make_worker(profile="t4-4", labels={"gpu_type": "nvidia-h100", "zone": "own"})
@@ -169,6 +178,7 @@ HARD: dict[str, tuple[WorkerCapability, dict[str, Any], str]] = {
     "no GPU": (make_worker(), {"gpu_count": 1}, "no GPU can be given out"),
     "another type": (make_worker(profile="t4-4"), {"gpu_type": "nvidia-l4"}, names.REJECT_NO_MODEL),
     "too few": (make_worker(profile="t4-4"), {"gpu_count": 5}, names.REJECT_NEVER_FITS),
+    "more than a pod can have": (make_worker(profile="t4-4"), {"gpu_count": 65}, names.REJECT_NEVER_FITS),
     "too little memory": (make_worker(profile="dgx-a100"), {"gpu_memory_gb": 80}, names.REJECT_NO_MEMORY),
     "a lower capability": (make_worker(profile="t4-4"), {"gpu_compute_capability": "8.0"}, names.REJECT_NO_CAPABILITY),
     "a capability that the precision needs": (

@@ -75,6 +75,17 @@ def test_text_that_harms_or_misleads_is_refused(data: bytes, limit: str, line: i
     assert line is None or found.line == line
 
 
+def test_what_reaches_a_limit_is_read() -> None:
+    """The largest and the deepest that is allowed; one more is not."""
+    largest, deepest = b"a: " + b"x" * (BYTES_MAX - 3), b"[" * DEPTH_MAX + b"]" * DEPTH_MAX
+    block = b"- " * DEPTH_MAX + b"a"
+
+    assert [type(read(data)) for data in (largest, deepest, block)] == [Document] * 3
+    assert [type(read(data)) for data in (largest + b"x", b"[" + deepest + b"]", b"- " + block)] == [
+        AttributeProblem
+    ] * 3
+
+
 def test_every_value_has_its_line() -> None:
     """Lines count from 1, in JSON as in YAML; a value that has none takes that of what is around it."""
     yaml = read(b"a: 1\nb:\n  - x\n  - c: 2\n")

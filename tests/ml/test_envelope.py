@@ -39,7 +39,7 @@ def test_valid_envelope_comes_back_as_it_went_in(value: dict[str, Any]) -> None:
 
 
 WRONG = {
-    "gpu_count": (-1, 65, "8", 1.5), "gpu_type": ("H100", 1), "gpu_memory_gb": (0, 2000, "x"), "precision": ("fp4", 1),
+    "gpu_count": (-1, 513, "8", 1.5), "gpu_type": ("H100", 1), "gpu_memory_gb": (0, 2000, "x"), "precision": ("fp4", 1),
     "accelerator": ("npu",), "tpu_topology": ("4",), "memory_gb": (-1, 10**9), "runtime": ("jax",), "max_tokens": (0,),
     "model_version": (1.0, ""), "model_checksum": ("x",), "timeout_seconds": (0, 10**10), "preemptible": (1, "yes"),
     "node_selector": ({"a b": "c"}, {"a": 1}, []), "affinity": ({"required": [{}]}, {"x": 1}),
@@ -87,6 +87,22 @@ def test_attributes_may_stand_in_their_own_mapping() -> None:
 
     assert flat.envelope == nested.envelope
     assert [problem.attribute for problem in both.problems] == ["ext_ml_gpu_count"]
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ({"timeout": 60, "ext_ml_timeout_seconds": 7200}, 7200),
+        ({"timeout": 7200, "ext_ml_timeout_seconds": 60}, 60),
+        ({"timeout": 60}, 60),
+        ({"ext_ml_timeout_seconds": 60}, 60),
+        ({"timeout": 0}, None),
+        ({}, None),
+    ],
+)
+def test_timeout_of_the_attributes_is_the_only_one(value: dict[str, Any], seconds: int | None) -> None:
+    """The job's own timeout counts where the attribute is left out, and 0 is none."""
+    assert read(value).envelope.execution_timeout_seconds == seconds
 
 
 CHAIN = {
@@ -206,7 +222,7 @@ def test_schema_takes_the_examples(path: Path) -> None:
     [
         {"ext_ml_gpus": 1},
         {"attributes": {"ext_ml_gpus": 1}},
-        {"ext_ml_gpu_count": 65},
+        {"ext_ml_gpu_count": 513},
         {"workflow_type": "chain", "jobs": [{}]},
         {"workflow_type": "group", "jobs": [{"ext_ml_precision": "fp4"}]},
         {"workflow_type": "group", "jobs": [{}], "ext_ml_gpu_count": 1},

@@ -38,6 +38,10 @@ FOLLOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"gpu_compute_capability": "8.0"},
     ),
     "AMD has no compute capability": ({"gpu_type": "amd-mi300x", "precision": "fp8"}, {"gpu_compute_capability": None}),
+    "nor has a card of AMD that is not in the table": (
+        {"gpu_type": "amd-instinct-mi210", "precision": "fp8"},
+        {"gpu_compute_capability": None},
+    ),
     "the interconnect of one GPU is ignored": (
         {"gpu_count": 1, "gpu_interconnect": "nvlink"},
         {"gpu_interconnect": "any"},

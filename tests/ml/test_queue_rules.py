@@ -158,8 +158,8 @@ def test_configuration_that_would_refuse_every_job_is_refused(config: dict[str, 
 
 def test_queue_without_rules_takes_every_valid_job() -> None:
     """No configuration, no limits but the cluster's."""
-    assert isinstance(submit(job(gpu_count=64), rules({})), Accepted)
-    assert isinstance(submit(job(gpu_count=65), rules({})), Refused)
+    assert isinstance(submit(job(gpu_count=512), rules({})), Accepted)
+    assert isinstance(submit(job(gpu_count=513), rules({})), Refused)
 
 
 @given(st.lists(st.floats(0, 100), max_size=40), st.integers(1, 5), st.floats(0.1, 10))

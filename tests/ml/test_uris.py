@@ -33,6 +33,7 @@ MODELS = (
     ("oci://registry.example.com/models/llama", None),
     ("https://93.184.216.34/model", None),
     ("s3://bucket/a%20name/", None),
+    ("s3://bucket/".ljust(1024, "a"), None),
 )
 
 
@@ -59,7 +60,7 @@ CLIMBS = (
     "s3://bucket/a#b",
     "s3://bucket/a b/",
     "s3://bucket/\u2025/",
-    "s3://bucket/" + "a" * 1024 + "/",
+    "s3://bucket/".ljust(1025, "a"),
 )
 MALFORMED = (
     "",
