@@ -58,7 +58,7 @@ def test_validate_names_attribute_value_limit_and_line(file: Path) -> None:
 
     assert status == 1
     assert told == (
-        f"{file}: line 4: ext_ml_gpu_count is 1000: may be at most 64; ask for less, or have the bound raised\n"
+        f"{file}: line 4: ext_ml_gpu_count is 1000: may be at most 512; ask for less, or have the bound raised\n"
     )
 
 
