@@ -35,9 +35,9 @@ from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, pod_reference
 from controllers.eviction_progress import EvictionAttempt, EvictionStatus, EvictionStep, next_step
-from controllers.evictions import EvictionRefused, evict
-from controllers.gang_cache import GangCache
-from controllers.gang_eviction import evict_gang
+from controllers.gangs.cache import GangCache
+from controllers.gangs.preemption import evict_gang
+from controllers.pod_calls import EvictionRefused, evict
 from controllers.settings import ControllersSettings
 
 log = structlog.get_logger(__name__)

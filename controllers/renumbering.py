@@ -21,8 +21,7 @@ from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import NotFound
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
-from controllers.evictions import EvictionRefused, evict
-from controllers.lookups import look_up
+from controllers.pod_calls import EvictionRefused, evict, look_up
 
 log = structlog.get_logger(__name__)
 

@@ -28,27 +28,25 @@ from atoll.service.runtime import freeze_garbage, supervise
 from controllers.api import GuardedApi
 from controllers.claims import ClaimReconciler
 from controllers.context import Context
-from controllers.evidence import EvidenceReconciler
 from controllers.foreign import ForeignReconciler
-from controllers.gang_admission import ALL as WAITING_GANGS
-from controllers.gang_admission import AdmissionReconciler
-from controllers.gang_cache import GangCache, GangRules
-from controllers.gang_topologies import TopologyReconciler
-from controllers.gangs import GangReconciler
+from controllers.gangs.admission import ALL as WAITING_GANGS
+from controllers.gangs.admission import AdmissionReconciler
+from controllers.gangs.cache import GangCache, GangRules
+from controllers.gangs.lifecycle import GangReconciler
 from controllers.gpu_stats import GpuStatsPublisher
 from controllers.health import HealthReconciler
+from controllers.leases.orphans import OrphanReconciler
+from controllers.leases.release import EvidenceReconciler, ReleaseReconciler
+from controllers.leases.repair import MissingLeaseRepair, UnreadableLeaseRepair
+from controllers.leases.terminations import PodTerminations
 from controllers.loops import Loop
 from controllers.metrics import ControllerMetrics, controller_metrics
-from controllers.orphans import OrphanReconciler
 from controllers.page.serving import serve_page
-from controllers.pod_terminations import PodTerminations
 from controllers.preemption import PreemptionReconciler
-from controllers.relabel import RelabelReconciler
-from controllers.release import ReleaseReconciler
 from controllers.renumbering import RenumberingReconciler
-from controllers.repair import RepairReconciler
 from controllers.requeue import RequeueReconciler
 from controllers.settings import ControllersSettings
+from controllers.topologies import TopologyReconciler
 from controllers.webhook_certs import WebhookCertReconciler
 
 log = structlog.get_logger(__name__)
@@ -227,8 +225,8 @@ def build_loops(context: Context, departures: PodTerminations, settings: Control
         release,
         evidence,
         Loop(OrphanReconciler(context, release.add), clock, metrics),
-        Loop(RepairReconciler(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
-        Loop(RelabelReconciler(context), clock, metrics),
+        Loop(MissingLeaseRepair(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
+        Loop(UnreadableLeaseRepair(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
@@ -264,7 +262,7 @@ def _gang_loops(context: Context, book: GangCache) -> tuple[Loop[Any], ...]:
         context.metrics,
         delay_seconds=GANG_DELAY_SECONDS,
     )
-    return gangs, admission, Loop(TopologyReconciler(context, book), context.clock, context.metrics)
+    return gangs, admission, Loop(TopologyReconciler(context), context.clock, context.metrics)
 
 
 async def _until_first(*works: Any) -> None:  # noqa: ANN401 - coroutines of any kind

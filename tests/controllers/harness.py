@@ -22,9 +22,9 @@ from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
 from controllers.api import GuardedApi
 from controllers.context import Context
+from controllers.leases.terminations import PodTerminations
 from controllers.loops import Loop
 from controllers.metrics import controller_metrics
-from controllers.pod_terminations import PodTerminations
 from controllers.runner import build_loops
 from controllers.settings import ControllersSettings
 from tests.builders import lease_json, pod_json, report_json

@@ -1,8 +1,7 @@
-"""The memory of pods that left: how each went, and what its node's reports have said since.
+"""How each deleted or terminal pod ended, and what its node's reports have said since.
 
-In: every change of pods and reports, from the start of the process on, so that a standby that becomes leader knows what
-it saw. Out: a Departure per pod and node, ready to be judged. What was not seen must be looked up by the caller.
-Bounded: a forgotten departure is looked up again, which needs more evidence, never less.
+Follows pods and reports from the start of the process, so that a standby that becomes leader knows what it saw.
+Bounded: a forgotten pod is looked up again, which needs more evidence, never less.
 """
 
 from collections import OrderedDict

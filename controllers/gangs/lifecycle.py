@@ -1,8 +1,7 @@
-"""Settles each gang by itself: resumes or undoes what was begun, watches readiness, evicts, resumes owners.
+"""Carries out what `lifecycle.decide` says about each gang: resume or undo, evict, watch readiness, resume owners.
 
-In: changes of gangs and their pods. Out: what `lifecycle.decide` says, carried out; gangs that want a place are passed
-on to the admission loop. Keys are gangs. Everything is read off the objects, so a new leader goes on where the last one
-stopped, at whatever step that was.
+Gangs that want a place are passed on to the admission loop. Keys are gangs. All state is read from the objects, so that
+a new leader continues at whatever step the last one stopped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,14 +18,14 @@ from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gat
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
-from atoll.kube.events import EventType, ObjectReference
+from atoll.kube.events import EventType
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context
-from controllers.evictions import EvictionRefused, evict
-from controllers.gang_cache import GangCache, jitter_of
-from controllers.gang_making import GangMaker
-from controllers.gang_owners import resume, root_owners, suspend
-from controllers.gang_writes import each, raise_first, set_active, ungate, unreserve, write_status
+from controllers.gangs.cache import GangCache, gang_reference, jitter_of
+from controllers.gangs.creation import GangMaker
+from controllers.gangs.owners import resume, root_owners, suspend
+from controllers.gangs.writes import each, raise_first, set_active, ungate, unreserve, write_status
+from controllers.pod_calls import EvictionRefused, evict
 
 log = structlog.get_logger(__name__)
 
@@ -225,12 +224,6 @@ class GangReconciler:
 
     def _tell(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
         self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Settle", type=type)
-
-
-def gang_reference(gang: GpuGang) -> ObjectReference:
-    """Return the reference under which events of a gang are found."""
-    metadata = gang.metadata
-    return ObjectReference(names.API_VERSION, "GpuGang", metadata.name, metadata.namespace, metadata.uid)
 
 
 def _merged(known: tuple[SuspendedOwner, ...], more: tuple[SuspendedOwner, ...]) -> tuple[SuspendedOwner, ...]:

@@ -1,11 +1,10 @@
-"""The writes of a gang's admission, each fenced, each harmless when it is done twice.
+"""Fenced, idempotent writes of gang admission.
 
-In: seats and members. Out: Leases, opened gates, Leases taken back. The order of an admission is fixed by the callers:
-all Leases, then the gang's status, then for each member first the nomination while it is gated (kube-scheduler sets cpu
-and memory aside for it), then pin and gate in one patch.
+The callers keep the order of an admission: all Leases, then the gang's status, then for each member the nomination
+while it is gated (kube-scheduler sets cpu and memory aside for it), then node and gate in one patch.
 
-Taking back begins with a write on the pod: its answer shows whether the gate is still there, and from then on no patch
-that was prepared before can open it. A gated pod is bound by nobody; so its Leases may go.
+Unreserving begins with a write on the pod. Its answer shows whether the gate is still there, and no patch that was
+prepared before can remove the gate any more. A gated pod is bound by nobody, so its Leases may go.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from atoll.kube.microtime import format_microtime
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.lease_writes import delete_lease, read_lease
+from controllers.leases.writes import delete_lease, read_lease
 
 log = structlog.get_logger(__name__)
 

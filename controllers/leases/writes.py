@@ -1,8 +1,4 @@
-"""The writes on GPU Leases, each with its preconditions.
-
-In: a Lease record. Out: whether it was written. Separate, so that no Lease is ever deleted or changed without naming
-the very object and version that the decision was made on.
-"""
+"""Fenced writes of GPU Leases: each names the object and the version that the decision was made on."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,8 +1,7 @@
-"""Makes the GpuGang of pods that only say how many they are, and ends it with them.
+"""Creates the GpuGang of pods that only give their gang's name and size, and deletes it after them.
 
-In: pods with the annotations `gang` and `gang-size` and no GpuGang of that name. Out: one, owned by the pods' owner
-where they have one. Without a size nobody knows when the gang is complete: its pods wait, and an event says so. A gang
-made here ends with its owner, or with the last of its pods; a successor of the same name starts with a clean record.
+Without a size nobody knows when the gang is complete: its pods wait, and an event says so. The gang is owned by the
+pods' controller where they have one, and ends with it, or with the last of its pods.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.patches import delete_options
 from controllers.context import Context, pod_reference
-from controllers.gang_cache import GangCache
+from controllers.gangs.cache import GangCache
 
 PODS = "pods"
 """Value of the mark on a gang that was made for pods without an owner."""

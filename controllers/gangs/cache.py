@@ -1,8 +1,7 @@
-"""What the gang reconcilers know together: who is a member of what, which gangs wait for a place, what is under way.
+"""What the gang reconcilers share: members by gang, candidates for admission, snapshots of the cluster.
 
-In: changes of the mirror. Out: a GangView per gang, a Landscape of the cluster. Separate from the reconcilers, because
-one settles each gang by itself and the other places them against each other, and neither may act on a gang that the
-other is busy with. Nothing here outlives a term: all of it is read off the objects again.
+A gang that one reconciler works on is in `busy`, and the others leave it alone. Nothing here outlives a leadership
+term: all of it is read from the objects again.
 """
 
 import zlib
@@ -32,6 +31,7 @@ from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
 from atoll.cluster.requests import Request, request_of
 from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import ClusterMirror, WatchedKind
 from atoll.service.clock import Clock
 
@@ -255,6 +255,12 @@ def _is_in_place(kind: WatchedKind, change: Change[Any]) -> bool:
     if kind is WatchedKind.NODE:
         return bool(change.old.metadata.labels == change.object.metadata.labels)
     return kind is WatchedKind.REPORT and fabric_clique(change.old) == fabric_clique(change.object)
+
+
+def gang_reference(gang: GpuGang) -> ObjectReference:
+    """Return the reference under which events of a gang are found."""
+    metadata = gang.metadata
+    return ObjectReference(names.API_VERSION, "GpuGang", metadata.name, metadata.namespace, metadata.uid)
 
 
 def jitter_of(token: str) -> float:

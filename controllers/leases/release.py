@@ -1,7 +1,8 @@
-"""Frees the GPUs of pods that are gone or terminal, on proof and never without.
+"""Releases the GPUs of pods that are gone or terminal, on proof and never without.
 
-In: the Leases of one pod, how it left, the reports of its nodes. Out: its Leases deleted, all at once; or kept, marked
-in doubt once, and the agent asked for the report that is missing. Keys are pod uids.
+Without proof the pod's Leases stay, are marked in doubt once, and the node's agent is asked for the missing report. An
+agent publishes by itself when something changes and after each deletion of a GPU pod; it cannot know of a pod that it
+never saw, or of a deletion that only the controllers missed. Keys of the release are pod uids.
 """
 
 import asyncio
@@ -17,12 +18,15 @@ from atoll.cluster import pods
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod
 from atoll.cluster.release import ANSWERED_BY_A_REPORT, Doubt, PodTermination, Proof, judge, version_number
+from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import NotFound
 from atoll.kube.mirror import WatchedKind
+from atoll.kube.patches import merge_patch
 from controllers.context import Context, node_reference
-from controllers.lease_writes import annotate_lease, delete_lease
-from controllers.lookups import look_up
-from controllers.pod_terminations import DeletedPod, PodTerminations
+from controllers.leases.terminations import DeletedPod, PodTerminations
+from controllers.leases.writes import annotate_lease, delete_lease
+from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
 
@@ -207,6 +211,56 @@ class ReleaseReconciler:
         self._doubted.pop(uid, None)
         self._departures.close(uid)
         self._context.metrics.departures_in_doubt.set(self._departures.count_open())
+
+
+class EvidenceReconciler:
+    """Keys are node names. `want` is called by the release; the loop writes, once per version."""
+
+    name = "evidence"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._wanted: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
+
+    def want(self, node: str, version: int) -> bool:
+        """Note that reports of `node` past `version` are wanted; False if that was asked for already."""
+        if version <= max(self._asked.get(node, 0), self._wanted.get(node, 0)):
+            return False
+        self._wanted[node] = version
+        return True
+
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:  # noqa: ARG002 - nothing concerns it
+        """Return nothing: only the release knows what is wanted."""
+        return ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return the nodes whose agents must still be asked."""
+        return tuple(self._wanted)
+
+    async def reconcile(self, node: str) -> float | None:
+        """Write the annotation, also over a version that no pod has reached yet: nobody who waits for proof wrote that.
+
+        A node without a report has no agent to be asked.
+        """
+        version = self._wanted.get(node, 0)
+        status = self._context.mirror.reports.get(node)
+        if not version or status is None:
+            self._wanted.pop(node, None)
+            return None
+        present = version_number(status.metadata.annotations.get(names.EVIDENCE_WANTED, ""))
+        if present < version or present > version_number(self._context.mirror.pods.resource_version):
+            body = merge_patch(uid=status.metadata.uid, annotations={names.EVIDENCE_WANTED: str(version)})
+            try:
+                await self._context.api.patch(paths.gpunodestatuses(node), body)
+            except NotFound:
+                self._wanted.pop(node, None)
+                return None
+            self._context.metrics.evidence_requests.inc()
+        self._asked[node] = version
+        if self._wanted.get(node) == version:
+            del self._wanted[node]
+        return None
 
 
 def _devices(records: Sequence[LeaseRecord]) -> str:

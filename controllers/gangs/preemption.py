@@ -1,11 +1,10 @@
-"""Makes room for one waiting gang at a time: evicts for it what is less important, or keeps for it what falls free.
+"""Frees GPUs for one waiting gang at a time: evicts pods and gangs of lower priority, or keeps GPUs that become free.
 
-In: gangs that found no place although the machines would do. Out: annotations on the gated members that keep their GPUs
-from pods of no higher priority, evictions of pods, and gangs told to give way whole. What is kept is held by nobody: it
-is a bounded time for one gang, then the others' turn. There is one at a time, the first in order; a more important gang
-ends the turn of a less important one.
+Annotations on the gang's gated members keep the GPUs from pods of no higher priority until each member is bound. Nobody
+holds what is kept, and the time is bounded; then it is the next gang's turn. A gang of higher priority ends the
+preemption of one of lower priority. A gang gives way whole, because less than it needs would run in vain.
 
-The annotation stands until the member is bound. A new leader does not know since when it does, and takes it off.
+A new leader does not know how long an annotation has been there, and removes it.
 """
 
 import asyncio
@@ -16,6 +15,7 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster.budgets import DisruptionBudgets, violations
+from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.membership import GangKey
 from atoll.cluster.gangs.preemption import (
     EvictionUnit,
@@ -31,14 +31,12 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.soft_reservations import SoftReservation
 from atoll.kube import paths
 from atoll.kube.budget_list import BudgetList
-from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests
+from atoll.kube.errors import ApiError, Conflict, KubeError, NotFound, ServerError, TooManyRequests
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.evictions import EvictionRefused, evict
-from controllers.gang_cache import GangCache
-from controllers.gang_eviction import evict_gang
-from controllers.gang_writes import each
-from controllers.gangs import gang_reference
+from controllers.gangs.cache import GangCache, gang_reference
+from controllers.gangs.writes import each, write_status
+from controllers.pod_calls import EvictionRefused, evict
 
 log = structlog.get_logger(__name__)
 
@@ -253,3 +251,24 @@ class GangPreemption:
 
     def _now(self) -> float:
         return self._context.clock.monotonic_seconds()
+
+
+async def evict_gang(context: Context, book: GangCache, key: GangKey, message: str) -> None:
+    """Write that the gang is evicted; nothing where it is not admitted, or somebody else is at it. Raises KubeError."""
+    gang = book.gang(key)
+    if gang is None or key in book.busy or not book.is_current(gang):
+        return
+    view = book.view(gang)
+    if not view.is_admitted:
+        return
+    status = lifecycle.preempt(view, message, now_seconds=book.now_seconds())
+    try:
+        version = await write_status(context, gang, status)
+    except (Conflict, NotFound):
+        return
+    if version:
+        book.note_written(gang.metadata.uid, version)
+    context.metrics.gang_evictions.labels("Preempted").inc()
+    context.events.record(
+        gang_reference(gang), reason=names.REASON_GANG_EVICTED, note=message, action="Preempt", type="Warning"
+    )

@@ -1,9 +1,8 @@
-"""Finds places for waiting gangs and for members that running gangs lack, and admits whole gangs.
+"""Places waiting gangs and missing members of running gangs, and admits each gang whole or not at all.
 
-In: the candidates of the gang loop, changes that make room. Out: Leases for all members of a gang or for none, its
-status, its members let go. There is one key: all gangs are weighed against each other, in the order of
-`queue.in_order`, those that lack members first. A gang that finds no place holds nothing and is tried again, ever more
-rarely while nothing makes room.
+All gangs are weighed together under one key, in the order of `queue.in_order`, those that lack members first. A gang
+that finds no place holds nothing; it is tried again after capacity changed, or after a growing back-off. Events on the
+gang and on its first gated members say what it waits for, so that nobody takes it for a failed one.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from atoll.cluster import pods
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments, status_assignment
-from atoll.cluster.gangs.membership import GangKey, key_of
+from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.preemption import GangRequest
@@ -26,13 +25,12 @@ from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, KubeError, NotFound
+from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
-from controllers.context import Context
-from controllers.gang_cache import GangCache
-from controllers.gang_events import GangEvents
-from controllers.gang_preemption import GangPreemption
-from controllers.gang_writes import each, raise_first, reserve, ungate, unreserve, write_status
-from controllers.gangs import gang_reference
+from controllers.context import Context, pod_reference
+from controllers.gangs.cache import GangCache, gang_reference
+from controllers.gangs.preemption import GangPreemption
+from controllers.gangs.writes import each, raise_first, reserve, ungate, unreserve, write_status
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +39,10 @@ BLIND_SECONDS = 5.0
 TRIES_MAX = 64
 """Gangs that one round tries; the next one goes on with those that waited longest for it."""
 CUT_SECONDS = 0.05
+TELL_SECONDS = 60.0
+ORDER_SECONDS = 10.0
+"""How long an order of all waiting gangs is good enough for an event."""
+MEMBERS_TOLD = 8
 
 
 class AdmissionReconciler:
@@ -261,6 +263,43 @@ class AdmissionReconciler:
         version = await write_status(self._context, view.gang, status)
         if version:
             self._book.note_written(view.gang.metadata.uid, version)
+
+
+class GangEvents:
+    """Remembers which objects were told within the last minute."""
+
+    def __init__(self, context: Context, book: GangCache) -> None:
+        self._context = context
+        self._book = book
+        self._told_at: dict[ObjectReference, float] = {}
+        self._places: dict[GangKey, int] = {}
+        self._ordered_at = 0.0
+
+    def tell(self, view: GangView, message: str) -> None:
+        """Tell a gang and its first members that it waits, except those that were told within the last minute."""
+        now = self._context.clock.monotonic_seconds()
+        self._told_at = {one: at for one, at in self._told_at.items() if now - at < TELL_SECONDS}
+        members = sorted(view.members, key=lambda member: member.pod.metadata.name)
+        gated = [pod_reference(member.pod) for member in members if has_gate(member.pod)]
+        untold = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_TOLD]) if one not in self._told_at]
+        if not untold:
+            return
+        place = self._place(key_of(view.gang), now)
+        note = f"number {place} of {len(self._places)} gangs that wait: {message}"
+        for reference in untold:
+            self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
+        self._told_at |= dict.fromkeys(untold, now)
+
+    def _place(self, key: GangKey, now: float) -> int:
+        """Return how many gangs are tried until this one, itself among them."""
+        if key not in self._places or now - self._ordered_at > ORDER_SECONDS:
+            gangs = [self._book.gang(one) for one in sorted({*self._book.candidates, key})]
+            views = [self._book.view(gang) for gang in gangs if gang is not None]
+            waiting = in_order(view for view in views if not view.is_admitted)
+            ordered = [key_of(view.gang) for view in waiting]
+            self._places = {one: number for number, one in enumerate(ordered, start=1)}
+            self._ordered_at = now
+        return self._places.get(key, len(self._places))
 
 
 def _named(view: GangView) -> str:

@@ -1,11 +1,9 @@
-"""Ends Leases of pods that live but never got the device: reservations that expired, leftovers beside the real one.
+"""Ends Leases of living pods that are not bound to the GPU: expired reservations, and strays beside the real one.
 
-In: the Leases of one living pod. Out: expired ones taken back behind a fence, strays deleted after a live look. Nothing
-is decided by the clock or by the cache alone. Keys are pod uids.
-
-Taking back, in this order: mark the Leases as fenced (from now on no bind adopts them), move the pod's resourceVersion
-(from now on no Binding that was prepared before can land), and only if the answer to that very write shows no node
-delete the Leases. The pod's version is moved by its wake-up annotation, which also makes kube-scheduler try it again.
+An expired reservation ends in this order: mark its Leases as fenced (no bind adopts them from now on), move the pod's
+resourceVersion (no Binding that was prepared before can land from now on), and delete the Leases only if the answer to
+that very write shows no node. The wake-up annotation moves the version, which also makes kube-scheduler try the pod
+again. Strays are deleted after a live look-up. Neither the clock nor the cache decides alone. Keys are pod uids.
 """
 
 import asyncio
@@ -28,8 +26,8 @@ from atoll.kube.microtime import format_microtime, parse_microtime
 from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, holder_reference
-from controllers.lease_writes import annotate_lease, delete_lease
-from controllers.lookups import look_up
+from controllers.leases.writes import annotate_lease, delete_lease
+from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
 
