@@ -10,11 +10,11 @@ from typing import Protocol
 
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod
+from atoll.kube.api import Api
 from atoll.kube.events import EventType, ObjectReference
 from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
-from controllers.api import Api
 from controllers.metrics import ControllerMetrics
 
 

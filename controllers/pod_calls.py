@@ -10,9 +10,9 @@ from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.release import version_number
 from atoll.kube import paths
+from atoll.kube.api import Api
 from atoll.kube.errors import Conflict, NotFound, TooManyRequests
 from atoll.kube.patches import eviction
-from controllers.api import Api
 
 BUDGET_SECONDS = 10.0
 """When to ask again where a disruption budget, or a busy API server, does not say."""
@@ -27,7 +27,7 @@ class EvictionRefused(Exception):
 
 
 async def evict(api: Api, pod: Pod, *, dry_run: bool = False) -> bool:
-    """Evict the pod with this uid, False when it is gone; with `dry_run` only ask. Raises EvictionRefused, KubeError."""
+    """Evict the pod with this uid, False when it is gone. `dry_run` only asks. Raises EvictionRefused, KubeError."""
     metadata = pod.metadata
     body = eviction(metadata.namespace, metadata.name, uid=metadata.uid, dry_run=dry_run)
     try:

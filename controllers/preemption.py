@@ -73,10 +73,10 @@ class PreemptionReconciler:
 
     name = "preemption"
 
-    def __init__(self, context: Context, settings: ControllersSettings, book: GangCache | None = None) -> None:
+    def __init__(self, context: Context, settings: ControllersSettings, cache: GangCache | None = None) -> None:
         clock = context.clock
         self._context = context
-        self._book = book
+        self._cache = cache
         self._settings = settings
         self._budgets = BudgetList(context.api, clock)
         per_second = settings.preemptions_per_minute / 60
@@ -165,7 +165,7 @@ class PreemptionReconciler:
         waits: list[float | None] = []
         hopeless: set[tuple[object, ...]] = set()
         planned = 0
-        admitted = tuple(self._book.admitted().values()) if candidates and self._book is not None else ()
+        admitted = tuple(self._cache.admitted().values()) if candidates and self._cache is not None else ()
         for pod in candidates:
             request = self._request(pod)
             kind = (request, pod.spec.priority, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
@@ -335,14 +335,14 @@ class PreemptionReconciler:
     async def _end_gang(self, pod: Pod, victim: Pod) -> bool:
         """Tell the victim's gang to give way whole if it needs the victim; False where the victim goes alone."""
         key = gang_key(victim)
-        gang = self._book.gang(key) if self._book is not None and key is not None else None
-        if self._book is None or key is None or gang is None:
+        gang = self._cache.gang(key) if self._cache is not None and key is not None else None
+        if self._cache is None or key is None or gang is None:
             return False
-        view = self._book.view(gang)
+        view = self._cache.view(gang)
         gone = [member for member in view.members if member.uid == victim.metadata.uid]
         if not view.is_admitted or not needs(view, gone):
             return False
-        await evict_gang(self._context, self._book, key, f"gives way to pod {_name(pod)}, which has a higher priority")
+        await evict_gang(self._context, self._cache, key, f"gives way to pod {_name(pod)}, which has a higher priority")
         return True
 
     async def _end(self, pod: Pod, node: str, reason: str) -> float | None:

@@ -58,11 +58,11 @@ class RenumberingReconciler:
         pod = self._context.mirror.ledger.pods.get(uid)
         if pod is None or not self._seems_stale(pod):
             return None
-        sighting = await look_up(self._context.api, pods.holder_of(pod))
-        if sighting.pod is None or sighting.pod.metadata.deletion_timestamp is not None:
+        lookup = await look_up(self._context.api, pods.holder_of(pod))
+        if lookup.pod is None or lookup.pod.metadata.deletion_timestamp is not None:
             return None
-        stale = stale_containers(sighting.pod, await self._live_devices(sighting.pod.spec.node_name))
-        return await self._evict(sighting.pod, stale) if stale else None
+        stale = stale_containers(lookup.pod, await self._live_devices(lookup.pod.spec.node_name))
+        return await self._evict(lookup.pod, stale) if stale else None
 
     def _seems_stale(self, pod: Pod) -> bool:
         report = self._context.mirror.ledger.nodes.get(pod.spec.node_name)

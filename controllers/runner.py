@@ -1,7 +1,7 @@
 """The process: a mirror that always watches, and reconcilers that run only while this process leads.
 
 In: settings. Out: nothing; runs until cancelled or, with `once`, until everything was looked at. A standby keeps its
-mirror and its memory of departures warm, so that a take-over costs no list; so does a leader that lost its Lease.
+mirror and its memory of terminations warm, so that a take-over costs no list; so does a leader that lost its Lease.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class ControllerManager:
     clock: SystemClock
     client: ApiClient
     mirror: ClusterMirror
-    departures: PodTerminations
+    terminations: PodTerminations
     metrics: ControllerMetrics
     elector: LeaderElector
     identity: str
@@ -82,7 +82,7 @@ class ControllerManager:
 
     def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change of the mirror: memory first, then whoever may act on it."""
-        self.departures.observe(kind, change)
+        self.terminations.observe(kind, change)
         for loop in self.loops:
             loop.observe(kind, change)
 
@@ -109,7 +109,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
         burst=settings.burst,
     )
     async with client:
-        process = _process(settings, clock, client, metrics)
+        process = build_manager(settings, clock, client, metrics)
         mirror = process.mirror
         app = health_app(mirror, metrics)
         if settings.once:
@@ -119,11 +119,11 @@ async def serve_controllers(settings: ControllersSettings) -> None:
             mirror=mirror.run(),
             http=serve(app, settings.health_host, settings.health_port),
             page=serve_page(settings.page, mirror, client, clock, metrics),
-            lead=_lead_term_by_term(process),
+            lead=lead_term_by_term(process),
         )
 
 
-def _process(
+def build_manager(
     settings: ControllersSettings, clock: SystemClock, client: ApiClient, metrics: Metrics
 ) -> ControllerManager:
     mirror = ClusterMirror(client, clock, with_gangs=True)
@@ -161,7 +161,7 @@ def register_leadership_metrics(metrics: Metrics, elector: LeaderElector) -> Non
     metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
 
 
-async def _lead_term_by_term(process: ControllerManager) -> None:
+async def lead_term_by_term(process: ControllerManager) -> None:
     """Lead, and be a standby again when leadership was lost: by then every reconciler of the term has ended."""
     while True:
         try:
@@ -180,7 +180,7 @@ async def _lead(process: ControllerManager) -> None:
         process.client, clock, extra_names=settings.webhook_names, may_write=lambda: process.elector.is_leader
     )
     certificates = {"authority": authority.run()} if settings.keep_certificates else {}
-    process.loops = build_loops(process.context(events), process.departures, settings)
+    process.loops = build_loops(process.context(events), process.terminations, settings)
     log.info("Reconciling", loops=[loop.name for loop in process.loops])
     try:
         await supervise(
@@ -196,7 +196,7 @@ async def _lead(process: ControllerManager) -> None:
 async def _lead_once(process: ControllerManager) -> None:
     await process.mirror.synced()
     events = EventRecorder(process.client, COMPONENT, process.identity, process.clock)
-    for loop in build_loops(process.context(events), process.departures, process.settings):
+    for loop in build_loops(process.context(events), process.terminations, process.settings):
         await loop.run_once()
     await events.flush()
 
@@ -208,19 +208,21 @@ async def _resync(process: ControllerManager) -> None:
         await process.clock.sleep(process.settings.resync_seconds)
 
 
-def build_loops(context: Context, departures: PodTerminations, settings: ControllersSettings) -> tuple[Loop[Any], ...]:
+def build_loops(
+    context: Context, terminations: PodTerminations, settings: ControllersSettings
+) -> tuple[Loop[Any], ...]:
     """Return the reconcilers of one term, each in its loop, in the order in which they hear of a change."""
     clock, metrics = context.clock, context.metrics
-    asking = EvidenceReconciler(context)
-    evidence = Loop(asking, clock, metrics)
+    request = EvidenceReconciler(context)
+    evidence = Loop(request, clock, metrics)
 
     def ask(node: str, version: int) -> None:
-        if asking.want(node, version):
+        if request.want(node, version):
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
-    release = Loop(ReleaseReconciler(context, departures, ask), clock, metrics)
+    release = Loop(ReleaseReconciler(context, terminations, ask), clock, metrics)
     wake = RequeueReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
-    book = _gang_book(context, settings) if context.mirror.gangs is not None else None
+    cache = _gang_cache(context, settings) if context.mirror.gangs is not None else None
     return (
         release,
         evidence,
@@ -231,13 +233,13 @@ def build_loops(context: Context, departures: PodTerminations, settings: Control
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
-        Loop(PreemptionReconciler(context, settings, book), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
+        Loop(PreemptionReconciler(context, settings, cache), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
-        *(_gang_loops(context, book) if book is not None else ()),
+        *(_gang_loops(context, cache) if cache is not None else ()),
     )
 
 
-def _gang_book(context: Context, settings: ControllersSettings) -> GangCache:
+def _gang_cache(context: Context, settings: ControllersSettings) -> GangCache:
     rules = GangRules(
         policy=settings.wait_for_pods_ready.policy(),
         bounds=settings.wait_for_pods_ready.bounds(),
@@ -251,13 +253,13 @@ def _gang_book(context: Context, settings: ControllersSettings) -> GangCache:
     return GangCache(context.mirror, context.clock, rules)
 
 
-def _gang_loops(context: Context, book: GangCache) -> tuple[Loop[Any], ...]:
+def _gang_loops(context: Context, cache: GangCache) -> tuple[Loop[Any], ...]:
     """Return the loops of gangs: each by itself, and all that wait against each other."""
     admission = Loop(
-        AdmissionReconciler(context, book), context.clock, context.metrics, delay_seconds=ADMISSION_DELAY_SECONDS
+        AdmissionReconciler(context, cache), context.clock, context.metrics, delay_seconds=ADMISSION_DELAY_SECONDS
     )
     gangs = Loop(
-        GangReconciler(context, book, lambda: admission.add(WAITING_GANGS)),
+        GangReconciler(context, cache, lambda: admission.add(WAITING_GANGS)),
         context.clock,
         context.metrics,
         delay_seconds=GANG_DELAY_SECONDS,

@@ -15,13 +15,14 @@ until every API server and webhook has followed, pods that ask for GPUs are refu
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
 
 from atoll.api import names
 from atoll.kube import paths
+from atoll.kube.api import Api
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, MalformedAnswer, NotFound
 from atoll.kube.patches import MERGE_PATCH, STRATEGIC_MERGE_PATCH, merge_patch
 from atoll.service.clock import Clock
@@ -40,16 +41,6 @@ WEBHOOK_NAMES: Final = (
 
 
 _CONFIGURATION_PATH: Final = paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION)
-
-
-class Api(Protocol):
-    """What is needed of the API client."""
-
-    async def get(self, path: str) -> bytes: ...
-
-    async def create(self, path: str, body: Mapping[str, Any]) -> bytes: ...
-
-    async def patch(self, path: str, body: Mapping[str, Any], *, content_type: str = ...) -> bytes: ...
 
 
 class _Metadata(msgspec.Struct, frozen=True, rename="camel"):

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from atoll.api.claims import GpuClaim
 from atoll.kube import paths
+from atoll.kube.api import ApiReader
 from atoll.kube.errors import KubeError, NotFound
 from webhook.metrics import WebhookMetrics
 from webhook.requests import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable
@@ -40,16 +41,10 @@ class ClaimCopy(Protocol):
     def seconds_since_heard(self) -> float: ...
 
 
-class Api(Protocol):
-    """What is needed of the API client."""
-
-    async def get(self, path: str, *, timeout_seconds: float = ...) -> bytes: ...
-
-
 class ClaimFinder:
     """Looks claims up for one webhook process."""
 
-    def __init__(self, client: Api, copy: ClaimCopy, metrics: WebhookMetrics) -> None:
+    def __init__(self, client: ApiReader, copy: ClaimCopy, metrics: WebhookMetrics) -> None:
         self._client = client
         self._copy = copy
         self._lookups = metrics.lookups

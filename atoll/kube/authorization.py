@@ -4,21 +4,13 @@ In: a token and a path such as /debug/ledger. Out: nothing, or why not. No secre
 server reviews the token, so a ClusterRole with `nonResourceURLs` opens the path to whom it is bound.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
-
 import msgspec
 
 from atoll.kube import paths
+from atoll.kube.api import Api
 from atoll.kube.errors import KubeError
 
 TOKEN_LENGTH_MAX = 16_384
-
-
-class Creator(Protocol):
-    """What is needed of the API client."""
-
-    async def create(self, path: str, body: Mapping[str, Any]) -> bytes: ...
 
 
 class _User(msgspec.Struct, frozen=True):
@@ -48,7 +40,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 class PathAuthorizer:
     """Asks the API server about each call; nothing is remembered, since such calls are rare."""
 
-    def __init__(self, client: Creator) -> None:
+    def __init__(self, client: Api) -> None:
         self._client = client
 
     async def refusal(self, authorization: str, path: str) -> tuple[int, str] | None:

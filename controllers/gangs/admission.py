@@ -50,12 +50,12 @@ class AdmissionReconciler:
 
     name = "gang-admission"
 
-    def __init__(self, context: Context, book: GangCache) -> None:
+    def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
-        self._book = book
-        self._hopeless: set[GangKey] = set()
-        self._room = GangPreemption(context, book)
-        self._news = GangEvents(context, book)
+        self._cache = cache
+        self._never_fits: set[GangKey] = set()
+        self._preemption = GangPreemption(context, cache)
+        self._events = GangEvents(context, cache)
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
@@ -69,37 +69,37 @@ class AdmissionReconciler:
             kind is WatchedKind.REPORT and not _gives_more(change)
         ):
             return ()
-        if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY} and self._book.candidates:
-            self._book.attempts.clear()
-        self._book.note_capacity()
-        return (ALL,) if self._book.candidates else ()
+        if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY} and self._cache.candidates:
+            self._cache.attempts.clear()
+        self._cache.note_capacity()
+        return (ALL,) if self._cache.candidates else ()
 
     def all_keys(self) -> Iterable[str]:
         """Return the one key."""
-        return (ALL,) if self._book.candidates else ()
+        return (ALL,) if self._cache.candidates else ()
 
     async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
         """Try the candidates; return when the next may be tried. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        turn_seconds = await self._room.reconcile()
-        rests = {key: self._rest(key) for key in self._book.candidates}
-        is_strict = self._book.rules.strict_order
+        preemption_seconds = await self._preemption.reconcile()
+        rests = {key: self._rest(key) for key in self._cache.candidates}
+        is_strict = self._cache.rules.strict_order
         views = self._views(key for key, rest in rests.items() if is_strict or rest <= 0)
         lacking = [view for view in views if view.is_admitted]
-        waits: list[float | None] = [turn_seconds, *(rest for rest in rests.values() if rest > 0)]
+        waits: list[float | None] = [preemption_seconds, *(rest for rest in rests.values() if rest > 0)]
         waits += [await self._try(view) for view in in_order(lacking)]
         waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _views(self, keys: Iterable[GangKey]) -> list[GangView]:
-        gangs = [self._book.gang(key) for key in sorted(keys) if key not in self._book.busy]
-        return [self._book.view(gang) for gang in gangs if gang is not None and self._book.is_current(gang)]
+        gangs = [self._cache.gang(key) for key in sorted(keys) if key not in self._cache.busy]
+        return [self._cache.view(gang) for gang in gangs if gang is not None and self._cache.is_current(gang)]
 
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
-        is_blocking = self._book.rules.policy.block_admission
-        if is_blocking and not all(self._book.is_current(gang) for gang in self._book.gangs()):
+        is_blocking = self._cache.rules.policy.block_admission
+        if is_blocking and not all(self._cache.is_current(gang) for gang in self._cache.gangs()):
             return [CUT_SECONDS]
         first = self._blocker() if is_blocking else None
         for number, view in enumerate(waiting):
@@ -114,7 +114,7 @@ class AdmissionReconciler:
             if waits[-1] is None and is_blocking:
                 waits.append(CUT_SECONDS)
                 break
-            if waits[-1] is not None and self._book.rules.strict_order and not self._is_hopeless(view):
+            if waits[-1] is not None and self._cache.rules.strict_order and not self._is_hopeless(view):
                 await self._hold(waiting[number + 1 :], f"gang {_named(view)} comes first")
                 break
             await asyncio.sleep(0)
@@ -122,11 +122,11 @@ class AdmissionReconciler:
 
     def _is_hopeless(self, view: GangView) -> bool:
         """Tell whether the gang did not even fit the empty machines: it would keep others waiting for ever."""
-        return key_of(view.gang) in self._hopeless
+        return key_of(view.gang) in self._never_fits
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""
-        views = (self._book.view(gang) for gang in self._book.gangs())
+        views = (self._cache.view(gang) for gang in self._cache.gangs())
         return blocker([view for view in views if view.is_admitted])
 
     async def _hold(self, views: Sequence[GangView], message: str) -> None:
@@ -140,137 +140,139 @@ class AdmissionReconciler:
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
-        attempts = self._book.attempts.get(key, AdmissionAttempts())
-        decision = decide(view, now_seconds=self._book.now_seconds())
-        if decision.act not in {GangAction.PLACE, GangAction.REPLACE} or key in self._book.busy:
+        attempts = self._cache.attempts.get(key, AdmissionAttempts())
+        decision = decide(view, now_seconds=self._cache.now_seconds())
+        if decision.act not in {GangAction.PLACE, GangAction.REPLACE} or key in self._cache.busy:
             return None
-        self._book.busy.add(key)
+        self._cache.busy.add(key)
         try:
             done = await self._place(view, decision)
         except (Conflict, NotFound) as error:
             log.info("A gang changed while it was placed", gang="/".join(key), err=str(error))
             done = False
         finally:
-            self._book.busy.discard(key)
+            self._cache.busy.discard(key)
         if done:
-            self._book.attempts.pop(key, None)
-            self._book.candidates.discard(key)
+            self._cache.attempts.pop(key, None)
+            self._cache.candidates.discard(key)
             return None
-        is_hopeless = key in self._hopeless
-        self._book.attempts[key] = attempts.next(now, is_hopeless=is_hopeless)
-        return self._book.attempts[key].wait_seconds(now, room_at_seconds=0.0)
+        is_hopeless = key in self._never_fits
+        self._cache.attempts[key] = attempts.next(now, is_hopeless=is_hopeless)
+        return self._cache.attempts[key].wait_seconds(now, room_at_seconds=0.0)
 
     def _rest(self, key: GangKey) -> float:
         """Return how long the gang must not be tried yet."""
-        attempts = self._book.attempts.get(key, AdmissionAttempts())
+        attempts = self._cache.attempts.get(key, AdmissionAttempts())
         now = self._context.clock.monotonic_seconds()
-        return attempts.wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
+        return attempts.wait_seconds(now, room_at_seconds=self._cache.room_at_seconds)
 
     async def _place(self, view: GangView, decision: LifecycleDecision) -> bool:
-        self._hopeless.discard(key_of(view.gang))
-        requests = self._book.requests(decision.members)
-        site = self._book.site(view.gang)
+        self._never_fits.discard(key_of(view.gang))
+        requests = self._cache.requests(decision.members)
+        domains = self._cache.node_domains(view.gang)
         if isinstance(requests, Obstacle):
             return await self._wait(view, "WaitForQuorum", requests.message)
-        if isinstance(site, Obstacle):
+        if isinstance(domains, Obstacle):
             return False
-        landscape = self._book.landscape()
+        snapshot = self._cache.snapshot()
         if decision.act is GangAction.REPLACE:
-            return await self._replace(view, decision, site, landscape)
+            return await self._replace(view, decision, domains, snapshot)
         key = key_of(view.gang)
-        answer = find_places(view, decision.members, requests, site, self._room.open(key, landscape))
+        answer = find_places(view, decision.members, requests, domains, self._preemption.open(key, snapshot))
         if isinstance(answer, NoPlacement):
             if answer.reason == "NeverFits":
-                self._hopeless.add(key)
+                self._never_fits.add(key)
             if answer.reason == "WaitForRoom":
-                await self._room.try_preempt(key, GangRequest(view, decision.members, requests, site, landscape))
+                await self._preemption.try_preempt(
+                    key, GangRequest(view, decision.members, requests, domains, snapshot)
+                )
             return await self._wait(view, answer.reason, answer.message)
-        return await self._admit(view, decision, answer, site)
+        return await self._admit(view, decision, answer, domains)
 
     async def _admit(
-        self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, site: NodeDomains
+        self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, domains: NodeDomains
     ) -> bool:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
-        seats = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
-        if not await self._reserve(view, seats):
+        assignments = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
+        if not await self._reserve(view, assignments):
             self._context.metrics.gang_admissions.labels("undone").inc()
             return await self._wait(view, "AdmissionUndone", "a GPU was taken by somebody else meanwhile")
-        nodes = len({seat.allocation.node for seat in seats})
+        nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
-        message = f"{len(seats)} members got their GPUs on {where}"
-        status = lifecycle.admit(decision.status, now_seconds=self._book.now_seconds(), message=message)
-        status = status.model_copy(update={"assignment": status_assignment(found.placement, site)})
+        message = f"{len(assignments)} members got their GPUs on {where}"
+        status = lifecycle.admit(decision.status, now_seconds=self._cache.now_seconds(), message=message)
+        status = status.model_copy(update={"assignment": status_assignment(found.placement, domains)})
         await self._write(view, status)
         self._context.metrics.gang_admissions.labels("admitted").inc()
         self._context.events.record(
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
         )
-        log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(seats), nodes=nodes)
-        if all(self._is_here(seat) for seat in seats):
-            await self._ungate(seats)
+        log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(assignments), nodes=nodes)
+        if all(self._is_here(assignment) for assignment in assignments):
+            await self._ungate(assignments)
         return True
 
-    def _is_here(self, seat: MemberAssignment) -> bool:
+    def _is_here(self, assignment: MemberAssignment) -> bool:
         """Tell whether the member is still there; where one went meanwhile, the loop of gangs looks at the whole."""
-        pod = self._context.mirror.pods.by_uid.get(seat.member.uid)
+        pod = self._context.mirror.pods.by_uid.get(assignment.member.uid)
         return pod is not None and pod.metadata.deletion_timestamp is None
 
-    async def _reserve(self, view: GangView, seats: Sequence[MemberAssignment]) -> bool:
+    async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment]) -> bool:
         """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
         ledger = self._context.mirror.ledger
-        for seat in seats:
-            ledger.assume(seat.member.uid, seat.allocation)
-        claims = {seat.member.uid: pods.claim_name(seat.member.pod) for seat in seats}
-        members = [seat.member for seat in seats]
+        for assignment in assignments:
+            ledger.assume(assignment.member.uid, assignment.allocation)
+        claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
+        members = [assignment.member for assignment in assignments]
         try:
-            got_all = await reserve(self._context, view.gang, seats, claims)
+            got_all = await reserve(self._context, view.gang, assignments, claims)
         except KubeError:
-            await unreserve(self._context, members, seats)
+            await unreserve(self._context, members, assignments)
             raise
         if not got_all:
-            await unreserve(self._context, members, seats)
+            await unreserve(self._context, members, assignments)
         return got_all
 
     async def _replace(
-        self, view: GangView, decision: LifecycleDecision, site: NodeDomains, landscape: PlacementSnapshot
+        self, view: GangView, decision: LifecycleDecision, domains: NodeDomains, snapshot: PlacementSnapshot
     ) -> bool:
         """Place members that a running gang lacks, where its others are. Those that find no place wait, gated."""
-        requests = self._book.requests(decision.members)
+        requests = self._cache.requests(decision.members)
         if isinstance(requests, Obstacle):
             return False
-        seats = place_missing(view, decision.members, requests, site, landscape)
-        if not seats or not await self._reserve(view, seats):
+        assignments = place_missing(view, decision.members, requests, domains, snapshot)
+        if not assignments or not await self._reserve(view, assignments):
             return False
-        await self._ungate(seats)
-        return len(seats) == len(decision.members)
+        await self._ungate(assignments)
+        return len(assignments) == len(decision.members)
 
-    async def _ungate(self, seats: Sequence[MemberAssignment]) -> None:
+    async def _ungate(self, assignments: Sequence[MemberAssignment]) -> None:
         raise_first(
-            await each(seats, lambda seat: ungate(self._context, seat.member.pod, seat.allocation.node))
+            await each(assignments, lambda assignment: ungate(self._context, assignment.member.pod, assignment.allocation.node))
         )  # fmt: skip
 
     async def _wait(self, view: GangView, reason: str, message: str) -> bool:
         """Note on the gang why it waits, and tell its members. Always False: it got nothing."""
         if view.is_admitted:
             return False
-        self._news.tell(view, message)
-        decision = decide(view, now_seconds=self._book.now_seconds())
-        now_seconds = self._book.now_seconds()
+        self._events.tell(view, message)
+        decision = decide(view, now_seconds=self._cache.now_seconds())
+        now_seconds = self._cache.now_seconds()
         await self._write(view, lifecycle.wait_for(decision.status, reason, message, now_seconds=now_seconds))
         return False
 
     async def _write(self, view: GangView, status: Any) -> None:  # noqa: ANN401 - a GpuGangStatus
         version = await write_status(self._context, view.gang, status)
         if version:
-            self._book.note_written(view.gang.metadata.uid, version)
+            self._cache.note_written(view.gang.metadata.uid, version)
 
 
 class GangEvents:
     """Remembers which objects were told within the last minute."""
 
-    def __init__(self, context: Context, book: GangCache) -> None:
+    def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
-        self._book = book
+        self._cache = cache
         self._told_at: dict[ObjectReference, float] = {}
         self._places: dict[GangKey, int] = {}
         self._ordered_at = 0.0
@@ -293,8 +295,8 @@ class GangEvents:
     def _place(self, key: GangKey, now: float) -> int:
         """Return how many gangs are tried until this one, itself among them."""
         if key not in self._places or now - self._ordered_at > ORDER_SECONDS:
-            gangs = [self._book.gang(one) for one in sorted({*self._book.candidates, key})]
-            views = [self._book.view(gang) for gang in gangs if gang is not None]
+            gangs = [self._cache.gang(one) for one in sorted({*self._cache.candidates, key})]
+            views = [self._cache.view(gang) for gang in gangs if gang is not None]
             waiting = in_order(view for view in views if not view.is_admitted)
             ordered = [key_of(view.gang) for view in waiting]
             self._places = {one: number for number, one in enumerate(ordered, start=1)}

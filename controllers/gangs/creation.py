@@ -34,13 +34,13 @@ KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 class GangMaker:
     """Creates and deletes gangs that nobody wrote down."""
 
-    def __init__(self, context: Context, book: GangCache) -> None:
+    def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
-        self._book = book
+        self._cache = cache
 
     async def make(self, key: GangKey) -> float | None:
         """Create the gang that the pods describe, if they describe one. Raises KubeError."""
-        members = [pod for pod in self._book.pods_of(key) if pod.metadata.deletion_timestamp is None]
+        members = [pod for pod in self._cache.pods_of(key) if pod.metadata.deletion_timestamp is None]
         if not members:
             return None
         size = size_of(members)
@@ -76,7 +76,7 @@ class GangMaker:
         made_for = gang.metadata.annotations.get(names.GANG_MADE_FOR)
         if made_for is None:
             return False
-        members = self._book.pods_of(key_of(gang))
+        members = self._cache.pods_of(key_of(gang))
         owner = owner_of([pod for pod in members if pod.metadata.deletion_timestamp is None])
         is_another = owner is not None and made_for != owner.uid
         is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())
@@ -92,7 +92,7 @@ class GangMaker:
     def _may_come_back(self, status: GpuGangStatus) -> bool:
         """Tell whether the gang waits out a pause, or its owner was resumed a while ago and makes new pods."""
         requeue_at = seconds_of(status.requeue_state.requeue_at or "") if status.requeue_state is not None else None
-        is_expected = requeue_at is not None and requeue_at + RETURN_SECONDS > self._book.now_seconds()
+        is_expected = requeue_at is not None and requeue_at + RETURN_SECONDS > self._cache.now_seconds()
         return bool(status.suspended_owners) or is_expected
 
     def _tell(self, members: Sequence[Pod], note: str) -> None:

@@ -40,56 +40,56 @@ class GangReconciler:
 
     name = "gangs"
 
-    def __init__(self, context: Context, book: GangCache, place: Callable[[], None]) -> None:
+    def __init__(self, context: Context, cache: GangCache, place: Callable[[], None]) -> None:
         self._context = context
-        self._book = book
+        self._cache = cache
         self._place = place
-        self._maker = GangMaker(context, book)
+        self._maker = GangMaker(context, cache)
         self._abandoned: dict[GangKey, list[GpuGang]] = {}
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[GangKey]:
         """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
         if kind is WatchedKind.TOPOLOGY:
-            self._book.observe(kind, change)
-            return self._book.keys()
+            self._cache.observe(kind, change)
+            return self._cache.keys()
         if kind is WatchedKind.LEASE:
             record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
             namespace, _, rest = record.gang.partition("/") if record is not None else ("", "", "")
             return ((namespace, rest.partition("/")[0]),) if rest else ()
-        key = self._book.observe(kind, change)
+        key = self._cache.observe(kind, change)
         if kind is WatchedKind.GANG and key is not None and change.kind is ChangeKind.DELETED:
             self._abandoned.setdefault(key, []).append(change.object)
         return () if key is None else (key,)
 
     def all_keys(self) -> Iterable[GangKey]:
         """Return every gang."""
-        return self._book.keys()
+        return self._cache.keys()
 
     async def reconcile(self, key: GangKey) -> float | None:
         """Settle one gang. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        if key in self._book.busy:
+        if key in self._cache.busy:
             return BUSY_SECONDS
         await self._resume_abandoned(key)
-        gang = self._book.gang(key)
-        self._book.candidates.discard(key)
+        gang = self._cache.gang(key)
+        self._cache.candidates.discard(key)
         if gang is None or await self._maker.is_outlived(gang):
             await self._undo_without_gang(key)
             return await self._maker.make(key)
-        if not self._book.is_current(gang):
+        if not self._cache.is_current(gang):
             return BEHIND_SECONDS
         token = self._context.new_token()
-        view = self._book.view(gang)
-        decision = decide(view, now_seconds=self._book.now_seconds(), jitter=jitter_of(token))
-        self._book.busy.add(key)
+        view = self._cache.view(gang)
+        decision = decide(view, now_seconds=self._cache.now_seconds(), jitter=jitter_of(token))
+        self._cache.busy.add(key)
         try:
             return await self._act(key, gang, decision)
         except (Conflict, NotFound) as error:
             log.info("A gang changed meanwhile", gang="/".join(key), err=str(error))
             return BUSY_SECONDS
         finally:
-            self._book.busy.discard(key)
+            self._cache.busy.discard(key)
 
     async def _act(self, key: GangKey, gang: GpuGang, decision: LifecycleDecision) -> float | None:
         match decision.act:
@@ -107,12 +107,12 @@ class GangReconciler:
                 await self.write(gang, decision.status)
                 await self._drop(decision.members)
             case GangAction.PLACE | GangAction.REPLACE:
-                self._book.candidates.add(key)
+                self._cache.candidates.add(key)
                 await self.write(gang, decision.status)
                 self._place()
             case GangAction.NOTHING:
                 await self.write(gang, decision.status)
-                if self._book.rules.policy.block_admission and self._book.candidates:
+                if self._cache.rules.policy.block_admission and self._cache.candidates:
                     self._place()
         return decision.again_seconds
 
@@ -120,7 +120,7 @@ class GangReconciler:
         """Write a status, and remember its version. Raises KubeError."""
         version = await write_status(self._context, gang, status)
         if version:
-            self._book.note_written(gang.metadata.uid, version)
+            self._cache.note_written(gang.metadata.uid, version)
 
     def _refusing_node(self, members: Sequence[GangMember]) -> str:
         """Return a node that would not take the member any more whose GPUs lie there; empty when all would."""
@@ -137,7 +137,7 @@ class GangReconciler:
 
     async def _go_on(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
         """Let the rest go, unless a node or the API server would not have a member any more."""
-        view, now = self._book.view(gang), self._book.now_seconds()
+        view, now = self._cache.view(gang), self._cache.now_seconds()
         refusing = self._refusing_node(decision.members)
         if refusing and not has_begun(view):
             message = f"node {refusing} would refuse a member by now"
@@ -209,8 +209,8 @@ class GangReconciler:
 
     async def _undo_without_gang(self, key: GangKey) -> None:
         """Take back what gated pods hold whose gang is deleted: nobody would let them go with it."""
-        found = self._book.pods_of(key)
-        held = [pod for pod in found if has_gate(pod) and self._book.holds(pod)]
+        found = self._cache.pods_of(key)
+        held = [pod for pod in found if has_gate(pod) and self._cache.holds(pod)]
         if held:
             await unreserve(self._context, [GangMember(pod, "", 0, stage_of(pod), holds=True) for pod in held])
 

@@ -1,7 +1,7 @@
 """Frees GPUs for one waiting gang at a time: evicts pods and gangs of lower priority, or keeps GPUs that become free.
 
 Annotations on the gang's gated members keep the GPUs from pods of no higher priority until each member is bound. Nobody
-holds what is kept, and the time is bounded; then it is the next gang's turn. A gang of higher priority ends the
+holds what is kept, and the time is bounded; then it is the next gang's active. A gang of higher priority ends the
 preemption of one of lower priority. A gang gives way whole, because less than it needs would run in vain.
 
 A new leader does not know how long an annotation has been there, and removes it.
@@ -50,139 +50,139 @@ class ActivePreemption:
 
     key: GangKey
     priority: int
-    clearing: PreemptionPlan
+    plan: PreemptionPlan
     until_seconds: float
 
 
 class GangPreemption:
-    """The turn that some gang has, and what was tried before."""
+    """The active that some gang has, and what was tried before."""
 
-    def __init__(self, context: Context, book: GangCache) -> None:
+    def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
-        self._book = book
+        self._cache = cache
         self._budgets = BudgetList(context.api, context.clock)
-        self._turn: ActivePreemption | None = None
+        self._active: ActivePreemption | None = None
         self._since: dict[GangKey, float] = {}
         self._not_before: dict[GangKey, float] = {}
-        self._has_strays = True
-        """Whether pods may keep GPUs of which no turn knows: in a new term, and where one could not be written."""
+        self._has_stray_reservations = True
+        """Whether pods may keep GPUs of which no active knows: in a new term, and where one could not be written."""
 
     async def reconcile(self) -> float | None:
-        """End a turn that is over; return when the present one is. Raises KubeError."""
-        if self._has_strays:
-            self._has_strays = not await self._clear(self._strays())
+        """End a active that is over; return when the present one is. Raises KubeError."""
+        if self._has_stray_reservations:
+            self._has_stray_reservations = not await self._clear(self._stray_reservations())
         for memory in (self._since, self._not_before):
-            for key in memory.keys() - self._book.candidates - self._book.busy:
+            for key in memory.keys() - self._cache.candidates - self._cache.busy:
                 del memory[key]
-        turn = self._turn
-        if turn is None:
+        active = self._active
+        if active is None:
             return None
-        gang = self._book.gang(turn.key)
-        if gang is not None and self._book.view(gang).is_admitted:
-            self._turn = None
+        gang = self._cache.gang(active.key)
+        if gang is not None and self._cache.view(gang).is_admitted:
+            self._active = None
             return None
         now = self._now()
-        if turn.key not in self._book.candidates | self._book.busy or turn.until_seconds <= now:
+        if active.key not in self._cache.candidates | self._cache.busy or active.until_seconds <= now:
             await self._end("it was not admitted in time")
             return None
-        return turn.until_seconds - now
+        return active.until_seconds - now
 
-    def open(self, key: GangKey, landscape: PlacementSnapshot) -> PlacementSnapshot:
-        """Return the landscape as this gang sees it: what is kept for its own members is free for them."""
-        if self._turn is None or self._turn.key != key:
-            return landscape
-        kept = self._turn.clearing.kept.values()
-        return with_kept(landscape, self._context.mirror.ledger, kept, now_seconds=self._now())
+    def open(self, key: GangKey, snapshot: PlacementSnapshot) -> PlacementSnapshot:
+        """Return the snapshot as this gang sees it: what is kept for its own members is free for them."""
+        if self._active is None or self._active.key != key:
+            return snapshot
+        kept = self._active.plan.kept.values()
+        return with_kept(snapshot, self._context.mirror.ledger, kept, now_seconds=self._now())
 
-    async def try_preempt(self, key: GangKey, asking: GangRequest) -> None:
+    async def try_preempt(self, key: GangKey, request: GangRequest) -> None:
         """Do what may be done now for a gang that found no place. Raises KubeError."""
-        now, rules = self._now(), self._book.rules
+        now, rules = self._now(), self._cache.rules
         waited = now - self._since.setdefault(key, now)
-        if self._turn is not None and self._turn.key == key:
-            await self._reconcile_evictions(self._turn)
+        if self._active is not None and self._active.key == key:
+            await self._reconcile_evictions(self._active)
             return
-        if self._not_before.get(key, 0.0) > now or not self._is_next(key, asking):
+        if self._not_before.get(key, 0.0) > now or not self._is_next(key, request):
             return
-        clearing, seconds = None, rules.preemption_timeout_seconds
-        if rules.preemption and asking.may_preempt and waited >= rules.preemption_delay_seconds:
-            clearing = await self._plan_evictions(asking)
-        if clearing is None and rules.hold_seconds > 0 and waited >= rules.hold_after_seconds:
-            clearing, seconds = await self._plan(asking, None), rules.hold_seconds
-        if clearing is None:
+        plan, seconds = None, rules.preemption_timeout_seconds
+        if rules.preemption and request.may_preempt and waited >= rules.preemption_delay_seconds:
+            plan = await self._plan_evictions(request)
+        if plan is None and rules.hold_seconds > 0 and waited >= rules.hold_after_seconds:
+            plan, seconds = await self._plan(request, None), rules.hold_seconds
+        if plan is None:
             if waited >= min(rules.preemption_delay_seconds, rules.hold_after_seconds):
                 self._not_before[key] = now + PLAN_SECONDS
             return
-        await self._begin(ActivePreemption(key, asking.priority, clearing, now + seconds), asking)
+        await self._begin(ActivePreemption(key, request.priority, plan, now + seconds), request)
 
-    def _is_next(self, key: GangKey, asking: GangRequest) -> bool:
-        """Tell whether it is this gang's turn: nobody has one who is as important, and nobody waits before it who may
+    def _is_next(self, key: GangKey, request: GangRequest) -> bool:
+        """Tell whether it is this gang's active: nobody has one who is as important, and nobody waits before it who may
         have one."""
-        if self._turn is not None and self._turn.priority >= asking.priority:
+        if self._active is not None and self._active.priority >= request.priority:
             return False
-        own, now = place_in_queue(asking.view), self._now()
+        own, now = place_in_queue(request.view), self._now()
         for other in self._since.keys() - {key}:
-            gang = self._book.gang(other)
-            if gang is None or self._not_before.get(other, 0.0) > now or other not in self._book.candidates:
+            gang = self._cache.gang(other)
+            if gang is None or self._not_before.get(other, 0.0) > now or other not in self._cache.candidates:
                 continue
-            if place_in_queue(self._book.view(gang)) < own:
+            if place_in_queue(self._cache.view(gang)) < own:
                 return False
         return True
 
     # Planning
 
-    async def _plan_evictions(self, asking: GangRequest) -> PreemptionPlan | None:
+    async def _plan_evictions(self, request: GangRequest) -> PreemptionPlan | None:
         budgets = await self._budgets.read()
-        clearing = await self._plan(asking, budgets)
-        if clearing is None:
+        plan = await self._plan(request, budgets)
+        if plan is None:
             return None
-        singles = [pod for unit in clearing.evicted if unit.gang is None for pod in self._pods(unit)]
+        singles = [pod for unit in plan.evicted if unit.gang is None for pod in self._pods(unit)]
         answers = await each(singles, lambda pod: evict(self._context.api, pod, dry_run=True))
         refused = [answer for answer in answers if isinstance(answer, BaseException)]
         for fault in refused:
             log.info("May not evict for a gang", err=str(fault))
-        return None if refused else clearing
+        return None if refused else plan
 
-    async def _plan(self, asking: GangRequest, budgets: DisruptionBudgets | None) -> PreemptionPlan | None:
+    async def _plan(self, request: GangRequest, budgets: DisruptionBudgets | None) -> PreemptionPlan | None:
         """Plan with evictions that the budgets allow, or without any. A plan takes many searches, so that it is made
-        beside the loop; what has changed meanwhile is found out when the turn begins."""
-        holdings, admitted = holdings_of(self._book.mirror.ledger), self._book.admitted()
+        beside the loop; what has changed meanwhile is found out when the active begins."""
+        holdings, admitted = holdings_of(self._cache.mirror.ledger), self._cache.admitted()
         if budgets is None:
-            return await asyncio.to_thread(plan_preemption, asking, holdings, admitted, is_spared=None)
+            return await asyncio.to_thread(plan_preemption, request, holdings, admitted, is_spared=None)
         allowed, protecting = budgets.allowed(), {one.pod.metadata.uid: budgets.of(one.pod) for one in holdings}
 
         def is_spared(unit: EvictionUnit) -> bool:
             return violations((protecting.get(uid, ()) for uid in sorted(unit.uids)), allowed) > 0
 
-        return await asyncio.to_thread(plan_preemption, asking, holdings, admitted, is_spared=is_spared)
+        return await asyncio.to_thread(plan_preemption, request, holdings, admitted, is_spared=is_spared)
 
     def _pods(self, unit: EvictionUnit) -> list[Pod]:
         pods = self._context.mirror.ledger.pods
         return [pods[uid] for uid in sorted(unit.uids) if uid in pods]
 
-    # A turn
+    # A active
 
-    async def _begin(self, turn: ActivePreemption, asking: GangRequest) -> None:
+    async def _begin(self, active: ActivePreemption, request: GangRequest) -> None:
         """Keep the GPUs first, then evict: nobody else gets what is being freed."""
-        if self._turn is not None:
-            await self._end("a more important gang has its turn")
-        kept = turn.clearing.kept
-        members = {member.uid: member.pod for member in asking.chosen if member.uid in kept}
+        if self._active is not None:
+            await self._end("a more important gang has its active")
+        kept = active.plan.kept
+        members = {member.uid: member.pod for member in request.chosen if member.uid in kept}
         answers = await each(members.items(), lambda entry: self._keep(entry[1], kept[entry[0]]))
         faults = [answer for answer in answers if isinstance(answer, BaseException)]
-        self._turn = turn
+        self._active = active
         if faults:
-            log.info("Could not keep GPUs for a gang", gang="/".join(turn.key), err=str(faults[0]))
+            log.info("Could not keep GPUs for a gang", gang="/".join(active.key), err=str(faults[0]))
             await self._end("a member takes no annotation")
             return
         nodes = len({one.node for one in kept.values()})
         gpus = sum(len(one.device_ids) for one in kept.values())
-        victims = ", ".join(unit.name for unit in turn.clearing.evicted)[:400]
+        victims = ", ".join(unit.name for unit in active.plan.evicted)[:400]
         note = f"{gpus} GPUs on {nodes} nodes are kept for it; " + (
-            f"evicted: {victims}" if victims else f"{turn.clearing.awaited} holders are waited for"
+            f"evicted: {victims}" if victims else f"{active.plan.awaited} holders are waited for"
         )
-        self._tell(turn.key, names.REASON_GPUS_FREEING, note)
-        log.info("Keeps GPUs for a gang", gang="/".join(turn.key), gpus=gpus, victims=victims)
-        await self._reconcile_evictions(turn)
+        self._tell(active.key, names.REASON_GPUS_FREEING, note)
+        log.info("Keeps GPUs for a gang", gang="/".join(active.key), gpus=gpus, victims=victims)
+        await self._reconcile_evictions(active)
 
     async def _keep(self, pod: Pod, kept: SoftReservation) -> None:
         metadata = pod.metadata
@@ -190,36 +190,36 @@ class GangPreemption:
         await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
         self._context.mirror.ledger.keep(metadata.uid, kept)
 
-    async def _reconcile_evictions(self, turn: ActivePreemption) -> None:
+    async def _reconcile_evictions(self, active: ActivePreemption) -> None:
         """Evict who has not gone yet; a disruption budget may put that off until the next look."""
-        name = "/".join(turn.key)
-        for unit in turn.clearing.evicted:
+        name = "/".join(active.key)
+        for unit in active.plan.evicted:
             if unit.gang is not None:
                 message = f"gives way to gang {name}, which has a higher priority"
-                await evict_gang(self._context, self._book, unit.gang, message)
+                await evict_gang(self._context, self._cache, unit.gang, message)
                 continue
             for pod in self._pods(unit):
-                if pod.metadata.deletion_timestamp is None and pod.spec.priority < turn.priority:
+                if pod.metadata.deletion_timestamp is None and pod.spec.priority < active.priority:
                     try:
                         await evict(self._context.api, pod)
                     except (EvictionRefused, KubeError) as error:
                         log.info("May not evict yet", pod=unit.name, uid=pod.metadata.uid, err=str(error))
 
     async def _end(self, reason: str) -> None:
-        """Keep nothing any more; the gang may have another turn when others could have had theirs."""
-        turn, self._turn = self._turn, None
-        if turn is None:
+        """Keep nothing any more; the gang may have another active when others could have had theirs."""
+        active, self._active = self._active, None
+        if active is None:
             return
-        self._not_before[turn.key] = self._now() + max(PLAN_SECONDS, self._book.rules.hold_seconds)
+        self._not_before[active.key] = self._now() + max(PLAN_SECONDS, self._cache.rules.hold_seconds)
         pods = self._context.mirror.ledger.pods
-        if not await self._clear(pods[uid] for uid in turn.clearing.kept if uid in pods):
-            self._has_strays = True
-        self._book.note_capacity()
-        self._tell(turn.key, names.REASON_PREEMPTION_ENDED, f"its GPUs are not kept any more: {reason}")
+        if not await self._clear(pods[uid] for uid in active.plan.kept if uid in pods):
+            self._has_stray_reservations = True
+        self._cache.note_capacity()
+        self._tell(active.key, names.REASON_PREEMPTION_ENDED, f"its GPUs are not kept any more: {reason}")
 
-    def _strays(self) -> list[Pod]:
+    def _stray_reservations(self) -> list[Pod]:
         ledger = self._context.mirror.ledger
-        known = self._turn.clearing.kept if self._turn is not None else {}
+        known = self._active.plan.kept if self._active is not None else {}
         return [
             pod
             for uid, pod in sorted(ledger.pods.items())
@@ -245,7 +245,7 @@ class GangPreemption:
         return not any(isinstance(answer, (ServerError, TooManyRequests)) for answer in answers)
 
     def _tell(self, key: GangKey, reason: str, note: str) -> None:
-        gang = self._book.gang(key)
+        gang = self._cache.gang(key)
         if gang is not None:
             self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Preempt")
 
@@ -253,21 +253,21 @@ class GangPreemption:
         return self._context.clock.monotonic_seconds()
 
 
-async def evict_gang(context: Context, book: GangCache, key: GangKey, message: str) -> None:
+async def evict_gang(context: Context, cache: GangCache, key: GangKey, message: str) -> None:
     """Write that the gang is evicted; nothing where it is not admitted, or somebody else is at it. Raises KubeError."""
-    gang = book.gang(key)
-    if gang is None or key in book.busy or not book.is_current(gang):
+    gang = cache.gang(key)
+    if gang is None or key in cache.busy or not cache.is_current(gang):
         return
-    view = book.view(gang)
+    view = cache.view(gang)
     if not view.is_admitted:
         return
-    status = lifecycle.preempt(view, message, now_seconds=book.now_seconds())
+    status = lifecycle.preempt(view, message, now_seconds=cache.now_seconds())
     try:
         version = await write_status(context, gang, status)
     except (Conflict, NotFound):
         return
     if version:
-        book.note_written(gang.metadata.uid, version)
+        cache.note_written(gang.metadata.uid, version)
     context.metrics.gang_evictions.labels("Preempted").inc()
     context.events.record(
         gang_reference(gang), reason=names.REASON_GANG_EVICTED, note=message, action="Preempt", type="Warning"

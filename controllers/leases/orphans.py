@@ -82,7 +82,7 @@ class OrphanReconciler:
             return None
         if mirror.unready_reason():
             return BLIND_SECONDS
-        standings = {record.lease_name: self._standing(record, pod) for record in leases}
+        standings = {record.lease_name: self._state(record, pod) for record in leases}
         overdue = [record for record in leases if standings[record.lease_name] is LeaseState.OVERDUE]
         strays = [record for record in leases if standings[record.lease_name] is LeaseState.STRAY]
         if overdue:
@@ -92,7 +92,7 @@ class OrphanReconciler:
         waits = [self._wait_seconds(r) for r in leases if standings[r.lease_name] is LeaseState.RESERVED]
         return min(waits, default=None)
 
-    def _standing(self, record: LeaseRecord, pod: Pod) -> LeaseState:
+    def _state(self, record: LeaseRecord, pod: Pod) -> LeaseState:
         past = format_microtime(self._context.clock.now() - timedelta(seconds=SKEW_SECONDS))
         return lease_state(record, pod, past if self._own_seconds(record) > 0 else NEVER)
 
@@ -128,7 +128,7 @@ class OrphanReconciler:
         if pod is None:
             self._release(records[0].holder.uid)
             return
-        states = {record.lease_name: self._standing(record, pod) for record in fenced}
+        states = {record.lease_name: self._state(record, pod) for record in fenced}
         ended = [r for r in fenced if states[r.lease_name] in {LeaseState.OVERDUE, LeaseState.STRAY}]
         kept = [r for r in fenced if states[r.lease_name] is LeaseState.HELD]
         await self._delete(ended, outcome="taken-back")
@@ -148,11 +148,11 @@ class OrphanReconciler:
 
     async def _delete_strays(self, records: Sequence[LeaseRecord]) -> None:
         """Delete Leases that the bound pod does not name, if a live look confirms it: a pod's node never changes."""
-        sighting = await look_up(self._context.api, records[0].holder)
-        if sighting.pod is None:
+        lookup = await look_up(self._context.api, records[0].holder)
+        if lookup.pod is None:
             self._release(records[0].holder.uid)
             return
-        ended = [record for record in records if self._standing(record, sighting.pod) is LeaseState.STRAY]
+        ended = [record for record in records if self._state(record, lookup.pod) is LeaseState.STRAY]
         await self._delete(ended, outcome="stray")
 
     async def _delete(self, records: Sequence[LeaseRecord], *, outcome: str) -> None:

@@ -52,13 +52,13 @@ class _PodInDoubt:
 
 
 class ReleaseReconciler:
-    """Judges departures and ends Leases."""
+    """Judges terminations and ends Leases."""
 
     name = "release"
 
-    def __init__(self, context: Context, departures: PodTerminations, ask_evidence: AskEvidence) -> None:
+    def __init__(self, context: Context, terminations: PodTerminations, ask_evidence: AskEvidence) -> None:
         self._context = context
-        self._departures = departures
+        self._terminations = terminations
         self._ask_evidence = ask_evidence
         self._doubted: dict[str, _PodInDoubt] = {}
 
@@ -70,7 +70,7 @@ class ReleaseReconciler:
             record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
             return (record.holder.uid,) if record is not None and self._has_left(record.holder.uid) else ()
         if kind is WatchedKind.REPORT:
-            return self._departures.open_on(change.object.metadata.name)
+            return self._terminations.open_on(change.object.metadata.name)
         return ()
 
     def all_keys(self) -> Iterable[str]:
@@ -94,31 +94,31 @@ class ReleaseReconciler:
         again: list[float] = []
         for _, group in groupby(leases, key=lambda record: record.node):
             records = tuple(group)
-            departure = self._departure(pod, gone, records)
-            verdict = judge(departure)
+            termination = self._termination(pod, gone, records)
+            verdict = judge(termination)
             if isinstance(verdict, Proof):
                 await self._release(records, verdict)
             else:
-                again.append(await self._keep(records, departure, verdict))
-        self._context.metrics.departures_in_doubt.set(self._departures.count_open())
+                again.append(await self._keep(records, termination, verdict))
+        self._context.metrics.departures_in_doubt.set(self._terminations.count_open())
         return min(again, default=None)
 
     async def _gone(self, record: LeaseRecord) -> DeletedPod | None:
         """Return how a pod went that the cache does not hold; None if it exists after all."""
         uid = record.holder.uid
-        known = self._departures.gone(uid)
+        known = self._terminations.gone(uid)
         if known is not None:
             return known
-        sighting = await look_up(self._context.api, record.holder)
-        if sighting.pod is not None:
+        lookup = await look_up(self._context.api, record.holder)
+        if lookup.pod is not None:
             return None
-        return self._departures.gone(uid) or self._departures.note_absence(uid, sighting.version)
+        return self._terminations.gone(uid) or self._terminations.note_absence(uid, lookup.version)
 
-    def _departure(self, pod: Pod | None, gone: DeletedPod | None, records: Sequence[LeaseRecord]) -> PodTermination:
+    def _termination(self, pod: Pod | None, gone: DeletedPod | None, records: Sequence[LeaseRecord]) -> PodTermination:
         if pod is not None:
-            return self._departures.ended(pod, records)
+            return self._terminations.ended(pod, records)
         assert gone is not None
-        return self._departures.departed(records[0].holder.uid, gone, records)
+        return self._terminations.departed(records[0].holder.uid, gone, records)
 
     async def _release(self, records: Sequence[LeaseRecord], proof: Proof) -> None:
         """Delete all Leases; a conflict means that one was marked meanwhile, and the next call finds it as it is."""
@@ -148,15 +148,15 @@ class ReleaseReconciler:
             )
         self._forget(holder.uid)
 
-    async def _keep(self, records: Sequence[LeaseRecord], departure: PodTermination, doubt: Doubt) -> float:
+    async def _keep(self, records: Sequence[LeaseRecord], termination: PodTermination, doubt: Doubt) -> float:
         """Keep the Leases; after a while say so on them, and ask for the report that is missing."""
         now = self._context.clock.monotonic_seconds()
-        agent_knows = departure.pod is not None and (departure.deletion_seen or not departure.is_deleted)
+        agent_knows = termination.pod is not None and (termination.deletion_seen or not termination.is_deleted)
         first_ask = now + DOUBT_SECONDS if agent_knows else now
-        doubted = self._doubted.setdefault(departure.uid, _PodInDoubt(now, first_ask))
+        doubted = self._doubted.setdefault(termination.uid, _PodInDoubt(now, first_ask))
         if doubt in ANSWERED_BY_A_REPORT and now >= doubted.ask_at_seconds:
             position = version_number(self._context.mirror.pods.resource_version)
-            self._ask_evidence(departure.node, max(departure.version, position))
+            self._ask_evidence(termination.node, max(termination.version, position))
             doubted.ask_at_seconds = now + doubted.pause_seconds
             doubted.pause_seconds = min(2 * doubted.pause_seconds, ASK_AGAIN_SECONDS_MAX)
         young_seconds = doubted.since_seconds + DOUBT_SECONDS - now
@@ -209,8 +209,8 @@ class ReleaseReconciler:
 
     def _forget(self, uid: str) -> None:
         self._doubted.pop(uid, None)
-        self._departures.close(uid)
-        self._context.metrics.departures_in_doubt.set(self._departures.count_open())
+        self._terminations.close(uid)
+        self._context.metrics.departures_in_doubt.set(self._terminations.count_open())
 
 
 class EvidenceReconciler:

@@ -75,8 +75,8 @@ class MissingLeaseRepair:
         missing, contested = self._compare(pod)
         if not missing and not contested:
             return None
-        sighting = await look_up(self._context.api, pods.holder_of(pod))
-        live = set(required_leases(sighting.pod)) if sighting.pod is not None else set()
+        lookup = await look_up(self._context.api, pods.holder_of(pod))
+        live = set(required_leases(lookup.pod)) if lookup.pod is not None else set()
         won = await asyncio.gather(*(self._create(pods.holder_of(pod), lease) for lease in missing if lease in live))
         lost = [lease for lease, is_ours in zip((m for m in missing if m in live), won, strict=True) if not is_ours]
         for lease in (*lost, *(c for c in contested if c in live)):
@@ -193,8 +193,8 @@ class UnreadableLeaseRepair:
         return None
 
     async def _is_confirmed(self, owner: MissingLease) -> bool:
-        sighting = await look_up(self._context.api, owner.holder)
-        return sighting.pod is not None and owner in required_leases(sighting.pod)
+        lookup = await look_up(self._context.api, owner.holder)
+        return lookup.pod is not None and owner in required_leases(lookup.pod)
 
     async def _write(self, lease: Lease, annotations: dict[str, str], spec: dict[str, str] | None) -> None:
         metadata = lease.metadata

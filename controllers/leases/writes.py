@@ -7,9 +7,9 @@ from atoll.api import names
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Lease, decode_lease
 from atoll.kube import paths
+from atoll.kube.api import Api
 from atoll.kube.errors import Conflict, NotFound
 from atoll.kube.patches import delete_options, merge_patch
-from controllers.api import Api
 
 
 async def delete_lease(api: Api, record: LeaseRecord) -> bool:

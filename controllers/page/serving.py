@@ -10,7 +10,8 @@ import ssl
 import structlog
 from aiohttp import web
 
-from atoll.kube.authorization import Creator, PathAuthorizer
+from atoll.kube.api import Api
+from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from atoll.service.http import is_loopback, serve
@@ -27,7 +28,7 @@ RETRY_SECONDS = 30.0
 
 
 async def serve_page(
-    settings: PageSettings, mirror: ClusterMirror, client: Creator, clock: Clock, metrics: Metrics
+    settings: PageSettings, mirror: ClusterMirror, client: Api, clock: Clock, metrics: Metrics
 ) -> None:
     """Serve the page until cancelled. Raises CertificateError."""
     if not settings.serve:
