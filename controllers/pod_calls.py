@@ -1,4 +1,4 @@
-"""API calls on somebody else's pod, each fenced by its uid: live look-up, eviction.
+"""Fenced API calls on a pod: live look-up, eviction, and the annotation that keeps GPUs for it.
 
 A cache is not proof enough for a release, so that a look-up asks the API server. Atoll ends pods of others through the
 eviction API alone, so that their disruption budgets hold. A pod that is gone, or replaced by a namesake, is no error.
@@ -6,13 +6,16 @@ eviction API alone, so that their disruption budgets hold. A pod that is gone, o
 
 from dataclasses import dataclass
 
+from atoll.api import names
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.cluster.release import version_number
+from atoll.cluster.soft_reservations import SoftReservation
 from atoll.kube import paths
 from atoll.kube.api import Api
 from atoll.kube.errors import Conflict, NotFound, TooManyRequests
-from atoll.kube.patches import eviction
+from atoll.kube.patches import eviction, merge_patch
+from controllers.context import Context
 
 BUDGET_SECONDS = 10.0
 """When to ask again where a disruption budget, or a busy API server, does not say."""
@@ -61,3 +64,15 @@ async def look_up(api: Api, holder: Holder) -> PodLookup:
 def _escape(name: str) -> str:
     """Escape what has a meaning in a field selector: the name stands on a Lease, which anybody may have written."""
     return name.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
+
+
+async def write_kept(context: Context, pod: Pod, kept: SoftReservation | None) -> None:
+    """Write on the pod which GPUs are kept for it, None for none, and tell the ledger at once.
+
+    Raises Conflict when the pod is no longer as it was judged, and KubeError.
+    """
+    metadata = pod.metadata
+    annotations = {names.KEPT: str(kept) if kept is not None else None}
+    body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, annotations=annotations)
+    await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+    context.mirror.ledger.keep(metadata.uid, kept)

@@ -32,12 +32,11 @@ from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, KubeError, NotFound
 from atoll.kube.limits import TokenBucket
 from atoll.kube.mirror import WatchedKind
-from atoll.kube.patches import merge_patch
 from controllers.context import Context, pod_reference
 from controllers.eviction_progress import EvictionAttempt, EvictionStatus, EvictionStep, next_step
 from controllers.gangs.cache import GangCache
 from controllers.gangs.preemption import evict_gang
-from controllers.pod_calls import EvictionRefused, evict
+from controllers.pod_calls import EvictionRefused, evict, write_kept
 from controllers.settings import ControllersSettings
 
 log = structlog.get_logger(__name__)
@@ -257,19 +256,15 @@ class PreemptionReconciler:
 
     async def _start(self, pod: Pod, plan: IslandPlan) -> bool:
         """Keep the GPUs for the pod as it was judged; False when it has changed since."""
-        metadata = pod.metadata
-        body = merge_patch(
-            uid=metadata.uid, resource_version=metadata.resource_version, annotations={names.KEPT: str(plan.kept)}
-        )
+        uid = pod.metadata.uid
         try:
-            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+            await write_kept(self._context, pod, plan.kept)
         except (NotFound, Conflict):
             return False
         except (Forbidden, Invalid) as error:
             self._give_up(pod, plan.node, f"the pod takes no annotation: {error}")
             return False
-        self._context.mirror.ledger.keep(metadata.uid, plan.kept)
-        self._attempts[metadata.uid] = attempt = EvictionAttempt(self._now())
+        self._attempts[uid] = attempt = EvictionAttempt(self._now())
         self._context.metrics.preemptions.labels("begun").inc()
         self._context.events.record(
             pod_reference(pod),
@@ -281,7 +276,7 @@ class PreemptionReconciler:
         log.info(
             "Frees GPUs",
             pod=_name(pod),
-            uid=pod.metadata.uid,
+            uid=uid,
             kept=str(plan.kept),
             victims=[_name(each) for each in plan.victims],
         )
@@ -347,17 +342,16 @@ class PreemptionReconciler:
 
     async def _end(self, pod: Pod, node: str, reason: str) -> float | None:
         """Keep nothing any more for a pod that did not get its GPUs."""
-        metadata = pod.metadata
-        body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, annotations={names.KEPT: None})
+        uid = pod.metadata.uid
         try:
-            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+            await write_kept(self._context, pod, None)
         except NotFound:
             return None
         except Conflict:
             return LOOK_SECONDS
         except ApiError as error:
-            self._attempts.pop(metadata.uid, None)
-            log.warning("Could not end what is kept", pod=_name(pod), uid=metadata.uid, err=str(error))
+            self._attempts.pop(uid, None)
+            log.warning("Could not end what is kept", pod=_name(pod), uid=uid, err=str(error))
             return RETRY_SECONDS
         self._give_up(pod, node, reason)
         return None
@@ -381,10 +375,6 @@ class PreemptionReconciler:
 
     def _now(self) -> float:
         return self._context.clock.monotonic_seconds()
-
-
-def _rank(pod: Pod) -> tuple[int, str, str]:
-    return (-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.metadata.uid)
 
 
 def _rest(step: EvictionStep) -> float:

@@ -18,6 +18,7 @@ import structlog
 from cryptography import x509
 
 from atoll.kube.cache import Change, ChangeKind
+from atoll.service.tls import TLS_VERSION_MIN
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +90,7 @@ def _load(certificate: bytes, key: bytes, *, client_ca: Path | None) -> ssl.SSLC
 def _new_context(*, client_ca: Path | None) -> ssl.SSLContext:
     """Return a context without a certificate; the listening one needs it all, a connection keeps its verify mode."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = TLS_VERSION_MIN
     if client_ca is not None:
         context.load_verify_locations(client_ca)
         context.verify_mode = ssl.CERT_REQUIRED

@@ -178,7 +178,7 @@ class AdmissionReconciler:
         if decision.act is GangAction.REPLACE:
             return await self._replace(view, decision, domains, snapshot)
         key = key_of(view.gang)
-        answer = find_places(view, decision.members, requests, domains, self._preemption.open(key, snapshot))
+        answer = find_places(view, decision.members, requests, domains, self._preemption.with_own_gpus(key, snapshot))
         if isinstance(answer, NoPlacement):
             if answer.reason == "NeverFits":
                 self._never_fits.add(key)
@@ -248,7 +248,7 @@ class AdmissionReconciler:
 
     async def _ungate(self, assignments: Sequence[MemberAssignment]) -> None:
         raise_first(
-            await each(assignments, lambda assignment: ungate(self._context, assignment.member.pod, assignment.allocation.node))
+            await each(assignments, lambda one: ungate(self._context, one.member.pod, one.allocation.node))
         )  # fmt: skip
 
     async def _wait(self, view: GangView, reason: str, message: str) -> bool:

@@ -1,7 +1,7 @@
 """Frees GPUs for one waiting gang at a time: evicts pods and gangs of lower priority, or keeps GPUs that become free.
 
 Annotations on the gang's gated members keep the GPUs from pods of no higher priority until each member is bound. Nobody
-holds what is kept, and the time is bounded; then it is the next gang's active. A gang of higher priority ends the
+holds what is kept, and the time is bounded; then the next gang may have one. A gang of higher priority ends the
 preemption of one of lower priority. A gang gives way whole, because less than it needs would run in vain.
 
 A new leader does not know how long an annotation has been there, and removes it.
@@ -28,25 +28,23 @@ from atoll.cluster.gangs.preemption import (
 from atoll.cluster.gangs.queue import place_in_queue
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import Pod
-from atoll.cluster.soft_reservations import SoftReservation
-from atoll.kube import paths
 from atoll.kube.budget_list import BudgetList
 from atoll.kube.errors import ApiError, Conflict, KubeError, NotFound, ServerError, TooManyRequests
-from atoll.kube.patches import merge_patch
 from controllers.context import Context
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.writes import each, write_status
-from controllers.pod_calls import EvictionRefused, evict
+from controllers.pod_calls import EvictionRefused, evict, write_kept
 
 log = structlog.get_logger(__name__)
 
 PLAN_SECONDS = 15.0
-"""After a plan that came to nothing, how long until the next one for the same gang."""
+"""Pause between two plans for the same gang."""
+RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ActivePreemption:
-    """What is kept for a gang, who goes for it, and until when."""
+    """The plan that is carried out for a gang, and until when."""
 
     key: GangKey
     priority: int
@@ -55,7 +53,7 @@ class ActivePreemption:
 
 
 class GangPreemption:
-    """The active that some gang has, and what was tried before."""
+    """The one active preemption, and when gangs may have their next."""
 
     def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
@@ -65,37 +63,35 @@ class GangPreemption:
         self._since: dict[GangKey, float] = {}
         self._not_before: dict[GangKey, float] = {}
         self._has_stray_reservations = True
-        """Whether pods may keep GPUs of which no active knows: in a new term, and where one could not be written."""
+        """Whether pods may carry annotations of no active preemption: in a new term, and after a failed removal."""
 
     async def reconcile(self) -> float | None:
-        """End a active that is over; return when the present one is. Raises KubeError."""
+        """End a preemption that is over; return when to call again. Raises KubeError."""
         if self._has_stray_reservations:
             self._has_stray_reservations = not await self._clear(self._stray_reservations())
         for memory in (self._since, self._not_before):
             for key in memory.keys() - self._cache.candidates - self._cache.busy:
                 del memory[key]
-        active = self._active
-        if active is None:
-            return None
-        gang = self._cache.gang(active.key)
-        if gang is not None and self._cache.view(gang).is_admitted:
-            self._active = None
-            return None
-        now = self._now()
-        if active.key not in self._cache.candidates | self._cache.busy or active.until_seconds <= now:
-            await self._end("it was not admitted in time")
-            return None
-        return active.until_seconds - now
+        active, now = self._active, self._now()
+        if active is not None:
+            gang = self._cache.gang(active.key)
+            if gang is not None and self._cache.view(gang).is_admitted:
+                self._active = None
+            elif active.key not in self._cache.candidates | self._cache.busy or active.until_seconds <= now:
+                await self._end("it was not admitted in time")
+        if self._has_stray_reservations:
+            return RETRY_SECONDS
+        return self._active.until_seconds - now if self._active is not None else None
 
-    def open(self, key: GangKey, snapshot: PlacementSnapshot) -> PlacementSnapshot:
-        """Return the snapshot as this gang sees it: what is kept for its own members is free for them."""
+    def with_own_gpus(self, key: GangKey, snapshot: PlacementSnapshot) -> PlacementSnapshot:
+        """Return the snapshot as this gang sees it: GPUs kept for its members are free for them."""
         if self._active is None or self._active.key != key:
             return snapshot
         kept = self._active.plan.kept.values()
         return with_kept(snapshot, self._context.mirror.ledger, kept, now_seconds=self._now())
 
     async def try_preempt(self, key: GangKey, request: GangRequest) -> None:
-        """Do what may be done now for a gang that found no place. Raises KubeError."""
+        """Continue or begin the preemption for a gang that found no place. Raises KubeError."""
         now, rules = self._now(), self._cache.rules
         waited = now - self._since.setdefault(key, now)
         if self._active is not None and self._active.key == key:
@@ -115,8 +111,7 @@ class GangPreemption:
         await self._begin(ActivePreemption(key, request.priority, plan, now + seconds), request)
 
     def _is_next(self, key: GangKey, request: GangRequest) -> bool:
-        """Tell whether it is this gang's active: nobody has one who is as important, and nobody waits before it who may
-        have one."""
+        """Whether this gang may begin: no other of its priority is active, none before it may begin."""
         if self._active is not None and self._active.priority >= request.priority:
             return False
         own, now = place_in_queue(request.view), self._now()
@@ -127,8 +122,6 @@ class GangPreemption:
             if place_in_queue(self._cache.view(gang)) < own:
                 return False
         return True
-
-    # Planning
 
     async def _plan_evictions(self, request: GangRequest) -> PreemptionPlan | None:
         budgets = await self._budgets.read()
@@ -143,8 +136,8 @@ class GangPreemption:
         return None if refused else plan
 
     async def _plan(self, request: GangRequest, budgets: DisruptionBudgets | None) -> PreemptionPlan | None:
-        """Plan with evictions that the budgets allow, or without any. A plan takes many searches, so that it is made
-        beside the loop; what has changed meanwhile is found out when the active begins."""
+        """Plan with evictions that the budgets allow, or without any. A plan takes many searches, so it is computed
+        in a thread; what changes meanwhile is found when the preemption begins."""
         holdings, admitted = holdings_of(self._cache.mirror.ledger), self._cache.admitted()
         if budgets is None:
             return await asyncio.to_thread(plan_preemption, request, holdings, admitted, is_spared=None)
@@ -159,20 +152,21 @@ class GangPreemption:
         pods = self._context.mirror.ledger.pods
         return [pods[uid] for uid in sorted(unit.uids) if uid in pods]
 
-    # A active
-
     async def _begin(self, active: ActivePreemption, request: GangRequest) -> None:
-        """Keep the GPUs first, then evict: nobody else gets what is being freed."""
+        """Keep the GPUs, then evict, so that nobody else gets what is freed."""
         if self._active is not None:
-            await self._end("a more important gang has its active")
+            await self._end("a gang of higher priority preempts now")
         kept = active.plan.kept
         members = {member.uid: member.pod for member in request.chosen if member.uid in kept}
-        answers = await each(members.items(), lambda entry: self._keep(entry[1], kept[entry[0]]))
+        answers = await each(members.items(), lambda entry: write_kept(self._context, entry[1], kept[entry[0]]))
         faults = [answer for answer in answers if isinstance(answer, BaseException)]
         self._active = active
         if faults:
             log.info("Could not keep GPUs for a gang", gang="/".join(active.key), err=str(faults[0]))
-            await self._end("a member takes no annotation")
+            has_changed = any(isinstance(fault, Conflict) for fault in faults)
+            await self._end("a member changed meanwhile" if has_changed else "a member takes no annotation")
+            if has_changed:
+                self._not_before[active.key] = self._now() + PLAN_SECONDS
             return
         nodes = len({one.node for one in kept.values()})
         gpus = sum(len(one.device_ids) for one in kept.values())
@@ -180,18 +174,12 @@ class GangPreemption:
         note = f"{gpus} GPUs on {nodes} nodes are kept for it; " + (
             f"evicted: {victims}" if victims else f"{active.plan.awaited} holders are waited for"
         )
-        self._tell(active.key, names.REASON_GPUS_FREEING, note)
+        self._record_event(active.key, names.REASON_GPUS_FREEING, note)
         log.info("Keeps GPUs for a gang", gang="/".join(active.key), gpus=gpus, victims=victims)
         await self._reconcile_evictions(active)
 
-    async def _keep(self, pod: Pod, kept: SoftReservation) -> None:
-        metadata = pod.metadata
-        body = merge_patch(uid=metadata.uid, annotations={names.KEPT: str(kept)})
-        await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
-        self._context.mirror.ledger.keep(metadata.uid, kept)
-
     async def _reconcile_evictions(self, active: ActivePreemption) -> None:
-        """Evict who has not gone yet; a disruption budget may put that off until the next look."""
+        """Evict remaining victims; a disruption budget may delay that until the next call."""
         name = "/".join(active.key)
         for unit in active.plan.evicted:
             if unit.gang is not None:
@@ -206,7 +194,7 @@ class GangPreemption:
                         log.info("May not evict yet", pod=unit.name, uid=pod.metadata.uid, err=str(error))
 
     async def _end(self, reason: str) -> None:
-        """Keep nothing any more; the gang may have another active when others could have had theirs."""
+        """Remove the annotations; other gangs may have a preemption before this one has its next."""
         active, self._active = self._active, None
         if active is None:
             return
@@ -215,7 +203,7 @@ class GangPreemption:
         if not await self._clear(pods[uid] for uid in active.plan.kept if uid in pods):
             self._has_stray_reservations = True
         self._cache.note_capacity()
-        self._tell(active.key, names.REASON_PREEMPTION_ENDED, f"its GPUs are not kept any more: {reason}")
+        self._record_event(active.key, names.REASON_PREEMPTION_ENDED, f"its GPUs are not kept any more: {reason}")
 
     def _stray_reservations(self) -> list[Pod]:
         ledger = self._context.mirror.ledger
@@ -230,21 +218,14 @@ class GangPreemption:
         ]
 
     async def _clear(self, pods: Iterable[Pod]) -> bool:
-        """Keep nothing for these pods; False where one could not be written now, which must stop nobody else."""
-
-        async def clear(pod: Pod) -> None:
-            metadata = pod.metadata
-            body = merge_patch(uid=metadata.uid, annotations={names.KEPT: None})
-            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
-            self._context.mirror.ledger.keep(metadata.uid, None)
-
-        answers = await each(list(pods), clear)
+        """Remove the annotations of these pods; False when one could not be written now, which stops no other."""
+        answers = await each(list(pods), lambda pod: write_kept(self._context, pod, None))
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, ApiError):
                 raise answer
-        return not any(isinstance(answer, (ServerError, TooManyRequests)) for answer in answers)
+        return not any(isinstance(answer, (Conflict, ServerError, TooManyRequests)) for answer in answers)
 
-    def _tell(self, key: GangKey, reason: str, note: str) -> None:
+    def _record_event(self, key: GangKey, reason: str, note: str) -> None:
         gang = self._cache.gang(key)
         if gang is not None:
             self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Preempt")
@@ -254,7 +235,7 @@ class GangPreemption:
 
 
 async def evict_gang(context: Context, cache: GangCache, key: GangKey, message: str) -> None:
-    """Write that the gang is evicted; nothing where it is not admitted, or somebody else is at it. Raises KubeError."""
+    """Evict an admitted gang whole, unless another reconciler works on it. Raises KubeError."""
     gang = cache.gang(key)
     if gang is None or key in cache.busy or not cache.is_current(gang):
         return

@@ -62,7 +62,7 @@ def raise_first(answers: Iterable[object]) -> None:
 async def reserve(
     context: Context, gang: GpuGang, assignments: Sequence[MemberAssignment], claims: dict[str, str]
 ) -> bool:
-    """Create the Leases of all assignments. False when some GPU is somebody else's. Raises KubeError when nobody can tell.
+    """Create the Leases of all assignments. False when somebody else holds a GPU; KubeError when that is unknown.
 
     Every creation has ended by then; what was created stays, and the caller takes it back.
     """
@@ -127,7 +127,7 @@ async def ungate(context: Context, pod: Pod, node: str) -> bool:
 async def unreserve(
     context: Context, members: Sequence[GangMember], assignments: Sequence[MemberAssignment] = ()
 ) -> None:
-    """Take the reservations of gated members back, also those just made for `assignments`, seen in the mirror or not."""
+    """Delete the Leases of gated members, also those just made for `assignments` that the mirror does not show yet."""
     made = {assignment.member.uid: assignment for assignment in assignments}
     raise_first(await each(members, lambda member: _unreserve(context, member.pod, made.get(member.uid))))
 

@@ -59,12 +59,12 @@ class InMemoryServer(FakeApiServer):
     An eviction that is only tried does nothing.
     """
 
-    def _store(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
+    def respond(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
         if method == "POST" and path.endswith("/eviction"):
             if body["deleteOptions"].get("dryRun"):
                 return web.json_response({"kind": "Status", "status": "Success"}, status=201)
-            return super()._store("DELETE", path.removesuffix("/eviction"), query, body["deleteOptions"])
-        return super()._store(method, path.removesuffix("/status"), query, body)
+            return super().respond("DELETE", path.removesuffix("/eviction"), query, body["deleteOptions"])
+        return super().respond(method, path.removesuffix("/status"), query, body)
 
 
 @dataclass

@@ -161,14 +161,13 @@ async def test_a_pod_that_takes_no_write_keeps_no_other_from_being_woken(
         put_pod(server, "good", gpus=1, status={"conditions": [REJECTED]})
         put_bound(server, "p", *range(7), phase="Running")
         put_leases(server, *range(7))
-        original = server._store
 
-        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        def intercept(method: str, path: str, _body: Any) -> Any:
             if method == "PATCH" and path == f"{PODS}/full":
                 return status(code, reason, "metadata.annotations: Too long: may not be more than 262144 bytes")
-            return original(method, path, query, body)
+            return None
 
-        server._store = store  # type: ignore[method-assign]
+        server.intercept(intercept)
 
     async with troupe(tmp_path, furnish) as stage:
         await stage.settled(lambda: names.WOKEN in stage.server.objects[f"{PODS}/good"]["metadata"]["annotations"])
@@ -216,17 +215,16 @@ def furnish_bound_behind_our_back(furnish: Any) -> Any:
 
     def furnished(server: InMemoryServer) -> None:
         furnish(server)
-        original = server._store
 
-        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        def intercept(method: str, path: str, _body: Any) -> Any:
             pod = server.objects[f"{PODS}/p"]
             if method == "PATCH" and path == f"{PODS}/p" and "nodeName" not in pod["spec"]:
                 bound = pod_json("p", node="n1", allocation=make_allocation("n1", 0))
                 pod["spec"] = bound["spec"]
                 pod["metadata"]["annotations"] = bound["metadata"]["annotations"]
-            return original(method, path, query, body)
+            return None
 
-        server._store = store  # type: ignore[method-assign]
+        server.intercept(intercept)
 
     return furnished
 
@@ -360,17 +358,16 @@ async def test_successor_of_a_released_lease_is_left_alone(tmp_path: Path) -> No
         put_bound(server, "p", 0, status=ENDED)
         put_leases(server, 0)
         stale = server.objects[f"{LEASES}/gpu-n1-0"]
-        original = server._store
 
-        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        def intercept(method: str, path: str, _body: Any) -> Any:
             if method == "DELETE" and server.objects.get(path) is stale:
                 successor = strip_version(lease_json("n1", 0, holder=Holder("team", "q", "uid-of-q")))
                 successor["metadata"]["uid"] = "uid-of-the-successor"
                 server.put(f"{PODS}/q", strip_version(pod_json("q", node="n1", allocation=make_allocation("n1", 0))))
                 server.put(path, successor)
-            return original(method, path, query, body)
+            return None
 
-        server._store = store  # type: ignore[method-assign]
+        server.intercept(intercept)
 
     async with troupe(tmp_path, furnish) as stage:
         await stage.settled(lambda: (stage.lease(0) or {})["metadata"]["uid"] == "uid-of-the-successor")

@@ -101,14 +101,13 @@ async def test_successor_of_the_name_is_left_alone(tmp_path: Path) -> None:
 
     def furnish(server: InMemoryServer) -> None:
         put_told(server, "p", 0, "0")
-        original = server._store
 
-        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        def intercept(method: str, path: str, _body: Any) -> Any:
             if path.endswith("/eviction"):
                 put_told(server, "p", 4, "4", uid="uid-of-the-successor")
-            return original(method, path, query, body)
+            return None
 
-        server._store = store  # type: ignore[method-assign]
+        server.intercept(intercept)
 
     async with troupe(tmp_path, furnish) as stage:
         renumber(stage.server)
