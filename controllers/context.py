@@ -1,8 +1,4 @@
-"""What every reconciler is given: the API server, the mirror, time, events, metrics.
-
-In: the parts of the process. Out: one frozen value and a few phrases about objects. Separate, so that tests build it
-once and reconcilers take one argument.
-"""
+"""What every reconciler is given: API client, mirror, clock, events, metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

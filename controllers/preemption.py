@@ -1,12 +1,12 @@
-"""Evicts pods of lower priority where a waiting pod lacks nothing but GPUs that are joined as its claim wants.
+"""Evicts pods of lower priority for a waiting pod that lacks nothing but GPUs joined as its claim wants.
 
-In: pods that kube-scheduler has set aside. Out: an annotation on the waiting pod that keeps the GPUs for it, then
-evictions through the eviction API, which disruption budgets may refuse. The annotation is the plan: whoever leads next
-goes on where the last one stopped, and the extender keeps everybody of no higher priority off those GPUs. It goes when
-the pod does, or when the attempt has led to nothing in time; then the pod is left alone for ever longer, and after a
-few attempts for good. There is one key: all waiting pods are weighed together, the most important first.
+An annotation on the waiting pod keeps the GPUs for it; then victims are evicted through the eviction API, which
+disruption budgets may refuse. The annotation is the plan: the next leader continues where the last one stopped, and the
+extender keeps pods of no higher priority off those GPUs. It is removed with the pod, or after the attempt has timed
+out; then the pod is left alone for growing pauses, and after a few attempts for good. All waiting pods are weighed
+together under one key, highest priority first.
 
-Of a gang only members go that it does not need. Where that does not help, a gang gives way whole.
+Of a gang only members are evicted that it does not need. Where that is not enough, the gang is evicted whole.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class PreemptionReconciler:
         self._bucket = TokenBucket(rate=per_second, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
         self._tries = TokenBucket(rate=TRIES_PER_SECOND, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
         self._refused_at: dict[str, float] = {}
-        self._attempts: dict[str, EvictionAttempt] = {}
+        self.attempts: dict[str, EvictionAttempt] = {}
         self._failures: dict[str, FailedPreemptions] = {}
         self._looked_at: set[str] = set()
         """Pods that were planned for in vain since a pass last came to its end: the next pass begins behind them."""
@@ -92,7 +92,7 @@ class PreemptionReconciler:
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key when a pod that wants an island was refused, or when GPUs that are kept may be free."""
         if kind is WatchedKind.LEASE:
-            return (ALL,) if self._attempts and change.kind is ChangeKind.DELETED else ()
+            return (ALL,) if self.attempts and change.kind is ChangeKind.DELETED else ()
         if kind is not WatchedKind.POD:
             return ()
         uid = change.object.metadata.uid
@@ -122,7 +122,7 @@ class PreemptionReconciler:
         """Keep in mind since when a pod is refused; tell whether there may be something to do for it."""
         uid = pod.metadata.uid
         if not pods.is_waiting(pod):
-            if pod.spec.node_name and uid in self._attempts:
+            if pod.spec.node_name and uid in self.attempts:
                 self._context.metrics.preemptions.labels("placed").inc()
             self._forget(uid)
             return False
@@ -137,7 +137,7 @@ class PreemptionReconciler:
 
     def _forget(self, uid: str) -> None:
         self._looked_at.discard(uid)
-        for memory in (self._refused_at, self._attempts, self._failures):
+        for memory in (self._refused_at, self.attempts, self._failures):
             memory.pop(uid, None)
 
     def _candidates(self, waits: list[float | None]) -> list[Pod]:
@@ -148,7 +148,7 @@ class PreemptionReconciler:
         for uid, since in self._refused_at.items():
             pod = self._context.mirror.ledger.pods.get(uid)
             failures = self._failures.get(uid, FailedPreemptions())
-            if pod is None or uid in self._attempts or failures.count >= ATTEMPTS_MAX:
+            if pod is None or uid in self.attempts or failures.count >= ATTEMPTS_MAX:
                 continue
             rest = max(since + self._settings.preemption_delay_seconds, failures.until_seconds) - self._now()
             if rest > 0:
@@ -176,7 +176,7 @@ class PreemptionReconciler:
                 planned += 1
                 plans = await self._plans(pod, request, admitted)
                 waits.append(await self._try_to_begin(pod, plans))
-                if waits[-1] == LOOK_SECONDS and pod.metadata.uid not in self._attempts:
+                if waits[-1] == LOOK_SECONDS and pod.metadata.uid not in self.attempts:
                     return waits  # as many have begun as may: the most important one that waits is the next
                 if not plans:
                     hopeless.add(kind)
@@ -188,13 +188,13 @@ class PreemptionReconciler:
     async def _try_to_begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
         """Begin one plan if there is any. A pod that takes no write must not keep others waiting."""
         try:
-            return await self._begin(pod, plans) if plans else None
+            return await self.begin(pod, plans) if plans else None
         except ApiError as error:
             log.warning("Could not free GPUs", pod=_name(pod), uid=pod.metadata.uid, err=str(error))
             return RETRY_SECONDS
 
-    async def _begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
-        if len(self._attempts) >= IN_FLIGHT_MAX or not self._tries.try_take() or not self._bucket.try_take():
+    async def begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
+        if len(self.attempts) >= IN_FLIGHT_MAX or not self._tries.try_take() or not self._bucket.try_take():
             return LOOK_SECONDS
         demands = decode_demands(await self._context.api.get(paths.pods(pod.metadata.namespace, pod.metadata.name)))
         reason = unjudged(demands)
@@ -202,7 +202,7 @@ class PreemptionReconciler:
             self._give_up(pod, "", f"no pod is evicted for one with {reason}: only kube-scheduler can judge that")
             return None
         for plan in plans:
-            if await self._is_open(pod, plan) and await self._start(pod, plan):
+            if await self.can_begin(pod, plan) and await self.start(pod, plan):
                 return LOOK_SECONDS
         self._bucket.give_back()
         self._failures.setdefault(pod.metadata.uid, FailedPreemptions()).until_seconds = self._now() + RETRY_SECONDS
@@ -225,7 +225,7 @@ class PreemptionReconciler:
         failures = self._failures.get(pod.metadata.uid, FailedPreemptions())
         return PreemptionInput(mirror.ledger, nodes, await self._budgets.read(), self._now(), failures.nodes)
 
-    async def _is_open(self, pod: Pod, plan: IslandPlan) -> bool:
+    async def can_begin(self, pod: Pod, plan: IslandPlan) -> bool:
         """Tell whether the node would take the pod without the victims, and every victim may be evicted: asked live."""
         selector = {"fieldSelector": f"spec.nodeName={plan.node}"}
         listing = await self._context.api.list(paths.pods(), decode_pod, params=selector)
@@ -254,7 +254,7 @@ class PreemptionReconciler:
             return False
         return True
 
-    async def _start(self, pod: Pod, plan: IslandPlan) -> bool:
+    async def start(self, pod: Pod, plan: IslandPlan) -> bool:
         """Keep the GPUs for the pod as it was judged; False when it has changed since."""
         uid = pod.metadata.uid
         try:
@@ -264,7 +264,7 @@ class PreemptionReconciler:
         except (Forbidden, Invalid) as error:
             self._give_up(pod, plan.node, f"the pod takes no annotation: {error}")
             return False
-        self._attempts[uid] = attempt = EvictionAttempt(self._now())
+        self.attempts[uid] = attempt = EvictionAttempt(self._now())
         self._context.metrics.preemptions.labels("begun").inc()
         self._context.events.record(
             pod_reference(pod),
@@ -292,7 +292,7 @@ class PreemptionReconciler:
             return None
         if isinstance(request, Rejection):
             return await self._end(pod, kept.node, f"the pod's request cannot be served: {request.reason}")
-        attempt = self._attempts.setdefault(uid, EvictionAttempt(self._now()))
+        attempt = self.attempts.setdefault(uid, EvictionAttempt(self._now()))
         outlook = EvictionStatus.of(self._context.mirror.ledger, pod, kept, self._now())
         step = next_step(attempt, outlook, self._now(), timeout_seconds=self._settings.preemption_timeout_seconds)
         if isinstance(step, str):
@@ -350,7 +350,7 @@ class PreemptionReconciler:
         except Conflict:
             return LOOK_SECONDS
         except ApiError as error:
-            self._attempts.pop(uid, None)
+            self.attempts.pop(uid, None)
             log.warning("Could not end what is kept", pod=_name(pod), uid=uid, err=str(error))
             return RETRY_SECONDS
         self._give_up(pod, node, reason)
@@ -359,7 +359,7 @@ class PreemptionReconciler:
     def _give_up(self, pod: Pod, node: str, reason: str) -> None:
         """Leave the pod alone for a while, and this node for good."""
         uid = pod.metadata.uid
-        self._attempts.pop(uid, None)
+        self.attempts.pop(uid, None)
         failures = self._failures.setdefault(uid, FailedPreemptions())
         failures.until_seconds = self._now() + PAUSE_SECONDS * 4**failures.count
         failures.count = failures.count + 1 if node else ATTEMPTS_MAX

@@ -1,8 +1,8 @@
-"""Evicts pods whose containers were told numbers that mean other GPUs since their machine was renumbered.
+"""Evicts pods whose containers see wrong GPUs, because their machine numbers its GPUs differently since a reboot.
 
-In: a bound pod and the report of its node. Out: an eviction, so that the pod's owner makes one with right numbers:
-kubelet would restart the old containers with the wrong ones for ever. A disruption budget may delay the eviction. The
-GPUs are released like those of any pod that ends. Keys are pod uids.
+kubelet would restart the containers with the wrong numbers for ever; after the eviction the pod's owner makes a pod
+with right ones. A disruption budget may delay the eviction. The GPUs are released like those of any pod that ends. Keys
+are pod uids.
 """
 
 from collections.abc import Iterable

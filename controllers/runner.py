@@ -1,7 +1,7 @@
-"""The process: a mirror that always watches, and reconcilers that run only while this process leads.
+"""The controllers' process: a mirror that always watches, and reconcilers that run only while this process leads.
 
-In: settings. Out: nothing; runs until cancelled or, with `once`, until everything was looked at. A standby keeps its
-mirror and its memory of terminations warm, so that a take-over costs no list; so does a leader that lost its Lease.
+Runs until cancelled or, with `once`, until every key was reconciled once. A standby, and a leader that has lost its
+Lease, keep the mirror and the pod terminations up to date, so that a take-over needs no list.
 """
 
 import asyncio

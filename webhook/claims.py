@@ -1,8 +1,7 @@
-"""Finds the GpuClaim that a pod names: in the watched copy, and before anything is denied by one live GET.
+"""Finds the GpuClaim that a pod names: in the watched copy, and before a pod is denied by one live GET.
 
-In: namespace and name. Out: a `ClaimLookup`, never an exception of the API client. Separate, because here it is decided
-how much an old copy is worth: a claim and a pod from one file arrive within milliseconds, so a miss proves nothing, and
-a copy that has heard nothing for a while is not believed at all.
+A claim and a pod from one file arrive within milliseconds, so a miss proves nothing; a copy that has heard nothing for
+a while is not believed at all. Errors of the API client become a `ClaimLookup`.
 """
 
 import asyncio

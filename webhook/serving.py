@@ -1,8 +1,8 @@
-"""The certificate that the webhook serves, taken from its Secret and replaced while it runs.
+"""The webhook's serving certificate, taken from the Secret atoll-webhook-tls and replaced while it runs.
 
-In: changes of the Secret atoll-webhook-tls. Out: one SSLContext to listen with, whose new connections get the newest
-pair that could be loaded. Open connections stay as they are. Separate from `atoll.service.tls`, which follows files: a
-Secret read through the API arrives within a second instead of the kubelet's minute, and the key touches no disk.
+New connections get the newest pair that could be loaded; open ones stay as they are. The Secret is read through the API
+(`atoll.service.tls` follows files): it arrives within a second instead of the kubelet's minute, and the key touches no
+disk.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""May the bearer of a token read a path? The API server knows who that is, and what the roles say.
+"""Asks the API server whether the bearer of a token may GET a path, such as /debug/ledger.
 
-In: a token and a path such as /debug/ledger. Out: nothing, or why not. No secret is kept or compared here: the API
-server reviews the token, so a ClusterRole with `nonResourceURLs` opens the path to whom it is bound.
+No secret is kept or compared: the API server reviews the token, and a ClusterRole with `nonResourceURLs` allows the
+path.
 """
 
 import msgspec

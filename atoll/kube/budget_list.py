@@ -1,7 +1,6 @@
 """Lists PodDisruptionBudgets, and remembers the list for a moment.
 
-In: a client. Out: Budgets. Read when somebody is about to be evicted, not watched: that is rare, and the eviction API
-judges again. Separate, because the extender and the controllers read them alike.
+They are listed when an eviction is planned, not watched: that is rare, and the eviction API judges again.
 """
 
 import math

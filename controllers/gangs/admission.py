@@ -37,16 +37,16 @@ log = structlog.get_logger(__name__)
 ALL = "waiting gangs"
 BLIND_SECONDS = 5.0
 TRIES_MAX = 64
-"""Gangs that one round tries; the next one goes on with those that waited longest for it."""
+"""Gangs tried in one round; the next round continues with those that waited longest."""
 CUT_SECONDS = 0.05
-TELL_SECONDS = 60.0
+EVENT_SECONDS = 60.0
 ORDER_SECONDS = 10.0
 """How long an order of all waiting gangs is good enough for an event."""
-MEMBERS_TOLD = 8
+MEMBERS_MAX = 8
 
 
 class AdmissionReconciler:
-    """Weighs the candidates, one after the other."""
+    """Tries the candidates, one after the other."""
 
     name = "gang-admission"
 
@@ -114,14 +114,14 @@ class AdmissionReconciler:
             if waits[-1] is None and is_blocking:
                 waits.append(CUT_SECONDS)
                 break
-            if waits[-1] is not None and self._cache.rules.strict_order and not self._is_hopeless(view):
+            if waits[-1] is not None and self._cache.rules.strict_order and not self._never_fitted(view):
                 await self._hold(waiting[number + 1 :], f"gang {_named(view)} comes first")
                 break
             await asyncio.sleep(0)
         return waits
 
-    def _is_hopeless(self, view: GangView) -> bool:
-        """Tell whether the gang did not even fit the empty machines: it would keep others waiting for ever."""
+    def _never_fitted(self, view: GangView) -> bool:
+        """Whether the gang did not fit even the empty machines: it would block others for ever."""
         return key_of(view.gang) in self._never_fits
 
     def _blocker(self) -> GangView | None:
@@ -192,7 +192,7 @@ class AdmissionReconciler:
     async def _admit(
         self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, domains: NodeDomains
     ) -> bool:
-        """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
+        """Reserve for all members, write the status, ungate all. A failure before the status is written undoes all."""
         assignments = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
         if not await self._reserve(view, assignments):
             self._context.metrics.gang_admissions.labels("undone").inc()
@@ -213,7 +213,7 @@ class AdmissionReconciler:
         return True
 
     def _is_here(self, assignment: MemberAssignment) -> bool:
-        """Tell whether the member is still there; where one went meanwhile, the loop of gangs looks at the whole."""
+        """Whether the member still exists; where one is gone, the gang's own loop decides."""
         pod = self._context.mirror.pods.by_uid.get(assignment.member.uid)
         return pod is not None and pod.metadata.deletion_timestamp is None
 
@@ -236,7 +236,7 @@ class AdmissionReconciler:
     async def _replace(
         self, view: GangView, decision: LifecycleDecision, domains: NodeDomains, snapshot: PlacementSnapshot
     ) -> bool:
-        """Place members that a running gang lacks, where its others are. Those that find no place wait, gated."""
+        """Place missing members of a running gang near its others. Those without a place wait, gated."""
         requests = self._cache.requests(decision.members)
         if isinstance(requests, Obstacle):
             return False
@@ -252,10 +252,10 @@ class AdmissionReconciler:
         )  # fmt: skip
 
     async def _wait(self, view: GangView, reason: str, message: str) -> bool:
-        """Note on the gang why it waits, and tell its members. Always False: it got nothing."""
+        """Write and record why the gang waits. Always False: it got nothing."""
         if view.is_admitted:
             return False
-        self._events.tell(view, message)
+        self._events.record_waiting(view, message)
         decision = decide(view, now_seconds=self._cache.now_seconds())
         now_seconds = self._cache.now_seconds()
         await self._write(view, lifecycle.wait_for(decision.status, reason, message, now_seconds=now_seconds))
@@ -268,29 +268,29 @@ class AdmissionReconciler:
 
 
 class GangEvents:
-    """Remembers which objects were told within the last minute."""
+    """Records what waiting gangs wait for, on each object at most once a minute."""
 
     def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
         self._cache = cache
-        self._told_at: dict[ObjectReference, float] = {}
+        self._recorded_at: dict[ObjectReference, float] = {}
         self._places: dict[GangKey, int] = {}
         self._ordered_at = 0.0
 
-    def tell(self, view: GangView, message: str) -> None:
-        """Tell a gang and its first members that it waits, except those that were told within the last minute."""
+    def record_waiting(self, view: GangView, message: str) -> None:
+        """Record on a gang and its first members what it waits for, except on those with an event within a minute."""
         now = self._context.clock.monotonic_seconds()
-        self._told_at = {one: at for one, at in self._told_at.items() if now - at < TELL_SECONDS}
+        self._recorded_at = {one: at for one, at in self._recorded_at.items() if now - at < EVENT_SECONDS}
         members = sorted(view.members, key=lambda member: member.pod.metadata.name)
         gated = [pod_reference(member.pod) for member in members if has_gate(member.pod)]
-        untold = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_TOLD]) if one not in self._told_at]
-        if not untold:
+        due = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_MAX]) if one not in self._recorded_at]
+        if not due:
             return
         place = self._place(key_of(view.gang), now)
         note = f"number {place} of {len(self._places)} gangs that wait: {message}"
-        for reference in untold:
+        for reference in due:
             self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
-        self._told_at |= dict.fromkeys(untold, now)
+        self._recorded_at |= dict.fromkeys(due, now)
 
     def _place(self, key: GangKey, now: float) -> int:
         """Return how many gangs are tried until this one, itself among them."""

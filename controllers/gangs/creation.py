@@ -26,13 +26,13 @@ AGAIN_SECONDS = 0.5
 REFUSED_SECONDS = 30.0
 NOTE_LENGTH_MAX = 900
 RETURN_SECONDS = 600.0
-"""So long after its pause the record of a gang without pods is kept: its owner may be slow to make them."""
+"""How long after its pause a gang without pods is kept: its owner may be slow to make them."""
 KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
 
 class GangMaker:
-    """Creates and deletes gangs that nobody wrote down."""
+    """Creates and deletes GpuGangs for pods that have none."""
 
     def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
@@ -49,7 +49,7 @@ class GangMaker:
                 f"there is no GpuGang {key[1]!r}, and the pods do not say how many they are: create it, or set the "
                 f"annotation {names.GANG_SIZE} on every one of them, to the same number"
             )
-            self._tell(members, note)
+            self._record_event(members, note)
             return None
         owner = owner_of(members)
         pod_sets = pod_sets_of(members, size)
@@ -58,7 +58,7 @@ class GangMaker:
                 f"there is no GpuGang {key[1]!r} yet: it is made when all of its {size} pods are there, {len(members)} "
                 "by now, and either all name a pod set or none does"
             )
-            self._tell(members, note)
+            self._record_event(members, note)
             return None
         body = gang_body(key, pod_sets, owner, topology_of(members))
         try:
@@ -67,7 +67,7 @@ class GangMaker:
             return AGAIN_SECONDS
         except (Forbidden, Invalid) as error:
             note = f"the GpuGang {key[1]!r} that the pods describe cannot be made; create one yourself: {error}"
-            self._tell(members, note[:NOTE_LENGTH_MAX])
+            self._record_event(members, note[:NOTE_LENGTH_MAX])
             return REFUSED_SECONDS
         return None
 
@@ -95,7 +95,7 @@ class GangMaker:
         is_expected = requeue_at is not None and requeue_at + RETURN_SECONDS > self._cache.now_seconds()
         return bool(status.suspended_owners) or is_expected
 
-    def _tell(self, members: Sequence[Pod], note: str) -> None:
+    def _record_event(self, members: Sequence[Pod], note: str) -> None:
         for pod in members[:8]:
             self._context.events.record(
                 pod_reference(pod), reason=names.REASON_GANG_WAITING, note=note, action="Wait", type="Warning"

@@ -36,7 +36,7 @@ AGAIN_SECONDS = 1.0
 
 
 class GangReconciler:
-    """Carries out what is decided about each gang. `place` is told that some gang wants a place."""
+    """Carries out the decision about each gang. `place` wakes the admission loop."""
 
     name = "gangs"
 
@@ -95,10 +95,12 @@ class GangReconciler:
         match decision.act:
             case GangAction.UNDO:
                 await unreserve(self._context, decision.members)
-                self._tell(gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone")
+                self._record_event(
+                    gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone"
+                )
                 return BUSY_SECONDS
-            case GangAction.LET_GO:
-                return await self._go_on(gang, decision)
+            case GangAction.UNGATE:
+                return await self._ungate_rest(gang, decision)
             case GangAction.EVICT:
                 return await self._evict(gang, decision)
             case GangAction.RESUME:
@@ -123,7 +125,7 @@ class GangReconciler:
             self._cache.note_written(gang.metadata.uid, version)
 
     def _refusing_node(self, members: Sequence[GangMember]) -> str:
-        """Return a node that would not take the member any more whose GPUs lie there; empty when all would."""
+        """Return a node that would now refuse the member whose GPUs it has; empty when none would."""
         for member in members:
             node = self._context.mirror.nodes.store.get(("", self._home(member)))
             if node is None or host_fit.node_reason(member.pod, node):
@@ -135,12 +137,12 @@ class GangReconciler:
         leases, assumed = ledger.leases_of(member.uid), ledger.assumed(member.uid)
         return leases[0].node if leases else assumed.node if assumed is not None else ""
 
-    async def _go_on(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
-        """Let the rest go, unless a node or the API server would not have a member any more."""
+    async def _ungate_rest(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
+        """Ungate the rest, unless a node or the API server refuses a member by now."""
         view, now = self._cache.view(gang), self._cache.now_seconds()
         refusing = self._refusing_node(decision.members)
         if refusing and not has_begun(view):
-            message = f"node {refusing} would refuse a member by now"
+            message = f"node {refusing} would refuse a member now"
             await self.write(gang, give_up(decision.status, message, now_seconds=now))
             return BUSY_SECONDS
         try:
@@ -163,7 +165,7 @@ class GangReconciler:
         return BUSY_SECONDS
 
     async def _evict(self, gang: GpuGang, decision: LifecycleDecision) -> float:
-        """Write down that the gang is evicted, then stop it: what is found half done is done again."""
+        """Write that the gang is evicted, then stop it; a half-done eviction is done again."""
         was_evicted = conditions.is_true((gang.status or GpuGangStatus()).conditions, names.CONDITION_EVICTED)
         if decision.deactivate:
             await set_active(self._context, gang, active=False)
@@ -174,7 +176,7 @@ class GangReconciler:
         )
         await self.write(gang, status)
         if not was_evicted:
-            self._note_eviction(gang, status, deactivated=decision.deactivate)
+            self._record_eviction(gang, status, deactivated=decision.deactivate)
         uid = gang.metadata.uid
         for owner in owners:
             await suspend(self._context, gang.metadata.namespace, owner, uid)
@@ -182,7 +184,7 @@ class GangReconciler:
         return AGAIN_SECONDS
 
     async def _drop(self, members: Sequence[GangMember]) -> None:
-        """Evict pods; a disruption budget may put that off until the next look."""
+        """Evict pods; a disruption budget may delay that until the next call."""
         answers = await each(members, lambda member: evict(self._context.api, member.pod))
         raise_first(answer for answer in answers if not isinstance(answer, EvictionRefused))
 
@@ -190,13 +192,13 @@ class GangReconciler:
         path = paths.gpugangs(gang.metadata.namespace, gang.metadata.name)
         return GpuGang.model_validate_json(await self._context.api.get(path))
 
-    def _note_eviction(self, gang: GpuGang, status: GpuGangStatus, *, deactivated: bool) -> None:
+    def _record_eviction(self, gang: GpuGang, status: GpuGangStatus, *, deactivated: bool) -> None:
         evicted = conditions.find(status.conditions, names.CONDITION_EVICTED)
         message = evicted.message if evicted is not None else ""
         self._context.metrics.gang_evictions.labels(evicted.reason if evicted is not None else "").inc()
-        self._tell(gang, names.REASON_GANG_EVICTED, message, type="Warning")
+        self._record_event(gang, names.REASON_GANG_EVICTED, message, type="Warning")
         if deactivated:
-            self._tell(gang, names.REASON_GANG_DEACTIVATED, message, type="Warning")
+            self._record_event(gang, names.REASON_GANG_DEACTIVATED, message, type="Warning")
 
     async def _resume(self, gang: GpuGang, decision: LifecycleDecision) -> float:
         namespace, uid = gang.metadata.namespace, gang.metadata.uid
@@ -204,11 +206,11 @@ class GangReconciler:
         resumed = [owner.name for owner in owners if await resume(self._context, namespace, owner, uid)]
         await self.write(gang, decision.status.model_copy(update={"suspended_owners": ()}))
         if resumed:
-            self._tell(gang, names.REASON_GANG_RESUMED, f"resumed {', '.join(resumed)[:400]}")
+            self._record_event(gang, names.REASON_GANG_RESUMED, f"resumed {', '.join(resumed)[:400]}")
         return AGAIN_SECONDS
 
     async def _undo_without_gang(self, key: GangKey) -> None:
-        """Take back what gated pods hold whose gang is deleted: nobody would let them go with it."""
+        """Unreserve gated pods whose gang is deleted: nobody would ungate them."""
         found = self._cache.pods_of(key)
         held = [pod for pod in found if has_gate(pod) and self._cache.holds(pod)]
         if held:
@@ -222,7 +224,7 @@ class GangReconciler:
             self._abandoned[key].remove(gang)
         self._abandoned.pop(key, None)
 
-    def _tell(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
+    def _record_event(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
         self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Settle", type=type)
 
 

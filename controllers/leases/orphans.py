@@ -40,7 +40,7 @@ WAIT_SECONDS_MAX = 3600.0
 
 
 class OrphanReconciler:
-    """Takes back what a living pod holds without being bound to it. `release` is told of pods that turned out gone."""
+    """Unreserves what a living pod holds without being bound to it. `release` is called with pods that are gone."""
 
     name = "orphans"
 

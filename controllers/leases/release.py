@@ -104,7 +104,7 @@ class ReleaseReconciler:
         return min(again, default=None)
 
     async def _gone(self, record: LeaseRecord) -> DeletedPod | None:
-        """Return how a pod went that the cache does not hold; None if it exists after all."""
+        """Return how a pod was deleted that the cache does not hold; None if it exists after all."""
         uid = record.holder.uid
         known = self._terminations.gone(uid)
         if known is not None:

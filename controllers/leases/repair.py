@@ -80,7 +80,7 @@ class MissingLeaseRepair:
         won = await asyncio.gather(*(self._create(pods.holder_of(pod), lease) for lease in missing if lease in live))
         lost = [lease for lease, is_ours in zip((m for m in missing if m in live), won, strict=True) if not is_ours]
         for lease in (*lost, *(c for c in contested if c in live)):
-            await self._tell_double_use(pod, lease)
+            await self._record_double_use(pod, lease)
         return None
 
     def _holds_all(self, uid: str, allocation: Allocation) -> bool:
@@ -129,8 +129,8 @@ class MissingLeaseRepair:
         except MalformedValue:
             return None
 
-    async def _tell_double_use(self, pod: Pod, lease: MissingLease) -> None:
-        """Tell it if the live Lease confirms it: Leases and pods come by two watches, one may be behind."""
+    async def _record_double_use(self, pod: Pod, lease: MissingLease) -> None:
+        """Record it if the live Lease confirms it: Leases and pods come by two watches, one may be behind."""
         other = await self._live_holder(lease)
         if other is None or other.uid == lease.holder.uid:
             return

@@ -1,7 +1,6 @@
 """What the page shows, as JSON that changes only where the cluster does.
 
-In: an Overview, or an explanation. Out: a View with one encoded text per node, and the news between two Views: whoever
-was told one View is told no more than what differs in the next. Pure.
+Each node is encoded once. A watcher who has the last view is sent only the nodes that differ.
 """
 
 import math

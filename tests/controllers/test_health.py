@@ -88,7 +88,7 @@ def test_news_are_told_once(before: DeviceHealth | None, now: DeviceHealth, want
     """Only a change is news."""
     found = health_changes(NodeHealth({"g": before}) if before else None, NodeHealth({"g": now}))
 
-    assert (bool(found.ill), bool(found.well)) == (want_ill, want_well)
+    assert (bool(found.unhealthy), bool(found.recovered)) == (want_ill, want_well)
 
 
 def test_a_reason_to_drain_is_told_once() -> None:

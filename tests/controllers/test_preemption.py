@@ -329,18 +329,18 @@ async def test_attempts_are_bounded_in_rate_and_in_number(monkeypatch: pytest.Mo
         begun.append(pod.metadata.uid)
         return True
 
-    monkeypatch.setattr(reconciler, "_is_open", AsyncMock(return_value=True))
-    monkeypatch.setattr(reconciler, "_start", start)
+    monkeypatch.setattr(reconciler, "can_begin", AsyncMock(return_value=True))
+    monkeypatch.setattr(reconciler, "start", start)
     waiting = [make_pod(f"high-{number}", priority=10) for number in range(100)]
     plans = (object(),)
     for expected in (IN_FLIGHT_MAX, 6, 6):
         begun.clear()
         for pod in waiting:
-            assert await reconciler._begin(pod, plans) is not None  # type: ignore[arg-type]
+            assert await reconciler.begin(pod, plans) is not None  # type: ignore[arg-type]
         assert len(begun) == expected
         await clock.advance(60.0)
 
-    reconciler._attempts = {f"uid-{number}": object() for number in range(IN_FLIGHT_MAX)}  # type: ignore[misc]
+    reconciler.attempts = {f"uid-{number}": object() for number in range(IN_FLIGHT_MAX)}  # type: ignore[misc]
     begun.clear()
-    await reconciler._begin(waiting[0], plans)  # type: ignore[arg-type]
+    await reconciler.begin(waiting[0], plans)  # type: ignore[arg-type]
     assert begun == []

@@ -1,8 +1,4 @@
-"""What a placement means for the members: which GPUs of which node each gets, and what the gang's status says of it.
-
-In: the search's answer, the members in the order in which it was asked, the nodes' devices. Out: one Seat per member,
-the assignment for the status, and the patches that pin a pod and open its gate. Pure; the shell writes.
-"""
+"""What a placement means for members: the GPUs that each gets, the gang's status, the pod's node and gate. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Places for a whole gang, or why there are none: one pure decision.
 
-All members that are there are tried first; where they do not fit and fewer would be enough, as many as fit are taken,
-never fewer than the quorum. Each choice of models is tried by itself; of those that the claims like equally the one
-whose members lie nearest is taken.
+All present members are tried first. If they do not fit and fewer are enough, as many as fit are taken, never fewer than
+the quorum. Each choice of models is tried by itself; of those that the claims prefer equally, the one whose members are
+nearest to each other is taken.
 """
 
 from collections import Counter

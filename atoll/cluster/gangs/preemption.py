@@ -1,15 +1,14 @@
-"""Which pods must go so that a waiting gang finds its places, and which GPUs are kept for it meanwhile.
+"""Which pods to evict so that a waiting gang fits, and which GPUs to keep for it meanwhile.
 
-In: the pods that hold GPUs, the admitted gangs, a search that says whether the waiting gang fits without some of them.
-Out: units to evict, none of which can be spared. What goes as one is a unit: a pod without a gang; a member that its
-gang does not need; all members of a gang together, for what is left below its minimum would run in vain.
+Victims come in units: a pod without a gang; a member that its gang does not need; or all members of a gang, because
+what is left below its minimum would run in vain.
 
-Units of lower importance come first: by the highest priority in them, members that are not needed before whole gangs,
-the youngest first, then by name. The shortest run of them that suffices is taken, so that the most important victim is
-as unimportant as can be; then units in it are spared, the most important first, while the rest suffices. The free GPUs
-count in all of it. Only strictly lower priorities are asked for, so that no two gangs evict each other in turn.
+Units are ordered by the highest priority in them, unneeded members before whole gangs, the youngest first, then by
+name. The shortest prefix that suffices is taken; then units in it are spared, the most important first, while the rest
+suffices. Free GPUs count in all of it. Only strictly lower priorities are victims, so that no two gangs evict each
+other in turn.
 
-Where nobody may be evicted, the same search says whom to wait for, and the GPUs are kept as they fall free.
+Where nobody may be evicted, the same search says whom to wait for, and GPUs are kept as they become free.
 """
 
 from collections import Counter

@@ -1,9 +1,8 @@
-"""Places for members that a running gang lacks: where its others are.
+"""Places members that a running gang lacks, near its others.
 
-In: an admitted gang, the members to place, the cluster. Out: a place for each that has one. What the gang required
-when it was admitted holds on: a member goes into the domain that its pod set, its slice and the whole gang lie in now,
-by the labels that the nodes have today; beyond that the narrowest domain around the others is tried first, then wider
-ones. How that is found is told in topology.gangs.repair; here stands only who counts as lost and as remaining.
+What the gang required when it was admitted still holds: a member goes into the domain that its pod set, its slice and
+the whole gang are in now, by today's node labels. Beyond that the narrowest domain around the others is tried first,
+then wider ones (topology.gangs.repair). Here is decided who counts as lost and as remaining.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
-"""One gang as the search is asked about it: hosts with what is free, pod sets with what a member needs.
+"""Input of the gang search: hosts with what is free, pod sets with what a member needs.
 
-Members that contradict each other give an Obstacle. What kube-scheduler would refuse is taken out before, see
-atoll.cluster.host_fit. What does not fit the landscape without its pods never fits.
+Members that contradict each other give an Obstacle. Nodes that kube-scheduler would refuse are removed before, see
+atoll.cluster.host_fit. What does not fit the empty machines never fits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
