@@ -114,8 +114,6 @@ class WebhookCertReconciler:
         self._lifetimes = lifetimes or Lifetimes()
         self._interval_seconds = interval_seconds
         self._may_write = may_write
-        self.serving_ends_timestamp = 0.0
-        """When the serving certificate ends, in seconds since 1970; 0 before the first round. For a gauge."""
 
     async def run(self) -> None:
         """Reconcile until cancelled; what fails is tried again in the next round."""
@@ -139,7 +137,6 @@ class WebhookCertReconciler:
         if observed.configuration is not None:
             await self._publish(observed.configuration, plan.bundle)
         await self._store_serving(observed.serving, plan)
-        self.serving_ends_timestamp = plan.serving_ends.timestamp()
 
     async def _observe(self) -> _Observed:
         return _Observed(

@@ -35,7 +35,7 @@ from atoll.kube.errors import (
     truncate,
 )
 from atoll.kube.limits import Backoff, RetryBudget, TokenBucket
-from atoll.kube.patches import JSON_PATCH, MERGE_PATCH
+from atoll.kube.patches import MERGE_PATCH
 
 T = TypeVar("T")
 Params = Mapping[str, str | int]
@@ -416,7 +416,6 @@ async def _refusal(response: aiohttp.ClientResponse, call: _Call) -> ApiError:
         body,
         path=call.path,
         status=response.status,
-        to_json_patch=call.content_type == JSON_PATCH,
         retry_after_seconds=float(seconds) if seconds.isdecimal() and len(seconds) < 6 else None,
     )
 

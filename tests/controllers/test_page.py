@@ -96,11 +96,11 @@ async def test_looks_rest_so_long_that_they_take_little_of_a_core(page: Page, mo
     """However long a look takes, the next one begins no sooner than leaves it a twenty-fifth; an idle cluster rests."""
     clock = page.refresher._clock
     assert isinstance(clock, ManualClock)
-    refresher = 0
+    overviews = 0
 
     async def slow(work: Any) -> tuple[Any, float]:
-        nonlocal looks
-        refresher += 1
+        nonlocal overviews
+        overviews += 1
         return work(), 3.0
 
     monkeypatch.setattr(page.refresher, "_work", slow)
@@ -109,18 +109,18 @@ async def test_looks_rest_so_long_that_they_take_little_of_a_core(page: Page, mo
         page.mirror.become(page.mirror.snapshot)
         await clock.advance(1.0)
         await page.refresher.refresh()
-    assert refresher == 1
+    assert overviews == 1
     await clock.advance(2.0)
     await page.refresher.refresh()
-    assert refresher == 2
+    assert overviews == 2
 
     monkeypatch.setattr(page.refresher, "rest_seconds", 0.0)
     await clock.advance(QUIET_SECONDS_MAX - 1)
     await page.refresher.refresh()
-    assert refresher == 2, "nothing changed"
+    assert overviews == 2, "nothing changed"
     await clock.advance(2.0)
     await page.refresher.refresh()
-    assert refresher == 3, "an agent falls silent by time alone"
+    assert overviews == 3, "an agent falls silent by time alone"
 
 
 async def test_work_runs_beside_the_event_loop_without_the_collector(page: Page) -> None:
