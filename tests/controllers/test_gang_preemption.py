@@ -9,7 +9,7 @@ import pytest
 
 from atoll.api import names
 from tests.builders import claim_json, make_allocation, pod_json, report_json
-from tests.controllers.gang_stage import GangHarness, Term, cluster, settled, term
+from tests.controllers.gang_harness import GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import CLAIMS, PODS, REPORTS, strip_version
 from tests.fakes.api_server import answering
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.controllers.gang_stage import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
 
 pytestmark = pytest.mark.asyncio
 

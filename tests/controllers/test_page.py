@@ -28,7 +28,7 @@ from controllers.page.serving import register_page_metrics
 from controllers.page.view import WAITING_MAX, view_changes, view_of
 from controllers.settings import ControllersSettings, PageSettings
 from tests.builders import make_pod
-from tests.controllers.page_stage import Page, next_event, served
+from tests.controllers.page_harness import Page, next_event, served
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_gangs import SITUATIONS as GANGS
 from tests.fakes.clock import ManualClock

@@ -22,7 +22,7 @@ from devcluster.build import report_to_stderr
 from devcluster.paths import cache_root
 from devcluster.system_programs import find_browser
 from tests.builders import make_pod
-from tests.controllers.page_stage import Page, served
+from tests.controllers.page_harness import Page, served
 from tests.controllers.test_page import HOSTILE, Reviews, busy
 from tests.explain.situations import CREATED, holder, situation, waiting
 

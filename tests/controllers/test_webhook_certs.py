@@ -258,7 +258,7 @@ async def test_certificates_that_somebody_else_keeps_are_left_alone(
         client=api,
         identity="a",
         mirror=SimpleNamespace(synced=synced),
-        departures=None,
+        terminations=None,
         context=lambda _events: None,
     )
     await runner._lead(cast("Any", process))
