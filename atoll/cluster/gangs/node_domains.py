@@ -1,7 +1,7 @@
 """Which topology a gang uses, and the domains of its nodes; or the Obstacle that keeps the gang inactive.
 
-A node that lacks a level is outside of the topology: a gang that demands a level never uses it; for any other gang it is
-a domain of its own at each level that it lacks.
+A node that lacks a level is outside of the topology: a gang that demands a level never uses it; for any other gang it
+is a domain of its own at each level that it lacks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

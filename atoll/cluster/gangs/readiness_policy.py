@@ -1,7 +1,7 @@
 """What is demanded of admitted gangs, and what happens to those that fall short: `waitForPodsReady`.
 
-The administrator sets a policy with bounds; a gang may choose inside the bounds. A choice outside is reported, never cut
-to the bound in silence. docs/gangs.md describes these rules.
+The administrator sets a policy with bounds; a gang may choose inside the bounds. A choice outside is reported, never
+cut to the bound in silence. docs/gangs.md describes these rules.
 """
 
 from dataclasses import dataclass, field, replace
