@@ -13,6 +13,7 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments, status_assignment
@@ -20,9 +21,9 @@ from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.preemption import GangRequest
-from atoll.cluster.gangs.queue import AdmissionAttempts, blocker, in_order
+from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
-from atoll.cluster.gangs.search_input import PlacementSnapshot
+from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, KubeError, NotFound
 from atoll.kube.events import ObjectReference
@@ -53,7 +54,6 @@ class AdmissionReconciler:
     def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
         self._cache = cache
-        self._never_fits: set[GangKey] = set()
         self._preemption = GangPreemption(context, cache)
         self._events = GangEvents(context, cache)
 
@@ -83,9 +83,10 @@ class AdmissionReconciler:
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
         preemption_seconds = await self._preemption.reconcile()
-        rests = {key: self._rest(key) for key in self._cache.candidates}
-        is_strict = self._cache.rules.strict_order
-        views = self._views(key for key, rest in rests.items() if is_strict or rest <= 0)
+        views = self._views(self._cache.candidates)
+        rests = {key_of(view.gang): self._rest(view) for view in views}
+        if not self._cache.rules.strict_order:
+            views = [view for view in views if rests[key_of(view.gang)] <= 0]
         lacking = [view for view in views if view.is_admitted]
         waits: list[float | None] = [preemption_seconds, *(rest for rest in rests.values() if rest > 0)]
         waits += [await self._try(view) for view in in_order(lacking)]
@@ -102,6 +103,7 @@ class AdmissionReconciler:
         if is_blocking and not all(self._cache.is_current(gang) for gang in self._cache.gangs()):
             return [CUT_SECONDS]
         first = self._blocker() if is_blocking else None
+        ahead = Ahead()
         for number, view in enumerate(waiting):
             if first is not None:
                 await self._hold(waiting[number:], f"gang {_named(first)} must be ready first")
@@ -110,19 +112,27 @@ class AdmissionReconciler:
             if number >= TRIES_MAX:
                 waits.append(CUT_SECONDS)
                 break
-            waits.append(await self._try(view))
+            waits.append(await self._try(view, ahead))
             if waits[-1] is None and is_blocking:
                 waits.append(CUT_SECONDS)
                 break
-            if waits[-1] is not None and self._cache.rules.strict_order and not self._never_fitted(view):
-                await self._hold(waiting[number + 1 :], f"gang {_named(view)} comes first")
-                break
+            if waits[-1] is not None and self._cache.rules.strict_order:
+                ahead = self._with_contender(ahead, view)
             await asyncio.sleep(0)
         return waits
 
-    def _never_fitted(self, view: GangView) -> bool:
-        """Whether the gang did not fit even the empty machines: it would block others for ever."""
-        return key_of(view.gang) in self._never_fits
+    def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
+        """Note what a gang that waits could use, so that nobody behind it takes that. One that can use nothing, because
+        it never fits or because what it asks for is not known, keeps nobody waiting."""
+        if not self._cache.attempts_of(view.gang).contends:
+            return ahead
+        usable = self._usable(view)
+        return ahead.with_gang(_named(view), usable) if usable else ahead
+
+    def _usable(self, view: GangView) -> dict[str, int]:
+        members = decide(view, now_seconds=self._cache.now_seconds()).members
+        requests = self._cache.requests(members)
+        return {} if isinstance(requests, Obstacle) else usable_positions(members, requests, self._cache.snapshot())
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""
@@ -131,72 +141,76 @@ class AdmissionReconciler:
 
     async def _hold(self, views: Sequence[GangView], message: str) -> None:
         for view in views:
-            await self._wait(view, "WaitForOtherGangs", message)
+            await self._wait(view, NoPlacement(Verdict.BUSY, message, "WaitForOtherGangs"))
 
-    async def _try(self, view: GangView) -> float | None:
-        """Try one gang; return when to try again, None when it got what it wants or wants nothing any more."""
+    async def _try(self, view: GangView, ahead: Ahead = NOBODY) -> float | None:
+        """Try one gang; return when to try again, None when it got what it wants or wants nothing any more. `ahead`:
+        what gangs before it could use."""
         key = key_of(view.gang)
-        wait = self._rest(key)
+        wait = self._rest(view)
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
-        attempts = self._cache.attempts.get(key, AdmissionAttempts())
         decision = decide(view, now_seconds=self._cache.now_seconds())
         if decision.act not in {GangAction.PLACE, GangAction.REPLACE} or key in self._cache.busy:
             return None
         self._cache.busy.add(key)
         try:
-            done = await self._place(view, decision)
+            answer = await self._place(view, decision, ahead)
         except (Conflict, NotFound) as error:
             log.info("A gang changed while it was placed", gang="/".join(key), err=str(error))
-            done = False
+            answer = NoPlacement(Verdict.BUSY, str(error), "AdmissionUndone")
         finally:
             self._cache.busy.discard(key)
-        if done:
+        if answer is None:
             self._cache.attempts.pop(key, None)
             self._cache.candidates.discard(key)
             return None
-        is_hopeless = key in self._never_fits
-        self._cache.attempts[key] = attempts.next(now, is_hopeless=is_hopeless)
+        contends = answer.verdict is Verdict.BUSY or answer.reason == "WaitForNodes"
+        self._cache.attempts[key] = self._cache.attempts_of(view.gang).next(now, answer.verdict, contends=contends)
         return self._cache.attempts[key].wait_seconds(now, room_at_seconds=0.0)
 
-    def _rest(self, key: GangKey) -> float:
+    def _rest(self, view: GangView) -> float:
         """Return how long the gang must not be tried yet."""
-        attempts = self._cache.attempts.get(key, AdmissionAttempts())
         now = self._context.clock.monotonic_seconds()
-        return attempts.wait_seconds(now, room_at_seconds=self._cache.room_at_seconds)
+        return self._cache.attempts_of(view.gang).wait_seconds(now, room_at_seconds=self._cache.room_at_seconds)
 
-    async def _place(self, view: GangView, decision: LifecycleDecision) -> bool:
-        self._never_fits.discard(key_of(view.gang))
+    async def _place(self, view: GangView, decision: LifecycleDecision, ahead: Ahead) -> NoPlacement | None:
+        """Admit a gang or place its missing members; return why not, None on success."""
         requests = self._cache.requests(decision.members)
         domains = self._cache.node_domains(view.gang)
         if isinstance(requests, Obstacle):
-            return await self._wait(view, "WaitForQuorum", requests.message)
+            return await self._wait(view, NoPlacement(Verdict.UNKNOWN, requests.message, "WaitForQuorum"))
         if isinstance(domains, Obstacle):
-            return False
+            return NoPlacement(Verdict.UNKNOWN, domains.message, domains.reason)
         snapshot = self._cache.snapshot()
         if decision.act is GangAction.REPLACE:
-            return await self._replace(view, decision, domains, snapshot)
+            is_whole = await self._replace(view, decision, domains, snapshot)
+            return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
         key = key_of(view.gang)
+        if ahead.gangs:
+            before = ahead.in_the_way(usable_positions(decision.members, requests, snapshot))
+            snapshot = snapshot.without_positions(ahead.positions)
+        else:
+            before = ""
         answer = find_places(view, decision.members, requests, domains, self._preemption.with_own_gpus(key, snapshot))
-        if isinstance(answer, NoPlacement):
-            if answer.reason == "NeverFits":
-                self._never_fits.add(key)
-            if answer.reason == "WaitForRoom":
-                await self._preemption.try_preempt(
-                    key, GangRequest(view, decision.members, requests, domains, snapshot)
-                )
-            return await self._wait(view, answer.reason, answer.message)
-        return await self._admit(view, decision, answer, domains)
+        if isinstance(answer, FoundPlacement):
+            return await self._admit(view, decision, answer, domains)
+        if before:
+            return await self._wait(view, NoPlacement(Verdict.BUSY, f"gang {before} comes first", "WaitForOtherGangs"))
+        if answer.verdict is Verdict.BUSY:
+            await self._preemption.try_preempt(key, GangRequest(view, decision.members, requests, domains, snapshot))
+        return await self._wait(view, answer)
 
     async def _admit(
         self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, domains: NodeDomains
-    ) -> bool:
-        """Reserve for all members, write the status, ungate all. A failure before the status is written undoes all."""
+    ) -> NoPlacement | None:
+        """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
         assignments = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
         if not await self._reserve(view, assignments):
             self._context.metrics.gang_admissions.labels("undone").inc()
-            return await self._wait(view, "AdmissionUndone", "a GPU was taken by somebody else meanwhile")
+            message = "a GPU was taken by somebody else meanwhile"
+            return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
         nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
         message = f"{len(assignments)} members got their GPUs on {where}"
@@ -210,7 +224,7 @@ class AdmissionReconciler:
         log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(assignments), nodes=nodes)
         if all(self._is_here(assignment) for assignment in assignments):
             await self._ungate(assignments)
-        return True
+        return None
 
     def _is_here(self, assignment: MemberAssignment) -> bool:
         """Whether the member still exists; where one is gone, the gang's own loop decides."""
@@ -251,15 +265,16 @@ class AdmissionReconciler:
             await each(assignments, lambda one: ungate(self._context, one.member.pod, one.allocation.node))
         )  # fmt: skip
 
-    async def _wait(self, view: GangView, reason: str, message: str) -> bool:
-        """Write and record why the gang waits. Always False: it got nothing."""
+    async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
+        """Write and record why the gang waits. Returns the answer."""
         if view.is_admitted:
-            return False
-        self._events.record_waiting(view, message)
+            return answer
+        self._events.record_waiting(view, answer.message)
         decision = decide(view, now_seconds=self._cache.now_seconds())
         now_seconds = self._cache.now_seconds()
-        await self._write(view, lifecycle.wait_for(decision.status, reason, message, now_seconds=now_seconds))
-        return False
+        status = lifecycle.wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
+        await self._write(view, status)
+        return answer
 
     async def _write(self, view: GangView, status: Any) -> None:  # noqa: ANN401 - a GpuGangStatus
         version = await write_status(self._context, view.gang, status)

@@ -113,7 +113,7 @@ class Notes:
         self.recorded.append((reason, regarding.name))
         self.texts.append(note)
 
-    def told(self, reason: str, name: str) -> list[str]:
+    def notes_on(self, reason: str, name: str) -> list[str]:
         """Return what was said about an object, in order."""
         pairs = zip(self.recorded, self.texts, strict=True)
         return [text for one, text in pairs if one == (reason, name)]

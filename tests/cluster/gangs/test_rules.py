@@ -13,6 +13,7 @@ from atoll.api import names
 from atoll.api.base import Condition
 from atoll.api.gangs import DOMAINS_MAX, GpuGangSpec, RequeueTimestamp, WaitForPodsReady, duration_seconds
 from atoll.api.topologies import Topology
+from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import open_gate, status_assignment
@@ -187,7 +188,7 @@ def test_hopeless_gangs_are_tried_ever_more_rarely() -> None:
     while now < 600:
         wait = attempts.wait_seconds(now, room_at_seconds=0.0)
         if wait <= 0:
-            attempts, tries = attempts.next(now), tries + 1
+            attempts, tries = attempts.next(now, Verdict.NEVER, contends=False), tries + 1
         now += max(wait, 0.01)
 
     assert tries <= 66
