@@ -28,13 +28,13 @@ log = structlog.get_logger(__name__)
 REST_SECONDS_MIN: Final = 2.0
 """Looks are at least this far apart."""
 LOOK_PARTS: Final = 25
-"""At most this part of a core, 4 %, goes into looks."""
+"""At most this part of a core, 4 %, goes into overviews."""
 EXPLAIN_PARTS: Final = 4
 """At most this part of a core goes into explanations, while people ask without pause."""
 QUIET_SECONDS_MAX: Final = 15.0
-"""An agent falls silent by time alone, so a cluster without any change is looked at all the same."""
+"""An agent becomes stale by time alone, so that an unchanged cluster is read again after this."""
 FORGET_SECONDS: Final = 60.0
-"""How long the last look is kept after the last watcher has gone."""
+"""How long the last overview is kept after the last watcher has gone."""
 QUESTIONS_MAX: Final = 8
 """Questions that wait for an answer at a time."""
 
@@ -50,7 +50,7 @@ class SnapshotUnavailable(Exception):
 
 
 class OverviewRefresher:
-    """The newest look, and who waits for the next."""
+    """The newest overview, and who waits for the next."""
 
     def __init__(self, mirror: ClusterMirror, clock: Clock) -> None:
         self._mirror = mirror
@@ -68,7 +68,7 @@ class OverviewRefresher:
         self._news = asyncio.Event()
         self.watchers = 0
         self.spent_seconds = 0.0
-        """CPU time of looks and answers since the start."""
+        """CPU time of overviews and explanations since the start."""
         self.view: PageView | None = None
         self.trouble = ""
         self.is_over = False
@@ -84,7 +84,7 @@ class OverviewRefresher:
                 self._snapshot, self.view, self._answers = None, None, {}
 
     async def refresh(self) -> None:
-        """Look once, unless the last look is as good as new or the worker has to rest. Tells whoever waits."""
+        """Compute an overview, unless the last is fresh or the worker has to rest; then wake whoever waits."""
         if self._working.locked():
             return
         reason = self._mirror.unready_reason()
@@ -94,9 +94,9 @@ class OverviewRefresher:
         if not self._is_due():
             return
         try:
-            await self._look()
+            await self._compute()
         except Exception:
-            log.exception("Failed to look at the cluster")
+            log.exception("Failed to compute the overview")
             self.rest_seconds = QUIET_SECONDS_MAX
             self._notify("the cluster cannot be shown: the log of the controllers says why")
         else:
@@ -111,9 +111,9 @@ class OverviewRefresher:
             return
 
     async def explanation(self, namespace: str, name: str) -> bytes | None:
-        """Return why a pod waits and what would help, as of the last look; None where there is no such pod.
+        """Return why a pod waits and what would help, as of the last overview; None where there is no such pod.
 
-        Raises TooManyQuestions and Unready.
+        Raises TooManyExplanations and SnapshotUnavailable.
         """
         known = self._answers.get((namespace, name))
         if known is not None:
@@ -145,7 +145,7 @@ class OverviewRefresher:
             return False
         return self._looked_at_change != self._changes_count or age > QUIET_SECONDS_MAX or bool(self.trouble)
 
-    async def _look(self) -> None:
+    async def _compute(self) -> None:
         async with self._working:
             snapshot = snapshot_of(self._mirror, self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
             count = self._changes_count
@@ -160,7 +160,7 @@ class OverviewRefresher:
         async with self._working:
             indexed = self._snapshot
             if indexed is None:
-                raise SnapshotUnavailable(self.trouble or "the cluster was not looked at yet")
+                raise SnapshotUnavailable(self.trouble or "there is no overview of the cluster yet")
             if (namespace, name) in self._answers:
                 return self._answers[(namespace, name)]
             pod = indexed.snapshot.pod(namespace, name)
@@ -204,7 +204,7 @@ def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
 
 
 def _undisturbed(work: Callable[[], T]) -> tuple[T, float]:
-    """A full collection among the objects of a look would hold up the event loop; there are no cycles in them."""
+    """A full collection among the objects of an overview would delay the event loop; there are no cycles in them."""
     before = time.thread_time()
     with without_collector():
         result = work()

@@ -242,7 +242,7 @@ async def test_a_look_that_fails_ends_nothing(page: Page, monkeypatch: pytest.Mo
     with capture_logs() as logged:
         async with page.client.get("/page/events") as stream:
             kind, text = await next_event(stream)
-        assert [entry["event"] for entry in logged] == ["Failed to look at the cluster"]
+        assert [entry["event"] for entry in logged] == ["Failed to compute the overview"]
         assert kind == "trouble"
         assert "log of the controllers" in text
 
