@@ -66,6 +66,7 @@ fmt: $(READY) ## Format the code
 verify: $(READY) tools ## Fail when generated files are stale
 	$(BIN)/python -m atoll.api.crds --check
 	$(BIN)/python -m atoll.api.reasons --check
+	$(BIN)/python -m atoll.ml.schema --check
 	$(BIN)/python -m atollctl.reference --check
 	$(BIN)/python -m devcluster.chart --check
 

@@ -39,6 +39,14 @@ CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
 OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT)
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
 
+# Annotations on a Node, or on a pod that serves models, for machine-learning jobs that look for theirs.
+MODELS_LOADED: Final = "gpu.scheduling/models-loaded"
+"""JSON: a list of mappings with model_id, model_version and model_format."""
+MODELS_CACHED: Final = "gpu.scheduling/models-cached"
+MODEL_ANNOTATIONS: Final = (MODELS_LOADED, MODELS_CACHED)
+RUNTIMES: Final = "gpu.scheduling/runtimes"
+"""Words with commas between them, such as vllm,pytorch; a node without serves every runtime."""
+
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Kubelet's mark on the pod that shows a static pod; only kubelets may set it."""
 

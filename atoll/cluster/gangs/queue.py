@@ -70,14 +70,19 @@ NOBODY = Ahead()
 
 
 def place_in_queue(view: GangView) -> tuple[int, float, GangKey]:
-    """Return the key of the total order: the smallest is tried first."""
+    """Return the key of the total order: the smallest is tried first. Only a gang that was not ready in time goes to
+    the end of its priority; one that was preempted keeps its place."""
     metadata = view.gang.metadata
     priority = max((member.pod.spec.priority for member in view.members), default=0)
     waits_since = seconds_of(metadata.creation_timestamp or "") or 0.0
-    if view.policy.requeuing.timestamp is RequeueTimestamp.EVICTION:
-        evicted = conditions.since_seconds(view.status.conditions, names.CONDITION_EVICTED)
-        is_evicted = conditions.is_true(view.status.conditions, names.CONDITION_EVICTED)
-        waits_since = evicted if is_evicted and evicted is not None else waits_since
+    evicted = conditions.find(view.status.conditions, names.CONDITION_EVICTED)
+    if (
+        view.policy.requeuing.timestamp is RequeueTimestamp.EVICTION
+        and evicted is not None
+        and evicted.status == "True"
+        and evicted.reason == "PodsReadyTimeout"
+    ):
+        waits_since = conditions.since_seconds(view.status.conditions, names.CONDITION_EVICTED) or waits_since
     return (-priority, waits_since, (metadata.namespace, metadata.name))
 
 
