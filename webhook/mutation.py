@@ -1,10 +1,9 @@
 """Decides what becomes of a pod at CREATE: a patch with warnings, or a denial that says what to change.
 
-In: the pod, who creates it, what the claim lookup found, the administrator's defaults. Out: `Mutation` or `Denial`.
-Pure: no clock, no network. Running it on its own result changes nothing more, in whatever round of reinvocation.
+Pure: no clock, no network. Applied to its own result it changes nothing, in whatever round of reinvocation.
 
-Phases: (1) take off what only Atoll may write; (2) leave alone what does not ask for GPUs; (3) resolve the demand;
-(4) refuse what could not be kept; (5) add gate, count, scheduler, class and variables. What the user wrote stays.
+Phases: (1) remove what only Atoll may write; (2) leave pods alone that ask for no GPUs; (3) resolve the request; (4)
+refuse what could not be kept; (5) add gate, count, scheduler, class and variables. What the user wrote stays.
 """
 
 import posixpath

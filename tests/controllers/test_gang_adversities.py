@@ -8,7 +8,7 @@ import pytest
 
 from atoll.api import names
 from tests.builders import make_allocation, pod_json
-from tests.controllers.gang_stage import GANGS, TOPOLOGIES, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, TOPOLOGIES, GangHarness, cluster, settled, term
 from tests.controllers.harness import PODS, strip_version
 from tests.fakes.api_server import answering
 

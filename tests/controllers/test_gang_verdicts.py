@@ -7,7 +7,7 @@ import pytest
 
 from atoll.api import names
 from tests.builders import claim_json, make_claim
-from tests.controllers.gang_stage import CLAIMS, GANGS, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import CLAIMS, GANGS, GangHarness, cluster, settled, term
 from tests.controllers.harness import strip_version
 
 STRICT = {"gang_order": "strict"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.controllers.gang_stage import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
 
 pytestmark = pytest.mark.asyncio
 
@@ -67,14 +67,15 @@ async def test_members_behind_their_gates_are_told_for_what_and_behind_whom_they
         add_gang(made, "x")
         await settled(running, lambda: is_let_go(made, "x"))
         add_gang(made, "y")
-        await settled(running, lambda: running.notes.told(names.REASON_GANG_WAITING, "y-1"))
+        await settled(running, lambda: running.notes.notes_on(names.REASON_GANG_WAITING, "y-1"))
         add_gang(made, "z")
-        await settled(running, lambda: running.notes.told(names.REASON_GANG_WAITING, "z-1"))
+        await settled(running, lambda: running.notes.notes_on(names.REASON_GANG_WAITING, "z-1"))
         for _ in range(5):
             running.resync()
             await settled(running, lambda: made.reason("z") == "WaitForRoom")
 
-        told = {name: running.notes.told(names.REASON_GANG_WAITING, name) for name in ("y", "y-0", "y-1", "z-0", "z-1")}
+        notes = running.notes
+        told = {name: notes.notes_on(names.REASON_GANG_WAITING, name) for name in ("y", "y-0", "y-1", "z-0", "z-1")}
         assert {name: len(texts) for name, texts in told.items()} == dict.fromkeys(told, 1)
         assert told["y-0"][0].startswith("number 1 of 1 gangs that wait: ")
         assert told["z-1"][0].startswith("number 2 of 2 gangs that wait: ")
@@ -418,7 +419,7 @@ async def test_a_misspelt_level_is_told_and_never_dropped(tmp_path: Path) -> Non
 async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
     """A gang that waits for room holds a smaller one behind it under strict order alone; a hopeless one never does."""
 
-    async def told(order: str) -> str:
+    async def reason_of_small(order: str) -> str:
         async with cluster() as made, term(made, tmp_path, settings={"gang_order": order}) as running:
             made.add_gang("big", 2)
             made.add_gang("holder", 1)
@@ -438,8 +439,8 @@ async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
         await settled(running, lambda: made.reason("hopeless") == "NeverFits")
         add_gang(made, "small", 1)
         await settled(running, lambda: made.reason("small") == "Admitted")
-    assert await told("best-effort") == "Admitted"
-    assert await told("strict") == "WaitForOtherGangs"
+    assert await reason_of_small("best-effort") == "Admitted"
+    assert await reason_of_small("strict") == "WaitForOtherGangs"
 
 
 BLOCK, HOST = "example.com/block", "kubernetes.io/hostname"

@@ -1,8 +1,8 @@
 """Places for a whole gang, or why there are none: one pure decision.
 
-All members that are there are tried first; where they do not fit and fewer would be enough, as many as fit are taken,
-never fewer than the quorum. Each choice of models is tried by itself; of those that the claims like equally the one
-whose members lie nearest is taken.
+All present members are tried first. If they do not fit and fewer are enough, as many as fit are taken, never fewer than
+the quorum. Each choice of models is tried by itself; of those that the claims prefer equally, the one whose members are
+nearest to each other is taken.
 """
 
 from collections import Counter
@@ -50,22 +50,22 @@ def find_places(
     view: GangView,
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
-    site: NodeDomains,
-    landscape: PlacementSnapshot,
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
 ) -> FoundPlacement | NoPlacement:
     """Decide where the members go."""
-    answer = search(view, chosen, requests, site, landscape)
+    answer = search(view, chosen, requests, node_domains, cluster)
     if isinstance(answer, FoundPlacement) or answer.verdict is not Verdict.BUSY:
         return answer
-    if isinstance(search(view, chosen, requests, site, landscape.emptied()), FoundPlacement):
+    if isinstance(search(view, chosen, requests, node_domains, cluster.emptied()), FoundPlacement):
         return answer
-    opened = search(view, chosen, requests, site, landscape.opened())
+    opened = search(view, chosen, requests, node_domains, cluster.opened())
     if isinstance(opened, FoundPlacement):
         parts = opened.placement.assignments
         hosts = dict.fromkeys(member.host for part in parts for member in part.members)
-        facts = [fact for host in hosts if (fact := landscape.withheld(host))]
+        facts = [fact for host in hosts if (fact := cluster.withheld(host))]
         return NoPlacement(Verdict.UNKNOWN, f"fits when {_listed(facts)}; now {answer.message}", "WaitForNodes")
-    if unreported := unreported_nodes(chosen, site, landscape):
+    if unreported := unreported_nodes(chosen, node_domains, cluster):
         count = f"{len(unreported)} node{'s' if len(unreported) > 1 else ''}"
         message = f"waits for the report of {count}: {_listed(unreported)}; now {answer.message}"
         return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes")
@@ -81,21 +81,28 @@ def search(
     view: GangView,
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
-    site: NodeDomains,
-    landscape: PlacementSnapshot,
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
 ) -> FoundPlacement | NoPlacement:
-    """Try all members, then as few as are enough, on this landscape alone."""
+    """Try all members, then as few as are enough, on this snapshot alone."""
     done = Counter(member.pod_set for member in view.members if member.stage is MemberStage.SUCCEEDED)
     needed = view.gang.spec.quorum - done.total()
     first: NoPlacement | None = None
-    choices = model_choices((requests[member.uid] for member in chosen), site, landscape)
+    choices = model_choices((requests[member.uid] for member in chosen), node_domains, cluster)
     for is_elastic in (False, True) if len(chosen) > needed else (False,):
         found: dict[int, list[tuple[tuple[int, ...], FoundPlacement]]] = {}
         for rank, models in choices:
             if found and rank not in found:
                 break
             answer = _search(
-                view, chosen, requests, site, landscape, done=done if is_elastic else None, models=models, needed=needed
+                view,
+                chosen,
+                requests,
+                node_domains,
+                cluster,
+                done=done if is_elastic else None,
+                models=models,
+                needed=needed,
             )
             if isinstance(answer, FoundPlacement):
                 found.setdefault(rank, []).append((_distance(answer), answer))
@@ -113,15 +120,15 @@ def _search(
     view: GangView,
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
-    site: NodeDomains,
-    landscape: PlacementSnapshot,
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
     *,
     done: Mapping[str, int] | None,
     models: Models,
     needed: int,
 ) -> FoundPlacement | NoPlacement | None:
     """Try one choice of models. None: fewer members than needed find a place."""
-    question = search_input(view.gang.spec, chosen, requests, site, landscape, done=done, models=models)
+    question = search_input(view.gang.spec, chosen, requests, node_domains, cluster, done=done, models=models)
     if isinstance(question, Obstacle):
         return NoPlacement(Verdict.UNKNOWN, question.message, "WaitForQuorum")
     try:

@@ -1,7 +1,7 @@
-"""The order in which waiting gangs are tried, and who may be tried at all.
+"""The order in which waiting gangs are tried: priority, waiting time, name.
 
-In: candidates. Out: the same, in a total order: priority, then how long they wait (since creation, or since eviction
-where the policy says so), then name. Separate, because fairness between gangs is decided here and nowhere else.
+Fairness between gangs is decided here alone. Waiting time counts from the creation, or from the eviction where the
+policy says so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

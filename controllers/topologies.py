@@ -1,7 +1,6 @@
-"""Tells on each Topology what its levels came to: nodes covered, nodes that lack a level.
+"""Writes the status of each Topology: how many nodes it covers, and how many lack a level.
 
-In: topologies, nodes, reports. Out: status, written when it changes. Keys are names of Topologies. Separate from
-placing gangs, which reads nodes and levels itself and needs no status.
+Placing gangs does not read this status. Keys are names of Topologies.
 """
 
 from collections.abc import Iterable
@@ -17,7 +16,6 @@ from atoll.kube.errors import Conflict, NotFound
 from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.gang_cache import GangCache
 
 BLIND_SECONDS = 5.0
 
@@ -27,9 +25,8 @@ class TopologyReconciler:
 
     name = "topologies"
 
-    def __init__(self, context: Context, book: GangCache) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._book = book
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the topology that changed, or all of them when a node came, went, or was labelled anew."""
@@ -42,13 +39,13 @@ class TopologyReconciler:
 
     def all_keys(self) -> Iterable[str]:
         """Return every topology."""
-        return [topology.metadata.name for topology in self._book.topologies()]
+        return sorted(topology.metadata.name for topology in self._topologies())
 
     async def reconcile(self, key: str) -> float | None:
         """Write the status of one topology if it changed. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        topology = next((one for one in self._book.topologies() if one.metadata.name == key), None)
+        topology = next((one for one in self._topologies() if one.metadata.name == key), None)
         if topology is None:
             return None
         status = self._status(topology)
@@ -62,6 +59,10 @@ class TopologyReconciler:
         except (NotFound, Conflict):
             return None
         return None
+
+    def _topologies(self) -> list[Topology]:
+        topologies = self._context.mirror.topologies
+        return list(topologies.store.values()) if topologies is not None else []
 
     def _status(self, topology: Topology) -> TopologyStatus:
         mirror = self._context.mirror
@@ -81,6 +82,6 @@ class TopologyReconciler:
             is_met=reason == "LevelsFound",
             reason=reason,
             message=message,
-            now_seconds=self._book.now_seconds(),
+            now_seconds=self._context.clock.now().timestamp(),
         )
         return TopologyStatus(nodes=covered, outside=outside, conditions=entries)

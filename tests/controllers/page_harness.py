@@ -63,7 +63,7 @@ class Page:
 
     client: TestClient[Any, Any]
     mirror: FakeMirror
-    looks: OverviewRefresher
+    refresher: OverviewRefresher
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.client.port}{path}"
@@ -74,17 +74,17 @@ async def served(
     snapshot: ClusterSnapshot,
     clock: Clock,
     *,
-    doorkeeper: PathAuthorizer | None = None,
+    authorizer: PathAuthorizer | None = None,
     watchers_max: int = 3,
     port: int = 0,
 ) -> AsyncIterator[Page]:
     """Serve the page of a cluster."""
     mirror = FakeMirror(snapshot)
-    looks = OverviewRefresher(cast("ClusterMirror", mirror), clock)
-    app = build_page(PageParts(looks, PageAuthorizer(doorkeeper, clock.monotonic_seconds), clock, watchers_max))
+    refresher = OverviewRefresher(cast("ClusterMirror", mirror), clock)
+    app = build_page(PageParts(refresher, PageAuthorizer(authorizer, clock.monotonic_seconds), clock, watchers_max))
     async with TestClient(TestServer(app)) as client:
-        yield Page(client, mirror, looks)
-    looks.close()
+        yield Page(client, mirror, refresher)
+    refresher.close()
 
 
 async def next_event(response: ClientResponse) -> tuple[str, Any]:

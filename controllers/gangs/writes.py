@@ -1,11 +1,10 @@
-"""The writes of a gang's admission, each fenced, each harmless when it is done twice.
+"""Fenced, idempotent writes of gang admission.
 
-In: seats and members. Out: Leases, opened gates, Leases taken back. The order of an admission is fixed by the callers:
-all Leases, then the gang's status, then for each member first the nomination while it is gated (kube-scheduler sets cpu
-and memory aside for it), then pin and gate in one patch.
+The callers keep the order of an admission: all Leases, then the gang's status, then for each member the nomination
+while it is gated (kube-scheduler sets cpu and memory aside for it), then node and gate in one patch.
 
-Taking back begins with a write on the pod: its answer shows whether the gate is still there, and from then on no patch
-that was prepared before can open it. A gated pod is bound by nobody; so its Leases may go.
+Unreserving begins with a write on the pod. Its answer shows whether the gate is still there, and no patch that was
+prepared before can remove the gate any more. A gated pod is bound by nobody, so its Leases may go.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from atoll.kube.microtime import format_microtime
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
-from controllers.lease_writes import delete_lease, read_lease
+from controllers.leases.writes import delete_lease, read_lease
 
 log = structlog.get_logger(__name__)
 
@@ -60,8 +59,10 @@ def raise_first(answers: Iterable[object]) -> None:
         raise fault
 
 
-async def reserve(context: Context, gang: GpuGang, seats: Sequence[MemberAssignment], claims: dict[str, str]) -> bool:
-    """Create the Leases of all seats. False when some GPU is somebody else's. Raises KubeError when nobody can tell.
+async def reserve(
+    context: Context, gang: GpuGang, assignments: Sequence[MemberAssignment], claims: dict[str, str]
+) -> bool:
+    """Create the Leases of all assignments. False when somebody else holds a GPU; KubeError when that is unknown.
 
     Every creation has ended by then; what was created stays, and the caller takes it back.
     """
@@ -69,13 +70,13 @@ async def reserve(context: Context, gang: GpuGang, seats: Sequence[MemberAssignm
     identity = f"{gang.metadata.namespace}/{gang.metadata.name}/{gang.metadata.uid}"
 
     async def create(entry: tuple[MemberAssignment, int, str]) -> bool:
-        seat, device_id, uuid = entry
+        assignment, device_id, uuid = entry
         now = context.clock.now()
         reservation = Reservation(
-            node=seat.allocation.node,
-            node_uid=seat.node_uid,
-            holder=pods.holder_of(seat.member.pod),
-            claim=claims.get(seat.member.uid, ""),
+            node=assignment.allocation.node,
+            node_uid=assignment.node_uid,
+            holder=pods.holder_of(assignment.member.pod),
+            claim=claims.get(assignment.member.uid, ""),
             attempt=token,
             now=format_microtime(now),
             deadline=format_microtime(now + timedelta(seconds=RESERVATION_SECONDS)),
@@ -88,9 +89,9 @@ async def reserve(context: Context, gang: GpuGang, seats: Sequence[MemberAssignm
         return True
 
     entries = [
-        (seat, device_id, uuid)
-        for seat in seats
-        for device_id, uuid in zip(seat.allocation.device_ids, seat.allocation.uuids, strict=True)
+        (assignment, device_id, uuid)
+        for assignment in assignments
+        for device_id, uuid in zip(assignment.allocation.device_ids, assignment.allocation.uuids, strict=True)
     ]
     answers = await each(entries, create)
     raise_first(answers)
@@ -123,20 +124,22 @@ async def ungate(context: Context, pod: Pod, node: str) -> bool:
     return True
 
 
-async def unreserve(context: Context, members: Sequence[GangMember], seats: Sequence[MemberAssignment] = ()) -> None:
-    """Take the reservations of gated members back, also those just made for `seats`, seen in the mirror or not."""
-    made = {seat.member.uid: seat for seat in seats}
+async def unreserve(
+    context: Context, members: Sequence[GangMember], assignments: Sequence[MemberAssignment] = ()
+) -> None:
+    """Delete the Leases of gated members, also those just made for `assignments` that the mirror does not show yet."""
+    made = {assignment.member.uid: assignment for assignment in assignments}
     raise_first(await each(members, lambda member: _unreserve(context, member.pod, made.get(member.uid))))
 
 
-async def _unreserve(context: Context, pod: Pod, seat: MemberAssignment | None) -> None:
+async def _unreserve(context: Context, pod: Pod, assignment: MemberAssignment | None) -> None:
     ledger, uid = context.mirror.ledger, pod.metadata.uid
     seen = await _move(context, pod)
     if seen is not None and has_gate(seen) and seen.status.nominated_node_name:
         await _clear_nomination(context, seen)
     if seen is None or has_gate(seen):
         known = {record.lease_name for record in ledger.leases_of(uid)}
-        made = seat.allocation if seat is not None else ledger.assumed(uid)
+        made = assignment.allocation if assignment is not None else ledger.assumed(uid)
         if made is not None:
             known |= {lease_name(made.node, device_id) for device_id in made.device_ids}
         if seen is not None:

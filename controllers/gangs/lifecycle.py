@@ -1,8 +1,7 @@
-"""Settles each gang by itself: resumes or undoes what was begun, watches readiness, evicts, resumes owners.
+"""Carries out what `lifecycle.decide` says about each gang: resume or undo, evict, watch readiness, resume owners.
 
-In: changes of gangs and their pods. Out: what `lifecycle.decide` says, carried out; gangs that want a place are passed
-on to the admission loop. Keys are gangs. Everything is read off the objects, so a new leader goes on where the last one
-stopped, at whatever step that was.
+Gangs that want a place are passed on to the admission loop. Keys are gangs. All state is read from the objects, so that
+a new leader continues at whatever step the last one stopped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,14 +18,14 @@ from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gat
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
-from atoll.kube.events import EventType, ObjectReference
+from atoll.kube.events import EventType
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context
-from controllers.evictions import EvictionRefused, evict
-from controllers.gang_cache import GangCache, jitter_of
-from controllers.gang_making import GangMaker
-from controllers.gang_owners import resume, root_owners, suspend
-from controllers.gang_writes import each, raise_first, set_active, ungate, unreserve, write_status
+from controllers.gangs.cache import GangCache, gang_reference, jitter_of
+from controllers.gangs.creation import GangMaker
+from controllers.gangs.owners import resume, root_owners, suspend
+from controllers.gangs.writes import each, raise_first, set_active, ungate, unreserve, write_status
+from controllers.pod_calls import EvictionRefused, evict
 
 log = structlog.get_logger(__name__)
 
@@ -37,69 +36,71 @@ AGAIN_SECONDS = 1.0
 
 
 class GangReconciler:
-    """Carries out what is decided about each gang. `place` is told that some gang wants a place."""
+    """Carries out the decision about each gang. `place` wakes the admission loop."""
 
     name = "gangs"
 
-    def __init__(self, context: Context, book: GangCache, place: Callable[[], None]) -> None:
+    def __init__(self, context: Context, cache: GangCache, place: Callable[[], None]) -> None:
         self._context = context
-        self._book = book
+        self._cache = cache
         self._place = place
-        self._maker = GangMaker(context, book)
+        self._maker = GangMaker(context, cache)
         self._abandoned: dict[GangKey, list[GpuGang]] = {}
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[GangKey]:
         """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
         if kind is WatchedKind.TOPOLOGY:
-            self._book.observe(kind, change)
-            return self._book.keys()
+            self._cache.observe(kind, change)
+            return self._cache.keys()
         if kind is WatchedKind.LEASE:
             record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
             namespace, _, rest = record.gang.partition("/") if record is not None else ("", "", "")
             return ((namespace, rest.partition("/")[0]),) if rest else ()
-        key = self._book.observe(kind, change)
+        key = self._cache.observe(kind, change)
         if kind is WatchedKind.GANG and key is not None and change.kind is ChangeKind.DELETED:
             self._abandoned.setdefault(key, []).append(change.object)
         return () if key is None else (key,)
 
     def all_keys(self) -> Iterable[GangKey]:
         """Return every gang."""
-        return self._book.keys()
+        return self._cache.keys()
 
     async def reconcile(self, key: GangKey) -> float | None:
         """Settle one gang. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        if key in self._book.busy:
+        if key in self._cache.busy:
             return BUSY_SECONDS
         await self._resume_abandoned(key)
-        gang = self._book.gang(key)
-        self._book.candidates.discard(key)
+        gang = self._cache.gang(key)
+        self._cache.candidates.discard(key)
         if gang is None or await self._maker.is_outlived(gang):
             await self._undo_without_gang(key)
             return await self._maker.make(key)
-        if not self._book.is_current(gang):
+        if not self._cache.is_current(gang):
             return BEHIND_SECONDS
         token = self._context.new_token()
-        view = self._book.view(gang)
-        decision = decide(view, now_seconds=self._book.now_seconds(), jitter=jitter_of(token))
-        self._book.busy.add(key)
+        view = self._cache.view(gang)
+        decision = decide(view, now_seconds=self._cache.now_seconds(), jitter=jitter_of(token))
+        self._cache.busy.add(key)
         try:
             return await self._act(key, gang, decision)
         except (Conflict, NotFound) as error:
             log.info("A gang changed meanwhile", gang="/".join(key), err=str(error))
             return BUSY_SECONDS
         finally:
-            self._book.busy.discard(key)
+            self._cache.busy.discard(key)
 
     async def _act(self, key: GangKey, gang: GpuGang, decision: LifecycleDecision) -> float | None:
         match decision.act:
             case GangAction.UNDO:
                 await unreserve(self._context, decision.members)
-                self._tell(gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone")
+                self._record_event(
+                    gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone"
+                )
                 return BUSY_SECONDS
-            case GangAction.LET_GO:
-                return await self._go_on(gang, decision)
+            case GangAction.UNGATE:
+                return await self._ungate_rest(gang, decision)
             case GangAction.EVICT:
                 return await self._evict(gang, decision)
             case GangAction.RESUME:
@@ -108,12 +109,12 @@ class GangReconciler:
                 await self.write(gang, decision.status)
                 await self._drop(decision.members)
             case GangAction.PLACE | GangAction.REPLACE:
-                self._book.candidates.add(key)
+                self._cache.candidates.add(key)
                 await self.write(gang, decision.status)
                 self._place()
             case GangAction.NOTHING:
                 await self.write(gang, decision.status)
-                if self._book.rules.policy.block_admission and self._book.candidates:
+                if self._cache.rules.policy.block_admission and self._cache.candidates:
                     self._place()
         return decision.again_seconds
 
@@ -121,10 +122,10 @@ class GangReconciler:
         """Write a status, and remember its version. Raises KubeError."""
         version = await write_status(self._context, gang, status)
         if version:
-            self._book.note_written(gang.metadata.uid, version)
+            self._cache.note_written(gang.metadata.uid, version)
 
     def _refusing_node(self, members: Sequence[GangMember]) -> str:
-        """Return a node that would not take the member any more whose GPUs lie there; empty when all would."""
+        """Return a node that would now refuse the member whose GPUs it has; empty when none would."""
         for member in members:
             node = self._context.mirror.nodes.store.get(("", self._home(member)))
             if node is None or host_fit.node_reason(member.pod, node):
@@ -136,12 +137,12 @@ class GangReconciler:
         leases, assumed = ledger.leases_of(member.uid), ledger.assumed(member.uid)
         return leases[0].node if leases else assumed.node if assumed is not None else ""
 
-    async def _go_on(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
-        """Let the rest go, unless a node or the API server would not have a member any more."""
-        view, now = self._book.view(gang), self._book.now_seconds()
+    async def _ungate_rest(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
+        """Ungate the rest, unless a node or the API server refuses a member by now."""
+        view, now = self._cache.view(gang), self._cache.now_seconds()
         refusing = self._refusing_node(decision.members)
         if refusing and not has_begun(view):
-            message = f"node {refusing} would refuse a member by now"
+            message = f"node {refusing} would refuse a member now"
             await self.write(gang, give_up(decision.status, message, now_seconds=now))
             return BUSY_SECONDS
         try:
@@ -164,7 +165,7 @@ class GangReconciler:
         return BUSY_SECONDS
 
     async def _evict(self, gang: GpuGang, decision: LifecycleDecision) -> float:
-        """Write down that the gang is evicted, then stop it: what is found half done is done again."""
+        """Write that the gang is evicted, then stop it; a half-done eviction is done again."""
         was_evicted = conditions.is_true((gang.status or GpuGangStatus()).conditions, names.CONDITION_EVICTED)
         if decision.deactivate:
             await set_active(self._context, gang, active=False)
@@ -175,7 +176,7 @@ class GangReconciler:
         )
         await self.write(gang, status)
         if not was_evicted:
-            self._note_eviction(gang, status, deactivated=decision.deactivate)
+            self._record_eviction(gang, status, deactivated=decision.deactivate)
         uid = gang.metadata.uid
         for owner in owners:
             await suspend(self._context, gang.metadata.namespace, owner, uid)
@@ -183,7 +184,7 @@ class GangReconciler:
         return AGAIN_SECONDS
 
     async def _drop(self, members: Sequence[GangMember]) -> None:
-        """Evict pods; a disruption budget may put that off until the next look."""
+        """Evict pods; a disruption budget may delay that until the next call."""
         answers = await each(members, lambda member: evict(self._context.api, member.pod))
         raise_first(answer for answer in answers if not isinstance(answer, EvictionRefused))
 
@@ -191,13 +192,13 @@ class GangReconciler:
         path = paths.gpugangs(gang.metadata.namespace, gang.metadata.name)
         return GpuGang.model_validate_json(await self._context.api.get(path))
 
-    def _note_eviction(self, gang: GpuGang, status: GpuGangStatus, *, deactivated: bool) -> None:
+    def _record_eviction(self, gang: GpuGang, status: GpuGangStatus, *, deactivated: bool) -> None:
         evicted = conditions.find(status.conditions, names.CONDITION_EVICTED)
         message = evicted.message if evicted is not None else ""
         self._context.metrics.gang_evictions.labels(evicted.reason if evicted is not None else "").inc()
-        self._tell(gang, names.REASON_GANG_EVICTED, message, type="Warning")
+        self._record_event(gang, names.REASON_GANG_EVICTED, message, type="Warning")
         if deactivated:
-            self._tell(gang, names.REASON_GANG_DEACTIVATED, message, type="Warning")
+            self._record_event(gang, names.REASON_GANG_DEACTIVATED, message, type="Warning")
 
     async def _resume(self, gang: GpuGang, decision: LifecycleDecision) -> float:
         namespace, uid = gang.metadata.namespace, gang.metadata.uid
@@ -205,13 +206,13 @@ class GangReconciler:
         resumed = [owner.name for owner in owners if await resume(self._context, namespace, owner, uid)]
         await self.write(gang, decision.status.model_copy(update={"suspended_owners": ()}))
         if resumed:
-            self._tell(gang, names.REASON_GANG_RESUMED, f"resumed {', '.join(resumed)[:400]}")
+            self._record_event(gang, names.REASON_GANG_RESUMED, f"resumed {', '.join(resumed)[:400]}")
         return AGAIN_SECONDS
 
     async def _undo_without_gang(self, key: GangKey) -> None:
-        """Take back what gated pods hold whose gang is deleted: nobody would let them go with it."""
-        found = self._book.pods_of(key)
-        held = [pod for pod in found if has_gate(pod) and self._book.holds(pod)]
+        """Unreserve gated pods whose gang is deleted: nobody would ungate them."""
+        found = self._cache.pods_of(key)
+        held = [pod for pod in found if has_gate(pod) and self._cache.holds(pod)]
         if held:
             await unreserve(self._context, [GangMember(pod, "", 0, stage_of(pod), holds=True) for pod in held])
 
@@ -223,14 +224,8 @@ class GangReconciler:
             self._abandoned[key].remove(gang)
         self._abandoned.pop(key, None)
 
-    def _tell(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
+    def _record_event(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
         self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Settle", type=type)
-
-
-def gang_reference(gang: GpuGang) -> ObjectReference:
-    """Return the reference under which events of a gang are found."""
-    metadata = gang.metadata
-    return ObjectReference(names.API_VERSION, "GpuGang", metadata.name, metadata.namespace, metadata.uid)
 
 
 def _merged(known: tuple[SuspendedOwner, ...], more: tuple[SuspendedOwner, ...]) -> tuple[SuspendedOwner, ...]:

@@ -1,11 +1,10 @@
-"""Owners of members: which can be stopped and started again as a whole, and doing so.
+"""Suspends and resumes the owners of members: the topmost owner that has a switch for it.
 
-In: a member. Out: its topmost owner that has a switch to suspend, and the write that turns it. Deleting pods one by one
-would count as failures of a Job; a suspended Job loses nothing. What Atoll suspended carries the gang's uid in an
-annotation, written together with the switch; nothing else is ever resumed.
+Deleting pods one by one would count as failures of a Job; a suspended Job loses nothing. The gang's uid is written on
+the owner in the same patch as the switch, and nothing without it is ever resumed.
 
-Kueue would resume an owner that it manages at once, so that there the switch is that of Kueue's Workload: Kueue then
-suspends the owner and gives its quota back, and admits it anew when the switch is turned again.
+Kueue would resume an owner that it manages at once. For those the switch is that of Kueue's Workload: Kueue suspends
+the owner and returns its quota, and admits it anew when the switch is turned on again.
 """
 
 import json

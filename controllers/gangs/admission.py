@@ -1,9 +1,8 @@
-"""Finds places for waiting gangs and for members that running gangs lack, and admits whole gangs.
+"""Places waiting gangs and missing members of running gangs, and admits each gang whole or not at all.
 
-In: the candidates of the gang loop, changes that make room. Out: Leases for all members of a gang or for none, its
-status, its members let go. There is one key: all gangs are weighed against each other, in the order of
-`queue.in_order`, those that lack members first. A gang that finds no place holds nothing and is tried again, ever more
-rarely while nothing makes room.
+All gangs are weighed together under one key, in the order of `queue.in_order`, those that lack members first. A gang
+that finds no place holds nothing; it is tried again after capacity changed, or after a growing back-off. Events on the
+gang and on its first gated members say what it waits for, so that nobody takes it for a failed one.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments, status_assignment
-from atoll.cluster.gangs.membership import GangKey, key_of
+from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.preemption import GangRequest
@@ -27,33 +26,36 @@ from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, KubeError, NotFound
+from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
-from controllers.context import Context
-from controllers.gang_cache import GangCache
-from controllers.gang_events import GangEvents
-from controllers.gang_preemption import GangPreemption
-from controllers.gang_writes import each, raise_first, reserve, ungate, unreserve, write_status
-from controllers.gangs import gang_reference
+from controllers.context import Context, pod_reference
+from controllers.gangs.cache import GangCache, gang_reference
+from controllers.gangs.preemption import GangPreemption
+from controllers.gangs.writes import each, raise_first, reserve, ungate, unreserve, write_status
 
 log = structlog.get_logger(__name__)
 
 ALL = "waiting gangs"
 BLIND_SECONDS = 5.0
 TRIES_MAX = 64
-"""Gangs that one round tries; the next one goes on with those that waited longest for it."""
+"""Gangs tried in one round; the next round continues with those that waited longest."""
 CUT_SECONDS = 0.05
+EVENT_SECONDS = 60.0
+ORDER_SECONDS = 10.0
+"""How long an order of all waiting gangs is good enough for an event."""
+MEMBERS_MAX = 8
 
 
 class AdmissionReconciler:
-    """Weighs the candidates, one after the other."""
+    """Tries the candidates, one after the other."""
 
     name = "gang-admission"
 
-    def __init__(self, context: Context, book: GangCache) -> None:
+    def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
-        self._book = book
-        self._room = GangPreemption(context, book)
-        self._news = GangEvents(context, book)
+        self._cache = cache
+        self._preemption = GangPreemption(context, cache)
+        self._events = GangEvents(context, cache)
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key for a change that may have made room."""
@@ -67,38 +69,38 @@ class AdmissionReconciler:
             kind is WatchedKind.REPORT and not _gives_more(change)
         ):
             return ()
-        if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY} and self._book.candidates:
-            self._book.attempts.clear()
-        self._book.note_capacity()
-        return (ALL,) if self._book.candidates else ()
+        if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY} and self._cache.candidates:
+            self._cache.attempts.clear()
+        self._cache.note_capacity()
+        return (ALL,) if self._cache.candidates else ()
 
     def all_keys(self) -> Iterable[str]:
         """Return the one key."""
-        return (ALL,) if self._book.candidates else ()
+        return (ALL,) if self._cache.candidates else ()
 
     async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
         """Try the candidates; return when the next may be tried. Raises KubeError."""
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
-        turn_seconds = await self._room.reconcile()
-        views = self._views(self._book.candidates)
+        preemption_seconds = await self._preemption.reconcile()
+        views = self._views(self._cache.candidates)
         rests = {key_of(view.gang): self._rest(view) for view in views}
-        if not self._book.rules.strict_order:
+        if not self._cache.rules.strict_order:
             views = [view for view in views if rests[key_of(view.gang)] <= 0]
         lacking = [view for view in views if view.is_admitted]
-        waits: list[float | None] = [turn_seconds, *(rest for rest in rests.values() if rest > 0)]
+        waits: list[float | None] = [preemption_seconds, *(rest for rest in rests.values() if rest > 0)]
         waits += [await self._try(view) for view in in_order(lacking)]
         waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _views(self, keys: Iterable[GangKey]) -> list[GangView]:
-        gangs = [self._book.gang(key) for key in sorted(keys) if key not in self._book.busy]
-        return [self._book.view(gang) for gang in gangs if gang is not None and self._book.is_current(gang)]
+        gangs = [self._cache.gang(key) for key in sorted(keys) if key not in self._cache.busy]
+        return [self._cache.view(gang) for gang in gangs if gang is not None and self._cache.is_current(gang)]
 
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
-        is_blocking = self._book.rules.policy.block_admission
-        if is_blocking and not all(self._book.is_current(gang) for gang in self._book.gangs()):
+        is_blocking = self._cache.rules.policy.block_admission
+        if is_blocking and not all(self._cache.is_current(gang) for gang in self._cache.gangs()):
             return [CUT_SECONDS]
         first = self._blocker() if is_blocking else None
         ahead = Ahead()
@@ -114,7 +116,7 @@ class AdmissionReconciler:
             if waits[-1] is None and is_blocking:
                 waits.append(CUT_SECONDS)
                 break
-            if waits[-1] is not None and self._book.rules.strict_order:
+            if waits[-1] is not None and self._cache.rules.strict_order:
                 ahead = self._with_contender(ahead, view)
             await asyncio.sleep(0)
         return waits
@@ -122,19 +124,19 @@ class AdmissionReconciler:
     def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
         """Note what a gang that waits could use, so that nobody behind it takes that. One that can use nothing, because
         it never fits or because what it asks for is not known, keeps nobody waiting."""
-        if not self._book.attempts_of(view.gang).contends:
+        if not self._cache.attempts_of(view.gang).contends:
             return ahead
         usable = self._usable(view)
         return ahead.with_gang(_named(view), usable) if usable else ahead
 
     def _usable(self, view: GangView) -> dict[str, int]:
-        members = decide(view, now_seconds=self._book.now_seconds()).members
-        requests = self._book.requests(members)
-        return {} if isinstance(requests, Obstacle) else usable_positions(members, requests, self._book.landscape())
+        members = decide(view, now_seconds=self._cache.now_seconds()).members
+        requests = self._cache.requests(members)
+        return {} if isinstance(requests, Obstacle) else usable_positions(members, requests, self._cache.snapshot())
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""
-        views = (self._book.view(gang) for gang in self._book.gangs())
+        views = (self._cache.view(gang) for gang in self._cache.gangs())
         return blocker([view for view in views if view.is_admitted])
 
     async def _hold(self, views: Sequence[GangView], message: str) -> None:
@@ -149,127 +151,127 @@ class AdmissionReconciler:
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
-        decision = decide(view, now_seconds=self._book.now_seconds())
-        if decision.act not in {GangAction.PLACE, GangAction.REPLACE} or key in self._book.busy:
+        decision = decide(view, now_seconds=self._cache.now_seconds())
+        if decision.act not in {GangAction.PLACE, GangAction.REPLACE} or key in self._cache.busy:
             return None
-        self._book.busy.add(key)
+        self._cache.busy.add(key)
         try:
             answer = await self._place(view, decision, ahead)
         except (Conflict, NotFound) as error:
             log.info("A gang changed while it was placed", gang="/".join(key), err=str(error))
             answer = NoPlacement(Verdict.BUSY, str(error), "AdmissionUndone")
         finally:
-            self._book.busy.discard(key)
+            self._cache.busy.discard(key)
         if answer is None:
-            self._book.attempts.pop(key, None)
-            self._book.candidates.discard(key)
+            self._cache.attempts.pop(key, None)
+            self._cache.candidates.discard(key)
             return None
         contends = answer.verdict is Verdict.BUSY or answer.reason == "WaitForNodes"
-        self._book.attempts[key] = self._book.attempts_of(view.gang).next(now, answer.verdict, contends=contends)
-        return self._book.attempts[key].wait_seconds(now, room_at_seconds=0.0)
+        self._cache.attempts[key] = self._cache.attempts_of(view.gang).next(now, answer.verdict, contends=contends)
+        return self._cache.attempts[key].wait_seconds(now, room_at_seconds=0.0)
 
     def _rest(self, view: GangView) -> float:
         """Return how long the gang must not be tried yet."""
         now = self._context.clock.monotonic_seconds()
-        return self._book.attempts_of(view.gang).wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
+        return self._cache.attempts_of(view.gang).wait_seconds(now, room_at_seconds=self._cache.room_at_seconds)
 
     async def _place(self, view: GangView, decision: LifecycleDecision, ahead: Ahead) -> NoPlacement | None:
-        """Give a gang what it wants; return why not, None where it has it now."""
-        requests = self._book.requests(decision.members)
-        site = self._book.site(view.gang)
+        """Admit a gang or place its missing members; return why not, None on success."""
+        requests = self._cache.requests(decision.members)
+        domains = self._cache.node_domains(view.gang)
         if isinstance(requests, Obstacle):
             return await self._wait(view, NoPlacement(Verdict.UNKNOWN, requests.message, "WaitForQuorum"))
-        if isinstance(site, Obstacle):
-            return NoPlacement(Verdict.UNKNOWN, site.message, site.reason)
-        landscape = self._book.landscape()
+        if isinstance(domains, Obstacle):
+            return NoPlacement(Verdict.UNKNOWN, domains.message, domains.reason)
+        snapshot = self._cache.snapshot()
         if decision.act is GangAction.REPLACE:
-            is_whole = await self._replace(view, decision, site, landscape)
+            is_whole = await self._replace(view, decision, domains, snapshot)
             return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
         key = key_of(view.gang)
         if ahead.gangs:
-            before = ahead.in_the_way(usable_positions(decision.members, requests, landscape))
-            landscape = landscape.without_positions(ahead.positions)
+            before = ahead.in_the_way(usable_positions(decision.members, requests, snapshot))
+            snapshot = snapshot.without_positions(ahead.positions)
         else:
             before = ""
-        answer = find_places(view, decision.members, requests, site, self._room.open(key, landscape))
+        answer = find_places(view, decision.members, requests, domains, self._preemption.with_own_gpus(key, snapshot))
         if isinstance(answer, FoundPlacement):
-            return await self._admit(view, decision, answer, site)
+            return await self._admit(view, decision, answer, domains)
         if before:
             return await self._wait(view, NoPlacement(Verdict.BUSY, f"gang {before} comes first", "WaitForOtherGangs"))
         if answer.verdict is Verdict.BUSY:
-            await self._room.try_preempt(key, GangRequest(view, decision.members, requests, site, landscape))
+            await self._preemption.try_preempt(key, GangRequest(view, decision.members, requests, domains, snapshot))
         return await self._wait(view, answer)
 
     async def _admit(
-        self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, site: NodeDomains
+        self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, domains: NodeDomains
     ) -> NoPlacement | None:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
-        seats = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
-        if not await self._reserve(view, seats):
+        assignments = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
+        if not await self._reserve(view, assignments):
             self._context.metrics.gang_admissions.labels("undone").inc()
             message = "a GPU was taken by somebody else meanwhile"
             return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
-        nodes = len({seat.allocation.node for seat in seats})
+        nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
-        message = f"{len(seats)} members got their GPUs on {where}"
-        status = lifecycle.admit(decision.status, now_seconds=self._book.now_seconds(), message=message)
-        status = status.model_copy(update={"assignment": status_assignment(found.placement, site)})
+        message = f"{len(assignments)} members got their GPUs on {where}"
+        status = lifecycle.admit(decision.status, now_seconds=self._cache.now_seconds(), message=message)
+        status = status.model_copy(update={"assignment": status_assignment(found.placement, domains)})
         await self._write(view, status)
         self._context.metrics.gang_admissions.labels("admitted").inc()
         self._context.events.record(
             gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
         )
-        log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(seats), nodes=nodes)
-        if all(self._is_here(seat) for seat in seats):
-            await self._ungate(seats)
+        log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(assignments), nodes=nodes)
+        if all(self._is_here(assignment) for assignment in assignments):
+            await self._ungate(assignments)
         return None
 
-    def _is_here(self, seat: MemberAssignment) -> bool:
-        """Tell whether the member is still there; where one went meanwhile, the loop of gangs looks at the whole."""
-        pod = self._context.mirror.pods.by_uid.get(seat.member.uid)
+    def _is_here(self, assignment: MemberAssignment) -> bool:
+        """Whether the member still exists; where one is gone, the gang's own loop decides."""
+        pod = self._context.mirror.pods.by_uid.get(assignment.member.uid)
         return pod is not None and pod.metadata.deletion_timestamp is None
 
-    async def _reserve(self, view: GangView, seats: Sequence[MemberAssignment]) -> bool:
+    async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment]) -> bool:
         """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
         ledger = self._context.mirror.ledger
-        for seat in seats:
-            ledger.assume(seat.member.uid, seat.allocation)
-        claims = {seat.member.uid: pods.claim_name(seat.member.pod) for seat in seats}
-        members = [seat.member for seat in seats]
+        for assignment in assignments:
+            ledger.assume(assignment.member.uid, assignment.allocation)
+        claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
+        members = [assignment.member for assignment in assignments]
         try:
-            got_all = await reserve(self._context, view.gang, seats, claims)
+            got_all = await reserve(self._context, view.gang, assignments, claims)
         except KubeError:
-            await unreserve(self._context, members, seats)
+            await unreserve(self._context, members, assignments)
             raise
         if not got_all:
-            await unreserve(self._context, members, seats)
+            await unreserve(self._context, members, assignments)
         return got_all
 
     async def _replace(
-        self, view: GangView, decision: LifecycleDecision, site: NodeDomains, landscape: PlacementSnapshot
+        self, view: GangView, decision: LifecycleDecision, domains: NodeDomains, snapshot: PlacementSnapshot
     ) -> bool:
-        """Place members that a running gang lacks, where its others are. Those that find no place wait, gated."""
-        requests = self._book.requests(decision.members)
+        """Place missing members of a running gang near its others. Those without a place wait, gated."""
+        requests = self._cache.requests(decision.members)
         if isinstance(requests, Obstacle):
             return False
-        seats = place_missing(view, decision.members, requests, site, landscape)
-        if not seats or not await self._reserve(view, seats):
+        assignments = place_missing(view, decision.members, requests, domains, snapshot)
+        if not assignments or not await self._reserve(view, assignments):
             return False
-        await self._ungate(seats)
-        return len(seats) == len(decision.members)
+        await self._ungate(assignments)
+        return len(assignments) == len(decision.members)
 
-    async def _ungate(self, seats: Sequence[MemberAssignment]) -> None:
+    async def _ungate(self, assignments: Sequence[MemberAssignment]) -> None:
         raise_first(
-            await each(seats, lambda seat: ungate(self._context, seat.member.pod, seat.allocation.node))
+            await each(assignments, lambda one: ungate(self._context, one.member.pod, one.allocation.node))
         )  # fmt: skip
 
     async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
-        """Note on the gang why it waits, and tell its members. Returns the answer."""
+        """Write and record why the gang waits. Returns the answer."""
         if view.is_admitted:
             return answer
-        self._news.tell(view, answer.message)
-        decision = decide(view, now_seconds=self._book.now_seconds())
-        now_seconds = self._book.now_seconds()
+        self._events.record_waiting(view, answer.message)
+        decision = decide(view, now_seconds=self._cache.now_seconds())
+        now_seconds = self._cache.now_seconds()
         status = lifecycle.wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
         await self._write(view, status)
         return answer
@@ -277,7 +279,44 @@ class AdmissionReconciler:
     async def _write(self, view: GangView, status: Any) -> None:  # noqa: ANN401 - a GpuGangStatus
         version = await write_status(self._context, view.gang, status)
         if version:
-            self._book.note_written(view.gang.metadata.uid, version)
+            self._cache.note_written(view.gang.metadata.uid, version)
+
+
+class GangEvents:
+    """Records what waiting gangs wait for, on each object at most once a minute."""
+
+    def __init__(self, context: Context, cache: GangCache) -> None:
+        self._context = context
+        self._cache = cache
+        self._recorded_at: dict[ObjectReference, float] = {}
+        self._places: dict[GangKey, int] = {}
+        self._ordered_at = 0.0
+
+    def record_waiting(self, view: GangView, message: str) -> None:
+        """Record on a gang and its first members what it waits for, except on those with an event within a minute."""
+        now = self._context.clock.monotonic_seconds()
+        self._recorded_at = {one: at for one, at in self._recorded_at.items() if now - at < EVENT_SECONDS}
+        members = sorted(view.members, key=lambda member: member.pod.metadata.name)
+        gated = [pod_reference(member.pod) for member in members if has_gate(member.pod)]
+        due = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_MAX]) if one not in self._recorded_at]
+        if not due:
+            return
+        place = self._place(key_of(view.gang), now)
+        note = f"number {place} of {len(self._places)} gangs that wait: {message}"
+        for reference in due:
+            self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
+        self._recorded_at |= dict.fromkeys(due, now)
+
+    def _place(self, key: GangKey, now: float) -> int:
+        """Return how many gangs are tried until this one, itself among them."""
+        if key not in self._places or now - self._ordered_at > ORDER_SECONDS:
+            gangs = [self._cache.gang(one) for one in sorted({*self._cache.candidates, key})]
+            views = [self._cache.view(gang) for gang in gangs if gang is not None]
+            waiting = in_order(view for view in views if not view.is_admitted)
+            ordered = [key_of(view.gang) for view in waiting]
+            self._places = {one: number for number, one in enumerate(ordered, start=1)}
+            self._ordered_at = now
+        return self._places.get(key, len(self._places))
 
 
 def _named(view: GangView) -> str:

@@ -42,17 +42,17 @@ class ReconcilerHarness:
     sequences: Any = field(default_factory=lambda: itertools.count(1))
 
     @classmethod
-    def furnish(cls, cluster: DevCluster) -> "ReconcilerHarness":
+    def setup(cls, cluster: DevCluster) -> "ReconcilerHarness":
         """Apply the shipped manifests and start the controllers."""
-        stage = cls(cluster, RealApi(cluster.kubeconfig))
+        running = cls(cluster, RealApi(cluster.kubeconfig))
         for manifest in manifests(*FILES):
-            stage.api.apply(manifest, path=collection(manifest))
-        wait_for(lambda: all(stage.api.send("GET", path).status == 200 for path in (REPORTS, CLAIMS)), "CRDs served")
-        stage.api.send("POST", "/api/v1/namespaces", {"metadata": {"name": "team"}})
+            running.api.apply(manifest, path=collection(manifest))
+        wait_for(lambda: all(running.api.send("GET", path).status == 200 for path in (REPORTS, CLAIMS)), "CRDs served")
+        running.api.send("POST", "/api/v1/namespaces", {"metadata": {"name": "team"}})
         account = {"metadata": {"name": "default"}}
-        stage.api.send("POST", "/api/v1/namespaces/team/serviceaccounts", account)
-        stage.start_controllers()
-        return stage
+        running.api.send("POST", "/api/v1/namespaces/team/serviceaccounts", account)
+        running.start_controllers()
+        return running
 
     def start_controllers(self, *more: str, name: str = "controllers") -> None:
         kubeconfig = self.cluster.service_account_kubeconfig("atoll-system", "atoll-controllers")

@@ -1,8 +1,7 @@
-"""What the gang reconcilers know together: who is a member of what, which gangs wait for a place, what is under way.
+"""What the gang reconcilers share: members by gang, candidates for admission, snapshots of the cluster.
 
-In: changes of the mirror. Out: a GangView per gang, a Landscape of the cluster. Separate from the reconcilers, because
-one settles each gang by itself and the other places them against each other, and neither may act on a gang that the
-other is busy with. Nothing here outlives a term: all of it is read off the objects again.
+A gang that one reconciler works on is in `busy`, and the others leave it alone. Nothing here outlives a leadership
+term: all of it is read from the objects again.
 """
 
 import zlib
@@ -32,6 +31,7 @@ from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
 from atoll.cluster.requests import Request, request_of
 from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import ClusterMirror, WatchedKind
 from atoll.service.clock import Clock
 
@@ -68,8 +68,8 @@ class GangCache:
         self.room_at_seconds = 0.0
         self._uids: dict[GangKey, set[str]] = {}
         self._written: dict[str, int] = {}
-        self._sites: dict[tuple[str, str, bool, bool], NodeDomains | Obstacle] = {}
-        self._landscape: tuple[tuple[int, str, str], PlacementSnapshot] | None = None
+        self._node_domains: dict[tuple[str, str, bool, bool], NodeDomains | Obstacle] = {}
+        self._snapshot: tuple[tuple[int, str, str], PlacementSnapshot] | None = None
         self._needs: dict[str, tuple[PodSpec, dict[str, int]]] = {}
         for pod in mirror.pods.by_uid.values():
             self._note(pod)
@@ -77,7 +77,7 @@ class GangCache:
     def observe(self, kind: WatchedKind, change: Change[Any]) -> GangKey | None:
         """Take a change of any object; return the gang that it concerns."""
         if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY, WatchedKind.REPORT} and not _is_in_place(kind, change):
-            self._sites.clear()
+            self._node_domains.clear()
         if kind is WatchedKind.POD and change.kind is ChangeKind.DELETED:
             self._needs.pop(change.object.metadata.uid, None)
         if kind is WatchedKind.GANG:
@@ -158,8 +158,8 @@ class GangCache:
         policy = policy_for(self.rules.policy, self.rules.bounds, gang.spec.wait_for_pods_ready)
         if isinstance(policy, OutOfBounds):
             return GangView(gang, members, self.rules.policy, Obstacle("OutOfBounds", policy.message))
-        site = self.site(gang)
-        return GangView(gang, members, policy, site if isinstance(site, Obstacle) else None)
+        domains = self.node_domains(gang)
+        return GangView(gang, members, policy, domains if isinstance(domains, Obstacle) else None)
 
     def holds(self, pod: Pod) -> bool:
         """Tell whether GPUs are reserved for a pod, or are just being reserved."""
@@ -173,7 +173,7 @@ class GangCache:
         times = (seconds_of(record.created) for record in self.mirror.ledger.leases_of(pod.metadata.uid))
         return min((time for time in times if time is not None), default=None)
 
-    def site(self, gang: GpuGang) -> NodeDomains | Obstacle:
+    def node_domains(self, gang: GpuGang) -> NodeDomains | Obstacle:
         """Return where the nodes stand for this gang."""
         topology = choose_topology(gang.spec, self.topologies())
         if isinstance(topology, Obstacle):
@@ -183,11 +183,11 @@ class GangCache:
         is_confined = is_strict or gang.spec.topology_name is not None
         version = topology.metadata.resource_version if topology is not None else ""
         key = (topology.metadata.name if topology is not None else "", version, is_strict, is_confined)
-        if key not in self._sites:
-            self._sites[key] = node_domains_of(
+        if key not in self._node_domains:
+            self._node_domains[key] = node_domains_of(
                 topology, nodes, self.mirror.reports, strict=is_strict, confined=is_confined
             )  # fmt: skip
-        return self._sites[key]
+        return self._node_domains[key]
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
         """Return what each member asks for, by uid; or why one of them cannot be served."""
@@ -203,21 +203,21 @@ class GangCache:
 
     # The cluster
 
-    def landscape(self) -> PlacementSnapshot:
+    def snapshot(self) -> PlacementSnapshot:
         """Return the cluster at this moment; the same one as long as nothing changes."""
         mirror, ledger = self.mirror, self.mirror.ledger
         cells = ledger.cells(now_seconds=self.clock.monotonic_seconds())
         moment = (ledger.revision, mirror.pods.resource_version, mirror.nodes.resource_version)
-        if self._landscape is None or self._landscape[0] != moment:
-            self._landscape = (moment, self._look_around(dict(cells)))
-        return self._landscape[1]
+        if self._snapshot is None or self._snapshot[0] != moment:
+            self._snapshot = (moment, self._take_snapshot(dict(cells)))
+        return self._snapshot[1]
 
     def admitted(self) -> dict[GangKey, GangView]:
         """Return every admitted gang."""
         views = {(one.metadata.namespace, one.metadata.name): self.view(one) for one in self.gangs()}
         return {key: view for key, view in views.items() if view.is_admitted}
 
-    def _look_around(self, cells: dict[str, Cell]) -> PlacementSnapshot:
+    def _take_snapshot(self, cells: dict[str, Cell]) -> PlacementSnapshot:
         on: dict[str, list[Pod]] = {}
         for pod in self.mirror.pods.by_uid.values():
             node = pod.spec.node_name or self._coming_to(pod)
@@ -261,6 +261,12 @@ def _is_in_place(kind: WatchedKind, change: Change[Any]) -> bool:
     if kind is WatchedKind.NODE:
         return bool(change.old.metadata.labels == change.object.metadata.labels)
     return kind is WatchedKind.REPORT and fabric_clique(change.old) == fabric_clique(change.object)
+
+
+def gang_reference(gang: GpuGang) -> ObjectReference:
+    """Return the reference under which events of a gang are found."""
+    metadata = gang.metadata
+    return ObjectReference(names.API_VERSION, "GpuGang", metadata.name, metadata.namespace, metadata.uid)
 
 
 def jitter_of(token: str) -> float:

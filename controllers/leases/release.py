@@ -1,7 +1,8 @@
-"""Frees the GPUs of pods that are gone or terminal, on proof and never without.
+"""Releases the GPUs of pods that are gone or terminal, on proof and never without.
 
-In: the Leases of one pod, how it left, the reports of its nodes. Out: its Leases deleted, all at once; or kept, marked
-in doubt once, and the agent asked for the report that is missing. Keys are pod uids.
+Without proof the pod's Leases stay, are marked in doubt once, and the node's agent is asked for the missing report. An
+agent publishes by itself when something changes and after each deletion of a GPU pod; it cannot know of a pod that it
+never saw, or of a deletion that only the controllers missed. Keys of the release are pod uids.
 """
 
 import asyncio
@@ -17,12 +18,15 @@ from atoll.cluster import pods
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod
 from atoll.cluster.release import ANSWERED_BY_A_REPORT, Doubt, PodTermination, Proof, judge, version_number
+from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import NotFound
 from atoll.kube.mirror import WatchedKind
+from atoll.kube.patches import merge_patch
 from controllers.context import Context, node_reference
-from controllers.lease_writes import annotate_lease, delete_lease
-from controllers.lookups import look_up
-from controllers.pod_terminations import DeletedPod, PodTerminations
+from controllers.leases.terminations import DeletedPod, PodTerminations
+from controllers.leases.writes import annotate_lease, delete_lease
+from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
 
@@ -48,13 +52,13 @@ class _PodInDoubt:
 
 
 class ReleaseReconciler:
-    """Judges departures and ends Leases."""
+    """Judges terminations and ends Leases."""
 
     name = "release"
 
-    def __init__(self, context: Context, departures: PodTerminations, ask_evidence: AskEvidence) -> None:
+    def __init__(self, context: Context, terminations: PodTerminations, ask_evidence: AskEvidence) -> None:
         self._context = context
-        self._departures = departures
+        self._terminations = terminations
         self._ask_evidence = ask_evidence
         self._doubted: dict[str, _PodInDoubt] = {}
 
@@ -66,7 +70,7 @@ class ReleaseReconciler:
             record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
             return (record.holder.uid,) if record is not None and self._has_left(record.holder.uid) else ()
         if kind is WatchedKind.REPORT:
-            return self._departures.open_on(change.object.metadata.name)
+            return self._terminations.open_on(change.object.metadata.name)
         return ()
 
     def all_keys(self) -> Iterable[str]:
@@ -90,31 +94,31 @@ class ReleaseReconciler:
         again: list[float] = []
         for _, group in groupby(leases, key=lambda record: record.node):
             records = tuple(group)
-            departure = self._departure(pod, gone, records)
-            verdict = judge(departure)
+            termination = self._termination(pod, gone, records)
+            verdict = judge(termination)
             if isinstance(verdict, Proof):
                 await self._release(records, verdict)
             else:
-                again.append(await self._keep(records, departure, verdict))
-        self._context.metrics.departures_in_doubt.set(self._departures.count_open())
+                again.append(await self._keep(records, termination, verdict))
+        self._context.metrics.departures_in_doubt.set(self._terminations.count_open())
         return min(again, default=None)
 
     async def _gone(self, record: LeaseRecord) -> DeletedPod | None:
-        """Return how a pod went that the cache does not hold; None if it exists after all."""
+        """Return how a pod was deleted that the cache does not hold; None if it exists after all."""
         uid = record.holder.uid
-        known = self._departures.gone(uid)
+        known = self._terminations.gone(uid)
         if known is not None:
             return known
-        sighting = await look_up(self._context.api, record.holder)
-        if sighting.pod is not None:
+        lookup = await look_up(self._context.api, record.holder)
+        if lookup.pod is not None:
             return None
-        return self._departures.gone(uid) or self._departures.note_absence(uid, sighting.version)
+        return self._terminations.gone(uid) or self._terminations.note_absence(uid, lookup.version)
 
-    def _departure(self, pod: Pod | None, gone: DeletedPod | None, records: Sequence[LeaseRecord]) -> PodTermination:
+    def _termination(self, pod: Pod | None, gone: DeletedPod | None, records: Sequence[LeaseRecord]) -> PodTermination:
         if pod is not None:
-            return self._departures.ended(pod, records)
+            return self._terminations.ended(pod, records)
         assert gone is not None
-        return self._departures.departed(records[0].holder.uid, gone, records)
+        return self._terminations.departed(records[0].holder.uid, gone, records)
 
     async def _release(self, records: Sequence[LeaseRecord], proof: Proof) -> None:
         """Delete all Leases; a conflict means that one was marked meanwhile, and the next call finds it as it is."""
@@ -144,15 +148,15 @@ class ReleaseReconciler:
             )
         self._forget(holder.uid)
 
-    async def _keep(self, records: Sequence[LeaseRecord], departure: PodTermination, doubt: Doubt) -> float:
+    async def _keep(self, records: Sequence[LeaseRecord], termination: PodTermination, doubt: Doubt) -> float:
         """Keep the Leases; after a while say so on them, and ask for the report that is missing."""
         now = self._context.clock.monotonic_seconds()
-        agent_knows = departure.pod is not None and (departure.deletion_seen or not departure.is_deleted)
+        agent_knows = termination.pod is not None and (termination.deletion_seen or not termination.is_deleted)
         first_ask = now + DOUBT_SECONDS if agent_knows else now
-        doubted = self._doubted.setdefault(departure.uid, _PodInDoubt(now, first_ask))
+        doubted = self._doubted.setdefault(termination.uid, _PodInDoubt(now, first_ask))
         if doubt in ANSWERED_BY_A_REPORT and now >= doubted.ask_at_seconds:
             position = version_number(self._context.mirror.pods.resource_version)
-            self._ask_evidence(departure.node, max(departure.version, position))
+            self._ask_evidence(termination.node, max(termination.version, position))
             doubted.ask_at_seconds = now + doubted.pause_seconds
             doubted.pause_seconds = min(2 * doubted.pause_seconds, ASK_AGAIN_SECONDS_MAX)
         young_seconds = doubted.since_seconds + DOUBT_SECONDS - now
@@ -205,8 +209,58 @@ class ReleaseReconciler:
 
     def _forget(self, uid: str) -> None:
         self._doubted.pop(uid, None)
-        self._departures.close(uid)
-        self._context.metrics.departures_in_doubt.set(self._departures.count_open())
+        self._terminations.close(uid)
+        self._context.metrics.departures_in_doubt.set(self._terminations.count_open())
+
+
+class EvidenceReconciler:
+    """Keys are node names. `want` is called by the release; the loop writes, once per version."""
+
+    name = "evidence"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._wanted: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
+
+    def want(self, node: str, version: int) -> bool:
+        """Note that reports of `node` past `version` are wanted; False if that was asked for already."""
+        if version <= max(self._asked.get(node, 0), self._wanted.get(node, 0)):
+            return False
+        self._wanted[node] = version
+        return True
+
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:  # noqa: ARG002 - nothing concerns it
+        """Return nothing: only the release knows what is wanted."""
+        return ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return the nodes whose agents must still be asked."""
+        return tuple(self._wanted)
+
+    async def reconcile(self, node: str) -> float | None:
+        """Write the annotation, also over a version that no pod has reached yet: nobody who waits for proof wrote that.
+
+        A node without a report has no agent to be asked.
+        """
+        version = self._wanted.get(node, 0)
+        status = self._context.mirror.reports.get(node)
+        if not version or status is None:
+            self._wanted.pop(node, None)
+            return None
+        present = version_number(status.metadata.annotations.get(names.EVIDENCE_WANTED, ""))
+        if present < version or present > version_number(self._context.mirror.pods.resource_version):
+            body = merge_patch(uid=status.metadata.uid, annotations={names.EVIDENCE_WANTED: str(version)})
+            try:
+                await self._context.api.patch(paths.gpunodestatuses(node), body)
+            except NotFound:
+                self._wanted.pop(node, None)
+                return None
+            self._context.metrics.evidence_requests.inc()
+        self._asked[node] = version
+        if self._wanted.get(node) == version:
+            del self._wanted[node]
+        return None
 
 
 def _devices(records: Sequence[LeaseRecord]) -> str:

@@ -6,9 +6,8 @@ played by the test: they bind what is let go, and make it ready.
 """
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,17 +15,8 @@ from typing import Any
 
 from atoll.api import names
 from atoll.cluster.allocations import Allocation, allocation_annotations
-from atoll.kube.client import ApiClient
 from atoll.kube.errors import Unanswered
 from atoll.kube.microtime import format_microtime
-from atoll.kube.mirror import ClusterMirror
-from atoll.service.metrics import Metrics
-from controllers.context import Context
-from controllers.loops import Loop
-from controllers.metrics import controller_metrics
-from controllers.pod_terminations import PodTerminations
-from controllers.runner import build_loops
-from controllers.settings import ControllersSettings
 from tests.builders import pod_json, report_json
 from tests.controllers.harness import (
     CLAIMS,
@@ -35,14 +25,13 @@ from tests.controllers.harness import (
     PODS,
     REPORTS,
     FaultyApi,
-    HurriedClock,
     InMemoryServer,
-    Notes,
+    Term,
+    leading,
     strip_version,
 )  # fmt: skip
 from tests.fakes.api_server import Object
 from tests.fakes.clock import until
-from tests.kube.conftest import kubeconfig, no_wait
 
 GANGS = "/apis/gpu.scheduling/v1/namespaces/team/gpugangs"
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
@@ -72,21 +61,6 @@ class MortalApi(FaultyApi):
             raise Unanswered("killed", path=path, sent=self.is_after)
         answer: bytes = await send()
         return answer
-
-
-@dataclass
-class Term:
-    """One term of leadership."""
-
-    api: MortalApi
-    mirror: ClusterMirror
-    notes: Notes
-    loops: tuple[Loop[Any], ...]
-
-    def resync(self) -> None:
-        """Look at everything again, as the process does every half minute."""
-        for loop in self.loops:
-            loop.resync()
 
 
 class GangHarness:
@@ -204,45 +178,13 @@ async def cluster(*nodes: str, **options: Any) -> AsyncIterator[GangHarness]:
         yield made
 
 
-@asynccontextmanager
-async def term(
+def term(
     made: GangHarness, folder: Path, *, dies_at: int = 0, is_after: bool = False, settings: dict[str, Any] | None = None
-) -> AsyncIterator[Term]:
+) -> AbstractAsyncContextManager[Term]:
     """Lead: mirror and loops over the server, until the block ends."""
-    clock = HurriedClock()
-    config = kubeconfig(folder, made.server.url)
-    async with await ApiClient.connect(config, requests_per_second=1e6, burst=10_000, sleep=no_wait) as client:
-        mirror = ClusterMirror(client, clock, with_gangs=True)
-        departures, notes, tokens = PodTerminations(mirror), Notes(), itertools.count()
-        api = MortalApi(client, dies_at, is_after)
-        context = Context(
-            api=api,
-            mirror=mirror,
-            clock=clock,
-            events=notes,
-            metrics=controller_metrics(Metrics("test")),
-            new_token=lambda: f"token-{next(tokens)}",
-        )
-        loops: list[Loop[Any]] = []
-
-        def observe(kind: Any, change: Any) -> None:
-            departures.observe(kind, change)
-            for loop in loops:
-                loop.observe(kind, change)
-
-        mirror.on_change(observe)
-        watching = asyncio.ensure_future(mirror.run())
-        await mirror.synced()
-        loops += build_loops(context, departures, ControllersSettings(claim_status_seconds=0.0, **(settings or {})))
-        working = [asyncio.ensure_future(loop.run()) for loop in loops]
-        found = Term(api, mirror, notes, tuple(loops))
-        found.resync()
-        try:
-            yield found
-        finally:
-            for task in (watching, *working):
-                task.cancel()
-            await asyncio.gather(watching, *working, return_exceptions=True)
+    return leading(
+        made.server, folder, lambda client: MortalApi(client, dies_at, is_after), with_gangs=True, settings=settings
+    )
 
 
 async def settled(running: Term, condition: Callable[[], object], *, seconds: float = 8.0) -> None:

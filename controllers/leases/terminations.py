@@ -1,8 +1,7 @@
-"""The memory of pods that left: how each went, and what its node's reports have said since.
+"""How each deleted or terminal pod ended, and what its node's reports have said since.
 
-In: every change of pods and reports, from the start of the process on, so that a standby that becomes leader knows what
-it saw. Out: a Departure per pod and node, ready to be judged. What was not seen must be looked up by the caller.
-Bounded: a forgotten departure is looked up again, which needs more evidence, never less.
+Follows pods and reports from the start of the process, so that a standby that becomes leader knows what it saw.
+Bounded: a forgotten pod is looked up again, which needs more evidence, never less.
 """
 
 from collections import OrderedDict
@@ -66,7 +65,7 @@ class PodTerminations:
         return gone
 
     def open_on(self, node: str) -> tuple[str, ...]:
-        """Return the uids whose departure waits for reports of a node."""
+        """Return the uids whose termination waits for reports of a node."""
         return tuple(self._nodes.get(node, ()))
 
     def count_open(self) -> int:
@@ -74,19 +73,19 @@ class PodTerminations:
         return len({uid for uid, _ in self._open})
 
     def departed(self, uid: str, gone: DeletedPod, leases: Sequence[LeaseRecord]) -> PodTermination:
-        """Return the departure of a deleted pod on the node of its `leases`, with every report folded in."""
+        """Return the termination of a deleted pod on the node of its `leases`, with every report folded in."""
         known = self._open.get((uid, leases[0].node))
         if known is not None and known.is_deleted and known.deletion_seen == gone.is_seen:
             return known
         return self._begin(uid, gone.pod, leases, version=gone.version, is_deleted=True, deletion_seen=gone.is_seen)
 
     def ended(self, pod: Pod, leases: Sequence[LeaseRecord]) -> PodTermination:
-        """Return the departure of a terminal pod that still exists; reports count from when it was first so."""
+        """Return the termination of a terminal pod that still exists; reports count from when it was first so."""
         known = self._open.get((pod.metadata.uid, leases[0].node))
         if known is not None:
-            departure = replace(known, pod=pod)
-            self._open[departure.uid, departure.node] = departure
-            return departure
+            termination = replace(known, pod=pod)
+            self._open[termination.uid, termination.node] = termination
+            return termination
         version = version_number(pod.metadata.resource_version)
         return self._begin(pod.metadata.uid, pod, leases, version=version, is_deleted=False, deletion_seen=False)
 
@@ -109,7 +108,7 @@ class PodTerminations:
         deletion_seen: bool,
     ) -> PodTermination:
         node = leases[0].node
-        departure = PodTermination(
+        termination = PodTermination(
             uid=uid,
             node=node,
             pod=pod,
@@ -123,10 +122,10 @@ class PodTerminations:
         )
         status = self._mirror.reports.get(node)
         if status is not None and status.status is not None:
-            departure = observe(departure, status.status)
-        self._open[uid, node] = departure
+            termination = observe(termination, status.status)
+        self._open[uid, node] = termination
         self._nodes.setdefault(node, set()).add(uid)
-        return departure
+        return termination
 
     def _observe_pod(self, change: Change[Any]) -> None:
         pod: Pod = change.object

@@ -1,8 +1,9 @@
-"""Makes Leases say what bound pods prove.
+"""Repairs Leases: writes missing ones of bound pods again, and makes unreadable ones readable.
 
-In: a bound pod and the Leases of its devices. Out: missing Leases written again, also of a pod that left after it had
-lost one, whose release then needs proof like any other; a device that somebody else holds is
-told as double use and nothing is released. Keys are pod uids. Unreadable Leases are the business of `relabel`.
+A missing Lease is also written again for a deleted pod that had lost it, whose release then needs proof like any other.
+A GPU that another holder has is reported as double use; nothing is released. An unreadable Lease (somebody edited its
+annotations) gets them from its *name*, and its holder from the one bound pod that names the GPU; until it can be read,
+nobody gets that GPU.
 """
 
 import asyncio
@@ -17,22 +18,24 @@ from atoll.cluster.allocations import Allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.holds import HoldSource
 from atoll.cluster.leases import Holder, LeaseRecord, Reservation, lease_body, lease_name, parse_lease
-from atoll.cluster.objects import Pod
-from atoll.cluster.repairs import MissingLease, required_leases
+from atoll.cluster.objects import Lease, Pod
+from atoll.cluster.repairs import MissingLease, device_of_lease_name, owner_of_unreadable, required_leases
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.errors import AlreadyExists
+from atoll.kube.errors import AlreadyExists, NotFound
+from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import WatchedKind
+from atoll.kube.patches import merge_patch
 from controllers.context import Context, holder_reference, pod_reference
-from controllers.lease_writes import read_lease
-from controllers.lookups import look_up
+from controllers.leases.writes import read_lease
+from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
 
 ATTEMPT = "repair"
 
 
-class RepairReconciler:
+class MissingLeaseRepair:
     """Every device of a bound pod has its Lease."""
 
     name = "repair"
@@ -72,12 +75,12 @@ class RepairReconciler:
         missing, contested = self._compare(pod)
         if not missing and not contested:
             return None
-        sighting = await look_up(self._context.api, pods.holder_of(pod))
-        live = set(required_leases(sighting.pod)) if sighting.pod is not None else set()
+        lookup = await look_up(self._context.api, pods.holder_of(pod))
+        live = set(required_leases(lookup.pod)) if lookup.pod is not None else set()
         won = await asyncio.gather(*(self._create(pods.holder_of(pod), lease) for lease in missing if lease in live))
         lost = [lease for lease, is_ours in zip((m for m in missing if m in live), won, strict=True) if not is_ours]
         for lease in (*lost, *(c for c in contested if c in live)):
-            await self._tell_double_use(pod, lease)
+            await self._record_double_use(pod, lease)
         return None
 
     def _holds_all(self, uid: str, allocation: Allocation) -> bool:
@@ -126,8 +129,8 @@ class RepairReconciler:
         except MalformedValue:
             return None
 
-    async def _tell_double_use(self, pod: Pod, lease: MissingLease) -> None:
-        """Tell it if the live Lease confirms it: Leases and pods come by two watches, one may be behind."""
+    async def _record_double_use(self, pod: Pod, lease: MissingLease) -> None:
+        """Record it if the live Lease confirms it: Leases and pods come by two watches, one may be behind."""
         other = await self._live_holder(lease)
         if other is None or other.uid == lease.holder.uid:
             return
@@ -143,6 +146,76 @@ class RepairReconciler:
             action="Repair",
             type="Warning",
         )
+
+
+class UnreadableLeaseRepair:
+    """Every GPU Lease can be read."""
+
+    name = "relabel"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
+        """Return the Lease that changed, if it cannot be read."""
+        if kind is not WatchedKind.LEASE or change.kind is ChangeKind.DELETED:
+            return ()
+        name = change.object.metadata.name
+        return (name,) if name in self._context.mirror.ledger.unreadable_leases else ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return every unreadable Lease."""
+        return tuple(self._context.mirror.ledger.unreadable_leases)
+
+    async def reconcile(self, name: str) -> float | None:
+        """Write the Lease anew as far as it can be known. Raises KubeError."""
+        ledger = self._context.mirror.ledger
+        lease = self._context.mirror.leases.store.get((names.SYSTEM_NAMESPACE, name))
+        reason = ledger.unreadable_leases.get(name)
+        if lease is None or reason is None:
+            return None
+        self._context.events.record(
+            ObjectReference("coordination.k8s.io/v1", "Lease", name, names.SYSTEM_NAMESPACE, lease.metadata.uid),
+            reason=names.REASON_UNREADABLE_LEASE,
+            note=f"nobody gets the GPU of this Lease until it can be read: {reason}",
+            action="Repair",
+            type="Warning",
+        )
+        owner = owner_of_unreadable(name, ledger.pods)
+        if owner is not None and await self._is_confirmed(owner):
+            annotations = _device_annotations(owner.node, owner.device_id, owner.device_uuid)
+            await self._write(lease, annotations, {"holderIdentity": str(owner.holder)})
+            return None
+        device = device_of_lease_name(name, ledger.nodes)
+        annotations = _device_annotations(*device) if device is not None else {}
+        if any(lease.metadata.annotations.get(key) != value for key, value in annotations.items()):
+            await self._write(lease, annotations, None)
+        return None
+
+    async def _is_confirmed(self, owner: MissingLease) -> bool:
+        lookup = await look_up(self._context.api, owner.holder)
+        return lookup.pod is not None and owner in required_leases(lookup.pod)
+
+    async def _write(self, lease: Lease, annotations: dict[str, str], spec: dict[str, str] | None) -> None:
+        metadata = lease.metadata
+        sections = {"spec": spec} if spec is not None else {}
+        body = merge_patch(
+            uid=metadata.uid, resource_version=metadata.resource_version, annotations=annotations, **sections
+        )
+        try:
+            await self._context.api.patch(paths.leases(names.SYSTEM_NAMESPACE, metadata.name), body)
+        except NotFound:
+            return
+        self._context.metrics.leases_rewritten.inc()
+        log.warning("Wrote an unreadable Lease anew", lease=metadata.name, holder=spec)
+
+
+def _device_annotations(node: str, device_id: int, device_uuid: str) -> dict[str, str]:
+    return {
+        names.LEASE_NODE: node,
+        names.LEASE_DEVICE_ID: str(device_id),
+        names.LEASE_DEVICE_UUID: device_uuid,
+    }
 
 
 def _lacking(record: LeaseRecord) -> MissingLease:

@@ -1,8 +1,4 @@
-"""The writes on GPU Leases, each with its preconditions.
-
-In: a Lease record. Out: whether it was written. Separate, so that no Lease is ever deleted or changed without naming
-the very object and version that the decision was made on.
-"""
+"""Fenced writes of GPU Leases: each names the object and the version that the decision was made on."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,9 +7,9 @@ from atoll.api import names
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Lease, decode_lease
 from atoll.kube import paths
+from atoll.kube.api import Api
 from atoll.kube.errors import Conflict, NotFound
 from atoll.kube.patches import delete_options, merge_patch
-from controllers.api import Api
 
 
 async def delete_lease(api: Api, record: LeaseRecord) -> bool:

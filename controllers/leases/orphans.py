@@ -1,11 +1,9 @@
-"""Ends Leases of pods that live but never got the device: reservations that expired, leftovers beside the real one.
+"""Ends Leases of living pods that are not bound to the GPU: expired reservations, and strays beside the real one.
 
-In: the Leases of one living pod. Out: expired ones taken back behind a fence, strays deleted after a live look. Nothing
-is decided by the clock or by the cache alone. Keys are pod uids.
-
-Taking back, in this order: mark the Leases as fenced (from now on no bind adopts them), move the pod's resourceVersion
-(from now on no Binding that was prepared before can land), and only if the answer to that very write shows no node
-delete the Leases. The pod's version is moved by its wake-up annotation, which also makes kube-scheduler try it again.
+An expired reservation ends in this order: mark its Leases as fenced (no bind adopts them from now on), move the pod's
+resourceVersion (no Binding that was prepared before can land from now on), and delete the Leases only if the answer to
+that very write shows no node. The wake-up annotation moves the version, which also makes kube-scheduler try the pod
+again. Strays are deleted after a live look-up. Neither the clock nor the cache decides alone. Keys are pod uids.
 """
 
 import asyncio
@@ -28,8 +26,8 @@ from atoll.kube.microtime import format_microtime, parse_microtime
 from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, holder_reference
-from controllers.lease_writes import annotate_lease, delete_lease
-from controllers.lookups import look_up
+from controllers.leases.writes import annotate_lease, delete_lease
+from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +40,7 @@ WAIT_SECONDS_MAX = 3600.0
 
 
 class OrphanReconciler:
-    """Takes back what a living pod holds without being bound to it. `release` is told of pods that turned out gone."""
+    """Unreserves what a living pod holds without being bound to it. `release` is called with pods that are gone."""
 
     name = "orphans"
 
@@ -84,7 +82,7 @@ class OrphanReconciler:
             return None
         if mirror.unready_reason():
             return BLIND_SECONDS
-        standings = {record.lease_name: self._standing(record, pod) for record in leases}
+        standings = {record.lease_name: self._state(record, pod) for record in leases}
         overdue = [record for record in leases if standings[record.lease_name] is LeaseState.OVERDUE]
         strays = [record for record in leases if standings[record.lease_name] is LeaseState.STRAY]
         if overdue:
@@ -94,7 +92,7 @@ class OrphanReconciler:
         waits = [self._wait_seconds(r) for r in leases if standings[r.lease_name] is LeaseState.RESERVED]
         return min(waits, default=None)
 
-    def _standing(self, record: LeaseRecord, pod: Pod) -> LeaseState:
+    def _state(self, record: LeaseRecord, pod: Pod) -> LeaseState:
         past = format_microtime(self._context.clock.now() - timedelta(seconds=SKEW_SECONDS))
         return lease_state(record, pod, past if self._own_seconds(record) > 0 else NEVER)
 
@@ -130,7 +128,7 @@ class OrphanReconciler:
         if pod is None:
             self._release(records[0].holder.uid)
             return
-        states = {record.lease_name: self._standing(record, pod) for record in fenced}
+        states = {record.lease_name: self._state(record, pod) for record in fenced}
         ended = [r for r in fenced if states[r.lease_name] in {LeaseState.OVERDUE, LeaseState.STRAY}]
         kept = [r for r in fenced if states[r.lease_name] is LeaseState.HELD]
         await self._delete(ended, outcome="taken-back")
@@ -150,11 +148,11 @@ class OrphanReconciler:
 
     async def _delete_strays(self, records: Sequence[LeaseRecord]) -> None:
         """Delete Leases that the bound pod does not name, if a live look confirms it: a pod's node never changes."""
-        sighting = await look_up(self._context.api, records[0].holder)
-        if sighting.pod is None:
+        lookup = await look_up(self._context.api, records[0].holder)
+        if lookup.pod is None:
             self._release(records[0].holder.uid)
             return
-        ended = [record for record in records if self._standing(record, sighting.pod) is LeaseState.STRAY]
+        ended = [record for record in records if self._state(record, lookup.pod) is LeaseState.STRAY]
         await self._delete(ended, outcome="stray")
 
     async def _delete(self, records: Sequence[LeaseRecord], *, outcome: str) -> None:

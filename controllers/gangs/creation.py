@@ -1,8 +1,7 @@
-"""Makes the GpuGang of pods that only say how many they are, and ends it with them.
+"""Creates the GpuGang of pods that only give their gang's name and size, and deletes it after them.
 
-In: pods with the annotations `gang` and `gang-size` and no GpuGang of that name. Out: one, owned by the pods' owner
-where they have one. Without a size nobody knows when the gang is complete: its pods wait, and an event says so. A gang
-made here ends with its owner, or with the last of its pods; a successor of the same name starts with a clean record.
+Without a size nobody knows when the gang is complete: its pods wait, and an event says so. The gang is owned by the
+pods' controller where they have one, and ends with it, or with the last of its pods.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from atoll.kube.patches import delete_options
 from controllers.context import Context, pod_reference
-from controllers.gang_cache import GangCache
+from controllers.gangs.cache import GangCache
 
 PODS = "pods"
 """Value of the mark on a gang that was made for pods without an owner."""
@@ -27,21 +26,21 @@ AGAIN_SECONDS = 0.5
 REFUSED_SECONDS = 30.0
 NOTE_LENGTH_MAX = 900
 RETURN_SECONDS = 600.0
-"""So long after its pause the record of a gang without pods is kept: its owner may be slow to make them."""
+"""How long after its pause a gang without pods is kept: its owner may be slow to make them."""
 KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
 
 class GangMaker:
-    """Creates and deletes gangs that nobody wrote down."""
+    """Creates and deletes GpuGangs for pods that have none."""
 
-    def __init__(self, context: Context, book: GangCache) -> None:
+    def __init__(self, context: Context, cache: GangCache) -> None:
         self._context = context
-        self._book = book
+        self._cache = cache
 
     async def make(self, key: GangKey) -> float | None:
         """Create the gang that the pods describe, if they describe one. Raises KubeError."""
-        members = [pod for pod in self._book.pods_of(key) if pod.metadata.deletion_timestamp is None]
+        members = [pod for pod in self._cache.pods_of(key) if pod.metadata.deletion_timestamp is None]
         if not members:
             return None
         size = size_of(members)
@@ -50,7 +49,7 @@ class GangMaker:
                 f"there is no GpuGang {key[1]!r}, and the pods do not say how many they are: create it, or set the "
                 f"annotation {names.GANG_SIZE} on every one of them, to the same number"
             )
-            self._tell(members, note)
+            self._record_event(members, note)
             return None
         owner = owner_of(members)
         pod_sets = pod_sets_of(members, size)
@@ -59,7 +58,7 @@ class GangMaker:
                 f"there is no GpuGang {key[1]!r} yet: it is made when all of its {size} pods are there, {len(members)} "
                 "by now, and either all name a pod set or none does"
             )
-            self._tell(members, note)
+            self._record_event(members, note)
             return None
         body = gang_body(key, pod_sets, owner, topology_of(members))
         try:
@@ -68,7 +67,7 @@ class GangMaker:
             return AGAIN_SECONDS
         except (Forbidden, Invalid) as error:
             note = f"the GpuGang {key[1]!r} that the pods describe cannot be made; create one yourself: {error}"
-            self._tell(members, note[:NOTE_LENGTH_MAX])
+            self._record_event(members, note[:NOTE_LENGTH_MAX])
             return REFUSED_SECONDS
         return None
 
@@ -77,7 +76,7 @@ class GangMaker:
         made_for = gang.metadata.annotations.get(names.GANG_MADE_FOR)
         if made_for is None:
             return False
-        members = self._book.pods_of(key_of(gang))
+        members = self._cache.pods_of(key_of(gang))
         owner = owner_of([pod for pod in members if pod.metadata.deletion_timestamp is None])
         is_another = owner is not None and made_for != owner.uid
         is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())
@@ -93,10 +92,10 @@ class GangMaker:
     def _may_come_back(self, status: GpuGangStatus) -> bool:
         """Tell whether the gang waits out a pause, or its owner was resumed a while ago and makes new pods."""
         requeue_at = seconds_of(status.requeue_state.requeue_at or "") if status.requeue_state is not None else None
-        is_expected = requeue_at is not None and requeue_at + RETURN_SECONDS > self._book.now_seconds()
+        is_expected = requeue_at is not None and requeue_at + RETURN_SECONDS > self._cache.now_seconds()
         return bool(status.suspended_owners) or is_expected
 
-    def _tell(self, members: Sequence[Pod], note: str) -> None:
+    def _record_event(self, members: Sequence[Pod], note: str) -> None:
         for pod in members[:8]:
             self._context.events.record(
                 pod_reference(pod), reason=names.REASON_GANG_WAITING, note=note, action="Wait", type="Warning"
