@@ -17,7 +17,7 @@ from atoll.cluster.ledger import Ledger, TentativePlacement
 from atoll.cluster.ledger_dump import encode_memory, ledger_dump_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.request_history import encode_past_asks, request_history_of
-from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
 from atoll.kube.authorization import PathAuthorizer
@@ -34,6 +34,7 @@ from extender.metrics import extender_metrics
 from extender.node_backoff import NodeBackoff
 from extender.nominations import Nominations
 from extender.pending_releases import PendingReleases
+from extender.reading import resolve_request
 from extender.victims import Preemptor, choose_victims
 from topology.demand import PRIOR, Demand
 
@@ -216,8 +217,7 @@ class ExtenderHandlers:
         return judge_nodes(call.node_names or (), question, self._parts.mirror.ledger)
 
     def _request(self, pod: Pod) -> Request | Rejection:
-        claim = self._parts.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
-        return request_of(pod, claim, is_admitted=bool(self._parts.mirror.ledger.leases_of(pod.metadata.uid)))
+        return resolve_request(self._parts.mirror, pod)
 
     def _expect(self, uid: str, candidate: Candidate | None) -> None:
         """Count the set that the pod will probably get for the pods that are filtered before its bind arrives."""

@@ -59,9 +59,9 @@ def _deletes_without_preconditions() -> Undo:
 
 
 def _assume_after_the_first_await() -> Undo:
-    original, assume = binder.reserve, Ledger.assume
+    original, assume = reservations.create_leases, Ledger.assume
 
-    async def reserve(client: Any, attempt: Any, allocation: Any) -> Any:
+    async def create(client: Any, attempt: Any, allocation: Any) -> Any:
         lost = await original(client, attempt, allocation)
         if binder_ledgers:
             assume(binder_ledgers[-1], attempt.reservation.holder.uid, allocation, attempt=attempt.reservation.attempt)
@@ -73,7 +73,7 @@ def _assume_after_the_first_await() -> Undo:
         self.drop_tentative(uid)
         binder_ledgers.append(self)
 
-    return swapping((binder, "reserve", reserve), (Ledger, "assume", late))
+    return swapping((reservations, "create_leases", create), (Ledger, "assume", late))
 
 
 def _attempts_without_tokens() -> Undo:
@@ -103,7 +103,7 @@ def _taken_over_leases_go_back() -> Undo:
             super().__init__(*facts)
             self.adopted = Forgetful()
 
-    return swapping((binder, "BindAttempt", UnguardedAttempt))
+    return swapping((reservations, "BindAttempt", UnguardedAttempt))
 
 
 def _take_over_without_moving_the_pod() -> Undo:
