@@ -13,7 +13,8 @@ from aiohttp import web
 from atoll.api import names
 from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import DisruptionBudgets
-from atoll.cluster.ledger import Ledger, TentativePlacement
+from atoll.cluster.cells import TentativePlacement
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.ledger_dump import encode_memory, ledger_dump_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.request_history import encode_past_asks, request_history_of

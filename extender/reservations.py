@@ -23,9 +23,10 @@ from atoll.api import names
 from atoll.api.claims import VisibleDevices
 from atoll.cluster import pods
 from atoll.cluster.allocations import DEVICES_MAX, Allocation
+from atoll.cluster.cells import TentativePlacement
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
-from atoll.cluster.ledger import Ledger, TentativePlacement
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Pod, decode_lease
 from atoll.cluster.requests import Rejection, Request
 from atoll.kube import paths

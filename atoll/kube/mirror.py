@@ -20,7 +20,7 @@ from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.release import version_number
-from atoll.cluster.reports import reason_of_the_past, silence_seconds_max, take_report
+from atoll.cluster.reports import reason_of_the_past, silence_seconds_max
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
@@ -206,7 +206,7 @@ class ClusterMirror:
             self.ledger.drop_report(name)
             return
         self.reports[name] = change.object
-        take_report(self.ledger, change.object, self.nodes.store.get(("", name)))
+        self.ledger.take_report(change.object, self.nodes.store.get(("", name)))
 
 
 def _has_successor(reflector: Reflector[Any], change: Change[Any]) -> bool:

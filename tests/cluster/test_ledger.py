@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.cells import TentativePlacement
 from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.holds import Hold, HoldSource
 from atoll.cluster.leases import Holder, lease_name, parse_lease
-from atoll.cluster.ledger import Ledger, TentativePlacement
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Pod
 from tests.builders import make_allocation, make_lease, make_pod, make_report, uuid_of
 from topology.demand import PRIOR

@@ -4,7 +4,6 @@ import orjson
 import pytest
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.device_history import occupancy
 from atoll.cluster.leases import Holder, lease_name
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod, decode_pod
@@ -57,7 +56,7 @@ def test_lease_lost_before_its_pod_went_is_kept_in_mind(ledger: Ledger, is_pod_f
         act()
 
     assert not is_free(ledger)
-    assert occupancy(ledger, "n1", 0, uuid_of("n1", 0)) is Occupancy.IN_DOUBT
+    assert ledger.occupancy("n1", 0, uuid_of("n1", 0)) is Occupancy.IN_DOUBT
     assert [record.lease_name for record in ledger.lost.records("u1")] == [NAME]
     assert list(ledger.lost.departed()) == ["u1"]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.cluster import release as proof
+from atoll.cluster.holds import DeviceHolds
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.lost_leases import LostLeases
 from atoll.cluster.objects import Pod
@@ -210,13 +211,13 @@ def _what_kubelet_lists_does_not_matter() -> Undo:
 
 
 def _annotation_does_not_outrank_the_lease() -> Undo:
-    original = Ledger._hold
+    original = DeviceHolds._hold
 
-    def hold(self: Ledger, node: str, ids: Any, uuids: Any, hold: Any) -> None:
+    def hold(self: DeviceHolds, node: str, ids: Any, uuids: Any, hold: Any) -> None:
         if hold.source != "pod":
             original(self, node, ids, uuids, hold)
 
-    return swapping((Ledger, "_hold", hold))
+    return swapping((DeviceHolds, "_hold", hold))
 
 
 def _successor_taken_for_its_predecessor() -> Undo:
