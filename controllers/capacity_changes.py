@@ -6,6 +6,7 @@ GPUs. Separate from the wake-up, which only asks.
 
 from typing import Any
 
+from atoll.cluster.host_fit import is_ready
 from atoll.cluster.objects import Node
 from atoll.cluster.release import version_number
 from atoll.cluster.wakeups import NodeCapacity
@@ -74,7 +75,7 @@ class CapacityChanges:
         if change.kind is ChangeKind.DELETED:
             return False
         old, new = change.old, change.object
-        return not isinstance(old, Node) or (old.spec, old.metadata.labels) != (new.spec, new.metadata.labels)
+        return not isinstance(old, Node) or _what_admits(old) != _what_admits(new)
 
     def _agent_came_back(self, change: Change[Any]) -> bool:
         node = change.object.metadata.name
@@ -85,3 +86,8 @@ class CapacityChanges:
 
     def _claim_came(self, change: Change[Any]) -> bool:
         return change.kind is ChangeKind.ADDED
+
+
+def _what_admits(node: Node) -> tuple[object, ...]:
+    """Return all that `node_reason` reads of a Node."""
+    return node.spec, node.metadata.labels, is_ready(node)

@@ -20,6 +20,7 @@ from atoll.cluster.labels import holds
 from atoll.cluster.objects import (
     Container,
     Node,
+    NodeSelector,
     NodeSelectorTerm,
     PersistentVolume,
     PersistentVolumeClaim,
@@ -104,11 +105,16 @@ def node_reason(pod: Pod, node: Node) -> str:
     labels = node.metadata.labels
     if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
         return SELECTOR
-    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
-    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    required = required_affinity(pod)
     if required is not None and not matches_terms(required.node_selector_terms, node):
         return AFFINITY
     return ""
+
+
+def required_affinity(pod: Pod) -> NodeSelector | None:
+    """Return the node affinity that the pod requires."""
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
+    return affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
 
 
 def is_ready(node: Node) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.cluster.budgets import DisruptionBudgets
+from atoll.cluster.host_fit import node_reason
 from atoll.cluster.island_victims import VictimSet, demands_links, find_victims, lacks_only_links
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod
@@ -21,7 +22,7 @@ from atoll.cluster.occupants import NodeOccupancy, occupancy, pods_by_node
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
 from atoll.cluster.soft_reservations import SoftReservation, soft_reservation_of
-from atoll.cluster.wakeups import admits, is_rejected
+from atoll.cluster.wakeups import is_rejected
 
 PLANS_MAX = 5
 SEARCHED_NODES_MAX = 500
@@ -76,7 +77,7 @@ def plan_island(pod: Pod, request: Request, situation: PreemptionInput) -> tuple
         free = ledger.free(name, now_seconds=now, asking_uid=uid, asking_priority=priority)
         if (free & ledger.nodes[name].usable).bit_count() < request.ask.count:
             continue
-        if node is None or not admits(node, pod) or ledger.is_stale(name, now):
+        if node is None or node_reason(pod, node) or ledger.is_stale(name, now):
             continue
         if not isinstance(select(ledger.nodes[name], free, request), Rejection):
             return ()
