@@ -11,8 +11,8 @@ from atoll.cluster.objects import Node
 from atoll.cluster.release import version_number
 from atoll.cluster.wakeups import NodeCapacity
 from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.clock import Clock
 from atoll.kube.mirror import ClusterMirror, WatchedKind
-from atoll.service.clock import Clock
 
 
 class CapacityChanges:

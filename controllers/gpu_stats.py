@@ -7,10 +7,10 @@ the same, whether it leads or not, so that rules take the maximum over replicas.
 
 import math
 
+from atoll.api.times import parse_microtime
 from atoll.cluster.gpu_stats import GpuStats, gpu_stats_of
-from atoll.kube.microtime import parse_microtime
+from atoll.kube.clock import Clock
 from atoll.kube.mirror import ClusterMirror
-from atoll.service.clock import Clock
 from atoll.service.metrics import Metrics, Series
 
 FRESH_SECONDS = 5.0

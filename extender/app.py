@@ -22,9 +22,9 @@ from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
 from atoll.kube.authorization import PathAuthorizer
+from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError
 from atoll.kube.mirror import ClusterMirror
-from atoll.service.clock import Clock
 from atoll.service.http import Check, add_health, application
 from atoll.service.metrics import Metrics
 from extender import wire

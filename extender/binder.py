@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import structlog
 
 from atoll.api.claims import VisibleDevices
+from atoll.api.times import parse_microtime
 from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection
 from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError
-from atoll.kube.microtime import parse_microtime
 from atoll.kube.mirror import ClusterMirror
-from atoll.service.clock import Clock
 from extender.errors import BindInDoubt, BindRefused, BindsBusy
 from extender.posting import post_binding
 from extender.reading import describe, read_pod, resolve_request, standing_allocation

@@ -14,9 +14,9 @@ from typing import Any
 import structlog
 
 from atoll.api import names
+from atoll.api.times import parse_microtime
 from atoll.cluster.objects import Lease, LeaseSpec
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.microtime import parse_microtime
 from atoll.kube.mirror import ClusterMirror, WatchedKind
 
 log = structlog.get_logger(__name__)

@@ -15,8 +15,8 @@ from atoll.cluster.allocations import Allocation
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
 from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests, Unanswered
-from atoll.service.clock import Clock
 from extender.bind_plan import BindPlan, binding_body, fits_annotations
 from extender.errors import BindInDoubt, BindRefused
 from extender.reading import describe, read_live, standing_allocation

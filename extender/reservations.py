@@ -21,6 +21,7 @@ import structlog
 
 from atoll.api import names
 from atoll.api.claims import VisibleDevices
+from atoll.api.times import format_microtime
 from atoll.cluster import pods
 from atoll.cluster.allocations import DEVICES_MAX, Allocation
 from atoll.cluster.cells import TentativePlacement
@@ -31,10 +32,9 @@ from atoll.cluster.objects import Lease, Pod, decode_lease
 from atoll.cluster.requests import Rejection, Request
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, MalformedAnswer, NotFound
-from atoll.kube.microtime import format_microtime
 from atoll.kube.patches import delete_options
-from atoll.service.clock import Clock
 from extender.bind_plan import BindPlan, plan_on_node
 from extender.errors import BindRefused
 from extender.reading import decode_answer, read_live

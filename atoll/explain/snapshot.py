@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.budgets import DisruptionBudget
-from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass

@@ -14,6 +14,7 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import parse_microtime
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.leases import may_be_gpu_lease
@@ -25,7 +26,6 @@ from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
-from atoll.kube.microtime import parse_microtime
 from atoll.kube.reflector import Reflector
 
 BLIND_SECONDS_MAX = 120.0

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.api import names
+from atoll.api.times import format_microtime
 from atoll.cluster.allocations import Allocation, allocation_annotations
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import Unanswered
-from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
 from controllers.context import Context
