@@ -28,17 +28,15 @@ from atoll.cluster.gangs.preemption import (
 from atoll.cluster.gangs.queue import place_in_queue
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.objects import Pod
-from atoll.cluster.soft_reservations import SoftReservation
-from atoll.kube import paths
 from atoll.kube.budget_list import BudgetList
-from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests
-from atoll.kube.patches import merge_patch
+from atoll.kube.errors import ApiError, Conflict, KubeError, ServerError, TooManyRequests
 from controllers.context import Context
 from controllers.evictions import EvictionRefused, evict
 from controllers.gang_cache import GangCache
 from controllers.gang_eviction import evict_gang
 from controllers.gang_writes import each
 from controllers.gangs import gang_reference
+from controllers.soft_reservation_writes import write_kept
 
 log = structlog.get_logger(__name__)
 
@@ -169,12 +167,13 @@ class GangPreemption:
             await self._end("a more important gang has its turn")
         kept = turn.clearing.kept
         members = {member.uid: member.pod for member in asking.chosen if member.uid in kept}
-        answers = await each(members.items(), lambda entry: self._keep(entry[1], kept[entry[0]]))
+        answers = await each(members.items(), lambda entry: write_kept(self._context, entry[1], kept[entry[0]]))
         faults = [answer for answer in answers if isinstance(answer, BaseException)]
         self._turn = turn
         if faults:
             log.info("Could not keep GPUs for a gang", gang="/".join(turn.key), err=str(faults[0]))
-            await self._end("a member takes no annotation")
+            changed = all(isinstance(fault, Conflict) for fault in faults)
+            await self._end("a member changed meanwhile" if changed else "a member takes no annotation")
             return
         nodes = len({one.node for one in kept.values()})
         gpus = sum(len(one.device_ids) for one in kept.values())
@@ -185,12 +184,6 @@ class GangPreemption:
         self._tell(turn.key, names.REASON_GPUS_FREEING, note)
         log.info("Keeps GPUs for a gang", gang="/".join(turn.key), gpus=gpus, victims=victims)
         await self._reconcile_evictions(turn)
-
-    async def _keep(self, pod: Pod, kept: SoftReservation) -> None:
-        metadata = pod.metadata
-        body = merge_patch(uid=metadata.uid, annotations={names.KEPT: str(kept)})
-        await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
-        self._context.mirror.ledger.keep(metadata.uid, kept)
 
     async def _reconcile_evictions(self, turn: ActivePreemption) -> None:
         """Evict who has not gone yet; a disruption budget may put that off until the next look."""
@@ -233,18 +226,11 @@ class GangPreemption:
 
     async def _clear(self, pods: Iterable[Pod]) -> bool:
         """Keep nothing for these pods; False where one could not be written now, which must stop nobody else."""
-
-        async def clear(pod: Pod) -> None:
-            metadata = pod.metadata
-            body = merge_patch(uid=metadata.uid, annotations={names.KEPT: None})
-            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
-            self._context.mirror.ledger.keep(metadata.uid, None)
-
-        answers = await each(list(pods), clear)
+        answers = await each(list(pods), lambda pod: write_kept(self._context, pod, None))
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, ApiError):
                 raise answer
-        return not any(isinstance(answer, (ServerError, TooManyRequests)) for answer in answers)
+        return not any(isinstance(answer, (Conflict, ServerError, TooManyRequests)) for answer in answers)
 
     def _tell(self, key: GangKey, reason: str, note: str) -> None:
         gang = self._book.gang(key)

@@ -32,13 +32,13 @@ from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, KubeError, NotFound
 from atoll.kube.limits import TokenBucket
 from atoll.kube.mirror import WatchedKind
-from atoll.kube.patches import merge_patch
 from controllers.context import Context, pod_reference
 from controllers.eviction_progress import EvictionAttempt, EvictionStatus, EvictionStep, next_step
 from controllers.evictions import EvictionRefused, evict
 from controllers.gang_cache import GangCache
 from controllers.gang_eviction import evict_gang
 from controllers.settings import ControllersSettings
+from controllers.soft_reservation_writes import write_kept
 
 log = structlog.get_logger(__name__)
 
@@ -258,17 +258,13 @@ class PreemptionReconciler:
     async def _start(self, pod: Pod, plan: IslandPlan) -> bool:
         """Keep the GPUs for the pod as it was judged; False when it has changed since."""
         metadata = pod.metadata
-        body = merge_patch(
-            uid=metadata.uid, resource_version=metadata.resource_version, annotations={names.KEPT: str(plan.kept)}
-        )
         try:
-            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+            await write_kept(self._context, pod, plan.kept)
         except (NotFound, Conflict):
             return False
         except (Forbidden, Invalid) as error:
             self._give_up(pod, plan.node, f"the pod takes no annotation: {error}")
             return False
-        self._context.mirror.ledger.keep(metadata.uid, plan.kept)
         self._attempts[metadata.uid] = attempt = EvictionAttempt(self._now())
         self._context.metrics.preemptions.labels("begun").inc()
         self._context.events.record(
@@ -348,9 +344,8 @@ class PreemptionReconciler:
     async def _end(self, pod: Pod, node: str, reason: str) -> float | None:
         """Keep nothing any more for a pod that did not get its GPUs."""
         metadata = pod.metadata
-        body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, annotations={names.KEPT: None})
         try:
-            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+            await write_kept(self._context, pod, None)
         except NotFound:
             return None
         except Conflict:
