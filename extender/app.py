@@ -132,12 +132,12 @@ class ExtenderHandlers:
         return wire.bind_reply(error)
 
     async def show_memory(self, request: web.Request) -> web.Response:
-        """Tell what is held, to whom the API server lets read it."""
+        """Show what is held, to whom the API server lets read it."""
         now_seconds = self._parts.clock.monotonic_seconds()
         return await self._shown(request, lambda ledger: encode_memory(ledger_dump_of(ledger, now_seconds)))
 
     async def show_request_history(self, request: web.Request) -> web.Response:
-        """Tell by which asks of the past sets are weighed, to whom the API server lets read it."""
+        """Show the past requests by which sets are weighed, to whom the API server lets read it."""
         return await self._shown(request, lambda ledger: encode_past_asks(request_history_of(ledger)))
 
     async def _shown(self, request: web.Request, encode: Callable[[Ledger], bytes]) -> web.Response:

@@ -1,10 +1,10 @@
-"""Posting the Binding of a pod whose Leases are held, exactly once, whatever the network does.
+"""Posts the Binding of a pod whose Leases are held, exactly once, whatever the network does.
 
-In: the pod as read, the plan, the attempt with its Leases. Out: the allocation that stands, BindRefused when none of
-ours can come to stand any more, BindInDoubt when nobody can know. The Binding carries uid and resourceVersion, so a
-delayed copy cannot land on a pod that changed since; as long as the pod did *not* change, it still can. A newer version
-is used only after the Leases were seen to be held *after* that version was read: whoever takes a Lease back marks it
-first and moves the pod's version second.
+`post_binding` returns the allocation that stands. It raises BindRefused when none of our requests can land any more,
+and BindInDoubt when nobody can know. The Binding carries uid and resourceVersion, so a delayed copy cannot land on a
+pod that changed since; as long as the pod did *not* change, it still can. A newer version is used only after the Leases
+were seen to be held *after* that version was read: whoever takes a Lease back marks it first and moves the pod's
+version second.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
 """PodDisruptionBudgets and gangs: which pods they protect, and how many evictions they allow now.
 
-In: budgets as the API server stores them, pods. Out: the budgets of a pod, and a count of victims that would break one.
-The API server has the last word: an eviction that breaks a budget is refused with 429. Pure.
+The API server has the last word: it refuses an eviction that breaks a budget with 429.
 
-A gang is a budget too: it allows as many evictions as it has members that it does not need. Who knows nothing of it but
-its name takes it that it needs every one.
+A gang counts as a budget: it allows as many evictions as it has members beyond its minimum. A caller that knows only a
+gang's name assumes that it needs every member.
 """
 
 from collections.abc import Iterable, Mapping

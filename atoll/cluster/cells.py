@@ -1,7 +1,7 @@
 """What every node can give out now: masks of free devices and cells, renewed for the nodes that changed.
 
-A question about all nodes is answered from the cells, of which a change of one node renews one. What is only expected
-of a bind, or kept for a waiting pod, is taken off here: it hides devices from other pods and holds nothing.
+A question about all nodes is answered from the cells; a change of one node renews one of them. Tentative placements and
+soft reservations are subtracted here: they hide devices from other pods and hold nothing.
 """
 
 import math

@@ -1,8 +1,6 @@
-"""What a ledger amounts to in numbers: GPUs by model and state, the largest asks that fit, pods that wait.
+"""A ledger in numbers: GPUs by model and state, the largest requests that fit, waiting pods.
 
-In: a ledger and the time. Out: a frozen Figures. Pure; separate from the metrics that publish it, so that the numbers
-can be tested without a registry. Models are few, but a report may say anything: beyond `MODELS_MAX` of them the rarest
-are counted together.
+Models are few, but a report may say anything: beyond `MODELS_MAX` of them the rarest are counted together.
 """
 
 from collections import Counter

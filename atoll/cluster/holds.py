@@ -187,7 +187,7 @@ class DeviceHolds:
             self.forget(uid)
         self._note_left(uid, has_left=pods.is_terminal(pod))
         if allocation is not None and pods.is_terminal(pod):
-            self._note_departure(pod)
+            self._note_termination(pod)
         if allocation is not None and not pods.is_terminal(pod):
             self._allocations[uid] = allocation
             self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(HoldSource.POD, uid))
@@ -197,10 +197,10 @@ class DeviceHolds:
         last = self.pods.pop(uid, None)
         self._drop_pod_hold(uid)
         if final is not None and last is not None:
-            self._note_departure(final)
+            self._note_termination(final)
         self.forget(uid)
 
-    def _note_departure(self, pod: Pod) -> None:
+    def _note_termination(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         self.lost.note_left(pod, version_number(pod.metadata.resource_version), has_leases=uid in self._lease_names)
         self._renew_lost(uid)
@@ -252,7 +252,7 @@ class DeviceHolds:
             if holds or self.is_blocked(node, device_id):
                 is_own = own >= set(self.of(node, device_id, uuid)) and not self.is_blocked(node, device_id)
                 state, history = self.occupancy(node, device_id, uuid), self._history.of(node, device_id)
-                step(f"{node}/{device_id}", state, Verb.ASSUME, is_own=is_own, story=history)
+                step(f"{node}/{device_id}", state, Verb.ASSUME, is_own=is_own, history=history)
 
     def _drop_assumed(self, uid: str) -> None:
         assumption = self._assumed.pop(uid, None)

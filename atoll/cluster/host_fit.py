@@ -1,12 +1,11 @@
-"""Which nodes kube-scheduler would refuse a pod, before a gang is put there.
+"""Which nodes kube-scheduler would refuse a pod, GPUs aside.
 
-In: a pod (a gang member's template), nodes, the pods on them, volumes. Out: a short constant reason per refused node, a
-preference per liked or disliked one, counted resources that a pod needs and a node has left. Separate from GPUs, which
-topology chooses, and from the search, which only sees hosts and numbers.
+It gives a short constant reason per refused node, a preference per liked or disliked one, and the counted resources
+that a pod needs and a node has left.
 
 It follows kube-scheduler's filters: NodeUnschedulable, TaintToleration, NodeAffinity (with the node selector),
 NodeResourcesFit, NodePorts, InterPodAffinity, VolumeBinding (bound volumes) and VolumeZone. Spreading constraints and
-preferred pod affinity are left to kube-scheduler; a node that is not Ready is refused even before it is tainted.
+preferred pod affinity are left to kube-scheduler. A node that is not Ready is refused even before it is tainted.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -267,7 +267,7 @@ def test_late_rollback_frees_no_newer_assumption(ledger: Ledger) -> None:
     assert free(ledger) == set(IDS)
 
 
-def test_assuming_what_another_has_is_refused_with_its_story(ledger: Ledger) -> None:
+def test_assuming_what_another_has_is_refused_with_its_history(ledger: Ledger) -> None:
     """A double promise is a fault of ours: it raises, tells what happened to the device, and changes nothing."""
     ledger.put_lease(make_lease("n1", 0, holder=Holder("team", "p", "u1")))
     ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0)))
@@ -276,7 +276,7 @@ def test_assuming_what_another_has_is_refused_with_its_story(ledger: Ledger) -> 
         ledger.assume("u2", make_allocation("n1", 1, 0), attempt="token")
 
     assert (fault.value.device, fault.value.state, fault.value.verb) == ("n1/0", "bound", "assume")
-    assert fault.value.story == (f"reserve {lease_name('n1', 0)}", "confirm u1")
+    assert fault.value.history == (f"reserve {lease_name('n1', 0)}", "confirm u1")
     assert ledger.assumed("u2") is None
     assert free(ledger) == {1, 2, 5}
 

@@ -98,7 +98,7 @@ def test_lease_written_again_while_the_pod_lives_was_never_lost(ledger: Ledger) 
 
 
 def test_reports_that_prove_the_end_free_the_device(ledger: Ledger) -> None:
-    """Where nobody writes the Lease again, the agent's word counts: seen live, and past the departure no longer."""
+    """Where nobody writes the Lease again, the agent's word counts: seen live, and past the pod's end no longer."""
     ledger.drop_lease(NAME, version=LOST_AT)
     ledger.drop_pod("u1", final=pod(LEFT_AT))
     ledger.put_report(report(2, position=LEFT_AT - 1))
