@@ -31,10 +31,10 @@ PAIRS = list(itertools.product(Occupancy, Verb))
 
 @pytest.mark.parametrize(("state", "verb"), PAIRS, ids=[f"{state}-{verb}" for state, verb in PAIRS])
 def test_every_pair_is_a_row_or_changes_nothing(state: Occupancy, verb: Verb) -> None:
-    """What is seen late or twice changes nothing; only to promise what another has is illegal, and tells its story."""
+    """News that is late or twice changes nothing; promising what another has is illegal, with its history."""
     if verb is Verb.ASSUME and state is not Occupancy.FREE:
-        with pytest.raises(IllegalTransition, match="its story: reserve gpu-n1-0"):
-            step("n1/0", state, verb, story=("reserve gpu-n1-0",))
+        with pytest.raises(IllegalTransition, match="its history: reserve gpu-n1-0"):
+            step("n1/0", state, verb, history=("reserve gpu-n1-0",))
         return
     expected = OCCUPANCY.get((state, verb), state)
 
