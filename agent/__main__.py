@@ -25,9 +25,9 @@ from agent.observation import MachineObserver
 from agent.report import ReportContext, build_report, uuids_by_slot
 from agent.settings import AgentSettings, BackendName
 from agent.simulated import SimulatedBackend, play
+from atoll.api.times import format_microtime
 from atoll.kube.client import ApiClient
 from atoll.kube.credentials import Credentials
-from atoll.kube.microtime import format_microtime
 from atoll.service import logs, settings
 from atoll.service.api_metrics import count_calls
 from atoll.service.clock import SystemClock

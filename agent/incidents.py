@@ -16,11 +16,11 @@ report. Pure. The record lives in the report itself, so a restart of the agent f
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Final
 
 from agent.readings import DeviceFault
 from atoll.api.node_status import INCIDENTS_MAX, Incident, IncidentKind
+from atoll.api.times import seconds_of
 
 QUIET_SECONDS: Final = 60.0
 QUIET_DOUBLINGS_MAX: Final = 6
@@ -160,8 +160,5 @@ def _bounded(incidents: Mapping[Key, Incident], told: Iterable[Key]) -> tuple[In
 
 def _seconds(since: str, now: str) -> float:
     """Time between two texts; one that is none is very long ago."""
-    try:
-        passed: timedelta = datetime.fromisoformat(now) - datetime.fromisoformat(since)
-    except (ValueError, TypeError):
-        return float("inf")
-    return passed.total_seconds()
+    then, later = seconds_of(since), seconds_of(now)
+    return float("inf") if then is None or later is None else later - then

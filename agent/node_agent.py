@@ -25,6 +25,7 @@ from agent.publishing import StatusWriter, send_heartbeat, stored_of
 from agent.report import ReportContext, build_report, on_record, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
+from atoll.api.times import format_microtime
 from atoll.cluster.leases import lease_name
 from atoll.cluster.objects import Node, Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.pods import is_gpu_pod, is_terminal
@@ -35,7 +36,6 @@ from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock, within
 from atoll.kube.errors import KubeError, NotFound
 from atoll.kube.limits import Backoff
-from atoll.kube.microtime import format_microtime
 from atoll.kube.reflector import Reflector
 
 SEE_OWN_WRITE_SECONDS = 5.0

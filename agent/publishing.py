@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from atoll.api import names
 from atoll.api.base import ObjectMeta
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
+from atoll.api.times import format_microtime
 from atoll.kube import patches, paths
 from atoll.kube.cache import is_older
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.errors import AlreadyExists, Conflict, NotFound
-from atoll.kube.microtime import format_microtime
 
 ATTEMPTS_MAX = 3
 DIFFERENCES_MAX = 2

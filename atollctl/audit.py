@@ -21,6 +21,7 @@ from rich.table import Table
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import format_microtime
 from atoll.cluster.audit_remedies import AuditRepair, remedy
 from atoll.cluster.consistency import Finding, audit
 from atoll.cluster.ledger_dump import compare
@@ -28,7 +29,6 @@ from atoll.cluster.objects import decode_lease, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
-from atoll.kube.microtime import format_microtime
 from atollctl.audit_memory import ExtenderAddress, read_memory
 from atollctl.audit_repair import CONTROLLERS, RepairOutcome, repair
 from atollctl.options import ContextName, Kubeconfig

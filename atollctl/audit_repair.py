@@ -12,6 +12,7 @@ import msgspec
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import format_microtime
 from atoll.cluster.audit_remedies import AuditRepair, remedy
 from atoll.cluster.consistency import NEVER, Finding
 from atoll.cluster.errors import MalformedValue
@@ -22,7 +23,6 @@ from atoll.cluster.repairs import LeaseState, lease_state, required_leases
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import AlreadyExists, KubeError, NotFound
-from atoll.kube.microtime import format_microtime
 from atoll.kube.patches import delete_options, eviction, merge_patch
 
 CONTROLLERS = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:atoll-controllers"

@@ -15,11 +15,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from atoll.api.node_status import Cordon, Device, GpuNodeStatus, GpuNodeStatusSpec, HealthRelease
+from atoll.api.times import format_microtime, parse_microtime
 from atoll.cluster.health import DeviceHealth, judge
 from atoll.kube import patches, paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import Conflict, KubeError, NotFound
-from atoll.kube.microtime import format_microtime, parse_microtime
 from atollctl.options import ContextName, Kubeconfig
 from atollctl.output import Output, OutputOption, show_json, show_table
 from atollctl.sentences import OPERATORS, sentence

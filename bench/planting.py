@@ -12,13 +12,13 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import format_microtime
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, ContainerDevices, allocation_annotations
 from atoll.cluster.leases import Reservation, lease_body
 from atoll.cluster.objects import decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.microtime import format_microtime
 from atoll.service.clock import SystemClock
 
 SCHEDULER = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:atoll-scheduler"

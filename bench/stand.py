@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.api import names
+from atoll.api.times import format_microtime
 from atoll.kube import paths
-from atoll.kube.microtime import format_microtime
 from atoll.kube.patches import MERGE_PATCH, delete_options
 from atoll.service.clock import SystemClock
 from bench.extender_calls import PROFILES, report

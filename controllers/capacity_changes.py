@@ -5,12 +5,13 @@ The generation is the resourceVersion of the newest such change.
 
 from typing import Any
 
+from atoll.cluster.host_fit import is_ready
 from atoll.cluster.objects import Node
 from atoll.cluster.release import version_number
 from atoll.cluster.wakeups import NodeCapacity
 from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.clock import Clock
 from atoll.kube.mirror import ClusterMirror, WatchedKind
-from atoll.service.clock import Clock
 
 
 class CapacityChanges:
@@ -73,7 +74,7 @@ class CapacityChanges:
         if change.kind is ChangeKind.DELETED:
             return False
         old, new = change.old, change.object
-        return not isinstance(old, Node) or (old.spec, old.metadata.labels) != (new.spec, new.metadata.labels)
+        return not isinstance(old, Node) or _what_admits(old) != _what_admits(new)
 
     def _agent_came_back(self, change: Change[Any]) -> bool:
         node = change.object.metadata.name
@@ -84,3 +85,8 @@ class CapacityChanges:
 
     def _claim_came(self, change: Change[Any]) -> bool:
         return change.kind is ChangeKind.ADDED
+
+
+def _what_admits(node: Node) -> tuple[object, ...]:
+    """Return all that `node_reason` reads of a Node."""
+    return node.spec, node.metadata.labels, is_ready(node)

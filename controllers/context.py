@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from atoll.api.times import format_microtime
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod
 from atoll.kube.api import Api
+from atoll.kube.clock import Clock
 from atoll.kube.events import EventType, ObjectReference
-from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import ClusterMirror
-from atoll.service.clock import Clock
 from controllers.metrics import ControllerMetrics
 
 

@@ -5,10 +5,10 @@ Every replica publishes the same numbers, whether it leads or not, so that rules
 
 import math
 
+from atoll.api.times import parse_microtime
 from atoll.cluster.gpu_stats import GpuStats, gpu_stats_of
-from atoll.kube.microtime import parse_microtime
+from atoll.kube.clock import Clock
 from atoll.kube.mirror import ClusterMirror
-from atoll.service.clock import Clock
 from atoll.service.metrics import Metrics, Series
 
 FRESH_SECONDS = 5.0

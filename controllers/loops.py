@@ -10,10 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from atoll.kube.cache import Change
+from atoll.kube.clock import Clock
 from atoll.kube.errors import truncate
 from atoll.kube.mirror import WatchedKind
 from atoll.kube.workqueue import WorkQueue
-from atoll.service.clock import Clock
 from controllers.errors import NotLeading
 from controllers.metrics import ControllerMetrics
 

@@ -23,9 +23,9 @@ import structlog
 from atoll.api import names
 from atoll.kube import paths
 from atoll.kube.api import Api
+from atoll.kube.clock import Clock
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, MalformedAnswer, NotFound
 from atoll.kube.patches import MERGE_PATCH, STRATEGIC_MERGE_PATCH, merge_patch
-from atoll.service.clock import Clock
 from controllers.certificates import CertificatePlan, KeyPair, Lifetimes, StoredCertificates, plan_certificates
 
 T = TypeVar("T")

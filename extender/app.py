@@ -13,17 +13,18 @@ from aiohttp import web
 from atoll.api import names
 from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import DisruptionBudgets
-from atoll.cluster.ledger import Ledger, TentativePlacement
+from atoll.cluster.cells import TentativePlacement
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.ledger_dump import encode_memory, ledger_dump_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.request_history import encode_past_asks, request_history_of
-from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes
 from atoll.kube.authorization import PathAuthorizer
+from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError
 from atoll.kube.mirror import ClusterMirror
-from atoll.service.clock import Clock
 from atoll.service.http import Check, add_health, application
 from atoll.service.metrics import Metrics
 from extender import wire
@@ -34,6 +35,7 @@ from extender.metrics import extender_metrics
 from extender.node_backoff import NodeBackoff
 from extender.nominations import Nominations
 from extender.pending_releases import PendingReleases
+from extender.reading import resolve_request
 from extender.victims import Preemptor, choose_victims
 from topology.demand import PRIOR, Demand
 
@@ -130,12 +132,12 @@ class ExtenderHandlers:
         return wire.bind_reply(error)
 
     async def show_memory(self, request: web.Request) -> web.Response:
-        """Tell what is held, to whom the API server lets read it."""
+        """Show what is held, to whom the API server lets read it."""
         now_seconds = self._parts.clock.monotonic_seconds()
         return await self._shown(request, lambda ledger: encode_memory(ledger_dump_of(ledger, now_seconds)))
 
     async def show_request_history(self, request: web.Request) -> web.Response:
-        """Tell by which asks of the past sets are weighed, to whom the API server lets read it."""
+        """Show the past requests by which sets are weighed, to whom the API server lets read it."""
         return await self._shown(request, lambda ledger: encode_past_asks(request_history_of(ledger)))
 
     async def _shown(self, request: web.Request, encode: Callable[[Ledger], bytes]) -> web.Response:
@@ -216,8 +218,7 @@ class ExtenderHandlers:
         return judge_nodes(call.node_names or (), question, self._parts.mirror.ledger)
 
     def _request(self, pod: Pod) -> Request | Rejection:
-        claim = self._parts.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
-        return request_of(pod, claim, is_admitted=bool(self._parts.mirror.ledger.leases_of(pod.metadata.uid)))
+        return resolve_request(self._parts.mirror, pod)
 
     def _expect(self, uid: str, candidate: Candidate | None) -> None:
         """Count the set that the pod will probably get for the pods that are filtered before its bind arrives."""

@@ -1,6 +1,6 @@
 """What a bind would do: the devices, the values its containers get, the Binding that carries them.
 
-Pure. In: a node's devices, the mask of free ones, a request, a pod. Out: a Plan or a Rejection, and request bodies.
+Pure: takes the ledger, a pod and its request; returns a BindPlan or a Rejection, and the body of the Binding.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,12 @@ from atoll.cluster.allocations import (
     allocation_annotations,
     annotations_bytes,
 )
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
+from atoll.cluster.verdicts import why_unseen
 from topology.demand import PRIOR, Demand
 from topology.split import split
 
@@ -34,6 +36,31 @@ class BindPlan:
     allocation: Allocation
     annotations: dict[str, str]
     relative_quality: float = 1.0
+
+
+def plan_on_node(
+    pod: Pod,
+    node: str,
+    request: Request,
+    ledger: Ledger,
+    default_mode: VisibleDevices,
+    *,
+    lost: frozenset[str],
+    now_seconds: float,
+) -> BindPlan | Rejection:
+    """Choose devices of `node` as the ledger sees it now, without those whose uuid is in `lost`.
+
+    A member of a gang may take only what the admission of its gang reserved for it there.
+    """
+    devices, uid = ledger.nodes.get(node), pod.metadata.uid
+    if devices is None:
+        return Rejection(why_unseen(node, ledger))
+    free = ledger.free(node, now_seconds=now_seconds, asking_uid=uid, asking_priority=pod.spec.priority)
+    free &= ~devices.mask_of((), lost)
+    if names.GANG in pod.metadata.annotations:
+        held = ledger.leases_of(uid)
+        free &= devices.mask_of((), frozenset(record.device_uuid for record in held if record.node == node))
+    return plan_bind(pod, devices, free, request, default_mode, ledger.demand)
 
 
 def plan_bind(

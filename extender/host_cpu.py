@@ -1,8 +1,8 @@
-"""Tells the fleet how much CPU every node has left, and what pods ask for beside GPUs.
+"""Tells the fleet how much CPU each node has left, and what pods with GPUs ask for.
 
-In: changes of nodes and pods, of all pods, because those without GPUs take CPU too. Out: `Fleet.put_cpu` for every node
-that changes and `Fleet.count_ask` for every new pod with GPUs. What is only assumed is not counted: kube-scheduler
-counts that itself, and here it only breaks ties.
+It watches nodes and all pods, because pods without GPUs take CPU too, and calls `Fleet.put_cpu` for every node that
+changes and `Fleet.count_ask` for every new pod with GPUs. Assumed pods are not counted: kube-scheduler counts them
+itself, and here CPU only breaks ties.
 """
 
 from typing import Any

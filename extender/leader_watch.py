@@ -1,11 +1,11 @@
-"""Notices that another kube-scheduler leads, and has everything read anew before the next answer.
+"""Notices that another kube-scheduler leads, and rebuilds the mirror before the next answer.
 
-In: changes of kube-scheduler's own leader Lease, which is among the watched ones. Out: a rebuild of the mirror, during
-which every verb answers 503. What a former leader bound a moment ago may not have reached this replica yet; a list that
-began in the new term has it. Readiness belongs to a term, never to the process.
+It watches kube-scheduler's leader Lease. During the rebuild every verb answers 503. What a former leader bound a moment
+ago may not have reached this replica yet; a list that began in the new term has it. Readiness belongs to a term, never
+to the process.
 
-A term is new when its holder or the number of transitions is, and also when the same holder comes back after its Lease
-had run out: in between somebody else may have led and given back.
+A term is new when its holder or its number of transitions is new, and also when the same holder comes back after its
+Lease expired: somebody else may have led in between.
 """
 
 from datetime import timedelta
@@ -14,9 +14,9 @@ from typing import Any
 import structlog
 
 from atoll.api import names
+from atoll.api.times import parse_microtime
 from atoll.cluster.objects import Lease, LeaseSpec
 from atoll.kube.cache import Change, ChangeKind
-from atoll.kube.microtime import parse_microtime
 from atoll.kube.mirror import ClusterMirror, WatchedKind
 
 log = structlog.get_logger(__name__)

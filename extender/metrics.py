@@ -1,8 +1,4 @@
-"""What the extender counts.
-
-In: the process's Metrics. Out: one frozen set of counters and histograms. Separate, so that their names stand on one
-page and every label's values are bounded.
-"""
+"""The metrics of the extender. Every label's values are bounded."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
-"""Remembers which nodes refuse the pods of an owner again and again, so that its next ones try other nodes first.
+"""Remembers which nodes refuse an owner's pods again and again, so that its next pods try other nodes first.
 
-A machine whose kubelet refuses every pod (a broken device plugin beside us, no room that only kubelet sees) looks free,
-and an owner that makes a new pod for each refused one would fill the cluster with failed pods. In: changes of pods.
-Out: the nodes to leave out while any other fits. Separate from the ledger: a refusal holds no GPU and proves nothing.
+A machine whose kubelet refuses every pod (a broken device plugin, a resource that only kubelet counts) looks free, and
+an owner that replaces each refused pod would fill the cluster with failed ones. A refusal holds no GPU and proves
+nothing, so the ledger knows nothing of it.
 """
 
 from collections import OrderedDict, deque

@@ -1,9 +1,9 @@
 """Keeps GPUs for pods that kube-scheduler has nominated to a node after a preemption.
 
-kube-scheduler reserves what it can count there; which GPUs the victims leave, and that they are joined as the claim
-wants, it does not know: a smaller pod of a lower priority could take one out of the middle. In: changes of the mirror.
-Out: keepings in the ledger, from what is free and what ends on the node. A keeping ends with the nomination. Wake-ups
-nominate too, but only pods that fit at once: they need none.
+kube-scheduler reserves what it can count there. It does not know which GPUs the victims leave, nor that they are joined
+as the claim wants: a smaller pod of a lower priority could take one out of the middle. So the nominated pod gets a soft
+reservation in the ledger, chosen from what is free and what ends on the node. It lasts as long as the nomination. A
+wake-up nominates too, but only pods that fit at once, which need none.
 """
 
 from collections.abc import Callable
@@ -73,13 +73,13 @@ class Nominations:
             return None
         holders = pods_by_node(self._ledger).get(node, ())
         now = self._clock.monotonic_seconds()
-        scene = occupancy(self._ledger, node, holders, pod, budgets=DisruptionBudgets(), now_seconds=now)
-        if scene is None:
+        occupied = occupancy(self._ledger, node, holders, pod, budgets=DisruptionBudgets(), now_seconds=now)
+        if occupied is None:
             return None
-        answer = select(scene.devices, scene.without(()), request)
+        answer = select(occupied.devices, occupied.without(()), request)
         if isinstance(answer, Rejection):
             return None
-        ids = tuple(scene.devices.devices[position].id for position in answer.choice.positions)
+        ids = tuple(occupied.devices.devices[position].id for position in answer.choice.positions)
         return SoftReservation(node, ids, pod.spec.priority)
 
 

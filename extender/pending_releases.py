@@ -1,13 +1,13 @@
-"""Waits a moment for GPUs whose pod has provably ended and whose Leases are about to go.
+"""Waits a moment for GPUs whose pod has provably ended and whose Leases are about to be deleted.
 
-kube-scheduler hears of a pod's end when the controllers do, and at once tries the pods that wait. Whoever is refused
-then sits in back-off for seconds, from which no wake-up fetches it, although the Leases go some milliseconds later. So
-filter, before it says "nowhere", waits for those Leases: only where they alone keep the pod out, for `HOLD_SECONDS`
-after an end at most. kube-scheduler may even hear of an end before us: then it offers nodes that by its count have
-room and by ours have not, and news of an end are waited for, for `LAG_SECONDS`. Since kube-scheduler does nothing
-meanwhile, nobody waits for a while after a wait was in vain.
+kube-scheduler hears of a pod's end when the controllers do, and tries the waiting pods at once. A pod that is refused
+then sits in back-off for seconds, which no wake-up ends, although the Leases are deleted milliseconds later. So filter,
+before it refuses every node, waits for those Leases: only where they alone keep the pod out, for at most `HOLD_SECONDS`
+after an end. kube-scheduler may even hear of an end before us: then it offers nodes that have room by its count and not
+by ours, and filter waits for news of an end for `LAG_SECONDS`. kube-scheduler does nothing meanwhile, so after a wait
+in vain there is none for a while.
 
-In: changes of the mirror. Out: `made_room`. Nothing outside memory changes, no GPU is free before its Lease is gone.
+No GPU is free before its Lease is gone.
 """
 
 import asyncio

@@ -1,27 +1,26 @@
-"""Posting the Binding of a pod whose Leases are held, exactly once, whatever the network does.
+"""Posts the Binding of a pod whose Leases are held, exactly once, whatever the network does.
 
-In: the pod as read, the plan, the attempt with its Leases. Out: the allocation that stands, BindRefused when none of
-ours can come to stand any more, BindInDoubt when nobody can know. The Binding carries uid and resourceVersion, so a
-delayed copy cannot land on a pod that changed since; as long as the pod did *not* change, it still can. A newer version
-is used only after the Leases were seen to be held *after* that version was read: whoever takes a Lease back marks it
-first and moves the pod's version second.
+`post_binding` returns the allocation that stands. It raises BindRefused when none of our requests can land any more,
+and BindInDoubt when nobody can know. The Binding carries uid and resourceVersion, so a delayed copy cannot land on a
+pod that changed since; as long as the pod did *not* change, it still can. A newer version is used only after the Leases
+were seen to be held *after* that version was read: whoever takes a Lease back marks it first and moves the pod's
+version second.
 """
 
 from dataclasses import dataclass
 from typing import TypeGuard
 
 from atoll.api import names
-from atoll.cluster.allocations import Allocation, bound_allocation
-from atoll.cluster.errors import MalformedValue
+from atoll.cluster.allocations import Allocation
 from atoll.cluster.objects import Pod, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
 from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests, Unanswered
-from atoll.service.clock import Clock
 from extender.bind_plan import BindPlan, binding_body, fits_annotations
 from extender.errors import BindInDoubt, BindRefused
-from extender.reading import read_live
-from extender.reservations import BindAttempt, still_held
+from extender.reading import describe, read_live, standing_allocation
+from extender.reservations import BindAttempt, ReservedGpus, still_held
 
 BINDING_SECONDS = 4.0
 VERSIONS_MAX = 8
@@ -38,11 +37,12 @@ class PostResult:
     may_have_landed: bool
 
 
-async def post_binding(client: ApiClient, clock: Clock, pod: Pod, plan: BindPlan, attempt: BindAttempt) -> Allocation:
-    """Bind `pod` as planned; return what it holds now, which an earlier bind may have chosen.
+async def post_binding(client: ApiClient, clock: Clock, held: ReservedGpus) -> Allocation:
+    """Bind the pod as planned; return what it holds now, which an earlier bind may have chosen.
 
     Raises BindRefused, BindInDoubt.
     """
+    pod, plan = held.pod, held.plan
     version = pod.metadata.resource_version
     for _ in range(VERSIONS_MAX):
         sent = await _send_until_answered(client, clock, pod, plan, version)
@@ -59,27 +59,9 @@ async def post_binding(client: ApiClient, clock: Clock, pod: Pod, plan: BindPlan
             raise BindRefused(f"{describe(pod)} is being deleted")
         if not fits_annotations(live, plan.annotations):
             raise BindRefused(f"{describe(pod)}: {names.REJECT_ANNOTATIONS}")
-        await _check_still_held(client, pod, attempt)
+        await _check_still_held(client, pod, held.attempt)
         version = live.metadata.resource_version
     raise BindRefused(f"{describe(pod)} changed faster than it could be bound; kube-scheduler tries again")
-
-
-def standing_allocation(pod: Pod, node: str) -> Allocation:
-    """Return what a bound pod was given on `node`. Raises BindRefused when that is not a bind of ours to this node."""
-    if pod.spec.node_name != node:
-        raise BindRefused(f"{describe(pod)} is already bound to node {pod.spec.node_name}")
-    try:
-        allocation = bound_allocation(pod)
-    except MalformedValue as error:
-        raise BindRefused(f"{describe(pod)} is bound to node {node}, and nobody can read its GPUs: {error}") from error
-    if allocation is None:
-        raise BindRefused(f"{describe(pod)} was bound to node {node} without GPUs by somebody else")
-    return allocation
-
-
-def describe(pod: Pod) -> str:
-    """Return the pod's name for messages."""
-    return f"pod {pod.metadata.namespace}/{pod.metadata.name}"
 
 
 async def _send_until_answered(client: ApiClient, clock: Clock, pod: Pod, plan: BindPlan, version: str) -> PostResult:

@@ -1,6 +1,7 @@
-"""Live reads of one object, decoded: what the API server has now, not what a watch has shown.
+"""What a call is about: the pod, what it asks for, and what it was given already.
 
-Separate, because an answer that cannot be decoded must look like a failed API server, never like a missing object.
+A live read asks the API server, not a watch. An answer that cannot be decoded looks like a failed API server, never
+like a missing object.
 """
 
 from collections.abc import Callable
@@ -8,8 +9,17 @@ from typing import TypeVar
 
 import msgspec
 
+from atoll.cluster import pods
+from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.objects import Pod, decode_pod
+from atoll.cluster.requests import Rejection, Request, request_of
+from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import MalformedAnswer, NotFound, truncate
+from atoll.kube.mirror import ClusterMirror
+from extender.errors import BindRefused
+from extender.wire import BindCall
 
 READ_SECONDS = 5.0
 
@@ -31,3 +41,40 @@ def decode_answer(raw: bytes, path: str, decode: Callable[[bytes], T]) -> T:
         return decode(raw)
     except msgspec.MsgspecError as error:
         raise MalformedAnswer(f"cannot read the answer of {path}: {truncate(str(error))}") from error
+
+
+async def read_pod(client: ApiClient, call: BindCall) -> Pod:
+    """Read the pod of a bind call live.
+
+    Raises BindRefused when it is gone or another pod of the same name took its place, and KubeError.
+    """
+    pod = await read_live(client, paths.pods(call.pod_namespace, call.pod_name), decode_pod)
+    if pod is None:
+        raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name} no longer exists")
+    if pod.metadata.uid != call.pod_uid:
+        raise BindRefused(f"pod {call.pod_namespace}/{call.pod_name} was replaced by another one of the same name")
+    return pod
+
+
+def resolve_request(mirror: ClusterMirror, pod: Pod) -> Request | Rejection:
+    """Return what the pod asks for, by its claim and by the Leases that its gang's admission reserved for it."""
+    claim = mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
+    return request_of(pod, claim, is_admitted=bool(mirror.ledger.leases_of(pod.metadata.uid)))
+
+
+def standing_allocation(pod: Pod, node: str) -> Allocation:
+    """Return what a bound pod was given on `node`. Raises BindRefused when that is not a bind of ours to this node."""
+    if pod.spec.node_name != node:
+        raise BindRefused(f"{describe(pod)} is already bound to node {pod.spec.node_name}")
+    try:
+        allocation = bound_allocation(pod)
+    except MalformedValue as error:
+        raise BindRefused(f"{describe(pod)} is bound to node {node}, and nobody can read its GPUs: {error}") from error
+    if allocation is None:
+        raise BindRefused(f"{describe(pod)} was bound to node {node} without GPUs by somebody else")
+    return allocation
+
+
+def describe(pod: Pod) -> str:
+    """Return the pod's name for messages."""
+    return f"pod {pod.metadata.namespace}/{pod.metadata.name}"

@@ -1,29 +1,42 @@
-"""Creating the Leases of one bind, and taking back what a failed bind created.
+"""The GPUs of one bind: reserved when a scope is entered, given back when it ends, as in Reserve and Unreserve.
 
-In: a plan and the facts of the attempt. Out: the Leases, or the devices that others took first. The API server lets
-exactly one creator of a Lease win; that is the whole lock. Only Leases that this very attempt created are ever deleted,
-also those whose creation was never answered: the attempt's token on the Lease tells.
+`Reserver.reserved` is that scope. It chooses devices, assumes them in the ledger before the first await, and creates
+their Leases; the body posts the Binding. On exit it deletes the Leases that are not needed and forgets the assumption.
+This is the only place that rolls a bind back.
+
+The API server lets exactly one creator of a Lease win; that is the whole lock. Only Leases that this very attempt
+created are ever deleted, also those whose creation was never answered: the attempt's token on the Lease tells.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import structlog
 
 from atoll.api import names
-from atoll.cluster.allocations import Allocation
+from atoll.api.claims import VisibleDevices
+from atoll.api.times import format_microtime
+from atoll.cluster import pods
+from atoll.cluster.allocations import DEVICES_MAX, Allocation
+from atoll.cluster.cells import TentativePlacement
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
-from atoll.cluster.objects import Lease, decode_lease
+from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Lease, Pod, decode_lease
+from atoll.cluster.requests import Rejection, Request
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
+from atoll.kube.clock import Clock
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, MalformedAnswer, NotFound
 from atoll.kube.patches import delete_options
-from atoll.service.clock import Clock
+from extender.bind_plan import BindPlan, plan_on_node
+from extender.errors import BindRefused
 from extender.reading import decode_answer, read_live
 
 log = structlog.get_logger(__name__)
@@ -46,7 +59,100 @@ class BindAttempt:
     unanswered: set[str] = field(default_factory=set)
 
 
-async def reserve(client: ApiClient, attempt: BindAttempt, allocation: Allocation) -> frozenset[str]:
+@dataclass(slots=True)
+class ReservedGpus:
+    """What the body of a scope works with. It sets `standing` to what the pod holds once the Binding has landed."""
+
+    pod: Pod
+    plan: BindPlan
+    attempt: BindAttempt
+    standing: Allocation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserver:
+    """Reserves GPUs for binds. After `reservation_seconds` the controllers may take a reservation back;
+    `expectation_seconds` after a bind the watch has shown it."""
+
+    client: ApiClient
+    ledger: Ledger
+    clock: Clock
+    reservation_seconds: float
+    expectation_seconds: float
+    default_mode: VisibleDevices
+
+    @asynccontextmanager
+    async def reserved(self, pod: Pod, node: str, request: Request, token: str) -> AsyncIterator[ReservedGpus]:
+        """Hold GPUs of `node` while the body posts the Binding.
+
+        On exit all Leases go back if nothing was posted or the body raises BindRefused. If the Binding landed, those
+        that `standing` does not name go back. Any other end keeps them all: the Binding may still land.
+        """
+        attempt = self._new_attempt(pod, node, request, token)
+        keep: frozenset[str] = frozenset()
+        try:
+            plan = await self._reserve(pod, request, attempt)
+            keep = frozenset(attempt.leases)
+            held = ReservedGpus(pod, plan, attempt)
+            yield held
+            if held.standing is not None:
+                keep = _lease_names(held.standing)
+                self._expect(pod.metadata.uid, held.standing)
+        except BindRefused:
+            keep = frozenset()
+            raise
+        finally:
+            try:
+                await unreserve(self.client, self.clock, attempt, keep=keep)
+            finally:
+                self.ledger.forget(pod.metadata.uid, attempt=token)
+
+    def _new_attempt(self, pod: Pod, node: str, request: Request, token: str) -> BindAttempt:
+        now = self.clock.now()
+        seen = self.ledger.leases_of(pod.metadata.uid)
+        reservation = Reservation(
+            node=node,
+            node_uid=self.ledger.nodes[node].node_uid if node in self.ledger.nodes else "",
+            holder=pods.holder_of(pod),
+            claim=request.claim,
+            attempt=token,
+            now=format_microtime(now),
+            deadline=format_microtime(now + timedelta(seconds=self.reservation_seconds)),
+            gang=next((record.gang for record in seen), ""),
+        )
+        return BindAttempt(reservation, frozenset(record.lease_name for record in seen))
+
+    async def _reserve(self, pod: Pod, request: Request, attempt: BindAttempt) -> BindPlan:
+        """Hold exactly the Leases of one set. A device that another pod took is replaced by the next best set.
+
+        Every round looks at the node as it is now: its report may have changed while the Leases were written.
+        """
+        node, lost = attempt.reservation.node, frozenset[str]()
+        for _ in range(DEVICES_MAX):
+            now = self.clock.monotonic_seconds()
+            plan = plan_on_node(pod, node, request, self.ledger, self.default_mode, lost=lost, now_seconds=now)
+            if isinstance(plan, Rejection):
+                raise BindRefused(f"node {node}: {plan.reason}")
+            self.ledger.assume(pod.metadata.uid, plan.allocation, attempt=attempt.reservation.attempt)
+            newly_lost = await create_leases(self.client, attempt, plan.allocation)
+            if not newly_lost:
+                await unreserve(self.client, self.clock, attempt, keep=_lease_names(plan.allocation))
+                return plan
+            lost |= newly_lost
+        raise BindRefused(f"node {node}: every matching GPU was taken by other pods meanwhile")
+
+    def _expect(self, uid: str, standing: Allocation) -> None:
+        """Count what stands as taken until the watch shows the bound pod."""
+        if self.ledger.allocation_of(uid) is None:
+            until = self.clock.monotonic_seconds() + self.expectation_seconds
+            self.ledger.put_tentative(uid, TentativePlacement(standing.node, standing.device_ids, until))
+
+
+def _lease_names(allocation: Allocation) -> frozenset[str]:
+    return frozenset(lease_name(allocation.node, device_id) for device_id in allocation.device_ids)
+
+
+async def create_leases(client: ApiClient, attempt: BindAttempt, allocation: Allocation) -> frozenset[str]:
     """Create the missing Leases of `allocation`, concurrently; return the uuids that somebody else holds.
 
     Every creation has ended when this returns or raises. Raises KubeError when the API server cannot say who holds a
@@ -142,13 +248,13 @@ async def still_held(client: ApiClient, attempt: BindAttempt) -> bool:
     )
 
 
-async def unreserve(client: ApiClient, clock: Clock, attempt: BindAttempt, *, keep: Allocation | None = None) -> None:
-    """Delete what this attempt created and `keep` does not need; what cannot be deleted now is left to the sweep.
+async def unreserve(client: ApiClient, clock: Clock, attempt: BindAttempt, *, keep: frozenset[str]) -> None:
+    """Delete the Leases that this attempt created, except those named in `keep`. The controllers' sweep takes what
+    cannot be deleted now.
 
-    What it took over bears its token too, but stays: the Binding of the attempt that created it may have landed.
+    A Lease that it adopted bears its token too, but stays: the Binding of the attempt that created it may have landed.
     """
-    kept = {lease_name(keep.node, device_id) for device_id in keep.device_ids} if keep is not None else set()
-    surplus, unsure = attempt.created - kept, attempt.unanswered - kept - attempt.adopted
+    surplus, unsure = attempt.created - keep, attempt.unanswered - keep - attempt.adopted
     attempt.created -= surplus
     attempt.unanswered -= unsure
     records = [attempt.leases.pop(name) for name in sorted(surplus)]

@@ -1,13 +1,12 @@
-"""Preempt: on which of kube-scheduler's candidate nodes victims would really make room for the pod, and which victims.
+"""Preempt: on which of kube-scheduler's candidate nodes the victims make room for the pod, and which victims it takes.
 
-In: nodes with the victims that kube-scheduler chose by count, cpu and memory, the ledger, the request. Out: the nodes
-that remain. Its victims stay, whatever they are good for; where they leave the pod without the GPUs that its claim
-wants, others of a lower priority are added, see atoll.cluster.node_victims. kube-scheduler's dry run knows no GPUs,
-so it may also offer nodes without victims: such a node gets some, or goes. Victims stand with the most
-important first: when kube-scheduler chooses among the nodes it takes the first one's priority for the highest.
+kube-scheduler chose the victims by count, CPU and memory; they stay. If they leave the pod without the GPUs that its
+claim wants, others of a lower priority are added, see `atoll.cluster.node_victims`. kube-scheduler's dry run knows no
+GPUs, so it may also offer nodes without victims: such a node gets some, or is dropped. The most important victim comes
+first, because kube-scheduler takes the first one's priority for the highest.
 
 A member of a gang counts as a victim that breaks a budget, because the gang may not run without it: kube-scheduler then
-prefers nodes whose pods go alone.
+prefers nodes whose pods belong to no gang.
 """
 
 from collections.abc import Mapping
@@ -44,11 +43,13 @@ def choose_victims(
     holders = pods_by_node(ledger)
     kept: dict[str, Victims] = {}
     for node, given in candidates.items():
-        scene = occupancy(ledger, node, holders.get(node, ()), preemptor.pod, budgets=budgets, now_seconds=now_seconds)
-        if scene is None:
+        occupied = occupancy(
+            ledger, node, holders.get(node, ()), preemptor.pod, budgets=budgets, now_seconds=now_seconds
+        )
+        if occupied is None:
             continue
         uids = tuple(victim.uid for victim in given.pods or ())
-        victims = all_victims(uids, given.pdb_violations, scene, preemptor.request, ledger, budgets)
+        victims = all_victims(uids, given.pdb_violations, occupied, preemptor.request, ledger, budgets)
         if victims is not None and victims.uids:
             kept[node] = Victims(tuple(map(Victim, victims.uids)), victims.violations)
     return kept

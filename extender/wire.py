@@ -1,7 +1,7 @@
 """The extender/v1 wire: Go-cased JSON of kube-scheduler to frozen requests, and replies back to bytes.
 
-Separate, because these spellings live nowhere else: the Go types carry no json tags, so keys are Go field names, while
-the Pod inside is ordinary v1 JSON. Only HTTP 200 counts as an answer; reasons travel in `Error`.
+The Go types carry no JSON tags, so keys are Go field names, while the Pod inside is ordinary v1 JSON. Only HTTP 200
+counts as an answer; reasons travel in `Error`.
 """
 
 from collections.abc import Mapping, Sequence

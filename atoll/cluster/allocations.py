@@ -1,6 +1,6 @@
-"""The allocation of a bound pod: node, device ids and uuids, and its text on annotations.
+"""The allocation of a bound pod: node, device ids and uuids, and its text in annotations.
 
-In: annotations. Out: a frozen Allocation, and back. One codec, so that what bind writes is what everybody reads.
+One codec, so that everybody reads what bind writes.
 """
 
 from collections.abc import Mapping

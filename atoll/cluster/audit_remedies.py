@@ -1,6 +1,5 @@
-"""What to do about each kind of finding, and which of it the audit can do itself.
+"""What to do about each kind of audit finding, and which of it `atoll audit --repair` can do.
 
-In: a problem. Out: the next step in words, and the repair that `atoll audit --repair` carries out. Pure, one table.
 A repair never frees a GPU on the word of the audit: it writes what a bound pod proves, removes what a bound pod
 disproves, evicts within budgets, or asks the agent for the evidence on which the controllers decide.
 """

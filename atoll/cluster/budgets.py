@@ -1,10 +1,9 @@
 """PodDisruptionBudgets and gangs: which pods they protect, and how many evictions they allow now.
 
-In: budgets as the API server stores them, pods. Out: the budgets of a pod, and a count of victims that would break one.
-The API server has the last word: an eviction that breaks a budget is refused with 429. Pure.
+The API server has the last word: it refuses an eviction that breaks a budget with 429.
 
-A gang is a budget too: it allows as many evictions as it has members that it does not need. Who knows nothing of it but
-its name takes it that it needs every one.
+A gang counts as a budget: it allows as many evictions as it has members beyond its minimum. A caller that knows only a
+gang's name assumes that it needs every member.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,45 +12,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.api import names
-from atoll.cluster.objects import Metadata, Pod
-
-
-class Expression(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """One requirement of a label selector."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether the labels satisfy it. An operator that nobody knows matches: whoever is in doubt is spared."""
-        value = labels.get(self.key)
-        if self.operator == "In":
-            return value in self.values
-        if self.operator == "NotIn":
-            return value not in self.values
-        if self.operator == "Exists":
-            return value is not None
-        return self.operator != "DoesNotExist" or value is None
-
-
-class Selector(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A label selector; an empty one matches every pod of its namespace."""
-
-    match_labels: dict[str, str] = {}
-    match_expressions: tuple[Expression, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether the labels satisfy all requirements."""
-        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            expression.matches(labels) for expression in self.match_expressions
-        )
+from atoll.cluster.labels import selects
+from atoll.cluster.objects import LabelSelector, Metadata, Pod
 
 
 class BudgetSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Whom a budget protects; without a selector nobody."""
 
-    selector: Selector | None = None
+    selector: LabelSelector | None = None
 
 
 class BudgetStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -83,7 +51,7 @@ class DisruptionBudget(msgspec.Struct, frozen=True, gc=False):
         """Tell whether the budget covers the pod."""
         selector = self.spec.selector
         is_near = pod.metadata.namespace == self.metadata.namespace
-        return is_near and selector is not None and selector.matches(pod.metadata.labels)
+        return is_near and selector is not None and selects(selector, pod.metadata.labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The status of a GpuClaim: which pods that name it have which GPUs, and how many wait.
 
-In: the claim and the pods of its namespace that name it. Out: the status to be shown. Pure, so that a write happens
-only when something differs from what stands there; `now` is only used where a condition changed.
+The status is written only when it differs from what is stored; `now` is used only where a condition changes.
 """
 
 from collections.abc import Iterable

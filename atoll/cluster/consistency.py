@@ -1,8 +1,8 @@
 """The audit: does what the API server holds keep Atoll's promises?
 
-In: all pods, GPU Leases and GpuNodeStatuses as listed, and, where somebody has read them, the values that containers
-printed. Out: findings, each with the promise it breaks. Lists taken one after another may disagree for a moment while
-pods come and go; a finding that is there twice is real.
+It takes all pods, GPU Leases and GpuNodeStatuses as listed, and optionally the values that containers printed. Each
+finding names the promise that it breaks. Lists taken one after another may disagree for a moment while pods come and
+go; a finding that is there twice is real.
 
     1  no GPU for two pods            4  what was promised is what is seen
     2  no Lease without a live holder 6  identity is the uid

@@ -20,11 +20,13 @@ class MalformedValue(ClusterError):
 
 
 class IllegalTransition(ClusterError):
-    """The ledger has no such step; nothing was changed. `story` is what happened to the device before."""
+    """The ledger has no such step; nothing was changed. `history` is what happened to the device before."""
 
-    def __init__(self, device: str, state: str, verb: str, story: tuple[str, ...]) -> None:
+    def __init__(self, device: str, state: str, verb: str, history: tuple[str, ...]) -> None:
         self.device = device
         self.state = state
         self.verb = verb
-        self.story = story
-        super().__init__(f"cannot {verb} device {device} in state {state}; its story: {' > '.join(story) or 'none'}")
+        self.history = history
+        super().__init__(
+            f"cannot {verb} device {device} in state {state}; its history: {' > '.join(history) or 'none'}"
+        )

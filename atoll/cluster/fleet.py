@@ -1,8 +1,6 @@
 """All nodes as arrays, so that thousands of them are judged by one gather.
 
-In: node by node, its shape and the mask of what it can give out. Out: for a request, one key per node: where its best
-set stands in the order over nodes, and infinity where none fits. Separate, because the ledger thinks in devices and
-holders, and only this page in numbers:
+For a request, each node has a key: the rank of its best set among all nodes, and infinity where none fits. The words:
 
     row      a node. Row 0 stands for every node that is not known
     state    what a node is now, shape and free positions. State 0 fits nothing; a shape of up to eight devices owns a

@@ -1,13 +1,12 @@
-"""GPUs that somebody uses who does not hold them: other schedulers' pods, a device plugin's, processes of a machine.
+"""GPUs that are used without being held: by pods of other schedulers or device plugins, by processes on the machine.
 
-In: what a node's agent saw on its GPUs, and who held what. Out: foreign uses; a GPU with one is occupied, whoever else
-holds it. Pure. Separate from the ledger, which asks, because a use is evidence of a machine and never a promise.
+A GPU with a foreign use is occupied, whoever else holds it. A use is evidence of a machine, never a promise.
 
-* A pod uses what it holds: by its annotation, by a Lease, by a bind of ours under way. Anything else is foreign, also
-  where the pod holds other GPUs.
+* A pod holds a GPU by its annotation, a Lease, or a bind of ours under way. Any other use is foreign, also where the
+  pod holds other GPUs.
 * A pod that held the GPU until a moment ago is not foreign as long as the report is the same that stood there when its
   hold ended: the report is older than the end. If the next one shows the pod still, it is; and so it is at once where
-  the report is past the pod's departure, because then it is no older than that.
+  the report is newer than the pod's end, because then it is no older than that.
 * A pod of ours that kubelet has ended is no user. One whose phase somebody else made terminal is, unless it holds.
 * Processes outside of any pod are foreign.
 """

@@ -1,7 +1,7 @@
-"""Where the GPUs of one node are used otherwise than they were promised, and what each pod concerned is told.
+"""GPUs of one node that are used by others than promised, and what each pod concerned is told.
 
-In: the ledger, a node. Out: mismatches in a fixed order; the text of a pod's condition. Pure. Separate from foreign
-uses: a promise is broken where somebody holds the GPU, or where the user is a pod of ours.
+A promise is broken where somebody holds the GPU, or where the user is a pod of ours; see `atoll.cluster.foreign` for
+foreign use as such.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,6 @@
-"""What a ledger amounts to in numbers: GPUs by model and state, the largest asks that fit, pods that wait.
+"""A ledger in numbers: GPUs by model and state, the largest requests that fit, waiting pods.
 
-In: a ledger and the time. Out: a frozen Figures. Pure; separate from the metrics that publish it, so that the numbers
-can be tested without a registry. Models are few, but a report may say anything: beyond `MODELS_MAX` of them the rarest
-are counted together.
+Models are few, but a report may say anything: beyond `MODELS_MAX` of them the rarest are counted together.
 """
 
 from collections import Counter
@@ -12,7 +10,6 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.cluster import pods
-from atoll.cluster.device_history import availability, occupancy
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import Cell, NodeDevices, is_mig_parent
 from atoll.cluster.objects import Pod
@@ -133,12 +130,12 @@ def _state(ledger: Ledger, devices: NodeDevices, position: int, now_seconds: flo
     device, node = devices.devices[position], devices.node
     if ledger.foreign_uses(node, device.uuid):
         return GpuState.FOREIGN
-    held = _OCCUPIED.get(occupancy(ledger, node, device.id, device.uuid))
+    held = _OCCUPIED.get(ledger.occupancy(node, device.id, device.uuid))
     if held is not None:
         return held
     if is_mig_parent(device):
         return GpuState.PARTITIONED
-    told = availability(ledger, node, device.id, now_seconds=now_seconds)
+    told = ledger.availability(node, device.id, now_seconds=now_seconds)
     return _UNAVAILABLE.get(told, GpuState.FREE)
 
 

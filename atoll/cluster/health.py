@@ -1,16 +1,15 @@
-"""What follows from the facts about a device: may it be given out, and if not, why.
+"""Whether a device may be given out by the facts about it, and if not, why.
 
-In: a GpuNodeStatus: the agent's facts, the administrators' cordons and releases. Out: the standing of every device, and
-whether the node should be drained. Pure; the agent reports, this table decides, the ledger obeys. A device that is held
-stays with its pod whatever its standing is: only new pods are kept away.
+The agent reports facts, administrators cordon and release, these tables decide, the ledger obeys. A device that is held
+stays with its pod whatever its health: only new pods are kept away.
 
     healthy      may be given out
     quarantined  something is wrong with it, or with its node; over when the incident is, or by an administrator's word
     cordoned     an administrator keeps it
     unknown      it cannot be read
 
-The states and what leads to them are the second table of `atoll.cluster.transitions`; here stands what amounts to
-which news. What an incident is worth stands in two tables: XIDS for errors that the driver tells by number (classes as
+The states and what leads to them are the second table of `atoll.cluster.transitions`; this module says which
+facts lead to which event. Two tables rate incidents: XIDS for errors that the driver tells by number (classes as
 in NVIDIA's catalogue of XID errors), KINDS for everything else. A number that is not listed is worth a warning: one
 unknown word must not take cards out of work, and an error that does takes the card down in other ways that are seen.
 """

@@ -1,8 +1,8 @@
 """CPU beside GPUs: what pods ask for, and what it costs to leave GPUs on a node without CPU.
 
 A free GPU on a node whose CPU is gone serves nobody, and a whole machine that a small pod broke up may have been one of
-the few with the CPU that large pods want. In: the asks of pods, and what the nodes have. Out: prices, by which
-`Fleet.pick` tells nodes apart; the set inside of a node is never touched.
+the few with the CPU that large pods want. `Fleet.pick` compares nodes by the prices computed here; they
+never change the set inside a node.
 
     price = STRANDED x free GPUs left without the CPU that pods ask for beside a GPU, on average
           + for each kind of ask that few of the machines of its size have the CPU for: its share of all asked GPUs,

@@ -1,12 +1,11 @@
-"""Which nodes kube-scheduler would refuse a pod, before a gang is put there.
+"""Which nodes kube-scheduler would refuse a pod, GPUs aside.
 
-In: a pod (a gang member's template), nodes, the pods on them, volumes. Out: a short constant reason per refused node, a
-preference per liked or disliked one, counted resources that a pod needs and a node has left. Separate from GPUs, which
-topology chooses, and from the search, which only sees hosts and numbers.
+It gives a short constant reason per refused node, a preference per liked or disliked one, and the counted resources
+that a pod needs and a node has left.
 
 It follows kube-scheduler's filters: NodeUnschedulable, TaintToleration, NodeAffinity (with the node selector),
 NodeResourcesFit, NodePorts, InterPodAffinity, VolumeBinding (bound volumes) and VolumeZone. Spreading constraints and
-preferred pod affinity are left to kube-scheduler; a node that is not Ready is refused even before it is tainted.
+preferred pod affinity are left to kube-scheduler. A node that is not Ready is refused even before it is tainted.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from atoll.cluster.labels import holds
 from atoll.cluster.objects import (
     Container,
     Node,
+    NodeSelector,
     NodeSelectorTerm,
     PersistentVolume,
     PersistentVolumeClaim,
@@ -104,11 +104,16 @@ def node_reason(pod: Pod, node: Node) -> str:
     labels = node.metadata.labels
     if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
         return SELECTOR
-    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
-    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    required = required_affinity(pod)
     if required is not None and not matches_terms(required.node_selector_terms, node):
         return AFFINITY
     return ""
+
+
+def required_affinity(pod: Pod) -> NodeSelector | None:
+    """Return the node affinity that the pod requires."""
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
+    return affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
 
 
 def is_ready(node: Node) -> bool:

@@ -1,9 +1,7 @@
-"""Would kube-scheduler let a pod onto a node once its victims are gone? Asked before anybody is evicted for it.
+"""Whether kube-scheduler would accept a pod on a node once its victims are gone; asked before any eviction.
 
-In: the pod as the API server stores it, the Node, the pods that stay there. Out: a reason why not, or an empty text.
-What one node shows is judged as for gangs (atoll.cluster.host_fit); what needs a view of all nodes (affinity to other
-pods, a strict spread, volumes) is not, and a pod that wants it is refused: nobody is evicted on a guess. Pure;
-separate, because only evictions need to be this sure.
+What one node shows is judged as for gangs (`atoll.cluster.host_fit`). What needs a view of all nodes (affinity to other
+pods, a strict spread, volumes) is not judged, and a pod that wants it is refused: nobody is evicted on a guess.
 """
 
 from collections.abc import Iterable

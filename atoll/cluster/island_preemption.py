@@ -1,8 +1,8 @@
-"""Which pods of lower priority a waiting pod may push out, because only the links of the free GPUs do not suit it.
+"""Which pods of lower priority a waiting pod may evict, where enough GPUs are free and only their links do not suit it.
 
-In: a pod that kube-scheduler has set aside, its request, the ledger, the nodes, the disruption budgets. Out: plans, the
-best first, each with a node, the GPUs to be kept, the victims. kube-scheduler preempts where the count is short; it
-knows no islands, so that this part is ours. Pure: the shell asks for every victim's eviction, which may be refused.
+It returns plans, the best first, each with a node, the GPUs to keep, and the victims. kube-scheduler preempts where the
+count is short; it knows no islands, so this part is ours. The controllers ask for every victim's eviction, which may be
+refused.
 
 Nothing is planned for a pod that fits somewhere already, or will when a pod ends that is ending; where a budget forbids
 it; or for a claim that would take any GPUs. Victims have a strictly lower priority, so that no two pods evict each
@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.cluster.budgets import DisruptionBudgets
+from atoll.cluster.host_fit import node_reason
 from atoll.cluster.island_victims import VictimSet, demands_links, find_victims, lacks_only_links
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod
@@ -21,7 +22,7 @@ from atoll.cluster.occupants import NodeOccupancy, occupancy, pods_by_node
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
 from atoll.cluster.soft_reservations import SoftReservation, soft_reservation_of
-from atoll.cluster.wakeups import admits, is_rejected
+from atoll.cluster.wakeups import is_rejected
 
 PLANS_MAX = 5
 SEARCHED_NODES_MAX = 500
@@ -76,7 +77,7 @@ def plan_island(pod: Pod, request: Request, situation: PreemptionInput) -> tuple
         free = ledger.free(name, now_seconds=now, asking_uid=uid, asking_priority=priority)
         if (free & ledger.nodes[name].usable).bit_count() < request.ask.count:
             continue
-        if node is None or not admits(node, pod) or ledger.is_stale(name, now):
+        if node is None or node_reason(pod, node) or ledger.is_stale(name, now):
             continue
         if not isinstance(select(ledger.nodes[name], free, request), Rejection):
             return ()
@@ -85,28 +86,28 @@ def plan_island(pod: Pod, request: Request, situation: PreemptionInput) -> tuple
     plans: list[IslandPlan] = []
     holders = pods_by_node(ledger) if short else {}
     for name in short[:SEARCHED_NODES_MAX]:
-        scene = occupancy(ledger, name, holders.get(name, ()), pod, budgets=situation.budgets, now_seconds=now)
-        if scene is None:
+        occupied = occupancy(ledger, name, holders.get(name, ()), pod, budgets=situation.budgets, now_seconds=now)
+        if occupied is None:
             continue
-        if not isinstance(select(scene.devices, scene.without(()), request), Rejection):
+        if not isinstance(select(occupied.devices, occupied.without(()), request), Rejection):
             return ()
         if name not in situation.avoided:
-            plans += _plans(pod, request, situation, scene)
+            plans += _plans(pod, request, situation, occupied)
     return tuple(sorted(plans, key=lambda plan: plan.order)[:PLANS_MAX])
 
 
-def _plans(pod: Pod, request: Request, situation: PreemptionInput, scene: NodeOccupancy) -> Sequence[IslandPlan]:
+def _plans(pod: Pod, request: Request, situation: PreemptionInput, occupied: NodeOccupancy) -> Sequence[IslandPlan]:
     """Return the plan for one node, or none."""
     allowed = situation.budgets.allowed()
-    open_occupants = [each for each in scene.evictable if not each.mask & scene.blocked]
-    found = find_victims(scene.devices, scene.without(()), request, open_occupants, allowed=allowed)
+    open_occupants = [each for each in occupied.evictable if not each.mask & occupied.blocked]
+    found = find_victims(occupied.devices, occupied.without(()), request, open_occupants, allowed=allowed)
     if found is None or found.violations or not found.victims:
         return ()
-    return (_plan(pod, found, scene, situation.ledger),)
+    return (_plan(pod, found, occupied, situation.ledger),)
 
 
-def _plan(pod: Pod, found: VictimSet, scene: NodeOccupancy, ledger: Ledger) -> IslandPlan:
-    devices = scene.devices
+def _plan(pod: Pod, found: VictimSet, occupied: NodeOccupancy, ledger: Ledger) -> IslandPlan:
+    devices = occupied.devices
     ids = tuple(devices.devices[position].id for position in found.candidate.choice.positions)
     return IslandPlan(
         kept=SoftReservation(devices.node, ids, pod.spec.priority),

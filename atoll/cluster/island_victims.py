@@ -1,8 +1,7 @@
-"""Which pods of one node must go so that a pod gets its GPUs: the fewest, the least important, and none in vain.
+"""The victims on one node for a pod to get its GPUs: the fewest, the least important, and none in vain.
 
-In: a node's devices, what is free, a request, the pods that hold GPUs there and may be evicted. Out: a VictimSet, or
-None where even all of them gone would not help. Used by the extender's preempt verb, which adds victims to those of
-kube-scheduler, and by the controllers, where the count would do and the islands do not. Pure.
+`find_victims` returns None where evicting all of them would not help. The extender's preempt verb uses it to add
+victims to those of kube-scheduler, and the controllers where the count suffices and the islands do not.
 
 The answer is the first feasible set in this total order, so it is minimal: none of its victims can be spared.
 

@@ -1,7 +1,4 @@
-"""Conditions on labels, as selectors and affinities state them.
-
-In: a Requirement or a LabelSelector, labels. Out: whether it holds. Separate, because nodes and pods are chosen alike.
-"""
+"""Label selectors: whether a Requirement or a LabelSelector matches some labels, of nodes and pods alike."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

@@ -1,7 +1,7 @@
 """GPU Leases: their names, their holders, their bodies.
 
-One Lease per GPU in names.SYSTEM_NAMESPACE; creating it is the reservation. In: devices and pods. Out: names, frozen
-records and request bodies. The rules of who may end a Lease stand in `atoll.cluster.release`.
+There is one Lease per GPU in names.SYSTEM_NAMESPACE; creating it is the reservation. The rules of who may end a Lease
+are in `atoll.cluster.release`.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
-"""What an extender remembers, as its debug endpoint tells it, and where that differs from the API server.
+"""What an extender remembers, as its debug endpoint shows it, and where that differs from the API server.
 
-In: a ledger; or such a memory with the pods and Leases of the API server. Out: a Memory; findings. Pure. A memory is a
-moment older or younger than a list, so that the audit compares twice.
+A dump is a moment older or younger than a list, so the audit compares twice.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,12 +1,10 @@
-"""What the ledger still knows when a Lease went that nobody ought to have deleted, and then its pod.
+"""Holds that survive a Lease that nobody should have deleted, and then the end of its pod.
 
-In: deletions of Leases and departures of pods, each with its resourceVersion, and the reports of nodes. Out: the
-devices that stay held although neither a Lease nor a pod names them any more. Separate, because nothing in the API
-server remembers them: the controllers write such a Lease again, and until it is seen, or a report proves the pod's
-end, this is all that keeps the device from being sold.
+Nothing in the API server remembers such devices. The controllers write the Lease again; until it is seen, or a report
+proves the pod's end, this is all that keeps the device from being given out twice.
 
 A Lease that goes *before* its pod does was lost; one that goes after it was released on proof. The two watches may show
-that in any order, so the versions decide. A deletion that was only inferred has no version, and tells nothing.
+that in any order, so the resourceVersions decide. A deletion that was only inferred has no version, and tells nothing.
 """
 
 from collections.abc import Iterable
@@ -38,7 +36,7 @@ class LostLeases:
     def __init__(self) -> None:
         self._lost: dict[str, dict[str, tuple[LeaseRecord, int]]] = {}
         self._left: dict[str, Left] = {}
-        self._departures: dict[str, PodTermination] = {}
+        self._terminations: dict[str, PodTermination] = {}
 
     def note_written(self, uid: str, lease_name: str) -> None:
         """A Lease of this holder exists, perhaps again."""
@@ -69,7 +67,7 @@ class LostLeases:
         """Know nothing of a pod any more."""
         self._lost.pop(uid, None)
         self._left.pop(uid, None)
-        self._departures.pop(uid, None)
+        self._terminations.pop(uid, None)
 
     def is_known(self, uid: str) -> bool:
         """Tell whether a Lease of the pod was lost, or may turn out to have been."""
@@ -107,9 +105,9 @@ class LostLeases:
         for uid in self.departed():
             records = [record for record in self.records(uid) if record.node == node]
             if records:
-                departure = observe(self._departures.get(uid) or self._begin(uid, records), report)
-                self._departures[uid] = departure
-                if isinstance(judge(departure), Proof):
+                termination = observe(self._terminations.get(uid) or self._begin(uid, records), report)
+                self._terminations[uid] = termination
+                if isinstance(judge(termination), Proof):
                     ended.append(uid)
         for uid in ended:
             self.forget(uid)

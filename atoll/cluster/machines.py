@@ -1,7 +1,6 @@
 """A node's report as the ledger uses it: devices by dense position, masks of what may be given out, geometry.
 
-In: a GpuNodeStatus. Out: a frozen NodeDevices. Bit i of a mask is position i of `devices`, never a device id.
-Separate, so that ids, uuids and positions are translated on one page.
+Bit i of a mask is position i of `devices`, never a device id. Ids, uuids and positions are translated here alone.
 
 Nodes with equal geometry and equal cards share one Shape, and those of one shape with the same free devices one Cell:
 thousands of nodes are a few hundred cells, and whatever does not depend on a node's name is answered once per cell.

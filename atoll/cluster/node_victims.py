@@ -1,12 +1,9 @@
-"""All victims of one node: those that kube-scheduler chose there, and those that the claim's links take besides.
+"""All victims of one node: those that kube-scheduler chose, and those that the claim's links need besides.
 
-In: a node as the preemptor sees it, the uids of kube-scheduler's victims with the budgets that they break, the request.
-Out: NodeVictims, or None where even more victims would not help. Used by the extender, which answers kube-scheduler
-with it, and by simulations. Pure.
+`all_victims` returns None where more victims would not help. The extender and `atoll simulate` use it.
 
-The most important victim stands first: kube-scheduler takes the priority of the first for the highest of the node when
-it chooses between nodes. Its own victims stay in its order; a pod without GPUs has no priority here, and stays where it
-stands.
+The most important victim comes first: kube-scheduler takes the priority of the first for the highest of the node when
+it chooses between nodes. Its own victims keep their order; a pod without GPUs has no priority here and keeps its place.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,19 +28,19 @@ class NodeVictims:
 def all_victims(
     given: Sequence[str],
     violations: int,
-    scene: NodeOccupancy,
+    occupied: NodeOccupancy,
     request: Request,
     ledger: Ledger,
     budgets: DisruptionBudgets,
 ) -> NodeVictims | None:
     """Return all victims of a node, of which kube-scheduler chose the `given`, breaking so many budgets."""
-    room = scene.without(given)
+    room = occupied.without(given)
     known = (ledger.pods.get(uid) for uid in given)
     broken = violations + sum(bool(budgets.gangs.of(pod)) for pod in known if pod is not None)
-    if not isinstance(select(scene.devices, room, request), Rejection):
+    if not isinstance(select(occupied.devices, room, request), Rejection):
         return NodeVictims(tuple(given), broken)
-    others = (occupant for occupant in scene.evictable if occupant.uid not in given)
-    found = find_victims(scene.devices, room, request, others, allowed=_left(budgets, ledger, given))
+    others = (occupant for occupant in occupied.evictable if occupant.uid not in given)
+    found = find_victims(occupied.devices, room, request, others, allowed=_left(budgets, ledger, given))
     if found is None:
         return None
     uids = list(given)

@@ -1,9 +1,8 @@
 """Thin, frozen views of the core Kubernetes objects that Atoll watches.
 
-In: the API server's JSON. Out: msgspec structs of the few fields that Atoll reads; everything else is skipped while
-decoding, and the structs are not tracked by the garbage collector, which keeps thousands of pods small and cheap.
-Separate from the custom resources (atoll.api), whose models we own.
-Never written back: a write is always a patch of named fields.
+The msgspec structs have the few fields that Atoll reads; everything else is skipped while decoding. The garbage
+collector does not track them, which keeps thousands of pods small and cheap. They are never written back: a write is
+always a patch of named fields. The models of the custom resources are in atoll.api.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
-"""Who holds the GPUs of one node, as a pod sees it that may evict others: what is free, what ends, who could go.
+"""Who holds the GPUs of one node, for a pod that may evict others: what is free, what is ending, who could be evicted.
 
-In: the ledger, the pods' budgets, the pod that asks. Out: a frozen Occupancy per node. Separate from the search for
-victims, which knows no ledger, because the extender and the controllers ask the same of it. Pure.
+The extender and the controllers ask the same of it; the search for victims knows no ledger.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,8 +1,7 @@
 """Required affinity and anti-affinity between pods: those that run already, and those of one gang.
 
-In: a pod, nodes, the pods on them. Out: `PodNeighbours`, which tells for each node whether kube-scheduler's
-InterPodAffinity would refuse it. And what a gang's own templates say of one another: how many members a domain may
-take, and which pod sets may not share a host.
+`PodNeighbours` tells for each node whether kube-scheduler's InterPodAffinity would refuse it. The rest reads what a
+gang's own templates say of one another: how many members a domain may take, and which pod sets may not share a host.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

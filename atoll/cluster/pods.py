@@ -1,7 +1,4 @@
-"""What Atoll reads from a pod: claim, GPU counts per container, life.
-
-In: thin pods. Out: plain values. Separate, so that only one page knows where on a pod a fact stands.
-"""
+"""What Atoll reads from a pod: claim, GPU counts per container, phase. Only this module knows where a pod has it."""
 
 from atoll.api import names
 from atoll.cluster.leases import Holder

@@ -1,7 +1,7 @@
 """Kubernetes quantities as whole units, exact.
 
-In: text such as 40Gi. Out: bytes of a device's memory; or for what pods request, thousandths of a CPU and whole units
-of anything else. Separate, because a claim, a model and a report must agree to the byte.
+Text such as 40Gi becomes bytes of device memory; what pods request becomes thousandths of a CPU, and whole units of
+anything else. A claim, a model and a report must agree to the byte.
 """
 
 from decimal import ROUND_CEILING, Decimal, InvalidOperation, Overflow

@@ -1,14 +1,14 @@
 """Proof of release: may the GPUs of a pod that is gone or terminal be given to somebody else?
 
-In: what is known of the pod's departure, and the reports of its node since. Out: a Proof that names the rule, or a
-Doubt that says what is missing. Time is no argument here on purpose: waiting never frees a GPU.
+`judge` takes what is known of the pod's end (PodTermination, with the reports of its node since) and returns a Proof
+that names the rule, or a Doubt that says what is missing. Time is deliberately no argument: waiting never frees a GPU.
 
     unbound    the watch showed the pod's deletion, and it had no node
     elsewhere  the pod was bound to another node, which never changes: it never could use this one
     ended      the last object is terminal by kubelet's own word, and lists every container as terminated
-    vanished   the agent saw the pod's sandbox or cgroup in this boot and no longer does, past the departure, and
+    vanished   the agent saw the pod's sandbox or cgroup in this boot and no longer does, past the end, and
                kubelet, where it can be asked, no longer lists it as one to run (it would start its sandbox again)
-    unlisted   the agent never saw one, and kubelet's own pod list lacks the pod in two reports past the departure
+    unlisted   the agent never saw one, and kubelet's own pod list lacks the pod in two reports past the end
     rebooted   the pod was deleted, a report past that came from one boot of the machine, and a later one from the next
 
 A deletion that was only inferred (a relist, a look-up that found nothing) says when at the latest the pod was gone,
@@ -87,45 +87,45 @@ class PodTermination:
     is_of_machine: bool = False
 
 
-def observe(departure: PodTermination, report: GpuNodeStatusReport) -> PodTermination:
-    """Fold one report of the pod's node into what is known of the departure."""
-    if not _is_same_machine(departure, report):
+def observe(termination: PodTermination, report: GpuNodeStatusReport) -> PodTermination:
+    """Fold one report of the pod's node into what is known of the pod's end."""
+    if not _is_same_machine(termination, report):
         return replace(
-            departure,
+            termination,
             doubt=Doubt.OTHER_MACHINE,
             sequences_without=(),
             seen_live=False,
             boot_is_past=False,
             is_of_machine=False,
         )
-    known = replace(_fold_boot(departure, report.boot_id), is_of_machine=True)
-    entry = next((pod for pod in report.pods if pod.uid == departure.uid), None)
+    known = replace(_fold_boot(termination, report.boot_id), is_of_machine=True)
+    entry = next((pod for pod in report.pods if pod.uid == termination.uid), None)
     if entry is not None and entry.live:
         known = replace(known, seen_live=True)
-    if version_number(report.evidence.pod_resource_version) < departure.version:
+    if version_number(report.evidence.pod_resource_version) < termination.version:
         return known
     known = replace(known, boot_is_past=bool(known.boot_id))
     return _fold_evidence(known, report, entry)
 
 
-def judge(departure: PodTermination) -> Proof | Doubt:
+def judge(termination: PodTermination) -> Proof | Doubt:
     """Say which rule proves the release, or what is missing."""
-    pod = departure.pod
-    if not departure.is_deleted and (pod is None or not pods.is_terminal(pod)):
+    pod = termination.pod
+    if not termination.is_deleted and (pod is None or not pods.is_terminal(pod)):
         return Doubt.NOT_DEPARTED
-    if pod is not None and pod.spec.node_name not in {"", departure.node}:
+    if pod is not None and pod.spec.node_name not in {"", termination.node}:
         return Proof.ELSEWHERE
-    if departure.deletion_seen and pod is not None and not pod.spec.node_name:
+    if termination.deletion_seen and pod is not None and not pod.spec.node_name:
         return Proof.UNBOUND
     if pod is not None and has_ended(pod):
         return Proof.ENDED
-    if departure.is_deleted and departure.boot_changed:
+    if termination.is_deleted and termination.boot_changed:
         return Proof.REBOOTED
-    if departure.seen_live and departure.sequences_without:
+    if termination.seen_live and termination.sequences_without:
         return Proof.VANISHED
-    if len(departure.sequences_without) >= UNLISTED_REPORTS:
+    if len(termination.sequences_without) >= UNLISTED_REPORTS:
         return Proof.UNLISTED
-    return departure.doubt
+    return termination.doubt
 
 
 def has_ended(pod: Pod) -> bool:
@@ -158,34 +158,34 @@ def version_number(resource_version: str) -> int:
     return int(resource_version) if is_number else 0
 
 
-def _is_same_machine(departure: PodTermination, report: GpuNodeStatusReport) -> bool:
+def _is_same_machine(termination: PodTermination, report: GpuNodeStatusReport) -> bool:
     """Tell whether the report comes from the machine of the Leases: by a device of theirs, by the Node's uid, or by the
     boot id of a report that did: a Node that is made anew and a card that falls out do not make another machine."""
-    if not departure.node_uid and not departure.device_uuids:
+    if not termination.node_uid and not termination.device_uuids:
         return True
-    if departure.node_uid and departure.node_uid == report.node_uid:
+    if termination.node_uid and termination.node_uid == report.node_uid:
         return True
-    if departure.is_of_machine and departure.boot_id and departure.boot_id == report.boot_id:
+    if termination.is_of_machine and termination.boot_id and termination.boot_id == report.boot_id:
         return True
-    return any(device.uuid in departure.device_uuids for device in report.devices)
+    return any(device.uuid in termination.device_uuids for device in report.devices)
 
 
-def _fold_boot(departure: PodTermination, boot_id: str) -> PodTermination:
+def _fold_boot(termination: PodTermination, boot_id: str) -> PodTermination:
     """Note the boot of a report. What was seen live in another boot says nothing about this one.
 
-    A new boot counts as one after the departure only if the boot before it reported past the departure: otherwise the
+    A new boot counts as one after the end only if the boot before it reported past the end: otherwise the
     machine may have been restarted first, and kubelet the still-bound pod with it.
     """
-    if not boot_id or boot_id == departure.boot_id:
-        return departure
-    changed = departure.boot_changed or departure.boot_is_past
+    if not boot_id or boot_id == termination.boot_id:
+        return termination
+    changed = termination.boot_changed or termination.boot_is_past
     return replace(
-        departure, boot_id=boot_id, boot_changed=changed, boot_is_past=False, seen_live=False, sequences_without=()
+        termination, boot_id=boot_id, boot_changed=changed, boot_is_past=False, seen_live=False, sequences_without=()
     )
 
 
 def _fold_evidence(known: PodTermination, report: GpuNodeStatusReport, entry: PodEvidence | None) -> PodTermination:
-    """Fold what a report past the departure says of the pod."""
+    """Fold what a report past the end says of the pod."""
     if not report.evidence.live_read:
         return replace(known, doubt=Doubt.UNREADABLE)
     if entry is not None and entry.live:

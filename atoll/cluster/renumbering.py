@@ -1,8 +1,8 @@
-"""Containers that were told numbers which mean other GPUs since their machine was renumbered.
+"""Containers whose GPU numbers mean other GPUs since their machine was renumbered.
 
-In: a bound pod and the devices that its node's agent reports now. Out: its containers whose `CUDA_VISIBLE_DEVICES` is
-wrong by now. Separate from the audit, because the controllers act on it. Only mode `index` without an isolating runtime
-is concerned: uuids stay right, and under the RuntimeClass a container counts its own GPUs from 0.
+It finds the containers of a bound pod whose `CUDA_VISIBLE_DEVICES` is wrong by what the agent reports now. Only mode
+`index` without an isolating runtime is concerned: uuids stay right, and under the RuntimeClass a container counts its
+own GPUs from 0.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Where Leases and pods disagree, and what follows from it.
 
-In: the ledger's records and pods. Out: what a Lease means for its holder, which Leases a bound pod lacks, whose a Lease
-is that cannot be read. Nothing here is proof enough to act: the shell asks the API server again before it writes.
+It tells what a Lease means for its holder, which Leases a bound pod lacks, and whose an unreadable Lease is. Nothing
+here is proof enough to act: the controllers ask the API server again before they write.
 A bound pod's annotation outranks its Lease.
 """
 

@@ -1,21 +1,18 @@
-"""Does a report speak of the Node as it is now?
-
-In: a Node and a GpuNodeStatus of its name. Out: whether GPUs may be given out by that report. Separate, because two
-objects of two watches are compared, of which either may be seen first; the mirror asks whenever one of them changes.
+"""What nodes report: their devices, when their agents were last heard, and whether a report counts now.
 
 A report is of the past when the Node has another uid (it was deleted and made anew), or when kubelet has told of
 another boot than the agent: the machine was started again and the agent has not looked at it since, however fresh its
 heartbeat is. Boot ids are compared only where both are the kernel's own, which have the form of a UUID.
 """
 
-from typing import TYPE_CHECKING, Final
+import math
+from typing import Final
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster.machines import NodeDevices, node_devices
 from atoll.cluster.objects import Lease, Node
-
-if TYPE_CHECKING:
-    from atoll.cluster.ledger import Ledger
+from atoll.cluster.transitions import Availability, HealthSignal, availability_of
 
 BOOT_ID_LENGTH: Final = 36
 SILENCE_PERIODS: Final = 3
@@ -39,14 +36,54 @@ def reason_of_the_past(status: GpuNodeStatus, node: Node | None) -> str:
     return names.REJECT_PAST_BOOT if all(map(_is_kernels, boots)) and boots[0] != boots[1] else ""
 
 
-def take_report(ledger: "Ledger", status: GpuNodeStatus, node: Node | None) -> None:
-    """Put a report into the ledger, or count it no more where it is of the past."""
-    why = reason_of_the_past(status, node)
-    if why:
-        ledger.drop_report(status.metadata.name, why=why)
-    else:
-        ledger.put_report(status)
-
-
 def _is_kernels(boot_id: str) -> bool:
     return len(boot_id) == BOOT_ID_LENGTH and boot_id.count("-") == 4
+
+
+class NodeReports:
+    """The devices of every node whose report counts, and the last heartbeat of its agent."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeDevices] = {}
+        self.uncounted: dict[str, str] = {}
+        """Why a node is not among them although it has a report; empty where it has none."""
+        self._heard: dict[str, tuple[float, float]] = {}
+        self.next_silent_seconds = math.inf
+        """Until then no node becomes stale; on our own monotonic clock."""
+
+    def put(self, status: GpuNodeStatus) -> None:
+        """Take a report; one that contradicts itself leaves the node without devices."""
+        name = status.metadata.name
+        devices = node_devices(status)
+        if devices is None:
+            self.drop(name, why=names.REJECT_BAD_REPORT if status.status is not None else "")
+        else:
+            self.nodes[name] = devices
+
+    def drop(self, node: str, *, why: str = "") -> None:
+        """Forget a node's report, or stop counting it for the reason `why`."""
+        self.nodes.pop(node, None)
+        self.uncounted[node] = why
+
+    def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
+        """Note that the node's agent was heard at `now_seconds`, and for how long its report stays fresh."""
+        self._heard[node] = (now_seconds, silence_seconds_max)
+        self.next_silent_seconds = min(self.next_silent_seconds, now_seconds + silence_seconds_max)
+
+    def is_stale(self, node: str, now_seconds: float) -> bool:
+        """Tell whether the agent was silent for too long, or was never heard."""
+        heard = self._heard.get(node)
+        return heard is None or now_seconds - heard[0] > heard[1]
+
+    def look_ahead(self, now_seconds: float) -> None:
+        """Find anew when the next node may become stale."""
+        ends = (at + silence for at, silence in self._heard.values() if at + silence >= now_seconds)
+        self.next_silent_seconds = min(ends, default=math.inf)
+
+    def availability(self, node: str, device_id: int, *, now_seconds: float) -> Availability:
+        """Return what the report says of a device; unknown while the agent is silent."""
+        devices = self.nodes.get(node)
+        position = devices.position_by_id.get(device_id) if devices is not None else None
+        if devices is None or position is None or self.is_stale(node, now_seconds):
+            return availability_of(HealthSignal.SILENCE)
+        return devices.availability[position]

@@ -1,7 +1,7 @@
-"""What an extender remembers of the asks of pods, those that are long gone included: they weigh its choices.
+"""The sizes and CPU that pods asked for, including pods that are long gone: the extender weighs its choices by them.
 
-In: a ledger. Out: PastAsks, as its debug endpoint tells them; and a ledger that weighs by them. No object of the
-API server holds this, so that a simulation without it may choose the other of two sets that are nearly as good. Pure.
+The debug endpoint shows them, and a simulation takes them into its ledger. No object of the API server holds them, so a
+simulation without them may choose the other of two sets that are nearly as good.
 """
 
 import msgspec

@@ -1,7 +1,6 @@
-"""What one pod asks for, resolved from its GpuClaim and its containers.
+"""What one pod asks for, resolved from its GpuClaim and its containers, or the reason why that is nothing.
 
-In: a pod and the claim found under its name. Out: a frozen Request, or the reason why there is none. Separate, so that
-filter, bind, wake-up and explanations mean the same request.
+Filter, bind, wake-ups and explanations all resolve a request here.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Which GPUs of one node a request would get, and what that choice costs against other nodes.
 
-In: a node's devices, the mask of its free ones, a request. Out: a Candidate or a Rejection. Filter, prioritize, bind
-and wake-up all ask here, so they cannot disagree. Ties between nodes are broken by (model preference, cost, node name).
+`select` returns a Candidate or a Rejection. Filter, prioritize, bind and wake-ups all use it, so they agree. Ties
+between nodes are broken by (model preference, cost, node name).
 Everything but the name is decided per cell, see atoll.cluster.machines, and kept: `offer` for one cell, `keys_of` for
 many at once from the same tables.
 """

@@ -1,9 +1,8 @@
 """GPUs that are kept for waiting pods: freed by a preemption, for a gang that waits for all of them at once, or on the
 node that a pod is nominated to.
 
-In: waiting pods, as the API server shows them. Out: which devices others leave alone. A keeping is soft: it hides
-devices from pods of the same or a lower priority, never from the pod itself, and holds nothing by Lease. It stands as
-long as the pod's annotation or nomination does. Separate from the ledger, which asks it, because it proves nothing.
+A soft reservation hides devices from pods of the same or a lower priority, never from the pod itself, and holds nothing
+by Lease. It lasts as long as the pod's annotation or nomination.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,8 @@
 """The two state machines of a device, as tables: who has it (occupancy), may it be given out (availability).
 
-In: a state and what happened. Out: the next state, or IllegalTransition with the device's story. Everything that says
-what may follow on what stands on this page; `docs/ledger.md` shows the same tables as pictures, and a test compares
-them. The ledger derives a device's state from what it holds (`occupancy_of`); it keeps no state beside its evidence, so
-that news in any order lead to the same state.
+`step` returns the next state, or raises IllegalTransition with the device's history. All rules of what may follow what
+are in this module; `docs/ledger.md` shows the same tables as pictures, and a test compares them. The ledger derives a
+device's state from its holds (`occupancy_of`) and stores none, so that news in any order lead to the same state.
 
     free ──assume──► assumed ──reserve──► reserved ──bind──► bound ──end──► releasing ──release──► free
       ▲                 │                    │                ▲  │             │  ▲
@@ -91,7 +90,9 @@ REPEATABLE: Final = frozenset(Verb) - {Verb.ASSUME}
 """Verbs that change nothing where the table has no row for them: each of them is idempotent."""
 
 
-def step(device: str, state: Occupancy, verb: Verb, *, is_own: bool = False, story: tuple[str, ...] = ()) -> Occupancy:
+def step(
+    device: str, state: Occupancy, verb: Verb, *, is_own: bool = False, history: tuple[str, ...] = ()
+) -> Occupancy:
     """Return the state after `verb`. `is_own`: whoever assumes the device is the one who holds it already.
 
     Raises IllegalTransition, with nothing changed, when somebody assumes a device that another one has.
@@ -102,7 +103,7 @@ def step(device: str, state: Occupancy, verb: Verb, *, is_own: bool = False, sto
     if following is None and (verb in REPEATABLE or is_own):
         return state
     if following is None:
-        raise IllegalTransition(device, str(state), str(verb), story)
+        raise IllegalTransition(device, str(state), str(verb), history)
     return following
 
 

@@ -1,7 +1,7 @@
 """Filter and prioritize: pure answers from the ledger.
 
-In: a pod, node names, the ledger and the claim. Out: feasible nodes, reasons of the others, the best node. Nothing
-outside memory changes, because kube-scheduler and autoscalers also call these verbs for what-ifs.
+They give the feasible nodes, the reasons of the others, and the best node. They change nothing outside memory, because
+kube-scheduler and autoscalers also call these verbs for what-ifs.
 
 Thousands of names are looked up once and judged by one gather over arrays, see atoll.cluster.fleet. The keys come from
 the tables that bind takes its GPUs from, so prioritize and bind cannot disagree.

@@ -1,12 +1,13 @@
 """Which waiting pods fit now, so that exactly those are woken.
 
-kube-scheduler hears nothing of a Lease that ends, and a change of a Node would wake every rejected pod. In: the waiting
-pods with their requests, the room on each node, what was woken before. Out: the pods to wake, in order of priority and
-then age, each with the place that the simulation gave it: a place is given once, so no more are woken than fit.
+kube-scheduler hears nothing of a Lease that ends, and a change of a Node would wake every rejected pod. `plan_wakeups`
+takes the waiting pods with their requests, the capacity of each node, and what was woken before. It returns the pods to
+wake, in order of priority and then age, each with the place that the simulation gave it: a place is given once, so no
+more are woken than fit. A node that kube-scheduler would refuse the pod (`host_fit.node_reason`) is no place.
 
-A woken pod may be refused all the same (no cpu left, an affinity that is not read here). It keeps its place for
+kube-scheduler may refuse a woken pod all the same (no CPU left, pod affinity). The pod keeps its place for
 `PATIENCE_SECONDS`; then others may have it, and the pod is tried again ever more rarely, as long as it seems to fit.
-The search is bounded: a plan that was cut says so, and the next one goes on behind the pods that had no room.
+The search is bounded: a plan that was cut says so, and the next one continues behind the pods that had no room.
 """
 
 import re
@@ -17,8 +18,9 @@ from dataclasses import dataclass, field
 from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.feasibility import fits_none
+from atoll.cluster.host_fit import node_reason, required_affinity
 from atoll.cluster.machines import NodeDevices, NodeShape
-from atoll.cluster.objects import Node, Pod, Taint, Toleration
+from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate, select
 from atoll.cluster.weakness import needs_links, weaknesses
@@ -32,7 +34,6 @@ WAKES_MAX = 64
 SELECTIONS_MAX = 20_000
 CANDIDATES_MAX = 16
 EXPLAINED_NODES_MAX = 500
-NOT_ADMITTED = "node selector, taint or cordon"
 NOMINATION_NODES_MIN = 100
 """From this many nodes on kube-scheduler samples them, and a woken pod could be sampled past its node."""
 
@@ -182,7 +183,7 @@ def plan_wakeups(question: WakeInput) -> WakePlan:
             again.append(rest_seconds)
             if not _keeps_its_place(last, question):
                 continue
-        place = _kept_place(search, request, question.kept.get(uid)) or _place(search, pod, request)
+        place = _kept_place(search, pod, request, question.kept.get(uid)) or _place(search, pod, request)
         if place is None and search.is_exhausted and (wakes or without_room):
             is_cut = True
             break
@@ -201,31 +202,6 @@ def is_rejected(pod: Pod) -> bool:
     )
 
 
-def admits(node: Node, pod: Pod) -> bool:
-    """Tell whether node selector, taints and cordon of the Node let the pod in. Affinity, cpu, memory are not read."""
-    labels = node.metadata.labels
-    if any(labels.get(key) != value for key, value in pod.spec.node_selector.items()):
-        return False
-    taints = node.spec.taints
-    if node.spec.unschedulable:
-        taints = (*taints, Taint("node.kubernetes.io/unschedulable", "NoSchedule"))
-    return all(
-        any(_tolerates(toleration, taint) for toleration in pod.spec.tolerations)
-        for taint in taints
-        if taint.effect in {"NoSchedule", "NoExecute"}
-    )
-
-
-def _tolerates(toleration: Toleration, taint: Taint) -> bool:
-    if toleration.effect and toleration.effect != taint.effect:
-        return False
-    if toleration.key and toleration.key != taint.key:
-        return False
-    if toleration.operator == "Exists":
-        return True
-    return bool(toleration.key) and toleration.operator in {"", "Equal"} and toleration.value == taint.value
-
-
 def parse_woken(pod: Pod) -> Woken:
     """Read the pod's wake-up annotation; one that is missing or malformed is of generation 0."""
     found = _WOKEN.fullmatch(pod.metadata.annotations.get(names.WOKEN, ""))
@@ -242,8 +218,8 @@ def missing_for(pod: Pod, request: Request, rooms: Sequence[NodeCapacity]) -> tu
     """Return (reason, nodes) of the first `EXPLAINED_NODES_MAX` rooms that refuse the pod, the most frequent first."""
     reasons: Counter[str] = Counter()
     for room in rooms[:EXPLAINED_NODES_MAX]:
-        if not admits(room.node, pod):
-            reasons[NOT_ADMITTED] += 1
+        if refusal := node_reason(pod, room.node):
+            reasons[refusal] += 1
             continue
         answer = select(room.devices, room.free & room.devices.usable, request)
         if isinstance(answer, Rejection):
@@ -278,11 +254,13 @@ def _keeps_its_place(last: LastWake | None, question: WakeInput) -> bool:
     return last is not None and question.now_seconds - last.at_seconds < PATIENCE_SECONDS
 
 
-def _kept_place(search: _WakeSearch, request: Request, kept: tuple[str, int] | None) -> tuple[int, Candidate] | None:
+def _kept_place(
+    search: _WakeSearch, pod: Pod, request: Request, kept: tuple[str, int] | None
+) -> tuple[int, Candidate] | None:
     """Place the pod on GPUs that were freed for it, if they are enough by now."""
     node, mask = kept or ("", 0)
     for position, room in enumerate(search.rooms if mask else ()):
-        if room.node.metadata.name != node:
+        if room.node.metadata.name != node or node_reason(pod, room.node):
             continue
         answer = select(room.devices, search.left[position] | mask & room.devices.usable, request)
         if not isinstance(answer, Rejection):
@@ -293,7 +271,7 @@ def _kept_place(search: _WakeSearch, request: Request, kept: tuple[str, int] | N
 
 def _place(search: _WakeSearch, pod: Pod, request: Request) -> tuple[int, Candidate] | None:
     """Find the best place for the pod among the first that fit, and take it. Fuller nodes are asked first."""
-    key = (request, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
+    key = (request, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations, required_affinity(pod))
     if key in search.hopeless:
         return None
     found: list[tuple[int, Candidate]] = []
@@ -302,7 +280,7 @@ def _place(search: _WakeSearch, pod: Pod, request: Request) -> tuple[int, Candid
         if len(found) >= CANDIDATES_MAX or search.is_exhausted:
             break
         search.selections += 1
-        if not admits(room.node, pod):
+        if node_reason(pod, room.node):
             continue
         answer = select(room.devices, search.left[position], request, search.demand)
         if not isinstance(answer, Rejection):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
+from atoll.api.times import seconds_of
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments
@@ -19,7 +20,6 @@ from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.preemption import with_kept
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import GangSearchInput, PlacementSnapshot, search_input
-from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.requests import Request
 from atoll.explain.gang_index import IndexedGangs
 from atoll.explain.snapshot import NOW_SECONDS

@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from atoll.api.gangs import GpuGang, GpuGangStatus
+from atoll.api.times import seconds_of
 from atoll.cluster.allocations import Allocation, allocation_annotations
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.membership import gang_key, key_of
-from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.pods import is_gpu_pod
 from atoll.explain.changes import Addition, with_node, without_pods

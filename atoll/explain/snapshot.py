@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.budgets import DisruptionBudget
-from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
-from atoll.cluster.reports import silence_seconds_max, take_report
+from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
 
 NOW_SECONDS = 0.0
@@ -75,7 +75,7 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
         age = snapshot.age_seconds(heartbeat.spec.renew_time)
         ledger.put_heartbeat(heartbeat.metadata.name, NOW_SECONDS - age, silence_seconds_max(heartbeat))
     for report in snapshot.reports:
-        take_report(ledger, report, nodes.get(report.metadata.name))
+        ledger.take_report(report, nodes.get(report.metadata.name))
     for lease in snapshot.leases:
         if may_be_gpu_lease(lease):
             ledger.put_lease(lease)

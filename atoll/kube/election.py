@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from atoll.api.times import format_microtime
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock, end, within
 from atoll.kube.errors import AlreadyExists, Conflict, LeadershipLost, MalformedAnswer, NotFound, truncate
-from atoll.kube.microtime import format_microtime
 from atoll.kube.patches import merge_patch
 
 log = structlog.get_logger(__name__)

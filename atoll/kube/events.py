@@ -16,12 +16,12 @@ from typing import Literal
 
 import structlog
 
+from atoll.api.times import format_microtime
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.errors import KubeError, NotFound, truncate
 from atoll.kube.limits import TokenBucket
-from atoll.kube.microtime import format_microtime
 
 log = structlog.get_logger(__name__)
 

@@ -14,18 +14,18 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import parse_microtime
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.release import version_number
-from atoll.cluster.reports import reason_of_the_past, silence_seconds_max, take_report
+from atoll.cluster.reports import reason_of_the_past, silence_seconds_max
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
-from atoll.kube.microtime import parse_microtime
 from atoll.kube.reflector import Reflector
 
 BLIND_SECONDS_MAX = 120.0
@@ -206,7 +206,7 @@ class ClusterMirror:
             self.ledger.drop_report(name)
             return
         self.reports[name] = change.object
-        take_report(self.ledger, change.object, self.nodes.store.get(("", name)))
+        self.ledger.take_report(change.object, self.nodes.store.get(("", name)))
 
 
 def _has_successor(reflector: Reflector[Any], change: Change[Any]) -> bool:

@@ -1,6 +1,7 @@
 """The only place that reads the clock.
 
-Everything that needs time takes a Clock, so that tests decide what time it is and how fast it passes.
+Everything that needs time takes an `atoll.kube.clock.Clock`, so that tests decide what time it is and how fast it
+passes.
 """
 
 from __future__ import annotations
@@ -8,23 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Protocol
-
-
-class Clock(Protocol):
-    """Elapsed time, wall time and waiting."""
-
-    def monotonic_seconds(self) -> float:
-        """Seconds since an arbitrary moment; never goes back."""
-        ...
-
-    def now(self) -> datetime:
-        """Wall time in UTC, timezone-aware."""
-        ...
-
-    async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`."""
-        ...
 
 
 class SystemClock:

@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
+from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle, missing_claim
@@ -25,15 +26,14 @@ from atoll.cluster.gangs.node_domains import (
 from atoll.cluster.gangs.queue import AdmissionAttempts
 from atoll.cluster.gangs.readiness_policy import OutOfBounds, PolicyBounds, ReadinessPolicy, policy_for
 from atoll.cluster.gangs.search_input import PlacementSnapshot
-from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
 from atoll.cluster.requests import Request, request_of
 from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.clock import Clock
 from atoll.kube.events import ObjectReference
 from atoll.kube.mirror import ClusterMirror, WatchedKind
-from atoll.service.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

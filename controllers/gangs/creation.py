@@ -10,8 +10,8 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
+from atoll.api.times import seconds_of
 from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, key_of
-from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound

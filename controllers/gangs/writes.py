@@ -18,6 +18,7 @@ import structlog
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
+from atoll.api.times import format_microtime
 from atoll.cluster import pods
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs.member_assignments import MemberAssignment, open_gate
@@ -27,7 +28,6 @@ from atoll.cluster.objects import Lease, Pod, decode_pod
 from atoll.cluster.release import version_number
 from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
-from atoll.kube.microtime import format_microtime
 from atoll.kube.patches import merge_patch
 from controllers.context import Context
 from controllers.leases.writes import delete_lease, read_lease

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from atoll.api import names
+from atoll.api.times import format_microtime, parse_microtime
 from atoll.cluster.consistency import NEVER
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod, decode_pod
@@ -22,7 +23,6 @@ from atoll.cluster.repairs import LeaseState, lease_state, names_device
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, NotFound
-from atoll.kube.microtime import format_microtime, parse_microtime
 from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, holder_reference

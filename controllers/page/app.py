@@ -13,7 +13,7 @@ from typing import Final
 
 from aiohttp import web
 
-from atoll.service.clock import Clock
+from atoll.kube.clock import Clock
 from atoll.service.http import application
 from controllers.page.authorization import PATH, PageAuthorizer
 from controllers.page.refresher import OverviewRefresher, SnapshotUnavailable, TooManyExplanations

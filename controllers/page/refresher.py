@@ -18,8 +18,8 @@ from atoll.explain.decision import IndexedSnapshot, index_snapshot
 from atoll.explain.overview import overview
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube.cache import Change
+from atoll.kube.clock import Clock
 from atoll.kube.mirror import ClusterMirror, WatchedKind
-from atoll.service.clock import Clock
 from atoll.service.collector import without_collector
 from controllers.page.view import PageView, explanation_of, view_of
 

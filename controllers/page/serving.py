@@ -11,8 +11,8 @@ from aiohttp import web
 
 from atoll.kube.api import Api
 from atoll.kube.authorization import PathAuthorizer
+from atoll.kube.clock import Clock
 from atoll.kube.mirror import ClusterMirror
-from atoll.service.clock import Clock
 from atoll.service.http import is_loopback, serve
 from atoll.service.metrics import Metrics
 from atoll.service.tls import TlsFiles, server_context

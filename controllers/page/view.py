@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from atoll.api.times import seconds_of
 from atoll.cluster.gangs.membership import gang_key
-from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import Pod
 from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.explanation import explain

@@ -12,7 +12,7 @@ from agent.identities import LeaseLookup, assign
 from agent.nvml import NvmlBackend
 from agent.report import ReportContext, build_report, on_record, uuids_by_slot
 from atoll.api.node_status import Device, GpuNodeStatusReport
-from atoll.kube.microtime import format_microtime
+from atoll.api.times import format_microtime
 from devcluster.mock_nvml import MachineFile
 from topology.profiles import profile
 

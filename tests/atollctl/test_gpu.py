@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from atoll.api.node_status import GpuNodeStatusSpec
-from atoll.kube.microtime import format_microtime
+from atoll.api.times import format_microtime
 from atollctl.__main__ import app
 from atollctl.gpu import TargetMistake, cordoned, released, split_target, uncordoned
 from tests.builders import report_json, uuid_of

@@ -86,6 +86,7 @@ NO_SCHEDULE = [{"key": "gpu", "value": "a", "effect": "NoSchedule"}]
         ([{"key": "gpu", "value": "b"}], NO_SCHEDULE, True),
         ([{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}], NO_SCHEDULE, True),
         ([{"key": "other", "operator": "Exists"}], NO_SCHEDULE, True),
+        ([{"operator": "Equal"}], NO_SCHEDULE, True),
         ([{"key": "gpu", "operator": "Nonsense", "value": "a"}], NO_SCHEDULE, True),
     ],
 )

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.cells import TentativePlacement
 from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.holds import Hold, HoldSource
 from atoll.cluster.leases import Holder, lease_name, parse_lease
-from atoll.cluster.ledger import Ledger, TentativePlacement
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Pod
 from tests.builders import make_allocation, make_lease, make_pod, make_report, uuid_of
 from topology.demand import PRIOR
@@ -266,7 +267,7 @@ def test_late_rollback_frees_no_newer_assumption(ledger: Ledger) -> None:
     assert free(ledger) == set(IDS)
 
 
-def test_assuming_what_another_has_is_refused_with_its_story(ledger: Ledger) -> None:
+def test_assuming_what_another_has_is_refused_with_its_history(ledger: Ledger) -> None:
     """A double promise is a fault of ours: it raises, tells what happened to the device, and changes nothing."""
     ledger.put_lease(make_lease("n1", 0, holder=Holder("team", "p", "u1")))
     ledger.put_pod(make_pod(uid="u1", node="n1", allocation=make_allocation("n1", 0)))
@@ -275,7 +276,7 @@ def test_assuming_what_another_has_is_refused_with_its_story(ledger: Ledger) -> 
         ledger.assume("u2", make_allocation("n1", 1, 0), attempt="token")
 
     assert (fault.value.device, fault.value.state, fault.value.verb) == ("n1/0", "bound", "assume")
-    assert fault.value.story == (f"reserve {lease_name('n1', 0)}", "confirm u1")
+    assert fault.value.history == (f"reserve {lease_name('n1', 0)}", "confirm u1")
     assert ledger.assumed("u2") is None
     assert free(ledger) == {1, 2, 5}
 

@@ -4,7 +4,6 @@ import orjson
 import pytest
 
 from atoll.api.node_status import GpuNodeStatus
-from atoll.cluster.device_history import occupancy
 from atoll.cluster.leases import Holder, lease_name
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod, decode_pod
@@ -57,7 +56,7 @@ def test_lease_lost_before_its_pod_went_is_kept_in_mind(ledger: Ledger, is_pod_f
         act()
 
     assert not is_free(ledger)
-    assert occupancy(ledger, "n1", 0, uuid_of("n1", 0)) is Occupancy.IN_DOUBT
+    assert ledger.occupancy("n1", 0, uuid_of("n1", 0)) is Occupancy.IN_DOUBT
     assert [record.lease_name for record in ledger.lost.records("u1")] == [NAME]
     assert list(ledger.lost.departed()) == ["u1"]
 
@@ -99,7 +98,7 @@ def test_lease_written_again_while_the_pod_lives_was_never_lost(ledger: Ledger) 
 
 
 def test_reports_that_prove_the_end_free_the_device(ledger: Ledger) -> None:
-    """Where nobody writes the Lease again, the agent's word counts: seen live, and past the departure no longer."""
+    """Where nobody writes the Lease again, the agent's word counts: seen live, and past the pod's end no longer."""
     ledger.drop_lease(NAME, version=LOST_AT)
     ledger.drop_pod("u1", final=pod(LEFT_AT))
     ledger.put_report(report(2, position=LEFT_AT - 1))

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from atoll.api import names
+from atoll.api.times import format_microtime
 from atoll.cluster.leases import Holder
 from atoll.cluster.requests import request_of
 from atoll.cluster.verdicts import FilterInput, judge_nodes
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
-from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror, WatchedKind
 from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer

@@ -11,7 +11,6 @@ import pytest
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatusReport
-from atoll.cluster.device_history import availability
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node
 from atoll.cluster.release import Doubt, PodTermination, Proof, judge, observe
@@ -118,9 +117,9 @@ def test_silence_is_measured_by_our_own_clock() -> None:
     ledger.put_report(make_report("n1", "t4-4"))
     ledger.put_heartbeat("n1", 1000.0, 180.0)
 
-    assert availability(ledger, "n1", 0, now_seconds=1180.0) == "healthy"
+    assert ledger.availability("n1", 0, now_seconds=1180.0) == "healthy"
     assert "n1" in ledger.cells(now_seconds=1180.0)
-    assert availability(ledger, "n1", 0, now_seconds=1180.1) == "unknown"
+    assert ledger.availability("n1", 0, now_seconds=1180.1) == "unknown"
     assert "n1" not in ledger.cells(now_seconds=1180.1)
 
 
@@ -133,7 +132,7 @@ def test_missing_card_is_offered_to_nobody_and_keeps_its_lease() -> None:
     ledger.put_lease(make_lease("n1", 3))
     ledger.put_report(make_report("n1", "t4-4", ids=(0, 1, 2, 7)))
 
-    assert availability(ledger, "n1", 3, now_seconds=0.0) == "unknown"
+    assert ledger.availability("n1", 3, now_seconds=0.0) == "unknown"
     assert ledger.free("n1", now_seconds=0.0) == 0b1111
     ledger.put_report(make_report("n1", "t4-4"))
     assert ledger.free("n1", now_seconds=0.0) == 0b0111

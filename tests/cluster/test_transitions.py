@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.api import names
-from atoll.cluster.device_history import availability, occupancy
 from atoll.cluster.errors import IllegalTransition
 from atoll.cluster.leases import Holder, lease_name
 from atoll.cluster.ledger import Ledger
@@ -32,10 +31,10 @@ PAIRS = list(itertools.product(Occupancy, Verb))
 
 @pytest.mark.parametrize(("state", "verb"), PAIRS, ids=[f"{state}-{verb}" for state, verb in PAIRS])
 def test_every_pair_is_a_row_or_changes_nothing(state: Occupancy, verb: Verb) -> None:
-    """What is seen late or twice changes nothing; only to promise what another has is illegal, and tells its story."""
+    """News that is late or twice changes nothing; promising what another has is illegal, with its history."""
     if verb is Verb.ASSUME and state is not Occupancy.FREE:
-        with pytest.raises(IllegalTransition, match="its story: reserve gpu-n1-0"):
-            step("n1/0", state, verb, story=("reserve gpu-n1-0",))
+        with pytest.raises(IllegalTransition, match="its history: reserve gpu-n1-0"):
+            step("n1/0", state, verb, history=("reserve gpu-n1-0",))
         return
     expected = OCCUPANCY.get((state, verb), state)
 
@@ -105,7 +104,7 @@ def test_ledger_gives_out_what_the_second_table_calls_healthy() -> None:
     ledger.put_report(make_report("n1", "t4-4", sick=(0,), cordoned=(1,)))
     ledger.put_heartbeat("n1", 100.0, 30.0)
     for now in (110.0, 131.0):
-        told = [availability(ledger, "n1", number, now_seconds=now) for number in range(4)]
+        told = [ledger.availability("n1", number, now_seconds=now) for number in range(4)]
         cell = ledger.cells(now_seconds=now).get("n1")
         given = cell.free if cell is not None else 0
 
@@ -119,12 +118,12 @@ def test_bound_device_can_be_quarantined_cordoned_or_unknown() -> None:
     ledger.put_heartbeat("n1", 100.0, 30.0)
     for number in (0, 1, 2):
         ledger.put_pod(make_pod(f"p{number}", node="n1", allocation=make_allocation("n1", number)))
-    states = [availability(ledger, "n1", number, now_seconds=110.0) for number in range(5)]
+    states = [ledger.availability("n1", number, now_seconds=110.0) for number in range(5)]
 
     assert states == ["quarantined", "cordoned", "healthy", "healthy", "unknown"]
-    assert [occupancy(ledger, "n1", number, uuid_of("n1", number)) for number in range(4)] == ["bound"] * 3 + ["free"]
-    assert availability(ledger, "n1", 2, now_seconds=131.0) is Availability.UNKNOWN
-    assert availability(ledger, "n2", 0, now_seconds=110.0) is Availability.UNKNOWN
+    assert [ledger.occupancy("n1", number, uuid_of("n1", number)) for number in range(4)] == ["bound"] * 3 + ["free"]
+    assert ledger.availability("n1", 2, now_seconds=131.0) is Availability.UNKNOWN
+    assert ledger.availability("n2", 0, now_seconds=110.0) is Availability.UNKNOWN
 
 
 # The ledger derives states from evidence; the table says what may follow. Both must agree on every history.
@@ -180,9 +179,9 @@ def test_ledger_keeps_to_the_table(history: list[Verb]) -> None:
     for verb in history:
         if not makes_sense(ledger, verb):
             continue
-        before = occupancy(ledger, "n1", 0, uuid_of("n1", 0))
+        before = ledger.occupancy("n1", 0, uuid_of("n1", 0))
         play(ledger, verb)
-        after = occupancy(ledger, "n1", 0, uuid_of("n1", 0))
+        after = ledger.occupancy("n1", 0, uuid_of("n1", 0))
 
         expected = step("n1/0", before, verb, is_own=True)
         if expected is Occupancy.RELEASING and is_marked(ledger):

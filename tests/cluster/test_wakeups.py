@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.api import names
+from atoll.cluster import host_fit
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Request, request_of
 from atoll.cluster.selection import select
 from atoll.cluster.wakeups import (
     NOMINATION_NODES_MIN,
-    NOT_ADMITTED,
     PATIENCE_SECONDS,
     SELECTIONS_MAX,
     WAKES_MAX,
@@ -23,7 +23,6 @@ from atoll.cluster.wakeups import (
     WakeInput,
     WakePlan,
     Woken,
-    admits,
     is_nominated_by_us,
     is_rejected,
     missing_for,
@@ -45,9 +44,10 @@ def waiting(name: str, gpus: int = 1, *, status: dict[str, Any] | None = None, *
 
 
 def node(name: str = "n1", **spec: Any) -> Node:
-    """Return a Node; `labels` go to its metadata."""
-    labels = spec.pop("labels", {})
-    return msgspec.convert({"metadata": {"name": name, "labels": labels}, "spec": spec}, Node)
+    """Return a Node; `labels` go to its metadata, `ready` to its status."""
+    labels, ready = spec.pop("labels", {}), spec.pop("ready", "True")
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    return msgspec.convert({"metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}, Node)
 
 
 def room(name: str = "n1", free: int = 0xFF, **spec: Any) -> NodeCapacity:
@@ -277,29 +277,39 @@ def test_missing_is_counted_by_reason() -> None:
     """What is told to the user adds up to the nodes that were looked at."""
     rooms = [room(free=0b1), room("n2", 0b1), room("n3", unschedulable=True)]
     missing = missing_for(*asked(waiting("a", 2)), rooms)
-    assert missing == (("too few free GPUs", 2), (NOT_ADMITTED, 1))
+    assert missing == (("too few free GPUs", 2), (host_fit.CORDONED, 1))
 
 
-TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
+def affinity(zone: str) -> dict[str, Any]:
+    """Return an affinity that requires nodes of one zone."""
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
 @pytest.mark.parametrize(
-    ("toleration", "is_admitted"),
+    ("refusing", "options"),
     [
-        ({"operator": "Exists"}, True),
-        ({"key": "k", "operator": "Exists"}, True),
-        ({"key": "k", "value": "v"}, True),
-        ({"key": "k", "operator": "Equal", "value": "w"}, False),
-        ({"key": "other", "operator": "Exists"}, False),
-        ({"key": "k", "operator": "Exists", "effect": "NoExecute"}, False),
-        ({"key": "k", "operator": "Exists", "effect": "NoSchedule"}, True),
-        ({"operator": "Equal"}, False),
+        pytest.param({"unschedulable": True}, {}, id="cordoned"),
+        pytest.param({"taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]}, {}, id="tainted"),
+        pytest.param({"labels": {"zone": "b"}}, {"nodeSelector": {"zone": "a"}}, id="another label"),
+        pytest.param({"labels": {"zone": "b"}}, {"affinity": affinity("a")}, id="outside the required affinity"),
+        pytest.param({"ready": "False"}, {}, id="not ready"),
+        pytest.param({"ready": "Unknown"}, {}, id="kubelet is silent"),
     ],
 )
-def test_toleration(toleration: dict[str, str], *, is_admitted: bool) -> None:
-    """Taints are tolerated by the rules of Kubernetes; PreferNoSchedule keeps nobody out."""
-    assert admits(node(taints=[TAINT]), waiting("a", tolerations=[toleration])) is is_admitted
-    assert admits(node(taints=[{**TAINT, "effect": "PreferNoSchedule"}]), waiting("a"))
+def test_nobody_is_woken_for_a_node_that_refuses_the_pod(refusing: dict[str, Any], options: dict[str, Any]) -> None:
+    """kube-scheduler would refuse the pod there again, and its place would be lost to others meanwhile."""
+    pod = waiting("a", **options)
+
+    assert woken(plan([pod], [room(**refusing)])) == []
+    assert woken(plan([pod], [room(**refusing), room("n2", labels={"zone": "a"})])) == ["a"]
+
+
+def test_a_pod_that_its_affinity_keeps_out_hides_no_room_from_others() -> None:
+    """What is known not to fit is known of pods with the same affinity alone."""
+    pods = [waiting("a", priority=1, affinity=affinity("b")), waiting("b")]
+
+    assert woken(plan(pods, [room(labels={"zone": "a"})])) == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -354,3 +364,5 @@ def test_pod_for_which_gpus_were_freed_is_woken_for_those() -> None:
     assert woken(plan([pod, other], rooms, kept={"uid-of-a": ("n1", 0b110)})) == ["a"]
     assert woken(plan([pod, other], rooms, kept={"uid-of-a": ("n1", 0)})) == []
     assert woken(plan([pod, other], rooms, kept={"uid-of-a": ("n2", 0b110)})) == []
+    cordoned = [room("n1", free=0b1, unschedulable=True)]
+    assert woken(plan([pod, other], cordoned, kept={"uid-of-a": ("n1", 0b110)})) == []

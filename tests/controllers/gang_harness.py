@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.api import names
+from atoll.api.times import format_microtime
 from atoll.cluster.allocations import Allocation, allocation_annotations
 from atoll.kube.errors import Unanswered
-from atoll.kube.microtime import format_microtime
 from tests.builders import pod_json, report_json
 from tests.controllers.harness import (
     CLAIMS,

@@ -15,9 +15,9 @@ from typing import Any
 
 from aiohttp import web
 
+from atoll.api.times import format_microtime
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import Unanswered
-from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
 from controllers.api import GuardedApi

@@ -13,8 +13,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.clock import Clock
 from atoll.kube.mirror import ClusterMirror, WatchedKind
-from atoll.service.clock import Clock
 from controllers.page.app import PageParts, build_page
 from controllers.page.authorization import PageAuthorizer
 from controllers.page.refresher import OverviewRefresher

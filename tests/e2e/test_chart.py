@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from atoll.api import names
-from atoll.kube.microtime import parse_microtime
+from atoll.api.times import parse_microtime
 from devcluster import chart
 from devcluster.demo.observer import Observer
 from devcluster.demo.scenes import Play, check, contend, delete_midway, run_examples, show_machines

@@ -13,7 +13,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from atoll.cluster import pods
 from atoll.cluster.host_cpu import ASKS_MIN
 from atoll.cluster.objects import Pod
-from atoll.cluster.reports import take_report
 from atoll.cluster.request_history import request_history_of
 from atoll.cluster.requests import Rejection
 from atoll.explain.codec import decode_snapshot, document_of, encode_snapshot
@@ -48,7 +47,7 @@ async def extender_of(snapshot: ClusterSnapshot, **parts: Any) -> AsyncIterator[
     app = build_app(made)
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     for report in snapshot.reports:
-        take_report(mirror.ledger, report, nodes.get(report.metadata.name))
+        mirror.ledger.take_report(report, nodes.get(report.metadata.name))
     for heartbeat in snapshot.heartbeats:
         age = snapshot.age_seconds(heartbeat.spec.renew_time)
         mirror.ledger.put_heartbeat(heartbeat.metadata.name, clock.monotonic_seconds() - age, SILENCE_SECONDS)

@@ -5,8 +5,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.cluster.host_fit import REASONS, node_reason
 from atoll.cluster.requests import Rejection
-from atoll.cluster.wakeups import NOT_ADMITTED, NodeCapacity, admits, missing_for, waiting_note
+from atoll.cluster.wakeups import NodeCapacity, missing_for, waiting_note
 from atoll.explain.decision import IndexedSnapshot, decide, index_snapshot
 from atoll.explain.explanation import PodState, explain_without_help
 from atoll.explain.nodes import GPUS_COUNTED, NodeAnswer, NodeBlocker
@@ -45,6 +46,6 @@ def test_event_says_what_explain_says(seed: int) -> None:
     assert ("not even an empty one" in waiting_note(found.pod, request, rooms)) == (
         told.state in (PodState.NEVER, PodState.UNKNOWN)
     )
-    nodes = [one for group in told.groups for one in group.nodes if admits(scene.nodes[one.node], found.pod)]
-    missing = {reason: count for reason, count in missing_for(found.pod, request, rooms) if reason != NOT_ADMITTED}
+    nodes = [one for group in told.groups for one in group.nodes if not node_reason(found.pod, scene.nodes[one.node])]
+    missing = {reason: count for reason, count in missing_for(found.pod, request, rooms) if reason not in REASONS}
     assert missing == Counter(reason for one in nodes if (reason := gpu_reason(one)))

@@ -16,12 +16,12 @@ import orjson
 
 from atoll.api import names
 from atoll.api.claims import VisibleDevices
+from atoll.api.times import format_microtime
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.objects import Lease, Pod, decode_lease, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import NotFound
-from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import SystemClock
 from extender.binder import Binder, BinderSettings

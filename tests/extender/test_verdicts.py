@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.api import names
+from atoll.cluster.cells import TentativePlacement
 from atoll.cluster.leases import Holder
-from atoll.cluster.ledger import Ledger, TentativePlacement
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import Candidate, select
 from atoll.cluster.verdicts import FilterInput, NodeVerdicts, judge_nodes

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.api.times import parse_microtime
 from atoll.kube import errors
 from atoll.kube.election import LeaderElector
-from atoll.kube.microtime import parse_microtime
 from tests.fakes.api_server import merge
 from tests.fakes.clock import ManualClock, settle
 

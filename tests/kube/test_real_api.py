@@ -10,12 +10,12 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from atoll.api.times import format_microtime
 from atoll.kube import errors, patches, paths
 from atoll.kube.cache import Change
 from atoll.kube.client import ApiClient
 from atoll.kube.election import LeaderElector
 from atoll.kube.events import EventRecorder, ObjectReference
-from atoll.kube.microtime import format_microtime
 from atoll.kube.reflector import Reflector
 from atoll.service.clock import SystemClock
 from devcluster import DevCluster

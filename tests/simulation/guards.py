@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.cluster import release as proof
+from atoll.cluster.holds import DeviceHolds
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.lost_leases import LostLeases
 from atoll.cluster.objects import Pod
@@ -61,9 +62,9 @@ def _deletes_without_preconditions() -> Undo:
 
 
 def _assume_after_the_first_await() -> Undo:
-    original, assume = binder.reserve, Ledger.assume
+    original, assume = reservations.create_leases, Ledger.assume
 
-    async def reserve(client: Any, attempt: Any, allocation: Any) -> Any:
+    async def create(client: Any, attempt: Any, allocation: Any) -> Any:
         lost = await original(client, attempt, allocation)
         if binder_ledgers:
             assume(binder_ledgers[-1], attempt.reservation.holder.uid, allocation, attempt=attempt.reservation.attempt)
@@ -75,7 +76,7 @@ def _assume_after_the_first_await() -> Undo:
         self.drop_tentative(uid)
         binder_ledgers.append(self)
 
-    return swapping((binder, "reserve", reserve), (Ledger, "assume", late))
+    return swapping((reservations, "create_leases", create), (Ledger, "assume", late))
 
 
 def _attempts_without_tokens() -> Undo:
@@ -105,7 +106,7 @@ def _taken_over_leases_go_back() -> Undo:
             super().__init__(*facts)
             self.adopted = Forgetful()
 
-    return swapping((binder, "BindAttempt", UnguardedAttempt))
+    return swapping((reservations, "BindAttempt", UnguardedAttempt))
 
 
 def _take_over_without_moving_the_pod() -> Undo:
@@ -212,13 +213,13 @@ def _what_kubelet_lists_does_not_matter() -> Undo:
 
 
 def _annotation_does_not_outrank_the_lease() -> Undo:
-    original = Ledger._hold
+    original = DeviceHolds._hold
 
-    def hold(self: Ledger, node: str, ids: Any, uuids: Any, hold: Any) -> None:
+    def hold(self: DeviceHolds, node: str, ids: Any, uuids: Any, hold: Any) -> None:
         if hold.source != "pod":
             original(self, node, ids, uuids, hold)
 
-    return swapping((Ledger, "_hold", hold))
+    return swapping((DeviceHolds, "_hold", hold))
 
 
 def _successor_taken_for_its_predecessor() -> Undo:

@@ -13,7 +13,7 @@ from uuid import UUID
 from zlib import crc32
 
 from atoll.api import names
-from atoll.kube.microtime import format_microtime
+from atoll.api.times import format_microtime
 from tests.builders import report_json
 from tests.simulation.faults import FaultPlan
 from tests.simulation.server import HEARTBEATS, NODES, PODS, REPORTS, Object, ServerEvent, SimulatedServer

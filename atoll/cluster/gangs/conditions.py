@@ -4,7 +4,7 @@ Functions return new tuples; nothing is changed in place.
 """
 
 from atoll.api.base import Condition
-from atoll.cluster.gangs.times import seconds_of, text_of
+from atoll.api.times import seconds_of, text_of
 
 MESSAGE_LENGTH_MAX = 1024
 

@@ -18,13 +18,13 @@ from enum import StrEnum
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus, RequeueState
+from atoll.api.times import seconds_of, text_of
 from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, without_pod_set
 from atoll.cluster.gangs.readiness import QuorumCount, owner_uid, placeable, placed, quorum, readiness
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
-from atoll.cluster.gangs.times import seconds_of, text_of
 from atoll.cluster.objects import Pod
 
 

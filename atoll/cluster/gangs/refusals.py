@@ -6,8 +6,8 @@ How long is too long is a constant here; `lifecycle` decides what follows.
 from typing import Final
 
 from atoll.api.gangs import GpuGangStatus
+from atoll.api.times import seconds_of
 from atoll.cluster.gangs.membership import GangMember, MemberStage
-from atoll.cluster.gangs.times import seconds_of
 from atoll.cluster.objects import Pod, PodCondition
 
 REFUSED_SECONDS: Final = 40.0

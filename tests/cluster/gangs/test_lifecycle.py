@@ -8,12 +8,12 @@ import pytest
 
 from atoll.api import names
 from atoll.api.gangs import GangAssignment, SuspendedOwner
+from atoll.api.times import seconds_of, text_of
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, Obstacle
 from atoll.cluster.gangs.membership import GangMember, MemberStage
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, Requeuing
 from atoll.cluster.gangs.refusals import REFUSED_SECONDS, STUCK_SECONDS
-from atoll.cluster.gangs.times import seconds_of, text_of
 from atoll.cluster.objects import OwnerReference, PodCondition
 from tests.cluster.gangs.builders import NOW, WAITING, Life, make_gang, member, members
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atoll.api import names
 from atoll.api.base import Condition
 from atoll.api.gangs import DOMAINS_MAX, GpuGangSpec, RequeueTimestamp, WaitForPodsReady, duration_seconds
+from atoll.api.times import seconds_of, text_of
 from atoll.api.topologies import Topology
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import conditions
@@ -29,7 +30,6 @@ from atoll.cluster.gangs.readiness_policy import (
     pause_seconds,
     policy_for,
 )
-from atoll.cluster.gangs.times import seconds_of, text_of
 from atoll.cluster.objects import Node, decode_node
 from tests.builders import make_pod, make_report
 from tests.cluster.gangs.builders import GATES, make_gang, member

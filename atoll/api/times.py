@@ -1,14 +1,16 @@
-"""Kubernetes MicroTime: RFC 3339 in UTC with exactly six digits.
+"""Times as Kubernetes writes them: RFC 3339 in UTC. The one place that reads and prints them; none reads a clock.
 
-The API server refuses a Lease whose time has none, and Python's isoformat() prints none when the microseconds
-happen to be zero. Everything that writes a time goes through here.
+The API server refuses a Lease whose time has not exactly six digits, and Python's isoformat() prints none when the
+microseconds happen to be zero. Conditions and creation timestamps have whole seconds.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PATTERN = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:[Zz]|([+-])(\d\d):(\d\d))", re.ASCII
 )
@@ -31,3 +33,16 @@ def parse_microtime(text: str) -> datetime:
     offset = timedelta(hours=int(found[9] or 0), minutes=int(found[10] or 0))
     zone = timezone(-offset if found[8] == "-" else offset)
     return datetime(year, month, day, hour, minute, second, microsecond, tzinfo=zone).astimezone(UTC)
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds since 1970 of an RFC 3339 time such as 2026-01-31T12:00:00Z; None for text that is none."""
+    try:
+        return parse_microtime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def text_of(seconds: float) -> str:
+    """Return the time of whole seconds since 1970, rounded down, as conditions carry it. OverflowError after 9999."""
+    return (_EPOCH + timedelta(seconds=math.floor(seconds))).strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0")

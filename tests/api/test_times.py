@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.kube.microtime import format_microtime, parse_microtime
+from atoll.api.times import format_microtime, parse_microtime
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
