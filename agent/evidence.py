@@ -113,8 +113,8 @@ def with_allocations(
 ) -> GpuUse:
     """Count what the kubelet handed to pods by device plugins as used by them.
 
-    plugin_allocations: device ids by namespace and name, because the kubelet tells no uid. known: the uuids of our GPUs by what
-    device plugins call them; ids that are not in it are other devices.
+    plugin_allocations: device ids by namespace and name, because the kubelet gives no uid. known: the uuids of our GPUs
+    by what device plugins call them; ids that are not in it are other devices.
     """
     users = dict(use.pods)
     for pod in pods:
