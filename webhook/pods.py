@@ -91,7 +91,6 @@ class AdmittedMetadata(WireView, frozen=True):
     """Name and annotations; a generated name is still empty at CREATE."""
 
     name: str = ""
-    generate_name: str = ""
     annotations: dict[str, str] | None = None
 
 
