@@ -35,6 +35,7 @@ DEVICE_MOUNT: Final = "/var/run/nvidia-container-devices"
 """NVIDIA's runtime can be set up to read the wanted GPUs from mounts below this folder instead of the variable."""
 
 
+KNOWN_ANNOTATIONS: Final = (*names.USER_ANNOTATIONS, *names.MODEL_ANNOTATIONS)
 KEY_LENGTH_MAX: Final = 128
 """Of an unknown key, what is compared with the known ones."""
 
@@ -103,7 +104,7 @@ def _strip(pod: AdmittedPod, *, claim_uid: str) -> Mutation:
 def _unknown(pod: AdmittedPod) -> Iterator[str]:
     """Warn of annotations under Atoll's prefix that mean nothing: most are misspelt, and ask for nothing then."""
     for key in sorted(pod.annotations):
-        if not key.startswith(f"{names.GROUP}/") or key in names.USER_ANNOTATIONS or names.is_own_annotation(key):
+        if not key.startswith(f"{names.GROUP}/") or key in KNOWN_ANNOTATIONS or names.is_own_annotation(key):
             continue
         near = get_close_matches(key[:KEY_LENGTH_MAX], names.USER_ANNOTATIONS, n=1)
         known = f"did you mean {near[0]}?" if near else f"pods may carry {', '.join(names.USER_ANNOTATIONS)}"
