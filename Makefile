@@ -54,8 +54,8 @@ test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bin
 simulate: $(READY) ## Break everything, many times, in a simulated cluster (HISTORIES=n SEED=s); a failing seed shrinks
 	@$(BIN)/python -m tests.simulation --histories $(HISTORIES) --seed $(SEED)
 
-lint: $(READY) ## Style, types and import contracts
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+lint: $(READY) ## Style, types, import contracts and names that nothing uses
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/vulture
 
 manifests: $(READY) tools ## Render the plain manifests in deploy/ from the Helm chart
 	$(BIN)/python -m devcluster.chart

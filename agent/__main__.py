@@ -69,9 +69,9 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
         agent = NodeAgent(
             values.node,
             client=client,
-            looker=_observer(values, backend),
+            observer=_observer(values, backend),
             kubelet=kubelet,
-            rhythm=Intervals(
+            intervals=Intervals(
                 values.poll_seconds, values.urgent_seconds, values.heartbeat_seconds, values.start_jitter_seconds
             ),
             agent_version=_own_version(),
@@ -102,20 +102,20 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
 async def report_once(values: AgentSettings, backend: Backend) -> str:
     """The report of this machine as JSON text, without asking any cluster: ids are those that a new node would get,
     pods are all that have a cgroup here, and the kubelet's list counts as unread."""
-    look = await _observer(values, backend).look()
+    observation = await _observer(values, backend).observe()
     backend.close()
-    uuids = uuids_by_slot(look.machine)
+    uuids = uuids_by_slot(observation.machine)
     leases: dict[int, str | None] = {}
     while isinstance(step := assign(uuids, known={}, leases=leases), LeaseLookup):
         leases |= dict.fromkeys(step.ids)
     report = build_report(
-        look.machine,
+        observation.machine,
         ids=step.ids,
-        sighting=collect_evidence(PodInventory(), cgroups=look.cgroups, kubelet=None, use=look.use),
+        evidence=collect_evidence(PodInventory(), cgroups=observation.cgroups, kubelet=None, use=observation.use),
         previous=None,
-        circumstances=ReportContext(
+        context=ReportContext(
             agent_version=_own_version(),
-            boot_id=look.boot_id,
+            boot_id=observation.boot_id,
             node_uid="",
             position="",
             now=format_microtime(SystemClock().now()),

@@ -46,7 +46,7 @@ def read_cgroups(root: str = "/", *, mount: Path = CGROUP_MOUNT) -> CgroupReadin
     try:
         trees = _kubepods_trees(root, mount=mount)
         for tree in trees:
-            _look_into(tree, populated=populated, empty=empty)
+            _collect_pods(tree, populated=populated, empty=empty)
     except OSError:
         return None
     return CgroupReading(frozenset(populated), frozenset(empty - populated)) if trees else None
@@ -78,7 +78,7 @@ def _hierarchies(mount: Path) -> list[Path]:
     return [folder for folder in folders if (folder / "cgroup.procs").exists()]
 
 
-def _look_into(tree: Path, *, populated: set[str], empty: set[str]) -> None:
+def _collect_pods(tree: Path, *, populated: set[str], empty: set[str]) -> None:
     for folder, uid in _pod_folders(tree):
         if len(populated) + len(empty) >= PODS_MAX:
             raise OSError(f"more than {PODS_MAX} pod cgroups below {tree}")

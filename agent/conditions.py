@@ -22,13 +22,13 @@ def conditions(
     reading: MachineReading,
     *,
     devices: Sequence[Device],
-    sighting: EvidenceReading,
+    evidence: EvidenceReading,
     last: Iterable[Condition],
     now: str,
 ) -> tuple[Condition, ...]:
     """All conditions in a fixed order. The time moves only when the status does."""
     before = {condition.type: condition for condition in last}
-    found = [_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(sighting)]
+    found = [_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(evidence)]
     found += [_fabric_ready(reading.fabric)] if reading.fabric is not None else []
     told = tuple(_condition(*finding, last=before.get(finding[0]), now=now) for finding in found)
     kept = before.get(names.CONDITION_FABRIC_READY) if reading.fabric is None and reading.is_fabric_unknown else None
@@ -73,10 +73,10 @@ def _links_consistent(reading: MachineReading) -> Finding:
     return names.CONDITION_LINKS_CONSISTENT, False, names.REASON_LINKS_ASYMMETRIC, message
 
 
-def _evidence_readable(sighting: EvidenceReading) -> Finding:
+def _evidence_readable(evidence: EvidenceReading) -> Finding:
     unread = [
         text
-        for text, is_read in (("pod cgroups", sighting.live_read), ("pod list of the kubelet", sighting.kubelet_read))
+        for text, is_read in (("pod cgroups", evidence.live_read), ("pod list of the kubelet", evidence.kubelet_read))
         if not is_read
     ]
     if not unread:

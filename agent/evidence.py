@@ -72,7 +72,7 @@ class PodInventory:
         return replace(self, with_gpus=with_gpus, plain=self.plain - with_gpus)
 
     def with_pods(self, pods: Iterable[Pod], *, position: str) -> "PodInventory":
-        """The roster after the watch moved on; what a pod once was, it stays."""
+        """The inventory after the watch moved on; what a pod once was, it stays."""
         listed = [(pod, _uids(pod)) for pod in pods]
         with_gpus = self.with_gpus.union(*(uids for pod, uids in listed if is_gpu_pod(pod)))
         present = frozenset().union(*(uids for _, uids in listed))
@@ -113,8 +113,8 @@ def with_allocations(
 ) -> GpuUse:
     """Count what the kubelet handed to pods by device plugins as used by them.
 
-    plugin_allocations: device ids by namespace and name, because the kubelet tells no uid. known: the uuids of our GPUs by what
-    device plugins call them; ids that are not in it are other devices.
+    plugin_allocations: device ids by namespace and name, because the kubelet gives no uid. known: the uuids of our GPUs
+    by what device plugins call them; ids that are not in it are other devices.
     """
     users = dict(use.pods)
     for pod in pods:
@@ -147,7 +147,7 @@ class EvidenceReading:
 
 
 def collect_evidence(
-    roster: PodInventory,
+    inventory: PodInventory,
     *,
     cgroups: CgroupReading | None,
     kubelet: KubeletReading | None,
@@ -159,13 +159,13 @@ def collect_evidence(
     """Judge one look. last_*: what the look before found."""
     last = tuple(last_pods)
     gpu_users = _users(use, last)
-    live_read = cgroups is not None and _is_plausible(cgroups, expected=(kubelet or roster).running)
+    live_read = cgroups is not None and _is_plausible(cgroups, expected=(kubelet or inventory).running)
     last_live = frozenset(pod.uid for pod in last if pod.live)
     live = _live(cgroups, kubelet, last_empty) if cgroups and live_read else last_live
     listed = kubelet.listed if kubelet else frozenset(pod.uid for pod in last if pod.kubelet)
     users = frozenset(gpu_users)
-    told = ((live | listed) - roster.plain) | users
-    order = sorted(told, key=lambda uid: (uid not in roster.with_gpus, uid))
+    told = ((live | listed) - inventory.plain) | users
+    order = sorted(told, key=lambda uid: (uid not in inventory.with_gpus, uid))
     uuids_max = min(UUIDS_MAX, UUIDS_TOTAL_MAX // max(1, min(len(order), PODS_MAX)))
     pods = tuple(
         PodEvidence(
@@ -180,7 +180,7 @@ def collect_evidence(
         kubelet_read=kubelet is not None and fits,
         seen=live | listed | users,
         empty=cgroups.empty - kubelet.listed if cgroups and kubelet else frozenset(),
-        terminating=((told - roster.present) | (roster.unproven & live)) & roster.with_gpus,
+        terminating=((told - inventory.present) | (inventory.unproven & live)) & inventory.with_gpus,
         processes_read=not use.unread,
         host_uses=_host_uses(use, tuple(last_host)),
     )

@@ -1,6 +1,6 @@
-"""The memory of what was wrong with a device: signs come and go, incidents stay on record.
+"""The memory of what was wrong with a device: faults come and go, incidents stay on record.
 
-In: the incidents of the last report, the signs of this look, the time and the boot. Out: the incidents of the next
+In: the incidents of the last report, the faults of this look, the time and the boot. Out: the incidents of the next
 report. Pure. The record lives in the report itself, so a restart of the agent forgets nothing. The rules:
 
 * an XID stays open until the card was reset or the machine booted: no driver says that it is over;
@@ -41,24 +41,24 @@ Key = tuple[IncidentKind, int]
 
 def fold(
     last: Iterable[Incident],
-    signs: Sequence[DeviceFault],
+    faults: Sequence[DeviceFault],
     *,
     unread: frozenset[IncidentKind],
     now: str,
     boot_id: str,
     released: str = "",
 ) -> tuple[Incident, ...]:
-    """Take the signs of one look into the record. now: UTC time as reports carry it; unread: kinds not read; released:
+    """Take the faults of one look into the record. now: UTC time as reports carry it; unread: kinds not read; released:
     when an administrator declared the device well, empty if never."""
     before: dict[Key, Incident] = {(one.kind, one.code): _until(one, now, released) for one in last}
-    told: dict[Key, DeviceFault] = {(sign.kind, sign.code): sign for sign in signs}
+    told: dict[Key, DeviceFault] = {(fault.kind, fault.code): fault for fault in faults}
     was_reset = any(_is_cleared(one, {kind for kind, _ in told}, unread) for one in before.values())
     after: dict[Key, Incident] = {}
     for key, incident in before.items():
         if key not in told:
             after[key] = _untold(incident, unread=unread, now=now, boot_id=boot_id, was_reset=was_reset)
-    for key, sign in told.items():
-        after[key] = _told(before.get(key), sign, now=now, boot_id=boot_id, released=released)
+    for key, fault in told.items():
+        after[key] = _seen_again(before.get(key), fault, now=now, boot_id=boot_id, released=released)
     return _bounded(after, told)
 
 
@@ -102,25 +102,25 @@ def _untold(
     return incident
 
 
-def _told(last: Incident | None, sign: DeviceFault, *, now: str, boot_id: str, released: str) -> Incident:
+def _seen_again(last: Incident | None, fault: DeviceFault, *, now: str, boot_id: str, released: str) -> Incident:
     """An incident that this look told of. One that nothing changed in stays as it is, so that nothing is written."""
     if last is None:
-        return _opened(sign, sign.count, now=now, boot_id=boot_id)
-    counted = sign.kind in _COUNTED_BY_DEVICE
+        return _opened(fault, fault.count, now=now, boot_id=boot_id)
+    counted = fault.kind in _COUNTED_BY_DEVICE
     if last.ended_time:
-        count = sign.count if counted else last.count + sign.count
-        return _opened(sign, min(count, COUNT_MAX), now=now, boot_id=boot_id)
+        count = fault.count if counted else last.count + fault.count
+        return _opened(fault, min(count, COUNT_MAX), now=now, boot_id=boot_id)
     count = last.count
     if counted:
-        count = sign.count
-    elif last.quiet_since or not sign.stands:
-        count += sign.count
-    is_same = count == last.count and sign.message[:128] == last.message and last.boot_id == boot_id
+        count = fault.count
+    elif last.quiet_since or not fault.stands:
+        count += fault.count
+    is_same = count == last.count and fault.message[:128] == last.message and last.boot_id == boot_id
     is_early = last.boot_id == boot_id and _seconds(last.last_time, now) < XID_SECONDS_MIN
-    is_repeat = not sign.stands and is_early and last.last_time > released
+    is_repeat = not fault.stands and is_early and last.last_time > released
     if (is_same and not last.quiet_since) or is_repeat:
         return last
-    update = {"count": min(count, COUNT_MAX), "message": sign.message[:128], "last_time": now, "boot_id": boot_id}
+    update = {"count": min(count, COUNT_MAX), "message": fault.message[:128], "last_time": now, "boot_id": boot_id}
     return last.model_copy(update={**update, "quiet_since": ""})
 
 
@@ -129,12 +129,12 @@ def quiet_seconds(count: int) -> float:
     return QUIET_SECONDS * 2.0 ** min(max(count, 1) - 1, QUIET_DOUBLINGS_MAX)
 
 
-def _opened(sign: DeviceFault, count: int, *, now: str, boot_id: str) -> Incident:
+def _opened(fault: DeviceFault, count: int, *, now: str, boot_id: str) -> Incident:
     return Incident(
-        kind=sign.kind,
-        code=sign.code,
+        kind=fault.kind,
+        code=fault.code,
         count=count,
-        message=sign.message[:128],
+        message=fault.message[:128],
         first_time=now,
         last_time=now,
         boot_id=boot_id,
@@ -147,7 +147,7 @@ def _ended(incident: Incident, ended_by: str, now: str) -> Incident:
 
 def _bounded(incidents: Mapping[Key, Incident], told: Iterable[Key]) -> tuple[Incident, ...]:
     """As many as a report holds, in a fixed order: what is told now, longest known first, so that a device with more
-    signs than that does not rewrite its report at each look; then what is open, then what ended last."""
+    faults than that does not rewrite its report at each look; then what is open, then what ended last."""
     now_told = sorted(told, key=lambda key: (key[0] is IncidentKind.XID, incidents[key].first_time, key))
     newest = sorted(
         incidents.keys() - set(now_told),

@@ -17,13 +17,13 @@ GPUS_MAX = 1024
 
 def agent_metrics(metrics: Metrics, agent: NodeAgent) -> None:
     """Register the agent's metrics; once per process."""
-    metrics.counter_of("looks", "Looks at the machine", lambda: agent.looks_count)
+    metrics.counter_of("looks", "Looks at the machine", lambda: agent.observations_count)
     metrics.counter_of("publications", "Reports written", lambda: agent.publications_count)
     metrics.counter_of("failures", "Looks whose result could not be published", lambda: agent.failures_count)
     metrics.gauge_of(
         "look_age_seconds", "Age of the last look that was published where due", agent.seconds_since_observation
     )
-    metrics.gauge_of("look_seconds", "Time that the last look at the machine took", lambda: agent.look_seconds)
+    metrics.gauge_of("look_seconds", "Time that the last look at the machine took", lambda: agent.observation_seconds)
     metrics.gauge_of("evidence_complete", "1 if cgroups and kubelet could be read", lambda: agent.evidence_is_complete)
     gpus = Series(metrics.gauge("gpus", "GPUs of the node by the state of their health", labels=("model", "health")))
     metrics.before_page(lambda: gpus.tell(count_devices(agent.devices)))

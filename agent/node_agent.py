@@ -72,25 +72,25 @@ class NodeAgent:
         node: str,
         *,
         client: ApiClient,
-        looker: MachineObserver,
+        observer: MachineObserver,
         kubelet: Kubelet,
-        rhythm: Intervals,
+        intervals: Intervals,
         agent_version: str,
         clock: Clock,
         rng: random.Random,
     ) -> None:
         self.node = node
         self._client = client
-        self._looker = looker
+        self._observer = observer
         self._kubelet = kubelet
-        self._rhythm = rhythm
+        self._intervals = intervals
         self._agent_version = agent_version
         self._clock = clock
         self._rng = rng
         self._writer = StatusWriter(client, node, clock=clock)
-        self._roster = PodInventory()
-        self._cadence = PollSchedule(rhythm.poll_seconds, rhythm.urgent_seconds)
-        self._sighting: EvidenceReading | None = None
+        self._inventory = PodInventory()
+        self._schedule = PollSchedule(intervals.poll_seconds, intervals.urgent_seconds)
+        self._evidence: EvidenceReading | None = None
         self._fresh_version = ""
         self._wants_fresh_version = False
         self._wake = asyncio.Event()
@@ -98,9 +98,9 @@ class NodeAgent:
         self._published = asyncio.Event()
         self._looked_at = self._tried_at = clock.monotonic_seconds()
         self.kubelet_url = ""
-        self.looks_count = 0
+        self.observations_count = 0
         self.failures_count = 0
-        self.look_seconds = 0.0
+        self.observation_seconds = 0.0
         self.publications_count = 0
         named = f"metadata.name={node}"
         self.pods = Reflector(
@@ -126,7 +126,7 @@ class NodeAgent:
     @property
     def evidence_is_complete(self) -> bool:
         """Tell whether absence from the last look means anything."""
-        return self._sighting is not None and self._sighting.is_complete
+        return self._evidence is not None and self._evidence.is_complete
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -167,7 +167,7 @@ class NodeAgent:
 
     async def _wait_for_turn(self) -> None:
         """Every list, watch and write of an agent comes after this."""
-        await self._clock.sleep(start_wait_seconds(self.node, spread_seconds=self._rhythm.start_spread_seconds))
+        await self._clock.sleep(start_wait_seconds(self.node, spread_seconds=self._intervals.start_spread_seconds))
 
     async def keep_observing(self) -> None:
         """Look at the machine whenever that is due, and publish."""
@@ -177,11 +177,13 @@ class NodeAgent:
         backoff = Backoff(self._rng)
         while True:
             self._wake.clear()
-            not_before = self._clock.monotonic_seconds() + self._rhythm.urgent_seconds
+            not_before = self._clock.monotonic_seconds() + self._intervals.urgent_seconds
             try:
                 await self.observe_once()
                 backoff.reset()
-                seconds = self._cadence.wait_seconds(has_leavers=bool(self._sighting and self._sighting.terminating))
+                seconds = self._schedule.wait_seconds(
+                    has_terminating=bool(self._evidence and self._evidence.terminating)
+                )
             except KubeError as error:
                 seconds = backoff.next_seconds()
                 self.failures_count += 1
@@ -190,45 +192,45 @@ class NodeAgent:
             await self._rest(seconds, not_before=not_before)
 
     async def observe_once(self) -> None:
-        """Take one look, and publish it if it is new or owed. Raises KubeError."""
-        cadence = self._cadence
+        """Take one observation, and publish it if it is new or owed. Raises KubeError."""
+        schedule = self._schedule
         position = await self._position()
-        roster = self._roster.with_pods(self.pods.by_uid.values(), position=position)
+        inventory = self._inventory.with_pods(self.pods.by_uid.values(), position=position)
         if not self.has_published and self._writer.stored_report is not None:
-            roster = roster.with_reported(pod.uid for pod in self._writer.stored_report.pods)
-        self._roster = roster
+            inventory = inventory.with_reported(pod.uid for pod in self._writer.stored_report.pods)
+        self._inventory = inventory
         began_seconds = self._clock.monotonic_seconds()
-        look, kubelet = await asyncio.gather(self._looker.look(), self._kubelet.read())
-        self.look_seconds = self._clock.monotonic_seconds() - began_seconds
-        self.looks_count += 1
+        observation, kubelet = await asyncio.gather(self._observer.observe(), self._kubelet.read())
+        self.observation_seconds = self._clock.monotonic_seconds() - began_seconds
+        self.observations_count += 1
         previous = self._writer.stored_report
-        sighting = collect_evidence(
-            roster,
-            cgroups=look.cgroups,
+        evidence = collect_evidence(
+            inventory,
+            cgroups=observation.cgroups,
             kubelet=kubelet,
-            use=self._use(look, previous),
+            use=self._use(observation, previous),
             last_pods=previous.pods if previous else (),
-            last_empty=self._sighting.empty if self._sighting else frozenset(),
+            last_empty=self._evidence.empty if self._evidence else frozenset(),
             last_host=previous.host_uses if previous else (),
         )
-        report = await self._compose(look, sighting, previous, position=position)
-        if self._writer.is_news(report) or cadence.must_publish(is_complete=sighting.is_complete):
+        report = await self._compose(observation, evidence, previous, position=position)
+        if self._writer.is_news(report) or schedule.must_publish(is_complete=evidence.is_complete):
             await self._writer.publish(report)
             self.publications_count += 1
-        self._note(sighting, cadence)
+        self._remember(evidence, schedule)
 
     async def keep_heartbeat(self) -> None:
         """Renew the heartbeat Lease while looks succeed; an agent that cannot look or publish falls silent."""
         await self._published.wait()
-        rhythm = self._rhythm
-        silent_after_seconds = max(3 * rhythm.poll_seconds, rhythm.heartbeat_seconds)
-        backoff = Backoff(self._rng, base_seconds=1.0, max_seconds=rhythm.heartbeat_seconds)
+        intervals = self._intervals
+        silent_after_seconds = max(3 * intervals.poll_seconds, intervals.heartbeat_seconds)
+        backoff = Backoff(self._rng, base_seconds=1.0, max_seconds=intervals.heartbeat_seconds)
         while True:
-            seconds = rhythm.heartbeat_seconds * (0.9 + 0.2 * self._rng.random())
+            seconds = intervals.heartbeat_seconds * (0.9 + 0.2 * self._rng.random())
             try:
                 if self.seconds_since_observation() <= silent_after_seconds:
                     await send_heartbeat(
-                        self._client, self.node, clock=self._clock, period_seconds=rhythm.heartbeat_seconds
+                        self._client, self.node, clock=self._clock, period_seconds=intervals.heartbeat_seconds
                     )
                     backoff.reset()
             except KubeError as error:
@@ -266,29 +268,29 @@ class NodeAgent:
         version = decode_node(answer).metadata.resource_version
         await self._nodes.wait_for_resource_version(version, SEE_OWN_WRITE_SECONDS)
 
-    def _use(self, look: Observation, previous: GpuNodeStatusReport | None) -> GpuUse:
+    def _use(self, observation: Observation, previous: GpuNodeStatusReport | None) -> GpuUse:
         known = [device.uuid for device in previous.devices] if previous is not None else []
-        use = look.use.with_missing(known, look.machine.pids_by_uuid())
-        if look.plugin_allocations is None:
+        use = observation.use.with_missing(known, observation.machine.pids_by_uuid())
+        if observation.plugin_allocations is None:
             return use
         slots = plugin_names(previous.devices if previous is not None else ())
-        own = {uuid: uuid for uuid in (*known, *look.machine.pids_by_uuid())}
-        return with_allocations(use, look.plugin_allocations, self.pods.by_uid.values(), slots | own)
+        own = {uuid: uuid for uuid in (*known, *observation.machine.pids_by_uuid())}
+        return with_allocations(use, observation.plugin_allocations, self.pods.by_uid.values(), slots | own)
 
-    def _note(self, sighting: EvidenceReading, cadence: PollSchedule) -> None:
-        """Remember a look. A deletion that arrived while it was taken is not paid by it."""
-        self._sighting = sighting
+    def _remember(self, evidence: EvidenceReading, schedule: PollSchedule) -> None:
+        """Remember a observation. A deletion that arrived while it was taken is not paid by it."""
+        self._evidence = evidence
         self._looked_at = self._clock.monotonic_seconds()
-        if sighting.is_complete:
-            self._roster = self._roster.forget_gone(sighting.seen)
-        if self._cadence is cadence:
-            self._cadence = cadence.after_reading(is_complete=sighting.is_complete)
+        if evidence.is_complete:
+            self._inventory = self._inventory.forget_gone(evidence.seen)
+        if self._schedule is schedule:
+            self._schedule = schedule.after_reading(is_complete=evidence.is_complete)
         if not self._published.is_set():
             self._published.set()
         self._capacity_wake.set()
 
     async def _rest(self, seconds: float, *, not_before: float) -> None:
-        """Wait until `seconds` are over or something calls for a look, and in any case until `not_before`."""
+        """Wait until `seconds` are over or something calls for a observation, and in any case until `not_before`."""
         try:
             await within(self._clock, seconds, self._woken())
         except TimeoutError:
@@ -316,18 +318,23 @@ class NodeAgent:
         return _decode_listing(await self._client.get(paths.pods(), params=params)).metadata.resource_version
 
     async def _compose(
-        self, look: Observation, sighting: EvidenceReading, previous: GpuNodeStatusReport | None, *, position: str
+        self,
+        observation: Observation,
+        evidence: EvidenceReading,
+        previous: GpuNodeStatusReport | None,
+        *,
+        position: str,
     ) -> GpuNodeStatusReport:
-        known = {uuid: device.id for uuid, device in on_record(previous, look.machine).items()}
+        known = {uuid: device.id for uuid, device in on_record(previous, observation.machine).items()}
         node = self._nodes.store.get(("", self.node))
         return build_report(
-            look.machine,
-            ids=await self._ids(uuids_by_slot(look.machine), known=known),
-            sighting=sighting,
+            observation.machine,
+            ids=await self._ids(uuids_by_slot(observation.machine), known=known),
+            evidence=evidence,
             previous=previous,
-            circumstances=ReportContext(
+            context=ReportContext(
                 agent_version=self._agent_version,
-                boot_id=look.boot_id,
+                boot_id=observation.boot_id,
                 node_uid=node.metadata.uid if node is not None else "",
                 position=position,
                 now=format_microtime(self._clock.now()),
@@ -358,7 +365,7 @@ class NodeAgent:
 
     def _on_pod(self, change: Change[Pod]) -> None:
         pod = change.object
-        self._roster = self._roster.with_pod(pod)
+        self._inventory = self._inventory.with_pod(pod)
         self._capacity_wake.set()
         was_terminal = change.old is not None and is_terminal(change.old)
         departs = change.kind is ChangeKind.DELETED or (is_terminal(pod) and not was_terminal)
@@ -385,5 +392,5 @@ class NodeAgent:
             self._request_report()
 
     def _request_report(self) -> None:
-        self._cadence = self._cadence.after_deletion()
+        self._schedule = self._schedule.after_deletion()
         self._wake.set()

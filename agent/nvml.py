@@ -68,7 +68,7 @@ class NvmlBackend:
         events = self._untold + self._events()
         self._untold = []
         reading = self.assemble(facts, events)
-        self._pci.look()
+        self._pci.refresh()
         slots = [device.pci_bus_id for device in reading.devices]
         unseen = self._pci.slots_unseen(slots, kernel_driver=self.kernel_driver)
         return replace(reading, links=replace(reading.links, nics=self._pci.nics(slots)), slots_unseen=unseen)

@@ -65,7 +65,7 @@ class MachineObserver:
         self._boot_id = ""
         self.failures = 0
 
-    async def look(self) -> Observation:
+    async def observe(self) -> Observation:
         """Read everything once. What fails is marked in the Look, never raised."""
         machine = await self._machine()
         boot_id = await self._boot()

@@ -56,7 +56,7 @@ class PciTree:
         self._gpu_slots: Mapping[str, str] = {}
         self._is_read = False
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the tree anew where that is due; one that cannot be read is as it was."""
         if self._looks % LOOKED_FOR_EVERY == 0:
             try:

@@ -1,12 +1,11 @@
-"""Which devices the kubelet handed to pods, by its pod-resources API.
+"""Devices that the kubelet's device plugins allocated to pods, by the kubelet's pod-resources API.
 
-In: the kubelet's socket. Out: device ids by namespace and pod, or None where it does not answer. Atoll hands nothing
-out by device plugins, so whoever shows up here with a GPU got it from somebody else, and holds it though no process of
-his may run on it yet. The API tells no uid; the names are those of pods that run now.
+Device ids by namespace and pod, or None where the kubelet does not answer. Atoll allocates nothing by device plugins,
+so a pod that shows up here with a GPU got it from another scheduler, and holds it even if no process of it runs yet.
+The API gives no uid; the names are those of pods that run now.
 
-One unary call of gRPC, by hand: a length-prefixed message in HTTP/2 frames over a Unix socket. A gRPC library would
-cost the agent more memory than everything else it does. Headers of the answer are not read: a complete message at the
-end of the stream is a success, anything else is none.
+One unary gRPC call: h2 speaks HTTP/2, and the few fields of the answer are read here. Response headers are not read: a
+complete message at the end of the stream is a success, anything else is none.
 """
 
 import socket
@@ -16,6 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import ConnectionTerminated, DataReceived, StreamEnded, StreamReset
+from h2.exceptions import H2Error
+
 from atoll.api.node_status import Device
 
 PATH: Final = "/v1.PodResourcesLister/List"
@@ -23,11 +27,17 @@ ANSWER_BYTES_MAX: Final = 16 << 20
 PODS_MAX: Final = 4096
 DEVICES_MAX: Final = 4096
 
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GO_AWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
-_END_STREAM, _ACKNOWLEDGE, _END_HEADERS, _PADDED = 0x1, 0x1, 0x4, 0x8
+_HEADERS: Final = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", PATH),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+)
+_EMPTY: Final = struct.pack(">BI", 0, 0)
 _STREAM: Final = 1
-_FRAME_BYTES_MAX: Final = 1 << 14
+_READ_BYTES: Final = 1 << 16
 _LENGTH_DELIMITED, _VARINT = 2, 0
 
 PluginAllocations = Mapping[tuple[str, str], frozenset[str]]
@@ -35,11 +45,11 @@ PluginAllocations = Mapping[tuple[str, str], frozenset[str]]
 
 
 def list_allocations(path: Path, *, timeout_seconds: float) -> PluginAllocations | None:
-    """Ask the kubelet once; None where that fails in whatever way."""
+    """Ask the kubelet once; None when it does not answer in time, or not as it should."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             return pods_of(_call(connection, str(path), time.monotonic() + timeout_seconds))
-    except (OSError, ValueError, UnicodeDecodeError):
+    except (OSError, ValueError, H2Error):
         return None
 
 
@@ -101,75 +111,38 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def _call(connection: socket.socket, path: str, deadline: float) -> bytes:
-    """Send the call, take its answer. Raises OSError and ValueError."""
+    """Send the call, take its answer. Raises OSError, ValueError and H2Error."""
     connection.settimeout(_left(deadline))
     connection.connect(path)
-    connection.sendall(_PREFACE + _frame(_SETTINGS) + _request())
-    body = b""
-    while True:
-        kind, flags, stream, payload = _read_frame(connection, deadline)
-        if kind == _SETTINGS and not flags & _ACKNOWLEDGE:
-            connection.sendall(_frame(_SETTINGS, _ACKNOWLEDGE))
-        elif kind == _PING and not flags & _ACKNOWLEDGE:
-            connection.sendall(_frame(_PING, _ACKNOWLEDGE, payload=payload))
-        elif kind in {_RESET, _GO_AWAY}:
-            raise ValueError("the kubelet ended the call")
-        elif kind == _DATA and stream == _STREAM:
-            body += _unpadded(payload, flags)
-            if len(body) > ANSWER_BYTES_MAX:
-                raise ValueError("the answer is too long")
-            if payload:
-                more = struct.pack(">I", len(payload))
-                connection.sendall(_frame(_WINDOW, payload=more) + _frame(_WINDOW, stream=_STREAM, payload=more))
-        if kind in {_DATA, _HEADERS} and stream == _STREAM and flags & _END_STREAM:
-            return _message(body)
-
-
-def _request() -> bytes:
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": PATH,
-        ":authority": "localhost",
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
-    block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers.items())
-    empty = struct.pack(">BI", 0, 0)
-    return _frame(_HEADERS, _END_HEADERS, _STREAM, block) + _frame(_DATA, _END_STREAM, _STREAM, empty)
-
-
-def _literal(text: str) -> bytes:
-    """A string of a header, neither compressed nor indexed; shorter than 127 bytes."""
-    return bytes([len(text)]) + text.encode()
-
-
-def _frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def _read_frame(connection: socket.socket, deadline: float) -> tuple[int, int, int, bytes]:
-    head = _read(connection, 9, deadline)
-    length = int.from_bytes(head[:3], "big")
-    if length > _FRAME_BYTES_MAX:
-        raise ValueError("a frame is too long")
-    kind, flags, stream = struct.unpack(">BBI", head[3:])
-    return kind, flags, stream & 0x7FFF_FFFF, _read(connection, length, deadline)
-
-
-def _read(connection: socket.socket, length: int, deadline: float) -> bytes:
-    found = b""
-    while len(found) < length:
+    http = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+    http.initiate_connection()
+    http.send_headers(_STREAM, _HEADERS)
+    http.send_data(_STREAM, _EMPTY, end_stream=True)
+    body, is_complete = b"", False
+    while not is_complete:
         connection.settimeout(_left(deadline))
-        more = connection.recv(length - len(found))
-        if not more:
+        connection.sendall(http.data_to_send())
+        data = connection.recv(_READ_BYTES)
+        if not data:
             raise ConnectionError("the kubelet hung up")
-        found += more
-    return found
+        more, is_complete = _received(http, data)
+        body += more
+        if len(body) > ANSWER_BYTES_MAX:
+            raise ValueError("the answer is too long")
+    return _message(body)
 
 
-def _unpadded(payload: bytes, flags: int) -> bytes:
-    return payload[1 : len(payload) - payload[0]] if flags & _PADDED and payload else payload
+def _received(http: H2Connection, data: bytes) -> tuple[bytes, bool]:
+    """Return the part of the answer in these bytes, and whether it is the last. Raises OSError and H2Error."""
+    part, is_complete = b"", False
+    for event in http.receive_data(data):
+        if isinstance(event, StreamReset | ConnectionTerminated):
+            raise ConnectionError("the kubelet ended the call")
+        if isinstance(event, DataReceived):
+            part += event.data
+            http.acknowledge_received_data(event.flow_controlled_length, _STREAM)
+        is_complete |= isinstance(event, StreamEnded)
+    return part, is_complete
 
 
 def _message(body: bytes) -> bytes:

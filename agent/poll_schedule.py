@@ -46,8 +46,8 @@ class PollSchedule:
         """Tell whether a reading is published even if it says nothing new."""
         return is_complete and self.pending_reports > 0
 
-    def wait_seconds(self, *, has_leavers: bool) -> float:
-        """How long to wait for the next evidence reading. has_leavers: a pod is gone from the API and still seen."""
-        if self.pending_reports == 0 and not has_leavers:
+    def wait_seconds(self, *, has_terminating: bool) -> float:
+        """Return the wait before the next reading. has_terminating: a pod is gone from the API and still seen."""
+        if self.pending_reports == 0 and not has_terminating:
             return self.poll_seconds
         return min(self.poll_seconds, self.urgent_seconds * 2.0 ** min(self.failures, 16))

@@ -89,38 +89,38 @@ def build_report(
     reading: MachineReading,
     *,
     ids: Mapping[str, int],
-    sighting: EvidenceReading,
+    evidence: EvidenceReading,
     previous: GpuNodeStatusReport | None,
-    circumstances: ReportContext,
+    context: ReportContext,
 ) -> GpuNodeStatusReport:
     """Put the report together. ids: of every uuid that the reading shows."""
     record = on_record(previous, reading)
-    devices = _devices(reading, ids=ids, record=record, circumstances=circumstances)
+    devices = _devices(reading, ids=ids, record=record, context=context)
     links = _links(reading, devices, previous)
     devices = _with_islands(devices, _geometry(devices, links))
     return GpuNodeStatusReport(
-        agent_version=circumstances.agent_version,
-        boot_id=circumstances.boot_id,
-        node_uid=circumstances.node_uid,
+        agent_version=context.agent_version,
+        boot_id=context.boot_id,
+        node_uid=context.node_uid,
         observed_time=previous.observed_time if previous else None,
         devices=devices,
         links=links,
         fabric=_fabric(reading, previous),
-        pods=sighting.pods,
+        pods=evidence.pods,
         evidence=Evidence(
             sequence=previous.evidence.sequence if previous else 0,
-            pod_resource_version=circumstances.position,
-            live_read=sighting.live_read,
-            kubelet_read=sighting.kubelet_read,
-            processes_read=sighting.processes_read,
+            pod_resource_version=context.position,
+            live_read=evidence.live_read,
+            kubelet_read=evidence.kubelet_read,
+            processes_read=evidence.processes_read,
         ),
-        host_uses=sighting.host_uses,
+        host_uses=evidence.host_uses,
         conditions=conditions(
             reading,
             devices=devices,
-            sighting=sighting,
+            evidence=evidence,
             last=previous.conditions if previous else (),
-            now=circumstances.now,
+            now=context.now,
         ),
         device_count=len(devices),
         healthy_count=sum(device.health.state is HealthState.HEALTHY for device in devices),
@@ -129,17 +129,17 @@ def build_report(
 
 
 def _devices(
-    reading: MachineReading, *, ids: Mapping[str, int], record: Mapping[str, Device], circumstances: ReportContext
+    reading: MachineReading, *, ids: Mapping[str, int], record: Mapping[str, Device], context: ReportContext
 ) -> tuple[Device, ...]:
-    now = circumstances.now
+    now = context.now
     seen = {device.uuid: device for device in reading.devices if device.uuid is not None}
     nameless = [device for device in reading.devices if device.uuid is None]
     whole = [
-        _seen_device(device, device_id=ids[uuid], last=record.get(uuid), vendor=reading.vendor, told=circumstances)
+        _seen_device(device, device_id=ids[uuid], last=record.get(uuid), vendor=reading.vendor, told=context)
         for uuid, device in seen.items()
     ]
     whole += [
-        _absent(device, nameless, told=circumstances)
+        _absent(device, nameless, told=context)
         for uuid, device in record.items()
         if uuid not in seen and not is_instance(device)
     ]

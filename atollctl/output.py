@@ -11,8 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-WIDE_COLUMNS = 240
-
 
 class Output(StrEnum):
     """How the answer is shown. wide: everything, without cutting."""

@@ -103,12 +103,6 @@ def _divided(devices: Set, *, count: int, blanks: int) -> Iterator[tuple[Set, ..
             yield (part, *further)
 
 
-def least_pair_score(told: Sequence[Sequence[Sequence[int]]], first: int, second: int) -> int:
-    """HAMi's score of a pair whose two ends tell different lists of links: what both tell, the shorter list."""
-    here, there = told[first][second], told[second][first]
-    return sum(min(one, other) for one, other in zip(here, there, strict=False))
-
-
 def worst_card(scores: Scores, free: Sequence[int]) -> Set | None:
     """HAMi's choice of one GPU: the least sum of scores to the other free ones, the highest index of several."""
     if not free:

@@ -15,19 +15,16 @@ set serves the policy's own end at least as well as the wanted one. Exit code 1 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench import peer_domains
+from bench import peer_domains, peer_reader
 from topology.choice import Choice, choose
 from topology.device_requests import DeviceRequest, Policy
-from topology.errors import TopologyError
 from topology.gangs.model import Order
 from topology.model import DEVICES_MAX, Machine, machine, mask_of, positions_of
 from topology.policies import POLICIES
@@ -48,8 +45,7 @@ NEAREST: Final[dict[str, tuple[Policy, str]]] = {
     "honor": (Policy.ISLAND, "honouring partitions is island"),
     "required": (Policy.ISLAND, "required is island"),
 }
-UNREADABLE: Final = (TopologyError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What a case may raise that makes no sense."""
+VERDICTS: Final = ("same", "better", "equal", "worse")
 SLACK: Final = 1e-6
 WORDS: Final = frozenset(
     (
@@ -100,42 +96,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--order", choices=list(Order), default=Order.NEAREST, help="of right placements of a gang")
     options = parser.parse_args(arguments)
-    if options.kind == "domain":
-        return peer_domains.run(options.file, Order(options.order))
-    verdicts: Counter[str] = Counter()
     try:
-        lines = options.file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+        lines = peer_reader.read_lines(options.file)
     except OSError as error:
         parser.exit(2, f"no cases can be read: {error}\n")
-    for answer in answers(lines):
-        verdicts[answer["verdict"]] += 1
-        print(json.dumps(answer))
-    print(
-        json.dumps(
-            {"cases": verdicts.total(), **{name: verdicts[name] for name in ("same", "better", "equal", "worse")}}
-        )
-    )
-    return 1 if verdicts["worse"] else 0
+    if options.kind == "domain":
+        rows = peer_domains.answers(lines, Order(options.order))
+        return peer_reader.report(rows, noun="scenarios", verdicts=peer_domains.VERDICTS)
+    return peer_reader.report(answers(lines), noun="cases", verdicts=VERDICTS)
 
 
 def answers(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """One answer per case; a case that cannot be read is told as worse, with the reason."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield answer_case(json.loads(line), name=f"line-{number}")
-        except UNREADABLE as error:
-            why = f"line {number} cannot be read: {type(error).__name__}: {error}"
-            yield {
-                "id": f"line-{number}",
-                "wanted": None,
-                "chosen": None,
-                "wantedQuality": None,
-                "chosenQuality": None,
-                "verdict": "worse",
-                "why": why,
-            }
+    """Return one answer per case; a case that cannot be read counts as worse, with the reason."""
+    return peer_reader.answers(lines, lambda case, name: answer_case(case, name=name), _unreadable)
+
+
+def _unreadable(name: str, why: str) -> dict[str, Any]:
+    fields = ("wanted", "chosen", "wantedQuality", "chosenQuality")
+    return {"id": name, **dict.fromkeys(fields), "verdict": "worse", "why": why}
 
 
 def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:

@@ -13,60 +13,41 @@ workload slices). Exit code 1 when any scenario is worse.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
+from bench import peer_reader
 from bench.peer_scenarios import AskedPodSet, Scenario, Unsupported, scenario_of
-from topology.errors import TopologyError
 from topology.gangs.model import Gang, Mode, Order, PlacedMember, PlacementRefusal, PodSet
 from topology.gangs.repair import replace_lost
 from topology.gangs.search import place
 from topology.gangs.snapshot import HostSnapshot
 
 VERDICTS: Final = ("same", "better", "equal", "worse", "unsupported")
-UNREADABLE: Final = (
-    TopologyError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration
-)  # fmt: skip
-"""What a line may raise that is no scenario: nested too deeply, words that are missing, numbers without end."""
 Places = dict[str, dict[str, int]]
 """Per pod set, members per place."""
 
 
-def run(file: Path, order: Order = Order.NEAREST) -> int:
-    """Answer a file of scenarios in one of the orders; 0 unless one is worse."""
-    verdicts: Counter[str] = Counter()
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for answer in answers(lines, order):
-            verdicts[answer["verdict"]] += 1
-            print(json.dumps(answer))
-    print(json.dumps({"scenarios": verdicts.total(), **{name: verdicts[name] for name in VERDICTS}}))
-    return 1 if verdicts["worse"] else 0
-
-
 def answers(lines: Iterable[str], order: Order = Order.NEAREST) -> Iterator[dict[str, Any]]:
-    """One answer per scenario; one that cannot be read is told as worse, with the reason."""
+    """Return one answer per scenario in one of the orders; one that cannot be read counts as worse, with the reason."""
     defaults: dict[str, Any] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            case = json.loads(line)
-            if "meta" in case:
-                defaults = dict(case.get("gate_defaults") or {})
-                continue
-            yield answer_case({"id": f"line-{number}", **_told(case)}, defaults, order)
-        except UNREADABLE as error:
-            yield _row(f"line-{number}", "worse", f"line {number} cannot be read: {type(error).__name__}: {error}")
+
+    def answer(case: Any, name: str) -> dict[str, Any] | None:  # noqa: ANN401 - whatever JSON may hold
+        if "meta" in case:
+            defaults.clear()
+            defaults.update(case.get("gate_defaults") or {})
+            return None
+        return answer_case({"id": name, **_without_nulls(case)}, defaults, order)
+
+    return peer_reader.answers(lines, answer, lambda name, why: _row(name, "worse", why))
 
 
-def _told(value: Any) -> Any:  # noqa: ANN401 - whatever JSON may hold
-    """What a value says: a field of an object that is null is not told at all."""
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - whatever JSON may hold
+    """Return the value without the fields that are null."""
     if isinstance(value, dict):
-        return {key: _told(inner) for key, inner in value.items() if inner is not None}
-    return [_told(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def answer_case(case: Mapping[str, Any], defaults: Mapping[str, Any], order: Order = Order.NEAREST) -> dict[str, Any]:

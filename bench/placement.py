@@ -1,11 +1,12 @@
 """Placement benchmarks: `python -m bench.placement speed|churn [--json]`.
 
-speed: scoring thousands of nodes, in microseconds and as a ratio to plainly gathering and minimising one array of that
-many floats in numpy; building a class's tables for all counts, once its qualities are known, in milliseconds and as a
-ratio to the plain pair sums of all its sets; the memory that a class's tables take. churn: quality of placement,
-rejections and GPUs in use, of Atoll and of the re-created rules of others on the same arrivals (bench/churn.py), at the
-load of the targets and at 100 % and 130 % demand. Speed is CPU time of one run on one machine; only ratios and the
-churn's shares can be compared between machines. Traces of real clusters: `python -m bench.traces`.
+speed: scoring thousands of nodes as filter and prioritize do once their rows are known, in microseconds and as a ratio
+to plainly gathering and minimising one array of that many floats in numpy; building a class's tables for all counts,
+once its qualities are known, in milliseconds and as a ratio to the plain pair sums of all its sets; the memory that a
+class's tables take. churn: quality of placement, rejections and GPUs in use, of Atoll and of the re-created rules of
+others on the same arrivals (bench/churn.py), at the load of the targets and at 100 % and 130 % demand. Speed is CPU
+time of one run on one machine; only ratios and the churn's shares can be compared between machines. Traces of real
+clusters: `python -m bench.traces`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench.churn import ChurnResult, Load, run
+from bench.fleets import FilledFleet
 from bench.rules import NAMES, rules_for
 from topology.demand import PRIOR, Demand
 from topology.device_requests import DeviceRequest
@@ -30,7 +32,6 @@ from topology.links import strength
 from topology.model import Machine
 from topology.profiles import profile
 from topology.quality import qualities
-from topology.scores import Classes, best_node
 from topology.tables import table
 
 SHAPES: Final = ("dgx1-v100", "h100-nvl-8", "mi250x-8gcd", "dgx-h100", "l40s-8", "gb200-tray")
@@ -121,15 +122,16 @@ def _means(shape: str, load: float, mine: Sequence[ChurnResult]) -> dict[str, An
 
 
 def _score_figures(nodes: int) -> dict[str, Any]:
-    machines = [profile(name).machine for name in SHAPES]
-    classes, ask = Classes(machines), DeviceRequest(2)
+    machines, ask = [profile(name).machine for name in SHAPES], DeviceRequest(2)
     random = np.random.default_rng(7)
     shapes = random.integers(0, len(machines), nodes)
     free = np.array([random.integers(0, machines[shape].full + 1) for shape in shapes])
     pods = random.integers(0, 9, nodes)
     cells, flat = random.integers(0, 256, nodes), random.random(256)
-    classes.costs(shapes, free, ask, pods)
-    scored = _seconds(lambda: best_node(classes.costs(shapes, free, ask, pods)))
+    fleet = FilledFleet(machines, shapes)
+    fleet.update(free, pods)
+    fleet.best(ask)
+    scored = _seconds(lambda: fleet.best(ask))
     plain = _seconds(lambda: int(np.argmin(flat[cells])))
     return {"figure": "score", "nodes": nodes, "microseconds": scored * 1e6, "ratio_to_one_gather": scored / plain}
 

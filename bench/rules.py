@@ -11,7 +11,7 @@ free mask).
 - `worst-card`: fullest node; HAMi's topology-aware policy.
 - `partition`: fullest node; Koordinator's table of aligned sets, else its tree.
 - `fgd`: the node by fragmentation gradient descent, equal scores to the fullest; lowest positions.
-- `atoll`: node and set by topology's tables.
+- `atoll`: node and set as the extender names them (`atoll.cluster.fleet`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from bench.baselines import (
     topology_aware,
 )
 from bench.baselines_fgd import MILLI, FgdPodKind, Floats, Ints, lost, scores, typical
-from topology.choice import Choice, choose
+from bench.fleets import FilledFleet
 from topology.demand import Demand
 from topology.device_requests import DeviceRequest
 from topology.model import Machine, mask_of, positions_of
-from topology.scores import Classes, best_node
 
 NAMES: Final = ("first-fit", "best-fit", "pair-sum", "worst-card", "partition", "fgd", "atoll")
 
@@ -122,18 +121,14 @@ def _descending(machine: Machine, demand: Demand) -> Orders:
 
 
 def _atoll(machine: Machine, demand: Demand) -> Rule:
-    classes = Classes([machine], demand=demand)
-    of_node: dict[int, Ints] = {}
-
-    @cache
-    def chosen(free: int, count: int) -> int:
-        answer = choose(machine, free, DeviceRequest(count), demand=demand)
-        assert isinstance(answer, Choice)
-        return mask_of(answer.positions)
+    fleets: dict[int, FilledFleet] = {}
 
     def place(free: Ints, count: int, pods: Ints) -> Place | None:
-        alike = of_node.setdefault(len(free), np.zeros(len(free), dtype=np.int64))
-        node = best_node(classes.costs(alike, free, DeviceRequest(count), pods))
-        return None if node is None else (node, chosen(int(free[node]), count))
+        if len(free) not in fleets:
+            fleets[len(free)] = FilledFleet([machine], np.zeros(len(free), dtype=np.int64), demand=demand)
+        fleet, ask = fleets[len(free)], DeviceRequest(count)
+        fleet.update(free, pods)
+        node = fleet.best(ask)
+        return None if node is None else (node, mask_of(fleet.positions(node, ask)))
 
     return place

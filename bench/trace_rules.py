@@ -1,22 +1,21 @@
 """The rules that a trace is played under: which node and which GPUs each pod gets.
 
-In: what is free on every node (`TraceCapacity`), a pod. Out: a node and positions, or None. Every rule sees only nodes with
-enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters see to.
+In: what is free on every node (`TraceCapacity`), a pod. Out: a node and positions, or None. Every rule sees only nodes
+with enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters see to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Final
 
 import numpy as np
 
 from atoll.cluster.fleet import Fleet
-from atoll.cluster.machines import DeviceAttributes, cell_of, shape_of
-from atoll.cluster.requests import Request
+from atoll.cluster.machines import NodeShape, cell_of, shape_of
 from atoll.cluster.selection import CellOffer, offer
 from bench.baselines_fgd import MILLI, Bools, FgdPodKind, Ints, Typical, lost, scores, typical_of
+from bench.fleets import card_of, name_of, request_of
 from bench.trace_files import TraceNode, TracePod
 from topology.demand import Demand, Histogram
 from topology.device_requests import DeviceRequest
@@ -207,14 +206,16 @@ class Atoll:
         self._shares = shares
         self._demand = demand_of(pods)
         self._fleet = Fleet()
-        self._shapes = [shape_of(machine_of(node), (_card(node),) * node.gpus) if node.gpus else None for node in nodes]
+        self._shapes = [
+            shape_of(machine_of(node), (card_of(node.model),) * node.gpus) if node.gpus else None for node in nodes
+        ]
         self._sees_cpu = sees_cpu
         self._placed: set[int] = set()
         self._pods = [0] * len(nodes)
         room = TraceCapacity(nodes)
         for index in range(len(nodes)):
             self._renew(room, index)
-        self._rows = np.array([self._fleet.row_of(_name(index)) for index in range(len(nodes))])
+        self._rows = np.array([self._fleet.row_of(name_of(index)) for index in range(len(nodes))])
         for pod in pods:
             if pod.kind.gpus:
                 self._fleet.count_ask(pod.kind.gpus, pod.kind.cpu_milli)
@@ -237,7 +238,7 @@ class Atoll:
             shared = _shared(room, fits, pod)
             if shared is not None:
                 return shared
-        request, rows = _request(pod.kind.gpus), self._rows[fits]
+        request, rows = request_of(DeviceRequest(pod.kind.gpus)), self._rows[fits]
         states = self._fleet.states_of(rows)
         keys = self._fleet.keys(states, request, self._demand)
         keys = self._fleet.with_node_costs(keys, rows, states, request.ask, self._demand)
@@ -250,7 +251,7 @@ class Atoll:
 
     def _renew(self, room: TraceCapacity, index: int) -> None:
         """Tell the fleet what is free on a node now."""
-        shape, name, total = self._shapes[index], _name(index), room.nodes[index].cpu_milli
+        shape, name, total = self._shapes[index], name_of(index), room.nodes[index].cpu_milli
         if shape is None:
             return
         free = mask_of([int(at) for at in np.flatnonzero(room.gpu_milli[index] == MILLI)])
@@ -259,31 +260,8 @@ class Atoll:
             self._fleet.put_cpu(name, free_milli=int(room.cpu_milli[index]), allocatable_milli=total)
 
 
-def _name(index: int) -> str:
-    return f"{index:06}"
-
-
-def _card(node: TraceNode) -> DeviceAttributes:
-    return DeviceAttributes(
-        model=node.model, vendor="nvidia", memory_bytes=0, compute_capability=(0, 0), mig_profile=""
-    )
-
-
-@cache
-def _request(count: int) -> Request:
-    """What a pod without a claim asks for."""
-    return Request(
-        ask=DeviceRequest(count),
-        models=(),
-        mixed_models=False,
-        memory_bytes=0,
-        compute_capability=(0, 0),
-        mig_profile="",
-        vendor="nvidia",
-        claim="",
-        visible_devices=None,
-        container_counts=(),
-    )
+def _shape(node: TraceNode) -> NodeShape:
+    return shape_of(machine_of(node), (card_of(node.model),) * node.gpus)
 
 
 def _shared(room: TraceCapacity, fits: Ints, pod: TracePod) -> Place | None:

@@ -1,6 +1,6 @@
-"""Other ways to see a machine than islands: cliques of direct links, PCIe groups and NUMA nodes.
+"""Cliques of direct links and NUMA nodes of a machine, as tuples of positions.
 
-In: a Machine. Out: tuples of positions, for people's views and explanations; choices are made from topology.tables.
+For people's views and explanations; choices are made from topology.tables.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import Final
 import networkx as nx
 
 from topology.islands import link_graph
-from topology.links import PCIE_CLOSENESS
 from topology.model import Machine
-from topology.rates import pcie_cell
 
 CLIQUES_MAX: Final = 1_000
 """Cliques that are listed; sparse meshes of known machines have at most a few dozen."""
@@ -28,20 +26,6 @@ def cliques(machine: Machine) -> tuple[Group, ...]:
     found = itertools.islice(nx.find_cliques(link_graph(machine)), CLIQUES_MAX)
     groups = [tuple(sorted(clique)) for clique in found if len(clique) > 1]
     return tuple(sorted(groups, key=lambda group: (-len(group), group)))
-
-
-@lru_cache(maxsize=256)
-def pcie_groups(machine: Machine, *, nearest: str) -> tuple[Group, ...]:
-    """Positions joined by PCIe relations at least as near as `nearest`, such as "PIX" for one switch; singles
-    included."""
-    graph = nx.Graph()
-    graph.add_nodes_from(range(machine.count))
-    graph.add_edges_from(
-        pair
-        for pair in itertools.combinations(range(machine.count), 2)
-        if PCIE_CLOSENESS[pcie_cell(machine, *pair)] >= PCIE_CLOSENESS[nearest]
-    )
-    return tuple(sorted(tuple(sorted(part)) for part in nx.connected_components(graph)))
 
 
 @lru_cache(maxsize=256)

@@ -55,16 +55,6 @@ def profile(name: str) -> Profile:
     )
 
 
-def profile_of_model(model: str) -> Profile | None:
-    """A known machine with GPUs of that model, the first by name; None when none is known.
-
-    model: a slug such as "nvidia-h100", matched by dash-separated prefix. It tells link and PCIe generation where a
-    saved matrix does not.
-    """
-    known = (profile(name) for name in profile_names())
-    return next((one for one in known if f"{one.model}-".startswith(f"{model}-")), None)
-
-
 @lru_cache(maxsize=1)
 def _records() -> dict[str, dict[str, Any]]:
     text = resources.files("topology").joinpath("profiles.json").read_text(encoding="utf-8")

@@ -45,10 +45,6 @@ def secrets(namespace: str = "", name: str = "") -> str:
     return core("secrets", namespace=namespace, name=name)
 
 
-def configmaps(namespace: str = "", name: str = "") -> str:
-    return core("configmaps", namespace=namespace, name=name)
-
-
 def leases(namespace: str = "", name: str = "") -> str:
     return group("coordination.k8s.io/v1", "leases", namespace=namespace, name=name)
 

@@ -148,12 +148,12 @@ def _evidence(report: dict[str, Any]) -> Iterator[HardwareFinding]:
     backend = NvmlBackend()
     with tempfile.TemporaryDirectory() as folder:
         proc = Path(folder)
-        looker = MachineObserver(backend, proc_mount=proc, timeout_seconds=60)
+        observer = MachineObserver(backend, proc_mount=proc, timeout_seconds=60)
         with _child(uuid, nvidia=uuid) as seen:
             pid = seen["pid"]
             (proc / str(pid)).mkdir()
             (proc / str(pid) / "cgroup").write_text(f"0::/kubepods/besteffort/pod{POD_UID}/main\n")
-            users = asyncio.run(looker.look()).use.pods
+            users = asyncio.run(observer.observe()).use.pods
             yield HardwareFinding(
                 "process of a pod found on its GPU", users == {POD_UID: frozenset({uuid})}, str(users)
             )
@@ -163,7 +163,7 @@ def _evidence(report: dict[str, Any]) -> Iterator[HardwareFinding]:
             yield HardwareFinding(
                 "pids as nvidia-smi has them", pid in ours and theirs in (set(), set(ours)), f"{ours} {theirs}"
             )
-        users = asyncio.run(looker.look()).use.pods
+        users = asyncio.run(observer.observe()).use.pods
         yield HardwareFinding("ended process not found any more", users == {}, str(users))
     backend.close()
 

@@ -54,15 +54,15 @@ def report_of(
     leases: dict[int, str | None] = {}
     while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LeaseLookup):
         leases |= dict.fromkeys(step.ids)
-    sighting: EvidenceReading = collect_evidence(
+    evidence: EvidenceReading = collect_evidence(
         PodInventory(), cgroups=None, kubelet=None, use=GpuUse(unread=reading.uuids_unread()), last_pods=()
     )
     return build_report(
         reading,
         ids=step.ids,
-        sighting=sighting,
+        evidence=evidence,
         previous=previous,
-        circumstances=ReportContext(
+        context=ReportContext(
             agent_version="test",
             boot_id=boot_id,
             node_uid="",

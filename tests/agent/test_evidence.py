@@ -21,8 +21,8 @@ GPU_POD = make_pod("g", gpus=1)
 PLAIN_POD = make_pod("p")
 
 
-def roster(*pods: object, gone: tuple[object, ...] = ()) -> PodInventory:
-    """A roster that knows `pods`, and once met those in `gone`."""
+def inventory(*pods: object, gone: tuple[object, ...] = ()) -> PodInventory:
+    """A inventory that knows `pods`, and once met those in `gone`."""
     known = PodInventory()
     for pod in gone:
         known = known.with_pod(pod)
@@ -37,18 +37,18 @@ def kubelet(*listed: str, running: tuple[str, ...] = ()) -> KubeletReading:
     return KubeletReading(frozenset(listed), frozenset(running))
 
 
-def states(sighting: EvidenceReading) -> dict[str, tuple[bool, bool]]:
-    return {pod.uid: (pod.live, pod.kubelet) for pod in sighting.pods}
+def states(evidence: EvidenceReading) -> dict[str, tuple[bool, bool]]:
+    return {pod.uid: (pod.live, pod.kubelet) for pod in evidence.pods}
 
 
 @pytest.mark.parametrize("kind", ["a plain pod", "a mirror made by hand"])
 def test_nobody_hides_a_pod_behind_an_annotation(kind: str) -> None:
     """A user annotates a plain pod with the uid of a GPU pod in doubt; an agent that starts anew tells of it still."""
     annotations = {STATIC_POD_UID: "g"} | ({names.MIRROR: "g"} if kind == "a mirror made by hand" else {})
-    known = roster(make_pod("p", annotations=annotations)).with_reported(["g"])
-    sighting = collect_evidence(known, cgroups=cgroups("g", "p"), kubelet=kubelet(running=("p",)), use=GpuUse())
-    assert states(sighting) == {"g": (True, False)}
-    assert "g" in sighting.terminating or kind == "a mirror made by hand"
+    known = inventory(make_pod("p", annotations=annotations)).with_reported(["g"])
+    evidence = collect_evidence(known, cgroups=cgroups("g", "p"), kubelet=kubelet(running=("p",)), use=GpuUse())
+    assert states(evidence) == {"g": (True, False)}
+    assert "g" in evidence.terminating or kind == "a mirror made by hand"
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_nobody_hides_a_pod_behind_an_annotation(kind: str) -> None:
 )
 def test_live_means_processes_or_a_possible_start(case: dict, want: dict[str, tuple[bool, bool]]) -> None:
     """A pod counts as live while a process runs in it or may still be started in it."""
-    sighting = collect_evidence(roster(gone=(GPU_POD,)), use=GpuUse(), **case)
+    evidence = collect_evidence(inventory(gone=(GPU_POD,)), use=GpuUse(), **case)
 
-    assert states(sighting) == want
-    assert sighting.live_read
+    assert states(evidence) == want
+    assert evidence.live_read
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,17 @@ def test_what_was_not_read_is_unknown(
     read: CgroupReading | None, kubelet_read: KubeletReading | None, want: dict[str, tuple[bool, bool]]
 ) -> None:
     """A source that cannot be read keeps its last word and says so; it never makes a pod absent."""
-    sighting = collect_evidence(
-        roster(gone=(GPU_POD,)),
+    evidence = collect_evidence(
+        inventory(gone=(GPU_POD,)),
         cgroups=read,
         kubelet=kubelet_read,
         use=GpuUse(),
         last_pods=(PodEvidence(uid="g", live=True, kubelet=True),),
     )
 
-    assert states(sighting) == want
-    assert (sighting.live_read, sighting.kubelet_read) == (read is not None, kubelet_read is not None)
-    assert not sighting.is_complete
+    assert states(evidence) == want
+    assert (evidence.live_read, evidence.kubelet_read) == (read is not None, kubelet_read is not None)
+    assert not evidence.is_complete
 
 
 @pytest.mark.parametrize(
@@ -135,34 +135,34 @@ def test_what_was_not_read_is_unknown(
 )
 def test_an_implausible_cgroup_reading_does_not_count(kubelet_read: KubeletReading | None, want: bool) -> None:
     """Where pods run and not one is seen, the agent looks in the wrong place: absence there proves nothing."""
-    sighting = collect_evidence(roster(PLAIN_POD), cgroups=cgroups(), kubelet=kubelet_read, use=GpuUse())
+    evidence = collect_evidence(inventory(PLAIN_POD), cgroups=cgroups(), kubelet=kubelet_read, use=GpuUse())
 
-    assert sighting.live_read is want
+    assert evidence.live_read is want
 
 
 def test_plain_pods_are_left_out() -> None:
     """Pods that never had to do with GPUs do not make the report grow, not even after they are gone."""
-    sighting = collect_evidence(
-        roster(GPU_POD, gone=(PLAIN_POD,)), cgroups=cgroups("g", "p"), kubelet=kubelet("g", "p"), use=GpuUse()
+    evidence = collect_evidence(
+        inventory(GPU_POD, gone=(PLAIN_POD,)), cgroups=cgroups("g", "p"), kubelet=kubelet("g", "p"), use=GpuUse()
     )
 
-    assert states(sighting) == {"g": (True, True)}
+    assert states(evidence) == {"g": (True, True)}
 
 
 def test_a_plain_pod_that_uses_a_gpu_is_told() -> None:
     """A process on a GPU is evidence, whoever its pod is."""
     users = gpu_use({"GPU-a": (1, 2), "GPU-b": (2, 3)}, {1: "p", 2: "p"}, unread=frozenset())
 
-    sighting = collect_evidence(roster(PLAIN_POD), cgroups=cgroups("p"), kubelet=kubelet("p"), use=users)
+    evidence = collect_evidence(inventory(PLAIN_POD), cgroups=cgroups("p"), kubelet=kubelet("p"), use=users)
 
-    assert [(pod.uid, pod.uuids) for pod in sighting.pods] == [("p", ("GPU-a", "GPU-b"))]
+    assert [(pod.uid, pod.uuids) for pod in evidence.pods] == [("p", ("GPU-a", "GPU-b"))]
 
 
 def test_an_unknown_pod_is_told() -> None:
     """A pod that was bound and deleted while the agent was down is known to nobody, and may hold a GPU."""
-    sighting = collect_evidence(roster(), cgroups=cgroups("stranger"), kubelet=kubelet(), use=GpuUse())
+    evidence = collect_evidence(inventory(), cgroups=cgroups("stranger"), kubelet=kubelet(), use=GpuUse())
 
-    assert states(sighting) == {"stranger": (True, False)}
+    assert states(evidence) == {"stranger": (True, False)}
 
 
 def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
@@ -170,14 +170,14 @@ def test_a_static_pod_is_known_under_the_uid_that_the_kubelet_uses() -> None:
     hash_of_file = "0123456789abcdef0123456789abcdef"
     mirror = make_pod("mirror", annotations={names.MIRROR: hash_of_file, STATIC_POD_UID: hash_of_file})
 
-    sighting = collect_evidence(
-        roster(mirror),
+    evidence = collect_evidence(
+        inventory(mirror),
         cgroups=cgroups("0123456789abcdef0123456789abcdef"),
         kubelet=kubelet("0123456789abcdef0123456789abcdef"),
         use=GpuUse(),
     )
 
-    assert sighting.pods == ()
+    assert evidence.pods == ()
 
 
 @pytest.mark.parametrize(
@@ -208,23 +208,23 @@ def test_leavers_make_the_agent_hurry(
     pods: tuple, gone: tuple, read: CgroupReading, listed: tuple, want: set[str]
 ) -> None:
     """A GPU pod that should be gone and is still seen is watched closely; nothing else is."""
-    sighting = collect_evidence(roster(*pods, gone=gone), cgroups=read, kubelet=kubelet(*listed), use=GpuUse())
+    evidence = collect_evidence(inventory(*pods, gone=gone), cgroups=read, kubelet=kubelet(*listed), use=GpuUse())
 
-    assert sighting.terminating == want
+    assert evidence.terminating == want
 
 
 def test_a_plain_pod_that_runs_on_does_not_become_a_stranger() -> None:
     """What it was is remembered as long as anything is seen of it."""
-    known = roster(gone=(PLAIN_POD,))
+    known = inventory(gone=(PLAIN_POD,))
     for _ in range(3):
-        sighting = collect_evidence(known, cgroups=cgroups("p"), kubelet=kubelet(), use=GpuUse())
-        assert sighting.pods == ()
-        known = known.forget_gone(sighting.seen)
+        evidence = collect_evidence(known, cgroups=cgroups("p"), kubelet=kubelet(), use=GpuUse())
+        assert evidence.pods == ()
+        known = known.forget_gone(evidence.seen)
 
 
 def test_an_empty_cgroup_counts_anew_when_the_kubelet_was_silent() -> None:
     """Two readings in a row must both have the kubelet's word; one without it begins the count again."""
-    known = roster(gone=(GPU_POD,))
+    known = inventory(gone=(GPU_POD,))
     first = collect_evidence(known, cgroups=cgroups(empty=("g",)), kubelet=kubelet(), use=GpuUse())
     silent = collect_evidence(known, cgroups=cgroups(empty=("g",)), kubelet=None, use=GpuUse(), last_empty=first.empty)
     third = collect_evidence(
@@ -244,16 +244,16 @@ def test_an_empty_cgroup_counts_anew_when_the_kubelet_was_silent() -> None:
 
 def test_a_restarted_agent_watches_what_the_last_report_named() -> None:
     """Pods of the last report that the API no longer has are leavers from the first look on."""
-    sighting = collect_evidence(
-        roster(PLAIN_POD).with_reported(["g", "p"]), cgroups=cgroups("g", "p"), kubelet=kubelet(), use=GpuUse()
+    evidence = collect_evidence(
+        inventory(PLAIN_POD).with_reported(["g", "p"]), cgroups=cgroups("g", "p"), kubelet=kubelet(), use=GpuUse()
     )
 
-    assert sighting.terminating == {"g"}
+    assert evidence.terminating == {"g"}
 
 
 def test_memory_of_pods_is_bounded() -> None:
     """A pod that neither the API nor a complete reading shows is forgotten; one that is still seen is not."""
-    known = roster(gone=(GPU_POD, PLAIN_POD, make_pod("q")))
+    known = inventory(gone=(GPU_POD, PLAIN_POD, make_pod("q")))
 
     kept = known.forget_gone(frozenset({"g"}))
 
@@ -264,7 +264,7 @@ def test_a_pod_stays_a_gpu_pod() -> None:
     """Annotations can be taken off a pod; what it once held does not go away with them."""
     claimed = make_pod("g", annotations={names.ALLOCATED: "n1:0"})
 
-    known = roster(claimed).with_pods([make_pod("g")], position="8")
+    known = inventory(claimed).with_pods([make_pod("g")], position="8")
 
     assert known.with_gpus == {"g"}
     assert known.plain == set()
@@ -274,11 +274,11 @@ def test_a_flood_of_pods_says_that_it_is_cut() -> None:
     """More pods than a report holds: the report is cut, and then absence proves nothing."""
     uids = [f"u{number:05}" for number in range(PODS_MAX + 1)]
 
-    sighting = collect_evidence(roster(), cgroups=cgroups(*uids), kubelet=kubelet(*uids), use=GpuUse())
+    evidence = collect_evidence(inventory(), cgroups=cgroups(*uids), kubelet=kubelet(*uids), use=GpuUse())
 
-    assert len(sighting.pods) == PODS_MAX
-    assert not sighting.live_read
-    assert not sighting.kubelet_read
+    assert len(evidence.pods) == PODS_MAX
+    assert not evidence.live_read
+    assert not evidence.kubelet_read
 
 
 @pytest.mark.parametrize(
@@ -331,13 +331,13 @@ def test_a_gpu_that_could_not_be_read_is_used_by_whoever_used_it_last() -> None:
     hosts = (HostUse(uuid="GPU-a", pids=(7,)), HostUse(uuid="GPU-b", pids=(8,)))
     use = GpuUse(pods={"q": frozenset({"GPU-b"})}, unread=frozenset({"GPU-a"}))
 
-    sighting = collect_evidence(
-        roster(PLAIN_POD), cgroups=cgroups("p", "q"), kubelet=kubelet("p"), use=use, last_pods=last, last_host=hosts
+    evidence = collect_evidence(
+        inventory(PLAIN_POD), cgroups=cgroups("p", "q"), kubelet=kubelet("p"), use=use, last_pods=last, last_host=hosts
     )
 
-    assert {pod.uid: pod.uuids for pod in sighting.pods} == {"p": ("GPU-a",), "q": ("GPU-b",)}
-    assert [one.uuid for one in sighting.host_uses] == ["GPU-a"]
-    assert not sighting.processes_read
+    assert {pod.uid: pod.uuids for pod in evidence.pods} == {"p": ("GPU-a",), "q": ("GPU-b",)}
+    assert [one.uuid for one in evidence.host_uses] == ["GPU-a"]
+    assert not evidence.processes_read
 
 
 def test_a_gpu_on_record_that_a_look_does_not_name_could_not_be_read() -> None:
@@ -350,8 +350,8 @@ def test_processes_outside_of_pods_are_told_with_their_gpu() -> None:
     pids = {"GPU-a": tuple(range(1, 20)), "GPU-b": (30, 31)}
     use = gpu_use(pids, {**dict.fromkeys(range(1, 20)), 30: "p"}, unread=frozenset())
 
-    sighting = collect_evidence(roster(), cgroups=cgroups("p"), kubelet=kubelet(), use=use)
+    evidence = collect_evidence(inventory(), cgroups=cgroups("p"), kubelet=kubelet(), use=use)
 
-    (host,) = sighting.host_uses
+    (host,) = evidence.host_uses
     assert (host.uuid, host.count, host.pids) == ("GPU-a", 19, tuple(range(1, 9)))
-    assert {pod.uid: pod.uuids for pod in sighting.pods} == {"p": ("GPU-b",)}
+    assert {pod.uid: pod.uuids for pod in evidence.pods} == {"p": ("GPU-b",)}

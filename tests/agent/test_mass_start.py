@@ -60,11 +60,11 @@ async def start(node: str, credentials: Credentials, folder: Path, writes: list[
         agent = NodeAgent(
             node,
             client=client,
-            looker=MachineObserver(
+            observer=MachineObserver(
                 SimulatedBackend(play(profile("t4-4"), seed=node)), cgroup_mount=folder, timeout_seconds=60
             ),
             kubelet=SilentKubelet(),
-            rhythm=Intervals(600.0, 600.0, heartbeat_seconds=600.0, start_spread_seconds=SPREAD_SECONDS),
+            intervals=Intervals(600.0, 600.0, heartbeat_seconds=600.0, start_spread_seconds=SPREAD_SECONDS),
             agent_version="1",
             clock=SystemClock(),
             rng=random.Random(node),

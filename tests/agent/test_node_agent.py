@@ -108,13 +108,13 @@ class World:
         agent = NodeAgent(
             "n1",
             client=self.client,
-            looker=MachineObserver(
+            observer=MachineObserver(
                 SimulatedBackend(machine, state_path=self.folder / "state.json"),
                 cgroup_mount=self.folder / "cgroup",
                 timeout_seconds=5.0,
             ),
             kubelet=self.kubelet,
-            rhythm=Intervals(poll_seconds, 0.01, heartbeat_seconds=60.0, start_spread_seconds=0.0),
+            intervals=Intervals(poll_seconds, 0.01, heartbeat_seconds=60.0, start_spread_seconds=0.0),
             agent_version="1",
             clock=SystemClock(),
             rng=random.Random(1),
@@ -153,8 +153,8 @@ async def test_a_start_publishes_twice_and_then_only_news(world: World) -> None:
     """Two complete readings, a heartbeat and the capacity; a quiet machine causes no further write."""
     async with world.agent(poll_seconds=0.01) as agent:
         await until(lambda: world.sequence == 2 and world.capacity() == "8")
-        looks = agent.looks_count
-        await until(lambda: agent.looks_count >= looks + 10)
+        looks = agent.observations_count
+        await until(lambda: agent.observations_count >= looks + 10)
 
         assert agent.publications_count == 2
         assert world.sequence == 2
@@ -212,8 +212,8 @@ async def test_a_pod_that_ended_by_its_own_object_owes_nothing(world: World) -> 
 
         deleted = world.server.remove(path)["metadata"]["resourceVersion"]
         await until(lambda: agent.pods.resource_version == deleted)
-        looks = agent.looks_count
-        await until(lambda: agent.looks_count >= looks + 5)
+        looks = agent.observations_count
+        await until(lambda: agent.observations_count >= looks + 5)
 
         assert agent.publications_count == published
 
@@ -289,7 +289,7 @@ async def test_without_the_kubelet_nothing_is_owed_and_nothing_claimed(world: Wo
     """The kubelet does not answer: one report that says so, no proof; when it answers again both readings follow."""
     world.kubelet.listed = None
     async with world.agent(poll_seconds=0.05) as agent:
-        await until(lambda: agent.looks_count >= 5)
+        await until(lambda: agent.observations_count >= 5)
         assert world.report["evidence"]["kubeletRead"] is False
         assert world.sequence == 1
 

@@ -95,9 +95,9 @@ def report_of(reading: MachineReading, previous: GpuNodeStatusReport | None = No
     return build_report(
         reading,
         ids=step.ids,
-        sighting=EvidenceReading((), live_read=True, kubelet_read=True),
+        evidence=EvidenceReading((), live_read=True, kubelet_read=True),
         previous=previous,
-        circumstances=ReportContext("1", "b1", "", "7", "2026-01-01T00:00:00.000000Z"),
+        context=ReportContext("1", "b1", "", "7", "2026-01-01T00:00:00.000000Z"),
     )
 
 

@@ -41,7 +41,7 @@ class ScriptedBackend:
         """Nothing is open."""
 
 
-def looker(backend: ScriptedBackend, folder: Path, *, timeout_seconds: float = 5.0) -> MachineObserver:
+def observer(backend: ScriptedBackend, folder: Path, *, timeout_seconds: float = 5.0) -> MachineObserver:
     return MachineObserver(
         backend, cgroup_mount=folder / "cgroup", proc_mount=folder / "proc", timeout_seconds=timeout_seconds
     )
@@ -54,9 +54,9 @@ def shown(reading: MachineReading) -> list[str | None]:
 async def test_one_failure_is_borne_and_two_are_told(tmp_path: Path) -> None:
     """A single failed reading changes nothing; the second makes the devices unknown, the next good one ends it."""
     good, failed = make_reading(make_device(0, "a")), ReadingFailed("NVML", "gone")
-    machine = looker(ScriptedBackend(good, failed, failed, good), tmp_path)
+    machine = observer(ScriptedBackend(good, failed, failed, good), tmp_path)
 
-    readings = [(await machine.look()).machine for _ in range(4)]
+    readings = [(await machine.observe()).machine for _ in range(4)]
 
     assert [shown(reading) for reading in readings] == [["a"], ["a"], [], ["a"]]
     assert ["gone" in reading.problem for reading in readings] == [False, False, True, False]
@@ -66,9 +66,9 @@ async def test_what_had_happened_is_not_told_again_by_a_borne_failure(tmp_path: 
     """A reading that stands in for a failed one says who is there, not who used it just then, nor its events again."""
     event = DeviceFault(IncidentKind.XID, 48, stands=False)
     good = make_reading(replace(make_device(0, "a"), process_ids=(7,), signs=(event,)))
-    machine = looker(ScriptedBackend(good, ReadingFailed("NVML", "gone")), tmp_path)
+    machine = observer(ScriptedBackend(good, ReadingFailed("NVML", "gone")), tmp_path)
 
-    looks = [await machine.look() for _ in range(2)]
+    looks = [await machine.observe() for _ in range(2)]
 
     assert [look.machine.devices[0].signs for look in looks] == [(event,), ()]
     assert looks[1].machine.devices[0].signs_unread == frozenset(IncidentKind)
@@ -77,14 +77,14 @@ async def test_what_had_happened_is_not_told_again_by_a_borne_failure(tmp_path: 
 
 async def test_a_machine_that_was_never_read_is_told_at_once(tmp_path: Path) -> None:
     """Without a driver from the start there is nothing to bear."""
-    look = await looker(ScriptedBackend(ReadingFailed("NVML", "no driver")), tmp_path).look()
+    look = await observer(ScriptedBackend(ReadingFailed("NVML", "no driver")), tmp_path).observe()
 
     assert "no driver" in look.machine.problem
 
 
 async def test_whatever_the_bindings_raise_is_an_unreadable_machine(tmp_path: Path) -> None:
     """A sick driver makes its bindings fail in ways that nobody foresaw; the agent lives on and says so."""
-    look = await looker(ScriptedBackend(UnicodeDecodeError("utf-8", b"x", 0, 1, "odd name")), tmp_path).look()
+    look = await observer(ScriptedBackend(UnicodeDecodeError("utf-8", b"x", 0, 1, "odd name")), tmp_path).observe()
 
     assert "odd name" in look.machine.problem
 
@@ -93,16 +93,16 @@ async def test_a_hanging_driver_holds_one_thread_and_not_the_agent(tmp_path: Pat
     """Looks go on with the machine unknown; no second reading is started; when it answers, the answer counts."""
     gate = threading.Event()
     backend = ScriptedBackend(gate)
-    machine = looker(backend, tmp_path, timeout_seconds=0.01)
+    machine = observer(backend, tmp_path, timeout_seconds=0.01)
     try:
-        problems = [(await machine.look()).machine.problem for _ in range(3)]
+        problems = [(await machine.observe()).machine.problem for _ in range(3)]
     finally:
         gate.set()
 
     assert all("no answer" in problem for problem in problems)
     assert backend.reads == 1
-    machine = looker(backend, tmp_path)
-    assert shown((await machine.look()).machine) == ["late"]
+    machine = observer(backend, tmp_path)
+    assert shown((await machine.observe()).machine) == ["late"]
 
 
 async def test_processes_are_matched_to_pods(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_processes_are_matched_to_pods(tmp_path: Path) -> None:
         (tmp_path / "proc" / str(pid) / "cgroup").write_text(text)
     reading = make_reading(make_device(0, "a", process_ids=(1, 2, 3)), make_device(1, "b", process_ids=None))
 
-    look = await looker(ScriptedBackend(reading), tmp_path).look()
+    look = await observer(ScriptedBackend(reading), tmp_path).observe()
 
     assert look.use.pods == {UID: frozenset({"a"})}
     assert look.cgroups is None
@@ -140,7 +140,7 @@ async def test_a_process_that_hides_leaves_its_gpu_unknown(tmp_path: Path) -> No
 
     (tmp_path / "proc" / "7" / "cgroup").mkdir(parents=True)
     reading = make_reading(make_device(0, "a", process_ids=(7,)), make_device(1, "b", process_ids=()))
-    look = await looker(ScriptedBackend(reading), tmp_path).look()
+    look = await observer(ScriptedBackend(reading), tmp_path).observe()
 
     assert look.use.unread == {"a"}
 
@@ -148,14 +148,14 @@ async def test_a_process_that_hides_leaves_its_gpu_unknown(tmp_path: Path) -> No
 async def test_a_cancelled_look_can_be_taken_again(tmp_path: Path) -> None:
     """Stopping the agent in the middle of a look leaves nothing that blocks the next one."""
     gate = threading.Event()
-    machine = looker(ScriptedBackend(gate, make_reading(make_device(0, "a"))), tmp_path)
-    task = asyncio.ensure_future(machine.look())
+    machine = observer(ScriptedBackend(gate, make_reading(make_device(0, "a"))), tmp_path)
+    task = asyncio.ensure_future(machine.observe())
     await asyncio.sleep(0)
     task.cancel()
     gate.set()
     await asyncio.gather(task, return_exceptions=True)
 
-    assert shown((await machine.look()).machine)
+    assert shown((await machine.observe()).machine)
 
 
 async def test_evidence_that_hangs_is_unknown_and_is_not_taken_late(
@@ -170,12 +170,12 @@ async def test_evidence_that_hangs_is_unknown_and_is_not_taken_late(
         return CgroupReading(frozenset({f"read {len(reads)}"}), frozenset())
 
     monkeypatch.setattr("agent.observation.read_cgroups", read)
-    machine = looker(ScriptedBackend(make_reading(make_device(0, "a"))), tmp_path, timeout_seconds=0.05)
-    looks = [await machine.look() for _ in range(3)]
+    machine = observer(ScriptedBackend(make_reading(make_device(0, "a"))), tmp_path, timeout_seconds=0.05)
+    looks = [await machine.observe() for _ in range(3)]
     gate.set()
     assert machine._hanging_evidence is not None
     await machine._hanging_evidence
-    late = await machine.look()
+    late = await machine.observe()
 
     assert [(look.cgroups, look.use.unread) for look in looks] == [(None, {"a"})] * 3
     assert len(reads) == 2
@@ -185,12 +185,12 @@ async def test_evidence_that_hangs_is_unknown_and_is_not_taken_late(
 async def test_a_driver_that_answers_late_does_not_say_who_uses_the_machine(tmp_path: Path) -> None:
     """A reading that was begun before this look tells the machine; its processes are of another time."""
     gate = threading.Event()
-    machine = looker(ScriptedBackend(gate), tmp_path, timeout_seconds=0.05)
-    await machine.look()
+    machine = observer(ScriptedBackend(gate), tmp_path, timeout_seconds=0.05)
+    await machine.observe()
     gate.set()
     assert machine._hanging is not None
     await machine._hanging
-    late = await machine.look()
+    late = await machine.observe()
 
     assert shown(late.machine) == ["late"]
     assert late.use.unread == {"late"}
@@ -199,8 +199,8 @@ async def test_a_driver_that_answers_late_does_not_say_who_uses_the_machine(tmp_
 async def test_where_no_process_is_listed_none_has_ended(tmp_path: Path) -> None:
     """A wrong proc mount shows no process at all: those that the driver names are unknown then, not gone."""
     backend = ScriptedBackend(make_reading(replace(make_device(0, "a"), process_ids=(7,))))
-    look = await looker(backend, tmp_path).look()
+    look = await observer(backend, tmp_path).observe()
     assert look.use.unread == {"a"}
 
     (tmp_path / "proc/1").mkdir(parents=True)
-    assert (await looker(backend, tmp_path).look()).use.unread == frozenset()
+    assert (await observer(backend, tmp_path).observe()).use.unread == frozenset()

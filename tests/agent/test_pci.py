@@ -37,7 +37,7 @@ def pci(tmp_path: Path) -> PlayedTree:
 def looked(devices: Path) -> PciTree:
     """A tree that was read once."""
     tree = PciTree(devices)
-    tree.look()
+    tree.refresh()
     return tree
 
 
@@ -91,9 +91,9 @@ def test_the_tree_is_read_now_and_then(pci: PlayedTree) -> None:
     assert tree.nics([GPU]) == ()
     pci.plug(*SWITCH, "0000:02:01.0", "0000:04:00.0", kind=INFINIBAND_CLASS, rdma="mlx5_0")
     for _ in range(LOOKED_FOR_EVERY - 1):
-        tree.look()
+        tree.refresh()
         assert tree.nics([GPU]) == ()
-    tree.look()
+    tree.refresh()
 
     assert tree.nics([GPU]) == (NicReading("mlx5_0", ("PIX",)),)
 

@@ -1,4 +1,4 @@
-"""The kubelet's pod-resources API, asked without a gRPC library."""
+"""The kubelet's pod-resources API."""
 
 import contextlib
 import socket
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,12 +43,18 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 1) -
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
+def headers(**fields: str) -> bytes:
+    """A block of headers; `status` is the pseudo-header."""
+    named = {key.replace("_", "-") if key != "status" else ":status": value for key, value in fields.items()}
+    return Encoder().encode(named)
+
+
 def grpc(message: bytes) -> bytes:
     return struct.pack(">BI", 0, len(message)) + message
 
 
 def serve(path: Path, *answers: bytes) -> Callable[[], bytes]:
-    """A kubelet that says this to whoever connects; returns what it was sent."""
+    """A kubelet that says this to whoever connects, one part after each reply; returns what it was sent."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(path))
     server.listen()
@@ -59,6 +66,8 @@ def serve(path: Path, *answers: bytes) -> Callable[[], bytes]:
             heard.append(connection.recv(65_536))
             for answer in answers:
                 connection.sendall(answer)
+                if answer is not answers[-1]:
+                    heard.append(connection.recv(65_536))
             connection.shutdown(socket.SHUT_WR)
             while more := connection.recv(65_536):
                 heard.append(more)
@@ -73,6 +82,8 @@ def serve(path: Path, *answers: bytes) -> Callable[[], bytes]:
     return end
 
 
+OK = headers(status="200", content_type="application/grpc")
+START = frame(SETTINGS, stream=0) + frame(HEADERS, OK, flags=4)
 MESSAGE = pod("team", "p", "GPU-a", "GPU-b::3") + pod("team", "plain")
 
 
@@ -81,15 +92,15 @@ def test_devices_are_read_from_an_answer_in_pieces(tmp_path: Path) -> None:
     whole = grpc(MESSAGE)
     end = serve(
         tmp_path / "s",
-        frame(SETTINGS, stream=0) + frame(HEADERS, b"whatever", flags=4),
+        frame(SETTINGS, stream=0) + frame(HEADERS, OK, flags=4),
         frame(DATA, whole[:7]) + frame(PING, b"12345678", stream=0),
-        frame(DATA, whole[7:]) + frame(HEADERS, b"trailers", flags=END | 4),
+        frame(DATA, whole[7:]) + frame(HEADERS, headers(grpc_status="0"), flags=END | 4),
     )
 
     assert list_allocations(tmp_path / "s", timeout_seconds=5) == {("team", "p"): {"GPU-a", "GPU-b"}}
     sent = end()
     assert sent.startswith(b"PRI * HTTP/2.0")
-    assert b"/v1.PodResourcesLister/List" in sent
+    assert Encoder().encode({":path": "/v1.PodResourcesLister/List"})[2:] in sent
     assert frame(PING, b"12345678", flags=1, stream=0) in sent
 
 
@@ -97,12 +108,39 @@ def test_devices_are_read_from_an_answer_in_pieces(tmp_path: Path) -> None:
     "answers",
     [
         pytest.param((), id="hangs up"),
-        pytest.param((frame(HEADERS, b"grpc-status 12", flags=END | 4),), id="an error without a message"),
-        pytest.param((frame(DATA, grpc(MESSAGE)[:-3], flags=END),), id="a message that is cut"),
-        pytest.param((frame(3, b"\0\0\0\2"),), id="a reset stream"),
-        pytest.param((frame(DATA, struct.pack(">BI", 1, 0), flags=END),), id="a compressed message"),
+        pytest.param(
+            (frame(SETTINGS, stream=0), frame(HEADERS, headers(status="200", grpc_status="12"), flags=END | 4)),
+            id="an error without a message",
+        ),
+        pytest.param(
+            (
+                START,
+                frame(DATA, grpc(MESSAGE)[:-3], flags=END),
+            ),
+            id="a message that is cut",
+        ),
+        pytest.param(
+            (
+                START,
+                frame(3, b"\0\0\0\2"),
+            ),
+            id="a reset stream",
+        ),
+        pytest.param(
+            (
+                START,
+                frame(DATA, struct.pack(">BI", 1, 0), flags=END),
+            ),
+            id="a compressed message",
+        ),
         pytest.param((b"\xff" * 64,), id="no HTTP at all"),
-        pytest.param((frame(DATA, grpc(b"\x0a\xff\xff\xff\xff"), flags=END),), id="a broken message"),
+        pytest.param(
+            (
+                START,
+                frame(DATA, grpc(b"\x0a\xff\xff\xff\xff"), flags=END),
+            ),
+            id="a broken message",
+        ),
     ],
 )
 def test_anything_else_is_no_answer(tmp_path: Path, answers: tuple[bytes, ...]) -> None:

@@ -11,14 +11,14 @@ START = PollSchedule(poll_seconds=30.0, urgent_seconds=1.0)
 
 def test_two_complete_readings_are_published_after_a_start_and_after_a_deletion() -> None:
     """Exactly two, at the urgent pace, and then only news."""
-    cadence = START
+    schedule = START
     for _ in range(2):
         published = []
         for _ in range(4):
-            published.append((cadence.must_publish(is_complete=True), cadence.wait_seconds(has_leavers=False)))
-            cadence = cadence.after_reading(is_complete=True)
+            published.append((schedule.must_publish(is_complete=True), schedule.wait_seconds(has_terminating=False)))
+            schedule = schedule.after_reading(is_complete=True)
         assert published == [(True, 1.0), (True, 1.0), (False, 30.0), (False, 30.0)]
-        cadence = cadence.after_deletion()
+        schedule = schedule.after_deletion()
 
 
 @pytest.mark.parametrize("pattern", ["gpu-{}", "ip-10-0-{}.ec2.internal", "rack{}-node"])
@@ -36,42 +36,42 @@ def test_a_cluster_of_agents_starts_evenly_spread(pattern: str) -> None:
 
 def test_an_incomplete_reading_pays_nothing_and_slows_down() -> None:
     """With the kubelet out of reach the agent keeps trying, ever more slowly, and never claims to have proof."""
-    cadence = START
+    schedule = START
     waits = []
     for _ in range(8):
-        assert not cadence.must_publish(is_complete=False)
-        cadence = cadence.after_reading(is_complete=False)
-        waits.append(cadence.wait_seconds(has_leavers=True))
+        assert not schedule.must_publish(is_complete=False)
+        schedule = schedule.after_reading(is_complete=False)
+        waits.append(schedule.wait_seconds(has_terminating=True))
 
     assert waits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
-    assert cadence.pending_reports == READINGS_OWED
+    assert schedule.pending_reports == READINGS_OWED
 
 
 def test_a_complete_reading_restores_the_pace() -> None:
     """One success ends the slow-down at once."""
-    cadence = START.after_reading(is_complete=False).after_reading(is_complete=False).after_reading(is_complete=True)
+    schedule = START.after_reading(is_complete=False).after_reading(is_complete=False).after_reading(is_complete=True)
 
-    assert cadence.wait_seconds(has_leavers=True) == 1.0
+    assert schedule.wait_seconds(has_terminating=True) == 1.0
 
 
 @given(st.lists(st.sampled_from(["complete", "incomplete", "deletion"]), max_size=60))
 def test_every_deletion_is_followed_by_two_published_readings(events: list[str]) -> None:
     """In any order of events, a deletion that is followed by two complete readings has both of them published."""
-    cadence = START
+    schedule = START
     since_deletion = 0
     for event in events:
         if event == "deletion":
-            cadence, since_deletion = cadence.after_deletion(), 0
+            schedule, since_deletion = schedule.after_deletion(), 0
             continue
         is_complete = event == "complete"
         if is_complete:
             since_deletion += 1
-        assert cadence.must_publish(is_complete=is_complete) == (is_complete and since_deletion <= READINGS_OWED)
-        cadence = cadence.after_reading(is_complete=is_complete)
-        assert 0 < cadence.wait_seconds(has_leavers=True) <= 30.0
+        assert schedule.must_publish(is_complete=is_complete) == (is_complete and since_deletion <= READINGS_OWED)
+        schedule = schedule.after_reading(is_complete=is_complete)
+        assert 0 < schedule.wait_seconds(has_terminating=True) <= 30.0
 
 
-@pytest.mark.parametrize("has_leavers", [True, False])
-def test_polling_faster_than_urgent_is_honoured(has_leavers: bool) -> None:
+@pytest.mark.parametrize("has_terminating", [True, False])
+def test_polling_faster_than_urgent_is_honoured(has_terminating: bool) -> None:
     """A poll interval below the urgent one is never lengthened by it."""
-    assert PollSchedule(poll_seconds=0.2, urgent_seconds=1.0).wait_seconds(has_leavers=has_leavers) == 0.2
+    assert PollSchedule(poll_seconds=0.2, urgent_seconds=1.0).wait_seconds(has_terminating=has_terminating) == 0.2

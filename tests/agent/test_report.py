@@ -41,8 +41,8 @@ def report_of(
     new = [uuid for uuid in uuids_by_slot(reading) if uuid not in known]
     free = (number for number in range(600) if number not in known.values())
     ids = {**known, **dict(zip(new, free, strict=False)), **ids}
-    circumstances = replace(CIRCUMSTANCES, now=now)
-    return build_report(reading, ids=ids, sighting=SIGHTING, previous=previous, circumstances=circumstances)
+    context = replace(CIRCUMSTANCES, now=now)
+    return build_report(reading, ids=ids, evidence=SIGHTING, previous=previous, context=context)
 
 
 def health(report: GpuNodeStatusReport) -> dict[str, tuple[str, str]]:
@@ -98,9 +98,9 @@ def test_a_new_boot_is_told() -> None:
     report = build_report(
         reading,
         ids={"a": 0},
-        sighting=SIGHTING,
+        evidence=SIGHTING,
         previous=report_of(reading),
-        circumstances=replace(CIRCUMSTANCES, boot_id="b2"),
+        context=replace(CIRCUMSTANCES, boot_id="b2"),
     )
 
     assert report.boot_id == "b2"
@@ -237,9 +237,9 @@ def test_evidence_and_fabric_are_passed_on() -> None:
     report = build_report(
         reading,
         ids={"a": 0},
-        sighting=EvidenceReading(pods, live_read=False, kubelet_read=True),
+        evidence=EvidenceReading(pods, live_read=False, kubelet_read=True),
         previous=None,
-        circumstances=CIRCUMSTANCES,
+        context=CIRCUMSTANCES,
     )
 
     assert report.pods == pods

@@ -9,7 +9,6 @@ from bench.baselines import (
     best_combination,
     best_effort,
     by_scope,
-    least_pair_score,
     lowest,
     pair_scores,
     partition,
@@ -98,27 +97,6 @@ def test_best_combination_is_the_best_connected() -> None:
     """Project-HAMi/HAMi, pkg/device/nvidia/device_test.go, TestComputeBestCombination: of sums 100, 200 and 150
     the pair gpu0, gpu2."""
     assert best_combination(HAMI_TRIANGLE, [0, 1, 2], 2) == (0, 2)
-
-
-@pytest.mark.parametrize(
-    ("here", "there", "wanted"),
-    [([100], [100, 100], 100), ([], [100], 0), ([], [], 0), ([200], [200], 200)],
-    ids=["shorter list counts", "one end tells nothing", "both tell nothing", "both tell two links"],
-)
-def test_ends_that_differ_count_as_the_shorter(here: list[int], there: list[int], wanted: int) -> None:
-    """Project-HAMi/HAMi, pkg/device/nvidia/calculate_score_test.go, Test_calculateGPUScore: asymmetric links."""
-    told = [[[], here], [there, []]]
-
-    assert least_pair_score(told, 0, 1) == least_pair_score(told, 1, 0) == wanted
-
-
-def test_scores_of_a_four_gpu_mesh() -> None:
-    """Project-HAMi/HAMi, pkg/device/nvidia/calculate_score_test.go, Test_calculateGPUScore: NV1 and NV2 cells."""
-    links = [[0, 1, 1, 2], [1, 0, 2, 1], [1, 2, 0, 2], [2, 1, 2, 0]]
-    told = [[[100 * cell] if cell else [] for cell in row] for row in links]
-
-    assert [least_pair_score(told, 0, other) for other in (1, 2, 3)] == [100, 100, 200]
-    assert [least_pair_score(told, 3, other) for other in (0, 1, 2)] == [200, 100, 200]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def test_delete_options_name_the_one_object() -> None:
         (paths.nodes("n", "status"), "/api/v1/nodes/n/status"),
         (paths.namespaces("n"), "/api/v1/namespaces/n"),
         (paths.secrets("a", "b"), "/api/v1/namespaces/a/secrets/b"),
-        (paths.configmaps("a"), "/api/v1/namespaces/a/configmaps"),
         (paths.leases("a", "b"), "/apis/coordination.k8s.io/v1/namespaces/a/leases/b"),
         (paths.events("a"), "/apis/events.k8s.io/v1/namespaces/a/events"),
         (paths.gpuclaims("a", "b", "status"), "/apis/gpu.scheduling/v1/namespaces/a/gpuclaims/b/status"),

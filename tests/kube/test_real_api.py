@@ -25,7 +25,7 @@ from tests.kube.test_reflector import decode_pod as decode
 
 pytestmark = pytest.mark.e2e
 
-MAPS = paths.configmaps("default")
+MAPS = paths.core("configmaps", namespace="default")
 WAIT_SECONDS = 120.0
 
 

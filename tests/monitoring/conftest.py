@@ -23,10 +23,10 @@ from webhook.serving import ServingCertificate
 
 WATCH = SimpleNamespace(listings_count=1, undecodable_count=0, seconds_since_heard=lambda: 1.0)
 AGENT = SimpleNamespace(
-    looks_count=1,
+    observations_count=1,
     publications_count=1,
     failures_count=0,
-    look_seconds=0.1,
+    observation_seconds=0.1,
     evidence_is_complete=True,
     devices=(),
     watches={"pod": WATCH},

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracles import placement as reference
 from tests.topology.machines import random_machines
-from topology import reference
 from topology.canonical import canonical
 from topology.choice import Choice, ChoiceRefusal, choose
 from topology.demand import PRIOR

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracles import placement as reference
 from tests.topology.machines import random_machines
 from topology import canonical as canonical_module
-from topology import reference
 from topology.canonical import canonical, renumbered
 from topology.choice import Choice, choose
 from topology.demand import PRIOR

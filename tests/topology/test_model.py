@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topology.errors import MachineError, ProfileError
-from topology.groups import cliques, numa_groups, pcie_groups
+from topology.groups import cliques, numa_groups
 from topology.islands import islands
 from topology.links import clean_cell, direct_links, weaker
 from topology.model import DEVICES_MAX, machine, mask_of, positions_of
-from topology.profiles import profile, profile_names, profile_of_model
+from topology.profiles import profile, profile_names
 from topology.quality import qualities, rate
 from topology.rates import link_gbps, pcie_gbps, rates_known
 
@@ -148,30 +148,11 @@ def test_profiles_hold_what_others_build_on() -> None:
         profile("dgx-h1000")
 
 
-@pytest.mark.parametrize(
-    ("model", "generation"),
-    [("nvidia-v100", 2), ("nvidia-a100-sxm4-80gb", 3), ("nvidia-h100", 4), ("nvidia-b200", 5), ("nvidia-l40s", None)],
-)
-def test_model_tells_the_generation(model: str, generation: int | None) -> None:
-    """A slug or its dash-separated prefix finds a machine with such GPUs."""
-    known = profile_of_model(model)
-
-    assert known is not None
-    assert known.machine.nvlink_generation == generation
-
-
-@pytest.mark.parametrize("model", ["", "nvidia-h10", "voodoo-2"])
-def test_unknown_model_is_no_guess(model: str) -> None:
-    """Half a word matches nothing."""
-    assert profile_of_model(model) is None
-
-
 def test_cube_mesh_seen_as_cliques_and_groups() -> None:
-    """The DGX-1V: two quads and four cross pairs are cliques; switch pairs and sockets are groups."""
+    """The DGX-1V: two quads and four cross pairs are cliques; sockets are groups."""
     subject = profile("dgx1-v100").machine
 
     assert cliques(subject) == ((0, 1, 2, 3), (4, 5, 6, 7), (0, 4), (1, 5), (2, 6), (3, 7))
-    assert pcie_groups(subject, nearest="PIX") == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert numa_groups(subject) == ((0, (0, 1, 2, 3)), (1, (4, 5, 6, 7)))
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.peer_cases import answers
-from topology import reference
+from tests.oracles import placement as reference
 from topology.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]

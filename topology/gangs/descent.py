@@ -1,9 +1,9 @@
 """Phase two: which domains, level by level downwards, until every member has a host.
 
-In: a Question: a tree, its Counts, how many slices are needed and how near. Out: `DescentResult`, hosts with their counts, or
-None. The level is the lowest that the request allows where one domain holds everything. Then downwards: above the
-slices the children of all chosen domains compete, at and below them each domain fills its own. Where that uses more
-domains of the requested level than must be, they are chosen straight from the top, see topology.gangs.straight.
+The result is `DescentResult`, hosts with their counts, or None. The level is the lowest that the request allows where
+one domain holds everything. Then downwards: above the slices the children of all chosen domains compete, at and below
+them each domain fills its own. Where that uses more domains of the requested level than needed, they are chosen
+straight from the top, see topology.gangs.straight.
 
 Total order of what is found: fewest domains at the requested level, then at each lower level; then least surplus of
 the domain that holds everything, hosts that are liked more, least free GPUs, least members that would have fitted,

@@ -42,7 +42,7 @@ class MemberDevices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MachineRef:
-    """A Machine that is compared by identity, so that caches need not hash its link matrix. Get it from `machine_ref`."""
+    """A Machine that is compared by identity, so that caches need not hash its links. Get it from `machine_ref`."""
 
     machine: Machine
 

@@ -1,61 +1,33 @@
-"""Which rank a member has, from the indices that job controllers write on pods.
+"""Ranks of the members of a pod set: members that talk most to each other get neighbouring ranks.
 
-In: per member, its name, index and sub-group as text. Out: ranks 0..n-1, so that members that talk most to each other
-are neighbours. Separate, because labels are somebody else's words and may be missing, repeated or no numbers.
+Job controllers write an index on each pod. Where that is missing or repeated, the pods' names give the order.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-INDEX_MAX: Final = 1 << 20
-_NUMBER: Final = re.compile(r"([0-9]{1,18})")
+_NUMBER: Final = re.compile(r"([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Indexed:
-    """One member as its labels tell. index: within its sub-group; subgroup: None without sub-groups."""
+def ranks(members: Sequence[tuple[str, int | None]]) -> tuple[int, ...]:
+    """Return one rank per member, in the order given. A member is its name and its index.
 
-    name: str
-    index: str | None
-    subgroup: str | None = None
-
-
-def ranks(members: Sequence[Indexed], *, count: int, subgroups: int = 0) -> tuple[int, ...] | None:
-    """Ranks in the order given, each below `count`; None when the indices are not all there, distinct and in range.
-
-    With sub-groups, rank = sub-group x (count / sub-groups) + index. Callers then fall back to `by_name`.
+    The indices are the ranks where every member has one and no two are equal. Otherwise ranks are 0..n-1 in the order
+    of the names, with numbers inside names by value: worker-2 comes before worker-10. Equal names keep their order.
     """
-    size = count // subgroups if subgroups else count
-    found: list[int] = []
-    for member in members:
-        index, subgroup = _number(member.index), _number(member.subgroup) if subgroups else 0
-        if index is None or subgroup is None or index >= size or (subgroups and subgroup >= subgroups):
-            return None
-        found.append(subgroup * size + index)
-    return tuple(found) if len(set(found)) == len(found) else None
-
-
-def by_name(members: Sequence[Indexed]) -> tuple[int, ...]:
-    """Ranks by name, numbers inside names by value: worker-2 comes before worker-10."""
-    order = sorted(range(len(members)), key=lambda position: (_parts(members[position].name), position))
+    indices = [index for _, index in members if index is not None]
+    if len(set(indices)) == len(members):
+        return tuple(indices)
+    order = sorted(range(len(members)), key=lambda position: _natural(members[position][0]))
     rank_of = {position: rank for rank, position in enumerate(order)}
     return tuple(rank_of[position] for position in range(len(members)))
 
 
-def _number(text: str | None) -> int | None:
-    if text is None or not (text.isascii() and text.isdigit()) or len(text) > len(str(INDEX_MAX)):
-        return None
-    return int(text)
-
-
-def _parts(name: str) -> tuple[tuple[str, int], ...]:
-    """Text and numbers in turn: re.split puts the numbers at odd places."""
-    pieces = _NUMBER.split(name)
-    return tuple(
-        (pieces[position], int(pieces[position + 1]) if position + 1 < len(pieces) else -1)
-        for position in range(0, len(pieces), 2)
-    )
+def _natural(name: str) -> tuple[tuple[str, int, str], ...]:
+    """Return the name's texts, each with the number after it: by its length, then its digits, without leading zeros."""
+    pieces = [*_NUMBER.split(name), ""]
+    digits = [piece.lstrip("0") for piece in pieces[1::2]]
+    return tuple((text, len(digit), digit) for text, digit in zip(pieces[::2], digits, strict=True))

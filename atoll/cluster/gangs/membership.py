@@ -2,7 +2,8 @@
 
 A pod belongs to the gang that its annotation names (the webhook copies the claim's gangRef there); its pod set is the
 annotated one, else the one that its owner's labels name, else the only one. Ranks come from index labels; where those
-are missing, no numbers or not unique within a pod set, all ranks of the set follow the pods' names. The order is fixed.
+are missing, no numbers or not unique within a pod set, all ranks of the set follow the pods' names, worker-2 before
+worker-10. The order is fixed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from atoll.api import names
 from atoll.api.gangs import GangPodSet, GpuGang, GpuGangSpec
 from atoll.cluster import pods
 from atoll.cluster.objects import Pod
+from topology.gangs.ranks import ranks
 
 JOBSET_SET = "jobset.sigs.k8s.io/replicatedjob-name"
 JOBSET_INDEX = "jobset.sigs.k8s.io/job-index"
@@ -163,13 +165,13 @@ def members_of(
 
 
 def _ranked(group: Sequence[Pod], pod_set: GangPodSet | None) -> list[tuple[Pod, int]]:
-    live = [pod for pod in group if stage_of(pod) not in {*DONE, MemberStage.ENDING}]
-    indices = {pod.metadata.uid: _index(pod, pod_set) for pod in live}
-    numbers = [index for index in indices.values() if index is not None]
-    if len(numbers) < len(live) or len(set(numbers)) < len(numbers):
-        ordered = sorted(live, key=lambda pod: (pod.metadata.name, pod.metadata.uid))
-        indices = {pod.metadata.uid: rank for rank, pod in enumerate(ordered)}
-    return [(pod, indices.get(pod.metadata.uid) or 0) for pod in group]
+    by_name = sorted(group, key=lambda pod: (pod.metadata.name, pod.metadata.uid))
+    live = [pod for pod in by_name if stage_of(pod) not in {*DONE, MemberStage.ENDING}]
+    rank_of = {
+        pod.metadata.uid: rank
+        for pod, rank in zip(live, ranks([(pod.metadata.name, _index(pod, pod_set)) for pod in live]), strict=True)
+    }
+    return [(pod, rank_of.get(pod.metadata.uid, 0)) for pod in group]
 
 
 def _index(pod: Pod, pod_set: GangPodSet | None) -> int | None:

@@ -297,8 +297,13 @@ def test_ranks_come_from_index_labels() -> None:
     ids=["missing", "no number", "twice"],
 )
 def test_bad_indices_fall_back_to_names(labels: list[dict[str, str]]) -> None:
-    """Missing, malformed or repeated indices: ranks follow the names, for the whole set (J18)."""
+    """Missing, malformed or repeated indices: ranks follow the names, for the whole set."""
     assert ranked(labels) == [0, 1]
+
+
+def test_names_give_ranks_in_the_order_of_their_numbers() -> None:
+    """Of twelve pods without indices the third is ranked third, not behind the eleventh."""
+    assert ranked([{}] * 12) == list(range(12))
 
 
 # Sites

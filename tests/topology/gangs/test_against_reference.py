@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracles.gangs import ReferenceCluster, distance, faults, holds, nearest, workers_of
 from tests.topology.gangs.worlds import counts_of, gangs, lean_gangs, lean_worlds, snapshot_of, worlds
 from topology.gangs.model import Gang, Mode, Placement, PlacementRefusal
-from topology.gangs.reference import ReferenceCluster, distance, faults, holds, nearest, workers_of
 from topology.gangs.search import place
 
 

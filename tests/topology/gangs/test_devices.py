@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology import reference
+from tests.oracles import placement as reference
 from topology.choice import Choice, choose
 from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.gangs.devices import MemberDevices, machine_ref, most, sets_for

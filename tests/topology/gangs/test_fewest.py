@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.oracles.gangs import ReferenceCluster, distance, faults, nearest
 from tests.topology.gangs.worlds import LEVELS, counts_of, snapshot_of
 from topology.gangs.model import Gang, Host, Limit, Mode, Placement, PodSet, Slice, TopologyRequest
-from topology.gangs.reference import ReferenceCluster, distance, faults, nearest
 from topology.gangs.search import place
 
 AUTO = TopologyRequest(Mode.AUTO)

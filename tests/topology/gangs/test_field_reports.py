@@ -21,7 +21,6 @@ from topology.gangs.model import (
     Slice,
     TopologyRequest,
 )
-from topology.gangs.ranks import Indexed, by_name, ranks
 from topology.gangs.repair import replace_lost
 from topology.gangs.search import place
 from topology.gangs.snapshot import HostSnapshot, snapshot
@@ -268,24 +267,6 @@ def test_j18_neighbouring_ranks_share_racks() -> None:
     assert [member.rank for member in answer.assignments[0].members] == list(range(10))
     assert sum(racks[rank] != racks[rank - 1] for rank in range(10)) == 3
     assert racks[0] == racks[3] != racks[4] == racks[7] != racks[8] == racks[9]
-
-
-def test_j18_odd_indices_fall_back_to_names() -> None:
-    """Missing, repeated, foreign or too large indices give no ranks; names do, with numbers by value."""
-    good = [Indexed("w-b", "1"), Indexed("w-a", "0")]
-
-    assert ranks(good, count=2) == (1, 0)
-    for index in (None, "0", "x", "-1", "2", "9" * 40, "\u0661"):
-        assert ranks([replace(good[0], index=index), good[1]], count=2) is None
-    assert by_name([Indexed("w-10", None), Indexed("w-2", None), Indexed("v", None)]) == (2, 1, 0)
-
-
-def test_j18_sub_groups_give_ranks_in_turn() -> None:
-    """Sub-group first, then the index inside of it; a sub-group out of range gives none."""
-    rows = [Indexed("a", "1", "1"), Indexed("b", "0", "1"), Indexed("c", "1", "0"), Indexed("d", "0", "0")]
-
-    assert ranks(rows, count=4, subgroups=2) == (3, 2, 1, 0)
-    assert ranks([replace(rows[0], subgroup="2"), *rows[1:]], count=4, subgroups=2) is None
 
 
 def test_j19_a_replacement_looks_where_the_others_are_now() -> None:

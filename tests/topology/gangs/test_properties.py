@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracles.gangs import ReferenceCluster, distance, faults
 from tests.topology.gangs.worlds import LEVELS, counts_of, gangs, pod_sets, snapshot_of, worlds
 from topology.gangs.model import Gang, Host, Mode, Order, Placement, PlacementRefusal, PodSet, Slice, TopologyRequest
-from topology.gangs.reference import ReferenceCluster, distance, faults
 from topology.gangs.search import place
 from topology.gangs.selection import DomainOffer, fewest
 from topology.gangs.snapshot import snapshot

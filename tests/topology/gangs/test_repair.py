@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracles.gangs import ReferenceCluster, faults
 from tests.topology.gangs.worlds import grid, pod_sets, snapshot_of, worlds
 from topology.device_requests import DeviceRequest
 from topology.gangs.model import Gang, Limit, Mode, PlacedMember, Placement, PodSet, Slice, TopologyRequest
-from topology.gangs.reference import ReferenceCluster, faults
 from topology.gangs.repair import replace_lost
 from topology.gangs.search import place
 

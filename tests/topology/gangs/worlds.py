@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
+from tests.oracles.gangs import ReferenceCluster
 from topology.device_requests import DeviceRequest, Interconnect, Policy
 from topology.gangs.model import Gang, Host, Limit, Mode, Placement, PodSet, Slice, TopologyRequest
-from topology.gangs.reference import ReferenceCluster
 from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.profiles import profile
 

@@ -1,9 +1,9 @@
-"""Reference: the same questions answered by brute force, slowly and obviously. The oracle of the fast path.
+"""Oracle of placement: the questions of topology answered by brute force, slowly and obviously.
 
-In: a Machine, a free mask, an Ask. Out: ring bandwidths, fragmentation losses, costs and best sets, each by trying
-everything that the definition names. It shares data types and the weights of the policies with the fast path, and no
-code: what a cell, a rate, a ring or an island is, is told here a second time. Complexity: exponential in the number
-of devices; meant for machines of up to eight devices, and for rings of up to six members on dense meshes.
+Ring bandwidths, fragmentation losses, costs and best sets of a machine, each by trying everything that its definition
+names. Shares data types and the weights of the policies with the fast path and no code: what a cell, a rate, a ring or
+an island is, is defined here a second time. Complexity: exponential in the number of devices; for machines of up to
+eight devices, and rings of up to six members on dense meshes.
 """
 
 from __future__ import annotations

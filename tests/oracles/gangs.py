@@ -1,8 +1,9 @@
-"""Reference: gangs placed by trying every count on every host. The oracle of the search, with which it shares no code.
+"""Oracle of the gang search: gangs placed by trying every count on every host.
 
-In: a Gang, level names, a handful of hosts. Out: whether a placement is right, and the nearest ones there are. What a
-slice, a leader, a limit or a host's capacity means is told here a second time. Complexity: exponential in hosts and
-members; meant for up to six hosts, six members of a pod set, machines of up to eight GPUs and two pod sets.
+Whether a placement is right, and the nearest ones there are, for a gang on a handful of hosts. Shares no code with the
+search: what a slice, a leader, a limit or a host's capacity means is defined here a second time. Complexity:
+exponential in hosts and members; for up to six hosts, six members of a pod set, machines of up to eight GPUs and two
+pod sets.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from tests.oracles.placement import admits
 from topology.device_requests import DeviceRequest
 from topology.gangs.model import Gang, Host, Mode, PodSet, TopologyRequest
 from topology.model import Machine
-from topology.reference import admits
 
 Counts = Mapping[str, Mapping[str, int]]
 """Per pod set, members per host."""
