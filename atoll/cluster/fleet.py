@@ -16,8 +16,8 @@ An allocation renews one element of the array of states. The keys come from the 
 
 import math
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -36,6 +36,7 @@ from atoll.cluster.host_cpu import (
 from atoll.cluster.machines import Cell, NodeShape, cell_of
 from atoll.cluster.requests import Request
 from atoll.cluster.selection import CellOffer, keys_of, offer
+from atoll.cluster.weakness import WEAKER, needs_links, weaknesses
 from topology.demand import Demand
 from topology.device_requests import DeviceRequest, Policy
 from topology.scores import ALIKE, DECIMALS, EMPTYING_BY_PODS, PODS_MAX, RESERVE, RESERVED_ONE_IN, reserves
@@ -71,6 +72,8 @@ class Fleet:
         self._ranks: Ints | None = None
         self._many_whole: dict[NodeShape, tuple[int, int]] = {}
         self._scarce: set[NodeShape] = set()
+        self._nodes_of: Counter[NodeShape] = Counter()
+        self._weak: Mapping[NodeShape, float] = {}
         self._cpu_milli: dict[str, tuple[int, int]] = {}
         self._cores: Ints = np.full(64, UNKNOWN, dtype=np.int64)
         self._emptying: Floats = np.zeros(64)
@@ -179,9 +182,12 @@ class Fleet:
 
     def with_node_costs(self, keys: Floats, rows: Ints, states: Ints, ask: DeviceRequest, demand: Demand) -> Floats:
         """Add to the keys what weighs nodes against each other, as `topology.scores` tells it: the price of one more
-        pod, and RESERVE on the last whole machines of a shape of up to eight devices. Return them."""
+        pod, RESERVE on the last whole machines of a shape of up to eight devices, and WEAKER on machines that are
+        weaker than others of their class. Return them."""
         if ask.policy is Policy.SPREAD:
             return keys
+        for shape, share in self._weak.items() if needs_links(ask) else ():
+            keys[self._is_of(states, shape)] += WEAKER * (1 + share)
         if len(self._spare_floats) < len(rows):
             self._spare_floats = np.empty(len(rows))
         keys += np.take(self._emptying, rows, out=self._spare_floats[: len(rows)], mode="clip")
@@ -189,6 +195,13 @@ class Fleet:
             if reserves(shape.machine, ask, demand):
                 keys[states == self._blocks[shape] + shape.machine.full] += RESERVE
         return keys
+
+    def _is_of(self, states: Ints, shape: NodeShape) -> npt.NDArray[np.bool_]:
+        """Return which of the states are of the shape."""
+        first = self._blocks.get(shape)
+        if first is not None:
+            return (states >= first) & (states < first + (1 << shape.machine.count))
+        return np.isin(states, [state for cell, state in self._singles.items() if cell.shape is shape])
 
     def pick(self, rows: Ints, keys: Floats, states: Ints, asked: Request, demand: Demand, *, cpu_milli: int) -> str:
         """Return the name of the best node of these rows, of which one at least has a finite key.
@@ -268,6 +281,7 @@ class Fleet:
         before, self._cell_of[row] = self._cell_of[row], cell
         if before is cell:
             return
+        self._count_shapes(before, cell)
         for one, step in ((before, -1), (cell, 1)):
             if one is None or one.shape.machine.count > EAGER_DEVICES_MAX:
                 continue
@@ -280,6 +294,22 @@ class Fleet:
                 self._scarce.discard(one.shape)
             if not many:
                 del self._many_whole[one.shape]
+
+    def _count_shapes(self, before: Cell | None, cell: Cell | None) -> None:
+        """Note which shapes there are; only a new one, or the end of one, changes who is weaker than others."""
+        left, come = (one.shape if one is not None else None for one in (before, cell))
+        if left is come:
+            return
+        if come is not None:
+            self._nodes_of[come] += 1
+        if left is not None:
+            self._nodes_of[left] -= 1
+        is_new = come is not None and self._nodes_of[come] == 1
+        if left is not None and not self._nodes_of[left]:
+            del self._nodes_of[left]
+        elif not is_new:
+            return
+        self._weak = weaknesses(self._nodes_of)
 
     def _add(self, name: str) -> int:
         self._ranks = None

@@ -59,11 +59,13 @@ class CellOffer:
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """Devices that one request may take together. `mask`: those of the shape that match; `part`: all of their kind."""
+    """Devices that one request may take together. `mask`: those of the shape that match; `part`: all of their kind;
+    `model`: empty where models may be mixed."""
 
     preference: int
     mask: int
     part: SubMachine
+    model: str = ""
 
 
 def matches_model(model: str, wanted: str) -> bool:
@@ -177,13 +179,12 @@ def _groups(shape: NodeShape, request: Request) -> tuple[DeviceGroup, ...] | Rej
             by_model[card.model] = by_model.get(card.model, 0) | 1 << position
     ranked = [(_preference(model, request), model, mask) for model, mask in by_model.items()]
     ranked.sort(key=lambda row: (row[0], -row[2].bit_count(), row[1]))
-    return tuple(DeviceGroup(rank, mask, part) for rank, _, mask in ranked)
+    return tuple(DeviceGroup(rank, mask, part, model) for rank, model, mask in ranked)
 
 
-def position_masks(shape: NodeShape, request: Request) -> tuple[int, ...] | Rejection:
-    """Return the masks of positions that a request may take together, in its order of preference; free or not."""
-    groups = _groups(shape, plain(request))
-    return groups if isinstance(groups, Rejection) else tuple(group.mask for group in groups)
+def device_groups(shape: NodeShape, request: Request) -> tuple[DeviceGroup, ...] | Rejection:
+    """Return the devices that a request may take together, in its order of preference; free or not."""
+    return _groups(shape, plain(request))
 
 
 def _preference(model: str, request: Request) -> int:

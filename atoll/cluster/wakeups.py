@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.feasibility import fits_none
-from atoll.cluster.machines import NodeDevices
+from atoll.cluster.machines import NodeDevices, NodeShape
 from atoll.cluster.objects import Node, Pod, Taint, Toleration
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import Candidate, select
+from atoll.cluster.weakness import needs_links, weaknesses
 from topology.demand import PRIOR, Demand
 from topology.device_requests import gpus
 
@@ -136,6 +137,14 @@ class _WakeSearch:
     selections: int = 0
     hopeless: set[tuple[object, ...]] = field(default_factory=set)
     by_label: dict[tuple[str, str], set[int]] | None = None
+    weak: Mapping[NodeShape, float] | None = None
+
+    def order(self, position: int, candidate: Candidate, request: Request) -> tuple[int, float, float, str]:
+        """Return the place of a candidate in the order over nodes, as filter would tell it."""
+        if self.weak is None:
+            self.weak = weaknesses(room.devices.shape for room in self.rooms)
+        share = self.weak.get(self.rooms[position].devices.shape, 0.0) if needs_links(request.ask) else 0.0
+        return (candidate.preference, share, candidate.choice.cost, candidate.node)
 
     @property
     def is_exhausted(self) -> bool:
@@ -301,7 +310,7 @@ def _place(search: _WakeSearch, pod: Pod, request: Request) -> tuple[int, Candid
     if not found:
         search.hopeless.add(key)
         return None
-    position, candidate = min(found, key=lambda entry: entry[1].order)
+    position, candidate = min(found, key=lambda entry: search.order(entry[0], entry[1], request))
     search.left[position] &= ~sum(1 << i for i in candidate.choice.positions)
     return position, candidate
 

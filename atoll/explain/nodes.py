@@ -15,7 +15,7 @@ from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import Cell, NodeDevices
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
-from atoll.cluster.selection import position_masks
+from atoll.cluster.selection import device_groups
 from atoll.explain.decision import IndexedSnapshot, PodDecision, judge
 from atoll.explain.snapshot import NOW_SECONDS
 from topology.device_requests import gpus
@@ -142,10 +142,10 @@ def _blocker(devices: NodeDevices, request: Request, reason: str) -> NodeBlocker
 
 
 def _islands(devices: NodeDevices, cell: Cell, request: Request) -> tuple[IslandState, ...]:
-    masks = position_masks(devices.shape, request)
+    groups_of_models = device_groups(devices.shape, request)
     fitting = 0
-    for mask in () if isinstance(masks, Rejection) else masks:
-        fitting |= mask
+    for group in () if isinstance(groups_of_models, Rejection) else groups_of_models:
+        fitting |= group.mask
     found = []
     for island in islands(devices.machine):
         groups: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])

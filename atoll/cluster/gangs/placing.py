@@ -1,8 +1,8 @@
 """Places for a whole gang, or why there are none: one pure decision.
 
-In: a gang with its quorum, the members to place, the cluster. Out: `FoundPlacement`, or `NoPlacement` with the reason that the
-gang's condition gives. All members that are there are tried first; where they do not fit and fewer would be enough, as
-many as fit are taken, never fewer than the quorum.
+All members that are there are tried first; where they do not fit and fewer would be enough, as many as fit are taken,
+never fewer than the quorum. Each choice of models is tried by itself; of those that the claims like equally the one
+whose members lie nearest is taken.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.membership import GangMember, MemberStage
 from atoll.cluster.gangs.node_domains import NodeDomains
-from atoll.cluster.gangs.search_input import GangSearchInput, PlacementSnapshot, search_input
+from atoll.cluster.gangs.search_input import GangSearchInput, Models, PlacementSnapshot, model_choices, search_input
 from atoll.cluster.requests import Request
 from topology.errors import TopologyError
 from topology.gangs.model import Placement
@@ -61,17 +61,61 @@ def search(
     done = Counter(member.pod_set for member in view.members if member.stage is MemberStage.SUCCEEDED)
     needed = view.gang.spec.quorum - done.total()
     first: NoPlacement | None = None
+    choices = model_choices((requests[member.uid] for member in chosen), site, landscape)
     for is_elastic in (False, True) if len(chosen) > needed else (False,):
-        question = search_input(view.gang.spec, chosen, requests, site, landscape, done=done if is_elastic else None)
-        if isinstance(question, Obstacle):
-            return NoPlacement("WaitForQuorum", question.message)
-        try:
-            answer = place(question.gang, question.snapshot)
-        except TopologyError as error:
-            return NoPlacement("NeverFits", str(error))
-        if isinstance(answer, Placement):
-            if sum(assignment.count for assignment in answer.assignments) >= needed:
-                return FoundPlacement(question, answer)
-            continue
-        first = first or NoPlacement("WaitForRoom", answer.text)
+        found: dict[int, list[tuple[tuple[int, ...], FoundPlacement]]] = {}
+        for rank, models in choices:
+            if found and rank not in found:
+                break
+            answer = _search(
+                view, chosen, requests, site, landscape, done=done if is_elastic else None, models=models, needed=needed
+            )
+            if isinstance(answer, FoundPlacement):
+                found.setdefault(rank, []).append((_distance(answer), answer))
+            elif answer is not None:
+                first = first or answer
+        if found:
+            best = min(next(iter(found.values())), key=lambda entry: entry[0])
+            return best[1]
+    if first is not None and len(choices) > 1:
+        return NoPlacement(first.reason, f"no model alone holds all members: {first.message}")
     return first or NoPlacement("WaitForRoom", f"fewer than {needed} members find a place")
+
+
+def _search(
+    view: GangView,
+    chosen: Sequence[GangMember],
+    requests: Mapping[str, Request],
+    site: NodeDomains,
+    landscape: PlacementSnapshot,
+    *,
+    done: Mapping[str, int] | None,
+    models: Models,
+    needed: int,
+) -> FoundPlacement | NoPlacement | None:
+    """Try one choice of models. None: fewer members than needed find a place."""
+    question = search_input(view.gang.spec, chosen, requests, site, landscape, done=done, models=models)
+    if isinstance(question, Obstacle):
+        return NoPlacement("WaitForQuorum", question.message)
+    try:
+        answer = place(question.gang, question.snapshot)
+    except TopologyError as error:
+        return NoPlacement("NeverFits", str(error))
+    if not isinstance(answer, Placement):
+        return NoPlacement("WaitForRoom", answer.text)
+    if sum(assignment.count for assignment in answer.assignments) < needed:
+        return None
+    return FoundPlacement(question, answer)
+
+
+def _distance(found: FoundPlacement) -> tuple[int, ...]:
+    """Return how far apart the members lie: the deepest level that holds all of them, each pod set's, then hosts."""
+    placement, snapshot = found.placement, found.question.snapshot
+    hosts = {member.host for part in placement.assignments for member in part.members}
+    paths = [snapshot.hosts[snapshot.index[host]].path for host in hosts]
+    shared = next(
+        (depth for depth, names in enumerate(zip(*paths, strict=True)) if len(set(names)) > 1), len(placement.levels)
+    )
+    levels = [*placement.levels]
+    depths = [levels.index(part.level) if part.level in levels else -1 for part in placement.assignments]
+    return (-shared, *(-depth for depth in depths), len(hosts))

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from atoll.api.gangs import GpuGangSpec, TopologyMode
+from atoll.cluster.allocations import bound_allocation
+from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignment
 from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage
 from atoll.cluster.gangs.node_domains import NodeDomains
-from atoll.cluster.gangs.search_input import PlacementSnapshot, search_input
+from atoll.cluster.gangs.search_input import PlacementSnapshot, model_choices, search_input
 from atoll.cluster.requests import Request
 from topology.gangs.model import Gang, Mode, Placement, PodSet, PodSetPlacement
 from topology.gangs.model import PlacedMember as Place
@@ -37,10 +39,15 @@ def place_missing(
 ) -> tuple[MemberAssignment, ...]:
     """Return seats for those of the missing members that find one."""
     spec = view.gang.spec
-    question = search_input(spec, missing[:MISSING_MAX], requests, site, landscape)
+    homes = _homes(view.members, site)
+    used = {model for member, _ in homes for model in _models_of(member, landscape)}
+    choices = model_choices((requests[member.uid] for member in missing), site, landscape)
+    models = next((models for _, models in choices if not used or used.issuperset(models.values())), None)
+    if models is None:
+        return ()
+    question = search_input(spec, missing[:MISSING_MAX], requests, site, landscape, models=models)
     if isinstance(question, Obstacle):
         return ()
-    homes = _homes(view.members, site)
     snapshot, seats = question.snapshot, []
     for pod_set in question.gang.pod_sets:
         asked = {member.rank: member for member in question.asked[pod_set.name]}
@@ -49,6 +56,21 @@ def place_missing(
         snapshot = _taken(snapshot, pod_set, repair.members)
         seats += [member_assignment(place, asked[place.rank], landscape.devices) for place in repair.members]
     return tuple(seats)
+
+
+def _models_of(member: GangMember, landscape: PlacementSnapshot) -> Iterator[str]:
+    """Yield the models of the GPUs that a bound member has."""
+    try:
+        allocation = bound_allocation(member.pod)
+    except MalformedValue:
+        return
+    devices = landscape.devices.get(allocation.node) if allocation is not None else None
+    if allocation is None or devices is None:
+        return
+    for device_id in allocation.device_ids:
+        position = devices.position_by_id.get(device_id)
+        if position is not None:
+            yield devices.shape.cards[position].model
 
 
 def _homes(members: Sequence[GangMember], site: NodeDomains) -> list[tuple[GangMember, str]]:

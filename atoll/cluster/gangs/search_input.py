@@ -1,12 +1,13 @@
 """One gang as the search is asked about it: hosts with what is free, pod sets with what a member needs.
 
-In: the members to place with their requests, the site, nodes, cells and pods. Out: a `GangSearchInput` for topology.gangs, or
-an Obstacle that names what contradicts itself. What kube-scheduler would refuse is taken out before, see
+Members that contradict each other give an Obstacle. What kube-scheduler would refuse is taken out before, see
 atoll.cluster.host_fit. What does not fit the landscape without its pods never fits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, islice, product
+from types import MappingProxyType
 
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
 from atoll.api.gangs import GpuGangSpec
@@ -18,12 +19,17 @@ from atoll.cluster.gangs.readiness import minimum_of
 from atoll.cluster.machines import Cell, NodeDevices, NodeShape, cell_of
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
-from atoll.cluster.selection import position_masks
+from atoll.cluster.selection import device_groups, plain
+from atoll.cluster.weakness import weaknesses
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.spares import with_spares
 
 NO_REPORT = "no fresh GPU report"
+OTHER_MODEL = "another model than the others of the gang"
+Models = Mapping[Request, str]
+ANY_MODEL: Models = MappingProxyType({})
+MODEL_CHOICES_MAX = 64
 KUEUES_TOPOLOGY = tuple(f"kueue.x-k8s.io/podset-{mode}-topology" for mode in ("required", "preferred", "unconstrained"))
 """On pods that may be under Kueue's topology-aware scheduling, which writes a node selector into each of them."""
 PART = "/"
@@ -49,8 +55,15 @@ class PlacementSnapshot:
             built = snapshot(site.levels, hosts_of(site, self))
             if site.spares is not None:
                 built = with_spares(built, site.spares[0], site.spares[1])
+            weaker = self._weaker()
+            built = built.with_hosts(replace(host, spare=True) for host in built.hosts if host.name in weaker)
             known = self._snapshots[id(site)] = (site, built)
         return known[1]
+
+    def _weaker(self) -> frozenset[str]:
+        """Return the nodes that are weaker than others of their class: the last choice, like spare ones."""
+        weak = weaknesses(cell.shape for cell in self.cells.values())
+        return frozenset(name for name, cell in self.cells.items() if cell.shape in weak) if weak else frozenset()
 
     def emptied(self) -> "PlacementSnapshot":
         """Return the same machines without any pod."""
@@ -76,10 +89,12 @@ def search_input(
     landscape: PlacementSnapshot,
     *,
     done: Mapping[str, int] | None = None,
+    models: Models = ANY_MODEL,
 ) -> GangSearchInput | Obstacle:
     """Return the question for the members `chosen`; `requests` are their own, by uid.
 
     With `done`, the successes per pod set, as many of each as are still needed are enough; without it, all must fit.
+    `models`: the one model that members with such a request take; a request that is not named takes any it accepts.
     """
     asked = {
         name: part
@@ -95,13 +110,48 @@ def search_input(
     templates = {name: members[0].pod for name, members in asked.items()}
     pod_sets = tuple(
         replace(
-            _pod_set(spec, name, members, requests[members[0].uid], landscape, site, kinds),
+            _pod_set(spec, name, members, requests[members[0].uid], landscape, site, kinds, models),
             min_count=_enough(spec, name, members, done),
             apart=_apart(name, templates),
         )
         for name, members in asked.items()
     )
     return GangSearchInput(Gang(pod_sets, topology_request(spec.topology)), landscape.snapshot(site), asked)
+
+
+def model_choices(
+    requests: Iterable[Request], site: NodeDomains, landscape: PlacementSnapshot
+) -> tuple[tuple[int, Models], ...]:
+    """Return the models that a gang may take, in the order in which its claims prefer them: (rank, model by request).
+
+    All members take the same one, since a collective runs at the pace of its slowest member. Only claims that name
+    different models may lead to several, one per claim and as few as possible. Requests that mix models are bound to
+    none.
+    """
+    shapes = _kinds(landscape, site)
+    accepted: dict[Request, dict[str, int]] = {}
+    for request in dict.fromkeys(plain(request) for request in requests if not request.mixed_models):
+        ranks = accepted.setdefault(request, {})
+        for shape in shapes:
+            groups = device_groups(shape, request)
+            for group in () if isinstance(groups, Rejection) else groups:
+                ranks[group.model] = min(group.preference, ranks.get(group.model, group.preference))
+    known = {request: ranks for request, ranks in accepted.items() if ranks}
+    if all(len(ranks) == 1 for ranks in known.values()):
+        return ((0, ANY_MODEL),)
+    common = set.intersection(*(set(ranks) for ranks in known.values()))
+    if common and len({request.models for request in known}) == 1:
+        choices = [dict.fromkeys(known, model) for model in sorted(common)]
+    else:
+        rows = product(*(sorted(ranks) for ranks in known.values()))
+        choices = [dict(zip(known, row, strict=True)) for row in islice(rows, MODEL_CHOICES_MAX)]
+
+    def order(choice: dict[Request, str]) -> tuple[int, int, tuple[str, ...]]:
+        ranks = sum(known[request][model] for request, model in choice.items())
+        return (ranks, len(set(choice.values())), tuple(choice.values()))
+
+    ranked = groupby(sorted(choices, key=order), lambda choice: order(choice)[:2])
+    return tuple((place, choice) for place, (_, alike) in enumerate(ranked) for choice in alike)
 
 
 def topology_request(wanted: WantedTopology | None) -> TopologyRequest:
@@ -177,6 +227,7 @@ def _pod_set(
     landscape: PlacementSnapshot,
     site: NodeDomains,
     kinds: Mapping[NodeShape, str],
+    models: Models,
 ) -> PodSet:
     wanted = next((pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name), None)
     pod = members[0].pod
@@ -187,11 +238,14 @@ def _pod_set(
     admitted: dict[str, tuple[int, ...]] = {}
     refused: dict[NodeShape, str] = {}
     for shape, kind in kinds.items():
-        masks = position_masks(shape, request)
-        if isinstance(masks, Rejection):
-            refused[shape] = masks.reason
-        else:
-            admitted[kind] = masks
+        groups = device_groups(shape, request)
+        if isinstance(groups, Rejection):
+            refused[shape] = groups.reason
+            continue
+        model = models.get(plain(request))
+        admitted[kind] = tuple(group.mask for group in groups if model is None or group.model == model)
+        if not admitted[kind]:
+            refused[shape] = OTHER_MODEL
     for host in site.paths:
         cell = landscape.cells.get(host)
         if cell is not None and cell.shape in refused and host not in excluded:
