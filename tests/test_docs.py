@@ -1,6 +1,5 @@
 """Promises of the documentation: its site builds, its commands exist, generated pages are fresh, alerts are told."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -28,14 +27,28 @@ def name_of(value: object) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; a warning fails the build."""
+    """The site that `make docs` builds; a warning fails the build."""
     folder = tmp_path_factory.mktemp("site")
-    mkdocs = Path(sys.executable).with_name("mkdocs")
-    command = [mkdocs, "build", "--strict", "--quiet", "--site-dir", folder]
-    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, env=variables)
+    command = ["make", f"--old-file={sys.prefix}/.ready", "docs", f"VENV={sys.prefix}", f"SITE={folder}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def test_every_target_that_is_named_exists() -> None:
+    """`make TARGET` on a page, in `make help` or in .PHONY is a rule of the Makefile."""
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^([a-z][a-z0-9-]*):(?!=)", makefile, re.MULTILINE))
+    phony = re.search(r"^\.PHONY: ((?:.+\\\n)*.+)", makefile, re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].replace("\\", " ").split()) == rules
+    helped = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"^  make ([a-z0-9-]+)", helped, re.MULTILINE)) == rules - {"tools"}
+    others = [REPOSITORY / name for name in ("CHANGELOG.md", "mkdocs.yml", "Makefile", "bench/README.md")]
+    for page in {*PAGES, *others, *(REPOSITORY / "docs").rglob("*.md")}:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"(?:`|^ *|--no-print-directory )make ([a-z][a-z0-9-]*)", text, re.MULTILINE)
+        assert set(named) <= rules, page.name
 
 
 def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
