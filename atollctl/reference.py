@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from agent.settings import AgentSettings
 from atoll.api.crds import rendered_files
 from atoll.api.markdown import table
+from atollctl.pair_picture import pair_picture
 from controllers.settings import ControllersSettings
 from extender.settings import ExtenderSettings
 from webhook.settings import WebhookSettings
@@ -44,8 +45,12 @@ given; `[]` is a list.
 
 
 def pages() -> dict[str, str]:
-    """Return the generated pages by file name."""
-    return {"settings.md": "".join(_settings_page()), "fields.md": "".join(_fields_page())}
+    """Return the generated pages and README's picture by path in docs/."""
+    return {
+        "settings.md": "".join(_settings_page()),
+        "fields.md": "".join(_fields_page()),
+        "pictures/pair.svg": pair_picture(),
+    }
 
 
 def _settings_page() -> Iterator[str]:
@@ -160,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"stale: {path}; run python -m atollctl.reference\n")
             status = 1
         elif not options.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     return status
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from atollctl.__main__ import app
 from atollctl.reference import main as write_reference
@@ -87,8 +88,9 @@ def test_no_alert_is_told_that_does_not_exist() -> None:
 def test_generated_pages_are_fresh(tmp_path: Path) -> None:
     """Settings, commands and fields stand on the pages as the code has them; `make verify` fails of the same."""
     assert write_reference(["--check"]) == 0
+    assert write_reference(["--docs", str(tmp_path)]) == 0
     for name, text in pages().items():
-        (tmp_path / name).write_text(text.replace("Means", "Meant", 1))
+        (tmp_path / name).write_text(text[:-1])
     assert write_reference(["--check", "--docs", str(tmp_path)]) == 1
     assert write_reference(["--docs", str(tmp_path)]) == 0
     assert write_reference(["--check", "--docs", str(tmp_path)]) == 0
@@ -107,6 +109,24 @@ def test_every_command_block_is_marked(page: Path) -> None:
         assert not block.reason or block.reason in REASONS, f"{page.name}:{block.line}"
         assert not block.reason or block.kind == "sh", f"{page.name}:{block.line}"
     assert text.count("not run here:") == len([block for block in blocks(page) if block.reason])
+
+
+def shown_outputs() -> list[tuple[str, str]]:
+    """Return the commands of README's first minute, each with the output that stands below it."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```sh\n(atoll [^\n]*)\n```\n\n```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_first_minute_draws_chooses_and_explains() -> None:
+    """A newcomer sees all three without Kubernetes."""
+    assert [command.split()[1] for command, _ in shown_outputs()] == ["topo", "choose", "explain"]
+
+
+@pytest.mark.parametrize(("command", "output"), shown_outputs(), ids=["topo", "choose", "explain"])
+def test_output_in_readme_is_true(command: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What README shows below a command is what the command prints on the files in examples/."""
+    monkeypatch.chdir(REPOSITORY)
+    assert CliRunner().invoke(app, shlex.split(command)[1:]).stdout == output
 
 
 def calls(block: Block) -> list[list[str]]:
