@@ -11,6 +11,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from atoll.cluster.release import Proof
 from atollctl.__main__ import app
 from atollctl.reference import main as write_reference
 from atollctl.reference import pages
@@ -19,6 +20,8 @@ from tests.docs_blocks import COMMANDS, PAGES, REASONS, REPOSITORY, Block, block
 OPERATIONS = (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8")
 RULES = yaml.safe_load((REPOSITORY / "deploy/monitoring/rules.yaml").read_text(encoding="utf-8"))
 ALERTS = sorted(rule["alert"] for group in RULES["groups"] for rule in group["rules"] if "alert" in rule)
+
+LINE_MAX = 300
 
 
 def name_of(value: object) -> str:
@@ -69,6 +72,30 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     home = (site / "index.html").read_text(encoding="utf-8")
     for page in (REPOSITORY / "docs").glob("*.md"):
         assert f"{page.stem}.html" in home or page.stem == "index", page.name
+
+
+def test_decisions_are_numbered_once() -> None:
+    """A number names one decision: in the name of its file and in its title."""
+    files = sorted((REPOSITORY / "docs/decisions").glob("*.md"))
+    numbers = [int(path.name.partition("-")[0]) for path in files]
+    assert len(numbers) == len(set(numbers))
+    for path, number in zip(files, numbers, strict=True):
+        assert path.read_text(encoding="utf-8").startswith(f"# {number}. "), path.name
+
+
+def test_architecture_lists_every_proof() -> None:
+    """The table names the proofs that the code accepts, in their order."""
+    page = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = page.partition("| proof |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [row.split("|")[1].strip() for row in rows] == list(Proof)
+
+
+@pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CHANGELOG.md"], ids=name_of)
+def test_pages_stand_for_themselves(page: Path) -> None:
+    """No line is too long to review, and no page names a case or a promise by a number from a list elsewhere."""
+    text = page.read_text(encoding="utf-8")
+    assert [line[:60] for line in text.splitlines() if len(line) > LINE_MAX and not line.startswith(("|", "!["))] == []
+    assert re.findall(r"(?:^|\W)[A-M]\d{1,2}:|promises? \d+\b|\.\./shared", text) == []
 
 
 @pytest.mark.parametrize("alert", ALERTS)
