@@ -5,21 +5,14 @@ host's, which is the Node's name on most clusters and does not matter for one lo
 """
 
 import socket
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 
-class Output(StrEnum):
-    """How one look is printed."""
-
-    JSON = "json"
-
-
 def run_agent(
     context: typer.Context,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How `--once` prints.")] = Output.JSON,  # noqa: ARG001
+    output: Annotated[Literal["json"], typer.Option("-o", "--output", help="How `--once` prints.")] = "json",  # noqa: ARG001
 ) -> None:
     """Report the GPUs of this machine; with --once, print the report and end. See `python -m agent --help`."""
     from agent.__main__ import main

@@ -31,7 +31,7 @@ from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.credentials import default_namespace
 from atoll.kube.errors import KubeError
-from atollctl.audit_memory import ExtenderAddress, read_past_asks
+from atollctl.audit_repair import ExtenderAddress, read_past_asks
 from atollctl.sentences import sentence
 
 STATUS_WAITS = 1

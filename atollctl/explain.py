@@ -74,7 +74,7 @@ def _explain_gang(scene: "IndexedSnapshot", subject: str, namespace: str, output
     from atoll.explain.gang_explanation import CONTENT, explain_gang
     from atoll.explain.gang_index import index_gangs
     from atoll.explain.gang_wording import gang_json
-    from atollctl.explain_gang_text import gang_lines
+    from atollctl.explain_text import gang_lines
 
     name = subject.partition("/")[2]
     gang = scene.snapshot.gang(namespace, name)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,7 +22,10 @@ class Output(StrEnum):
     JSON = "json"
 
 
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to show it.")]
+OUTPUT = typer.Option("-o", "--output", help="How to show it.")
+OutputOption = Annotated[Output, OUTPUT]
+TableOption = Annotated[Literal["table", "json"], OUTPUT]
+DrawingOption = Annotated[Literal["table", "svg", "json"], OUTPUT]
 
 
 def plain(text: str) -> str:

@@ -23,7 +23,7 @@ from atoll.explain.gang_index import index_gangs
 from atoll.explain.gang_proposals import check_gang
 from atoll.explain.proposals import ProposalKind
 from atollctl.__main__ import app
-from atollctl.explain_gang_text import gang_lines
+from atollctl.explain_text import gang_lines
 from tests.explain.gang_situations import RACK, GangSituation, gang_situation, rack
 from tests.explain.situations import holder, unsociable
 
