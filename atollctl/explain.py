@@ -71,8 +71,8 @@ def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Out
 
 
 def _explain_gang(scene: "IndexedSnapshot", subject: str, namespace: str, output: Output) -> NoReturn:
+    from atoll.explain.gang_decision import index_gangs
     from atoll.explain.gang_explanation import CONTENT, explain_gang
-    from atoll.explain.gang_index import index_gangs
     from atoll.explain.gang_wording import gang_json
     from atollctl.explain_text import gang_lines
 

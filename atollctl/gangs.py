@@ -49,9 +49,8 @@ def gang_rows(found: Any, namespace: str) -> list[dict[str, Any]]:  # noqa: ANN4
     from atoll.api.gangs import GpuGangStatus
     from atoll.cluster.gangs.membership import key_of
     from atoll.explain.decision import index_snapshot
-    from atoll.explain.gang_decision import decide_gang
+    from atoll.explain.gang_decision import decide_gang, index_gangs
     from atoll.explain.gang_explanation import state_of
-    from atoll.explain.gang_index import index_gangs
 
     gangs = index_gangs(index_snapshot(found))
     rows = []

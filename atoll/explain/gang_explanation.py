@@ -13,8 +13,7 @@ from atoll.api.gangs import GpuGang
 from atoll.cluster.gangs.lifecycle import GangAction
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.readiness import quorum
-from atoll.explain.gang_decision import GangDecision, decide_gang
-from atoll.explain.gang_index import IndexedGangs
+from atoll.explain.gang_decision import GangDecision, IndexedGangs, decide_gang
 from atoll.explain.gang_proposals import GangProposal, find_gang_suggestions
 from atoll.explain.proposals import Suggestions
 from topology.gangs.domains import DomainFit, domain_fits

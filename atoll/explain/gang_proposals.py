@@ -24,11 +24,9 @@ from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import node_devices
 from atoll.cluster.requests import Request
 from atoll.cluster.transitions import Availability
-from atoll.explain.changes import Addition
+from atoll.explain.changes import Addition, GangChange, changed_gang, relaxations_of_gang
 from atoll.explain.decision import index_snapshot
-from atoll.explain.gang_changes import GangChange, changed_gang, relaxations_of_gang
-from atoll.explain.gang_decision import FindPlacesInput, GangDecision, decide_gang
-from atoll.explain.gang_index import IndexedGangs, index_gangs
+from atoll.explain.gang_decision import FindPlacesInput, GangDecision, IndexedGangs, decide_gang, index_gangs
 from atoll.explain.proposals import SHOWN_MAX, ProposalKind, Suggestions, search_all
 from atoll.explain.shapes import additions_for
 from atoll.explain.snapshot import ClusterSnapshot

@@ -28,7 +28,7 @@ from atoll.cluster.occupants import occupancy, pods_by_node
 from atoll.cluster.pod_fit import PodNeighbours
 from atoll.cluster.requests import Rejection, Request
 from atoll.explain.decision import IndexedSnapshot, PodDecision
-from atoll.explain.gang_index import index_gangs
+from atoll.explain.gang_decision import index_gangs
 from atoll.explain.snapshot import NOW_SECONDS
 
 PRIORITY_SHIFT = 2**31

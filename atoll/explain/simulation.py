@@ -24,9 +24,7 @@ from atoll.explain.changes import Addition, with_node, without_pods
 from atoll.explain.codec import with_objects
 from atoll.explain.decision import IndexedSnapshot, PodDecision, decide, index_snapshot
 from atoll.explain.explanation import Explanation, explain
-from atoll.explain.gang_decision import decide_gang
-from atoll.explain.gang_index import index_gangs
-from atoll.explain.gang_preemption import gang_victims
+from atoll.explain.gang_decision import decide_gang, gang_victims, index_gangs
 from atoll.explain.preemption import preemptions_for
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot
 from topology.islands import islands

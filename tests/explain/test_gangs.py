@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from atoll.cluster.health import Availability, judge
+from atoll.explain.changes import GangChange, relaxations_of_gang
 from atoll.explain.codec import encode_snapshot
 from atoll.explain.decision import index_snapshot
-from atoll.explain.gang_changes import GangChange, relaxations_of_gang
-from atoll.explain.gang_decision import decide_gang
+from atoll.explain.gang_decision import decide_gang, index_gangs
 from atoll.explain.gang_explanation import GangExplanation, GangState, explain_gang
-from atoll.explain.gang_index import index_gangs
 from atoll.explain.gang_proposals import check_gang
 from atoll.explain.proposals import ProposalKind
 from atollctl.__main__ import app
