@@ -1,7 +1,7 @@
 """`atoll agent`: the node agent, or one look at this machine: `atoll agent --once -o json`.
 
-In: the agent's own settings, passed on as they are. Out: its exit status. Only the node's name has a default here: the
-host's, which is the Node's name on most clusters and does not matter for one look.
+The agent's own settings are passed on unchanged, and its exit status is returned. Only the node's name has a default
+here: the host name.
 """
 
 import socket

@@ -1,8 +1,8 @@
 """`atoll audit`: check on a live cluster that Atoll keeps its promises.
 
-In: a kubeconfig, and where wanted the address of an extender. Out: findings with their evidence and the next step, as
-text or JSON; exit status 1 when there is one. Read-only unless `--repair` is given. Lists that are taken one after
-another may disagree while pods come and go, so only what two audits in a row find is reported.
+Prints findings with evidence and next step, as text or JSON; exit status 1 when there is one. Read-only unless
+`--repair` is given. Lists taken one after another can disagree while pods come and go, so a finding is reported only
+when two audits in a row have it.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""Where a question about the cluster takes its snapshot from: a live API server, or a saved file.
+"""Reads a ClusterSnapshot from a live API server or a saved file.
 
-In: a kubeconfig or a path. Out: a ClusterSnapshot. Reads only; the lists are taken together, so that they disagree by
-a moment at most.
+Read-only. The lists are taken together, so that they disagree by a moment at most.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """`atoll gangs`: every gang with its members, what it waits for, and where it lies.
 
-In: a cluster or a saved snapshot. Out: a table or JSON; status 0. Reads only; states are those of `atoll explain`.
+Prints a table or JSON. Read-only; the states are those of `atoll explain`.
 """
 
 from math import inf, isfinite

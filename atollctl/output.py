@@ -1,7 +1,4 @@
-"""How answers are shown: the option that all commands share, tables and colours.
-
-In: rows. Out: text on standard output. Colour is used on terminals only, and never where NO_COLOR is set.
-"""
+"""Prints answers: the `--output` option that commands share, lines, tables and JSON."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,6 @@
-"""Writes the pages of the documentation that the code tells by itself: settings and commands, and fields of resources.
+"""Generates docs/settings.md, docs/fields.md and README's picture from the code; --check fails when one is stale.
 
-In: the settings of every part, the command line, the schemas of the CRDs. Out: docs/settings.md and docs/fields.md, or
-with --check the news that they are stale. It stands here because only this package may know every part.
+It is in this package because only this package may import every part.
 """
 
 import argparse

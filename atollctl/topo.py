@@ -1,7 +1,7 @@
 """`atoll topo`: draw a machine's islands and links.
 
-In: a node's name and a kubeconfig, a saved matrix, or the name of a known machine. Out: text, SVG or JSON on standard
-output; status 2 and one sentence when there is nothing to draw. Reads only.
+The machine is a node, a saved matrix or a known machine. Prints text, SVG or JSON; status 2 and one sentence when there
+is nothing to draw. Read-only.
 """
 
 import asyncio

@@ -14,6 +14,7 @@ import structlog
 
 from atoll.api import names
 from atoll.cluster import pods
+from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments, status_assignment
@@ -21,9 +22,9 @@ from atoll.cluster.gangs.membership import GangKey, key_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
 from atoll.cluster.gangs.preemption import GangRequest
-from atoll.cluster.gangs.queue import AdmissionAttempts, blocker, in_order
+from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
 from atoll.cluster.gangs.replacements import place_missing
-from atoll.cluster.gangs.search_input import PlacementSnapshot
+from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, KubeError, NotFound
 from atoll.kube.mirror import WatchedKind
@@ -51,7 +52,6 @@ class AdmissionReconciler:
     def __init__(self, context: Context, book: GangCache) -> None:
         self._context = context
         self._book = book
-        self._hopeless: set[GangKey] = set()
         self._room = GangPreemption(context, book)
         self._news = GangEvents(context, book)
 
@@ -81,9 +81,10 @@ class AdmissionReconciler:
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
         turn_seconds = await self._room.reconcile()
-        rests = {key: self._rest(key) for key in self._book.candidates}
-        is_strict = self._book.rules.strict_order
-        views = self._views(key for key, rest in rests.items() if is_strict or rest <= 0)
+        views = self._views(self._book.candidates)
+        rests = {key_of(view.gang): self._rest(view) for view in views}
+        if not self._book.rules.strict_order:
+            views = [view for view in views if rests[key_of(view.gang)] <= 0]
         lacking = [view for view in views if view.is_admitted]
         waits: list[float | None] = [turn_seconds, *(rest for rest in rests.values() if rest > 0)]
         waits += [await self._try(view) for view in in_order(lacking)]
@@ -100,6 +101,7 @@ class AdmissionReconciler:
         if is_blocking and not all(self._book.is_current(gang) for gang in self._book.gangs()):
             return [CUT_SECONDS]
         first = self._blocker() if is_blocking else None
+        ahead = Ahead()
         for number, view in enumerate(waiting):
             if first is not None:
                 await self._hold(waiting[number:], f"gang {_named(first)} must be ready first")
@@ -108,19 +110,27 @@ class AdmissionReconciler:
             if number >= TRIES_MAX:
                 waits.append(CUT_SECONDS)
                 break
-            waits.append(await self._try(view))
+            waits.append(await self._try(view, ahead))
             if waits[-1] is None and is_blocking:
                 waits.append(CUT_SECONDS)
                 break
-            if waits[-1] is not None and self._book.rules.strict_order and not self._is_hopeless(view):
-                await self._hold(waiting[number + 1 :], f"gang {_named(view)} comes first")
-                break
+            if waits[-1] is not None and self._book.rules.strict_order:
+                ahead = self._with_contender(ahead, view)
             await asyncio.sleep(0)
         return waits
 
-    def _is_hopeless(self, view: GangView) -> bool:
-        """Tell whether the gang did not even fit the empty machines: it would keep others waiting for ever."""
-        return key_of(view.gang) in self._hopeless
+    def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
+        """Note what a gang that waits could use, so that nobody behind it takes that. One that can use nothing, because
+        it never fits or because what it asks for is not known, keeps nobody waiting."""
+        if not self._book.attempts_of(view.gang).contends:
+            return ahead
+        usable = self._usable(view)
+        return ahead.with_gang(_named(view), usable) if usable else ahead
+
+    def _usable(self, view: GangView) -> dict[str, int]:
+        members = decide(view, now_seconds=self._book.now_seconds()).members
+        requests = self._book.requests(members)
+        return {} if isinstance(requests, Obstacle) else usable_positions(members, requests, self._book.landscape())
 
     def _blocker(self) -> GangView | None:
         """Return the admitted gang that must become ready before any other is admitted."""
@@ -129,70 +139,76 @@ class AdmissionReconciler:
 
     async def _hold(self, views: Sequence[GangView], message: str) -> None:
         for view in views:
-            await self._wait(view, "WaitForOtherGangs", message)
+            await self._wait(view, NoPlacement(Verdict.BUSY, message, "WaitForOtherGangs"))
 
-    async def _try(self, view: GangView) -> float | None:
-        """Try one gang; return when to try again, None when it got what it wants or wants nothing any more."""
+    async def _try(self, view: GangView, ahead: Ahead = NOBODY) -> float | None:
+        """Try one gang; return when to try again, None when it got what it wants or wants nothing any more. `ahead`:
+        what gangs before it could use."""
         key = key_of(view.gang)
-        wait = self._rest(key)
+        wait = self._rest(view)
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
-        attempts = self._book.attempts.get(key, AdmissionAttempts())
         decision = decide(view, now_seconds=self._book.now_seconds())
         if decision.act not in {GangAction.PLACE, GangAction.REPLACE} or key in self._book.busy:
             return None
         self._book.busy.add(key)
         try:
-            done = await self._place(view, decision)
+            answer = await self._place(view, decision, ahead)
         except (Conflict, NotFound) as error:
             log.info("A gang changed while it was placed", gang="/".join(key), err=str(error))
-            done = False
+            answer = NoPlacement(Verdict.BUSY, str(error), "AdmissionUndone")
         finally:
             self._book.busy.discard(key)
-        if done:
+        if answer is None:
             self._book.attempts.pop(key, None)
             self._book.candidates.discard(key)
             return None
-        is_hopeless = key in self._hopeless
-        self._book.attempts[key] = attempts.next(now, is_hopeless=is_hopeless)
+        contends = answer.verdict is Verdict.BUSY or answer.reason == "WaitForNodes"
+        self._book.attempts[key] = self._book.attempts_of(view.gang).next(now, answer.verdict, contends=contends)
         return self._book.attempts[key].wait_seconds(now, room_at_seconds=0.0)
 
-    def _rest(self, key: GangKey) -> float:
+    def _rest(self, view: GangView) -> float:
         """Return how long the gang must not be tried yet."""
-        attempts = self._book.attempts.get(key, AdmissionAttempts())
         now = self._context.clock.monotonic_seconds()
-        return attempts.wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
+        return self._book.attempts_of(view.gang).wait_seconds(now, room_at_seconds=self._book.room_at_seconds)
 
-    async def _place(self, view: GangView, decision: LifecycleDecision) -> bool:
-        self._hopeless.discard(key_of(view.gang))
+    async def _place(self, view: GangView, decision: LifecycleDecision, ahead: Ahead) -> NoPlacement | None:
+        """Give a gang what it wants; return why not, None where it has it now."""
         requests = self._book.requests(decision.members)
         site = self._book.site(view.gang)
         if isinstance(requests, Obstacle):
-            return await self._wait(view, "WaitForQuorum", requests.message)
+            return await self._wait(view, NoPlacement(Verdict.UNKNOWN, requests.message, "WaitForQuorum"))
         if isinstance(site, Obstacle):
-            return False
+            return NoPlacement(Verdict.UNKNOWN, site.message, site.reason)
         landscape = self._book.landscape()
         if decision.act is GangAction.REPLACE:
-            return await self._replace(view, decision, site, landscape)
+            is_whole = await self._replace(view, decision, site, landscape)
+            return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
         key = key_of(view.gang)
+        if ahead.gangs:
+            before = ahead.in_the_way(usable_positions(decision.members, requests, landscape))
+            landscape = landscape.without_positions(ahead.positions)
+        else:
+            before = ""
         answer = find_places(view, decision.members, requests, site, self._room.open(key, landscape))
-        if isinstance(answer, NoPlacement):
-            if answer.reason == "NeverFits":
-                self._hopeless.add(key)
-            if answer.reason == "WaitForRoom":
-                await self._room.try_preempt(key, GangRequest(view, decision.members, requests, site, landscape))
-            return await self._wait(view, answer.reason, answer.message)
-        return await self._admit(view, decision, answer, site)
+        if isinstance(answer, FoundPlacement):
+            return await self._admit(view, decision, answer, site)
+        if before:
+            return await self._wait(view, NoPlacement(Verdict.BUSY, f"gang {before} comes first", "WaitForOtherGangs"))
+        if answer.verdict is Verdict.BUSY:
+            await self._room.try_preempt(key, GangRequest(view, decision.members, requests, site, landscape))
+        return await self._wait(view, answer)
 
     async def _admit(
         self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, site: NodeDomains
-    ) -> bool:
+    ) -> NoPlacement | None:
         """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
         seats = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
         if not await self._reserve(view, seats):
             self._context.metrics.gang_admissions.labels("undone").inc()
-            return await self._wait(view, "AdmissionUndone", "a GPU was taken by somebody else meanwhile")
+            message = "a GPU was taken by somebody else meanwhile"
+            return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
         nodes = len({seat.allocation.node for seat in seats})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
         message = f"{len(seats)} members got their GPUs on {where}"
@@ -206,7 +222,7 @@ class AdmissionReconciler:
         log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(seats), nodes=nodes)
         if all(self._is_here(seat) for seat in seats):
             await self._ungate(seats)
-        return True
+        return None
 
     def _is_here(self, seat: MemberAssignment) -> bool:
         """Tell whether the member is still there; where one went meanwhile, the loop of gangs looks at the whole."""
@@ -247,15 +263,16 @@ class AdmissionReconciler:
             await each(seats, lambda seat: ungate(self._context, seat.member.pod, seat.allocation.node))
         )  # fmt: skip
 
-    async def _wait(self, view: GangView, reason: str, message: str) -> bool:
-        """Note on the gang why it waits, and tell its members. Always False: it got nothing."""
+    async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
+        """Note on the gang why it waits, and tell its members. Returns the answer."""
         if view.is_admitted:
-            return False
-        self._news.tell(view, message)
+            return answer
+        self._news.tell(view, answer.message)
         decision = decide(view, now_seconds=self._book.now_seconds())
         now_seconds = self._book.now_seconds()
-        await self._write(view, lifecycle.wait_for(decision.status, reason, message, now_seconds=now_seconds))
-        return False
+        status = lifecycle.wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
+        await self._write(view, status)
+        return answer
 
     async def _write(self, view: GangView, status: Any) -> None:  # noqa: ANN401 - a GpuGangStatus
         version = await write_status(self._context, view.gang, status)

@@ -100,6 +100,12 @@ class GangCache:
         if key is not None:
             self._uids.setdefault(key, set()).add(pod.metadata.uid)
 
+    def attempts_of(self, gang: GpuGang) -> AdmissionAttempts:
+        """Return the attempts in vain of this very gang, as it is written now."""
+        identity = (gang.metadata.uid, gang.metadata.generation or 0)
+        known = self.attempts.get(key_of(gang))
+        return known if known is not None and known.gang == identity else AdmissionAttempts(identity)
+
     def note_capacity(self) -> None:
         """Remember that something has made room just now."""
         self.room_at_seconds = self.clock.monotonic_seconds()

@@ -33,7 +33,7 @@ ALLOCATED: Final = "gpu.scheduling/allocated"
 UUIDS: Final = "gpu.scheduling/uuids"
 WOKEN: Final = "gpu.scheduling/woken"
 KEPT: Final = "gpu.scheduling/kept"
-"""On a waiting pod: NODE:ID,ID of the GPUs that are kept for it, see atoll.cluster.soft_reservations; others leave them alone."""
+"""On a waiting pod: NODE:ID,ID of the GPUs that are kept for it; others leave them alone. See soft_reservations."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
 OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT)
@@ -183,6 +183,7 @@ GANG_CONDITIONS: Final = {
         "Inactive",
         "WaitForQuorum",
         "WaitForRoom",
+        "WaitForNodes",
         "NeverFits",
         "WaitForRequeue",
         "WaitForOtherGangs",

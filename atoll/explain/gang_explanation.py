@@ -1,7 +1,6 @@
 """Why a gang waits: its decision, the domains level by level, its members, and what would help.
 
-In: a scene made ready for gangs, and a GpuGang. Out: a frozen GangExplanation. The headline is the message that the
-controllers write into the gang's condition Admitted. Pure.
+The headline is the message that the controllers write into the gang's condition Admitted. Pure.
 """
 
 from collections import Counter
@@ -30,6 +29,8 @@ class GangState(StrEnum):
     """It runs without some members, for which there is no room where they would have to lie."""
     BUSY = "busy"
     """It waits for GPUs that others hold, or that are not given out."""
+    UNKNOWN = "not known yet"
+    """It waits for facts: machines that could hold it are closed or silent, or have not reported."""
     NEVER = "never"
     """It would not fit the machines if nobody was on them."""
     MEMBERS = "members"
@@ -76,7 +77,7 @@ def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
         present=str(quorum(gang.spec, decision.view.members)),
         stages=tuple(sorted(stages.items())),
         waits_seconds=gangs.scene.snapshot.age_seconds(gang.metadata.creation_timestamp),
-        domains=_domains(decision) if state in (GangState.BUSY, GangState.NEVER) else (),
+        domains=_domains(decision) if state in (GangState.BUSY, GangState.UNKNOWN, GangState.NEVER) else (),
         help=find_gang_suggestions(gangs, gang, decision),
         assignments=tuple(
             (seat.member.pod.metadata.name, seat.allocation.node, seat.allocation.device_ids)
@@ -98,6 +99,7 @@ def state_of(decision: GangDecision) -> GangState:
 
 _STATES: Final = {
     "WaitForRoom": GangState.BUSY,
+    "WaitForNodes": GangState.UNKNOWN,
     "NeverFits": GangState.NEVER,
     "WaitForQuorum": GangState.MEMBERS,
     "Inactive": GangState.INACTIVE,

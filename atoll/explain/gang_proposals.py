@@ -1,7 +1,7 @@
 """What would help a gang that waits for room: changes, each of them decided again before it is proposed.
 
-In: a gang's decision. Out: GangProposals, cheapest first, and the kinds of change of which none helps; kinds, their
-order and their meaning are those of `atoll.explain.proposals`. Pure and deterministic.
+Returns GangProposals, the cheapest first, and the kinds of change that do not help. The kinds and their order are those
+of `atoll.explain.proposals`. Pure and deterministic.
 
 A gang takes many nodes, so a change does too: all that a kind offers is tried first. If that does not help, nothing of
 the kind does; if it does, what can be spared is left out again, by the search with which the controllers choose whom to

@@ -1,8 +1,8 @@
-"""Whom a pod that fits nowhere would push out: kube-scheduler's preemption with the extender's, or that for islands.
+"""Victims of a pod that fits nowhere: by kube-scheduler's preemption with the extender's, or by that for islands.
 
-In: a scene, a pod, its decision. Out: Preemptions in the order in which they would be tried, each a node and victims.
-Pure. Where counts are short kube-scheduler looks for victims itself and the extender adds those whose GPUs the claim's
-links take (`atoll.cluster.node_victims`); where only the links do not suit, the controllers plan (`atoll.cluster.
+Returns Preemptions in the order in which they would be tried, each a node and its victims. Pure. Where counts are short
+kube-scheduler looks for victims itself and the extender adds those whose GPUs the claim's links take
+(`atoll.cluster.node_victims`); where only the links do not suit, the controllers plan (`atoll.cluster.
 island_preemption`), first with members that their gangs do not need, then with gangs that give way whole.
 
 kube-scheduler's own steps are followed here: on each node all pods of a lower priority are taken away, then spared

@@ -144,7 +144,7 @@ async def test_what_a_running_gang_lacks_comes_before_a_newcomer(tmp_path: Path)
         made.add_member("g", 3)
         made.add_gang("new", 1)
         made.add_member("new", 0, priority=100)
-        await settled(running, lambda: made.reason("new") in {"WaitForRoom", "NeverFits"})
+        await settled(running, lambda: made.reason("new") in {"WaitForRoom", "WaitForNodes", "NeverFits"})
         assert made.is_gated("g-3")
 
         node = made.server.objects["/api/v1/nodes/n2"]

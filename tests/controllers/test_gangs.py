@@ -140,7 +140,9 @@ async def test_a_node_that_goes_bad_before_the_gates_open_undoes_the_admission(t
         node = made.server.objects["/api/v1/nodes/n1"]
         made.server.put("/api/v1/nodes/n1", {**node, "spec": {"unschedulable": True}})
         async with term(made, tmp_path) as second:
-            await settled(second, lambda: made.held() == 0 and made.reason("g") in {"WaitForRoom", "NeverFits"})
+            await settled(
+                second, lambda: made.held() == 0 and made.reason("g") in {"WaitForRoom", "WaitForNodes", "NeverFits"}
+            )
         assert made.is_gated("g-0")
         assert made.is_gated("g-1")
 
@@ -247,7 +249,7 @@ async def test_members_that_kueue_put_where_they_do_not_fit_wait_whole(tmp_path:
     async with cluster() as made:
         add_placed(made, ("n2", "n2", "n2", "n3"), {"kueue.x-k8s.io/podset-required-topology": RACK})
         async with term(made, tmp_path) as running:
-            await settled(running, lambda: made.reason("g") in {"NeverFits", "WaitForRoom"})
+            await settled(running, lambda: made.reason("g") in {"NeverFits", "WaitForNodes", "WaitForRoom"})
 
     assert made.held() == 0
 

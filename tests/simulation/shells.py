@@ -220,6 +220,6 @@ def prepare_process() -> None:
     """Leave out what is no part of a history and costs time: certificates, logs, the garbage collector's rest."""
     import structlog
 
-    runner.AuthorityReconciler = Idle  # type: ignore[assignment, misc]
+    runner.WebhookCertReconciler = Idle  # type: ignore[assignment, misc]
     runner.freeze_garbage = lambda: None
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))

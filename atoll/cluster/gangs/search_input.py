@@ -12,6 +12,7 @@ from types import MappingProxyType
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
 from atoll.api.gangs import GpuGangSpec
 from atoll.cluster import host_fit, pod_fit
+from atoll.cluster.feasibility import all_positions
 from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import HOSTNAME, NodeDomains
@@ -21,6 +22,7 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import device_groups, plain
 from atoll.cluster.weakness import weaknesses
+from topology.device_requests import gpus
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.spares import with_spares
@@ -39,13 +41,15 @@ PART = "/"
 @dataclass(frozen=True, slots=True)
 class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
-    those that are about to start there included; `free`: what those leave of counted resources."""
+    those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
+    taken only where no other serves as well."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
     cells: Mapping[str, Cell]
     pods_on: Mapping[str, Sequence[Pod]]
     free: Mapping[str, Mapping[str, int]]
+    last: frozenset[str] = frozenset()
     _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict)
 
     def snapshot(self, site: NodeDomains) -> HostSnapshot:
@@ -61,15 +65,75 @@ class PlacementSnapshot:
         return known[1]
 
     def _weaker(self) -> frozenset[str]:
-        """Return the nodes that are weaker than others of their class: the last choice, like spare ones."""
+        """Return the last choice, like spare nodes: those that are weaker than others of their class, and `last`."""
         weak = weaknesses(cell.shape for cell in self.cells.values())
-        return frozenset(name for name, cell in self.cells.items() if cell.shape in weak) if weak else frozenset()
+        return self.last.union(name for name, cell in self.cells.items() if cell.shape in weak) if weak else self.last
 
     def emptied(self) -> "PlacementSnapshot":
         """Return the same machines without any pod."""
         cells = {name: cell_of(self.devices[name].shape, self.devices[name].usable) for name in self.cells}
         free = {name: host_fit.free(node, ()) for name, node in self.nodes.items()}
         return PlacementSnapshot(self.nodes, self.devices, cells, {}, free)
+
+    def opened(self) -> "PlacementSnapshot":
+        """Return the same machines without any pod, as they are once every node is open, ready and heard of again and
+        every card is given out. What differs from now is taken last."""
+        nodes = {name: host_fit.opened(node) for name, node in self.nodes.items()}
+        known = {name: one for name, one in self.devices.items() if name in nodes}
+        cells = {name: cell_of(one.shape, all_positions(one)) for name, one in known.items()}
+        free = {name: host_fit.free(node, ()) for name, node in nodes.items()}
+        return PlacementSnapshot(nodes, self.devices, cells, {}, free, frozenset(n for n in known if self.withheld(n)))
+
+    def withheld(self, name: str) -> str:
+        """Return what would have to change so that all of a node with a known machine counts; empty for nothing."""
+        node, devices = self.nodes.get(name), self.devices.get(name)
+        if node is None or devices is None:
+            return ""
+        if not host_fit.is_ready(node):
+            return f"{name} is Ready"
+        if host_fit.opened(node) != node:
+            return f"{name} is uncordoned" if node.spec.unschedulable else f"{name} loses the taints of its state"
+        if name not in self.cells:
+            return f"the agent of {name} reports again"
+        missing = (all_positions(devices) & ~devices.usable).bit_count()
+        return f"{name} gives out the {gpus(missing)} that it withholds" if missing else ""
+
+    def without_positions(self, masks: Mapping[str, int]) -> "PlacementSnapshot":
+        """Return the snapshot without these positions of nodes."""
+        cells = {name: cell_of(cell.shape, cell.free & ~masks.get(name, 0)) for name, cell in self.cells.items()}
+        return PlacementSnapshot(self.nodes, self.devices, cells, self.pods_on, self.free, self.last)
+
+
+def usable_positions(
+    chosen: Sequence[GangMember], requests: Mapping[str, Request], landscape: PlacementSnapshot
+) -> dict[str, int]:
+    """Return the positions by node that the members could use, free or not: what they contend for with others."""
+    found: dict[str, int] = {}
+    for member in {one.pod_set: one for one in chosen}.values():
+        request = plain(requests[member.uid])
+        for name, cell in landscape.cells.items():
+            node = landscape.nodes.get(name)
+            groups = device_groups(cell.shape, request)
+            if node is None or isinstance(groups, Rejection) or host_fit.node_reason(member.pod, host_fit.opened(node)):
+                continue
+            for group in groups:
+                found[name] = found.get(name, 0) | group.mask
+    return found
+
+
+def unreported_nodes(chosen: Sequence[GangMember], site: NodeDomains, landscape: PlacementSnapshot) -> tuple[str, ...]:
+    """Return the nodes that may have GPUs for a member and of which no report is known.
+
+    A node may have GPUs where the topology of the gang covers it, or where it says so by a label or a resource.
+    """
+    templates = [one.pod for one in {one.pod_set: one for one in chosen}.values()]
+    names_ = (name for name in sorted(site.paths) if name in landscape.nodes and name not in landscape.devices)
+    return tuple(
+        name
+        for name in names_
+        if (site.levels or host_fit.may_have_gpus(landscape.nodes[name]))
+        and any(not host_fit.node_reason(pod, host_fit.opened(landscape.nodes[name])) for pod in templates)
+    )
 
 
 @dataclass(frozen=True, slots=True)
