@@ -16,7 +16,7 @@ from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.objects import Pod
 from atoll.explain.changes import ClusterChange, PodCase
 from atoll.explain.decision import decide, index_snapshot
-from atoll.explain.preemption import Preemption, preemptions_for
+from atoll.explain.preemption import ForetoldPreemption, preemptions_for
 from atoll.explain.proposals import check
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_against_extender import extender_of
@@ -145,7 +145,7 @@ async def preempted(crowd: Crowd) -> tuple[str, set[str]] | None:
     return pick(crowd, reply["NodeNameToMetaVictims"])
 
 
-def foretold(crowd: Crowd) -> Preemption | None:
+def foretold(crowd: Crowd) -> ForetoldPreemption | None:
     """Return what simulate says."""
     scene = index_snapshot(crowd.found.snapshot)
     told = preemptions_for(scene, crowd.found.pod, decide(scene, crowd.found.pod, crowd.found.claim))
@@ -183,7 +183,7 @@ async def test_victims_are_those_that_kube_scheduler_and_the_extender_come_to() 
     assert kinds == {"by count", "for an island", "nobody"}
 
 
-def check_island(made: Crowd, told: Preemption) -> None:
+def check_island(made: Crowd, told: ForetoldPreemption) -> None:
     """The pod fits once they have ended, and not before the last of them has; each is less important."""
     case = PodCase(made.found.snapshot, made.found.pod, made.found.claim)
     assert check(case, ClusterChange(ended=tuple(victim.metadata.uid for victim in told.victims))).fits
