@@ -7,12 +7,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster worker
 KEEP ?= 0
+SITE ?= build/site
 OLDEST := 1.35.4
 HISTORIES ?= 10000
 SEED ?= 0
 
 
-.PHONY: help setup tools binaries demo docs image chart manifests simulate test test-unit test-e2e test-long lint fmt verify lock bench clean
+.PHONY: help setup tools binaries demo docs image chart manifests simulate test test-unit test-e2e test-long lint fmt \
+	verify lock bench clean
 
 help: ## Show this text
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +28,10 @@ binaries: $(READY) tools ## Build Kubernetes, etcd, containerd and what tests ne
 
 image: $(READY) tools ## Assemble Atoll's image without a container engine, from Debian's packages and the lock
 	@$(BIN)/python -m devcluster.atoll_image dist/atoll-0.1.0.tar
+
+docs: $(READY) ## Build the documentation as a site in build/site; a broken link fails the build
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(abspath $(SITE))
+	@echo "open $(SITE)/index.html"
 
 chart: $(READY) tools ## Package the Helm chart
 	@$(BIN)/python -m devcluster.chart --package dist

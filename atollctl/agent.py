@@ -1,25 +1,18 @@
 """`atoll agent`: the node agent, or one look at this machine: `atoll agent --once -o json`.
 
-In: the agent's own settings, passed on as they are. Out: its exit status. Only the node's name has a default here: the
-host's, which is the Node's name on most clusters and does not matter for one look.
+The agent's own settings are passed on unchanged, and its exit status is returned. Only the node's name has a default
+here: the host name.
 """
 
 import socket
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 
-class Output(StrEnum):
-    """How one look is printed."""
-
-    JSON = "json"
-
-
 def run_agent(
     context: typer.Context,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How `--once` prints.")] = Output.JSON,  # noqa: ARG001
+    output: Annotated[Literal["json"], typer.Option("-o", "--output", help="How `--once` prints.")] = "json",  # noqa: ARG001
 ) -> None:
     """Report the GPUs of this machine; with --once, print the report and end. See `python -m agent --help`."""
     from agent.__main__ import main

@@ -1,8 +1,8 @@
 """`atoll audit`: check on a live cluster that Atoll keeps its promises.
 
-In: a kubeconfig, and where wanted the address of an extender. Out: findings with their evidence and the next step, as
-text or JSON; exit status 1 when there is one. Read-only unless `--repair` is given. Lists that are taken one after
-another may disagree while pods come and go, so only what two audits in a row find is reported.
+Prints findings with evidence and next step, as text or JSON; exit status 1 when there is one. Read-only unless
+`--repair` is given. Lists taken one after another can disagree while pods come and go, so a finding is reported only
+when two audits in a row have it.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -29,9 +28,9 @@ from atoll.cluster.objects import decode_lease, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import KubeError
-from atollctl.audit_memory import ExtenderAddress, read_memory
-from atollctl.audit_repair import CONTROLLERS, RepairOutcome, repair
+from atollctl.audit_repair import CONTROLLERS, ExtenderAddress, RepairOutcome, read_memory, repair
 from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import TableOption
 from atollctl.sentences import sentence
 
 PAUSE_SECONDS = 2.0
@@ -44,17 +43,10 @@ WIDTH_WITHOUT_TERMINAL = 240
 TOKEN_VARIABLE = "ATOLL_EXTENDER_TOKEN"  # noqa: S105 - the name of a variable
 
 
-class Output(StrEnum):
-    """How findings are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 def audit_cluster(
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TABLE,
+    output: TableOption = "table",
     *,
     extender: Annotated[
         str, typer.Option(help=f"Address of an extender whose memory is compared too; token in ${TOKEN_VARIABLE}.")
@@ -72,7 +64,7 @@ def audit_cluster(
     except (KubeError, OSError, ValueError, msgspec.MsgspecError) as error:
         typer.echo(f"cannot audit: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
-    if output is Output.JSON:
+    if output == "json":
         typer.echo(json.dumps([as_dict(finding, outcomes.get(finding)) for finding in findings], indent=2))
     else:
         print_findings(findings, outcomes, Console())

@@ -1,13 +1,18 @@
-"""Carries out what `atoll audit` proposes, one fenced write per finding, as Atoll's controllers would.
+"""The I/O of `atoll audit`: one fenced write per finding, and what an extender remembers.
 
-In: findings with the objects they name. Out: what was done about each, or why nothing was. Everything is read anew
-before it is written: a finding is a moment old. Nothing here ends a Lease whose holder may still run.
+Everything is read anew before it is written: a finding is a moment old. Nothing here ends a Lease whose holder may
+still run. The extender listens on its pod's loopback: `kubectl -n atoll-system port-forward deployment/atoll-scheduler
+8888` brings it here; the extender asks the API server whether the token's bearer may read its memory.
 """
 
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
 
+import aiohttp
 import msgspec
 
 from atoll.api import names
@@ -17,9 +22,11 @@ from atoll.cluster.audit_remedies import AuditRepair, remedy
 from atoll.cluster.consistency import NEVER, Finding
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import Holder, Reservation, lease_body, parse_lease
+from atoll.cluster.ledger_dump import LedgerDump, decode_memory
 from atoll.cluster.objects import Pod, decode_lease, decode_node, decode_pod
 from atoll.cluster.renumbering import stale_containers
 from atoll.cluster.repairs import LeaseState, lease_state, required_leases
+from atoll.cluster.request_history import RequestHistory, decode_past_asks
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.errors import AlreadyExists, KubeError, NotFound
@@ -118,3 +125,53 @@ _ACTS: Mapping[AuditRepair, Callable[[ApiClient, Finding], Awaitable[RepairOutco
     AuditRepair.DELETE: _delete,
     AuditRepair.EVICT: _evict,
 }
+
+
+MEMORY_PATH = "/debug/ledger"
+PATH_OF_PAST = "/debug/snapshot"
+SECONDS = 10.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderAddress:
+    """Where an extender listens, and how it is asked. `token` is not shown."""
+
+    url: str
+    token: str
+    authority: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"ExtenderAddress({self.url!r})"
+
+
+async def read_memory(address: ExtenderAddress) -> LedgerDump:
+    """Return the memory. Raises OSError when there is no answer, or one that says no."""
+    return await _read(address, MEMORY_PATH, decode_memory)
+
+
+async def read_past_asks(address: ExtenderAddress) -> RequestHistory:
+    """Return the asks of the past. Raises OSError when there is no answer, or one that says no."""
+    return await _read(address, PATH_OF_PAST, decode_past_asks)
+
+
+async def _read(address: ExtenderAddress, path: str, decode: Callable[[bytes], T]) -> T:
+    if not address.url.startswith(("http://", "https://")):
+        raise OSError(f"--extender {address.url}: write an address such as http://127.0.0.1:8888")
+    context = ssl.create_default_context(cafile=str(address.authority)) if address.authority is not None else True
+    headers = {"Authorization": f"Bearer {address.token}"}
+    url = address.url.rstrip("/") + path
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS)) as session,
+            session.get(url, headers=headers, ssl=context) as answer,
+        ):
+            body = await answer.read()
+            if answer.status != 200:
+                raise OSError(f"{url} answers {answer.status}: {body[:200].decode(errors='replace').strip()}")
+            return decode(body)
+    except aiohttp.ClientConnectorError as error:
+        raise OSError(f"no extender answers at {address.url} ({error.strerror}); is its port forwarded?") from error
+    except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+        raise OSError(f"{url} cannot be read: {error}") from error

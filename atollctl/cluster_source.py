@@ -1,7 +1,6 @@
-"""Where a question about the cluster takes its snapshot from: a live API server, or a saved file.
+"""Reads a ClusterSnapshot from a live API server or a saved file.
 
-In: a kubeconfig or a path. Out: a ClusterSnapshot. Reads only; the lists are taken together, so that they disagree by
-a moment at most.
+Read-only. The lists are taken together, so that they disagree by a moment at most.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.credentials import default_namespace
 from atoll.kube.errors import KubeError
-from atollctl.audit_memory import ExtenderAddress, read_past_asks
+from atollctl.audit_repair import ExtenderAddress, read_past_asks
 from atollctl.sentences import sentence
 
 STATUS_WAITS = 1

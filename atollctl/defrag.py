@@ -1,7 +1,7 @@
 """`atoll defrag --count N`: which pods would have to move so that a set of that size fits, and where they would go.
 
-In: what is asked, and a cluster or a saved snapshot. Out: ranked plans as text or JSON; status 0 where the set fits or
-some plan makes room, 1 where none does, 2 where the question cannot be answered. Nothing is moved. Reads only.
+Prints ranked plans as text or JSON. Status 0: the set fits or a plan makes room; 1: no plan does; 2: no answer.
+Read-only: nothing is moved.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any

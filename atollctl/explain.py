@@ -1,8 +1,7 @@
 """`atoll explain`: why a pod waits, down to GPUs and islands, and what would help.
 
-In: pod/NAME, gang/NAME or claim/NAME, and a cluster or a saved snapshot. Out: text or JSON; status 0 where all of it
-runs or fits, 1 where something waits, 2 where the question cannot be answered. The answers are made by `atoll.explain`.
-Read-only.
+Takes pod/NAME, gang/NAME or claim/NAME. Status 0: all of it runs or fits; 1: something waits; 2: no answer.
+`atoll.explain` makes the answers. Read-only.
 """
 
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -71,10 +70,10 @@ def _explain(found: "ClusterSnapshot", subject: str, namespace: str, output: Out
 
 
 def _explain_gang(scene: "IndexedSnapshot", subject: str, namespace: str, output: Output) -> NoReturn:
+    from atoll.explain.gang_decision import index_gangs
     from atoll.explain.gang_explanation import CONTENT, explain_gang
-    from atoll.explain.gang_index import index_gangs
     from atoll.explain.gang_wording import gang_json
-    from atollctl.explain_gang_text import gang_lines
+    from atollctl.explain_text import gang_lines
 
     name = subject.partition("/")[2]
     gang = scene.snapshot.gang(namespace, name)

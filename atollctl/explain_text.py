@@ -1,9 +1,10 @@
-"""An explanation as lines for a terminal, with the islands of the nodes as a picture.
+"""An explanation of a pod or a gang as lines for a terminal, with the islands of the nodes as a picture.
 
-In: an Explanation. Out: lines of plain text; nothing is coloured, so that a pipe and a screen reader get the same.
+Plain text without colour, so that a pipe and a screen reader get the same.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from math import isfinite
 from textwrap import wrap
 from typing import Final
@@ -11,6 +12,8 @@ from typing import Final
 from atoll.cluster.objects import Pod
 from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.explanation import Explanation, NodeGroup
+from atoll.explain.gang_explanation import GangExplanation, GangState
+from atoll.explain.gang_wording import GANG_HELPLESS, domain_text, gang_sentence
 from atoll.explain.nodes import IslandState, NodeAnswer
 from atoll.explain.wording import HELPLESS, group_text, holders_text, sentence
 
@@ -32,7 +35,8 @@ def lines(told: Explanation, scene: IndexedSnapshot, pod: Pod, *, show_all: bool
     if any(one.islands for group in told.groups for one in group.nodes):
         yield ""
         yield f"  {LEGEND}"
-    yield from _help(told, scene, pod)
+    texts = [sentence(proposal, scene, pod) for proposal in told.help.proposals]
+    yield from _help(texts, [HELPLESS[kind] for kind in told.help.helpless], told.help.cut)
 
 
 def _group(group: NodeGroup, scene: IndexedSnapshot, *, show_all: bool) -> Iterator[str]:
@@ -65,19 +69,17 @@ def _marks(part: IslandState) -> list[str]:
     return [f"{device_id}{mark}" for device_id, mark in marked]
 
 
-def _help(told: Explanation, scene: IndexedSnapshot, pod: Pod) -> Iterator[str]:
-    if told.help.proposals:
+def _help(texts: Sequence[str], useless: Sequence[str], cut: Sequence[str]) -> Iterator[str]:
+    """What would help, what would not, and which searches hit their limit."""
+    if texts:
         yield ""
         yield "What would help, the cheapest first; each was decided again:"
-        for number, proposal in enumerate(told.help.proposals, 1):
-            text = sentence(proposal, scene, pod)
+        for number, text in enumerate(texts, 1):
             yield from wrap(text, WIDTH, initial_indent=f"  {number}. ", subsequent_indent="     ")
-    if told.help.helpless:
+    if useless:
         yield ""
-        yield from wrap(
-            "What would not: " + "; ".join(HELPLESS[kind] for kind in told.help.helpless), WIDTH, subsequent_indent="  "
-        )
-    for kind in told.help.cut:
+        yield from wrap("What would not: " + "; ".join(useless), WIDTH, subsequent_indent="  ")
+    for kind in cut:
         yield f"The search for {kind} was cut: there may be more."
 
 
@@ -89,3 +91,53 @@ def waits_text(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     told = f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
     return f", created {told} ago"
+
+
+DOMAINS_SHOWN: Final = 4
+"""Domains of one level, unless all are wanted."""
+MEMBERS_SHOWN: Final = 8
+
+
+def gang_lines(told: GangExplanation, scene: IndexedSnapshot, *, show_all: bool = False) -> Iterator[str]:
+    """Yield the answer: headline, members, domains, what would help."""
+    reason = f" ({told.reason})" if told.reason else ""
+    yield f"gang {told.gang}: {told.state}{reason}{waits_text(told.waits_seconds)}"
+    yield from wrap(told.headline, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    stages = "; ".join(f"{count} {stage}" for stage, count in told.stages)
+    yield f"  {_present_text(told)}" + (f": {stages}" if stages else "")
+    yield from _domains(told, show_all=show_all)
+    yield from _seats(told, show_all=show_all)
+    texts = [gang_sentence(proposal, scene) for proposal in told.help.proposals]
+    yield from _help(texts, [GANG_HELPLESS[kind] for kind in told.help.helpless], told.help.cut)
+
+
+def _present_text(told: GangExplanation) -> str:
+    """Return how many can start; of a gang that has started that says nothing."""
+    if told.state in (GangState.RUNS, GangState.LACKS):
+        return "members"
+    count, _, short = told.present.partition("; ")
+    return f"{count} can start" + (f", {short} needed" if short else "")
+
+
+def _domains(told: GangExplanation, *, show_all: bool) -> Iterator[str]:
+    """Each pod set by itself, level by level."""
+    for pod_set, fits in groupby(told.domains, key=lambda fit: fit.pod_set):
+        yield ""
+        yield f"pod set {pod_set}, by itself:"
+        for _, group in groupby(fits, key=lambda fit: fit.level):
+            rows = list(group)
+            for fit in rows if show_all else rows[:DOMAINS_SHOWN]:
+                yield from wrap(domain_text(fit), WIDTH, initial_indent="  ", subsequent_indent="    ")
+            if not show_all and len(rows) > DOMAINS_SHOWN:
+                yield f"  and {len(rows) - DOMAINS_SHOWN} more: -o wide shows them"
+
+
+def _seats(told: GangExplanation, *, show_all: bool) -> Iterator[str]:
+    if not told.assignments:
+        return
+    yield ""
+    shown = told.assignments if show_all else told.assignments[:MEMBERS_SHOWN]
+    for name, node, ids in shown:
+        yield f"  {name}: {node} GPUs {','.join(map(str, ids))}"
+    if len(shown) < len(told.assignments):
+        yield f"  and {len(told.assignments) - len(shown)} more: -o wide shows them"

@@ -1,6 +1,6 @@
 """`atoll gangs`: every gang with its members, what it waits for, and where it lies.
 
-In: a cluster or a saved snapshot. Out: a table or JSON; status 0. Reads only; states are those of `atoll explain`.
+Prints a table or JSON. Read-only; the states are those of `atoll explain`.
 """
 
 from math import inf, isfinite
@@ -49,9 +49,8 @@ def gang_rows(found: Any, namespace: str) -> list[dict[str, Any]]:  # noqa: ANN4
     from atoll.api.gangs import GpuGangStatus
     from atoll.cluster.gangs.membership import key_of
     from atoll.explain.decision import index_snapshot
-    from atoll.explain.gang_decision import decide_gang
+    from atoll.explain.gang_decision import decide_gang, index_gangs
     from atoll.explain.gang_explanation import state_of
-    from atoll.explain.gang_index import index_gangs
 
     gangs = index_gangs(index_snapshot(found))
     rows = []

@@ -1,8 +1,8 @@
-"""`atoll gpu`: keep single GPUs from new pods, give them back, declare them well again.
+"""`atoll gpu`: cordon single GPUs, uncordon them, declare them healthy.
 
-In: NODE/ID as `atoll topo` shows them. Out: one patch of the node's GpuNodeStatus, whose spec belongs to
-administrators. The entry names the card by uuid, so it stays with it when numbers change. The patch is fenced by the
-object's version: two administrators do not undo each other's entries.
+Each command patches the spec of the node's GpuNodeStatus once; that spec belongs to administrators. The entry names the
+card by uuid, so it stays with it when numbers change. The patch is fenced by the object's version: two administrators
+do not undo each other's entries.
 """
 
 import asyncio

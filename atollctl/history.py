@@ -1,7 +1,6 @@
-"""`atoll history NODE/ID`: the story of one GPU, its holders and its health, as far as objects still tell.
+"""`atoll history NODE/ID`: holders and health of one GPU over time, as far as objects still show them.
 
-In: NODE/ID, and a cluster or a saved snapshot (which holds no events). Out: lines, the oldest first, or JSON; status 2
-where there is no such GPU. Reads only.
+Prints lines, the oldest first, or JSON; status 2 when there is no such GPU. A saved snapshot has no events. Read-only.
 """
 
 import asyncio

@@ -16,8 +16,8 @@ from atoll.cluster.objects import Metadata, Pod, PriorityClass
 from atoll.explain.codec import with_objects
 from atoll.explain.decision import IndexedSnapshot, index_snapshot
 from atoll.explain.explanation import PodState
+from atoll.explain.gang_decision import index_gangs
 from atoll.explain.gang_explanation import GangExplanation, explain_gang
-from atoll.explain.gang_index import index_gangs
 from atoll.explain.simulation import Simulation, simulate
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.model import Job
@@ -26,8 +26,7 @@ from atoll.jobs.rendering import Rendered
 from atoll.jobs.selection import KnownNode
 from atoll.jobs.words import PRIORITY_VALUES, DeploymentType
 from atoll.ml.capabilities import capability_of
-from atollctl.explain_gang_text import gang_lines
-from atollctl.explain_text import lines
+from atollctl.explain_text import gang_lines, lines
 from atollctl.manifests import BUILT_IN, shaped, sort_documents
 from atollctl.output import counted
 from atollctl.simulate import as_json, new_claims, text_lines

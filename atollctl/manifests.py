@@ -1,7 +1,7 @@
-"""Manifests as the pods that they would become: read, multiplied by their owner, shaped by the webhook.
+"""Turns manifests (YAML or JSON) into the pods that the API server would store, and claims.
 
-In: files of YAML or JSON. Out: pods as the API server would store them, and claims. The shaping is the webhook's own
-`mutate`, so a pod that it would deny is denied here with the same words. Nothing is sent anywhere.
+Owners are multiplied into pods. The webhook's own `mutate` shapes each pod, so a pod that it would deny is denied here
+with the same words. Nothing is sent.
 """
 
 import copy

@@ -1,13 +1,10 @@
-"""How answers are shown: the option that all commands share, tables and colours.
-
-In: rows. Out: text on standard output. Colour is used on terminals only, and never where NO_COLOR is set.
-"""
+"""Prints answers: the `--output` option that commands share, lines, tables and JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +17,10 @@ class Output(StrEnum):
     JSON = "json"
 
 
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to show it.")]
+OUTPUT = typer.Option("-o", "--output", help="How to show it.")
+OutputOption = Annotated[Output, OUTPUT]
+TableOption = Annotated[Literal["table", "json"], OUTPUT]
+DrawingOption = Annotated[Literal["table", "svg", "json"], OUTPUT]
 
 
 def plain(text: str) -> str:

@@ -1,8 +1,6 @@
-"""Writes the pages of the documentation that the code tells by itself: settings and commands, and fields of resources.
+"""Generates docs/settings.md, docs/fields.md and README's picture from the code; --check fails when one is stale.
 
-In: the settings of every part, the command line, the schemas of the CRDs. Out: docs/settings.md, docs/fields.md and
-docs/job-fields.md, or with --check the news that they are stale. It stands here because only this package may know
-every part.
+It is in this package because only this package may import every part.
 """
 
 import argparse
@@ -19,6 +17,7 @@ from agent.settings import AgentSettings
 from atoll.api.crds import rendered_files
 from atoll.api.markdown import table
 from atollctl import job_reference
+from atollctl.pair_picture import pair_picture
 from controllers.settings import ControllersSettings
 from extender.settings import ExtenderSettings
 from webhook.settings import WebhookSettings
@@ -46,12 +45,13 @@ given; `[]` is a list.
 
 
 def pages() -> dict[str, str]:
-    """Return the generated pages by file name."""
+    """Return the generated pages and README's picture by path in docs/."""
     jobs = "".join(job_reference.page()).replace("\n\n", f"\n\n{NOTE}\n", 1)
     return {
         "settings.md": "".join(_settings_page()),
         "fields.md": "".join(_fields_page()),
         "job-fields.md": jobs,
+        "pictures/pair.svg": pair_picture(),
     }
 
 
@@ -167,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"stale: {path}; run python -m atollctl.reference\n")
             status = 1
         elif not options.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     return status
 

@@ -1,7 +1,4 @@
-"""What went wrong between the command line and the cluster or a file, as a sentence with the next step.
-
-In: an error. Out: text for the end of "cannot ...: ". Separate, so that every command says the same of the same fault.
-"""
+"""Turns an error of the API server or a file into one sentence with the next step, for the end of "cannot ...: "."""
 
 import re
 from typing import Final

@@ -1,7 +1,6 @@
 """`atoll simulate`: would these pods fit, where, with which GPUs, and what would be left.
 
-In: manifests, and a cluster or a saved snapshot, with nodes added or removed and pods gone where that is asked. Out:
-text or JSON; status 0 where every pod fits, 1 where one does not, 2 where the question cannot be answered. Reads only.
+Nodes can be added or removed and pods left out. Status 0: every pod fits; 1: one does not; 2: no answer. Read-only.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""`atoll snapshot`: save what Atoll's decisions depend on, for a bug report or for questions offline.
+"""`atoll snapshot`: save what Atoll's decisions depend on in one JSON file, for a bug report or to work offline.
 
-In: a kubeconfig. Out: one JSON file; `atoll explain` and `atoll simulate` answer from it as from the cluster. It holds
-no environment, no image, no command; with `--replace-names` no name of anything either. Read-only.
+`atoll explain` and `atoll simulate` answer from the file as from the cluster. It has no environment, image or command;
+with `--replace-names` no names either. Read-only.
 """
 
 from pathlib import Path

@@ -1,8 +1,7 @@
 """`atoll top`: the cluster as islands of GPUs, who holds what, how they are, and which pods wait for what.
 
-In: a cluster or a saved snapshot. Out: a live view on a terminal, one picture with `--once` or into a pipe, or JSON.
-Reads only, by listing. So that watching costs others little, a view of a large cluster is renewed less often: never
-more than one part in LOAD_PARTS of a core goes into it.
+Shows a live view on a terminal, one picture with `--once` or into a pipe, or JSON. Read-only, by LIST. The view uses at
+most one part in LOAD_PARTS of a core, so a large cluster is refreshed less often.
 """
 
 import asyncio

@@ -1,32 +1,24 @@
 """`atoll topo`: draw a machine's islands and links.
 
-In: a node's name and a kubeconfig, a saved matrix, or the name of a known machine. Out: text, SVG or JSON on standard
-output; status 2 and one sentence when there is nothing to draw. Reads only.
+The machine is a node, a saved matrix or a known machine. Prints text, SVG or JSON; status 2 and one sentence when there
+is nothing to draw. Read-only.
 """
 
 import asyncio
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import DrawingOption
 
 STATUS_BAD_INPUT = 2
 
 FromFile = Annotated[Path | None, typer.Option("--from", help="Saved `nvidia-smi topo -m`; - reads standard input.")]
 ProfileName = Annotated[str | None, typer.Option("--profile", help="A known machine, such as dgx-h100.")]
 Model = Annotated[str, typer.Option("--model", help="GPU model of the saved matrix, such as nvidia-h100-nvl.")]
-
-
-class Output(StrEnum):
-    """How the machine is shown."""
-
-    TABLE = "table"
-    SVG = "svg"
-    JSON = "json"
 
 
 def show_topology(
@@ -36,13 +28,11 @@ def show_topology(
     model: Model = "",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to show it.")] = Output.TABLE,
+    output: DrawingOption = "table",
 ) -> None:
     """Draw a machine's islands and links."""
-    from atollctl.drawing import machine_json, machine_lines, print_lines
-    from atollctl.drawing_svg import machine_svg
-    from atollctl.topo_reading import read_node, read_offline, refuse_options_of_files
-    from atollctl.topo_source import InputError
+    from atollctl.drawing import machine_json, machine_lines, machine_svg, print_lines
+    from atollctl.topo_source import InputError, read_node, read_offline, refuse_options_of_files
 
     try:
         if node is None:
@@ -53,7 +43,7 @@ def show_topology(
     except InputError as error:
         typer.echo(f"cannot draw: {error}", err=True)
         raise typer.Exit(STATUS_BAD_INPUT) from error
-    if output is Output.TABLE:
+    if output == "table":
         print_lines(machine_lines(source))
     else:
-        typer.echo(machine_svg(source) if output is Output.SVG else json.dumps(machine_json(source), indent=2))
+        typer.echo(machine_svg(source) if output == "svg" else json.dumps(machine_json(source), indent=2))

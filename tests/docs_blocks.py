@@ -16,6 +16,7 @@ REASONS = {
     "ends the cluster that the other blocks run on",
     "installs, upgrades or takes away what the other blocks run on, as tests of the chart do",
     "runs the tests",
+    "sets up what runs the other blocks",
     "forwards until it is ended",
     "goes into an image of a training",
     "needs a container engine and a registry",

@@ -1,4 +1,4 @@
-"""docs/testing.md keeps its word: every test that it names exists, and what it says of the code is so."""
+"""docs/testing.md agrees with the code: every test that it names exists, and every situation names one."""
 
 import re
 from pathlib import Path
@@ -13,9 +13,10 @@ REPOSITORY = Path(__file__).parent.parent
 PAGE = (REPOSITORY / "docs/testing.md").read_text(encoding="utf-8")
 NAMED = sorted(
     (path, name)
-    for path, names in re.findall(r"`(tests/[\w/]+\.py)`: ((?:`test_\w+`(?:, )?)+)", PAGE)
+    for path, names in re.findall(r"`(tests/[\w/]+\.py)`:\s+((?:`test_\w+`(?:,\s+)?)+)", PAGE)
     for name in re.findall(r"`(test_\w+)`", names)
 )
+SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")[1:]}
 PRODUCT = ("atoll", "extender", "webhook", "agent", "controllers", "atollctl")
 
 
@@ -25,13 +26,17 @@ def test_every_test_that_the_page_names_exists(path: str, name: str) -> None:
     assert re.search(rf"^(async )?def {name}\(", (REPOSITORY / path).read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("theme", "ABCDEFGKLM")
-def test_every_theme_has_its_rows(theme: str) -> None:
-    """Each heading has cases, and each case a row that says how it is held or why it cannot arise."""
-    section = PAGE.partition(f"\n## {theme}. ")[2].partition("\n## ")[0]
-    cases = re.findall(rf"^\| ({theme}\d+): .+ \| .+ \|$", section, re.MULTILINE)
-    assert cases
-    assert len(set(cases)) == len(cases)
+@pytest.mark.parametrize("title", SECTIONS)
+def test_every_situation_says_how_it_is_held(title: str) -> None:
+    """Below each situation stands a test, or why it cannot arise; none stands twice in a section."""
+    situations = re.findall(r"^- \*\*((?:.|\n  )+?)\*\*\n((?:  .+\n?)+)", SECTIONS[title], re.MULTILINE)
+    assert situations
+    assert len(re.findall(r"^- ", SECTIONS[title], re.MULTILINE)) == len({name for name, _ in situations})
+
+
+def test_every_test_on_the_page_is_read() -> None:
+    """No name of a test escapes the check above by where it stands."""
+    assert {name for _, name in NAMED} == set(re.findall(r"`(test_\w+)`", PAGE))
 
 
 def test_nothing_of_atolls_can_keep_an_object_from_being_deleted() -> None:

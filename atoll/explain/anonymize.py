@@ -1,6 +1,6 @@
-"""A snapshot in which every name is a number, for those who may not show theirs.
+"""Replaces every name in a snapshot by a number, for users who may not share names.
 
-In: a snapshot. Out: one of the same decisions: equal names stay equal, their order stays, sizes and counts stay. What
+Decisions stay the same: equal names stay equal, and order, sizes and counts stay. What
 Kubernetes and Atoll themselves name stays readable: the prefixes in KEPT_GROUPS, effects, operators, models of GPUs.
 Free text for people is left out.
 

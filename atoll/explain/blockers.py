@@ -1,8 +1,8 @@
-"""Who stands in the way on one node, and the smallest sets of them whose end makes room.
+"""Finds the pods that block a node, and the smallest sets of them whose end makes room.
 
-In: a scene, a pod, its request. Out: per node the holders of its GPUs with the masks that only they hold, and searches
-over sets of them. Fast, because it works on bit masks with the tables that bind chooses by; what it finds is decided
-again on the changed cluster by `atoll.explain.proposals`. Bounded: a search that was cut says so.
+Per node: the holders of its GPUs, with the masks that only they hold, and searches over sets of them. Fast, because it
+works on bit masks with the tables that bind chooses by; what it finds is decided again on the changed cluster by
+`atoll.explain.proposals`. Bounded: a search that was cut says so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

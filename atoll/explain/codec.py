@@ -1,8 +1,7 @@
 """A snapshot as one JSON document, and back.
 
-In: a ClusterSnapshot, or bytes that somebody sends. Out: the other. Only the fields that decisions read are in it, in
-the shape of the API server's own objects: no environment, no image, no command, no foreign annotation. The document
-names its format, so that a later version can tell.
+It has only the fields that decisions read, in the shape of the API server's objects: no environment, no image, no
+command, no foreign annotation. The document names its format, so that a later version can tell.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,8 +1,8 @@
-"""The decision about one pod, recomputed: what kube-scheduler's own filters leave, then what the extender answers.
+"""Recomputes the decision about one pod: kube-scheduler's filters first, then the extender's answer.
 
-In: a snapshot and a pod, perhaps one that nobody has created yet. Out: a Decision: nodes that fit and the best of them,
-and why each other node does not. The extender's part is `atoll.cluster.verdicts.judge_nodes` itself; kube-scheduler's
-part is `atoll.cluster.host_fit`, which follows its filters, and counted resources. Pure.
+The pod need not exist yet. A Decision has the nodes that fit, the best of them, and why each other node does not fit.
+The extender's part is `atoll.cluster.verdicts.judge_nodes` itself; kube-scheduler's part is `atoll.cluster.host_fit`,
+which follows its filters, and counted resources. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Which pods would have to move so that a set of a named size fits, and where they would go.
 
-In: a scene and what is asked: a count, a policy, a priority. Out: MovePlans, the cheapest first. Read-only and pure: a
-move is an eviction whose owner makes the pod anew, and nobody does it here.
+Returns MovePlans, the cheapest first. Pure: a move is an eviction after which the owner creates the pod again; nothing
+is evicted here.
 
 Each plan is decided again on the changed state: the pods of the plan are taken away, the asked set is placed on their
 node, then the pods are placed one after the other, anywhere, by the scheduler's own decision. A plan in which one of

@@ -1,7 +1,7 @@
 """Why a pod waits: the decision, grouped by what would have to change, with what would help.
 
-In: a scene and a pod. Out: a frozen Explanation: one headline, the nodes by the same reason, proposals. Pure. The
-headline is one bounded line, fit for an event; numbers of single nodes stand in the answers of the nodes.
+An Explanation has one headline, the nodes grouped by reason, and proposals. The headline is one bounded line, short
+enough for an event; figures of single nodes are in the nodes' answers. Pure.
 """
 
 from collections import Counter

@@ -1,7 +1,6 @@
 """Why a gang waits: its decision, the domains level by level, its members, and what would help.
 
-In: a scene made ready for gangs, and a GpuGang. Out: a frozen GangExplanation. The headline is the message that the
-controllers write into the gang's condition Admitted. Pure.
+The headline is the message that the controllers write into the gang's condition Admitted. Pure.
 """
 
 from collections import Counter
@@ -13,8 +12,7 @@ from atoll.api.gangs import GpuGang
 from atoll.cluster.gangs.lifecycle import GangAction
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.readiness import quorum
-from atoll.explain.gang_decision import GangDecision, decide_gang
-from atoll.explain.gang_index import IndexedGangs
+from atoll.explain.gang_decision import GangDecision, IndexedGangs, decide_gang
 from atoll.explain.gang_proposals import GangProposal, find_gang_suggestions
 from atoll.explain.proposals import Suggestions
 from topology.gangs.domains import DomainFit, domain_fits

@@ -1,7 +1,7 @@
 """What would help a gang that waits for room: changes, each of them decided again before it is proposed.
 
-In: a gang's decision. Out: GangProposals, cheapest first, and the kinds of change of which none helps; kinds, their
-order and their meaning are those of `atoll.explain.proposals`. Pure and deterministic.
+Returns GangProposals, the cheapest first, and the kinds of change that do not help. The kinds and their order are those
+of `atoll.explain.proposals`. Pure and deterministic.
 
 A gang takes many nodes, so a change does too: all that a kind offers is tried first. If that does not help, nothing of
 the kind does; if it does, what can be spared is left out again, by the search with which the controllers choose whom to
@@ -24,11 +24,9 @@ from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import node_devices
 from atoll.cluster.requests import Request
 from atoll.cluster.transitions import Availability
-from atoll.explain.changes import Addition
+from atoll.explain.changes import Addition, GangChange, changed_gang, relaxations_of_gang
 from atoll.explain.decision import index_snapshot
-from atoll.explain.gang_changes import GangChange, changed_gang, relaxations_of_gang
-from atoll.explain.gang_decision import FindPlacesInput, GangDecision, decide_gang
-from atoll.explain.gang_index import IndexedGangs, index_gangs
+from atoll.explain.gang_decision import FindPlacesInput, GangDecision, IndexedGangs, decide_gang, index_gangs
 from atoll.explain.proposals import SHOWN_MAX, ProposalKind, Suggestions, search_all
 from atoll.explain.shapes import additions_for
 from atoll.explain.snapshot import ClusterSnapshot

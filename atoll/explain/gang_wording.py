@@ -1,7 +1,4 @@
-"""Explanations of gangs and what would help them, in words and as plain values.
-
-In: frozen values of this package. Out: sentences, and JSON. Pure.
-"""
+"""Explanations and proposals for gangs as sentences and as JSON. Pure."""
 
 from math import isfinite
 from typing import Any

@@ -1,8 +1,7 @@
-"""The story of one GPU: who held it, how it was, who said what about it, as far as objects still tell.
+"""Timeline of one GPU: holders, health and events, the oldest entry first.
 
-In: a snapshot, the events that the API server still has, a node and a device id. Out: Entries, the oldest first. Pure.
-Nothing is remembered for this: incidents and cordons stand in the node's report, holders in Leases and pods, and events
-are gone after an hour unless the API server keeps them longer. What is gone cannot be told, and the story says so.
+Nothing is stored for it: incidents and cordons are in the node's report, holders in Leases and pods, and the API server
+deletes events after an hour by default. The timeline says what it cannot show. Pure.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,4 @@
-"""What the GPUs of one node depend on, cut out of a snapshot, so that a change there is decided again on it alone.
-
-In: a scene, once; then a node and a pod. Out: a small snapshot. Separate, because it indexes the lists that all
-else walk from end to end. Pure.
-"""
+"""Cuts out of a snapshot what the GPUs of one node depend on, to decide a change there on that part alone. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

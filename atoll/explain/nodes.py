@@ -1,7 +1,7 @@
-"""What one node has to say to a pod, down to its GPUs and islands.
+"""What one node answers to a pod, down to GPUs and islands.
 
-In: a scene, a pod, its request. Out: a NodeAnswer per node: where it stands, the scheduler's reason, its islands with
-what is free, held and withheld. Pure; no node is judged here, the reasons are those of `atoll.explain.decision`.
+A NodeAnswer has the blocker, the scheduler's reason, and the islands with free, held and withheld GPUs. The reasons are
+those of `atoll.explain.decision`. Pure.
 """
 
 from collections.abc import Mapping, Sequence

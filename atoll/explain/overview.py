@@ -1,7 +1,7 @@
 """The cluster at a glance: nodes with their islands, who holds what, how the GPUs are, and which pods wait for what.
 
-In: a scene. Out: a frozen Overview, as `atoll top` shows it. Pure. Reasons of waiting pods are those of
-`atoll.explain.explanation`, without proposals; pods that ask the same are decided once, and so many questions at most.
+`atoll top` and the page show it. Waiting pods have the reasons of `atoll.explain.explanation`, without proposals; pods
+with equal requests are decided once, up to a limit. Pure.
 """
 
 from collections.abc import Iterable

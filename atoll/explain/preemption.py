@@ -1,8 +1,8 @@
-"""Whom a pod that fits nowhere would push out: kube-scheduler's preemption with the extender's, or that for islands.
+"""Victims of a pod that fits nowhere: by kube-scheduler's preemption with the extender's, or by that for islands.
 
-In: a scene, a pod, its decision. Out: Preemptions in the order in which they would be tried, each a node and victims.
-Pure. Where counts are short kube-scheduler looks for victims itself and the extender adds those whose GPUs the claim's
-links take (`atoll.cluster.node_victims`); where only the links do not suit, the controllers plan (`atoll.cluster.
+Returns Preemptions in the order in which they would be tried, each a node and its victims. Pure. Where counts are short
+kube-scheduler looks for victims itself and the extender adds those whose GPUs the claim's links take
+(`atoll.cluster.node_victims`); where only the links do not suit, the controllers plan (`atoll.cluster.
 island_preemption`), first with members that their gangs do not need, then with gangs that give way whole.
 
 kube-scheduler's own steps are followed here: on each node all pods of a lower priority are taken away, then spared
@@ -28,7 +28,7 @@ from atoll.cluster.occupants import occupancy, pods_by_node
 from atoll.cluster.pod_fit import PodNeighbours
 from atoll.cluster.requests import Rejection, Request
 from atoll.explain.decision import IndexedSnapshot, PodDecision
-from atoll.explain.gang_index import index_gangs
+from atoll.explain.gang_decision import index_gangs
 from atoll.explain.snapshot import NOW_SECONDS
 
 PRIORITY_SHIFT = 2**31
@@ -37,7 +37,7 @@ NOT_STARTED = "~"
 
 
 @dataclass(frozen=True, slots=True)
-class Preemption:
+class ForetoldPreemption:
     """Evict `victims` from `node`, the most important first; `violations`: how many of them break a promise."""
 
     node: str
@@ -45,7 +45,7 @@ class Preemption:
     violations: int = 0
 
 
-def preemptions_for(scene: IndexedSnapshot, pod: Pod, decision: PodDecision) -> Iterator[Preemption]:
+def preemptions_for(scene: IndexedSnapshot, pod: Pod, decision: PodDecision) -> Iterator[ForetoldPreemption]:
     """Yield whom the pod would push out, of which the first that makes room counts; nothing where it may not."""
     request = decision.request
     if isinstance(request, Rejection) or pod.spec.preemption_policy == "Never" or decision.fits:
@@ -58,13 +58,15 @@ def preemptions_for(scene: IndexedSnapshot, pod: Pod, decision: PodDecision) -> 
         yield from _by_links(scene, pod, request, budgets)
 
 
-def _by_links(scene: IndexedSnapshot, pod: Pod, request: Request, budgets: DisruptionBudgets) -> Iterator[Preemption]:
+def _by_links(
+    scene: IndexedSnapshot, pod: Pod, request: Request, budgets: DisruptionBudgets
+) -> Iterator[ForetoldPreemption]:
     admitted = tuple(index_gangs(scene).admitted().values()) if scene.snapshot.gangs else ()
     for whole_below in (None, pod.spec.priority) if admitted else (None,):
         gangs = gang_budgets(admitted, whole_below=whole_below)
         situation = PreemptionInput(scene.ledger, scene.nodes, replace(budgets, gangs=gangs), NOW_SECONDS)
         plans = plan_island(pod, request, situation)
-        yield from (Preemption(plan.node, _with_gangs(plan.victims, admitted)) for plan in plans)
+        yield from (ForetoldPreemption(plan.node, _with_gangs(plan.victims, admitted)) for plan in plans)
         if plans:
             return
 
@@ -78,10 +80,12 @@ def _with_gangs(victims: tuple[Pod, ...], admitted: Sequence[GangView]) -> tuple
     return tuple(found.values())
 
 
-def _by_count(scene: IndexedSnapshot, pod: Pod, request: Request, budgets: DisruptionBudgets) -> Preemption | None:
+def _by_count(
+    scene: IndexedSnapshot, pod: Pod, request: Request, budgets: DisruptionBudgets
+) -> ForetoldPreemption | None:
     """Nodes that kube-scheduler refuses for what others hold there; those that only the extender refuses are none."""
     holders = pods_by_node(scene.ledger)
-    found: list[Preemption] = []
+    found: list[ForetoldPreemption] = []
     now = _neighbours(scene, pod, scene.pods_by_node) if scene.minds_neighbours(pod) else None
     for name, node in sorted(scene.nodes.items()):
         room = _NodeSimulation(
@@ -99,11 +103,11 @@ def _by_count(scene: IndexedSnapshot, pod: Pod, request: Request, budgets: Disru
         uids = tuple(victim.metadata.uid for victim in victims)
         whole = all_victims(uids, broken, occupied, request, scene.ledger, budgets)
         if whole is not None:
-            found.append(Preemption(name, tuple(scene.by_uid[uid] for uid in whole.uids), whole.violations))
+            found.append(ForetoldPreemption(name, tuple(scene.by_uid[uid] for uid in whole.uids), whole.violations))
     return min(found, key=_order, default=None)
 
 
-def _order(one: Preemption) -> tuple[int, int, int, int, tuple[int, ...], str]:
+def _order(one: ForetoldPreemption) -> tuple[int, int, int, int, tuple[int, ...], str]:
     """Order over nodes as kube-scheduler's, smaller is better: last, the younger the oldest of the most important."""
     priorities = [victim.spec.priority for victim in one.victims]
     since = min(_started(v) for v in one.victims if v.spec.priority == max(priorities))

@@ -1,6 +1,6 @@
 """What would help a pod that waits: changes, each of them decided again before it is proposed.
 
-In: a case. Out: Proposals, cheapest first, and the kinds of change of which none helps. The cost is a fixed order over
+Returns Proposals, the cheapest first, and the kinds of change that do not help. The cost is a fixed order over
 kinds: what is under way anyway, what the user asks, what an administrator says with one word, what takes other pods
 their GPUs, what costs money. Pure and deterministic.
 

@@ -1,7 +1,7 @@
 """Nodes that could be added: copies of machines that the cluster has, and known machines.
 
-In: a snapshot, or a shape's name, and a pod whose selector the node should match. Out: an Addition, an empty and
-healthy machine with a fresh heartbeat. Pure; the same name gives the same node.
+An Addition is an empty, healthy machine with a fresh heartbeat that matches the pod's selector. The same name gives the
+same node. Pure.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,9 +1,8 @@
 """What would become of pods that nobody has created yet: where, with which devices, and what is left.
 
-In: a snapshot, changed where the question says so, and pods as the webhook leaves them. Out: one Outcome per pod and
-the Room before and after. Each pod is decided by `atoll.explain.decision`, each gang by `atoll.explain.gang_decision`,
-and counted as bound before the next, in the order in which they would be taken: priority, then the order given. Who
-finds no place and may preempt pushes others out, which are not placed again. Pure.
+Returns one Outcome per pod, and the capacity before and after. Each pod is decided by `atoll.explain.decision`, each
+gang by `atoll.explain.gang_decision`, and counted as bound before the next, in the order in which they would be taken:
+priority, then the order given. Who finds no place and may preempt pushes others out, which are not placed again. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,9 +23,7 @@ from atoll.explain.changes import Addition, with_node, without_pods
 from atoll.explain.codec import with_objects
 from atoll.explain.decision import IndexedSnapshot, PodDecision, decide, index_snapshot
 from atoll.explain.explanation import Explanation, explain
-from atoll.explain.gang_decision import decide_gang
-from atoll.explain.gang_index import index_gangs
-from atoll.explain.gang_preemption import gang_victims
+from atoll.explain.gang_decision import decide_gang, gang_victims, index_gangs
 from atoll.explain.preemption import preemptions_for
 from atoll.explain.snapshot import NOW_SECONDS, ClusterSnapshot
 from topology.islands import islands

@@ -1,7 +1,7 @@
 """The cluster at one moment, as frozen values: all that a decision about a pod depends on.
 
-In: lists of objects, taken together, and when. Out: a ClusterSnapshot, and the very Ledger that extender and
-controllers would hold after reading the same lists. Separate, so that a live cluster and a saved file are one thing.
+It also gives the Ledger that extender and controllers would have after reading the same lists. A live cluster and a
+saved file are read into the same value.
 
 `past_asks`: what an extender remembers, where it was asked. Not in it, because it lives in one process: sets that
 filter expects moments before their bind, and nodes on which a bind has just failed.

@@ -1,7 +1,4 @@
-"""Proposals and explanations in words, and as plain values for programs.
-
-In: frozen values of this package. Out: sentences that say what to do on which object, and JSON. Pure.
-"""
+"""Proposals and explanations as sentences that say what to do on which object, and as JSON. Pure."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite

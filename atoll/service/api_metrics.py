@@ -1,7 +1,6 @@
-"""What every part counts of its traffic with the API server: calls, throttling, and how old its copies are.
+"""Metrics of every part's traffic with the API server: calls, throttling, and the age of its caches.
 
-In: the process's Metrics, and what the client and the reflectors tell of themselves. Out: metrics of the same names in
-every part. Separate, so that no part counts differently; it knows the client by two small protocols alone.
+The names are the same in every part.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,7 @@
-"""Large answers without pauses of the garbage collector.
+"""Switches the garbage collector off while a large answer is built.
 
-Whoever builds thousands of objects for one answer gains nothing by looking for cycles among them meanwhile: for a
-command that is a third of the work, in a thread beside an event loop each pause stops the loop too, for a second on a
-large cluster. In: a block. Out: the block, with the collector off inside it.
+A search for cycles among thousands of new objects finds nothing. It is a third of the work of a command; in a thread
+beside an event loop each pause stops the loop too, for a second on a large cluster.
 """
 
 import gc

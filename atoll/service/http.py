@@ -1,7 +1,6 @@
 """HTTP server plumbing: an application with a bounded body, health endpoints, metrics, and a listener that cleans up.
 
-In: routes of a part, checks that tell whether it lives and is ready. Out: a running server. A check returns None when
-all is well and otherwise a short reason, which is shown to whoever asks.
+A check of health or readiness returns None when all is well, else a short reason, which the endpoint shows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Structured logs: one JSON object per line, or readable lines on a terminal.
 
-In: a level and the component's name. Out: every structlog and standard logger of the process writes the same form to
-standard error. Secrets are masked here, once, whoever logs them.
+Every structlog and standard logger of the process writes the same form to standard error. Secrets are masked here, for
+all of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One registry per process, and names that all begin with `atoll_<component>_`.
 
-In: names and help texts. Out: prometheus-client metrics, and the page that Prometheus reads. An own registry keeps
-tests apart and the page free of what libraries register. Gauges that are computed from a part's memory are computed by
-`refresh`, on the event loop that owns it; the page is then written in a thread.
+A registry of our own keeps tests apart and the page free of what libraries register. Gauges that are computed from a
+part's memory are computed by `refresh`, on the event loop that owns it; the page is then written in a thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Start and end of a process.
 
-In: a part's `main` coroutine function. Out: an exit status. The process stops on SIGTERM and SIGINT by cancelling
+The process stops on SIGTERM and SIGINT by cancelling
 `main`, which has a bounded time to give back what it holds; it also ends when any critical task ends, because a part
 that runs on without its watch or its server is worse than one that is started again.
 """

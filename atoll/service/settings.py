@@ -1,6 +1,6 @@
 """Settings of one process from four sources: flag, environment, file, default; the earlier wins.
 
-In: a pydantic model, the command line, a prefix such as `ATOLL_AGENT`. Out: one frozen value of the model. A field
+The result is one frozen value of a pydantic model. With the prefix `ATOLL_AGENT` a field
 `api.burst` of a nested model is `--api-burst`, `ATOLL_AGENT_API_BURST` and `api: {burst: ...}` in the `--config` file.
 Unknown keys are refused in every source, because a misspelled setting is a setting that silently does not hold.
 """

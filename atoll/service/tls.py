@@ -1,6 +1,6 @@
 """Server-side TLS whose certificate, key and client CA are renewed while the server runs.
 
-In: file names. Out: one SSLContext to listen with. Files are looked at when a client connects, at most once a second:
+Files are looked at when a client connects, at most once a second:
 a rotated certificate or a withdrawn client CA counts from the next handshake on, without a timer. Connections that are
 open stay as they are. A half-written or broken set of files is reported and the last good one stays in use.
 """

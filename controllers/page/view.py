@@ -16,8 +16,8 @@ from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.objects import Pod
 from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.explanation import explain
+from atoll.explain.gang_decision import index_gangs
 from atoll.explain.gang_explanation import explain_gang
-from atoll.explain.gang_index import index_gangs
 from atoll.explain.gang_wording import domain_text, gang_json
 from atoll.explain.overview import Gpu, IslandLine, NodeLine, Overview, WaitingLine
 from atoll.explain.wording import explanation_json, group_text

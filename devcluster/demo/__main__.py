@@ -38,6 +38,7 @@ AGENT_OPTIONS = ("--poll-seconds", "5", "--simulated-order", "reversed")
 """Drivers number GPUs anew at every boot; on machines where index and id agree, taking one for the other would pass."""
 ATOLL = Path(sys.executable).with_name("atoll")
 INTERRUPTED = 130
+PLAY_MINUTES = 2
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,6 +56,7 @@ def perform(name: str, *, keep: bool = False, scenes: Sequence[Scene] = SCENES) 
     stage = Terminal()
     try:
         check_machine(real_nodes=True)
+        stage.say(f"The demo takes about {PLAY_MINUTES} minutes. Programs that are missing are built first, once.")
         stage.scene("A real Kubernetes on this machine")
         with stage.step(f"programs of Kubernetes {DEFAULT_KUBERNETES}") as report:
             kubectl = ensure_binaries(report=report)["kubectl"]

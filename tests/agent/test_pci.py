@@ -150,7 +150,7 @@ def chosen(geometry: Machine, *, free: int) -> tuple[int, ...]:
 
 
 def test_a_gpu_that_the_driver_does_not_count_is_missed(bench: Bench) -> None:
-    """F4: the kernel lists eight, the driver counts seven, without any error and from the first look on: seven are in
+    """The kernel lists eight, the driver counts seven, without any error and from the first look on: seven are in
     use, and the condition names the slot."""
     bench.machine.facts["count"] = "7"
     report = bench.look()

@@ -170,7 +170,7 @@ def test_an_empty_answer_is_known_to_be_empty() -> None:
 
 
 def test_what_a_plugin_gave_counts_as_used() -> None:
-    """D8: a pod that got a GPU from a device plugin uses it, though no process shows; a NIC is none of ours."""
+    """A pod that got a GPU from a device plugin uses it, though no process shows; a NIC is none of ours."""
     running = make_pod("p", gpus=0)
     handed = {
         (running.metadata.namespace, running.metadata.name): frozenset({"GPU-a", "nic-7"}),

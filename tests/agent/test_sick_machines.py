@@ -63,7 +63,7 @@ def usable(report: GpuNodeStatusReport) -> list[int]:
     "story", [sick.lost, sick.lost_at_the_uuid, sick.lost_at_the_links, sick.silent, sick.crashing, sick.reset_required]
 )
 def test_one_sick_gpu_never_hides_the_others(bench: MakeBench, story: sick.Story) -> None:
-    """F1: lost at the handle, at the uuid, at the links; silent; taking the library down; refused until reset: the
+    """Lost at the handle, at the uuid, at the links; silent; taking the library down; refused until reset: the
     others are read in full, keep their links and are given out; the sick one keeps its id and uuid and is not."""
     stage = bench()
     before = stage.report
@@ -92,7 +92,7 @@ def test_a_gpu_that_is_lost_from_the_start_is_not_guessed(bench: MakeBench, mock
 
 
 def test_a_quarantine_survives_the_agent_and_ends_with_a_reboot(bench: MakeBench) -> None:
-    """F5: XID 79, then the card answers again and the agent is restarted: it stays quarantined, and a reboot of the
+    """XID 79, then the card answers again and the agent is restarted: it stays quarantined, and a reboot of the
     machine ends it."""
     stage = bench()
     fall_ill(stage, sick.lost)
@@ -126,7 +126,7 @@ def test_a_reset_ends_what_only_a_reset_ends(bench: MakeBench) -> None:
 
 @pytest.mark.parametrize("xid", [13, 31, 43])
 def test_errors_of_programs_are_told_and_harmless(bench: MakeBench, xid: int) -> None:
-    """F5: the number is on record, and the card stays in work."""
+    """The number is on record, and the card stays in work."""
     stage = bench()
     stage.machine.event(sick.ILL, xid)
 
@@ -258,7 +258,7 @@ def test_a_missing_driver_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, mo
 
 
 def test_dead_links_weaken_their_card_alone(bench: MakeBench) -> None:
-    """E2: six links of one card into the switch are down: its pairs count twelve, those of the others eighteen."""
+    """Six links of one card into the switch are down: its pairs count twelve, those of the others eighteen."""
     report = fall_ill(bench(), sick.dead_links)
 
     assert report.links.nvlink[sick.ILL] == ("NV12", "NV12", "NV12", "X", "NV12", "NV12", "NV12", "NV12")
@@ -268,7 +268,7 @@ def test_dead_links_weaken_their_card_alone(bench: MakeBench) -> None:
 
 
 def test_asymmetric_links_count_by_the_weaker_side(bench: MakeBench) -> None:
-    """E4: a card that reports no links though its peers do is joined to nobody, and a condition says so."""
+    """A card that reports no links though its peers do is joined to nobody, and a condition says so."""
     report = fall_ill(bench("dgx1-v100"), sick.asymmetric)
 
     assert not any(cell.startswith("NV") for cell in report.links.nvlink[sick.ILL])
@@ -279,7 +279,7 @@ def test_asymmetric_links_count_by_the_weaker_side(bench: MakeBench) -> None:
 
 
 def test_two_cards_that_cannot_talk(bench: MakeBench) -> None:
-    """E14: peer access between two cards is broken; each works with all the others."""
+    """Peer access between two cards is broken; each works with all the others."""
     stage = bench("l40s-8")
     stage.machine.facts["pair.2.1.p2p"] = stage.machine.facts["pair.1.2.p2p"] = "1"
     report = stage.look()
@@ -289,7 +289,7 @@ def test_two_cards_that_cannot_talk(bench: MakeBench) -> None:
 
 
 def test_the_fabric_manager_is_not_started(bench: MakeBench) -> None:
-    """E11: every card is well, the fabric is not: the report says so, and when it is done; nothing is restarted."""
+    """Every card is well, the fabric is not: the report says so, and when it is done; nothing is restarted."""
     stage = bench()
     report = fall_ill(stage, sick.fabric_not_started)
     assert report.fabric is not None
@@ -368,7 +368,7 @@ def test_instances_of_a_card_that_is_lost_stay_on_record(bench: MakeBench) -> No
 
 
 def test_renumbered_after_a_reboot(bench: MakeBench) -> None:
-    """D5: ids stay with the cards, indices are those of the new boot."""
+    """Ids stay with the cards, indices are those of the new boot."""
     stage = bench()
     before = stage.report
     assert before is not None
@@ -397,7 +397,7 @@ def test_a_replaced_card_inherits_nothing(bench: MakeBench) -> None:
 
 
 def test_a_card_that_is_gone_without_an_error(bench: MakeBench) -> None:
-    """F4: the driver counts seven without any XID: the eighth stays on record as unknown, seven stay usable."""
+    """The driver counts seven without any XID: the eighth stays on record as unknown, seven stay usable."""
     report = fall_ill(bench(), sick.gone)
 
     assert (len(report.devices), report.devices[7].health.state) == (8, HealthState.UNKNOWN)

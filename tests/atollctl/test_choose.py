@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from atollctl.__main__ import app
-from atollctl.choose_answer import answer
+from atollctl.choose import answer
 from atollctl.topo_source import source_of_profile
 from tests.atollctl.matrices import saved
 from topology.device_requests import DeviceRequest, Interconnect, Policy

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from atoll.api.node_status import Nic
 from atoll.kube import paths
 from atollctl.__main__ import app
-from atollctl.drawing import machine_json, machine_lines
-from atollctl.drawing_svg import machine_svg
-from atollctl.topo_reading import read_node, read_text
+from atollctl.drawing import machine_json, machine_lines, machine_svg
 from atollctl.topo_source import (
     LINE_LENGTH_MAX,
     InputError,
     MachineSource,
     ranges,
+    read_node,
+    read_text,
     source_of_profile,
     source_of_report,
     source_of_text,

@@ -48,13 +48,13 @@ def card(number: int, *incidents: Incident, **fields: Any) -> Device:
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 92, 94, 999])
 def test_errors_of_programs_leave_the_gpu_healthy(xid: int) -> None:
-    """F5: an error of an application, or a number nobody knows, takes no card out of work."""
+    """An error of an application, or a number nobody knows, takes no card out of work."""
     assert judge(status(card(0, incident(code=xid)))).standings["g0"].may_be_given_out
 
 
 @pytest.mark.parametrize("xid", [48, 61, 62, 64, 74, 79, 95, 119, 120, 140, 145])
 def test_errors_of_the_card_quarantine_it(xid: int) -> None:
-    """F5: an error that only a reset clears quarantines the card and not its neighbour; the reason has the number."""
+    """An error that only a reset clears quarantines the card and not its neighbour; the reason has the number."""
     standings = judge(status(card(0, incident(code=xid)), card(1))).standings
 
     assert standings["g0"].state is Availability.QUARANTINED
@@ -158,7 +158,7 @@ def chosen(incidents: dict[int, list[Incident]], count: int) -> tuple[int, ...] 
 
 
 def test_the_ledger_obeys_and_islands_shrink() -> None:
-    """E8, F3: with one of 8 joined cards ill, 7 are to be had, all without it, and 8 are not."""
+    """With one of 8 joined cards ill, 7 are to be had, all without it, and 8 are not."""
     ill = {2: [incident(code=79)]}
 
     assert chosen(ill, 7) == (0, 1, 3, 4, 5, 6, 7)
@@ -166,7 +166,7 @@ def test_the_ledger_obeys_and_islands_shrink() -> None:
 
 
 def test_a_gpu_that_falls_ill_under_its_pod_frees_nothing() -> None:
-    """F3: a pod holds all eight and two of them fall ill: nothing is free, neither six nor less than nothing; when the
+    """A pod holds all eight and two of them fall ill: nothing is free, neither six nor less than nothing; when the
     pod is gone six are; when the two are well again, all."""
     holder = make_pod(uid="u1", node="n1", allocation=make_allocation("n1", *range(8)))
     sick = {number: {"incidents": [incident(code=79).to_json()]} for number in (2, 5)}
@@ -190,7 +190,7 @@ def to_be_had(ledger: Ledger) -> int:
 @pytest.mark.parametrize("state", [1, 2])
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_nothing_is_placed_before_the_fabric_is_ready(state: int, count: int) -> None:
-    """E11: while the fabric manager is not done, the node is refused with that reason; when it is, nothing else is
+    """While the fabric manager is not done, the node is refused with that reason; when it is, nothing else is
     needed."""
     waiting = {number: [incident(IncidentKind.FABRIC, state)] for number in range(8)}
 

@@ -90,14 +90,14 @@ NO_SCHEDULE = [{"key": "gpu", "value": "a", "effect": "NoSchedule"}]
         ([{"key": "gpu", "operator": "Nonsense", "value": "a"}], NO_SCHEDULE, True),
     ],
 )
-def test_j1_taints(tolerations: list[dict[str, str]], taints: list[dict[str, str]], *, refused: bool) -> None:
+def test_taints(tolerations: list[dict[str, str]], taints: list[dict[str, str]], *, refused: bool) -> None:
     """NoSchedule and NoExecute refuse, unless tolerated by key, value and effect; PreferNoSchedule does not."""
     answer = node_reason(pod(tolerations=tolerations), node("n", taints=taints))
 
     assert answer == (TAINTED if refused else "")
 
 
-def test_j1_cordoned_and_not_ready_nodes() -> None:
+def test_cordoned_and_not_ready_nodes() -> None:
     """A cordon refuses unless it is tolerated; a node that is not Ready refuses even before its taint."""
     tolerates = [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]
 
@@ -122,14 +122,14 @@ def test_j1_cordoned_and_not_ready_nodes() -> None:
         ({"key": "zone", "operator": "Like", "values": ["a"]}, False),
     ],
 )
-def test_j2_required_affinity(requirement: dict[str, Any], *, matches: bool) -> None:
+def test_required_affinity(requirement: dict[str, Any], *, matches: bool) -> None:
     """Every operator, numbers compared as numbers; one that nobody knows never matches."""
     answer = node_reason(pod(affinity=affinity(requirement)), node("n", labels={"zone": "a", "cores": "8"}))
 
     assert answer == ("" if matches else AFFINITY)
 
 
-def test_j2_selector_fields_and_alternatives() -> None:
+def test_selector_fields_and_alternatives() -> None:
     """The node selector must match whole; matchFields names a node; one of several terms is enough; an empty one is
     none."""
     by_name = affinity(fields=[{"key": "metadata.name", "operator": "In", "values": ["n1"]}])
@@ -141,7 +141,7 @@ def test_j2_selector_fields_and_alternatives() -> None:
     assert refusals(pod(affinity=either), node("n1", labels={"zone": "a"}), node("n2")) == {"n2": AFFINITY}
 
 
-def test_j1_preferences() -> None:
+def test_preferences() -> None:
     """Preferred affinity adds its weight, an untolerated soft taint outweighs it."""
     preferred = {"weight": 7, "preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}}
     subject = pod(affinity={"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}})
@@ -152,7 +152,7 @@ def test_j1_preferences() -> None:
     assert preference(subject, node("n", labels={"zone": "a"}, taints=soft)) == 7 - 1000
 
 
-def test_j4_what_a_pod_takes() -> None:
+def test_what_a_pod_takes() -> None:
     """Containers add up, sidecars with them; an init container counts beside the sidecars before it; limits stand in
     for requests; pod-level requests replace; overhead comes on top; one of `pods` in any case."""
     containers = [
@@ -171,7 +171,7 @@ def test_j4_what_a_pod_takes() -> None:
     assert needs(pod()) == {"pods": 1}
 
 
-def test_j4_what_a_node_has_left() -> None:
+def test_what_a_node_has_left() -> None:
     """DaemonSets, static and foreign pods count, those that are ending too; those that have ended do not."""
     one = [{"name": "c", "resources": {"requests": {"cpu": "1", "example.com/dongle": "2"}}}]
     there = [pod("runs", phase="Running", containers=one), pod("ended", phase="Succeeded", containers=one)]
@@ -180,7 +180,7 @@ def test_j4_what_a_node_has_left() -> None:
     assert free(node("n"), there) == {"cpu": 7000, "memory": 64 * 2**30, "pods": 3, "example.com/dongle": -2}
 
 
-def test_i6_a_victims_place_among_the_pods_goes_with_it() -> None:
+def test_a_victims_place_among_the_pods_goes_with_it() -> None:
     """A node of one pod is full; without its pod it has room for one, cpu and pod together."""
     full = node("n", allocatable={"cpu": "1", "pods": "1"})
     victim = pod("v", phase="Running", containers=[{"name": "c", "resources": {"requests": {"cpu": "1"}}}])

@@ -25,7 +25,7 @@ POD = paths.pods("team", "p")
 REPORT = paths.gpunodestatuses("n1")
 
 
-class Watched:
+class WatchedMirror:
     """A mirror of a fake API server, and what its listeners were told."""
 
     def __init__(self, server: FakeApiServer, client: ApiClient) -> None:
@@ -69,7 +69,7 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+async def watched(tmp_path: Path) -> AsyncIterator[WatchedMirror]:
     async with FakeApiServer().running() as server:
         server.put(REPORT, report_json("n1", "t4-4"))
         config = {
@@ -82,10 +82,10 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
         }
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
         async with await ApiClient.connect(tmp_path / "kubeconfig", requests_per_second=1000, burst=1000) as client:
-            yield Watched(server, client)
+            yield WatchedMirror(server, client)
 
 
-async def running(watched: Watched) -> asyncio.Task[None]:
+async def running(watched: WatchedMirror) -> asyncio.Task[None]:
     """Start the mirror and wait until every collection was listed."""
     task = asyncio.create_task(watched.mirror.run())
     async with asyncio.timeout(20):
@@ -94,7 +94,7 @@ async def running(watched: Watched) -> asyncio.Task[None]:
 
 
 @pytest.fixture
-async def mirror(watched: Watched) -> AsyncIterator[Watched]:
+async def mirror(watched: WatchedMirror) -> AsyncIterator[WatchedMirror]:
     """A mirror that runs."""
     task = await running(watched)
     yield watched
@@ -102,7 +102,7 @@ async def mirror(watched: Watched) -> AsyncIterator[Watched]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_nothing_may_be_decided_before_every_list_is_complete(watched: Watched) -> None:
+async def test_nothing_may_be_decided_before_every_list_is_complete(watched: WatchedMirror) -> None:
     """Readiness names the collection that is missing, and comes when all are there."""
     assert "list of pod objects is not complete" in watched.mirror.unready_reason()
 
@@ -112,14 +112,14 @@ async def test_nothing_may_be_decided_before_every_list_is_complete(watched: Wat
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_blind_mirror_is_not_ready(mirror: Watched) -> None:
+async def test_blind_mirror_is_not_ready(mirror: WatchedMirror) -> None:
     """A watch that says nothing for too long cannot be decided on."""
     await mirror.clock.advance(BLIND_SECONDS_MAX + 1)
 
     assert "silent" in mirror.mirror.unready_reason()
 
 
-async def test_objects_reach_the_ledger_and_leave_it(mirror: Watched) -> None:
+async def test_objects_reach_the_ledger_and_leave_it(mirror: WatchedMirror) -> None:
     """Pods, Leases and reports come and go; listeners hear of each after the ledger has it."""
     mirror.server.put(POD, pod_json(uid="u1", node="n1", allocation=make_allocation("n1", 0, 1)))
     mirror.server.put(paths.leases(names.SYSTEM_NAMESPACE, "gpu-n1-2"), lease_json("n1", 2))
@@ -139,7 +139,7 @@ async def test_objects_reach_the_ledger_and_leave_it(mirror: Watched) -> None:
     } <= {*mirror.told}
 
 
-async def test_successor_under_the_name_replaces_the_predecessor(mirror: Watched) -> None:
+async def test_successor_under_the_name_replaces_the_predecessor(mirror: WatchedMirror) -> None:
     """One event with another uid is a deletion and an addition: the old pod's GPUs are free, the new one has none."""
     mirror.server.put(POD, pod_json(uid="u1", node="n1", allocation=make_allocation("n1", 0, 1)))
     await mirror.until(lambda: mirror.free() == 2)
@@ -149,7 +149,7 @@ async def test_successor_under_the_name_replaces_the_predecessor(mirror: Watched
     assert set(mirror.mirror.ledger.pods) == {"u2"}
 
 
-async def test_late_news_of_a_predecessor_leave_its_successor_alone(mirror: Watched) -> None:
+async def test_late_news_of_a_predecessor_leave_its_successor_alone(mirror: WatchedMirror) -> None:
     """Names are used again: the end of another Lease or report of the name, told late, ends nothing that is there."""
     lease = paths.leases(names.SYSTEM_NAMESPACE, "gpu-n1-2")
     mirror.server.put(lease, lease_json("n1", 2))
@@ -167,7 +167,7 @@ async def test_late_news_of_a_predecessor_leave_its_successor_alone(mirror: Watc
     assert mirror.free() == 3
 
 
-async def test_pod_that_loses_its_annotations_is_followed_to_the_end(mirror: Watched) -> None:
+async def test_pod_that_loses_its_annotations_is_followed_to_the_end(mirror: WatchedMirror) -> None:
     """A pod that was a GPU pod is not forgotten in its old state when nothing of it says so any more."""
     mirror.server.put(POD, pod_json(uid="u1", gpus=None, node="n1", allocation=make_allocation("n1", 0)))
     await mirror.until(lambda: mirror.free() == 3)
@@ -176,7 +176,7 @@ async def test_pod_that_loses_its_annotations_is_followed_to_the_end(mirror: Wat
     await mirror.until(lambda: mirror.free() == 4)
 
 
-async def test_other_leases_of_the_namespace_are_none_of_our_business(mirror: Watched) -> None:
+async def test_other_leases_of_the_namespace_are_none_of_our_business(mirror: WatchedMirror) -> None:
     """Leader elections live there too; a Lease with a GPU's name counts even if its label is gone."""
     mirror.server.put(paths.leases(names.SYSTEM_NAMESPACE, "atoll-controllers"), {"spec": {"holderIdentity": "x"}})
     unlabelled = lease_json("n1", 3, holder=Holder("team", "p", "u1"))
@@ -187,7 +187,7 @@ async def test_other_leases_of_the_namespace_are_none_of_our_business(mirror: Wa
     assert mirror.mirror.ledger.unreadable_leases == {}
 
 
-async def test_report_of_a_replaced_node_offers_nothing(mirror: Watched) -> None:
+async def test_report_of_a_replaced_node_offers_nothing(mirror: WatchedMirror) -> None:
     """A machine registered anew under a name has none of its predecessor's GPUs, until its own agent reports."""
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1"}})
     await mirror.until(lambda: (WatchedKind.NODE, "ADDED") in mirror.told)
@@ -202,7 +202,7 @@ async def test_report_of_a_replaced_node_offers_nothing(mirror: Watched) -> None
     assert mirror.mirror.reports["n1"].status is not None
 
 
-async def test_why_a_report_does_not_count_is_told_until_it_does(mirror: Watched) -> None:
+async def test_why_a_report_does_not_count_is_told_until_it_does(mirror: WatchedMirror) -> None:
     """A report of before the reboot, one that contradicts itself, none at all: a node is refused for what is so."""
     was, is_now = "11111111-2222-3333-4444-555555555555", "66666666-2222-3333-4444-555555555555"
     mirror.server.put(REPORT, report_json("n1", "t4-4", boot=was))
@@ -219,7 +219,7 @@ async def test_why_a_report_does_not_count_is_told_until_it_does(mirror: Watched
     await mirror.until(lambda: mirror.refusal() == names.REJECT_NO_REPORT)
 
 
-async def test_report_that_cannot_be_read_any_more_offers_nothing(mirror: Watched) -> None:
+async def test_report_that_cannot_be_read_any_more_offers_nothing(mirror: WatchedMirror) -> None:
     """An agent of a newer release may report what this one cannot read: what it said before counts no longer."""
     mirror.heartbeat(age_seconds=5)
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "uid-of-n1"}})
@@ -237,7 +237,7 @@ async def test_report_that_cannot_be_read_any_more_offers_nothing(mirror: Watche
     await mirror.until(lambda: mirror.refusal() == "")
 
 
-async def test_claims_are_found_by_namespace_and_name(mirror: Watched) -> None:
+async def test_claims_are_found_by_namespace_and_name(mirror: WatchedMirror) -> None:
     """A claim of the same name in another namespace is another one."""
     mirror.server.put(paths.gpuclaims("team", "c"), claim_json("c"))
 
@@ -259,7 +259,7 @@ async def test_claims_are_found_by_namespace_and_name(mirror: Watched) -> None:
     ids=["fresh", "just fresh", "stale", "a clock that is ahead", "a shorter promise", "never renewed", "no time"],
 )
 async def test_heartbeat_that_was_old_at_the_start_is_old(
-    watched: Watched, age_seconds: float, spec: dict[str, Any], stale: bool
+    watched: WatchedMirror, age_seconds: float, spec: dict[str, Any], stale: bool
 ) -> None:
     """A restart does not make a dead agent look alive: what was not seen happening is as old as it says."""
     watched.heartbeat(age_seconds=age_seconds, **spec)
@@ -270,7 +270,7 @@ async def test_heartbeat_that_was_old_at_the_start_is_old(
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_renewal_that_we_see_counts_from_now(mirror: Watched) -> None:
+async def test_renewal_that_we_see_counts_from_now(mirror: WatchedMirror) -> None:
     """The clock of a node may be wrong; a renewal that happens before our eyes is fresh all the same."""
     mirror.heartbeat(age_seconds=3600)
     await mirror.until(lambda: (WatchedKind.HEARTBEAT, "ADDED") in mirror.told)
@@ -282,7 +282,7 @@ async def test_renewal_that_we_see_counts_from_now(mirror: Watched) -> None:
     assert mirror.is_stale()
 
 
-async def test_other_changes_of_a_heartbeat_are_no_sign_of_life(mirror: Watched) -> None:
+async def test_other_changes_of_a_heartbeat_are_no_sign_of_life(mirror: WatchedMirror) -> None:
     """Whoever labels the Lease of a dead agent does not make it look alive."""
     mirror.heartbeat(age_seconds=0)
     await mirror.until(lambda: (WatchedKind.HEARTBEAT, "ADDED") in mirror.told)
@@ -296,7 +296,7 @@ async def test_other_changes_of_a_heartbeat_are_no_sign_of_life(mirror: Watched)
     assert mirror.is_stale()
 
 
-async def test_report_seen_before_its_new_node_counts_once_the_node_is_seen(mirror: Watched) -> None:
+async def test_report_seen_before_its_new_node_counts_once_the_node_is_seen(mirror: WatchedMirror) -> None:
     """Nodes and reports come by two watches: a report of the successor is not lost when it is seen first."""
     mirror.server.put(paths.nodes("n1"), {"metadata": {"uid": "old"}})
     mirror.server.put(REPORT, report_json("n1", "t4-4", node_uid="new"))
@@ -309,7 +309,7 @@ async def test_report_seen_before_its_new_node_counts_once_the_node_is_seen(mirr
     assert mirror.free() == 4
 
 
-async def test_beginning_anew_is_over_only_with_lists_that_began_later(mirror: Watched) -> None:
+async def test_beginning_anew_is_over_only_with_lists_that_began_later(mirror: WatchedMirror) -> None:
     """A list from before does not make the mirror ready in the new term; its news count all the same."""
     await mirror.until(lambda: mirror.mirror.is_ready() and mirror.free() == 4)
     before = {kind: reflector.listings_count for kind, reflector in mirror.mirror.reflectors.items()}

@@ -44,7 +44,7 @@ class ApiServer:
 
 
 @dataclass
-class Machine:
+class HistoryMachine:
     """Kubelet, cgroup and container. Kubelet works off its watch in order, as late as it likes; paused, not at all.
 
     It answers the agent only while it works, and between two of its answers it has worked off what had happened at the
@@ -92,10 +92,10 @@ class Machine:
 
 
 @dataclass
-class Agent:
+class HistoryAgent:
     """Reads its position first and the machine second. An empty cgroup counts as live until kubelet has removed it."""
 
-    machine: Machine
+    machine: HistoryMachine
     sequence: int = 0
     position: int = 10
     asked_at: int = 0
@@ -203,8 +203,8 @@ class History:
     seed: int
     rng: random.Random
     api: ApiServer
-    machine: Machine
-    agent: Agent
+    machine: HistoryMachine
+    agent: HistoryAgent
     controllers: Controllers
     log: list[str] = field(default_factory=list)
     released_by: Proof | None = None
@@ -315,8 +315,8 @@ CASES = {
 def begin(seed: int) -> History:
     """Return a history with a pod that was just created."""
     api = ApiServer()
-    machine = Machine(api)
-    return History(seed, random.Random(seed), api, machine, Agent(machine), Controllers(api, pod=api.pod))
+    machine = HistoryMachine(api)
+    return History(seed, random.Random(seed), api, machine, HistoryAgent(machine), Controllers(api, pod=api.pod))
 
 
 @pytest.mark.parametrize("case", CASES)

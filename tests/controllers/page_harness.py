@@ -32,7 +32,7 @@ LISTS = {
 
 
 @dataclass
-class FakeMirror:
+class SnapshotMirror:
     """Lists of a snapshot, and listeners who are told that something changed."""
 
     snapshot: ClusterSnapshot
@@ -62,7 +62,7 @@ class Page:
     """The served page."""
 
     client: TestClient[Any, Any]
-    mirror: FakeMirror
+    mirror: SnapshotMirror
     refresher: OverviewRefresher
 
     def url(self, path: str) -> str:
@@ -79,7 +79,7 @@ async def served(
     port: int = 0,
 ) -> AsyncIterator[Page]:
     """Serve the page of a cluster."""
-    mirror = FakeMirror(snapshot)
+    mirror = SnapshotMirror(snapshot)
     refresher = OverviewRefresher(cast("ClusterMirror", mirror), clock)
     app = build_page(PageParts(refresher, PageAuthorizer(authorizer, clock.monotonic_seconds), clock, watchers_max))
     async with TestClient(TestServer(app)) as client:

@@ -99,7 +99,7 @@ async def test_a_member_that_takes_no_pin_ends_the_admission(tmp_path: Path) -> 
 
 async def test_a_new_leader_and_a_new_topology_forget_nothing_that_runs(tmp_path: Path) -> None:
     """A gang runs; the next leader finds its topology created anew with a further level: the same GPUs are held, and
-    a gang that waits gets none of them (J17)."""
+    a gang that waits gets none of them."""
     async with cluster() as made:
         topology = {"metadata": {"name": "t"}, "spec": {"levels": [{"nodeLabel": HOST}]}}
         made.server.remove("/api/v1/nodes/n1")
@@ -128,7 +128,7 @@ async def test_a_new_leader_and_a_new_topology_forget_nothing_that_runs(tmp_path
 
 async def test_what_a_running_gang_lacks_comes_before_a_newcomer(tmp_path: Path) -> None:
     """A machine goes, a member with it; the successor and a more important new gang wait for the same four GPUs. The
-    machine returns: the gang that runs is made whole, and the newcomer waits on (H6)."""
+    machine returns: the gang that runs is made whole, and the newcomer waits on."""
     async with cluster("n1", "n2") as made, term(made, tmp_path) as running:
         put_holder(made, "other", "n2", range(4))
         await settled(running, lambda: len(made.leases_of("other")) == 4)

@@ -131,7 +131,7 @@ async def test_a_leader_that_dies_at_any_write_leaves_nothing_half_done(
 
 
 async def test_a_node_that_goes_bad_before_the_gates_open_undoes_the_admission(tmp_path: Path) -> None:
-    """Admitted, the leader dies, the machine is cordoned: nobody is pinned to it, and nothing stays held (J9)."""
+    """Admitted, the leader dies, the machine is cordoned: nobody is pinned to it, and nothing stays held."""
     async with cluster() as made:
         add_gang(made)
         async with term(made, tmp_path, dies_at=11) as first:
@@ -404,7 +404,7 @@ async def test_a_failed_member_is_replaced_in_its_rack(tmp_path: Path) -> None:
 
 
 async def test_a_misspelt_level_is_told_and_never_dropped(tmp_path: Path) -> None:
-    """The gang is inactive with the level's name; once the topology has it, it is placed (J16)."""
+    """The gang is inactive with the level's name; once the topology has it, it is placed."""
     async with cluster("n1", labels={RACK: "a"}) as made, term(made, tmp_path) as running:
         spec = {"levels": [{"nodeLabel": "example.com/rak"}]}
         made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": spec})

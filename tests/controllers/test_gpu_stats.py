@@ -13,7 +13,7 @@ from tests.service.test_metrics import samples
 
 
 @dataclass
-class FakeMirror:
+class LateMirror:
     """A ledger that becomes complete when the test says so."""
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -25,7 +25,7 @@ class FakeMirror:
 
 async def test_gauges_follow_the_ledger() -> None:
     """Absent while lists are incomplete; then GPUs by state; a state that is over disappears."""
-    clock, mirror, metrics = ManualClock(), FakeMirror(), Metrics("controllers")
+    clock, mirror, metrics = ManualClock(), LateMirror(), Metrics("controllers")
     GpuStatsPublisher(metrics, cast("ClusterMirror", mirror), clock)
     mirror.ledger.put_report(make_report("n1", "t4-4"))
     mirror.ledger.put_heartbeat("n1", clock.monotonic_seconds(), 180.0)

@@ -321,7 +321,7 @@ async def test_a_name_that_was_pointed_at_loopback_is_no_key(page: Page, header:
     assert host_name("LOCALHOST:1") == "localhost"
 
 
-class Reviews:
+class PageReviews:
     """The API server's reviews: `good` may get /page, `other` is known."""
 
     def __init__(self) -> None:
@@ -341,7 +341,7 @@ class Reviews:
 @pytest.mark.parametrize("path", ["/page/events", "/page/pods/team/p"])
 async def test_off_loopback_a_role_opens_the_door(path: str, token: str, status: int) -> None:
     """Data is told to bearers whom the API server lets get /page, as with /debug/snapshot; the empty page to all."""
-    reviews = Reviews()
+    reviews = PageReviews()
     async with served(busy().snapshot, ManualClock(), authorizer=PathAuthorizer(reviews)) as page:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with page.client.get(path, headers=headers) as answer:
@@ -351,8 +351,8 @@ async def test_off_loopback_a_role_opens_the_door(path: str, token: str, status:
 
 
 async def test_strangers_cannot_flood_the_api_server() -> None:
-    """Reviews of tokens are bounded: they cost the API server two questions each."""
-    async with served(busy().snapshot, ManualClock(), authorizer=PathAuthorizer(Reviews())) as page:
+    """PageReviews of tokens are bounded: they cost the API server two questions each."""
+    async with served(busy().snapshot, ManualClock(), authorizer=PathAuthorizer(PageReviews())) as page:
         bad = {"Authorization": "Bearer unknown"}
         statuses = [(await page.client.get("/page/pods/team/p", headers=bad)).status for _ in range(REVIEWS_BURST + 3)]
     assert statuses == [401] * REVIEWS_BURST + [429] * 3

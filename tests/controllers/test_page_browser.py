@@ -23,7 +23,7 @@ from devcluster.paths import cache_root
 from devcluster.system_programs import find_browser
 from tests.builders import make_pod
 from tests.controllers.page_harness import Page, served
-from tests.controllers.test_page import HOSTILE, Reviews, busy
+from tests.controllers.test_page import HOSTILE, PageReviews, busy
 from tests.explain.situations import CREATED, holder, situation, waiting
 
 pytestmark = pytest.mark.long
@@ -262,7 +262,7 @@ async def test_everything_has_a_name_and_a_place() -> None:
 
 async def test_off_loopback_the_page_asks_for_a_token() -> None:
     """Without one it shows a form and no data; with one it goes live, and the token is in no address."""
-    async with visit(busy().snapshot, authorizer=PathAuthorizer(Reviews())) as seen:
+    async with visit(busy().snapshot, authorizer=PathAuthorizer(PageReviews())) as seen:
         await expect(seen.tab.get_by_label("Bearer token")).to_be_visible()
         assert await seen.tab.locator(".node").count() == 0
         for token, is_let_in in (("other", False), ("good", True)):

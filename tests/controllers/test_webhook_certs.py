@@ -24,7 +24,7 @@ SERVING = f"{SECRETS}/atoll-webhook-tls"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/zz-atoll-webhook"
 
 
-class FakeApi:
+class CertApi:
     """Objects by path; writes carry a uid and resourceVersion or are refused. Counts writes, can fail the n-th call."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class FakeApi:
             raise Unanswered("cut", path="/", sent=acted)
 
 
-class ManualClock:
+class RoundsClock:
     """Wall time that tests move; sleeping moves it too, until `rounds` sleeps have been slept."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class ManualClock:
         await asyncio.sleep(0)
 
 
-async def run_rounds(clock: ManualClock, *reconcilers: WebhookCertReconciler, rounds: int) -> None:
+async def run_rounds(clock: RoundsClock, *reconcilers: WebhookCertReconciler, rounds: int) -> None:
     """Run the reconcilers side by side until that many rounds have ended between them."""
     clock.rounds = rounds
     clock.is_over.clear()
@@ -124,18 +124,18 @@ async def run_rounds(clock: ManualClock, *reconcilers: WebhookCertReconciler, ro
 
 
 @pytest.fixture
-def api() -> FakeApi:
-    fake = FakeApi()
+def api() -> CertApi:
+    fake = CertApi()
     fake.apply_configuration("pods.gpu.scheduling")
     return fake
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> RoundsClock:
+    return RoundsClock()
 
 
-async def test_the_first_round_stores_publishes_and_serves_in_this_order(api: FakeApi, clock: ManualClock) -> None:
+async def test_the_first_round_stores_publishes_and_serves_in_this_order(api: CertApi, clock: RoundsClock) -> None:
     """The authority is safe before anything trusts it, and trusted before anything serves under it."""
     reconciler = WebhookCertReconciler(api, clock)
 
@@ -148,7 +148,7 @@ async def test_the_first_round_stores_publishes_and_serves_in_this_order(api: Fa
     assert api.bundle() == api.secret(AUTHORITY)["ca.crt"] == api.secret(SERVING)["ca.crt"]
 
 
-async def test_a_round_with_nothing_due_writes_nothing(api: FakeApi, clock: ManualClock) -> None:
+async def test_a_round_with_nothing_due_writes_nothing(api: CertApi, clock: RoundsClock) -> None:
     """The configuration is patched only if it differs: every write wakes every API server."""
     reconciler = WebhookCertReconciler(api, clock)
     await reconciler.reconcile()
@@ -159,7 +159,7 @@ async def test_a_round_with_nothing_due_writes_nothing(api: FakeApi, clock: Manu
     assert api.writes == []
 
 
-async def test_a_configuration_applied_anew_is_trusted_again(api: FakeApi, clock: ManualClock) -> None:
+async def test_a_configuration_applied_anew_is_trusted_again(api: CertApi, clock: RoundsClock) -> None:
     """`kubectl replace` drops the caBundle; the next round puts it back, on every webhook of the configuration."""
     reconciler = WebhookCertReconciler(api, clock)
     await reconciler.reconcile()
@@ -170,16 +170,16 @@ async def test_a_configuration_applied_anew_is_trusted_again(api: FakeApi, clock
     assert api.bundle(0) == api.bundle(1) == api.secret(AUTHORITY)["ca.crt"]
 
 
-async def test_without_a_configuration_the_secrets_are_made_all_the_same(clock: ManualClock) -> None:
+async def test_without_a_configuration_the_secrets_are_made_all_the_same(clock: RoundsClock) -> None:
     """Parts may be applied in any order; the webhook can start before its configuration exists."""
-    api = FakeApi()
+    api = CertApi()
 
     await WebhookCertReconciler(api, clock).reconcile()
 
     assert api.writes == [AUTHORITY, SERVING]
 
 
-async def test_a_rotation_leaves_no_key_behind(api: FakeApi, clock: ManualClock) -> None:
+async def test_a_rotation_leaves_no_key_behind(api: CertApi, clock: RoundsClock) -> None:
     """After the overlap the old certificate is gone from the Secret; its key went when the new authority came."""
     reconciler = WebhookCertReconciler(api, clock)
     await reconciler.reconcile()
@@ -196,7 +196,7 @@ async def test_a_rotation_leaves_no_key_behind(api: FakeApi, clock: ManualClock)
     assert last["ca.key"] != first["ca.key"]
 
 
-async def test_who_does_not_lead_writes_nothing(api: FakeApi, clock: ManualClock) -> None:
+async def test_who_does_not_lead_writes_nothing(api: CertApi, clock: RoundsClock) -> None:
     """A controller that lost its Lease in the middle of a round leaves the field to the next."""
     await WebhookCertReconciler(api, clock, may_write=lambda: False).reconcile()
 
@@ -204,10 +204,10 @@ async def test_who_does_not_lead_writes_nothing(api: FakeApi, clock: ManualClock
 
 
 @pytest.mark.parametrize("acted", [False, True], ids=["never-arrived", "answer-lost"])
-async def test_every_single_failing_call_is_survived(clock: ManualClock, acted: bool) -> None:
+async def test_every_single_failing_call_is_survived(clock: RoundsClock, acted: bool) -> None:
     """Whichever call fails, before or after it acted, the rounds that follow end in the one consistent state."""
     for failing in range(1, 8):
-        api = FakeApi()
+        api = CertApi()
         api.apply_configuration("pods.gpu.scheduling")
         api.fail_call, api.fail_after_acting = failing, acted
         await run_rounds(clock, WebhookCertReconciler(api, clock), rounds=4)
@@ -216,7 +216,7 @@ async def test_every_single_failing_call_is_survived(clock: ManualClock, acted: 
         assert len(api.writes) == 3
 
 
-async def test_two_reconcilers_at_once_end_in_one_authority(api: FakeApi, clock: ManualClock) -> None:
+async def test_two_reconcilers_at_once_end_in_one_authority(api: CertApi, clock: RoundsClock) -> None:
     """During a change of leader both may run: preconditions let one win, the other follows it."""
     await run_rounds(clock, WebhookCertReconciler(api, clock), WebhookCertReconciler(api, clock), rounds=8)
 
@@ -224,7 +224,7 @@ async def test_two_reconcilers_at_once_end_in_one_authority(api: FakeApi, clock:
     assert sorted(api.writes) == sorted([AUTHORITY, CONFIGURATION, SERVING])
 
 
-async def test_extra_names_are_served(api: FakeApi, clock: ManualClock) -> None:
+async def test_extra_names_are_served(api: CertApi, clock: RoundsClock) -> None:
     """A development cluster reaches the webhook under an address of its own."""
     await WebhookCertReconciler(api, clock, extra_names=("10.255.0.1",)).reconcile()
     first = api.secret(SERVING)["tls.crt"]
@@ -236,7 +236,7 @@ async def test_extra_names_are_served(api: FakeApi, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 async def test_certificates_that_somebody_else_keeps_are_left_alone(
-    monkeypatch: pytest.MonkeyPatch, api: FakeApi, clock: ManualClock, *, keep: bool
+    monkeypatch: pytest.MonkeyPatch, api: CertApi, clock: RoundsClock, *, keep: bool
 ) -> None:
     """With --no-keep-certificates a leader does all of its work but this."""
     begun: set[str] = set()

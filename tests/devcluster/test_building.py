@@ -121,6 +121,21 @@ def test_programs_are_packages_that_their_module_pins(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("done", "seconds", "percent"),
+    [
+        pytest.param(0, 0, 0, id="nothing is built"),
+        pytest.param(1, 0, 30 * 100 // 325, id="the first program is built"),
+        pytest.param(1, 145, 175 * 100 // 325, id="half the time of the second has passed"),
+        pytest.param(1, 9000, 291 * 100 // 325, id="a slow machine never shows a program as built before it is"),
+        pytest.param(3, 0, 100, id="all are built"),
+    ],
+)
+def test_a_build_shows_a_percentage_of_its_time(done: int, seconds: float, percent: int) -> None:
+    """It counts expected time, not programs: kube-apiserver takes sixty times as long as pause."""
+    assert build.percent_built(("etcd", "kube-apiserver", "pause"), done, seconds=seconds) == percent
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         pytest.param("go version go1.26.8 linux/amd64", (1, 26, 8), id="a release"),
@@ -200,3 +215,19 @@ def test_a_finished_build_is_executable_under_its_name(tmp_path: Path) -> None:
 
     assert target.read_text() == "whole\n"
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_build_is_told_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits hears how long all of it takes, then how far it is, then that it is done."""
+    told: list[str] = []
+    command = executable(tmp_path / "go", 'while [ "$1" != -o ]; do shift; done; echo whole > "$2"')
+    monkeypatch.setattr(build, "find_toolchain", lambda *_a, **_k: Toolchain(str(command), "1.26.8"))
+
+    build.ensure_helm(cache=tmp_path / "cache", report=told.append)
+    build.ensure_helm(cache=tmp_path / "cache", report=told.append)
+
+    assert [line[:26] for line in told] == [
+        "programs to build, once: 1",
+        "  0 %  building helm (helm",
+        "100 %  helm: 0 MB in 0 s",
+    ]

@@ -31,7 +31,7 @@ def member(world: RealCluster, name: str, *, size: int) -> dict[str, Any]:
     return body
 
 
-def test_m1_a_pod_without_gpus_in_number_is_unschedulable_and_told_how_many(world: RealCluster) -> None:
+def test_a_pod_without_gpus_in_number_is_unschedulable_and_told_how_many(world: RealCluster) -> None:
     """Autoscalers look for the reason Unschedulable, which kube-scheduler itself writes, with what is short."""
     world.claim("endless", 64)
     world.pod("waiting", "endless")
@@ -43,7 +43,7 @@ def test_m1_a_pod_without_gpus_in_number_is_unschedulable_and_told_how_many(worl
     assert any("64 GPUs asked" in note for note in notes), notes
 
 
-def test_m2_a_member_that_waits_for_its_gang_buys_no_node(world: RealCluster) -> None:
+def test_a_member_that_waits_for_its_gang_buys_no_node(world: RealCluster) -> None:
     """A gated pod is SchedulingGated, never Unschedulable: autoscalers leave it alone."""
     world.claim("one", 1)
     created = world.create(member(world, "first", size=2))
@@ -51,7 +51,7 @@ def test_m2_a_member_that_waits_for_its_gang_buys_no_node(world: RealCluster) ->
     assert scheduled(world, "first")["reason"] == "SchedulingGated"
 
 
-def test_m4_what_keeps_a_node_from_an_autoscaler_stays_on_the_pod(world: RealCluster) -> None:
+def test_what_keeps_a_node_from_an_autoscaler_stays_on_the_pod(world: RealCluster) -> None:
     """The annotations that autoscalers heed are neither stripped nor changed on a pod with GPUs."""
     wanted = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
     world.claim("one", 1)
@@ -80,7 +80,7 @@ def used(world: RealCluster, path: str) -> int:
     return int(world.cluster.api.get(path)["status"]["used"][f"requests.{names.GPU_RESOURCE}"])
 
 
-def test_m7_creations_that_fail_or_are_only_tried_cost_nothing(world: RealCluster) -> None:
+def test_creations_that_fail_or_are_only_tried_cost_nothing(world: RealCluster) -> None:
     """Dry runs, refusals behind the webhook and taken names: the gang and the ledger do not move, and neither does the
     quota; but for a taken name, which Kubernetes counts until it counts anew."""
     world.claim("one", 1)
@@ -106,7 +106,7 @@ def test_m7_creations_that_fail_or_are_only_tried_cost_nothing(world: RealCluste
     assert world.leases() == []
 
 
-def test_m8_a_waiting_gang_uses_its_namespaces_quota_and_the_next_is_told(world: RealCluster) -> None:
+def test_a_waiting_gang_uses_its_namespaces_quota_and_the_next_is_told(world: RealCluster) -> None:
     """Gated members count from their creation; one too many is refused with the quota's name, and nothing is counted
     twice."""
     world.claim("one", 1)

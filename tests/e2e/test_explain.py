@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from atoll.api import names
 from atoll.explain.decision import PodDecision, decide, index_snapshot
 from atoll.explain.explanation import Explanation, PodState, explain
+from atoll.explain.gang_decision import index_gangs
 from atoll.explain.gang_explanation import GangState, explain_gang
-from atoll.explain.gang_index import index_gangs
 from atoll.explain.proposals import ProposalKind
 from atollctl.__main__ import app
 from atollctl.cluster_source import read_live

@@ -22,7 +22,7 @@ NODE = "lovelace"
 ALL = 8
 
 
-class Machine:
+class ForeignMachine:
     """What the agent of one node sees on its GPUs, beside what is there."""
 
     def __init__(self, world: RealCluster, path: Path) -> None:
@@ -56,9 +56,9 @@ class Machine:
 
 
 @pytest.fixture
-def machine(world: RealCluster) -> Iterator[Machine]:
+def machine(world: RealCluster) -> Iterator[ForeignMachine]:
     """The machine of one node, with nobody on its GPUs."""
-    machine = Machine(world, world.cluster.shared_dir / f"state-{world.namespace}.json")
+    machine = ForeignMachine(world, world.cluster.shared_dir / f"state-{world.namespace}.json")
     machine.use()
     machine.begin()
     yield machine
@@ -70,7 +70,7 @@ def problems(world: RealCluster) -> set[Problem]:
     return {finding.problem for finding in asyncio.run(find_twice(world.cluster.kubeconfig))}
 
 
-def test_gpu_that_a_process_of_the_machine_uses_is_given_to_nobody(world: RealCluster, machine: Machine) -> None:
+def test_gpu_that_a_process_of_the_machine_uses_is_given_to_nobody(world: RealCluster, machine: ForeignMachine) -> None:
     """Seven GPUs are left; who wants all eight waits, the audit names the process, and it ends with the use."""
     machine.use(_7=[1])
     world.wait(machine.users, "the agent to see the process")
@@ -92,7 +92,7 @@ def test_gpu_that_a_process_of_the_machine_uses_is_given_to_nobody(world: RealCl
     assert problems(world) == set()
 
 
-def test_pod_that_uses_a_gpu_of_another_is_found(world: RealCluster, machine: Machine) -> None:
+def test_pod_that_uses_a_gpu_of_another_is_found(world: RealCluster, machine: ForeignMachine) -> None:
     """The holder's condition names the pod that sits on its GPU; the audit too; both are over when the pod ends."""
     world.claim("one", 1, models=["nvidia-l40s"])
     world.pod("holder", "one")

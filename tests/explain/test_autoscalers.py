@@ -30,13 +30,13 @@ def held(*ids: int, **node: Any) -> ClusterSnapshot:
 
 
 @pytest.mark.parametrize("count", range(9))
-def test_m1_counts_agree_where_pods_hold_what_they_ask_for(count: int) -> None:
+def test_counts_agree_where_pods_hold_what_they_ask_for(count: int) -> None:
     """Whatever is bound: what autoscalers count as free is what Atoll would give out."""
     snapshot = held(*range(count))
     assert counted_free(snapshot, "n1") == really_free(snapshot, "n1") == 8 - count
 
 
-def test_m1_counts_differ_by_what_the_page_says_and_by_nothing_else() -> None:
+def test_counts_differ_by_what_the_page_says_and_by_nothing_else() -> None:
     """Cordoned and sick GPUs, and those held without a bound pod (an admission, a doubt), look free to who counts."""
     sick = held(0, 1, cordoned=(2,), sick=(3, 4))
     assert (counted_free(sick, "n1"), really_free(sick, "n1")) == (6, 3)
@@ -45,7 +45,7 @@ def test_m1_counts_differ_by_what_the_page_says_and_by_nothing_else() -> None:
     assert (counted_free(reserved, "n1"), really_free(reserved, "n1")) == (6, 4)
 
 
-def test_m1_a_pod_that_waits_for_an_island_fits_by_count() -> None:
+def test_a_pod_that_waits_for_an_island_fits_by_count() -> None:
     """No autoscaler adds a node for it, so the answer names the node to add, and the machine by its shape."""
     found = situation(
         {"n1": {"profile": "l40s-8"}},

@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from atoll.cluster.health import Availability, judge
+from atoll.explain.changes import GangChange, relaxations_of_gang
 from atoll.explain.codec import encode_snapshot
 from atoll.explain.decision import index_snapshot
-from atoll.explain.gang_changes import GangChange, relaxations_of_gang
-from atoll.explain.gang_decision import decide_gang
+from atoll.explain.gang_decision import decide_gang, index_gangs
 from atoll.explain.gang_explanation import GangExplanation, GangState, explain_gang
-from atoll.explain.gang_index import index_gangs
 from atoll.explain.gang_proposals import check_gang
 from atoll.explain.proposals import ProposalKind
 from atollctl.__main__ import app
-from atollctl.explain_gang_text import gang_lines
+from atollctl.explain_text import gang_lines
 from tests.explain.gang_situations import RACK, GangSituation, gang_situation, rack
 from tests.explain.situations import holder, unsociable
 
@@ -38,7 +37,7 @@ def full(node: str, **options: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Told:
+class GangTold:
     """What must be said of a situation."""
 
     found: GangSituation
@@ -48,77 +47,77 @@ class Told:
     not_by: tuple[ProposalKind, ...] = ()
 
 
-SITUATIONS: dict[str, Told] = {
-    "it fits": Told(gang_situation(TWO_RACKS, topology=REQUIRED), GangState.FITS, ("2 members fit now", "g-0: a")),
-    "others hold half of every rack": Told(
+SITUATIONS: dict[str, GangTold] = {
+    "it fits": GangTold(gang_situation(TWO_RACKS, topology=REQUIRED), GangState.FITS, ("2 members fit now", "g-0: a")),
+    "others hold half of every rack": GangTold(
         gang_situation(TWO_RACKS, [full("a1"), full("b1")], topology=REQUIRED),
         GangState.BUSY,
         ("rack a fits 1 of 2 pods; 2 hosts; excluded: resource gpu.scheduling/gpu: 1", "when team/on-", "preferred"),
         (ProposalKind.RELAX, ProposalKind.COUNT, ProposalKind.END, ProposalKind.ADD),
         (ProposalKind.OPEN, ProposalKind.GPU, ProposalKind.REPAIR, ProposalKind.ENDING),
     ),
-    "no machine is large enough, and each has labels of its own": Told(
+    "no machine is large enough, and each has labels of its own": GangTold(
         gang_situation({f"a{n}": rack("a", node={"labels": {"serial": f"s{n}"}}) for n in range(20)}, gpus=8),
         GangState.NEVER,
         ("add 2 nodes",),
         (ProposalKind.ADD,),
         (ProposalKind.END, ProposalKind.COUNT, ProposalKind.OPEN),
     ),
-    "all of it is held": Told(
+    "all of it is held": GangTold(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [full("a1"), full("a2")]),
         GangState.BUSY,
         ("all hosts fit 0 of 2 pods", "when team/on-a1, team/on-a2 end", "add 2 nodes"),
         (ProposalKind.END, ProposalKind.ADD),
         (ProposalKind.COUNT, ProposalKind.RELAX),
     ),
-    "pods that are ending make room": Told(
+    "pods that are ending make room": GangTold(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [full("a1", deleted=True)]),
         GangState.BUSY,
         ("when team/on-a1 is proven to have ended",),
         (ProposalKind.ENDING, ProposalKind.COUNT, ProposalKind.ADD),
     ),
-    "cards are cordoned": Told(
+    "cards are cordoned": GangTold(
         gang_situation({"a1": rack("a"), "a2": rack("a", cordoned=(3,))}),
         GangState.UNKNOWN,
         ("uncordon GPU a2/3",),
         (ProposalKind.GPU, ProposalKind.COUNT, ProposalKind.ADD),
         (ProposalKind.END, ProposalKind.REPAIR),
     ),
-    "a card is sick": Told(
+    "a card is sick": GangTold(
         gang_situation({"a1": rack("a"), "a2": rack("a", sick=(1,))}),
         GangState.UNKNOWN,
         ("get GPU a2/1 well",),
         (ProposalKind.REPAIR,),
         (ProposalKind.GPU,),
     ),
-    "a node is cordoned": Told(
+    "a node is cordoned": GangTold(
         gang_situation({"a1": rack("a"), "a2": rack("a", node={"unschedulable": True})}),
         GangState.UNKNOWN,
         ("cordoned: 1", "open 1 node"),
         (ProposalKind.OPEN, ProposalKind.ADD),
     ),
-    "more members than the machines could hold": Told(
+    "more members than the machines could hold": GangTold(
         gang_situation({"a1": rack("a")}, count=3),
         GangState.NEVER,
         ("be content with 1 of workers", "add 2 nodes"),
         (ProposalKind.COUNT, ProposalKind.ADD),
         (ProposalKind.END,),
     ),
-    "the members want cards that nobody has": Told(
+    "the members want cards that nobody has": GangTold(
         gang_situation(TWO_RACKS, claim={"models": ["nvidia-b200"]}),
         GangState.NEVER,
         ("no GPU of a claimed model: 4", "any model"),
         (ProposalKind.RELAX,),
         (ProposalKind.END, ProposalKind.COUNT),
     ),
-    "members are missing": Told(gang_situation(TWO_RACKS, there=1), GangState.MEMBERS, ("1 of 2 members",)),
-    "it is put out of action": Told(gang_situation(TWO_RACKS, active=False), GangState.INACTIVE, ("spec.active",)),
-    "its level is unknown": Told(
+    "members are missing": GangTold(gang_situation(TWO_RACKS, there=1), GangState.MEMBERS, ("1 of 2 members",)),
+    "it is put out of action": GangTold(gang_situation(TWO_RACKS, active=False), GangState.INACTIVE, ("spec.active",)),
+    "its level is unknown": GangTold(
         gang_situation(TWO_RACKS, topology={"mode": "required", "level": "example.com/room"}),
         GangState.INACTIVE,
         ("has no level",),
     ),
-    "a slice wants one rack": Told(
+    "a slice wants one rack": GangTold(
         gang_situation(
             TWO_RACKS, [full("a1"), full("b1")], count=2, topology={"slices": [{"size": 2, "level": RACK}]}
         ),
@@ -126,13 +125,13 @@ SITUATIONS: dict[str, Told] = {
         ("fits 0 of 1 slices", "no slices"),
         (ProposalKind.RELAX,),
     ),
-    "a pod without GPUs has taken the cpu": Told(
+    "a pod without GPUs has taken the cpu": GangTold(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [holder("web", "a1", cpu="60")], cpu="8"),
         GangState.BUSY,
         ("excluded: resource cpu: 1", "when team/web end"),
         (ProposalKind.END, ProposalKind.COUNT, ProposalKind.ADD),
     ),
-    "a pod without GPUs does not want to share its host": Told(
+    "a pod without GPUs does not want to share its host": GangTold(
         gang_situation(
             {"a1": rack("a"), "a2": rack("a")},
             [(unsociable("web", "a1", priority=3), []), holder("small", "a2", cpu="1")],
@@ -142,7 +141,7 @@ SITUATIONS: dict[str, Told] = {
         ("excluded: pod affinity: 1", "when team/web end"),
         (ProposalKind.END, ProposalKind.COUNT, ProposalKind.ADD),
     ),
-    "GPUs of a member that is gone are in doubt": Told(
+    "GPUs of a member that is gone are in doubt": GangTold(
         gang_situation({"a1": rack("a"), "a2": rack("a")}, [(holder("x", "b9")[0], full("a1")[1])]),
         GangState.BUSY,
         ("(gone) is proven to have ended",),
@@ -157,7 +156,7 @@ def explained(found: GangSituation) -> GangExplanation:
 
 
 @pytest.mark.parametrize("told", SITUATIONS.values(), ids=SITUATIONS.keys())
-def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
+def test_explain_names_the_cause_and_something_that_helps(told: GangTold) -> None:
     """State, reasons and numbers are those of the situation; each proposal is true when it is applied."""
     answer = explained(told.found)
     text = " ".join(" ".join(gang_lines(answer, index_snapshot(told.found.snapshot), show_all=True)).split())
@@ -288,7 +287,7 @@ def test_proposals_come_true_over_many_clusters(block: int) -> None:
 
 
 @pytest.mark.parametrize("told", SITUATIONS.values(), ids=SITUATIONS.keys())
-def test_domains_hold_what_they_say(told: Told) -> None:
+def test_domains_hold_what_they_say(told: GangTold) -> None:
     """The gang cut down to what a rack says it fits has a place there, and one member more has none."""
     answer = explained(told.found)
     snapshot = told.found.snapshot

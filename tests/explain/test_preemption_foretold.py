@@ -16,7 +16,7 @@ from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.objects import Pod
 from atoll.explain.changes import ClusterChange, PodCase
 from atoll.explain.decision import decide, index_snapshot
-from atoll.explain.preemption import Preemption, preemptions_for
+from atoll.explain.preemption import ForetoldPreemption, preemptions_for
 from atoll.explain.proposals import check
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_against_extender import extender_of
@@ -28,7 +28,7 @@ SEEDS = 160
 
 
 @dataclass(frozen=True)
-class Holder:
+class DryRunHolder:
     """What the dry run looks at."""
 
     uid: str
@@ -44,7 +44,7 @@ class Crowd:
     """A full cluster as Atoll sees it and as the dry run does. `allowed`: disruptions by the budget of each kind."""
 
     found: Situation
-    holders: tuple[Holder, ...]
+    holders: tuple[DryRunHolder, ...]
     allowed: dict[str, int]
 
     @property
@@ -67,7 +67,7 @@ def crowd(seed: int) -> Crowd:
             taken = sorted(ids.pop() for _ in range(min(len(ids) - left, rng.randint(1, 2))))
             name, kind = f"{node}-{len(ids)}", rng.choice("ab")
             since = f"2026-01-{rng.randint(1, 28):02}T00:00:{len(entries):02}Z"
-            told = Holder(f"uid-of-{name}", node, len(taken), rng.randrange(6), since, kind)
+            told = DryRunHolder(f"uid-of-{name}", node, len(taken), rng.randrange(6), since, kind)
             pod, leases = holder(name, node, *taken, priority=told.priority, labels={"kind": kind})
             status = msgspec.structs.replace(pod.status, start_time=since)
             entries.append((msgspec.structs.replace(pod, status=status), leases))
@@ -83,7 +83,7 @@ def crowd(seed: int) -> Crowd:
     return Crowd(replace(found, snapshot=replace(found.snapshot, budgets=named)), tuple(holders), allowed)
 
 
-def dry_run(crowd: Crowd, node: str) -> tuple[list[Holder], int] | None:
+def dry_run(crowd: Crowd, node: str) -> tuple[list[DryRunHolder], int] | None:
     """selectVictimsOnNode: all of lower priority go, then are spared again; None for a node that is no candidate."""
     there = [one for one in crowd.holders if one.node == node]
     free = 4 - sum(one.gpus for one in there)
@@ -145,7 +145,7 @@ async def preempted(crowd: Crowd) -> tuple[str, set[str]] | None:
     return pick(crowd, reply["NodeNameToMetaVictims"])
 
 
-def foretold(crowd: Crowd) -> Preemption | None:
+def foretold(crowd: Crowd) -> ForetoldPreemption | None:
     """Return what simulate says."""
     scene = index_snapshot(crowd.found.snapshot)
     told = preemptions_for(scene, crowd.found.pod, decide(scene, crowd.found.pod, crowd.found.claim))
@@ -183,7 +183,7 @@ async def test_victims_are_those_that_kube_scheduler_and_the_extender_come_to() 
     assert kinds == {"by count", "for an island", "nobody"}
 
 
-def check_island(made: Crowd, told: Preemption) -> None:
+def check_island(made: Crowd, told: ForetoldPreemption) -> None:
     """The pod fits once they have ended, and not before the last of them has; each is less important."""
     case = PodCase(made.found.snapshot, made.found.pod, made.found.claim)
     assert check(case, ClusterChange(ended=tuple(victim.metadata.uid for victim in told.victims))).fits

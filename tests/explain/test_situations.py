@@ -44,7 +44,7 @@ def with_memory(asking: tuple[Pod, Any], memory: str) -> tuple[Pod, Any]:
 
 
 @dataclass(frozen=True)
-class Told:
+class ExpectedAnswer:
     """What explain must say: the state, words of its text, and kinds of which a proposal must be among the answers."""
 
     found: Situation
@@ -61,15 +61,15 @@ HOST_USE = {"hostUses": [{"uuid": uuid_of("n1", 7), "pids": [4711]}]}
 ALL_USED = {"hostUses": [{"uuid": uuid_of("n1", number), "pids": [4711]} for number in range(4)]}
 POD_USE = {"pods": [{"uid": "stranger", "live": True, "uuids": [uuid_of("n1", 7)]}]}
 BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "66666666-2222-3333-4444-555555555555"
-SITUATIONS: dict[str, Told] = {
-    "all GPUs of the only node are held": Told(
+SITUATIONS: dict[str, ExpectedAnswer] = {
+    "all GPUs of the only node are held": ExpectedAnswer(
         situation({"n1": {}}, [full()], waiting(1)),
         PodState.BUSY,
         ("waits for GPUs that others hold", Reason.TOO_FEW_FREE, "no GPU free"),
         (ProposalKind.END, ADD),
         (ProposalKind.COUNT, ProposalKind.GPU, ProposalKind.OPEN),
     ),
-    "three free, but on two islands, and one is needed": Told(
+    "three free, but on two islands, and one is needed": ExpectedAnswer(
         situation(
             {"n3": {"profile": "rtx8000x4-bridged"}},
             [holder("a", "n3", 1), holder("b", "n3", 3)],
@@ -79,47 +79,47 @@ SITUATIONS: dict[str, Told] = {
         ("2 GPUs free, on 2 islands: 0 | 2", "needs them on one island", Reason.NO_ISLAND),
         (ProposalKind.RELAX, ProposalKind.COUNT, ProposalKind.END),
     ),
-    "an island of three on a machine of pairs": Told(
+    "an island of three on a machine of pairs": ExpectedAnswer(
         situation({"n1": {"profile": "rtx8000x4-bridged"}}, [], waiting(3, claim=ISLAND)),
         PodState.NEVER,
         ("fits no machine of this cluster", "islands of 2 + 2"),
         (ProposalKind.RELAX, ProposalKind.COUNT, ADD),
         (ProposalKind.END,),
     ),
-    "more GPUs than any machine has": Told(
+    "more GPUs than any machine has": ExpectedAnswer(
         situation({"n1": {}, "n2": {"profile": "l40s-4"}}, [full()], waiting(12)),
         PodState.NEVER,
         ("not even an empty one", names.REJECT_NEVER_FITS, "has 4 GPUs"),
         (ProposalKind.COUNT, ADD),
         (ProposalKind.END,),
     ),
-    "a model that nobody has": Told(
+    "a model that nobody has": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, claim={"models": ["nvidia-b200"]})),
         PodState.NEVER,
         (names.REJECT_NO_MODEL, "asked: count 1, policy contiguous, model nvidia-b200"),
         (ProposalKind.RELAX, ADD),
         (ProposalKind.COUNT,),
     ),
-    "a model that is there and held": Told(
+    "a model that is there and held": ExpectedAnswer(
         situation({"n1": {}, "n2": {"profile": "t4-4"}}, [full()], waiting(1, claim={"models": ["nvidia-v100"]})),
         PodState.BUSY,
         ("1 no GPU of a claimed model", "1 too few free GPUs"),
         (ProposalKind.RELAX, ProposalKind.END, ADD),
         standings={"n1": NodeBlocker.BUSY, "n2": NodeBlocker.NEVER},
     ),
-    "more memory than the cards have": Told(
+    "more memory than the cards have": ExpectedAnswer(
         situation({"n1": {"profile": "t4-4"}}, [], waiting(1, claim={"memory": "40Gi"})),
         PodState.NEVER,
         (names.REJECT_NO_MEMORY,),
         (ProposalKind.RELAX, ADD),
     ),
-    "a newer compute capability": Told(
+    "a newer compute capability": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, claim={"computeCapability": "9.0"})),
         PodState.NEVER,
         (names.REJECT_NO_CAPABILITY,),
         (ProposalKind.RELAX, ADD),
     ),
-    "MIG instances where no card is split": Told(
+    "MIG instances where no card is split": ExpectedAnswer(
         situation(
             {"n1": {"profile": "dgx-a100"}},
             [],
@@ -130,50 +130,50 @@ SITUATIONS: dict[str, Told] = {
         (),
         (ProposalKind.END, ProposalKind.COUNT),
     ),
-    "NVLink on a machine without": Told(
+    "NVLink on a machine without": ExpectedAnswer(
         situation({"n1": {"profile": "l40s-4"}}, [], waiting(2, claim={"interconnect": "nvlink"})),
         PodState.NEVER,
         (Reason.NO_NVLINK_ISLAND,),
         (ProposalKind.RELAX, ProposalKind.COUNT, ADD),
     ),
-    "PCIe alone where a switch joins all": Told(
+    "PCIe alone where a switch joins all": ExpectedAnswer(
         situation({"n1": {"profile": "dgx-h100"}}, [], waiting(2, claim={"interconnect": "pcie"})),
         PodState.NEVER,
         (Reason.NO_PCIE_SET,),
         (ProposalKind.RELAX, ProposalKind.COUNT, ADD),
     ),
-    "more bandwidth than the links carry": Told(
+    "more bandwidth than the links carry": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(4, claim={"minBandwidthGBps": 5000})),
         PodState.NEVER,
         (Reason.NO_BANDWIDTH, "5000 GB/s"),
         (ProposalKind.RELAX, ProposalKind.COUNT),
     ),
-    "two conditions that fail together": Told(
+    "two conditions that fail together": ExpectedAnswer(
         situation({"n1": {"profile": "t4-4"}}, [], waiting(1, claim={"models": ["nvidia-b200"], "memory": "40Gi"})),
         PodState.NEVER,
         (names.REJECT_NO_MODEL, "any model, no memory"),
         (ProposalKind.RELAX,),
     ),
-    "cordoned GPUs would be enough": Told(
+    "cordoned GPUs would be enough": ExpectedAnswer(
         situation({"n1": {"cordoned": (6, 7)}}, [holder("a", "n1", *range(6))], waiting(1)),
         PodState.BUSY,
         ("not given out: 6 cordoned, 7 cordoned", "uncordon GPU n1/6"),
         (ProposalKind.GPU, ProposalKind.END, ADD),
     ),
-    "every GPU is cordoned": Told(
+    "every GPU is cordoned": ExpectedAnswer(
         situation({"n1": {"cordoned": tuple(range(8))}}, [], waiting(1)),
         PodState.WITHHELD,
         ("cordoned or sick", "uncordon GPU n1/0"),
         (ProposalKind.GPU,),
         (ProposalKind.END,),
     ),
-    "the only free GPU is sick": Told(
+    "the only free GPU is sick": ExpectedAnswer(
         situation({"n1": {"sick": (7,)}}, [holder("a", "n1", *range(7))], waiting(1)),
         PodState.BUSY,
         ("7 quarantined", "get GPU n1/7 well"),
         (ProposalKind.REPAIR, ProposalKind.END),
     ),
-    "a sick GPU breaks the only island that would do": Told(
+    "a sick GPU breaks the only island that would do": ExpectedAnswer(
         situation(
             {"n1": {"profile": "rtx8000x4-bridged", "sick": (1,)}}, [holder("a", "n1", 3)], waiting(2, claim=ISLAND)
         ),
@@ -181,45 +181,47 @@ SITUATIONS: dict[str, Told] = {
         ("2 GPUs free, on 2 islands: 0 | 2", "get GPU n1/1 well"),
         (ProposalKind.REPAIR, ProposalKind.END, ProposalKind.RELAX),
     ),
-    "a whole machine is wanted and one GPU is sick": Told(
+    "a whole machine is wanted and one GPU is sick": ExpectedAnswer(
         situation({"n1": {"sick": (3,)}}, [], waiting(8)),
         PodState.WITHHELD,
         ("3 quarantined",),
         (ProposalKind.REPAIR, ProposalKind.COUNT, ADD),
         (ProposalKind.END,),
     ),
-    "the agent is silent": Told(
+    "the agent is silent": ExpectedAnswer(
         situation({"n1": {"heard": LONG_AGO}}, [], waiting(1)),
         PodState.UNKNOWN,
         (names.REJECT_STALE_REPORT, "has not been heard"),
         (ADD,),
     ),
-    "the machine was rebooted since its report": Told(
+    "the machine was rebooted since its report": ExpectedAnswer(
         situation({"n1": {"boot": BOOT, "node": {"boot": NEXT_BOOT}}}, [], waiting(1)),
         PodState.UNKNOWN,
         (names.REJECT_PAST_BOOT, f"the report is of boot {BOOT}, the node says {NEXT_BOOT}"),
         (ADD,),
     ),
-    "the node was made anew since its report": Told(
+    "the node was made anew since its report": ExpectedAnswer(
         situation({"n1": {"node_uid": "uid-of-another"}}, [], waiting(1)),
         PodState.UNKNOWN,
         (names.REJECT_PAST_NODE, "the report is of Node uid-of-another, the node's uid is uid-of-n1"),
         (ADD,),
     ),
-    "the report was edited by hand and contradicts itself": Told(
+    "the report was edited by hand and contradicts itself": ExpectedAnswer(
         situation({"n1": {"devices": {1: {"id": 0}}}}, [], waiting(1)),
         PodState.UNKNOWN,
         (names.REJECT_BAD_REPORT, "delete the GpuNodeStatus"),
         (ADD,),
     ),
-    "the node never reported": Told(
+    "the node never reported": ExpectedAnswer(
         situation({"n1": {"report": False}}, [], waiting(1)),
         PodState.UNKNOWN,
         (names.REJECT_NO_REPORT,),
         (ADD,),
     ),
-    "there is no node at all": Told(situation({}, [], waiting(1)), PodState.NEVER, ("Of 0 nodes: none",), (ADD,)),
-    "a taint keeps the pod off": Told(
+    "there is no node at all": ExpectedAnswer(
+        situation({}, [], waiting(1)), PodState.NEVER, ("Of 0 nodes: none",), (ADD,)
+    ),
+    "a taint keeps the pod off": ExpectedAnswer(
         situation({"n1": {"node": TAINT}}, [], waiting(1)),
         PodState.CLOSED,
         ("untolerated taint", "tolerate team=a:NoSchedule"),
@@ -227,26 +229,26 @@ SITUATIONS: dict[str, Told] = {
         (ProposalKind.END, ProposalKind.COUNT),
         {"n1": NodeBlocker.CLOSED},
     ),
-    "the node is cordoned": Told(
+    "the node is cordoned": ExpectedAnswer(
         situation({"n1": {"node": {"unschedulable": True}}}, [], waiting(1)),
         PodState.CLOSED,
         ("cordoned", "uncordon the node"),
         (ProposalKind.OPEN, ADD),
     ),
-    "the node is not ready": Told(
+    "the node is not ready": ExpectedAnswer(
         situation({"n1": {"node": {"ready": "False"}}}, [], waiting(1)),
         PodState.CLOSED,
         ("not ready",),
         (ADD,),
         (ProposalKind.OPEN,),
     ),
-    "a node selector matches nothing": Told(
+    "a node selector matches nothing": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, nodeSelector={"pool": "training"})),
         PodState.CLOSED,
         ("node selector", "label it pool=training"),
         (ProposalKind.OPEN, ADD),
     ),
-    "node affinity matches nothing": Told(
+    "node affinity matches nothing": ExpectedAnswer(
         situation(
             {"n1": {}},
             [],
@@ -266,14 +268,14 @@ SITUATIONS: dict[str, Told] = {
         PodState.CLOSED,
         ("node affinity",),
     ),
-    "no cpu is left beside free GPUs": Told(
+    "no cpu is left beside free GPUs": ExpectedAnswer(
         situation({"n1": {}}, [holder("a", "n1", 0, cpu="60")], waiting(1, cpu="8")),
         PodState.CLOSED,
         ("insufficient cpu", "team/a"),
         (ProposalKind.END, ADD),
         (ProposalKind.COUNT,),
     ),
-    "a pod without GPUs has taken the cpu": Told(
+    "a pod without GPUs has taken the cpu": ExpectedAnswer(
         situation(
             {"n1": {}},
             [],
@@ -284,39 +286,39 @@ SITUATIONS: dict[str, Told] = {
         ("insufficient cpu", "when team/web ends"),
         (ProposalKind.END, ADD),
     ),
-    "more cpu than any node has": Told(
+    "more cpu than any node has": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, cpu="100")),
         PodState.CLOSED,
         ("insufficient cpu",),
         (ADD,),
         (ProposalKind.END,),
     ),
-    "no cpu and no GPU": Told(
+    "no cpu and no GPU": ExpectedAnswer(
         situation({"n1": {}}, [full(cpu="60")], waiting(1, cpu="8")),
         PodState.CLOSED,
         ("too few free GPUs, insufficient cpu",),
         (ProposalKind.END, ADD),
     ),
-    "a taint on the free node, the other is full": Told(
+    "a taint on the free node, the other is full": ExpectedAnswer(
         situation({"n1": {"node": TAINT}, "n2": {}}, [full("n2")], waiting(1)),
         PodState.BUSY,
         ("1 too few free GPUs, 1 untolerated taint",),
         (ProposalKind.OPEN, ProposalKind.END, ADD),
         standings={"n1": NodeBlocker.CLOSED, "n2": NodeBlocker.BUSY},
     ),
-    "a pod that is ending makes room": Told(
+    "a pod that is ending makes room": ExpectedAnswer(
         situation({"n1": {}}, [full(deleted=True)], waiting(1)),
         PodState.BUSY,
         ("when team/on-n1 is proven to have ended",),
         (ProposalKind.ENDING,),
     ),
-    "a pod is gone and its Leases are not": Told(
+    "a pod is gone and its Leases are not": ExpectedAnswer(
         situation({"n1": {}}, [(make_pod("x", gpus=None), full()[1])], waiting(1)),
         PodState.BUSY,
         ("team/on-n1 (gone) is proven to have ended",),
         (ProposalKind.ENDING,),
     ),
-    "GPUs are kept for another pod": Told(
+    "GPUs are kept for another pod": ExpectedAnswer(
         situation(
             {"n1": {}},
             [holder("a", "n1", *range(7))],
@@ -327,13 +329,13 @@ SITUATIONS: dict[str, Told] = {
         ("too few free GPUs",),
         (ProposalKind.END, ADD),
     ),
-    "two small pods hold what one large wants": Told(
+    "two small pods hold what one large wants": ExpectedAnswer(
         situation({"n1": {"profile": "l40s-4"}}, [holder("a", "n1", 0), holder("b", "n1", 1)], waiting(4)),
         PodState.BUSY,
         ("when team/a, team/b end",),
         (ProposalKind.END, ProposalKind.COUNT),
     ),
-    "one of low priority and one of high": Told(
+    "one of low priority and one of high": ExpectedAnswer(
         situation(
             {"n1": {"profile": "l40s-4"}},
             [holder("a", "n1", 0, 1, priority=9), holder("b", "n1", 2, 3, priority=1)],
@@ -343,7 +345,7 @@ SITUATIONS: dict[str, Told] = {
         ("1. when team/b ends", "2. when team/a ends"),
         (ProposalKind.END,),
     ),
-    "a host port is taken": Told(
+    "a host port is taken": ExpectedAnswer(
         situation(
             {"n1": {}},
             [],
@@ -354,26 +356,26 @@ SITUATIONS: dict[str, Told] = {
         ("host port in use", "when team/web ends"),
         (ProposalKind.END, ADD),
     ),
-    "the NVLink fabric is not ready": Told(
+    "the NVLink fabric is not ready": ExpectedAnswer(
         situation({"n1": {"profile": "dgx-h100", "devices": dict.fromkeys(range(8), NO_FABRIC)}}, [], waiting(1)),
         PodState.WITHHELD,
         (names.REJECT_FABRIC,),
     ),
-    "a process of the machine uses the last GPU": Told(
+    "a process of the machine uses the last GPU": ExpectedAnswer(
         situation({"n1": {"status": HOST_USE}}, [holder("a", "n1", *range(7))], waiting(1)),
         PodState.BUSY,
         (Reason.TOO_FEW_FREE, "no GPU free", "when team/a end"),
         (ProposalKind.END, ADD),
         (ProposalKind.COUNT, ProposalKind.GPU),
     ),
-    "processes of the machine use every GPU": Told(
+    "processes of the machine use every GPU": ExpectedAnswer(
         situation({"n1": {"profile": "t4-4", "status": ALL_USED}}, [], waiting(1)),
         PodState.BUSY,
         (Reason.TOO_FEW_FREE,),
         (ADD,),
         (ProposalKind.END, ProposalKind.COUNT, ProposalKind.GPU, ProposalKind.REPAIR),
     ),
-    "a pod that went around Atoll uses the last GPU": Told(
+    "a pod that went around Atoll uses the last GPU": ExpectedAnswer(
         situation(
             {"n1": {"status": POD_USE}},
             [full(count=7)],
@@ -384,7 +386,7 @@ SITUATIONS: dict[str, Told] = {
         (Reason.TOO_FEW_FREE, "when team/stranger end"),
         (ProposalKind.END, ADD),
     ),
-    "the pod still holds GPUs of another node": Told(
+    "the pod still holds GPUs of another node": ExpectedAnswer(
         situation(
             {"n1": {}, "n2": {}},
             [(holder("x", "n1", *range(8))[0], [make_lease("n1", 0, holder=Holder("team", "p", "uid-of-p"))])],
@@ -393,15 +395,15 @@ SITUATIONS: dict[str, Told] = {
         PodState.BUSY,
         (names.REJECT_HOLDS_ELSEWHERE,),
     ),
-    "large annotations leave no room for the allocation": Told(
+    "large annotations leave no room for the allocation": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, annotations={"example.com/notes": "x" * 300_000})),
         PodState.REFUSED,
         (names.REJECT_ANNOTATIONS, "take large annotations off the pod"),
     ),
-    "more memory than any node has": Told(
+    "more memory than any node has": ExpectedAnswer(
         situation({"n1": {}}, [], with_memory(waiting(1), "600Gi")), PodState.CLOSED, ("insufficient memory",), (ADD,)
     ),
-    "every place for pods is taken": Told(
+    "every place for pods is taken": ExpectedAnswer(
         situation(
             {"n1": {}},
             [],
@@ -412,13 +414,13 @@ SITUATIONS: dict[str, Told] = {
         ("insufficient pods",),
         (ProposalKind.END, ADD),
     ),
-    "a neighbour does not want to share the host": Told(
+    "a neighbour does not want to share the host": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, labels={"app": "x"}), others=[unsociable("web", "n1")]),
         PodState.CLOSED,
         (NEIGHBOURS, "when team/web end"),
         (ProposalKind.END, ADD),
     ),
-    "a neighbour of the same zone, on a full node and dearer than those who hold GPUs": Told(
+    "a neighbour of the same zone, on a full node and dearer than those who hold GPUs": ExpectedAnswer(
         situation(
             {"n1": {"node": {"labels": {"zone": "a"}}}, "n2": {"node": {"labels": {"zone": "a"}}}},
             [*(holder(f"h{n}", "n1", n) for n in range(7)), full("n2")],
@@ -429,7 +431,7 @@ SITUATIONS: dict[str, Told] = {
         (NEIGHBOURS, "when team/web end"),
         (ProposalKind.END, ADD),
     ),
-    "a host port is taken by a pod that is dearer than those who hold GPUs": Told(
+    "a host port is taken by a pod that is dearer than those who hold GPUs": ExpectedAnswer(
         situation(
             {"n1": {}},
             [holder(f"h{n}", "n1", n) for n in range(4)],
@@ -440,43 +442,43 @@ SITUATIONS: dict[str, Told] = {
         ("host port in use", "when team/web end"),
         (ProposalKind.END, ADD),
     ),
-    "the pod fits and is not yet bound": Told(
+    "the pod fits and is not yet bound": ExpectedAnswer(
         situation({"n1": {}}, [holder("a", "n1", 0)], waiting(2)), PodState.FITS, ("fits now, best on n1",)
     ),
-    "the claim is missing": Told(
+    "the claim is missing": ExpectedAnswer(
         situation({"n1": {}}, [], (make_pod("p", annotations={names.CLAIM: "gone"}), None)),
         PodState.REFUSED,
         (names.REJECT_CLAIM_MISSING, "create the GpuClaim"),
     ),
-    "the claim was made anew": Told(
+    "the claim was made anew": ExpectedAnswer(
         situation({"n1": {}}, [], (make_pod("p", claim=make_claim("c", uid="old")), make_claim("c", uid="new"))),
         PodState.REFUSED,
         (names.REJECT_CLAIM_REPLACED, "create the pod anew"),
     ),
-    "the containers ask for another count": Told(
+    "the containers ask for another count": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(2, claim={}, gpus=1)),
         PodState.REFUSED,
         (names.REJECT_COUNT_MISMATCH,),
     ),
-    "the pod belongs to a gang": Told(
+    "the pod belongs to a gang": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, annotations={names.GANG: "g"})),
         PodState.REFUSED,
         (names.REJECT_GANG, "there is no GpuGang 'g' in namespace team; create it"),
     ),
-    "the pod belongs to a gang that the controllers make": Told(
+    "the pod belongs to a gang that the controllers make": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, annotations={names.GANG: "g", names.GANG_SIZE: "2"})),
         PodState.REFUSED,
         (names.REJECT_GANG, "`atoll explain gang/g -n team`"),
     ),
-    "somebody's gate holds the pod": Told(
+    "somebody's gate holds the pod": ExpectedAnswer(
         situation({"n1": {}}, [], waiting(1, schedulingGates=[{"name": "example.com/quota"}])),
         PodState.GATED,
         ("example.com/quota",),
     ),
-    "the pod asks for no GPU": Told(
+    "the pod asks for no GPU": ExpectedAnswer(
         situation({"n1": {}}, [], (make_pod("p", gpus=None), None)), PodState.NO_GPUS, (names.CLAIM,)
     ),
-    "the pod asks the device plugin": Told(
+    "the pod asks the device plugin": ExpectedAnswer(
         situation({"n1": {}}, [], (make_pod("p", gpus=1, resource="nvidia.com/gpu"), None)),
         PodState.NO_GPUS,
         ("nvidia.com/gpu is not Atoll's, ask for gpu.scheduling/gpu",),
@@ -497,7 +499,7 @@ def told_text(found: Situation, told: Explanation) -> str:
 
 
 @pytest.mark.parametrize("told", SITUATIONS.values(), ids=SITUATIONS.keys())
-def test_explain_names_the_cause_and_something_that_helps(told: Told) -> None:
+def test_explain_names_the_cause_and_something_that_helps(told: ExpectedAnswer) -> None:
     """State, reason and numbers are those of the situation; each proposal is true when it is applied."""
     answer = explain(index_snapshot(told.found.snapshot), told.found.pod)
     text = told_text(told.found, answer)

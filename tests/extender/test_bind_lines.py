@@ -26,7 +26,7 @@ BORN_SECONDS_AGO = 90.0
 
 
 @dataclass
-class Bench:
+class BindBench:
     """A binder before an API server that can be spoiled, and what it told."""
 
     server: FakeApiServer
@@ -36,7 +36,7 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+async def bench(tmp_path: Path) -> AsyncIterator[BindBench]:
     """One node of eight GPUs, and one pod that asks for two of them."""
     clock, mirror, told = ManualClock(), FakeMirror(), list[CompletedBind]()
     mirror.ledger.put_report(make_report("n1"))
@@ -53,7 +53,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         settings = BinderSettings(8.0, 60.0, VisibleDevices.UUID)
         binder = Binder(client, cast("ClusterMirror", mirror), clock, settings, new_token=lambda: "attempt-1")
         binder.observer = told.append
-        yield Bench(server, mirror, binder, told)
+        yield BindBench(server, mirror, binder, told)
 
 
 CALL = BindCall("p", "team", "u1", "n1")
@@ -64,7 +64,7 @@ def lines(logs: list[Any]) -> list[tuple[str, str, str, str, str]]:
     return [(line["event"], line["pod"], line["uid"], line["node"], line["attempt"]) for line in logs]
 
 
-async def test_a_bind_is_one_line_and_one_observation(bench: Bench) -> None:
+async def test_a_bind_is_one_line_and_one_observation(bench: BindBench) -> None:
     """The attempt of the line is that of the Leases; the pod's age and the quality of its set are told."""
     with capture_logs() as logs:
         assert await bench.binder.bind(CALL) == ""
@@ -76,7 +76,7 @@ async def test_a_bind_is_one_line_and_one_observation(bench: Bench) -> None:
     assert bench.told[0].waited_seconds == pytest.approx(BORN_SECONDS_AGO, abs=1.0)
 
 
-async def test_a_refused_bind_is_one_line_with_its_reason(bench: Bench) -> None:
+async def test_a_refused_bind_is_one_line_with_its_reason(bench: BindBench) -> None:
     """Nothing is counted as placed, and the line says why."""
     bench.server.fail(answering(422, "Invalid"), containing=paths.binding("team", "p"))
     with capture_logs() as logs:
@@ -87,7 +87,7 @@ async def test_a_refused_bind_is_one_line_with_its_reason(bench: Bench) -> None:
     assert bench.told == []
 
 
-async def test_a_node_without_a_report_is_a_line_too(bench: Bench) -> None:
+async def test_a_node_without_a_report_is_a_line_too(bench: BindBench) -> None:
     """Also what is refused before anything is written can be found by the pod's uid."""
     bench.mirror.ledger.drop_report("n1", why=names.REJECT_PAST_BOOT)
     with capture_logs() as logs:

@@ -15,7 +15,7 @@ from tests.builders import make_pod
 ADDED, MODIFIED, DELETED = ChangeKind.ADDED, ChangeKind.MODIFIED, ChangeKind.DELETED
 
 
-class Told(Fleet):
+class RecordingFleet(Fleet):
     """Keeps what it is told: (free, allocatable) by node, and asks."""
 
     def __init__(self) -> None:
@@ -47,20 +47,20 @@ def pod(name: str = "p", *, cpu: str = "4", on: str = "n1", **options: Any) -> P
 
 
 @pytest.fixture
-def told() -> Told:
+def told() -> RecordingFleet:
     """An empty fleet."""
-    return Told()
+    return RecordingFleet()
 
 
 @pytest.fixture
-def cpu(told: Told) -> HostCpu:
+def cpu(told: RecordingFleet) -> HostCpu:
     """One node of 16 cores."""
     listener = HostCpu(told)
     listener.observe(WatchedKind.NODE, Change(ADDED, node()))
     return listener
 
 
-def test_pods_take_cpu_until_they_end(cpu: HostCpu, told: Told) -> None:
+def test_pods_take_cpu_until_they_end(cpu: HostCpu, told: RecordingFleet) -> None:
     """A bound pod counts once, a finished or deleted one no more, and one that waits takes nothing."""
     waiting, bound, done = pod(on=""), pod(), pod(phase="Succeeded")
     seen = []
@@ -79,7 +79,7 @@ def test_pods_take_cpu_until_they_end(cpu: HostCpu, told: Told) -> None:
     assert seen == [16_000, 12_000, 12_000, 11_500, 15_500, 15_500, 16_000]
 
 
-def test_pod_that_is_resized_counts_by_its_new_size(cpu: HostCpu, told: Told) -> None:
+def test_pod_that_is_resized_counts_by_its_new_size(cpu: HostCpu, told: RecordingFleet) -> None:
     """A change of the requests of a running pod counts."""
     cpu.observe(WatchedKind.POD, Change(ADDED, pod()))
     cpu.observe(WatchedKind.POD, Change(MODIFIED, pod(cpu="6"), pod()))
@@ -87,7 +87,7 @@ def test_pod_that_is_resized_counts_by_its_new_size(cpu: HostCpu, told: Told) ->
     assert told.cpu["n1"] == (10_000, 16_000)
 
 
-def test_pods_may_be_seen_before_their_node(told: Told) -> None:
+def test_pods_may_be_seen_before_their_node(told: RecordingFleet) -> None:
     """The order of lists does not matter."""
     listener = HostCpu(told)
     listener.observe(WatchedKind.POD, Change(ADDED, pod()))
@@ -96,7 +96,7 @@ def test_pods_may_be_seen_before_their_node(told: Told) -> None:
     assert told.cpu == {"n1": (12_000, 16_000)}
 
 
-def test_node_that_goes_is_forgotten_and_other_collections_do_not_matter(cpu: HostCpu, told: Told) -> None:
+def test_node_that_goes_is_forgotten_and_other_collections_do_not_matter(cpu: HostCpu, told: RecordingFleet) -> None:
     """A node without CPU in its status, or gone, has none."""
     cpu.observe(WatchedKind.LEASE, Change(ADDED, node("x")))
     cpu.observe(WatchedKind.NODE, Change(ADDED, node("odd", cpu="many")))
@@ -105,7 +105,7 @@ def test_node_that_goes_is_forgotten_and_other_collections_do_not_matter(cpu: Ho
     assert told.cpu == {}
 
 
-def test_asks_are_counted_once_per_pod_with_gpus(cpu: HostCpu, told: Told) -> None:
+def test_asks_are_counted_once_per_pod_with_gpus(cpu: HostCpu, told: RecordingFleet) -> None:
     """Pods without GPUs say nothing of the CPU that GPUs need."""
     asking = make_pod("g", gpus=2, overhead={"cpu": "3"})
     for change in (Change(ADDED, pod()), Change(ADDED, asking), Change(MODIFIED, asking, asking)):

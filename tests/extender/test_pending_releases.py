@@ -27,7 +27,7 @@ def ended(pod: Pod) -> Pod:
 
 
 @dataclass
-class World:
+class HeldMachines:
     """Two machines of 4 GPUs, all held by pods of 1 GPU on n1 and by one pod of 4 on n2."""
 
     clock: ManualClock = field(default_factory=ManualClock)
@@ -73,11 +73,11 @@ class World:
 
 
 @pytest.fixture
-async def world() -> World:
-    return World()
+async def world() -> HeldMachines:
+    return HeldMachines()
 
 
-async def test_waits_until_the_last_lease_of_an_ended_pod_is_gone(world: World) -> None:
+async def test_waits_until_the_last_lease_of_an_ended_pod_is_gone(world: HeldMachines) -> None:
     """A pod that fits once the Leases go is not refused before."""
     world.end("whole")
     asked = world.ask(4)
@@ -89,7 +89,7 @@ async def test_waits_until_the_last_lease_of_an_ended_pod_is_gone(world: World) 
     assert await asked
 
 
-async def test_waits_for_news_of_an_end_that_kube_scheduler_heard_first(world: World) -> None:
+async def test_waits_for_news_of_an_end_that_kube_scheduler_heard_first(world: HeldMachines) -> None:
     """Nodes offered that are full by our count say that kube-scheduler knows of an end."""
     asked = world.ask(1)
     await settle()
@@ -101,7 +101,7 @@ async def test_waits_for_news_of_an_end_that_kube_scheduler_heard_first(world: W
     assert await asked
 
 
-async def test_gives_up_when_the_leases_stay_and_then_does_not_wait_for_a_while(world: World) -> None:
+async def test_gives_up_when_the_leases_stay_and_then_does_not_wait_for_a_while(world: HeldMachines) -> None:
     """Without controllers kube-scheduler is held up once in a while, not for every pod."""
     world.end("single-0")
     asked = world.ask(1)
@@ -119,7 +119,7 @@ async def test_gives_up_when_the_leases_stay_and_then_does_not_wait_for_a_while(
     assert await again
 
 
-async def test_gives_up_soon_when_no_end_is_heard_of(world: World) -> None:
+async def test_gives_up_soon_when_no_end_is_heard_of(world: HeldMachines) -> None:
     """Counts that differ for good (a GPU in doubt, a cordon) hold up one call in a while, and shortly."""
     asked = world.ask(1)
     await world.clock.advance(2 * LAG_SECONDS)
@@ -133,7 +133,9 @@ async def test_gives_up_soon_when_no_end_is_heard_of(world: World) -> None:
     [(4, ("n1",)), (1, ("n2",)), (5, NODES)],
     ids=["still too few", "on a node that was not offered", "more than any machine has"],
 )
-async def test_never_waits_for_an_end_that_does_not_help(world: World, gpus: int, nodes: tuple[str, ...]) -> None:
+async def test_never_waits_for_an_end_that_does_not_help(
+    world: HeldMachines, gpus: int, nodes: tuple[str, ...]
+) -> None:
     """A pod that would not fit even then is refused without waiting for those Leases."""
     world.end("single-0")
     asked = world.ask(gpus, nodes)
@@ -143,7 +145,7 @@ async def test_never_waits_for_an_end_that_does_not_help(world: World, gpus: int
     assert not asked.result()
 
 
-async def test_phase_alone_is_no_end(world: World) -> None:
+async def test_phase_alone_is_no_end(world: HeldMachines) -> None:
     """Somebody who writes the phase by hand proves nothing, and nobody waits for Leases that stay."""
     pod = world.pods["single-0"]
     forged = Pod(pod.metadata, pod.spec, PodStatus(phase="Failed"))

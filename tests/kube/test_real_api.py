@@ -20,7 +20,7 @@ from atoll.kube.reflector import Reflector
 from atoll.service.clock import SystemClock
 from devcluster import DevCluster
 from tests.fakes.clock import until
-from tests.kube.test_reflector import Pod as Thing
+from tests.kube.test_reflector import WatchedPod as Thing
 from tests.kube.test_reflector import decode_pod as decode
 
 pytestmark = pytest.mark.e2e

@@ -18,7 +18,7 @@ from tests.fakes.api_server import FakeApiServer, WatchStream, answering
 from tests.fakes.clock import ManualClock, until
 
 
-class Meta(msgspec.Struct, rename="camel", frozen=True):
+class PodMeta(msgspec.Struct, rename="camel", frozen=True):
     name: str
     uid: str
     resource_version: str
@@ -29,22 +29,22 @@ class Spec(msgspec.Struct, rename="camel", frozen=True):
     node_name: str = ""
 
 
-class Pod(msgspec.Struct, frozen=True):
-    metadata: Meta
+class WatchedPod(msgspec.Struct, frozen=True):
+    metadata: PodMeta
     spec: Spec = Spec()
 
 
-decode_pod = msgspec.json.Decoder(Pod).decode
+decode_pod = msgspec.json.Decoder(WatchedPod).decode
 
 
 @dataclass
-class Watched:
+class WatchedReflector:
     """A running reflector and what its consumer was told."""
 
-    reflector: Reflector[Pod]
+    reflector: Reflector[WatchedPod]
     server: FakeApiServer
     clock: ManualClock
-    changes: list[Change[Pod]] = field(default_factory=list)
+    changes: list[Change[WatchedPod]] = field(default_factory=list)
 
     def told(self) -> list[tuple[str, str, bool]]:
         return [(change.kind.value, change.object.metadata.uid, change.synthetic) for change in self.changes]
@@ -61,8 +61,8 @@ class Watched:
 @asynccontextmanager
 async def watching(
     server: FakeApiServer, client: ApiClient, clock: ManualClock, *, silence_seconds: float = 30.0, **selectors: str
-) -> AsyncIterator[Watched]:
-    changes: list[Change[Pod]] = []
+) -> AsyncIterator[WatchedReflector]:
+    changes: list[Change[WatchedPod]] = []
     reflector = Reflector(
         client,
         paths.pods(),
@@ -75,7 +75,7 @@ async def watching(
     )
     task = asyncio.create_task(reflector.run())
     try:
-        yield Watched(reflector, server, clock, changes)
+        yield WatchedReflector(reflector, server, clock, changes)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -424,7 +424,7 @@ async def test_list_that_was_under_way_does_not_end_a_beginning_anew(
     def lists() -> int:
         return server.count("sendInitialEvents=true") + server.count("limit=")
 
-    def on_event(_change: Change[Pod]) -> None:
+    def on_event(_change: Change[WatchedPod]) -> None:
         if not wanted_at:
             wanted_at.append(lists())
             reflector.relist()
@@ -461,7 +461,7 @@ async def test_fault_of_the_consumer_ends_the_run(server: FakeApiServer, client:
     """A consumer that failed on a change may not go on as if it had seen it: the process must start again."""
     server.put(pod("a"), {})
 
-    def fail(_change: Change[Pod]) -> None:
+    def fail(_change: Change[WatchedPod]) -> None:
         raise RuntimeError("bug")
 
     reflector = Reflector(client, paths.pods(), decode_pod, on_event=fail, clock=clock)

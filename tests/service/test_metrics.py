@@ -89,7 +89,7 @@ def test_calls_throttling_and_watches_are_told() -> None:
 
 
 @dataclass
-class Part:
+class GaugedPart:
     """What a part knows of itself."""
 
     reason: str | None = "not listed yet"
@@ -98,7 +98,7 @@ class Part:
 
 async def test_page_tells_readiness_and_computes_what_must_be_computed() -> None:
     """The gauge says what /readyz says, and computed gauges are brought up to date before each page."""
-    metrics, part = Metrics("tester"), Part()
+    metrics, part = Metrics("tester"), GaugedPart()
     metrics.before_page(lambda: part.refreshed.append("page"))
     app = application()
     add_health(app, ready={"ledger": lambda: part.reason}, metrics=metrics)

@@ -10,14 +10,14 @@ from atoll.service.errors import SettingsError
 from atoll.service.settings import Settings, effective, load, log_effective
 
 
-class Api(Settings):
+class ApiOptions(Settings):
     """How to talk to the API server."""
 
     burst: int = Field(default=100, ge=1)
     """Requests at once."""
 
 
-class Agent(Settings):
+class AgentOptions(Settings):
     """An agent for tests."""
 
     node_name: str
@@ -28,12 +28,12 @@ class Agent(Settings):
     kubeconfig: Path | None = None
     models: tuple[str, ...] = ()
     token: SecretStr = SecretStr("")
-    api: Api = Api()
+    api: ApiOptions = ApiOptions()
 
 
-def read(*argv: str, **environment: str) -> Agent:
+def read(*argv: str, **environment: str) -> AgentOptions:
     variables = {"ATOLL_AGENT_NODE_NAME": "n1", **environment}
-    return load(Agent, argv, "ATOLL_AGENT", environment=variables)
+    return load(AgentOptions, argv, "ATOLL_AGENT", environment=variables)
 
 
 def write(folder: Path, text: str) -> str:
@@ -44,7 +44,7 @@ def write(folder: Path, text: str) -> str:
 
 def test_defaults_hold_where_nothing_is_said() -> None:
     """Only what must be said needs saying."""
-    assert read() == Agent(node_name="n1")
+    assert read() == AgentOptions(node_name="n1")
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_bad_file_is_refused_with_the_setting_named(tmp_path: Path, text: str, m
 
 def test_empty_file_is_fine_and_missing_or_huge_ones_are_not(tmp_path: Path) -> None:
     """Nothing said is a valid thing to say."""
-    assert read("--config", write(tmp_path, "")) == Agent(node_name="n1")
+    assert read("--config", write(tmp_path, "")) == AgentOptions(node_name="n1")
     with pytest.raises(SettingsError, match="cannot read"):
         read("--config", str(tmp_path / "nowhere"))
     with pytest.raises(SettingsError, match="larger than"):

@@ -49,12 +49,12 @@ CROSS_PAIRS = box(8, {(0, 2): "NV12", (1, 3): "NV12", (4, 5): "NV12", (6, 7): "N
 def test_bridges_that_ignore_the_numbering_are_seen(
     free: tuple[int, ...], count: int, wanted: set[tuple[int, ...]]
 ) -> None:
-    """E1: pairs bridged as (0,2), (1,3), ... are found by their cells, not by their numbers."""
+    """Pairs bridged as (0,2), (1,3), ... are found by their cells, not by their numbers."""
     assert positions(CROSS_PAIRS, free, DeviceRequest(count)) in wanted
 
 
 def test_switch_counts_links_into_the_switch() -> None:
-    """E2: eight GPUs behind a switch are one island; a GPU with fewer links weakens only the sets that hold it."""
+    """Eight GPUs behind a switch are one island; a GPU with fewer links weakens only the sets that hold it."""
     near = {(5, other): "NV12" for other in range(8) if other != 5}
     subject = box(8, near, rest="NV18", numa=HALVES, nvlink_generation=4, nvswitch=True)
     ring = qualities(subject).ring_gbps
@@ -65,7 +65,7 @@ def test_switch_counts_links_into_the_switch() -> None:
 
 
 def test_ends_that_disagree_never_score_above_the_weaker() -> None:
-    """E4: NV4 one way, SYS the other: told as asymmetric, and worth no more than SYS both ways."""
+    """NV4 one way, SYS the other: told as asymmetric, and worth no more than SYS both ways."""
     told = [["X", "NV4"], ["SYS", "X"]]
     honest = machine([["X", "SYS"], ["SYS", "X"]], nvlink_generation=3)
     subject = machine(told, nvlink_generation=3)
@@ -78,7 +78,7 @@ BRIDGED = box(4, {(0, 1): "NV12", (2, 3): "NV12"}, numa=[0, 0, 0, 0], nvlink_gen
 
 
 def test_active_links_are_no_common_island() -> None:
-    """E6: four bridged cards are two pairs: one island of four is refused, four contiguous ones come at low quality."""
+    """Four bridged cards are two pairs: one island of four is refused, four contiguous ones come at low quality."""
     answer = choose(BRIDGED, 0b1111, DeviceRequest(4))
 
     assert [island.positions for island in islands(BRIDGED)] == [(0, 1), (2, 3)]
@@ -90,7 +90,7 @@ def test_active_links_are_no_common_island() -> None:
 
 @pytest.mark.parametrize("name", ["dgx1-v100", "mi250x-8gcd", "h100-nvl-8", "hgx-a100-4-redstone", "nv4-partial-3gpu"])
 def test_dead_links_raise_nothing(name: str) -> None:
-    """E4: on a known machine with one pair's links dead, in part or all, no set is worth more than before."""
+    """On a known machine with one pair's links dead, in part or all, no set is worth more than before."""
     known = profile(name).machine
     before = qualities(known).ring_gbps
     one, other, count = next(
@@ -115,7 +115,7 @@ DGX2 = profile("dgx2-v100").machine
 
 @pytest.mark.parametrize("count", [9, 10, 12, 16])
 def test_sixteen_gpus_behind_switches_are_one_island(count: int) -> None:
-    """E8: more than half of sixteen switched GPUs are given from one island, at full quality; with one of them ill
+    """More than half of sixteen switched GPUs are given from one island, at full quality; with one of them ill
     all sixteen are not."""
     answer, less_one = choose(DGX2, DGX2.full, DeviceRequest(count, Policy.ISLAND)), DGX2.full & ~(1 << 5)
 
@@ -128,7 +128,7 @@ def test_sixteen_gpus_behind_switches_are_one_island(count: int) -> None:
 
 
 def test_disagreement_of_any_kind_is_never_above_the_weaker_side() -> None:
-    """E4: for every two cells that the ends may tell, the pair is worth what it is when both tell the weaker."""
+    """For every two cells that the ends may tell, the pair is worth what it is when both tell the weaker."""
     words = ("NV4", "NV2", "PIX", "PHB", "SYS", "NS", "", "?", None, 7, "NV0", "NV999")
     for one, other in itertools.product(words, repeat=2):
         told = qualities(machine([["X", one], [other, "X"]], nvlink_generation=3)).ring_gbps[3]
@@ -157,13 +157,13 @@ SIX = box(
     ],
 )
 def test_three_gpus_per_socket(free: tuple[int, ...], count: int, wanted: set[tuple[int, ...]]) -> None:
-    """E12: six GPUs, a switch pair and one more per socket: where bandwidth ties, switch pairs stay together."""
+    """Six GPUs, a switch pair and one more per socket: where bandwidth ties, switch pairs stay together."""
     assert positions(SIX, free, DeviceRequest(count)) in wanted
 
 
 @pytest.mark.parametrize("rest", ["NODE", "SYS"])
 def test_cards_that_cannot_talk_are_kept_apart(rest: str) -> None:
-    """E14: two cards without peer access, in a box where all others are near or far alike: six of eight never hold
+    """Two cards without peer access, in a box where all others are near or far alike: six of eight never hold
     both, all eight are still given."""
     subject = box(8, {(2, 5): "NS"}, rest=rest, numa=[0] * 8, pcie_generation=4)
 
@@ -173,7 +173,7 @@ def test_cards_that_cannot_talk_are_kept_apart(rest: str) -> None:
 
 
 def test_pairs_alone_may_still_use_pcie() -> None:
-    """E6: two cards that only PCIe joins are refused to an ask for NVLink and given to any other."""
+    """Two cards that only PCIe joins are refused to an ask for NVLink and given to any other."""
     ask = DeviceRequest(2, interconnect=Interconnect.NVLINK)
 
     assert choose(BRIDGED, 0b0101, ask) == ChoiceRefusal(Reason.NO_NVLINK_ISLAND)
@@ -185,7 +185,7 @@ def test_pairs_alone_may_still_use_pcie() -> None:
     ("policy", "fuller_wins", "single"), [(Policy.PACKED, True, 0), (Policy.SPREAD, False, 4)], ids=["packed", "spread"]
 )
 def test_pack_and_spread_are_not_swapped(policy: Policy, *, fuller_wins: bool, single: int) -> None:
-    """E15: the used machine and the used half win under packed and lose under spread."""
+    """The used machine and the used half win under packed and lose under spread."""
     subject = box(8, {}, rest="SYS", numa=HALVES, pcie_generation=4)
     fuller, emptier = (
         choose(subject, 0b11110001, DeviceRequest(1, policy)),

@@ -122,7 +122,7 @@ TITLES = "CPU Affinity\tNUMA Affinity\tGPU NUMA ID"
     ],
 )
 def test_odd_forms_read_alike(text: str, numa: tuple[int | None, ...]) -> None:
-    """E9: however it was printed, two bridged pairs are two islands of two."""
+    """However it was printed, two bridged pairs are two islands of two."""
     matrix = read_topology(text)
 
     assert matrix.links == PAIRS
@@ -131,7 +131,7 @@ def test_odd_forms_read_alike(text: str, numa: tuple[int | None, ...]) -> None:
 
 
 def test_nics_are_no_gpus() -> None:
-    """E8: sixteen GPUs and ten adapters: adapters are told apart and keep their relation to every GPU."""
+    """Sixteen GPUs and ten adapters: adapters are told apart and keep their relation to every GPU."""
     links = profile("dgx2-v100").machine.links
     matrix = read_topology(printed(links, nics=10))
 

@@ -49,7 +49,7 @@ def test_its_commands_work(tmp_path: Path) -> None:
     assert '"step":100' in done.stdout
 
 
-class Model:
+class PageModel:
     """Stands for a model and an optimizer of the reader's."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def test_its_code_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 name["preemption"].wait(60)
             return 0.5
 
-        name.update(train=train, steps=5, model=Model(), optimizer=Model())
+        name.update(train=train, steps=5, model=PageModel(), optimizer=PageModel())
         try:
             exec(compile(code, PAGE, "exec"), name)
         finally:

@@ -82,7 +82,7 @@ def test_pods_beyond_the_count_stay_outside() -> None:
 
 
 def test_each_pod_set_needs_its_own_members() -> None:
-    """Eight workers do not stand in for a missing leader (H7)."""
+    """Eight workers do not stand in for a missing leader."""
     sets = [{"name": "leader", "count": 1}, {"name": "workers", "count": 8}]
     life = Life(make_gang(podSets=[{**sets[0], "minCount": 1}, {**sets[1], "minCount": 4}], minMember=5))
 
@@ -167,7 +167,7 @@ def test_a_failed_member_is_waited_for_and_then_recovered() -> None:
 
 
 def test_recovery_has_its_own_time_and_only_after_the_gang_was_ready() -> None:
-    """A start that takes longer than recoveryTimeout is no recovery (H10); a lost member is given just that time."""
+    """A start that takes longer than recoveryTimeout is no recovery; a lost member is given just that time."""
     life = admitted(2)
     assert life.look(*members(STARTING, STARTING), after=WAITING.recovery_timeout_seconds + 5).act is GangAction.NOTHING
     life.look(*members(READY, READY), after=1)
@@ -336,7 +336,7 @@ def taken(number: int, stage: MemberStage = ENDING, *, reason: str = "Preemption
 
 @pytest.mark.parametrize("stage", [ENDING, FAILED])
 def test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole(stage: MemberStage) -> None:
-    """Below its minimum the rest would run in vain: evicted whole, without a pause and without counting (I1)."""
+    """Below its minimum the rest would run in vain: evicted whole, without a pause and without counting."""
     life = running(3)
 
     decision = life.look(*members(READY, READY), taken(2, stage))
@@ -399,7 +399,7 @@ def test_running_members_of_a_gang_created_anew_are_taken_over() -> None:
 
 
 def test_a_successor_of_the_same_name_inherits_nothing() -> None:
-    """All old pods are terminating, new ones are there under the same gang name: only the new ones count (H17)."""
+    """All old pods are terminating, new ones are there under the same gang name: only the new ones count."""
     life = Life(make_gang(2))
     old = members(ENDING, ENDING)
     new = (member(8, GATED), member(9, GATED))
@@ -423,7 +423,7 @@ def test_a_job_that_was_stopped_half_way_needs_only_the_rest() -> None:
 
 
 def test_successes_of_an_earlier_job_do_not_count() -> None:
-    """A Job restarted under another uid needs all its members again (H12)."""
+    """A Job restarted under another uid needs all its members again."""
     life = Life(make_gang(4))
     old = tuple(owned(number, SUCCEEDED, "job-1") for number in range(2))
     left = tuple(owned(number, GATED, "job-2") for number in range(2, 4))
@@ -441,7 +441,7 @@ def owned(number: int, stage: MemberStage, uid: str) -> GangMember:
 
 
 def test_extra_members_are_placed_as_soon_as_the_base_is_admitted() -> None:
-    """minMember 2 of 4, the third comes while two start: it does not wait until they are ready (H13)."""
+    """minMember 2 of 4, the third comes while two start: it does not wait until they are ready."""
     life = Life(make_gang(4, minMember=2))
     life.write(lifecycle.admit(life.look(*members(GATED, GATED)).status, now_seconds=NOW, message=""))
 

@@ -37,7 +37,7 @@ def node(name: str) -> Node:
     return decode_node(orjson.dumps(body))
 
 
-class Place:
+class MixedMachines:
     """A cluster of these nodes; a gang of which some members run, and others want a place."""
 
     def __init__(
@@ -152,12 +152,12 @@ WORKERS = {"count": 8}
 )  # fmt: skip
 def test_a_gang_gets_one_model(nodes: str, sets: Any, hosts: set[str]) -> None:
     """A collective runs at the pace of its slowest member."""
-    assert Place(nodes.split(), sets).hosts() == hosts
+    assert MixedMachines(nodes.split(), sets).hosts() == hosts
 
 
 def test_a_gang_that_waits_for_one_model_says_so() -> None:
     """Two machines are free, and each is of another model."""
-    answer = Place(["a1-x", "h1-x"], {"w": (2, WORKERS)}).find()
+    answer = MixedMachines(["a1-x", "h1-x"], {"w": (2, WORKERS)}).find()
 
     assert isinstance(answer, NoPlacement)
     assert answer.reason == "NeverFits"
@@ -173,7 +173,7 @@ def test_a_gang_that_waits_for_one_model_says_so() -> None:
 )
 def test_a_replacement_is_of_its_gangs_model(nodes: str, free: Any, place: list[str]) -> None:
     """w0 runs on a1-x; w1 was lost."""
-    assert Place(nodes.split(), {"w": (2, WORKERS)}, running={"w0": "a1-x"}).replaced() == place
+    assert MixedMachines(nodes.split(), {"w": (2, WORKERS)}, running={"w0": "a1-x"}).replaced() == place
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_replacement_is_of_its_gangs_model(nodes: str, free: Any, place: list[
 def test_a_gang_takes_sound_machines_where_they_lie_as_near(nodes: str, damaged: list[str], hosts: set[str]) -> None:
     """What is required of nearness comes first; among equals the damaged machine is the last choice."""
     sets = {"w": (2, WORKERS)}
-    place = Place(nodes.split(), sets, damaged=damaged)
+    place = MixedMachines(nodes.split(), sets, damaged=damaged)
     place.gang = place.gang.model_copy(
         update={
             "spec": make_gang(

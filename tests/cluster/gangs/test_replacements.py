@@ -127,12 +127,12 @@ def test_several_lost_members_are_each_charged_before_the_next() -> None:
 
 
 def test_a_cordoned_machine_is_no_spare() -> None:
-    """A replacement stays gated rather than go to a machine that would refuse it (J8)."""
+    """A replacement stays gated rather than go to a machine that would refuse it."""
     assert Ground({0: "n1"}, cordoned=("n2",), **required(RACK)).place(1) == {}
 
 
 def test_one_part_without_a_spare_does_not_keep_another_waiting() -> None:
-    """Two pod sets in two racks, one rack has a spare: its member is repaired at once, the other waits (J11)."""
+    """Two pod sets in two racks, one rack has a spare: its member is repaired at once, the other waits."""
     sets = {"podSets": [{"name": "a", "count": 2, **required(RACK)}, {"name": "b", "count": 2, **required(RACK)}]}
     ground = Ground({0: "n1", 2: "n3"}, full=("n2",), **sets)
     ground.members = [with_set(pod, "a" if pod.metadata.name == "p0" else "b") for pod in ground.members]

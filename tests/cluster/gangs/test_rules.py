@@ -81,7 +81,7 @@ def test_a_conditions_time_is_when_its_status_changed(steps: list[tuple[bool, st
     ("text", "seconds"), [("10s", 10), ("3600s", 3600), ("10m", 600), ("1h30m", 5400), ("2h", 7200)]
 )
 def test_durations_are_honoured_to_the_second(text: str, seconds: int) -> None:
-    """No duration is capped in silence (H14)."""
+    """No duration is capped in silence."""
     wishes = WaitForPodsReady(timeout=text)
 
     policy = policy_for(ReadinessPolicy(), PolicyBounds(), wishes)
@@ -92,7 +92,7 @@ def test_durations_are_honoured_to_the_second(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["0s", "0m", "-5s", "10", "", "five minutes", "1.5h"])
 def test_durations_that_mean_nothing_are_refused(text: str) -> None:
-    """Zero, negative, unit-less and wordy timeouts never reach a decision (H14)."""
+    """Zero, negative, unit-less and wordy timeouts never reach a decision."""
     with pytest.raises(ValueError):
         WaitForPodsReady(timeout=text)
 
@@ -191,7 +191,7 @@ def test_an_evicted_gang_goes_back_as_the_policy_says(timestamp: str, reason: st
 
 
 def test_hopeless_gangs_are_tried_ever_more_rarely() -> None:
-    """In ten virtual minutes a gang that never fits is tried a few dozen times, room or no room (H15)."""
+    """In ten virtual minutes a gang that never fits is tried a few dozen times, room or no room."""
     now, attempts, tries = 0.0, AdmissionAttempts(), 0
     while now < 600:
         wait = attempts.wait_seconds(now, room_at_seconds=0.0)
@@ -341,7 +341,7 @@ def spec_with(topology_name: str | None = None, **request: Any) -> GpuGangSpec:
     ids=["none", "unknown name", "misspelt level", "several", "level of a slice"],
 )
 def test_a_request_that_no_topology_can_keep_is_an_obstacle(spec: Any, topologies: Any, reason: str) -> None:
-    """Unknown topologies and levels make a gang inactive; it is never placed without its constraint (J16)."""
+    """Unknown topologies and levels make a gang inactive; it is never placed without its constraint."""
     found = choose_topology(spec, topologies)
 
     assert isinstance(found, Obstacle)
@@ -349,7 +349,7 @@ def test_a_request_that_no_topology_can_keep_is_an_obstacle(spec: Any, topologie
 
 
 def test_nodes_without_a_level_are_outside_for_those_who_demand_one() -> None:
-    """A required rack never uses a node without rack label; a gang without demands may (J12)."""
+    """A required rack never uses a node without rack label; a gang without demands may."""
     nodes = [node("n1", rack="a"), node("n2", rack="a"), node("n3")]
 
     strict = node_domains_of(topology(RACK), nodes, {}, strict=True)
@@ -362,7 +362,7 @@ def test_nodes_without_a_level_are_outside_for_those_who_demand_one() -> None:
 
 
 def test_a_level_that_no_node_has_is_an_obstacle() -> None:
-    """A label that is absent everywhere is told as such, not as a lack of room (J12)."""
+    """A label that is absent everywhere is told as such, not as a lack of room."""
     found = node_domains_of(topology("example.com/block", RACK), [node("n1", rack="a")], {}, strict=True)
 
     assert isinstance(found, Obstacle)

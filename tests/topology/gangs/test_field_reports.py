@@ -61,7 +61,7 @@ def members(*hosts: str) -> list[PlacedMember]:
     return [PlacedMember(rank, host) for rank, host in enumerate(hosts)]
 
 
-def test_h1_of_two_gangs_that_each_fit_alone_one_is_placed_whole() -> None:
+def test_of_two_gangs_that_each_fit_alone_one_is_placed_whole() -> None:
     """Eight nodes, two gangs of eight nodes each: the second finds nothing left, not half of something."""
     state = grid({("b0", "r0"): 8})
     first = Gang((workers(8),))
@@ -72,7 +72,7 @@ def test_h1_of_two_gangs_that_each_fit_alone_one_is_placed_whole() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_h1_mixed_jobs_drain(seed: int) -> None:
+def test_mixed_jobs_drain(seed: int) -> None:
     """Sixty jobs of one to eight GPUs drain through sixteen, whatever the order: whole jobs come and go."""
     dice = random.Random(seed)
     waiting = [dice.randint(1, 8) for _ in range(60)]
@@ -92,7 +92,7 @@ def test_h1_mixed_jobs_drain(seed: int) -> None:
     assert done == 60
 
 
-def test_h4_no_member_is_placed_when_the_second_has_no_room() -> None:
+def test_no_member_is_placed_when_the_second_has_no_room() -> None:
     """A gang of two with one free node is refused as a whole, and told how much fits."""
     answer = refused(workers(2), busy(grid({("b0", "r0"): 2}), ["b0-r0-1"]))
 
@@ -100,7 +100,7 @@ def test_h4_no_member_is_placed_when_the_second_has_no_room() -> None:
     assert answer.text == "pod set workers: the topology fits 1 of 2 pods; 2 hosts; excluded: too few free GPUs: 1"
 
 
-def test_h15_l9_a_gang_that_cannot_fit_costs_no_walk_over_small_domains() -> None:
+def test_a_gang_that_cannot_fit_costs_no_walk_over_small_domains() -> None:
     """A thousand nodes: a gang too large for any rack is refused after counting up, without following one domain."""
     state = grid({(f"b{rack // 10}", f"r{rack:03}"): 10 for rack in range(100)})
     answer = refused(workers(1000, ONE_RACK), state)
@@ -108,7 +108,7 @@ def test_h15_l9_a_gang_that_cannot_fit_costs_no_walk_over_small_domains() -> Non
     assert (answer.fits, answer.of) == (10, 1000)
 
 
-def test_l9_a_thousand_members_in_slices_of_a_rack_take_few_steps() -> None:
+def test_a_thousand_members_in_slices_of_a_rack_take_few_steps() -> None:
     """A thousand nodes in a hundred racks, ten members per rack: placed, with steps in the order of the nodes."""
     state = grid({(f"b{rack // 10}", f"r{rack:03}"): 10 for rack in range(100)})
     answer = placed(workers(1000, TopologyRequest(slices=(Slice("rack", 10),))), state)
@@ -116,7 +116,7 @@ def test_l9_a_thousand_members_in_slices_of_a_rack_take_few_steps() -> None:
     assert answer.steps < 10_000
 
 
-def test_i3_idle_hosts_and_those_of_victims_are_found_together() -> None:
+def test_idle_hosts_and_those_of_victims_are_found_together() -> None:
     """Asked of the hosts as they will be without the one low job, the search takes the idle node and the job's node of
     one rack; asked of them as they are, it finds nothing."""
     now = busy(grid({("b0", "r0"): 2, ("b0", "r1"): 2}), ["b0-r0-1", "b0-r1-0", "b0-r1-1"])
@@ -126,7 +126,7 @@ def test_i3_idle_hosts_and_those_of_victims_are_found_together() -> None:
     assert set(hosts_of(placed(workers(2, ONE_RACK), without_victim), "workers")) == {"b0-r0-0", "b0-r0-1"}
 
 
-def test_j1_j2_hosts_that_kube_scheduler_would_refuse_do_not_count() -> None:
+def test_hosts_that_kube_scheduler_would_refuse_do_not_count() -> None:
     """Two of four nodes of r1 are out: a gang of three goes to r2; when r2 is busy the reasons are counted."""
     state = grid({("b0", "r1"): 4, ("b0", "r2"): 4})
     gang = replace(workers(3, ONE_RACK), excluded={"b0-r1-1": "untolerated taint", "b0-r1-2": "cordoned"})
@@ -138,7 +138,7 @@ def test_j1_j2_hosts_that_kube_scheduler_would_refuse_do_not_count() -> None:
     )
 
 
-def test_j1_disliked_hosts_come_last() -> None:
+def test_disliked_hosts_come_last() -> None:
     """A PreferNoSchedule taint is respected where that costs no nearness, and does not refuse."""
     state = grid({("b0", "r0"): 3})
     gang = replace(workers(2), preferences={"b0-r0-0": -1000})
@@ -147,7 +147,7 @@ def test_j1_disliked_hosts_come_last() -> None:
     assert "b0-r0-0" in hosts_of(placed(replace(gang, count=3), state), "workers")
 
 
-def test_j4_what_others_use_is_gone_and_comes_back() -> None:
+def test_what_others_use_is_gone_and_comes_back() -> None:
     """Five GPUs are free beside others' pods: five single members fit there, not six; when a pod ends, six do."""
     state = busy(grid({("b0", "r0"): 1}), ["b0-r0-0"], 0b0001_1111)
 
@@ -156,7 +156,7 @@ def test_j4_what_others_use_is_gone_and_comes_back() -> None:
     assert placed(workers(6, gpus=1), busy(state, ["b0-r0-0"], 0b0111_1111))
 
 
-def test_j4_cpu_and_pod_room_count_for_all_members() -> None:
+def test_cpu_and_pod_room_count_for_all_members() -> None:
     """Free GPUs are no use without cpu and room for pods."""
     state = grid({("b0", "r0"): 2}, free={"cpu": 2_500, "pods": 3})
 
@@ -164,7 +164,7 @@ def test_j4_cpu_and_pod_room_count_for_all_members() -> None:
     assert refused(replace(workers(7, gpus=1), needs={"cpu": 1, "pods": 1}), state).fits == 6
 
 
-def test_j5_members_are_named_by_host_and_domains_by_label() -> None:
+def test_members_are_named_by_host_and_domains_by_label() -> None:
     """Where the lowest level is the hostname label and labels are crossed with node names, nothing is mixed up."""
     crossed = snapshot(
         ("kubernetes.io/hostname",),
@@ -176,7 +176,7 @@ def test_j5_members_are_named_by_host_and_domains_by_label() -> None:
     assert answer.assignments[0].domains[0].path == ("a1", "node-a1")
 
 
-def test_j6_a_replacement_is_charged_before_the_next_gang() -> None:
+def test_a_replacement_is_charged_before_the_next_gang() -> None:
     """One spare node and two that want it: after the repair took it the other gang is refused."""
     state = busy(grid({("b0", "r0"): 3}), ["b0-r0-0", "b0-r0-1"])
     gang = workers(2, ONE_RACK)
@@ -188,7 +188,7 @@ def test_j6_a_replacement_is_charged_before_the_next_gang() -> None:
     assert isinstance(place(Gang((workers(1),)), after), PlacementRefusal)
 
 
-def test_j8_without_a_spare_node_nothing_is_moved() -> None:
+def test_without_a_spare_node_nothing_is_moved() -> None:
     """The replacement stays where it is, with the reason; it is not sent to the bad node again."""
     state = busy(grid({("b0", "r0"): 2, ("b0", "r1"): 2}), ["b0-r0-0"])
     repair = replace_lost(workers(2, ONE_RACK), state, members("b0-r0-0", "b0-r0-1"), {"b0-r0-1"})
@@ -199,7 +199,7 @@ def test_j8_without_a_spare_node_nothing_is_moved() -> None:
     )
 
 
-def test_j11_of_two_broken_groups_the_one_with_a_spare_is_repaired() -> None:
+def test_of_two_broken_groups_the_one_with_a_spare_is_repaired() -> None:
     """Slices of two in rack r1 (no spare) and r2 (a spare) lose a node each: r2's is replaced, r1's waits."""
     state = busy(grid({("b0", "r1"): 2, ("b0", "r2"): 3}), ["b0-r1-0", "b0-r2-0"])
     gang = workers(4, TopologyRequest(Mode.REQUIRED, "block", (Slice("rack", 2),)))
@@ -209,7 +209,7 @@ def test_j11_of_two_broken_groups_the_one_with_a_spare_is_repaired() -> None:
     assert len(repair.refusals) == 1
 
 
-def test_j11_a_slice_that_was_lost_whole_moves_as_a_whole() -> None:
+def test_a_slice_that_was_lost_whole_moves_as_a_whole() -> None:
     """Both nodes of a slice are lost: its members find one rack together."""
     state = grid({("b0", "r1"): 2, ("b0", "r2"): 1, ("b0", "r3"): 2})
     gang = workers(4, TopologyRequest(Mode.REQUIRED, "block", (Slice("rack", 2),)))
@@ -219,21 +219,21 @@ def test_j11_a_slice_that_was_lost_whole_moves_as_a_whole() -> None:
     assert [member.host for member in repair.members] == ["b0-r3-0", "b0-r3-1"]
 
 
-def test_j12_a_host_without_a_level_is_outside() -> None:
+def test_a_host_without_a_level_is_outside() -> None:
     """A missing or empty label gives no path."""
     assert path_of({"block": "b0"}, ("block", "rack")) is None
     assert path_of({"block": "b0", "rack": ""}, ("block", "rack")) is None
     assert path_of({"block": "b0", "rack": "r0", "zone": "z"}, ("block", "rack")) == ("b0", "r0")
 
 
-def test_j12_equal_rack_names_in_two_blocks_are_two_racks() -> None:
+def test_equal_rack_names_in_two_blocks_are_two_racks() -> None:
     """The same label value under different parents is no common domain."""
     state = grid({("b0", "r0"): 1, ("b1", "r0"): 1})
 
     assert refused(workers(2, ONE_RACK), state).fits == 1
 
 
-def test_j15_preferred_members_stay_together_and_fill_a_half_used_rack() -> None:
+def test_preferred_members_stay_together_and_fill_a_half_used_rack() -> None:
     """Two members take the one rack of two free nodes; four over racks of two take two racks, not three."""
     state = busy(grid({("b0", "r1"): 2, ("b0", "r2"): 2, ("b0", "r3"): 2}), ["b0-r2-1", "b0-r3-1"])
     preferred = TopologyRequest(Mode.PREFERRED, "rack")
@@ -251,7 +251,7 @@ def test_j15_preferred_members_stay_together_and_fill_a_half_used_rack() -> None
         TopologyRequest(Mode.REQUIRED, "block", (Slice("rak", 2),)),
     ],
 )
-def test_j16_a_misspelt_level_is_refused(request_: TopologyRequest) -> None:
+def test_a_misspelt_level_is_refused(request_: TopologyRequest) -> None:
     """A level that the topology lacks is never dropped; the refusal names those there are."""
     answer = refused(workers(2, request_), grid({("b0", "r0"): 4}))
 
@@ -259,7 +259,7 @@ def test_j16_a_misspelt_level_is_refused(request_: TopologyRequest) -> None:
     assert answer.text == "pod set workers: the topology has no level 'rak', only block, rack, host"
 
 
-def test_j18_neighbouring_ranks_share_racks() -> None:
+def test_neighbouring_ranks_share_racks() -> None:
     """Ten ranks over racks of four: [0-3] [4-7] [8, 9], three racks and no rank out of line."""
     answer = placed(workers(10, TopologyRequest(Mode.PREFERRED, "rack")), grid({("b0", f"r{n}"): 4 for n in range(3)}))
     racks = [host[:5] for host in hosts_of(answer, "workers")]
@@ -269,7 +269,7 @@ def test_j18_neighbouring_ranks_share_racks() -> None:
     assert racks[0] == racks[3] != racks[4] == racks[7] != racks[8] == racks[9]
 
 
-def test_j19_a_replacement_looks_where_the_others_are_now() -> None:
+def test_a_replacement_looks_where_the_others_are_now() -> None:
     """A node was relabelled into another rack while the gang ran: the new member goes where most of the rest lies."""
     state = grid({("b0", "r1"): 3, ("b0", "r2"): 2})
     moved = [replace(host, path=("b0", "r2")) if host.name == "b0-r1-0" else host for host in state.hosts]
