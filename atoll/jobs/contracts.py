@@ -24,7 +24,6 @@ class Contract:
     on_preemption: str
     billing: str
     service_level: float
-    has_volume: bool
 
 
 CONTRACTS: Final[Mapping[JobType, Contract]] = {
@@ -38,7 +37,6 @@ CONTRACTS: Final[Mapping[JobType, Contract]] = {
         on_preemption="rescheduled at once, after open connections were drained",
         billing="per second while it runs",
         service_level=0.999,
-        has_volume=False,
     ),
     JobType.BATCH: Contract(
         kind="Job",
@@ -50,7 +48,6 @@ CONTRACTS: Final[Mapping[JobType, Contract]] = {
         on_preemption="tried again from the start",
         billing="per second of execution",
         service_level=0.95,
-        has_volume=False,
     ),
     JobType.TRAINING: Contract(
         kind="Job",
@@ -62,6 +59,5 @@ CONTRACTS: Final[Mapping[JobType, Contract]] = {
         on_preemption="saves a checkpoint, then tried again from there",
         billing="per second of execution, and storage",
         service_level=0.90,
-        has_volume=True,
     ),
 }

@@ -39,8 +39,6 @@ HELM_VALUES_MAX: Final = 256
 Workers = Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX)]
 PodCount = Annotated[int, Field(strict=True, ge=1, le=PODS_MAX)]
 
-ValueKey = Annotated[str, Field(max_length=253)]
-
 
 class Resources(Part):
     """What each pod of a job asks for; `ext_ml_*` attributes of the same meaning win over defaults."""

@@ -185,15 +185,12 @@ def test_a_job_has_the_profile_of_what_it_needs_most(says: dict[str, Any], name:
 
 def test_every_type_has_a_contract() -> None:
     """Life, restarts, priority, preemption, billing and service level of the three types."""
-    rows = {
-        of: (row.kind, row.restart_policy, row.priority, row.service_level, row.has_volume)
-        for of, row in CONTRACTS.items()
-    }
+    rows = {of: (row.kind, row.restart_policy, row.priority, row.service_level) for of, row in CONTRACTS.items()}
 
     assert rows == {
-        JobType.SERVICE: ("Deployment", "Always", Priority.HIGH, 0.999, False),
-        JobType.BATCH: ("Job", "Never", Priority.NORMAL, 0.95, False),
-        JobType.TRAINING: ("Job", "OnFailure", Priority.NORMAL, 0.9, True),
+        JobType.SERVICE: ("Deployment", "Always", Priority.HIGH, 0.999),
+        JobType.BATCH: ("Job", "Never", Priority.NORMAL, 0.95),
+        JobType.TRAINING: ("Job", "OnFailure", Priority.NORMAL, 0.9),
     }
     assert list(PRIORITY_VALUES.values()) == [1000, 100, 10, 1]
 
