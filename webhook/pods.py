@@ -118,7 +118,7 @@ class JobSpec(WireView, frozen=True):
     template: PodTemplate
 
 
-class Job(WireView, frozen=True):
+class AdmittedJob(WireView, frozen=True):
     """A Job as it arrives."""
 
     spec: JobSpec
@@ -135,7 +135,7 @@ class PlacedContainer(msgspec.Struct, frozen=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(AdmittedPod)
-_JOB_DECODER: Final = msgspec.json.Decoder(Job)
+_JOB_DECODER: Final = msgspec.json.Decoder(AdmittedJob)
 
 
 def decode_pod(raw: bytes | memoryview) -> AdmittedPod:

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from atoll.jobs.words import Priority
-from atoll.ml.attributes import PriorityClass
+from atoll.ml.attributes import MlPriorityClass
 from atoll.ml.tables import gpu_id
 
 MODEL_LENGTH_MAX: Final = 63
 _MODEL: Final = re.compile(r"[a-z0-9]+(-[a-z0-9.]*[a-z0-9])+")
 
-PRIORITIES: Final[Mapping[PriorityClass, tuple[Priority, ...]]] = {
-    PriorityClass.RESERVED: (Priority.HIGH, Priority.CRITICAL),
-    PriorityClass.ON_DEMAND: (Priority.NORMAL, Priority.HIGH),
-    PriorityClass.SPOT: (Priority.LOW,),
+PRIORITIES: Final[Mapping[MlPriorityClass, tuple[Priority, ...]]] = {
+    MlPriorityClass.RESERVED: (Priority.HIGH, Priority.CRITICAL),
+    MlPriorityClass.ON_DEMAND: (Priority.NORMAL, Priority.HIGH),
+    MlPriorityClass.SPOT: (Priority.LOW,),
 }
 """Priority class of an ML job: the priorities that agree with it, the one that it means first."""
 

@@ -44,7 +44,7 @@ CpuQuantity = Annotated[
 ByteQuantity = Annotated[str, Field(max_length=12, pattern=r"^[1-9][0-9]{0,7}(Ki|Mi|Gi|Ti|k|M|G|T)$")]
 
 
-class Part(BaseModel):
+class JobPart(BaseModel):
     """Base of a job and its parts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from atoll.api.names import VISIBLE_DEVICES_VARIABLES
-from atoll.jobs.base import ByteQuantity, Flag, ObjectName, Part, ShortName
+from atoll.jobs.base import ByteQuantity, Flag, JobPart, ObjectName, ShortName
 
 WORDS_MAX = 256
 VARIABLES_MAX = 256
@@ -25,14 +25,14 @@ PortName = Annotated[str, Field(max_length=15, pattern=r"^([a-z0-9]+-)*[a-z0-9]*
 SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9_-][-A-Za-z0-9._]*$")]
 
 
-class SecretEntry(Part):
+class SecretEntry(JobPart):
     """One entry of a Secret."""
 
     name: ObjectName
     key: SecretKey
 
 
-class Variable(Part):
+class JobVariable(JobPart):
     """An environment variable: a value, or an entry of a Secret."""
 
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -58,7 +58,7 @@ class Variable(Part):
         return {"name": self.name, "value": self.value}
 
 
-class Volume(Part):
+class JobVolume(JobPart):
     """A folder that is mounted: of a PersistentVolumeClaim, Secret or ConfigMap, or an empty one of a given size."""
 
     name: ShortName
@@ -91,14 +91,14 @@ class Volume(Part):
         return {"name": self.name, "mountPath": self.mount_path} | ({"readOnly": True} if self.read_only else {})
 
 
-class Port(Part):
+class Port(JobPart):
     """A port on which the container listens; a service's are reachable by its name."""
 
     port: PortNumber
     name: PortName
 
 
-class Probe(Part):
+class JobProbe(JobPart):
     """How the kubelet asks the container: over HTTP by `path`, by `command`, or by connecting to `port`."""
 
     port: PortNumber | None = None
@@ -133,22 +133,22 @@ class Probe(Part):
         }
 
 
-class Container(Part):
+class JobContainer(JobPart):
     """What runs in a job's pods."""
 
     image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")] = None
     command: Annotated[tuple[Word, ...], Field(max_length=WORDS_MAX)] = ()
     args: Annotated[tuple[Word, ...], Field(max_length=WORDS_MAX)] = ()
     working_dir: FilePath | None = None
-    env: Annotated[tuple[Variable, ...], Field(max_length=VARIABLES_MAX)] = ()
+    env: Annotated[tuple[JobVariable, ...], Field(max_length=VARIABLES_MAX)] = ()
     env_secrets: Annotated[
         tuple[ObjectName, ...], Field(max_length=16, description="Secrets whose every entry is a variable")
     ] = ()
-    volumes: Annotated[tuple[Volume, ...], Field(max_length=VOLUMES_MAX)] = ()
+    volumes: Annotated[tuple[JobVolume, ...], Field(max_length=VOLUMES_MAX)] = ()
     ports: Annotated[tuple[Port, ...], Field(max_length=PORTS_MAX)] = ()
-    readiness: Annotated[Probe | None, Field(description="may the pod be sent requests")] = None
-    liveness: Annotated[Probe | None, Field(description="shall the container be started anew")] = None
-    startup: Annotated[Probe | None, Field(description="has it started; the others ask after that")] = None
+    readiness: Annotated[JobProbe | None, Field(description="may the pod be sent requests")] = None
+    liveness: Annotated[JobProbe | None, Field(description="shall the container be started anew")] = None
+    startup: Annotated[JobProbe | None, Field(description="has it started; the others ask after that")] = None
     image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=16)] = ()
     service_account_name: ObjectName | None = None
 

@@ -17,7 +17,7 @@ from atoll.jobs.working_out import given_attributes
 from atoll.ml.attributes import NAMES, PREFIX, MlAttributes
 from atoll.ml.document import Document, Path, read
 from atoll.ml.infer import complete
-from atoll.ml.policy import Policy
+from atoll.ml.policy import MlPolicy
 from atoll.ml.problems import AttributeProblem, Problems, shown
 from atoll.ml.rules import complaints
 from atoll.ml.wording import LineOf, dotted, problem_of_complaint, problems_of_errors
@@ -77,7 +77,7 @@ class ParsedJob:
         return replace(problem, line=problem.line if problem.line is not None else _line(self.document, path))
 
 
-def parse_job(data: bytes, policy: Policy | None = None) -> ParsedJob:
+def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
     """Read a job. `policy`: what administrators allow its attributes to say."""
     document = read(data)
     if isinstance(document, AttributeProblem):
@@ -95,9 +95,9 @@ def parse_job(data: bytes, policy: Policy | None = None) -> ParsedJob:
     try:
         job = Job.model_validate(fields | {ATTRIBUTES: attributes})
     except ValidationError as error:
-        told = problems or _rules(attributes, policy or Policy(), document)
+        told = problems or _rules(attributes, policy or MlPolicy(), document)
         return ParsedJob(None, (*told, *_fields(error, document)), document)
-    problems += _rules(given_attributes(job), policy or Policy(), document) if not problems else ()
+    problems += _rules(given_attributes(job), policy or MlPolicy(), document) if not problems else ()
     return ParsedJob(None if problems else job, problems, document)
 
 
@@ -122,7 +122,7 @@ def _unprefixed(problem: AttributeProblem) -> AttributeProblem:
     return replace(problem, attribute=name, limit=f"attributes begin with {PREFIX}", hint=f"write {PREFIX}{name}")
 
 
-def _rules(given: MlAttributes, policy: Policy, document: Document) -> Problems:
+def _rules(given: MlAttributes, policy: MlPolicy, document: Document) -> Problems:
     """Return what is wrong with the attributes together: as they are given, and with what follows from them."""
     for attributes in (given, complete(given).attributes):
         found = complaints(attributes, policy)

@@ -18,13 +18,13 @@ from atoll.jobs.base import (
     ByteQuantity,
     CpuQuantity,
     Identifier,
+    JobPart,
     LabelKey,
     LabelValue,
-    Part,
     ShortName,
     Text,
 )
-from atoll.jobs.container import Container
+from atoll.jobs.container import JobContainer
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.policy import JobIntent, JobPolicy
 from atoll.jobs.words import DeploymentType, JobType, OwnerType, SourceType
@@ -40,7 +40,7 @@ Workers = Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX)]
 PodCount = Annotated[int, Field(strict=True, ge=1, le=PODS_MAX)]
 
 
-class Resources(Part):
+class JobResources(JobPart):
     """What each pod of a job asks for; `ext_ml_*` attributes of the same meaning win over defaults."""
 
     gpu_type: Annotated[
@@ -75,7 +75,7 @@ class Resources(Part):
         return self
 
 
-class Helm(Part):
+class Helm(JobPart):
     """A chart, and what is said to it."""
 
     chart: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
@@ -85,7 +85,7 @@ class Helm(Part):
     )
 
 
-class Job(Part):
+class Job(JobPart):
     """What somebody wants to run."""
 
     name: Annotated[
@@ -100,13 +100,13 @@ class Job(Part):
     id: Annotated[UUID | None, Field(description="given by the job service")] = None
     job_type: JobType
     deployment_type: DeploymentType = DeploymentType.DOCKER
-    container: Annotated[Container | None, Field(description="what runs in the pods")] = None
+    container: Annotated[JobContainer | None, Field(description="what runs in the pods")] = None
     helm: Annotated[Helm | None, Field(description="for deployment_type helm")] = None
     model_id: Annotated[
         str | None,
         Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$", description="as ext_ml_model_id"),
     ] = None
-    resources: Resources = Resources()
+    resources: JobResources = JobResources()
     workers: Annotated[
         Workers | None, Field(description="pods that work as one, started together; they share the GPUs evenly")
     ] = None
@@ -201,7 +201,7 @@ def _check_type(job: Job) -> None:
         ("workers", job.workers, (JobType.BATCH, JobType.TRAINING)),
     ):
         if given is not None and of not in types:
-            value = "set" if isinstance(given, Part) else given
+            value = "set" if isinstance(given, JobPart) else given
             raise JobMistake(field, value, f"only a {' or '.join(types)} has it", f"remove it; this job is a {of}")
     if job.workers is not None and (job.parallelism is not None or job.completions is not None):
         raise JobMistake(

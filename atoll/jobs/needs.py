@@ -21,7 +21,7 @@ from atoll.jobs.settings import RenderSettings
 from atoll.jobs.tpus import TpuNeeds, tpu_needs
 from atoll.jobs.words import JobType, Priority
 from atoll.jobs.working_out import attributes_of
-from atoll.ml.attributes import Accelerator, MlAttributes, PriorityClass
+from atoll.ml.attributes import Accelerator, MlAttributes, MlPriorityClass
 
 GRACE_SECONDS: Final = 30
 
@@ -107,7 +107,7 @@ def _is_preemptible(job: Job, priority: Priority, book: NoteBook) -> bool:
             book.tell(source, given, "label job.gpu.scheduling/preemptible" if given else "kept from being preempted")
             return given
     if job.attributes.priority_class is not None:
-        return job.attributes.priority_class is PriorityClass.SPOT
+        return job.attributes.priority_class is MlPriorityClass.SPOT
     return priority is not Priority.CRITICAL
 
 
@@ -115,7 +115,7 @@ def _is_spot(job: Job, book: NoteBook) -> bool:
     if job.intent.spot_eligible:
         book.tell("intent.spot_eligible", value=True, text="tolerations of spot machines")
         return True
-    return job.attributes.priority_class is PriorityClass.SPOT
+    return job.attributes.priority_class is MlPriorityClass.SPOT
 
 
 def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | None, book: NoteBook) -> int:

@@ -11,13 +11,13 @@ from typing import Any, Final
 from atoll.api import job_names, names
 from atoll.jobs.amounts import SCRATCH_PATH, SHM_PATH, Amounts, amounts_of
 from atoll.jobs.checkpoints import Checkpoint
-from atoll.jobs.container import Container, Probe
+from atoll.jobs.container import JobContainer, JobProbe
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.labels import POD_SET, labels_of, pod_annotations, tell_pods, workload
 from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
 from atoll.jobs.notes import NoteBook
-from atoll.jobs.policy import Toleration
+from atoll.jobs.policy import JobToleration
 from atoll.jobs.selection import HOSTNAME, KnownNode, affinity_of
 from atoll.jobs.servers import server_of
 from atoll.jobs.settings import RenderSettings
@@ -31,7 +31,7 @@ from atoll.ml.tables import TPU_RESOURCE
 DRAIN_SECONDS: Final = 5
 """How long a service answers on after it is told to end, so that nobody is sent to it any more."""
 CHECKPOINTS: Final = "checkpoints"
-TPU_TAINT: Final = Toleration(key=TPU_RESOURCE, operator="Exists", effect="NoSchedule")
+TPU_TAINT: Final = JobToleration(key=TPU_RESOURCE, operator="Exists", effect="NoSchedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ def checkpoint_claim(job: Job) -> str:
     return f"{job.name}-ckpt"
 
 
-def served(of: Rendering) -> Container:
+def served(of: Rendering) -> JobContainer:
     """Return what runs in the pods: the job's container, completed by the server of its model where it has one."""
     job, needs = of.job, of.needs
-    container = job.container or Container()
+    container = job.container or JobContainer()
     if job.deployment_type is not DeploymentType.MODEL:
         return container
     gpus = needs.gpus.claim.count if needs.gpus is not None else 0
@@ -63,8 +63,8 @@ def served(of: Rendering) -> Container:
     if not container.command and not container.args:
         changes["args"] = server.args
         if not container.ports:
-            changes["ports"] = Container.model_validate({"ports": [{"port": server.port, "name": "http"}]}).ports
-            changes["readiness"] = container.readiness or Probe(port=server.port, path=server.health)
+            changes["ports"] = JobContainer.model_validate({"ports": [{"port": server.port, "name": "http"}]}).ports
+            changes["readiness"] = container.readiness or JobProbe(port=server.port, path=server.health)
     return container.model_copy(update=changes)
 
 
@@ -98,7 +98,7 @@ def template_of(of: Rendering) -> dict[str, Any]:
     return {"metadata": metadata, "spec": spec}
 
 
-def _container(of: Rendering, container: Container, amounts: Amounts) -> dict[str, Any]:
+def _container(of: Rendering, container: JobContainer, amounts: Amounts) -> dict[str, Any]:
     job, needs = of.job, of.needs
     told: dict[str, Any] = {"name": POD_SET, "image": container.image}
     if container.command:
@@ -128,10 +128,10 @@ def _container(of: Rendering, container: Container, amounts: Amounts) -> dict[st
     return told
 
 
-def _readiness(job: Job, container: Container) -> Probe | None:
+def _readiness(job: Job, container: JobContainer) -> JobProbe | None:
     if container.readiness is not None or job.job_type is not JobType.SERVICE or not container.ports:
         return container.readiness
-    return Probe(port=container.ports[0].port)
+    return JobProbe(port=container.ports[0].port)
 
 
 def _resources(needs: Needs, amounts: Amounts) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _resources(needs: Needs, amounts: Amounts) -> dict[str, Any]:
     return {"requests": requests, "limits": limits}
 
 
-def _volumes(checkpoint: Checkpoint | None, container: Container, amounts: Amounts, claim: str) -> dict[str, Any]:
+def _volumes(checkpoint: Checkpoint | None, container: JobContainer, amounts: Amounts, claim: str) -> dict[str, Any]:
     volumes = [one.manifest() for one in container.volumes]
     if amounts.shm:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": amounts.shm}})
@@ -167,7 +167,7 @@ def _volumes(checkpoint: Checkpoint | None, container: Container, amounts: Amoun
     return {"volumes": volumes} if volumes else {}
 
 
-def _mounts(checkpoint: Checkpoint | None, container: Container, amounts: Amounts) -> list[dict[str, Any]]:
+def _mounts(checkpoint: Checkpoint | None, container: JobContainer, amounts: Amounts) -> list[dict[str, Any]]:
     mounts = [one.mount() for one in container.volumes]
     if amounts.shm:
         mounts.append({"name": "shm", "mountPath": SHM_PATH})

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from atoll.jobs.base import MAP_ENTRIES_MAX, Flag, Identifier, LabelKey, LabelValue, ObjectName, Part, Seconds
+from atoll.jobs.base import MAP_ENTRIES_MAX, Flag, Identifier, JobPart, LabelKey, LabelValue, ObjectName, Seconds
 from atoll.jobs.words import BudgetAction, OptimizationGoal, Priority, TopologyConstraint, WorkloadClass
 
 REPLICAS_MAX = 1000
@@ -19,7 +19,7 @@ RETRIES_MAX = 1000
 Replicas = Annotated[int, Field(strict=True, ge=0, le=REPLICAS_MAX)]
 
 
-class Toleration(Part):
+class JobToleration(JobPart):
     """A taint that the job's pods tolerate."""
 
     key: Annotated[LabelKey | None, Field(description="of the taint; every taint when absent")] = None
@@ -45,7 +45,7 @@ class Toleration(Part):
         return self
 
 
-class JobPolicy(Part):
+class JobPolicy(JobPart):
     """When and beside whom a job runs."""
 
     priority_class: Annotated[
@@ -79,7 +79,7 @@ class JobPolicy(Part):
         dict[LabelKey, LabelValue] | None, Field(max_length=MAP_ENTRIES_MAX, description="labels that the nodes have")
     ] = None
     tolerations: Annotated[
-        tuple[Toleration, ...] | None, Field(max_length=TOLERATIONS_MAX, description="taints that the pods tolerate")
+        tuple[JobToleration, ...] | None, Field(max_length=TOLERATIONS_MAX, description="taints that the pods tolerate")
     ] = None
     max_retries: Annotated[
         int, Field(strict=True, ge=0, le=RETRIES_MAX, description="failures after which it is over")
@@ -119,7 +119,7 @@ class JobPolicy(Part):
         )
 
 
-class CheckpointConfig(Part):
+class CheckpointConfig(JobPart):
     """Where a training keeps its checkpoints, and how often; `ext_ml_checkpoint_*` attributes win over it."""
 
     enabled: Flag = True
@@ -137,7 +137,7 @@ class CheckpointConfig(Part):
     ] = "/checkpoints"
 
 
-class JobIntent(Part):
+class JobIntent(JobPart):
     """What a job is for, and what it may cost."""
 
     optimization_goal: Annotated[OptimizationGoal, Field(description="what the choice of a cluster weighs most")] = (

@@ -11,7 +11,7 @@ from typing import Final
 from atoll.cluster.quantities import parse_amount
 from atoll.jobs.model import Job
 from atoll.jobs.words import JobType, OptimizationGoal, OwnerType, Priority, WorkloadClass
-from atoll.ml.attributes import MlAttributes, PriorityClass
+from atoll.ml.attributes import MlAttributes, MlPriorityClass
 
 MUCH_MEMORY_BYTES: Final = 128 * 10**9
 MUCH_STORAGE_GB: Final = 1000
@@ -34,7 +34,7 @@ class Pattern(StrEnum):
 def patterns_of(job: Job) -> tuple[Pattern, ...]:
     """Return the patterns that the job follows."""
     policy, intent, of = job.policy, job.intent, job.job_type
-    is_spot = intent.spot_eligible or job.attributes.priority_class is PriorityClass.SPOT
+    is_spot = intent.spot_eligible or job.attributes.priority_class is MlPriorityClass.SPOT
     is_interactive = of is JobType.SERVICE and intent.workload_class is WorkloadClass.INTERACTIVE
     rows = (
         (Pattern.SERVERLESS, of is JobType.SERVICE and policy.scale_to_zero),
@@ -50,26 +50,26 @@ def patterns_of(job: Job) -> tuple[Pattern, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ResourceProfile:
     """A kind of work, and the flavors of machines that suit it, the best first."""
 
     name: str
     flavors: tuple[str, ...]
 
 
-def profile_of(job: Job, attributes: MlAttributes) -> Profile:
+def profile_of(job: Job, attributes: MlAttributes) -> ResourceProfile:
     """Return the profile of the job: by memory where that is what it needs, by GPUs, by storage, else by CPU."""
     gpus = attributes.gpu_count or 0
     memory_bytes = int((attributes.memory_gb or 0) * 10**9) or parse_amount(
         "memory", job.resources.memory_request or "4Gi"
     )
     if gpus <= 1 and memory_bytes >= MUCH_MEMORY_BYTES:
-        return Profile("memory-intensive", ("memory-optimized",))
+        return ResourceProfile("memory-intensive", ("memory-optimized",))
     if gpus:
-        return Profile("gpu-intensive", (f"gpu-{(attributes.gpu_type or 'any').partition('-')[2] or 'any'}",))
+        return ResourceProfile("gpu-intensive", (f"gpu-{(attributes.gpu_type or 'any').partition('-')[2] or 'any'}",))
     if (attributes.storage_gb or 0) >= MUCH_STORAGE_GB:
-        return Profile("storage-intensive", ("storage-optimized",))
+        return ResourceProfile("storage-intensive", ("storage-optimized",))
     cores = attributes.cpu_cores or parse_amount("cpu", job.resources.cpu_request or "1") // 1000
-    return Profile(
+    return ResourceProfile(
         "cpu-only", ("cpu-compute", "cpu-standard") if cores >= MANY_CORES else ("cpu-standard", "cpu-compute")
     )

@@ -12,7 +12,7 @@ from typing import Any, Final
 from atoll.api import job_names, names
 from atoll.api.claims import GpuClaimSpec
 from atoll.api.gangs import GangPodSet, GpuGangSpec
-from atoll.jobs.container import Container
+from atoll.jobs.container import JobContainer
 from atoll.jobs.contracts import CONTRACTS
 from atoll.jobs.labels import POD_SET, identity_of, labels_of, queue_labels, workload, workload_annotations
 from atoll.jobs.model import Job
@@ -132,7 +132,7 @@ def _pods(job: Job) -> int:
     return min(job.parallelism or 1, most)
 
 
-def _service(of: Rendering, container: Container) -> list[Object]:
+def _service(of: Rendering, container: JobContainer) -> list[Object]:
     """Return what makes a service reachable by the job's name; for pods that work as one, each by its own."""
     job, needs = of.job, of.needs
     selector = {job_names.JOB_NAME: job.name}
@@ -164,7 +164,7 @@ def _workload(of: Rendering, api_version: str, kind: str) -> Object:
     return head
 
 
-def _deployment(of: Rendering, template: Object, container: Container) -> list[Object]:
+def _deployment(of: Rendering, template: Object, container: JobContainer) -> list[Object]:
     """Return a Deployment with its autoscaler, where one is wanted."""
     job, policy = of.job, of.job.policy
     replicas = policy.least_replicas
@@ -180,7 +180,7 @@ def _deployment(of: Rendering, template: Object, container: Container) -> list[O
     return [_workload(of, "apps/v1", "Deployment") | {"spec": spec}, *([scaler] if scaler is not None else [])]
 
 
-def _autoscaler(of: Rendering, container: Container) -> Object | None:
+def _autoscaler(of: Rendering, container: JobContainer) -> Object | None:
     """Return what changes the number of replicas, with requests or with load; None for a fixed one."""
     job, policy = of.job, of.job.policy
     least, most = policy.least_replicas, policy.max_replicas

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from atoll.api import job_names
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.labels import label_value
-from atoll.ml.attributes import PREFIX, Affinity, AffinityRule, MlAttributes, Operator
+from atoll.ml.attributes import PREFIX, AffinityRule, LabelAffinity, MlAttributes, Operator
 from atoll.ml.selection import NODE_LABELS, ORDERED, REPORTED_LABELS, holds, rule_text
 
 HOSTNAME: Final = "kubernetes.io/hostname"
@@ -112,7 +112,7 @@ def affinity_of(
     `required`: more expressions that nodes must meet. `apart`: labels of pods that must not be on the same node.
     `beside`: the term of pods that must be near, if any. Rules of anti-affinity about nodes become their opposites.
     """
-    affinity, anti = attributes.affinity or Affinity(), attributes.anti_affinity or Affinity()
+    affinity, anti = attributes.affinity or LabelAffinity(), attributes.anti_affinity or LabelAffinity()
     must = [*required, *_expressions(affinity.required, nodes, f"{PREFIX}affinity.required")]
     must += _expressions(_opposites(anti.required), nodes, f"{PREFIX}anti_affinity.required")
     preferred = [

@@ -8,16 +8,16 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from atoll.api.claims import COUNT_MAX
-from atoll.jobs.base import ObjectName, Part, Seconds
-from atoll.jobs.policy import Toleration
+from atoll.jobs.base import JobPart, ObjectName, Seconds
+from atoll.jobs.policy import JobToleration
 from atoll.jobs.words import Priority
 from atoll.ml.attributes import Runtime
 
 SPOT_TAINTS: Final = (
-    Toleration(key="kubernetes.azure.com/scalesetpriority", value="spot", effect="NoSchedule"),
-    Toleration(key="cloud.google.com/gke-spot", value="true", effect="NoSchedule"),
-    Toleration(key="eks.amazonaws.com/capacityType", value="SPOT", effect="NoSchedule"),
-    Toleration(key="karpenter.sh/capacity-type", value="spot", effect="NoSchedule"),
+    JobToleration(key="kubernetes.azure.com/scalesetpriority", value="spot", effect="NoSchedule"),
+    JobToleration(key="cloud.google.com/gke-spot", value="true", effect="NoSchedule"),
+    JobToleration(key="eks.amazonaws.com/capacityType", value="SPOT", effect="NoSchedule"),
+    JobToleration(key="karpenter.sh/capacity-type", value="spot", effect="NoSchedule"),
 )
 """One per provider: what marks machines that may go away at any time."""
 IMAGES: Final = (
@@ -26,7 +26,7 @@ IMAGES: Final = (
 )
 
 
-class RenderSettings(Part):
+class RenderSettings(JobPart):
     """How jobs become objects on this cluster."""
 
     gpus_per_pod_max: Annotated[
@@ -41,13 +41,13 @@ class RenderSettings(Part):
     finished_ttl_seconds: Annotated[Seconds, Field(description="how long a finished Job stays to be looked at")] = (
         86_400
     )
-    gpu_tolerations: Annotated[tuple[Toleration, ...], Field(description="of pods with GPUs")] = (
-        Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),
-        Toleration(key="amd.com/gpu", operator="Exists", effect="NoSchedule"),
+    gpu_tolerations: Annotated[tuple[JobToleration, ...], Field(description="of pods with GPUs")] = (
+        JobToleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),
+        JobToleration(key="amd.com/gpu", operator="Exists", effect="NoSchedule"),
     )
-    spot_tolerations: Annotated[tuple[Toleration, ...], Field(description="of pods that may run on spot machines")] = (
-        SPOT_TAINTS
-    )
+    spot_tolerations: Annotated[
+        tuple[JobToleration, ...], Field(description="of pods that may run on spot")
+    ] = SPOT_TAINTS
     priority_classes: Annotated[
         dict[Priority, ObjectName],
         Field(description="PriorityClass of the pods, and WorkloadPriorityClass of Kueue, for each priority"),

@@ -106,7 +106,7 @@ class DistributedStrategy(StrEnum):
     DEEPSPEED = "deepspeed"
 
 
-class PriorityClass(StrEnum):
+class MlPriorityClass(StrEnum):
     """From the lowest to the highest."""
 
     SPOT = "spot"
@@ -127,7 +127,7 @@ class Operator(StrEnum):
     LTE = "Lte"
 
 
-class Part(BaseModel):
+class AttributePart(BaseModel):
     """Base of the parts of an envelope: frozen, and a misspelt field is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -137,7 +137,7 @@ LabelKey = Annotated[str, Field(strict=True, min_length=1, max_length=316, patte
 LabelValue = Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_VALUE)]
 
 
-class AffinityRule(Part):
+class AffinityRule(AttributePart):
     """One condition on the labels of a worker."""
 
     key: Annotated[LabelKey, Field(description="label, or property of a worker such as gpu_type")]
@@ -154,7 +154,7 @@ class PreferredRule(AffinityRule):
     weight: Annotated[int, Field(strict=True, ge=0, le=100)] = 1
 
 
-class Affinity(Part):
+class LabelAffinity(AttributePart):
     """Conditions that must hold, and conditions that should."""
 
     required: Annotated[tuple[AffinityRule, ...], Field(max_length=RULES_MAX)] = ()
@@ -168,7 +168,7 @@ Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1, max_length=1024, pattern=r"^[^\x00-\x20\x7f]+$")]
 
 
-class MlAttributes(Part):
+class MlAttributes(AttributePart):
     """What a job says. Every field may be left out; a job with `gpu_count` alone is valid."""
 
     accelerator: Annotated[Accelerator | None, Field(description="follows from the other attributes")] = None
@@ -226,10 +226,12 @@ class MlAttributes(Part):
         Annotated[dict[LabelKey, LabelValue], Field(max_length=PAIRS_MAX)] | None,
         Field(description="labels that the worker must have, every one"),
     ] = None
-    affinity: Annotated[Affinity | None, Field(description="conditions on the worker")] = None
-    anti_affinity: Annotated[Affinity | None, Field(description="conditions on what else runs on the worker")] = None
+    affinity: Annotated[LabelAffinity | None, Field(description="conditions on the worker")] = None
+    anti_affinity: Annotated[LabelAffinity | None, Field(description="conditions on what else runs on the worker")] = (
+        None
+    )
     priority_class: Annotated[
-        PriorityClass | None, Field(description="place in the queue, and who may push the job out")
+        MlPriorityClass | None, Field(description="place in the queue, and who may push the job out")
     ] = None
     preemptible: Annotated[Flag | None, Field(description="true for spot, false for the others")] = None
     preemption_grace_period_s: Annotated[
@@ -243,7 +245,7 @@ class MlAttributes(Part):
     reservation_timeout_s: Annotated[Count | None, Field(description="longest hold before release")] = None
     priority_escalation: Annotated[Flag | None, Field(description="a spot job that waits too long moves up")] = None
     escalation_after_s: Annotated[Seconds | None, Field(description="seconds in the queue before it moves up")] = None
-    escalation_target_class: Annotated[PriorityClass | None, Field(description="class to move up to")] = None
+    escalation_target_class: Annotated[MlPriorityClass | None, Field(description="class to move up to")] = None
     checkpoint_enabled: Annotated[
         Flag | None, Field(description="save at intervals and resume from what was saved")
     ] = None

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
-from atoll.ml.attributes import NAMES, PREFIX, MlAttributes, Part
+from atoll.ml.attributes import NAMES, PREFIX, AttributePart, MlAttributes
 from atoll.ml.document import Document, Path, read
-from atoll.ml.policy import Policy
-from atoll.ml.problems import AttributeProblem, Note, Notes, Problems, one_of, shown
+from atoll.ml.policy import MlPolicy
+from atoll.ml.problems import AttributeProblem, Notes, ParseNote, Problems, one_of, shown
 from atoll.ml.rules import complaints
 from atoll.ml.wording import dotted, problem_of_complaint, problems_of_errors, unknown_attribute
 
@@ -111,7 +111,7 @@ def steps_key(workflow_type: WorkflowType) -> str:
     return "steps" if workflow_type is WorkflowType.CHAIN else "jobs"
 
 
-class JobHead(Part):
+class JobHead(AttributePart):
     """What every envelope of a job may say beside its attributes."""
 
     id: Annotated[str, Field(strict=True, max_length=128, pattern="^[A-Za-z0-9._:-]*$")] = ""
@@ -123,7 +123,7 @@ class JobHead(Part):
     timeout: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
 
 
-class WorkflowHead(Part):
+class WorkflowHead(AttributePart):
     """What a workflow says beside its jobs."""
 
     workflow_type: WorkflowType
@@ -132,12 +132,12 @@ class WorkflowHead(Part):
     meta: dict[str, Any] = Field(default_factory=dict)
 
 
-def parse(data: bytes, policy: Policy | None = None) -> Parsed:
+def parse(data: bytes, policy: MlPolicy | None = None) -> Parsed:
     """Read an envelope from JSON or YAML and judge it by a policy; without one by the policy's defaults."""
     document = read(data)
     if isinstance(document, AttributeProblem):
         return Parsed(envelope=None, problems=(document,))
-    reader = _Reader(document, policy or Policy())
+    reader = _Reader(document, policy or MlPolicy())
     envelope = reader.envelope()
     problems = tuple(sorted(reader.problems, key=lambda problem: problem.line or 0)[:PROBLEMS_MAX])
     return Parsed(
@@ -150,9 +150,9 @@ class _Reader:
     """One document; collects every problem rather than the first one."""
 
     document: Document
-    policy: Policy
+    policy: MlPolicy
     problems: list[AttributeProblem] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[ParseNote] = field(default_factory=list)
 
     def envelope(self) -> JobEnvelope | WorkflowEnvelope | None:
         value = self.document.value
@@ -246,7 +246,9 @@ class _Reader:
             others=others,
         )
 
-    def _head(self, value: dict[str, Any], model: type[Part], path: Path, *, type_key: str = "type") -> Part | None:
+    def _head(
+        self, value: dict[str, Any], model: type[AttributePart], path: Path, *, type_key: str = "type"
+    ) -> AttributePart | None:
         """Return the fields beside the attributes, each as its model takes it."""
         given = {"workflow_type" if model is WorkflowHead and key == type_key else key: v for key, v in value.items()}
         try:
@@ -286,7 +288,7 @@ class _Reader:
     def _forgotten(self, key: str) -> None:
         """Note a name of an attribute that stands without its prefix, and so says nothing."""
         if key in NAMES:
-            self.notes.append(Note(key, "", f"ignored without its prefix; did you mean {PREFIX}{key}?"))
+            self.notes.append(ParseNote(key, "", f"ignored without its prefix; did you mean {PREFIX}{key}?"))
 
     def _validated(self, given: dict[str, Any], places: dict[str, Path], step: str) -> MlAttributes:
         def line_of(path: Path) -> int | None:

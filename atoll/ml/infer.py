@@ -18,12 +18,12 @@ from atoll.ml.attributes import (
     Accelerator,
     DistributedStrategy,
     MlAttributes,
-    PriorityClass,
+    MlPriorityClass,
 )
-from atoll.ml.problems import Note, Notes
+from atoll.ml.problems import Notes, ParseNote
 
 DEFAULTS: Final[Mapping[str, Any]] = {
-    "priority_class": PriorityClass.ON_DEMAND,
+    "priority_class": MlPriorityClass.ON_DEMAND,
     "preemption_grace_period_s": 30,
     "checkpoint_on_preempt": False,
     "priority_escalation": False,
@@ -55,14 +55,16 @@ def complete(given: MlAttributes) -> Completed:
         if found is not None:
             name, value, reason = found
             attributes = attributes.model_copy(update={name: value})
-            notes.append(Note(PREFIX + name, str(value), reason))
+            notes.append(ParseNote(PREFIX + name, str(value), reason))
     missing = {name: value for name, value in DEFAULTS.items() if getattr(attributes, name) is None}
-    notes.extend(Note(PREFIX + name, _word(value), "default") for name, value in missing.items())
+    notes.extend(ParseNote(PREFIX + name, _word(value), "default") for name, value in missing.items())
     attributes = attributes.model_copy(update=missing)
     if attributes.preemptible is None:
-        preemptible = attributes.priority_class is PriorityClass.SPOT
+        preemptible = attributes.priority_class is MlPriorityClass.SPOT
         attributes = attributes.model_copy(update={"preemptible": preemptible})
-        notes.append(Note(PREFIX + "preemptible", _word(preemptible), f"priority class {attributes.priority_class}"))
+        notes.append(
+            ParseNote(PREFIX + "preemptible", _word(preemptible), f"priority class {attributes.priority_class}")
+        )
     return Completed(attributes, tuple(notes), _warnings(attributes))
 
 
@@ -134,18 +136,18 @@ def _warnings(attributes: MlAttributes) -> Notes:
         reason = (
             f"the weights of {attributes.model_id} take {weights:g} GB in {attributes.precision}, the GPUs have {has:g}"
         )
-        found.append(Note(PREFIX + "gpu_memory_gb", f"{per_gpu:g}", reason))
+        found.append(ParseNote(PREFIX + "gpu_memory_gb", f"{per_gpu:g}", reason))
     if row is not None and (attributes.gpu_memory_gb or 0) > row.memory_gb[-1]:
         reason = f"{row.id} is known with {' and '.join(map(str, row.memory_gb))} GB; the job waits for a larger one"
-        found.append(Note(PREFIX + "gpu_memory_gb", f"{attributes.gpu_memory_gb:g}", reason))
+        found.append(ParseNote(PREFIX + "gpu_memory_gb", f"{attributes.gpu_memory_gb:g}", reason))
     vendor = (attributes.gpu_type or "nvidia-").partition("-")[0]
     if vendor not in tables.VENDORS:
         reason = f"Atoll gives out GPUs of {' and '.join(tables.VENDORS)}; the job waits for ever"
-        found.append(Note(PREFIX + "gpu_type", attributes.gpu_type or "", reason))
+        found.append(ParseNote(PREFIX + "gpu_type", attributes.gpu_type or "", reason))
     if attributes.checkpoint_on_preempt and not attributes.checkpoint_enabled:
         reason = "without ext_ml_checkpoint_enabled the job saves only when it is preempted"
-        found.append(Note(PREFIX + "checkpoint_on_preempt", "true", reason))
+        found.append(ParseNote(PREFIX + "checkpoint_on_preempt", "true", reason))
     if attributes.accelerator is Accelerator.CPU and (attributes.cpu_cores is None or attributes.memory_gb is None):
         reason = f"a job without GPUs does well to name {PREFIX}cpu_cores and {PREFIX}memory_gb"
-        found.append(Note(PREFIX + "accelerator", "cpu", reason))
+        found.append(ParseNote(PREFIX + "accelerator", "cpu", reason))
     return tuple(found)

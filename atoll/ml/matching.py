@@ -12,7 +12,7 @@ from typing import Final
 from atoll.ml import selection, tables
 from atoll.ml.attributes import Accelerator, MlAttributes, ModelRegistry
 from atoll.ml.capabilities import WorkerCapability, gpus_of
-from atoll.ml.policy import Policy
+from atoll.ml.policy import MlPolicy
 from atoll.ml.registry import Unresolved, resolve
 
 LOADED_POINTS: Final = 100
@@ -24,7 +24,7 @@ OTHER_VERSION_POINTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class MatchInput:
     """What is true of the cluster while a job looks for a worker.
 
     free: masks of free positions by worker, without which capacity is asked for; others: properties of the jobs that
@@ -34,10 +34,10 @@ class Situation:
     free: Mapping[str, int] = field(default_factory=dict)
     others: Mapping[str, tuple[selection.Labels, ...]] = field(default_factory=dict)
     registries: Mapping[ModelRegistry, str] = field(default_factory=dict)
-    policy: Policy = field(default_factory=Policy)
+    policy: MlPolicy = field(default_factory=MlPolicy)
 
 
-def unmet(attributes: MlAttributes, worker: WorkerCapability, situation: Situation) -> tuple[str, ...]:
+def unmet(attributes: MlAttributes, worker: WorkerCapability, situation: MatchInput) -> tuple[str, ...]:
     """Return the hard conditions that a worker does not meet, in words; none: it serves the job."""
     found = (
         *_accelerator(attributes, worker, situation),
@@ -47,7 +47,7 @@ def unmet(attributes: MlAttributes, worker: WorkerCapability, situation: Situati
     return (*found, *_model(attributes, worker, situation))
 
 
-def _accelerator(attributes: MlAttributes, worker: WorkerCapability, situation: Situation) -> tuple[str, ...]:
+def _accelerator(attributes: MlAttributes, worker: WorkerCapability, situation: MatchInput) -> tuple[str, ...]:
     match attributes.accelerator:
         case Accelerator.GPU:
             reason = gpus_of(worker, attributes, situation.free.get(worker.worker_id))
@@ -101,7 +101,7 @@ def _host(attributes: MlAttributes, worker: WorkerCapability) -> tuple[str, ...]
     return tuple(out)
 
 
-def _model(attributes: MlAttributes, worker: WorkerCapability, situation: Situation) -> tuple[str, ...]:
+def _model(attributes: MlAttributes, worker: WorkerCapability, situation: MatchInput) -> tuple[str, ...]:
     """A model with a version is there, or can be fetched from a registry that is known."""
     if attributes.model_id is None or attributes.model_version is None:
         return ()
@@ -127,14 +127,14 @@ def locality(attributes: MlAttributes, worker: WorkerCapability) -> int:
     return OTHER_VERSION_POINTS if any(model.model_id == attributes.model_id for model in known) else 0
 
 
-def score(attributes: MlAttributes, worker: WorkerCapability, situation: Situation) -> int:
+def score(attributes: MlAttributes, worker: WorkerCapability, situation: MatchInput) -> int:
     """Return how well a worker serves the job: the weights of preferred rules that it meets, and locality."""
     others = situation.others.get(worker.worker_id, ())
     return selection.score(attributes, worker.labels, others) + locality(attributes, worker)
 
 
 def rank(
-    attributes: MlAttributes, workers: Iterable[WorkerCapability], situation: Situation
+    attributes: MlAttributes, workers: Iterable[WorkerCapability], situation: MatchInput
 ) -> tuple[WorkerCapability, ...]:
     """Return the workers that serve the job, the highest score first, ties by worker_id."""
     fitting = [worker for worker in workers if not unmet(attributes, worker, situation)]

@@ -44,7 +44,7 @@ ADMINISTRATIVE_KEYS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class MlPolicy:
     """model_ids, selector_keys, forbidden_selector_keys: patterns with *. checkpoint_prefixes: URIs, slash at the end.
     hosts: names or addresses of registries inside the cluster's own networks. bounds: see BOUNDS."""
 

@@ -38,7 +38,7 @@ class AttributeProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ParseNote:
     """What was worked out for an attribute, or what a user should know about it; it refuses nothing."""
 
     attribute: str
@@ -50,7 +50,7 @@ class Note:
 
 
 Problems = tuple[AttributeProblem, ...]
-Notes = tuple[Note, ...]
+Notes = tuple[ParseNote, ...]
 
 
 def shown(value: object) -> str:

@@ -13,17 +13,17 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationError
 
 from atoll.ml import tables
-from atoll.ml.attributes import NAMES, PREFIX, Count, MlAttributes, Number, Part, PriorityClass
+from atoll.ml.attributes import NAMES, PREFIX, AttributePart, Count, MlAttributes, MlPriorityClass, Number
 from atoll.ml.infer import Completed, complete
-from atoll.ml.policy import Policy
-from atoll.ml.problems import AttributeProblem, Note, Problems, shown
+from atoll.ml.policy import MlPolicy
+from atoll.ml.problems import AttributeProblem, ParseNote, Problems, shown
 from atoll.ml.rules import complaints
 from atoll.ml.wording import problem_of_complaint, problems_of_errors
 
 GpuTypeName = Annotated[str, Field(strict=True, min_length=1, max_length=63)]
 
 
-class MlLimits(Part):
+class MlLimits(AttributePart):
     """The first six concern one job; the last two are budgets over the jobs of the queue that run."""
 
     max_gpu_count: Annotated[int, Field(strict=True, ge=0)] | None = None
@@ -31,7 +31,7 @@ class MlLimits(Part):
     max_memory_gb: Number | None = None
     max_timeout_seconds: Count | None = None
     allowed_gpu_types: Annotated[tuple[GpuTypeName, ...], Field(max_length=64)] | None = None
-    allowed_priority_classes: tuple[PriorityClass, ...] | None = None
+    allowed_priority_classes: tuple[MlPriorityClass, ...] | None = None
     max_concurrent_gpu_jobs: Annotated[int, Field(strict=True, ge=0)] | None = None
     max_total_gpus: Annotated[int, Field(strict=True, ge=0)] | None = None
 
@@ -85,7 +85,7 @@ MAXIMA: Final[Mapping[str, str]] = {
 BUDGETS: Final = ("max_concurrent_gpu_jobs", "max_total_gpus")
 
 
-def parse_queue_rules(name: str, config: Mapping[str, Any], policy: Policy | None = None) -> QueueRules | Problems:
+def parse_queue_rules(name: str, config: Mapping[str, Any], policy: MlPolicy | None = None) -> QueueRules | Problems:
     """Read `ml_defaults` and `ml_limits` of a queue's configuration; other keys of it are not read here.
 
     Defaults may be written with or without the prefix. Those that break a rule or the queue's own limits are refused:
@@ -104,15 +104,17 @@ def parse_queue_rules(name: str, config: Mapping[str, Any], policy: Policy | Non
         is_default = error.title == MlAttributes.__name__
         known, prefix = (NAMES, PREFIX) if is_default else (tuple(MlLimits.model_fields), "")
         return problems_of_errors(error, known, prefix=prefix, step=f"queue {name}")
-    broken = complaints(found.defaults, policy or Policy())
+    broken = complaints(found.defaults, policy or MlPolicy())
     problems = tuple(problem_of_complaint(one, found.defaults) for one in broken) + _exceeded(found.defaults, found)
     return tuple(replace(problem, step=f"queue {name} ml_defaults") for problem in problems) or found
 
 
-def with_defaults(given: MlAttributes, rules: QueueRules) -> tuple[MlAttributes, tuple[Note, ...]]:
+def with_defaults(given: MlAttributes, rules: QueueRules) -> tuple[MlAttributes, tuple[ParseNote, ...]]:
     """Return the attributes with the queue's defaults in the gaps, and a note for each that was filled."""
     filled = {name: value for name, value in rules.defaults.given().items() if getattr(given, name) is None}
-    notes = tuple(Note(PREFIX + name, str(value), f"default of queue {rules.name}") for name, value in filled.items())
+    notes = tuple(
+        ParseNote(PREFIX + name, str(value), f"default of queue {rules.name}") for name, value in filled.items()
+    )
     return given.model_copy(update=filled), notes
 
 
@@ -120,11 +122,11 @@ def submit(
     given: MlAttributes,
     rules: QueueRules,
     usage: Usage = Usage(),
-    policy: Policy | None = None,
+    policy: MlPolicy | None = None,
 ) -> Accepted | Waits | Refused:
     """Judge a job for a queue: defaults, inference, rules, limits, then budgets."""
     filled, notes = with_defaults(given, rules)
-    broken = complaints(filled, policy or Policy())
+    broken = complaints(filled, policy or MlPolicy())
     if broken:
         problems = (problem_of_complaint(one, filled) for one in broken)
         return Refused(tuple(_with_origin(problem, notes, rules) for problem in problems))
@@ -137,7 +139,7 @@ def submit(
     return Waits(completed, reason) if reason else Accepted(completed)
 
 
-def _with_origin(problem: AttributeProblem, notes: tuple[Note, ...], rules: QueueRules) -> AttributeProblem:
+def _with_origin(problem: AttributeProblem, notes: tuple[ParseNote, ...], rules: QueueRules) -> AttributeProblem:
     """Say where the queue filled what the job never said."""
     if not any(note.attribute == problem.attribute for note in notes):
         return problem

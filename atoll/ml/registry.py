@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.ml.attributes import MlAttributes, ModelRegistry
-from atoll.ml.policy import Policy
+from atoll.ml.policy import MlPolicy
 from atoll.ml.uris import refuse_model_uri
 
 CHECKSUM_DIGITS: Final[Mapping[str, int]] = {
@@ -46,7 +46,7 @@ class LoadedModel:
         )
 
 
-class Place(StrEnum):
+class ModelPlace(StrEnum):
     """Where a model is found, the nearest first."""
 
     LOADED = "loaded"
@@ -58,7 +58,7 @@ class Place(StrEnum):
 class Source:
     """Where a worker gets the model from; `uri` is empty where the worker has it and the job names none."""
 
-    place: Place
+    place: ModelPlace
     uri: str = ""
 
 
@@ -75,7 +75,7 @@ def resolve(
     loaded: Iterable[LoadedModel] = (),
     cached: Iterable[LoadedModel] = (),
     registries: Mapping[ModelRegistry, str] | None = None,
-    policy: Policy | None = None,
+    policy: MlPolicy | None = None,
 ) -> Source | Unresolved | None:
     """Return where a worker gets the model from; None for a job without a model.
 
@@ -84,19 +84,19 @@ def resolve(
     """
     uri = attributes.model_registry_uri or ""
     if attributes.model_id is not None:
-        for place, models in ((Place.LOADED, loaded), (Place.CACHED, cached)):
+        for place, models in ((ModelPlace.LOADED, loaded), (ModelPlace.CACHED, cached)):
             if any(model.matches(attributes) for model in models):
                 return Source(place, uri)
     if uri:
-        return Source(Place.REGISTRY, uri)
+        return Source(ModelPlace.REGISTRY, uri)
     if attributes.model_id is None:
         return None
     known = registries or {}
     asked = [attributes.model_registry] if attributes.model_registry is not None else list(known)
     for kind in asked:
         found = registry_uri(attributes, kind, known.get(kind, ""))
-        if found and refuse_model_uri(found, None, policy or Policy()) is None:
-            return Source(Place.REGISTRY, found)
+        if found and refuse_model_uri(found, None, policy or MlPolicy()) is None:
+            return Source(ModelPlace.REGISTRY, found)
     return _unresolved(attributes, asked)
 
 

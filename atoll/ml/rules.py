@@ -10,8 +10,8 @@ from typing import Final
 
 from atoll.api.claims import InterconnectKind
 from atoll.ml import tables
-from atoll.ml.attributes import GPU_NAMES, PREFIX, TPU_NAMES, Accelerator, Affinity, MlAttributes, PriorityClass
-from atoll.ml.policy import Policy
+from atoll.ml.attributes import GPU_NAMES, PREFIX, TPU_NAMES, Accelerator, LabelAffinity, MlAttributes, MlPriorityClass
+from atoll.ml.policy import MlPolicy
 from atoll.ml.problems import shown
 from atoll.ml.registry import CHECKSUM_DIGITS
 from atoll.ml.selection import ORDERED, dotted_number
@@ -30,22 +30,22 @@ class Complaint:
     value: str = ""
 
 
-Rule = Callable[[MlAttributes, Policy], Iterator[Complaint]]
+Rule = Callable[[MlAttributes, MlPolicy], Iterator[Complaint]]
 
 
-def complaints(attributes: MlAttributes, policy: Policy) -> tuple[Complaint, ...]:
+def complaints(attributes: MlAttributes, policy: MlPolicy) -> tuple[Complaint, ...]:
     """Return what is wrong with the attributes together; the same rule complains in the same order."""
     return tuple(complaint for rule in RULES for complaint in rule(attributes, policy))
 
 
-def _bounds(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
+def _bounds(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
     for name, value in attributes.given().items():
         bound = policy.bound_of(name)
         if bound is not None and value > bound:
             yield Complaint(name, f"may be at most {bound:.15g}", "ask for less, or have the bound raised")
 
 
-def _accelerator(attributes: MlAttributes, _policy: Policy) -> Iterator[Complaint]:
+def _accelerator(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
     """An accelerator that is named excludes the attributes of the others; a GPU job has a GPU."""
     named = attributes.accelerator
     own = {Accelerator.GPU: GPU_NAMES, Accelerator.TPU: TPU_NAMES}
@@ -73,7 +73,7 @@ def _wants_gpus(attributes: MlAttributes, name: str) -> bool:
     return value is not None and not (name == "gpu_count" and value == 0)
 
 
-def _no_gpus(attributes: MlAttributes, _policy: Policy) -> Iterator[Complaint]:
+def _no_gpus(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
     if attributes.gpu_count != 0:
         return
     wanted = [name for name in GPU_NAMES if _wants_gpus(attributes, name)]
@@ -84,7 +84,7 @@ def _no_gpus(attributes: MlAttributes, _policy: Policy) -> Iterator[Complaint]:
         yield Complaint("gpu_count", f"must be at least 1 beside {named}", "ask for a GPU, or remove them")
 
 
-def _capability(attributes: MlAttributes, _policy: Policy) -> Iterator[Complaint]:
+def _capability(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
     """A known type of GPU computes what is asked of it."""
     row = tables.GPU_TYPES.get(attributes.gpu_type or "")
     if row is None or row.compute_capability is None:
@@ -105,7 +105,7 @@ def _capability(attributes: MlAttributes, _policy: Policy) -> Iterator[Complaint
             )
 
 
-def _tpu(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
+def _tpu(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
     topology = attributes.tpu_topology
     if topology is None:
         return
@@ -122,7 +122,7 @@ def _tpu(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
         yield Complaint("tpu_topology", f"may have at most {most:.15g} chips", "ask for a smaller slice")
 
 
-def _model(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
+def _model(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
     model_id, checksum = attributes.model_id, attributes.model_checksum
     if model_id is not None:
         if ".." in model_id or model_id.startswith("/") or not model_id.isprintable():
@@ -140,7 +140,7 @@ def _model(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
             yield Complaint("model_checksum", f"must have {length} digits after {algorithm}:", f"it has {len(digits)}")
 
 
-def _uris(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
+def _uris(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
     if attributes.model_registry_uri is not None:
         problem = refuse_model_uri(attributes.model_registry_uri, attributes.model_registry, policy)
         if problem is not None:
@@ -151,12 +151,12 @@ def _uris(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
             yield Complaint("checkpoint_storage_uri", problem.limit, problem.hint)
 
 
-def _selectors(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
+def _selectors(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
     for key in attributes.node_selector or {}:
         if not policy.allows_key(key):
             yield Complaint("node_selector", *_KEY_REFUSED, (key,), shown(key))
     for name in ("affinity", "anti_affinity"):
-        affinity = getattr(attributes, name) or Affinity()
+        affinity = getattr(attributes, name) or LabelAffinity()
         for kind in ("required", "preferred"):
             for index, rule in enumerate(getattr(affinity, kind)):
                 path = (kind, index)
@@ -174,18 +174,18 @@ def _selectors(attributes: MlAttributes, policy: Policy) -> Iterator[Complaint]:
 _KEY_REFUSED: Final = ("must be a label that jobs may choose by", "administrators keep this label; leave it out")
 
 
-def _escalation(attributes: MlAttributes, _policy: Policy) -> Iterator[Complaint]:
+def _escalation(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
     target, own = attributes.escalation_target_class, attributes.priority_class
-    order = list(PriorityClass)
-    if target is not None and order.index(target) <= order.index(own or PriorityClass.SPOT):
+    order = list(MlPriorityClass)
+    if target is not None and order.index(target) <= order.index(own or MlPriorityClass.SPOT):
         yield Complaint(
             "escalation_target_class",
-            f"must be above {PREFIX}priority_class {own or PriorityClass.SPOT}",
+            f"must be above {PREFIX}priority_class {own or MlPriorityClass.SPOT}",
             "the order is " + " < ".join(order),
         )
 
 
-def _reservation(attributes: MlAttributes, _policy: Policy) -> Iterator[Complaint]:
+def _reservation(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
     if attributes.reservation_timeout_s is not None and attributes.reservation_id is None:
         yield Complaint("reservation_timeout_s", f"needs {PREFIX}reservation_id", "name the reservation, or remove it")
 

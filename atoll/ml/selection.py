@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from atoll.ml.attributes import Affinity, AffinityRule, MlAttributes, Operator
+from atoll.ml.attributes import AffinityRule, LabelAffinity, MlAttributes, Operator
 
 Labels = Mapping[str, str]
 DottedNumber = tuple[int, ...]
@@ -74,7 +74,7 @@ def unmet(attributes: MlAttributes, labels: Labels, others: Iterable[Labels] = (
     others: properties of the jobs that run on the worker, such as job_type and model_id.
     """
     selector = attributes.node_selector or {}
-    affinity, anti = attributes.affinity or Affinity(), attributes.anti_affinity or Affinity()
+    affinity, anti = attributes.affinity or LabelAffinity(), attributes.anti_affinity or LabelAffinity()
     running = tuple(others)
     return (
         *(f"label {key} is not {value}" for key, value in sorted(selector.items()) if labels.get(key) != value),
@@ -85,7 +85,7 @@ def unmet(attributes: MlAttributes, labels: Labels, others: Iterable[Labels] = (
 
 def score(attributes: MlAttributes, labels: Labels, others: Iterable[Labels] = ()) -> int:
     """Return the weights of the preferred rules that a worker meets, less those of what it should stay apart from."""
-    affinity, anti = attributes.affinity or Affinity(), attributes.anti_affinity or Affinity()
+    affinity, anti = attributes.affinity or LabelAffinity(), attributes.anti_affinity or LabelAffinity()
     running = tuple(others)
     return sum(rule.weight for rule in affinity.preferred if holds(rule, labels)) - sum(
         rule.weight for rule in anti.preferred if _meets(rule, labels, running)

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from atoll.ml.attributes import ModelRegistry
-from atoll.ml.policy import Policy
+from atoll.ml.policy import MlPolicy
 
 LENGTH_MAX: Final = 1024
 SCHEMES: Final = {
@@ -68,7 +68,7 @@ class UriProblem:
     hint: str
 
 
-def refuse_model_uri(uri: str, registry: ModelRegistry | None, policy: Policy) -> UriProblem | None:
+def refuse_model_uri(uri: str, registry: ModelRegistry | None, policy: MlPolicy) -> UriProblem | None:
     """Return what is wrong with the URI of a model; registry: what the job says beside it."""
     found = _split(uri)
     if isinstance(found, UriProblem):
@@ -86,7 +86,7 @@ def refuse_model_uri(uri: str, registry: ModelRegistry | None, policy: Policy) -
     return _refuse_host(rest.partition("/")[0], policy) if scheme not in {"hf", "wandb", "s3", "gs"} else None
 
 
-def refuse_checkpoint_uri(uri: str, policy: Policy) -> UriProblem | None:
+def refuse_checkpoint_uri(uri: str, policy: MlPolicy) -> UriProblem | None:
     """Return what is wrong with the place where checkpoints are written to and restored from."""
     found = _split(uri)
     if isinstance(found, UriProblem):
@@ -109,7 +109,7 @@ def refuse_checkpoint_uri(uri: str, policy: Policy) -> UriProblem | None:
     return None
 
 
-def is_trusted_checkpoint(uri: str, policy: Policy) -> bool:
+def is_trusted_checkpoint(uri: str, policy: MlPolicy) -> bool:
     """Tell whether a checkpoint may be restored from there: it lies below an allowed prefix and does not climb out."""
     if isinstance(_split(uri), UriProblem):
         return False
@@ -125,7 +125,7 @@ def host_of(uri: str) -> str:
     return host["host"].strip("[]") if host is not None else ""
 
 
-def refuse_addresses(host: str, addresses: Iterable[str], policy: Policy) -> UriProblem | None:
+def refuse_addresses(host: str, addresses: Iterable[str], policy: MlPolicy) -> UriProblem | None:
     """Return why a host must not be asked, given what its name resolves to; one address that is not public refuses all.
 
     A host or an address that the policy lists is allowed.
@@ -195,7 +195,7 @@ def _form_problem(scheme: str, rest: str) -> UriProblem | None:
     return UriProblem(f"must look like {form[1]}", "compare the parts")
 
 
-def _refuse_host(authority: str, policy: Policy) -> UriProblem | None:
+def _refuse_host(authority: str, policy: MlPolicy) -> UriProblem | None:
     """Return why the host in a URI may not be asked, as far as it tells by itself."""
     if "@" in authority:
         return UriProblem("must not hold a user or password", "remove everything up to @; take a Secret for passwords")

@@ -15,7 +15,7 @@ from tests.jobs.render import NOW_SECONDS, env, look, rendered
 
 
 @dataclass(frozen=True)
-class Case:
+class RenderCase:
     """A job, and what stands where in its objects."""
 
     says: Mapping[str, Any]
@@ -37,16 +37,16 @@ SPOT_ELIGIBLE = job_names.SPOT_ELIGIBLE.replace(".", "~")
 QUEUE = job_names.QUEUE_NAME.replace(".", "~")
 
 CLAIMS = {
-    "a-count-alone-is-a-claim-of-one-pod": Case({"ext_ml_gpu_count": 2}, {f"{GOOD}.count": 2, "GpuGang": None}),
-    "a-type-alone-is-one-gpu": Case(
+    "a-count-alone-is-a-claim-of-one-pod": RenderCase({"ext_ml_gpu_count": 2}, {f"{GOOD}.count": 2, "GpuGang": None}),
+    "a-type-alone-is-one-gpu": RenderCase(
         {"ext_ml_gpu_type": "nvidia-l4"}, {f"{GOOD}.count": 1, f"{GOOD}.models": ["nvidia-l4"]}
     ),
-    "the-platforms-short-name-means-the-same": Case(
+    "the-platforms-short-name-means-the-same": RenderCase(
         {"resources": {"gpu_type": "A100", "gpu_count": 4}}, {f"{GOOD}.count": 4, f"{GOOD}.models": ["nvidia-a100"]}
     ),
-    "gigabytes-are-decimal": Case({"ext_ml_gpu_memory_gb": 80}, {f"{GOOD}.memory": "80G"}),
-    "part-of-a-gigabyte-is-megabytes": Case({"ext_ml_gpu_memory_gb": 23.5}, {f"{GOOD}.memory": "23500M"}),
-    "a-card-of-two-gpus-is-asked-for-its-half": Case(
+    "gigabytes-are-decimal": RenderCase({"ext_ml_gpu_memory_gb": 80}, {f"{GOOD}.memory": "80G"}),
+    "part-of-a-gigabyte-is-megabytes": RenderCase({"ext_ml_gpu_memory_gb": 23.5}, {f"{GOOD}.memory": "23500M"}),
+    "a-card-of-two-gpus-is-asked-for-its-half": RenderCase(
         {"ext_ml_gpu_type": "amd-mi250", "ext_ml_gpu_memory_gb": 128},
         {
             f"{GOOD}.memory": "64G",
@@ -54,26 +54,26 @@ CLAIMS = {
             f"{GOOD}.models": ["amd-instinct-mi250", "amd-instinct-mi250x"],
         },
     ),
-    "capability-is-compared-as-it-is": Case(
+    "capability-is-compared-as-it-is": RenderCase(
         {"ext_ml_gpu_compute_capability": "10.0"}, {f"{GOOD}.computeCapability": "10.0"}
     ),
-    "precision-tells-the-least-capability": Case(
+    "precision-tells-the-least-capability": RenderCase(
         {"ext_ml_gpu_count": 1, "ext_ml_precision": "fp8"}, {f"{GOOD}.computeCapability": "8.9"}
     ),
-    "capabilities-are-nvidias": Case(
+    "capabilities-are-nvidias": RenderCase(
         {"ext_ml_gpu_type": "amd-mi300x", "ext_ml_precision": "bf16"}, {f"{GOOD}.computeCapability": None}
     ),
-    "nvlink-joins-all-gpus-of-the-pod": Case(
+    "nvlink-joins-all-gpus-of-the-pod": RenderCase(
         {"ext_ml_gpu_count": 4, "ext_ml_gpu_interconnect": "nvlink"}, {f"{GOOD}.interconnect": "nvlink"}
     ),
-    "tensor-parallel-wants-nvlink": Case(
+    "tensor-parallel-wants-nvlink": RenderCase(
         {"ext_ml_gpu_count": 4, "ext_ml_distributed_strategy": "tensor_parallel"}, {f"{GOOD}.interconnect": "nvlink"}
     ),
-    "one-gpu-is-joined-with-none": Case({"ext_ml_gpu_interconnect": "nvlink"}, {f"{GOOD}.interconnect": None}),
-    "a-topology-of-nvlink-is-a-claim": Case(
+    "one-gpu-is-joined-with-none": RenderCase({"ext_ml_gpu_interconnect": "nvlink"}, {f"{GOOD}.interconnect": None}),
+    "a-topology-of-nvlink-is-a-claim": RenderCase(
         {"ext_ml_gpu_count": 4, "policy": {"topology": "nvlink"}}, {f"{GOOD}.interconnect": "nvlink"}
     ),
-    "the-template-shows-gpus-claim-and-scheduler": Case(
+    "the-template-shows-gpus-claim-and-scheduler": RenderCase(
         EIGHT,
         {
             f"{MEMORY}.limits": {"memory": "8Gi", "cpu": "2", "gpu.scheduling/gpu": "8"},
@@ -81,17 +81,17 @@ CLAIMS = {
             "POD.spec.schedulerName": "gpu-scheduler",
         },
     ),
-    "no-gpus-no-claim": Case({"ext_ml_accelerator": "cpu"}, {"GpuClaim": None, "POD.spec.schedulerName": None}),
-    "a-count-of-none-is-no-claim": Case({"ext_ml_gpu_count": 0}, {"GpuClaim": None}),
+    "no-gpus-no-claim": RenderCase({"ext_ml_accelerator": "cpu"}, {"GpuClaim": None, "POD.spec.schedulerName": None}),
+    "a-count-of-none-is-no-claim": RenderCase({"ext_ml_gpu_count": 0}, {"GpuClaim": None}),
 }
 HOSTS = {
-    "cores-are-requested": Case(
+    "cores-are-requested": RenderCase(
         {"ext_ml_cpu_cores": 16}, {f"{MEMORY}.requests.cpu": "16", f"{MEMORY}.limits.cpu": None}
     ),
-    "memory-is-requested-and-limited": Case(
+    "memory-is-requested-and-limited": RenderCase(
         {"ext_ml_memory_gb": 64}, {f"{MEMORY}.requests.memory": "64G", f"{MEMORY}.limits.memory": "64G"}
     ),
-    "shared-memory-is-memory-and-counts": Case(
+    "shared-memory-is-memory-and-counts": RenderCase(
         {"ext_ml_memory_gb": 64, "ext_ml_shm_size_gb": 16},
         {
             f"{MEMORY}.limits.memory": "80G",
@@ -99,7 +99,7 @@ HOSTS = {
             "POD.spec.containers[0].volumeMounts[0].mountPath": "/dev/shm",
         },
     ),
-    "scratch-is-a-volume-that-is-requested": Case(
+    "scratch-is-a-volume-that-is-requested": RenderCase(
         {"ext_ml_storage_gb": 500},
         {
             f"{MEMORY}.requests.ephemeral-storage": "500G",
@@ -107,24 +107,26 @@ HOSTS = {
             "POD.spec.containers[0].volumeMounts[0].mountPath": "/scratch",
         },
     ),
-    "whoever-says-nothing-has-the-defaults": Case(
+    "whoever-says-nothing-has-the-defaults": RenderCase(
         {}, {f"{MEMORY}.requests": {"cpu": "1", "memory": "4Gi"}, f"{MEMORY}.limits": {"memory": "8Gi", "cpu": "2"}}
     ),
-    "the-platforms-resources-are-taken-as-they-are": Case(
+    "the-platforms-resources-are-taken-as-they-are": RenderCase(
         {"resources": {"cpu_request": 4, "cpu_limit": "8", "memory_request": "16Gi", "memory_limit": "32Gi"}},
         {f"{MEMORY}.requests": {"cpu": "4", "memory": "16Gi"}, f"{MEMORY}.limits": {"cpu": "8", "memory": "32Gi"}},
     ),
-    "a-request-beyond-the-default-limit-raises-it": Case(
+    "a-request-beyond-the-default-limit-raises-it": RenderCase(
         {"resources": {"memory_request": "64Gi"}}, {f"{MEMORY}.limits.memory": "64Gi"}
     ),
 }
 TIMES = {
-    "a-timeout-ends-the-job": Case({"ext_ml_timeout_seconds": 60}, {"Job.spec.activeDeadlineSeconds": 60}),
-    "a-timeout-replaces-the-longest-run": Case(
+    "a-timeout-ends-the-job": RenderCase({"ext_ml_timeout_seconds": 60}, {"Job.spec.activeDeadlineSeconds": 60}),
+    "a-timeout-replaces-the-longest-run": RenderCase(
         {"ext_ml_timeout_seconds": 60, "policy": {"max_runtime": 30}}, {"Job.spec.activeDeadlineSeconds": 60}
     ),
-    "the-longest-run-ends-the-job": Case({"policy": {"max_runtime": 28800}}, {"Job.spec.activeDeadlineSeconds": 28800}),
-    "a-deadline-counts-from-the-planned-start": Case(
+    "the-longest-run-ends-the-job": RenderCase(
+        {"policy": {"max_runtime": 28800}}, {"Job.spec.activeDeadlineSeconds": 28800}
+    ),
+    "a-deadline-counts-from-the-planned-start": RenderCase(
         {"policy": {"scheduled_start": "2030-01-01T00:00:00Z", "deadline": "2030-01-01T01:00:00Z"}},
         {
             "Job.spec.activeDeadlineSeconds": 3600,
@@ -132,20 +134,22 @@ TIMES = {
             "Job.metadata.annotations.job~gpu~scheduling/scheduled-start": "2030-01-01T00:00:00+00:00",
         },
     ),
-    "nobody-ends-a-service": Case(
+    "nobody-ends-a-service": RenderCase(
         SERVICE | {"ext_ml_timeout_seconds": 60},
         {"Deployment.spec.activeDeadlineSeconds": None, "POD.spec.activeDeadlineSeconds": None},
         {"ML_TIMEOUT_SECONDS": "60"},
     ),
-    "grace-is-half-a-minute": Case({}, {"POD.spec.terminationGracePeriodSeconds": 30}, {"ATOLL_GRACE_SECONDS": "30"}),
-    "grace-is-as-asked": Case(
+    "grace-is-half-a-minute": RenderCase(
+        {}, {"POD.spec.terminationGracePeriodSeconds": 30}, {"ATOLL_GRACE_SECONDS": "30"}
+    ),
+    "grace-is-as-asked": RenderCase(
         {"policy": {"preemption_grace_period": 90}}, {"POD.spec.terminationGracePeriodSeconds": 90}
     ),
-    "the-attribute-wins-over-the-policy": Case(
+    "the-attribute-wins-over-the-policy": RenderCase(
         {"ext_ml_preemption_grace_period_s": 60, "policy": {"preemption_grace_period": 90}},
         {"POD.spec.terminationGracePeriodSeconds": 60},
     ),
-    "a-checkpoint-needs-its-time": Case(
+    "a-checkpoint-needs-its-time": RenderCase(
         {
             "job_type": "training",
             "ext_ml_preemption_grace_period_s": 60,
@@ -154,13 +158,13 @@ TIMES = {
         },
         {"POD.spec.terminationGracePeriodSeconds": 300},
     ),
-    "grace-is-bounded-by-the-cluster": Case(
+    "grace-is-bounded-by-the-cluster": RenderCase(
         {"policy": {"preemption_grace_period": 7200}}, {"POD.spec.terminationGracePeriodSeconds": 600}
     ),
-    "a-finished-job-stays-a-day": Case({}, {"Job.spec.ttlSecondsAfterFinished": 86400}),
+    "a-finished-job-stays-a-day": RenderCase({}, {"Job.spec.ttlSecondsAfterFinished": 86400}),
 }
 TYPES = {
-    "a-batch-runs-once-and-never-restarts-in-place": Case(
+    "a-batch-runs-once-and-never-restarts-in-place": RenderCase(
         {},
         {
             "POD.spec.restartPolicy": "Never",
@@ -174,15 +178,15 @@ TYPES = {
             "PersistentVolumeClaim": None,
         },
     ),
-    "a-batch-of-many-pods-numbers-them": Case(
+    "a-batch-of-many-pods-numbers-them": RenderCase(
         {"parallelism": 4, "completions": 10},
         {"Job.spec.parallelism": 4, "Job.spec.completions": 10, "Job.spec.completionMode": "Indexed"},
     ),
-    "a-training-that-nobody-preempts-restarts-in-place": Case(
+    "a-training-that-nobody-preempts-restarts-in-place": RenderCase(
         {"job_type": "training", "ext_ml_preemptible": False},
         {"POD.spec.restartPolicy": "OnFailure", "Job.spec.podFailurePolicy": None},
     ),
-    "a-training-that-may-be-preempted-loses-no-try-by-it": Case(
+    "a-training-that-may-be-preempted-loses-no-try-by-it": RenderCase(
         {"job_type": "training", "policy": {"max_retries": 5}},
         {
             "POD.spec.restartPolicy": "Never",
@@ -190,10 +194,10 @@ TYPES = {
             "Job.spec.podFailurePolicy.rules[0].action": "Ignore",
         },
     ),
-    "whoever-wants-no-retry-fails-when-preempted": Case(
+    "whoever-wants-no-retry-fails-when-preempted": RenderCase(
         {"policy": {"retry_on_preemption": False}}, {"Job.spec.podFailurePolicy.rules[0].action": "FailJob"}
     ),
-    "a-training-has-a-volume-where-it-saves": Case(
+    "a-training-has-a-volume-where-it-saves": RenderCase(
         CHECKPOINTS,
         {
             "PersistentVolumeClaim.metadata.name": "work-ckpt",
@@ -209,7 +213,7 @@ TYPES = {
         },
         {"ATOLL_CHECKPOINT_URI": "file:///checkpoints/", "ATOLL_CHECKPOINT_INTERVAL_SECONDS": "3600"},
     ),
-    "attributes-win-over-the-config": Case(
+    "attributes-win-over-the-config": RenderCase(
         CHECKPOINTS | {"ext_ml_checkpoint_interval_s": 600, "ext_ml_checkpoint_storage_uri": "s3://bucket/a/"},
         {"PersistentVolumeClaim": None},
         {
@@ -218,12 +222,12 @@ TYPES = {
             "ATOLL_CHECKPOINT_MAX_COUNT": "3",
         },
     ),
-    "a-file-uri-is-a-volume": Case(
+    "a-file-uri-is-a-volume": RenderCase(
         {"job_type": "training", "ext_ml_checkpoint_enabled": True, "ext_ml_checkpoint_storage_uri": "file:///ckpt/a/"},
         {"POD.spec.containers[0].volumeMounts[0].mountPath": "/ckpt/a"},
         {"ATOLL_CHECKPOINT_INTERVAL_SECONDS": "300", "ATOLL_CHECKPOINT_ON_PREEMPTION": "false"},
     ),
-    "a-volume-of-the-users-own-is-enough": Case(
+    "a-volume-of-the-users-own-is-enough": RenderCase(
         {
             "job_type": "training",
             "container": {"image": "a:1", "volumes": [{"name": "data", "mount_path": "/checkpoints", "claim": "mine"}]},
@@ -231,7 +235,7 @@ TYPES = {
         },
         {"PersistentVolumeClaim": None},
     ),
-    "a-service-is-a-deployment-behind-a-name": Case(
+    "a-service-is-a-deployment-behind-a-name": RenderCase(
         SERVICE,
         {
             "Deployment.spec.replicas": 1,
@@ -244,11 +248,11 @@ TYPES = {
             "Job": None,
         },
     ),
-    "a-service-with-gpus-needs-no-spare-ones-to-roll-out": Case(
+    "a-service-with-gpus-needs-no-spare-ones-to-roll-out": RenderCase(
         SERVICE | {"ext_ml_gpu_count": 1},
         {"Deployment.spec.strategy.rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
     ),
-    "replicas-between-two-numbers-are-an-autoscaler": Case(
+    "replicas-between-two-numbers-are-an-autoscaler": RenderCase(
         SERVICE | {"policy": {"min_replicas": 2, "max_replicas": 5}},
         {
             "HorizontalPodAutoscaler.spec.minReplicas": 2,
@@ -256,7 +260,7 @@ TYPES = {
             "Deployment.spec.replicas": None,
         },
     ),
-    "the-first-request-starts-a-serverless-service": Case(
+    "the-first-request-starts-a-serverless-service": RenderCase(
         SERVICE | {"policy": {"scale_to_zero": True, "max_replicas": 3}},
         {
             "HTTPScaledObject.spec.replicas": {"min": 0, "max": 3},
@@ -264,7 +268,7 @@ TYPES = {
             "HTTPScaledObject.spec.scaleTargetRef.port": 8080,
         },
     ),
-    "a-model-brings-its-server": Case(
+    "a-model-brings-its-server": RenderCase(
         {
             "job_type": "service",
             "deployment_type": "model",
@@ -288,7 +292,7 @@ TYPES = {
     ),
 }
 GANGS = {
-    "more-gpus-than-a-machine-has-are-pods-that-work-as-one": Case(
+    "more-gpus-than-a-machine-has-are-pods-that-work-as-one": RenderCase(
         SIXTEEN | {"ext_ml_runtime": "pytorch"},
         {
             f"{GOOD}.count": 8,
@@ -312,33 +316,33 @@ GANGS = {
             "PET_NPROC_PER_NODE": "8",
         },
     ),
-    "workers-share-the-gpus-evenly": Case(
+    "workers-share-the-gpus-evenly": RenderCase(
         {"job_type": "training", "ext_ml_gpu_count": 12, "workers": 3},
         {f"{GOOD}.count": 4, "GpuGang.spec.podSets": [{"name": "main", "count": 3}]},
     ),
-    "an-odd-count-is-shared-by-as-few-pods-as-can-be": Case(
+    "an-odd-count-is-shared-by-as-few-pods-as-can-be": RenderCase(
         {"job_type": "training", "ext_ml_gpu_count": 15, "ext_ml_distributed_strategy": "deepspeed"},
         {f"{GOOD}.count": 5, "Job.spec.completions": 3},
     ),
-    "one-node-for-all-members": Case(
+    "one-node-for-all-members": RenderCase(
         {"job_type": "training", "ext_ml_gpu_count": 8, "workers": 2, "policy": {"topology": "same_node"}},
         {"GpuGang.spec.topology": {"mode": "required", "level": HOST}},
     ),
-    "one-node-for-pods-on-their-own": Case(
+    "one-node-for-pods-on-their-own": RenderCase(
         {"parallelism": 2, "policy": {"topology": "same_node"}},
         {
             "GpuGang": None,
             "POD.spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey": HOST,
         },
     ),
-    "nvlink-between-all-gpus-is-one-fabric": Case(
+    "nvlink-between-all-gpus-is-one-fabric": RenderCase(
         SIXTEEN | {"ext_ml_gpu_interconnect": "nvlink"},
         {"GpuGang.spec.topology": {"mode": "required", "level": names.FABRIC_LEVEL}, f"{GOOD}.interconnect": "nvlink"},
     ),
-    "a-topology-of-nvlink-joins-the-gpus-of-each-pod": Case(
+    "a-topology-of-nvlink-joins-the-gpus-of-each-pod": RenderCase(
         SIXTEEN | {"policy": {"topology": "nvlink"}}, {"GpuGang.spec.topology": None, f"{GOOD}.interconnect": "nvlink"}
     ),
-    "pods-spread-over-nodes": Case(
+    "pods-spread-over-nodes": RenderCase(
         {"parallelism": 3, "policy": {"topology": "spread"}},
         {
             "POD.spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0]": {
@@ -347,27 +351,27 @@ GANGS = {
             }
         },
     ),
-    "pods-on-several-nodes-write-one-volume": Case(
+    "pods-on-several-nodes-write-one-volume": RenderCase(
         SIXTEEN | {"intent": {"checkpoint_config": {}}}, {"PersistentVolumeClaim.spec.accessModes": ["ReadWriteMany"]}
     ),
-    "workers-without-gpus-are-no-gang": Case(
+    "workers-without-gpus-are-no-gang": RenderCase(
         {"job_type": "training", "workers": 4},
         {"GpuGang": None, "Job.spec.completions": 4, "POD.spec.schedulingGates": None},
     ),
 }
 ORDER = {
-    "a-service-is-important-by-itself": Case(SERVICE, {"POD.spec.priorityClassName": "high"}),
-    "a-batch-is-not": Case({}, {"POD.spec.priorityClassName": "normal"}),
-    "reserved-is-high": Case({"ext_ml_priority_class": "reserved"}, {"POD.spec.priorityClassName": "high"}),
-    "reserved-and-critical-agree": Case(
+    "a-service-is-important-by-itself": RenderCase(SERVICE, {"POD.spec.priorityClassName": "high"}),
+    "a-batch-is-not": RenderCase({}, {"POD.spec.priorityClassName": "normal"}),
+    "reserved-is-high": RenderCase({"ext_ml_priority_class": "reserved"}, {"POD.spec.priorityClassName": "high"}),
+    "reserved-and-critical-agree": RenderCase(
         {"ext_ml_priority_class": "reserved", "policy": {"priority_class": "critical"}},
         {
             "POD.spec.priorityClassName": "critical",
             f"POD.metadata.labels.{PREEMPTIBLE}": "false",
         },
     ),
-    "on-demand-is-normal": Case({"ext_ml_priority_class": "on-demand"}, {"POD.spec.priorityClassName": "normal"}),
-    "spot-is-low-and-goes-where-machines-may-go": Case(
+    "on-demand-is-normal": RenderCase({"ext_ml_priority_class": "on-demand"}, {"POD.spec.priorityClassName": "normal"}),
+    "spot-is-low-and-goes-where-machines-may-go": RenderCase(
         {"ext_ml_priority_class": "spot"},
         {
             "POD.spec.priorityClassName": "low",
@@ -376,29 +380,29 @@ ORDER = {
             f"POD.metadata.labels.{PREEMPTIBLE}": "true",
         },
     ),
-    "spot-eligible-is-no-priority": Case(
+    "spot-eligible-is-no-priority": RenderCase(
         {"intent": {"spot_eligible": True}}, {"POD.spec.priorityClassName": "normal", "POD.spec.tolerations[0]": SPOT}
     ),
-    "a-queue-of-its-own": Case(
+    "a-queue-of-its-own": RenderCase(
         {"policy": {"queue_name": "teams"}},
         {
             f"Job.metadata.labels.{QUEUE}": "teams",
             f"Job.metadata.labels.{job_names.QUEUE_PRIORITY.replace('.', '~')}": "normal",
         },
     ),
-    "the-queue-of-the-tenant": Case({"tenant_id": "acme"}, {f"Job.metadata.labels.{QUEUE}": "tenant-acme-queue"}),
-    "no-queue-no-label": Case({}, {f"Job.metadata.labels.{QUEUE}": None}),
-    "a-reservation-is-named-by-the-pods": Case(
+    "the-queue-of-the-tenant": RenderCase({"tenant_id": "acme"}, {f"Job.metadata.labels.{QUEUE}": "tenant-acme-queue"}),
+    "no-queue-no-label": RenderCase({}, {f"Job.metadata.labels.{QUEUE}": None}),
+    "a-reservation-is-named-by-the-pods": RenderCase(
         {"ext_ml_gpu_count": 1, "ext_ml_reservation_id": "nightly"},
         {"POD.metadata.annotations.gpu~scheduling/reservation": "nightly"},
     ),
-    "tolerations-of-the-users": Case(
+    "tolerations-of-the-users": RenderCase(
         {"policy": {"tolerations": [{"key": "team", "operator": "Exists"}]}},
         {"POD.spec.tolerations[0]": {"key": "team", "operator": "Exists"}},
     ),
 }
 MODELS = {
-    "what-is-said-of-a-model-reaches-the-container": Case(
+    "what-is-said-of-a-model-reaches-the-container": RenderCase(
         {
             "ext_ml_model_id": "llama-3.1-70b",
             "ext_ml_model_version": "v2.1",
@@ -423,16 +427,16 @@ MODELS = {
             "ML_DISTRIBUTED_STRATEGY": "none",
         },
     ),
-    "a-value-is-no-reference-to-a-variable": Case(
+    "a-value-is-no-reference-to-a-variable": RenderCase(
         {"ext_ml_model_id": "a$(HOME)b"}, variables={"ML_MODEL_ID": "a$$(HOME)b"}
     ),
-    "variables-of-the-user-win": Case(
+    "variables-of-the-user-win": RenderCase(
         {"container": {"image": "a:1", "env": [{"name": "ATOLL_JOB_NAME", "value": "mine"}]}},
         variables={"ATOLL_JOB_NAME": "mine"},
     ),
 }
 TPUS = {
-    "one-host-of-a-small-slice": Case(
+    "one-host-of-a-small-slice": RenderCase(
         {"ext_ml_tpu_type": "v4", "ext_ml_tpu_topology": "2x2x1"},
         {
             "POD.spec.nodeSelector": {
@@ -444,7 +448,7 @@ TPUS = {
             "GpuClaim": None,
         },
     ),
-    "a-slice-of-several-hosts-lies-in-one-pool": Case(
+    "a-slice-of-several-hosts-lies-in-one-pool": RenderCase(
         {"job_type": "training", "ext_ml_tpu_type": "v5p", "ext_ml_tpu_topology": "2x2x4"},
         {
             "Job.spec.completions": 4,
@@ -460,7 +464,7 @@ ALL = CLAIMS | HOSTS | TIMES | TYPES | GANGS | ORDER | MODELS | TPUS
 
 
 @pytest.mark.parametrize("case", ALL.values(), ids=ALL)
-def test_what_a_job_says_stands_in_its_objects(case: Case) -> None:
+def test_what_a_job_says_stands_in_its_objects(case: RenderCase) -> None:
     """Every wish of a job stands where Kubernetes, Atoll, Kueue or the container looks for it."""
     result = rendered(**case.says)
 

@@ -17,8 +17,8 @@ from atoll.ml.attributes import MlAttributes, ModelRegistry
 from atoll.ml.capabilities import WorkerCapability, capability_of
 from atoll.ml.infer import complete
 from atoll.ml.mapping import device_claim
-from atoll.ml.matching import Situation, impossible_tpu, locality, rank, score, unmet
-from atoll.ml.policy import Policy
+from atoll.ml.matching import MatchInput, impossible_tpu, locality, rank, score, unmet
+from atoll.ml.policy import MlPolicy
 from tests.builders import make_report
 
 LLAMA = {"model_id": "llama", "model_version": "2.1", "model_format": "safetensors"}
@@ -133,9 +133,9 @@ def test_worker_serves_the_job_that_asks_for_what_it_advertises(profile: str) ->
     (gpu,) = worker.gpus
     wanted = job(gpu_type=gpu.type, gpu_count=gpu.count, gpu_memory_gb=gpu.memory_gb)
 
-    assert unmet(wanted, worker, Situation()) == ()
+    assert unmet(wanted, worker, MatchInput()) == ()
     if gpu.interconnect == "nvlink":
-        assert unmet(job(gpu_type=gpu.type, gpu_count=gpu.count, gpu_interconnect="nvlink"), worker, Situation()) == ()
+        assert unmet(job(gpu_type=gpu.type, gpu_count=gpu.count, gpu_interconnect="nvlink"), worker, MatchInput()) == ()
 
 
 def test_gpus_that_are_sick_or_divided_are_not_advertised() -> None:
@@ -144,7 +144,7 @@ def test_gpus_that_are_sick_or_divided_are_not_advertised() -> None:
     worker = capability_of(make_node(), make_report("n1", "t4-4", sick=[0], devices=divided))
 
     assert [gpu.count for gpu in worker.gpus] == [1]
-    assert unmet(job(gpu_count=2), worker, Situation()) != ()
+    assert unmet(job(gpu_count=2), worker, MatchInput()) != ()
 
 
 def test_labels_of_the_report_cannot_be_set_by_hand() -> None:
@@ -218,12 +218,12 @@ def test_hard_condition_that_a_worker_lacks_refuses_it(
     worker: WorkerCapability, fields: dict[str, Any], text: str
 ) -> None:
     """Each hard condition alone, in words; without it the worker serves."""
-    found = unmet(job(**fields), worker, Situation())
+    found = unmet(job(**fields), worker, MatchInput())
 
     assert len(found) == 1
     assert text in found[0]
-    assert rank(job(**fields), [worker], Situation()) == ()
-    assert unmet(job(), worker, Situation()) == ()
+    assert rank(job(**fields), [worker], MatchInput()) == ()
+    assert unmet(job(), worker, MatchInput()) == ()
 
 
 SERVED: dict[str, tuple[WorkerCapability, dict[str, Any]]] = {
@@ -243,15 +243,15 @@ SERVED: dict[str, tuple[WorkerCapability, dict[str, Any]]] = {
 @pytest.mark.parametrize(("worker", "fields"), SERVED.values(), ids=SERVED)
 def test_worker_serves_what_asks_for_no_more_than_it_has(worker: WorkerCapability, fields: dict[str, Any]) -> None:
     """Nothing else refuses."""
-    assert unmet(job(**fields), worker, Situation()) == ()
+    assert unmet(job(**fields), worker, MatchInput()) == ()
 
 
 def test_gpus_that_are_taken_now_are_not_had_now() -> None:
     """With a mask of free positions the question is about now, without it about ever."""
     worker, wanted = make_worker(profile="t4-4"), job(gpu_count=2)
 
-    assert unmet(wanted, worker, Situation(free={"n1": 0b0011})) == ()
-    assert unmet(wanted, worker, Situation(free={"n1": 0b0001})) != ()
+    assert unmet(wanted, worker, MatchInput(free={"n1": 0b0011})) == ()
+    assert unmet(wanted, worker, MatchInput(free={"n1": 0b0001})) != ()
 
 
 def test_version_restricts_and_a_model_alone_prefers() -> None:
@@ -261,11 +261,11 @@ def test_version_restricts_and_a_model_alone_prefers() -> None:
     none = make_worker("a-none")
     workers = (none, other, has)
     exact, any_version = job(model_id="llama", model_version="2.1"), job(model_id="llama")
-    hub = Situation(registries={ModelRegistry.HUGGINGFACE: ""})
+    hub = MatchInput(registries={ModelRegistry.HUGGINGFACE: ""})
 
-    assert [worker.worker_id for worker in rank(exact, workers, Situation())] == ["has"]
+    assert [worker.worker_id for worker in rank(exact, workers, MatchInput())] == ["has"]
     assert [worker.worker_id for worker in rank(exact, workers, hub)] == ["has", "other", "a-none"]
-    assert [worker.worker_id for worker in rank(any_version, workers, Situation())] == ["has", "other", "a-none"]
+    assert [worker.worker_id for worker in rank(any_version, workers, MatchInput())] == ["has", "other", "a-none"]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_nearer_models_earn_more(told: dict[str, Any], points: int) -> None:
 def test_what_runs_there_counts_for_the_distance() -> None:
     """A second replica goes to another worker."""
     apart = {"anti_affinity": {"required": [{"key": "model_id", "operator": "In", "values": ["llama"]}]}}
-    situation = Situation(others={"n1": ({"model_id": "llama"},)})
+    situation = MatchInput(others={"n1": ({"model_id": "llama"},)})
 
     assert [worker.worker_id for worker in rank(job(**apart), (make_worker("n1"), make_worker("n2")), situation)] == [
         "n2"
@@ -318,9 +318,9 @@ def test_best_worker_comes_first_in_any_order_of_asking(rows: list[tuple[str, bo
         key=lambda name: (-(weight * (rows[int(name[1:])][0] == "a") + 100 * rows[int(name[1:])][1]), name),
     )
 
-    assert [worker.worker_id for worker in rank(wanted, workers, Situation())] == expected
-    assert rank(wanted, reversed(workers), Situation()) == rank(wanted, workers, Situation())
-    assert all(score(wanted, worker, Situation()) >= 0 for worker in workers)
+    assert [worker.worker_id for worker in rank(wanted, workers, MatchInput())] == expected
+    assert rank(wanted, reversed(workers), MatchInput()) == rank(wanted, workers, MatchInput())
+    assert all(score(wanted, worker, MatchInput()) >= 0 for worker in workers)
 
 
 def test_slice_that_no_worker_has_is_refused_and_a_busy_one_waited_for() -> None:
@@ -377,8 +377,8 @@ def test_every_part_of_a_situation_matters() -> None:
     inner = {ModelRegistry.MLFLOW: "mlflow://10.0.0.5"}
     exact = job(model_id="llama", model_version="2.1")
     answers = [
-        unmet(exact, make_worker(), Situation(registries=inner, policy=policy))
-        for policy in (Policy(), Policy(hosts=("10.0.0.5",)))
+        unmet(exact, make_worker(), MatchInput(registries=inner, policy=policy))
+        for policy in (MlPolicy(), MlPolicy(hosts=("10.0.0.5",)))
     ]
 
     assert [bool(answer) for answer in answers] == [True, False]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from atoll.ml.attributes import PREFIX, MlAttributes
 from atoll.ml.envelope import JobEnvelope, parse
 from atoll.ml.infer import complete
-from atoll.ml.policy import BOUNDS, Policy
+from atoll.ml.policy import BOUNDS, MlPolicy
 from tests.ml.strategies import attributes
 
 FOLLOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-def read(given: dict[str, Any], policy: Policy | None = None) -> Any:
+def read(given: dict[str, Any], policy: MlPolicy | None = None) -> Any:
     """Parse a job with these attributes, given without their prefix."""
     return parse(json.dumps({PREFIX + name: value for name, value in given.items()}).encode(), policy)
 
@@ -140,16 +140,16 @@ def test_contradictions_are_refused_with_both_sides_named(given_: dict[str, Any]
 def test_bound_of_the_cluster_is_the_administrators() -> None:
     """A thousand GPUs are refused by default, and a bound may be moved either way."""
     assert read({"gpu_count": 1000}).problems
-    assert not read({"gpu_count": 1000}, Policy(bounds={"gpu_count": 1024})).problems
-    assert read({"gpu_count": 8}, Policy(bounds={"gpu_count": 4})).problems
-    assert read({"memory_gb": 10**6}, Policy(bounds={"gpu_count": 4})).problems
+    assert not read({"gpu_count": 1000}, MlPolicy(bounds={"gpu_count": 1024})).problems
+    assert read({"gpu_count": 8}, MlPolicy(bounds={"gpu_count": 4})).problems
+    assert read({"memory_gb": 10**6}, MlPolicy(bounds={"gpu_count": 4})).problems
     with pytest.raises(ValueError, match="bounds names gpus; bounds exist for gpu_count"):
-        Policy(bounds={"gpus": 4})
+        MlPolicy(bounds={"gpus": 4})
 
 
 def test_models_may_be_limited_to_a_list() -> None:
     """Where a list is configured, no other model is taken."""
-    policy = Policy(model_ids=("meta/*", "bert-large"))
+    policy = MlPolicy(model_ids=("meta/*", "bert-large"))
 
     assert not read({"model_id": "meta/llama-3.1-70b"}, policy).problems
     assert not read({"model_id": "bert-large"}, policy).problems

@@ -5,36 +5,36 @@ from typing import Any
 import pytest
 
 from atoll.ml.attributes import MlAttributes, ModelRegistry
-from atoll.ml.policy import Policy
-from atoll.ml.registry import LoadedModel, Place, Source, Unresolved, registry_uri, resolve
+from atoll.ml.policy import MlPolicy
+from atoll.ml.registry import LoadedModel, ModelPlace, Source, Unresolved, registry_uri, resolve
 
 LLAMA = LoadedModel("llama", "2.1", "safetensors")
 HUB = {ModelRegistry.HUGGINGFACE: ""}
 BUCKETS = {ModelRegistry.S3: "s3://models/", ModelRegistry.HUGGINGFACE: ""}
 
 FOUND: dict[str, tuple[dict[str, Any], dict[str, Any], Source | None]] = {
-    "loaded before cached": ({}, {"loaded": [LLAMA], "cached": [LLAMA]}, Source(Place.LOADED)),
-    "cached before a registry": ({}, {"cached": [LLAMA], "registries": HUB}, Source(Place.CACHED)),
-    "a registry last": ({}, {"registries": HUB}, Source(Place.REGISTRY, "hf://llama@2.1")),
-    "registries in their order": ({}, {"registries": BUCKETS}, Source(Place.REGISTRY, "s3://models/llama/2.1/")),
+    "loaded before cached": ({}, {"loaded": [LLAMA], "cached": [LLAMA]}, Source(ModelPlace.LOADED)),
+    "cached before a registry": ({}, {"cached": [LLAMA], "registries": HUB}, Source(ModelPlace.CACHED)),
+    "a registry last": ({}, {"registries": HUB}, Source(ModelPlace.REGISTRY, "hf://llama@2.1")),
+    "registries in their order": ({}, {"registries": BUCKETS}, Source(ModelPlace.REGISTRY, "s3://models/llama/2.1/")),
     "the registry that the job names": (
-        {"model_registry": "huggingface"}, {"registries": BUCKETS}, Source(Place.REGISTRY, "hf://llama@2.1"),
+        {"model_registry": "huggingface"}, {"registries": BUCKETS}, Source(ModelPlace.REGISTRY, "hf://llama@2.1"),
     ),
     "the hub needs no configuration": (
-        {"model_registry": "huggingface"}, {}, Source(Place.REGISTRY, "hf://llama@2.1"),
+        {"model_registry": "huggingface"}, {}, Source(ModelPlace.REGISTRY, "hf://llama@2.1"),
     ),
     "the URI that the job names": (
-        {"model_registry_uri": "s3://mine/x/"}, {"registries": HUB}, Source(Place.REGISTRY, "s3://mine/x/"),
+        {"model_registry_uri": "s3://mine/x/"}, {"registries": HUB}, Source(ModelPlace.REGISTRY, "s3://mine/x/"),
     ),
     "another version loaded is not it": (
         {},
         {"loaded": [LoadedModel("llama", "2.0")], "registries": HUB},
-        Source(Place.REGISTRY, "hf://llama@2.1"),
+        Source(ModelPlace.REGISTRY, "hf://llama@2.1"),
     ),
     "another format loaded is not it": (
-        {"model_format": "gguf"}, {"loaded": [LLAMA], "registries": HUB}, Source(Place.REGISTRY, "hf://llama@2.1"),
+        {"model_format": "gguf"}, {"loaded": [LLAMA], "registries": HUB}, Source(ModelPlace.REGISTRY, "hf://llama@2.1"),
     ),
-    "any version for a job that names none": ({"model_version": None}, {"loaded": [LLAMA]}, Source(Place.LOADED)),
+    "any version for a job that names none": ({"model_version": None}, {"loaded": [LLAMA]}, Source(ModelPlace.LOADED)),
     "no model, no source": ({"model_id": None, "model_version": None}, {"registries": HUB}, None),
 }  # fmt: skip
 
@@ -75,8 +75,8 @@ def test_listed_registry_inside_is_used() -> None:
     job = MlAttributes(model_id="llama", model_version="3")
     known = {ModelRegistry.MLFLOW: "mlflow://10.0.0.5"}
 
-    assert resolve(job, registries=known, policy=Policy(hosts=("10.0.0.5",))) == Source(
-        Place.REGISTRY, "mlflow://10.0.0.5/llama/3"
+    assert resolve(job, registries=known, policy=MlPolicy(hosts=("10.0.0.5",))) == Source(
+        ModelPlace.REGISTRY, "mlflow://10.0.0.5/llama/3"
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.ml import selection
 from atoll.ml.attributes import AffinityRule, MlAttributes
 from atoll.ml.envelope import parse
-from atoll.ml.policy import Policy
+from atoll.ml.policy import MlPolicy
 from tests.ml.strategies import KEYS, VALUES, affinities
 
 TRUTH: dict[str, tuple[str, tuple[str, ...], str | None, bool]] = {
@@ -163,7 +163,7 @@ def test_labels_cannot_be_injected_and_administrators_keep_theirs(given_: dict[s
 
 def test_keys_may_be_limited_to_a_list() -> None:
     """Where a list is configured, jobs choose by these labels alone."""
-    policy = Policy(selector_keys=("zone", "topology.kubernetes.io/*"))
+    policy = MlPolicy(selector_keys=("zone", "topology.kubernetes.io/*"))
     text = '{"ext_ml_node_selector": {"%s": "a"}}'
 
     assert not parse((text % "topology.kubernetes.io/zone").encode(), policy).problems

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.ml.attributes import ModelRegistry
-from atoll.ml.policy import Policy
+from atoll.ml.policy import MlPolicy
 from atoll.ml.uris import (
     host_of,
     is_public,
@@ -15,7 +15,7 @@ from atoll.ml.uris import (
     refuse_model_uri,
 )
 
-OPEN = Policy()
+OPEN = MlPolicy()
 
 MODELS = (
     ("hf://bert-base", ModelRegistry.HUGGINGFACE),
@@ -136,7 +136,7 @@ def test_uri_that_climbs_hides_or_leads_inside_is_refused(uri: str) -> None:
 
 def test_host_that_administrators_list_may_be_inside() -> None:
     """A registry in the cluster is allowed by name, by name and port, or by address; its neighbours are not."""
-    policy = Policy(hosts=("mlflow.ml.svc", "10.0.0.5"))
+    policy = MlPolicy(hosts=("mlflow.ml.svc", "10.0.0.5"))
 
     assert refuse_model_uri("mlflow://mlflow.ml.svc:5000/name/3", None, policy) is None
     assert refuse_model_uri("https://10.0.0.5/model", None, policy) is None
@@ -166,7 +166,7 @@ def test_place_of_checkpoints_that_is_open_or_elsewhere_is_refused(uri: str) -> 
 
 def test_checkpoints_are_kept_and_restored_below_allowed_prefixes_alone() -> None:
     """A place whose name only begins like an allowed one is another place."""
-    policy = Policy(checkpoint_prefixes=("s3://checkpoints/team-a/",))
+    policy = MlPolicy(checkpoint_prefixes=("s3://checkpoints/team-a/",))
 
     assert refuse_checkpoint_uri("s3://checkpoints/team-a/run/", policy) is None
     assert is_trusted_checkpoint("s3://checkpoints/team-a/run/step-7", policy)
@@ -179,7 +179,7 @@ def test_checkpoints_are_kept_and_restored_below_allowed_prefixes_alone() -> Non
         assert refuse_checkpoint_uri(uri, policy) is not None
         assert not is_trusted_checkpoint(uri, policy)
     with pytest.raises(ValueError, match="no slash at its end"):
-        Policy(checkpoint_prefixes=("s3://checkpoints/team-a",))
+        MlPolicy(checkpoint_prefixes=("s3://checkpoints/team-a",))
 
 
 ADDRESSES: dict[str, tuple[tuple[str, ...], bool]] = {
@@ -208,9 +208,9 @@ def test_name_that_resolves_to_the_inside_is_refused(addresses: tuple[str, ...],
 
 def test_listed_host_may_resolve_to_the_inside() -> None:
     """Administrators list hosts, or the addresses that they lead to."""
-    assert refuse_addresses("mlflow.ml.svc", ("10.0.0.5",), Policy(hosts=("mlflow.ml.svc",))) is None
-    assert refuse_addresses("models.example.com", ("10.0.0.5",), Policy(hosts=("10.0.0.5",))) is None
-    assert refuse_addresses("models.example.com", ("10.0.0.5", "10.0.0.6"), Policy(hosts=("10.0.0.5",))) is not None
+    assert refuse_addresses("mlflow.ml.svc", ("10.0.0.5",), MlPolicy(hosts=("mlflow.ml.svc",))) is None
+    assert refuse_addresses("models.example.com", ("10.0.0.5",), MlPolicy(hosts=("10.0.0.5",))) is None
+    assert refuse_addresses("models.example.com", ("10.0.0.5", "10.0.0.6"), MlPolicy(hosts=("10.0.0.5",))) is not None
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ HEARTBEAT_DURATION_SECONDS = 75
 
 
 @dataclass(slots=True)
-class PodWish:
+class WantedPod:
     """A pod that kubelet means to run, and the GPUs that its environment will name."""
 
     name: str
@@ -57,7 +57,7 @@ class SimulatedNode:
     cursor: int = 0
     devices: dict[int, str] = field(default_factory=dict)
     sick: set[int] = field(default_factory=set)
-    wants: dict[str, PodWish] = field(default_factory=dict)
+    wants: dict[str, WantedPod] = field(default_factory=dict)
     running: dict[str, frozenset[str]] = field(default_factory=dict)
     cgroups: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
@@ -140,7 +140,7 @@ class SimulatedNode:
                 self.wants.pop(uid, None)
                 self._later("force", (0.05, 2.0), self._stop, uid)
         elif uid not in self.wants and uid not in self.ended:
-            self.wants[uid] = PodWish(event.object["metadata"]["name"], wanted_uuids(event.object))
+            self.wants[uid] = WantedPod(event.object["metadata"]["name"], wanted_uuids(event.object))
             self._later("start", (0.02, 1.5), self._start, uid)
 
     def _would_run(self, event: ServerEvent) -> bool:
