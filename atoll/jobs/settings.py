@@ -45,9 +45,9 @@ class RenderSettings(JobPart):
         JobToleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),
         JobToleration(key="amd.com/gpu", operator="Exists", effect="NoSchedule"),
     )
-    spot_tolerations: Annotated[
-        tuple[JobToleration, ...], Field(description="of pods that may run on spot")
-    ] = SPOT_TAINTS
+    spot_tolerations: Annotated[tuple[JobToleration, ...], Field(description="of pods that may run on spot")] = (
+        SPOT_TAINTS
+    )
     priority_classes: Annotated[
         dict[Priority, ObjectName],
         Field(description="PriorityClass of the pods, and WorkloadPriorityClass of Kueue, for each priority"),
