@@ -88,6 +88,14 @@ KUBERNETES = [
 ]  # fmt: skip
 
 PARTS = [
+    annotate("the controllers wake a pod with very many annotations", "crowded", {"gpu.scheduling/woken": "2"},
+             identity="controllers"),
+    Probe(title="the controllers make the webhook's certificate", method="POST", identity="controllers",
+            path="/api/v1/namespaces/atoll-system/secrets",
+            body={"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "atoll-webhook-tls"},
+                  "type": "kubernetes.io/tls", "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}}),
+    Probe(title="somebody plays a plain pod's nomination", path=f"{PODS}/waiting-plain/status", content_type=MERGE,
+            body={"status": {"nominatedNodeName": "node-a"}}),
     Probe(title="the scheduler binds with an allocation", method="POST", path=f"{PODS}/waiting/binding",
             body=binding("waiting", ALLOCATION), identity="scheduler"),
     Probe(title="the scheduler says why a pod waits", path=f"{PODS}/waiting/status", content_type=MERGE,
