@@ -1,6 +1,6 @@
 """What users, Kubernetes and Atoll's own parts do every day, one row each: none of it may be refused."""
 
-from tests.deploy.bypass_attempts import ENDED
+from tests.deploy.bypass_attempts import ENDED, MANY_TOLERATIONS, TERM
 from tests.deploy.requests import (
     ALLOCATION,
     JSON_PATCH,
@@ -48,6 +48,9 @@ USERS = [
     create("index mode as the webhook leaves it",
            shaped("new", {**shaped_container(gpus=1), "env": [
                *shaped_container()["env"], {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"}]})),
+    create("as many tolerations and terms as there may be", shaped("new", tolerations=MANY_TOLERATIONS[:60], affinity={
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [TERM] * 32}})),
+    create("a plain pod with many tolerations", pod("new", tolerations=MANY_TOLERATIONS)),
     annotate("a user annotates a pod with GPUs", "held", {"team": "vision"}),
     annotate("a user annotates a plain pod", "plain", {"team": "vision"}),
     Probe(title="a user changes an image", path=f"{PODS}/held", content_type="application/strategic-merge-patch+json",

@@ -183,6 +183,22 @@ NOMINATION_DOORS = [
     for who, identity in (("a tenant", "admin"), ("the cluster's own scheduler", "default-scheduler"))
 ]  # fmt: skip
 
+TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}
+NODE_TERM = {"matchExpressions": [{"key": "a", "operator": "Exists"}]}
+MANY_TOLERATIONS = [{"key": f"k{number}", "operator": "Exists"} for number in range(65)]
+SIZE_DOORS = [
+    create("too many tolerations", shaped("new", tolerations=MANY_TOLERATIONS), policy="atoll-sizes"),
+    Probe(title="too many tolerations, added later", path=f"{PODS}/waiting", content_type=MERGE,
+          body={"spec": {"tolerations": MANY_TOLERATIONS}}, policy="atoll-sizes"),
+    create("too many terms of anti-affinity", shaped("new", affinity={"podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [TERM] * 20,
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": TERM}] * 13}}),
+        policy="atoll-sizes"),
+    create("too many terms of node affinity", shaped("new", affinity={"nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [NODE_TERM] * 65}}}),
+        policy="atoll-sizes"),
+]  # fmt: skip
+
 SHAPE_DOORS = [
     create("webhook down: a claim", pod("new", annotations={"gpu.scheduling/claim": "two"}), policy="atoll-shape"),
     create(
@@ -481,6 +497,7 @@ DOORS = [
     *SECRET_DOORS,
     *NOMINATION_DOORS,
     *SHAPE_DOORS,
+    *SIZE_DOORS,
     *DEBUG_DOORS,
     *ENDING_DOORS,
     *LEASE_DOORS,
