@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster
+PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster worker
 KEEP ?= 0
 OLDEST := 1.35.4
 HISTORIES ?= 10000
@@ -22,7 +22,7 @@ demo: $(READY) tools ## Run Atoll on a real Kubernetes on this machine and watch
 	@$(BIN)/python -m devcluster.demo $(if $(filter 1,$(KEEP)),--keep)
 
 binaries: $(READY) tools ## Build Kubernetes, etcd, containerd and what tests need beside them, Helm among it, into the cache; once, about 20 minutes
-	@$(BIN)/python -m devcluster.build kwok helm
+	@$(BIN)/python -m devcluster.build kwok helm s3
 
 image: $(READY) tools ## Assemble Atoll's image without a container engine, from Debian's packages and the lock
 	@$(BIN)/python -m devcluster.atoll_image dist/atoll-0.1.0.tar
@@ -66,6 +66,7 @@ fmt: $(READY) ## Format the code
 verify: $(READY) tools ## Fail when generated files are stale
 	$(BIN)/python -m atoll.api.crds --check
 	$(BIN)/python -m atoll.api.reasons --check
+	$(BIN)/python -m atoll.ml.schema --check
 	$(BIN)/python -m atollctl.reference --check
 	$(BIN)/python -m devcluster.chart --check
 

@@ -64,30 +64,34 @@ class Manifests:
 
 def read_manifests(files: Sequence[Path], *, namespace: str) -> Manifests:
     """Read the files. Raises OSError and ManifestMistake."""
+    return sort_documents([(file, one) for file in files for one in _documents(file)], namespace=namespace)
+
+
+def sort_documents(documents: Iterable[tuple[Path, dict[str, Any]]], *, namespace: str) -> Manifests:
+    """Return objects by what they are; each comes with the file that messages name. Raises ManifestMistake."""
     pods: list[dict[str, Any]] = []
     claims: list[GpuClaim] = []
     gangs: list[GpuGang] = []
     priorities: list[PriorityClass] = []
     ignored: list[str] = []
     kinds: set[str] = set()
-    for file in files:
-        for document in _documents(file):
-            kind, name = str(document.get("kind", "")), _name_of(document, file)
-            kinds.add(kind)
-            if kind == "GpuClaim":
-                claims.append(_model(GpuClaim, document, namespace, file))
-            elif kind == "GpuGang":
-                gangs.append(_model(GpuGang, document, namespace, file))
-            elif kind == "PriorityClass":
-                priorities.append(_priority_class(document, file))
-            elif kind == "Pod":
-                pods.append(document)
-            elif kind in REPLICATED:
-                pods += _replicas(document, REPLICATED[kind], file)
-            else:
-                ignored.append(f"{kind}/{name}")
-            if len(pods) > PODS_MAX:
-                raise ManifestMistake(f"{file}: more than {PODS_MAX} pods; ask for fewer at once")
+    for file, document in documents:
+        kind, name = str(document.get("kind", "")), _name_of(document, file)
+        kinds.add(kind)
+        if kind == "GpuClaim":
+            claims.append(_model(GpuClaim, document, namespace, file))
+        elif kind == "GpuGang":
+            gangs.append(_model(GpuGang, document, namespace, file))
+        elif kind == "PriorityClass":
+            priorities.append(_priority_class(document, file))
+        elif kind == "Pod":
+            pods.append(document)
+        elif kind in REPLICATED:
+            pods += _replicas(document, REPLICATED[kind], file)
+        else:
+            ignored.append(f"{kind}/{name}")
+        if len(pods) > PODS_MAX:
+            raise ManifestMistake(f"{file}: more than {PODS_MAX} pods; ask for fewer at once")
     makes_pods = bool(kinds & {"Pod", *REPLICATED})
     return Manifests(tuple(pods), makes_pods, tuple(claims), tuple(gangs), tuple(priorities), tuple(ignored))
 

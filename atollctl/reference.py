@@ -1,7 +1,8 @@
 """Writes the pages of the documentation that the code tells by itself: settings and commands, and fields of resources.
 
-In: the settings of every part, the command line, the schemas of the CRDs. Out: docs/settings.md and docs/fields.md, or
-with --check the news that they are stale. It stands here because only this package may know every part.
+In: the settings of every part, the command line, the schemas of the CRDs. Out: docs/settings.md, docs/fields.md and
+docs/job-fields.md, or with --check the news that they are stale. It stands here because only this package may know
+every part.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 from agent.settings import AgentSettings
 from atoll.api.crds import rendered_files
 from atoll.api.markdown import table
+from atollctl import job_reference
 from controllers.settings import ControllersSettings
 from extender.settings import ExtenderSettings
 from webhook.settings import WebhookSettings
@@ -45,7 +47,12 @@ given; `[]` is a list.
 
 def pages() -> dict[str, str]:
     """Return the generated pages by file name."""
-    return {"settings.md": "".join(_settings_page()), "fields.md": "".join(_fields_page())}
+    jobs = "".join(job_reference.page()).replace("\n\n", f"\n\n{NOTE}\n", 1)
+    return {
+        "settings.md": "".join(_settings_page()),
+        "fields.md": "".join(_fields_page()),
+        "job-fields.md": jobs,
+    }
 
 
 def _settings_page() -> Iterator[str]:

@@ -69,7 +69,7 @@ def simulate_pods(
     try:
         wanted = read_manifests(manifests, namespace=namespace)
         found = changed_cluster(found, add or (), remove or (), without or (), namespace)
-        found = with_objects(found, claims=_new_claims(found, wanted.claims))
+        found = with_objects(found, claims=new_claims(found, wanted.claims))
         found = replace(found, priority_classes=(*found.priority_classes, *wanted.priority_classes))
         asking = shaped(wanted.pods, namespace=namespace, cluster=found)
     except (OSError, ManifestMistake, QuestionMistake) as error:
@@ -93,7 +93,7 @@ def simulate_pods(
     raise typer.Exit(0 if all(one.allocation is not None for one in answer.outcomes) else STATUS_WAITS)
 
 
-def _new_claims(found: "ClusterSnapshot", claims: "Sequence[GpuClaim]") -> "list[GpuClaim]":
+def new_claims(found: "ClusterSnapshot", claims: "Sequence[GpuClaim]") -> "list[GpuClaim]":
     """Return the claims that are not there yet. Raises QuestionMistake for one that is there and asks for something
     else: the API server would not take it."""
     new = []
@@ -114,7 +114,7 @@ def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequen
     """Return the GpuGangs that the controllers would make for members that say how many they are."""
     from atoll.api.gangs import GpuGang
     from atoll.cluster.gangs.membership import gang_key
-    from controllers.gang_making import gang_body, pod_sets_of, size_of, topology_of
+    from controllers.gangs.creation import gang_body, pod_sets_of, size_of, topology_of
 
     known = {(one.metadata.namespace, one.metadata.name) for one in (*found.gangs, *given)}
     members: dict[tuple[str, str], list[Pod]] = {}

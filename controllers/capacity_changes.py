@@ -1,7 +1,6 @@
-"""What made room for waiting pods, and how much room there is.
+"""Which changes may let a waiting pod in, and how much capacity each node has.
 
-In: changes of the mirror. Out: the generation of the newest one that may let a pod in, and the nodes with their free
-GPUs. Separate from the wake-up, which only asks.
+The generation is the resourceVersion of the newest such change.
 """
 
 from typing import Any
@@ -25,21 +24,21 @@ class CapacityChanges:
         self.generation = max(version_number(each.resource_version) for each in mirror.reflectors.values())
 
     def observe(self, kind: WatchedKind, change: Change[Any]) -> bool:
-        """Tell whether a change may let a waiting pod in, and take its version for the generation if so."""
-        makes_room = {
+        """Return whether a change may let a waiting pod in; if so, its version becomes the generation."""
+        observers = {
             WatchedKind.LEASE: self._lease_ended,
             WatchedKind.REPORT: self._devices_came,
             WatchedKind.NODE: self._node_opened,
             WatchedKind.HEARTBEAT: self._agent_came_back,
             WatchedKind.CLAIM: self._claim_came,
         }
-        if kind not in makes_room or not makes_room[kind](change):
+        if kind not in observers or not observers[kind](change):
             return False
         self.generation = max(self.generation, version_number(change.object.metadata.resource_version))
         return True
 
-    def rooms(self) -> list[NodeCapacity]:
-        """Return the nodes whose agents are heard and whose Node exists, by name, with what is free on each."""
+    def capacities(self) -> list[NodeCapacity]:
+        """Return what is free on each node with a fresh heartbeat and a Node object, by name."""
         now = self._clock.monotonic_seconds()
         ledger, nodes = self._mirror.ledger, self._mirror.nodes.store
         self._stale = {name for name in ledger.nodes if ledger.is_stale(name, now)}
@@ -59,7 +58,7 @@ class CapacityChanges:
         return bool(after & ~before)
 
     def _usable_now(self, node: str) -> int:
-        """Return the devices that are well and that nobody uses without holding them."""
+        """Return the healthy devices that nobody uses without holding them, as a mask."""
         ledger = self._mirror.ledger
         devices = ledger.nodes.get(node)
         if devices is None:

@@ -1,7 +1,7 @@
 """Certificates of the webhook: when a key pair is still good, when it is renewed, and what the API server must trust.
 
-In: what is stored and published now, the names to serve, the time. Out: a `CertificatePlan` with what should be stored and
-published; new keys are made inside. Separate from the reconciler, so that years of rotation run in a test in a second.
+`plan_certificates` takes what is stored and published now, the names to serve and the time, and returns what should be
+stored and published; new keys are made inside. No I/O, so that a test runs years of rotation in a second.
 
 A rotation of the authority never breaks a connection, because each step waits for the one before:
 1. A third of its life before the end a new authority is made. It and the old one are published together; the serving

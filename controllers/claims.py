@@ -1,7 +1,6 @@
-"""Keeps the status of GpuClaims: which pods have which GPUs, how many wait.
+"""Writes the status of GpuClaims: which pods have which GPUs, how many wait.
 
-In: claims and the pods that name them. Out: one merge patch of the status where it differs, per claim at most once in
-`INTERVAL_SECONDS`. Keys are (namespace, name).
+One merge patch per claim where the status differs, at most once in `INTERVAL_SECONDS`. Keys are (namespace, name).
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,4 @@
-"""What every reconciler is given: the API server, the mirror, time, events, metrics.
-
-In: the parts of the process. Out: one frozen value and a few phrases about objects. Separate, so that tests build it
-once and reconcilers take one argument.
-"""
+"""What every reconciler is given: API client, mirror, clock, events, metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +6,11 @@ from typing import Protocol
 
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod
+from atoll.kube.api import Api
 from atoll.kube.events import EventType, ObjectReference
 from atoll.kube.microtime import format_microtime
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
-from controllers.api import Api
 from controllers.metrics import ControllerMetrics
 
 

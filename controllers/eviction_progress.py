@@ -1,7 +1,6 @@
-"""How an attempt to free GPUs goes on: whom to evict now, when to look again, or why it has ended.
+"""How an attempt to free GPUs continues: whom to evict now, when to look again, or why it has ended. Pure.
 
-In: what is kept, who still holds it, how long it has taken. Out: a Step, or the reason for the end. Pure; the attempt
-remembers refusals. Separate from the reconciler, so that every course of an attempt is a row in a test.
+The attempt remembers which evictions were refused.
 """
 
 from dataclasses import dataclass, field
@@ -48,15 +47,15 @@ class EvictionStatus:
     def of(cls, ledger: Ledger, pod: Pod, kept: SoftReservation, now_seconds: float) -> "EvictionStatus":
         """Look at the node of the kept GPUs."""
         holders = pods_by_node(ledger).get(kept.node, ())
-        scene = occupancy(ledger, kept.node, holders, pod, budgets=DisruptionBudgets(), now_seconds=now_seconds)
-        if scene is None:
+        occupied = occupancy(ledger, kept.node, holders, pod, budgets=DisruptionBudgets(), now_seconds=now_seconds)
+        if occupied is None:
             return cls(is_blind=True)
-        wanted = scene.devices.mask_of(kept.device_ids)
-        missing = wanted & ~scene.free
-        victims = tuple(ledger.pods[each.uid] for each in scene.evictable if each.mask & missing)
+        wanted = occupied.devices.mask_of(kept.device_ids)
+        missing = wanted & ~occupied.free
+        victims = tuple(ledger.pods[each.uid] for each in occupied.evictable if each.mask & missing)
         others = {each.metadata.uid for each in holders} - {each.metadata.uid for each in victims}
         is_taken = any(
-            scene.devices.mask_of(held.device_ids) & missing
+            occupied.devices.mask_of(held.device_ids) & missing
             for uid in others
             if (held := ledger.allocation_of(uid)) is not None and ledger.pods[uid].metadata.deletion_timestamp is None
         )

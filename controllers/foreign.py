@@ -1,8 +1,8 @@
-"""Tells where GPUs are used by somebody who does not hold them: an event, a condition on the pods concerned, a gauge.
+"""Reports GPUs that somebody uses without holding them: by events on node and pods, a condition, and a gauge.
 
-In: reports of agents and changes of pods. Out: events on the node and the pods, `GpusAsPromised` on a pod of ours that
-uses others' GPUs or whose GPU somebody else uses. That such a GPU is not given out is the ledger's doing. A mismatch is
-told once it has been seen for `CONFIRM_SECONDS`: pods, Leases and reports come by different watches. Keys are nodes.
+The condition `GpusAsPromised` is set on a pod of ours that uses others' GPUs or whose GPU somebody else uses; the
+ledger gives such a GPU to nobody. Pods, Leases and reports come by different watches, so that a mismatch is reported
+once it has lasted for `CONFIRM_SECONDS`. Keys are nodes.
 """
 
 from collections.abc import Iterable
@@ -26,14 +26,14 @@ CONFIRM_SECONDS = 3.0
 
 
 class ForeignReconciler:
-    """Nobody uses a GPU unnoticed."""
+    """Compares who uses GPUs with who holds them."""
 
     name = "foreign"
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._since: dict[str, dict[Mismatch, float]] = {}
-        self._told: dict[str, set[Mismatch]] = {}
+        self._recorded: dict[str, set[Mismatch]] = {}
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the node of a report, and the node of a pod where somebody is seen on GPUs."""
@@ -49,7 +49,7 @@ class ForeignReconciler:
         return sorted({*self._context.mirror.ledger.nodes, *self._since})
 
     async def reconcile(self, node: str) -> float | None:
-        """Tell what is new, and take back what is over. Raises KubeError."""
+        """Record new mismatches, and clear the condition of those that are over. Raises KubeError."""
         found = mismatches(self._context.mirror.ledger, node)
         now = self._context.clock.monotonic_seconds()
         since = self._since.get(node, {})
@@ -57,29 +57,30 @@ class ForeignReconciler:
         if not found:
             del self._since[node]
         confirmed = [mismatch for mismatch in found if now - self._since[node][mismatch] >= CONFIRM_SECONDS]
-        self._tell(node, confirmed)
-        self._context.metrics.foreign_gpus.set(sum(len({m.use.uuid for m in told}) for told in self._told.values()))
+        self._record_events(node, confirmed)
+        self._context.metrics.foreign_gpus.set(
+            sum(len({m.use.uuid for m in recorded}) for recorded in self._recorded.values())
+        )
         for pod in self._pods_on(node):
-            await self._show(pod, complaint(pod.metadata.uid, confirmed, self._context.mirror.pods.by_uid))
+            await self._write_condition(pod, complaint(pod.metadata.uid, confirmed, self._context.mirror.pods.by_uid))
         return CONFIRM_SECONDS if len(confirmed) < len(found) else None
 
     def _pods_on(self, node: str) -> list[Pod]:
         ledger = self._context.mirror.ledger
         return [pod for _, pod in sorted(ledger.pods.items()) if pod.spec.node_name == node]
 
-    def _tell(self, node: str, confirmed: list[Mismatch]) -> None:
-        told = self._told.pop(node, set())
+    def _record_events(self, node: str, confirmed: list[Mismatch]) -> None:
+        recorded = self._recorded.pop(node, set())
         if confirmed:
-            self._told[node] = set(confirmed)
+            self._recorded[node] = set(confirmed)
         pods = self._context.mirror.pods.by_uid
         for mismatch in confirmed:
-            if mismatch in told:
+            if mismatch in recorded:
                 continue
             user = user_name(mismatch.use, pods)
             held = "held by somebody else" if mismatch.holders else "held by nobody"
-            note = (
-                f"GPU {mismatch.device_id} ({mismatch.use.uuid}), {held}, is used by {user}; nobody gets it meanwhile"
-            )
+            gpu = f"GPU {mismatch.device_id} ({mismatch.use.uuid})"
+            note = f"{gpu}, {held}, is used by {user}; it is given to nobody meanwhile"
             log.warning("Found a foreign use", node=node, uuid=mismatch.use.uuid, user=user, holders=mismatch.holders)
             concerned = [pods[uid] for uid in (mismatch.use.pod_uid, *mismatch.holders) if uid in pods]
             for reference in (node_reference(node), *map(pod_reference, concerned)):
@@ -87,8 +88,8 @@ class ForeignReconciler:
                     reference, reason=names.REASON_FOREIGN_USE, note=note, action="Audit", type="Warning"
                 )
 
-    async def _show(self, pod: Pod, text: str) -> None:
-        """Set the condition where it says something else than it should; a pod that was never wronged has none."""
+    async def _write_condition(self, pod: Pod, text: str) -> None:
+        """Set the condition where it differs; a pod without any mismatch so far has none."""
         shown = next((c for c in pod.status.conditions if c.type == names.POD_AS_PROMISED), None)
         status = "False" if text else "True"
         if (shown is None and not text) or (shown is not None and (shown.status, shown.message) == (status, text)):
@@ -109,7 +110,7 @@ class ForeignReconciler:
             return
         except (Forbidden, Invalid) as error:
             log.warning(
-                "A pod refuses its condition",
+                "Could not write the condition of a pod",
                 pod=f"{metadata.namespace}/{metadata.name}",
                 uid=metadata.uid,
                 err=str(error),

@@ -1,8 +1,6 @@
-"""Publishes what the mirror's ledger amounts to: GPUs by state, the largest asks that fit, pods that wait.
+"""Publishes GPUs by state, the largest claims that fit, and waiting pods as gauges, computed when metrics are scraped.
 
-In: a mirror and the process's Metrics. Out: gauges, brought up to date when the page is asked for. Every replica tells
-the same, whether it leads or not, so that rules take the maximum over replicas. A thin shell: the numbers are those of
-`atoll.cluster.gpu_stats`.
+Every replica publishes the same numbers, whether it leads or not, so that rules take the maximum over replicas.
 """
 
 import math
@@ -14,7 +12,7 @@ from atoll.service.clock import Clock
 from atoll.service.metrics import Metrics, Series
 
 FRESH_SECONDS = 5.0
-"""Whoever asks more often gets the figures of a moment ago: they cost some microseconds per GPU."""
+"""More frequent scrapes get the last numbers: computing them costs some microseconds per GPU."""
 
 
 class GpuStatsPublisher:
@@ -25,38 +23,38 @@ class GpuStatsPublisher:
         self._clock = clock
         self._at_seconds = -math.inf
         gauge = metrics.gauge
-        self._gpus = Series(gauge("gpus", "GPUs by what they are now", labels=("model", "mig", "state")))
+        self._gpus = Series(gauge("gpus", "GPUs by state", labels=("model", "mig", "state")))
         self._asks = Series(
             gauge("largest_ask_gpus", "GPUs of the largest claim that would fit now", labels=("model", "policy"))
         )
         self._waiting = Series(gauge("waiting_pods", "GPU pods without a node", labels=("state",)))
         self._oldest = gauge("oldest_waiting_pod_seconds", "Age of the oldest GPU pod without a node; 0 without one")
         self._leases = gauge("leases", "GPU Leases")
-        self._in_doubt = gauge("leases_in_doubt", "GPU Leases whose holder is gone without proof of its end")
-        self._unreadable = gauge("leases_unreadable", "GPU Leases that do not say what they should")
-        self._silent = gauge("silent_nodes", "Nodes with GPUs whose agent was not heard of for three periods")
+        self._in_doubt = gauge("leases_in_doubt", "GPU Leases whose holder is gone without proof that it has ended")
+        self._unreadable = gauge("leases_unreadable", "GPU Leases whose annotations cannot be read")
+        self._silent = gauge("silent_nodes", "Nodes with GPUs whose agent has sent no heartbeat for three periods")
         metrics.before_page(self.refresh)
 
     def refresh(self) -> None:
-        """Compute and tell the figures, unless they are fresh or the mirror is not complete yet."""
+        """Compute and set the gauges, unless they are fresh or the mirror is incomplete."""
         now_seconds = self._clock.monotonic_seconds()
         if now_seconds - self._at_seconds < FRESH_SECONDS or not self._mirror.is_ready():
             return
         self._at_seconds = now_seconds
-        self._tell(gpu_stats_of(self._mirror.ledger, now_seconds))
+        self._set_gauges(gpu_stats_of(self._mirror.ledger, now_seconds))
 
-    def _tell(self, figures: GpuStats) -> None:
-        self._gpus.tell({(model, mig, str(state)): count for (model, mig, state), count in figures.gpus.items()})
-        self._asks.tell({(model, str(policy)): count for (model, policy), count in figures.largest_ask.items()})
-        self._waiting.tell({(str(state),): count for state, count in figures.waiting.items()})
-        self._oldest.set(self._age_seconds(figures.oldest_created))
-        self._leases.set(figures.leases)
-        self._in_doubt.set(figures.leases_in_doubt)
-        self._unreadable.set(figures.leases_unreadable)
-        self._silent.set(figures.silent_nodes)
+    def _set_gauges(self, stats: GpuStats) -> None:
+        self._gpus.tell({(model, mig, str(state)): count for (model, mig, state), count in stats.gpus.items()})
+        self._asks.tell({(model, str(policy)): count for (model, policy), count in stats.largest_ask.items()})
+        self._waiting.tell({(str(state),): count for state, count in stats.waiting.items()})
+        self._oldest.set(self._age_seconds(stats.oldest_created))
+        self._leases.set(stats.leases)
+        self._in_doubt.set(stats.leases_in_doubt)
+        self._unreadable.set(stats.leases_unreadable)
+        self._silent.set(stats.silent_nodes)
 
     def _age_seconds(self, created: str) -> float:
-        """Return the age of an object by two clocks; 0 where it does not tell."""
+        """Return the age of an object by the clocks of two machines; 0 for an unreadable time."""
         try:
             return max(0.0, (self._clock.now() - parse_microtime(created)).total_seconds())
         except (ValueError, OverflowError):

@@ -1,8 +1,7 @@
-"""Tells whoever is concerned that a GPU fell ill, or is well again.
+"""Records events when a GPU becomes unhealthy or recovers: on its node and on the pods that hold it.
 
-In: reports, as they change. Out: events: on the pods that hold the GPU and on the node, once per change and not once
-per heartbeat. What makes a GPU ill stands in atoll.cluster.health; the ledger keeps new pods away by itself, and the
-pod that holds the GPU keeps it. Keys are node names.
+One event per change, not per report. What makes a GPU unhealthy is decided in atoll.cluster.health; the ledger keeps
+new pods away by itself, and the pod that holds the GPU keeps it. Keys are node names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,53 +21,53 @@ from controllers.context import Context, node_reference, pod_reference
 
 log = structlog.get_logger(__name__)
 
-ILL = frozenset({Availability.QUARANTINED, Availability.UNKNOWN})
+UNHEALTHY = frozenset({Availability.QUARANTINED, Availability.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
 class HealthChanges:
-    """What changed on one node. ill: device uuid to its standing; well: uuids; drain: a reason that is new; gone: uuids
-    that the report names no more."""
+    """What changed on one node. unhealthy: health by device uuid; recovered: uuids; drain: a new reason; gone: uuids
+    that the report no longer names."""
 
-    ill: Mapping[str, DeviceHealth] = field(default_factory=dict)
-    well: tuple[str, ...] = ()
+    unhealthy: Mapping[str, DeviceHealth] = field(default_factory=dict)
+    recovered: tuple[str, ...] = ()
     drain: str = ""
     gone: tuple[str, ...] = ()
 
 
 def health_changes(before: NodeHealth | None, now: NodeHealth) -> HealthChanges:
-    """What is to be told of a node after it was judged anew. Pure.
+    """Return the changes to record for a node after it was judged anew. Pure.
 
-    before: None for a node that was not judged yet; then only what is ill is told.
+    before: None for a node that was not judged yet; then only unhealthy devices are recorded.
     """
     old = before.standings if before is not None else {}
-    ill = {
-        uuid: standing
-        for uuid, standing in now.standings.items()
-        if standing.state in ILL and not _is_reported(old.get(uuid), standing)
+    unhealthy = {
+        uuid: health
+        for uuid, health in now.standings.items()
+        if health.state in UNHEALTHY and not _is_reported(old.get(uuid), health)
     }
-    well = tuple(
+    recovered = tuple(
         uuid
-        for uuid, standing in now.standings.items()
-        if standing.may_be_given_out and uuid in old and old[uuid].state in ILL
+        for uuid, health in now.standings.items()
+        if health.may_be_given_out and uuid in old and old[uuid].state in UNHEALTHY
     )
     gone = tuple(uuid for uuid in old if uuid not in now.standings)
-    return HealthChanges(ill, well, now.drain if before is None or before.drain != now.drain else "", gone)
+    return HealthChanges(unhealthy, recovered, now.drain if before is None or before.drain != now.drain else "", gone)
 
 
 def _is_reported(before: DeviceHealth | None, now: DeviceHealth) -> bool:
-    """The same state for the same cause: a reason that only grows a number is not told again."""
+    """Whether state and cause are the same: a reason in which only a number grows is not recorded again."""
     return before is not None and before.state is now.state and before.reason.split(":")[0] == now.reason.split(":")[0]
 
 
 class HealthReconciler:
-    """Nobody finds out late that a GPU is ill."""
+    """Records events when a GPU becomes unhealthy or recovers."""
 
     name = "health"
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._told: dict[str, NodeHealth] = {}
+        self._judged: dict[str, NodeHealth] = {}
 
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the node of a report whose devices or cordons changed."""
@@ -76,7 +75,7 @@ class HealthReconciler:
             return ()
         node = change.object.metadata.name
         if change.kind is ChangeKind.DELETED:
-            self._told.pop(node, None)
+            self._judged.pop(node, None)
             return ()
         return (node,)
 
@@ -85,29 +84,31 @@ class HealthReconciler:
         return tuple(self._context.mirror.reports)
 
     async def reconcile(self, node: str) -> float | None:
-        """Tell what changed since the node was looked at last."""
+        """Record what changed since the node was judged last."""
         status = self._context.mirror.reports.get(node)
         if status is None or status.status is None:
             return None
         judgement = judge(status)
-        found = health_changes(self._told.get(node), judgement)
-        self._told[node] = judgement
+        found = health_changes(self._judged.get(node), judgement)
+        self._judged[node] = judgement
         ids = {device.uuid: device.id for device in status.status.devices}
-        for uuid, standing in found.ill.items():
-            note = f"GPU {ids[uuid]} ({uuid}) of node {node} is {standing.state}: {standing.reason}"
-            self._tell(node, uuid, names.REASON_GPU_ILL, note)
+        for uuid, health in found.unhealthy.items():
+            note = f"GPU {ids[uuid]} ({uuid}) of node {node} is {health.state}: {health.reason}"
+            self._record_event(node, uuid, names.REASON_GPU_ILL, note)
         for uuid in found.gone:
             if any(self._holders(node, uuid)):
-                note = f"GPU {uuid} of node {node} is gone: another card sits in its place, or its instance was undone"
-                self._tell(node, uuid, names.REASON_GPU_ILL, note)
-        for uuid in found.well:
-            self._tell(node, uuid, names.REASON_GPU_WELL, f"GPU {ids[uuid]} ({uuid}) of node {node} is well again")
+                note = f"GPU {uuid} of node {node} is gone: the card was replaced, or the MIG instance deleted"
+                self._record_event(node, uuid, names.REASON_GPU_ILL, note)
+        for uuid in found.recovered:
+            self._record_event(
+                node, uuid, names.REASON_GPU_WELL, f"GPU {ids[uuid]} ({uuid}) of node {node} is healthy again"
+            )
         if found.drain:
             self._record_on_node(node, names.REASON_NODE_NEEDS_DRAIN, f"drain node {node}: {found.drain}")
         return None
 
-    def _tell(self, node: str, uuid: str, reason: str, note: str) -> None:
-        log.warning("Standing of a GPU changed", node=node, uuid=uuid, reason=reason, note=note)
+    def _record_event(self, node: str, uuid: str, reason: str, note: str) -> None:
+        log.warning("The health of a GPU changed", node=node, uuid=uuid, reason=reason, note=note)
         self._record_on_node(node, reason, note)
         kind: EventType = "Normal" if reason == names.REASON_GPU_WELL else "Warning"
         for pod in self._holders(node, uuid):

@@ -1,7 +1,6 @@
-"""One loop around each reconciler: keys come in from changes and from the resync, work goes out key by key.
+"""One loop around each reconciler: changes and resyncs add keys, workers reconcile them.
 
-In: a Reconciler. Out: its keys are reconciled, each by one worker at a time, failed ones again after a back-off.
-Separate, so that a reconciler is only two questions and one action, and can be tested without a loop.
+Each key is reconciled by one worker at a time; a failed key comes back after a back-off.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""What the controllers count.
-
-In: the process's Metrics. Out: one frozen set of counters and gauges, handed to every reconciler.
-"""
+"""Metrics of the controllers."""
 
 from dataclasses import dataclass
 
@@ -13,7 +10,7 @@ from atoll.service.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class ControllerMetrics:
-    """Counters by what was done; gauges by how things stand."""
+    """Counters, gauges and histograms of one process."""
 
     leases_released: Counter
     departures_in_doubt: Gauge
@@ -42,15 +39,20 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
         leases_released=metrics.counter(
             "leases_released", "GPU Leases deleted, by the proof", labels=("proof",), values=Proof
         ),
-        departures_in_doubt=metrics.gauge("departures_in_doubt", "Pods that are gone without proof of their end"),
-        evidence_requests=metrics.counter("evidence_requests", "Readings asked of agents"),
+        departures_in_doubt=metrics.gauge(
+            "departures_in_doubt", "Pods that are gone without proof that they have ended"
+        ),
+        evidence_requests=metrics.counter("evidence_requests", "Readings requested from agents"),
         orphans=metrics.counter(
-            "orphan_leases", "Leases of no bind that were deleted", labels=("outcome",), values=("stray", "taken-back")
+            "orphan_leases",
+            "Deleted Leases that no bind stands behind",
+            labels=("outcome",),
+            values=("stray", "taken-back"),
         ),
         leases_recreated=metrics.counter("leases_recreated", "Leases of bound pods that were written again"),
         leases_rewritten=metrics.counter("leases_rewritten", "Unreadable Leases that were written again"),
         double_uses=metrics.counter("double_uses", "GPUs that two holders name; nothing was released"),
-        pods_woken=metrics.counter("pods_woken", "Waiting pods that were woken because they fit"),
+        pods_woken=metrics.counter("pods_woken", "Waiting pods woken because they fit"),
         pods_evicted=metrics.counter("pods_evicted", "Pods evicted because their machine was renumbered"),
         preemptions=metrics.counter(
             "preemptions",
@@ -59,16 +61,18 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
             values=("begun", "placed", "failed"),
         ),
         preemption_victims=metrics.counter("preemption_victims", "Pods evicted for one of higher priority"),
-        foreign_gpus=metrics.gauge("foreign_gpus", "GPUs that somebody uses who does not hold them"),
+        foreign_gpus=metrics.gauge("foreign_gpus", "GPUs used by somebody who does not hold them"),
         claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
         gang_admissions=metrics.counter(
             "gang_admissions", "Admissions of gangs, by outcome", labels=("outcome",), values=("admitted", "undone")
         ),
         gang_evictions=metrics.counter("gang_evictions", "Gangs evicted, by the reason", labels=("reason",)),
-        reconcile_failures=metrics.counter("reconcile_failures", "Reconciliations to be repeated", labels=("loop",)),
+        reconcile_failures=metrics.counter(
+            "reconcile_failures", "Failed reconciliations, which are repeated", labels=("loop",)
+        ),
         reconcile_seconds=metrics.histogram("reconcile_seconds", "Time to reconcile one key", labels=("loop",)),
         queue_seconds=metrics.histogram(
             "queue_wait_seconds", "Time that a due key waited for a worker", labels=("loop",)
         ),
-        queue_keys=metrics.gauge("queue_keys", "Keys that wait for a worker now", labels=("loop",)),
+        queue_keys=metrics.gauge("queue_keys", "Keys waiting for a worker", labels=("loop",)),
     )

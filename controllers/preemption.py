@@ -1,12 +1,12 @@
-"""Evicts pods of lower priority where a waiting pod lacks nothing but GPUs that are joined as its claim wants.
+"""Evicts pods of lower priority for a waiting pod that lacks nothing but GPUs joined as its claim wants.
 
-In: pods that kube-scheduler has set aside. Out: an annotation on the waiting pod that keeps the GPUs for it, then
-evictions through the eviction API, which disruption budgets may refuse. The annotation is the plan: whoever leads next
-goes on where the last one stopped, and the extender keeps everybody of no higher priority off those GPUs. It goes when
-the pod does, or when the attempt has led to nothing in time; then the pod is left alone for ever longer, and after a
-few attempts for good. There is one key: all waiting pods are weighed together, the most important first.
+An annotation on the waiting pod keeps the GPUs for it; then victims are evicted through the eviction API, which
+disruption budgets may refuse. The annotation is the plan: the next leader continues where the last one stopped, and the
+extender keeps pods of no higher priority off those GPUs. It is removed with the pod, or after the attempt has timed
+out; then the pod is left alone for growing pauses, and after a few attempts for good. All waiting pods are weighed
+together under one key, highest priority first.
 
-Of a gang only members go that it does not need. Where that does not help, a gang gives way whole.
+Of a gang only members are evicted that it does not need. Where that is not enough, the gang is evicted whole.
 """
 
 import asyncio
@@ -32,12 +32,11 @@ from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, KubeError, NotFound
 from atoll.kube.limits import TokenBucket
 from atoll.kube.mirror import WatchedKind
-from atoll.kube.patches import merge_patch
 from controllers.context import Context, pod_reference
 from controllers.eviction_progress import EvictionAttempt, EvictionStatus, EvictionStep, next_step
-from controllers.evictions import EvictionRefused, evict
-from controllers.gang_cache import GangCache
-from controllers.gang_eviction import evict_gang
+from controllers.gangs.cache import GangCache
+from controllers.gangs.preemption import evict_gang
+from controllers.pod_calls import EvictionRefused, evict, write_kept
 from controllers.settings import ControllersSettings
 
 log = structlog.get_logger(__name__)
@@ -73,17 +72,17 @@ class PreemptionReconciler:
 
     name = "preemption"
 
-    def __init__(self, context: Context, settings: ControllersSettings, book: GangCache | None = None) -> None:
+    def __init__(self, context: Context, settings: ControllersSettings, cache: GangCache | None = None) -> None:
         clock = context.clock
         self._context = context
-        self._book = book
+        self._cache = cache
         self._settings = settings
         self._budgets = BudgetList(context.api, clock)
         per_second = settings.preemptions_per_minute / 60
         self._bucket = TokenBucket(rate=per_second, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
         self._tries = TokenBucket(rate=TRIES_PER_SECOND, burst=IN_FLIGHT_MAX, now=clock.monotonic_seconds)
         self._refused_at: dict[str, float] = {}
-        self._attempts: dict[str, EvictionAttempt] = {}
+        self.attempts: dict[str, EvictionAttempt] = {}
         self._failures: dict[str, FailedPreemptions] = {}
         self._looked_at: set[str] = set()
         """Pods that were planned for in vain since a pass last came to its end: the next pass begins behind them."""
@@ -93,7 +92,7 @@ class PreemptionReconciler:
     def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
         """Return the one key when a pod that wants an island was refused, or when GPUs that are kept may be free."""
         if kind is WatchedKind.LEASE:
-            return (ALL,) if self._attempts and change.kind is ChangeKind.DELETED else ()
+            return (ALL,) if self.attempts and change.kind is ChangeKind.DELETED else ()
         if kind is not WatchedKind.POD:
             return ()
         uid = change.object.metadata.uid
@@ -123,7 +122,7 @@ class PreemptionReconciler:
         """Keep in mind since when a pod is refused; tell whether there may be something to do for it."""
         uid = pod.metadata.uid
         if not pods.is_waiting(pod):
-            if pod.spec.node_name and uid in self._attempts:
+            if pod.spec.node_name and uid in self.attempts:
                 self._context.metrics.preemptions.labels("placed").inc()
             self._forget(uid)
             return False
@@ -138,7 +137,7 @@ class PreemptionReconciler:
 
     def _forget(self, uid: str) -> None:
         self._looked_at.discard(uid)
-        for memory in (self._refused_at, self._attempts, self._failures):
+        for memory in (self._refused_at, self.attempts, self._failures):
             memory.pop(uid, None)
 
     def _candidates(self, waits: list[float | None]) -> list[Pod]:
@@ -149,7 +148,7 @@ class PreemptionReconciler:
         for uid, since in self._refused_at.items():
             pod = self._context.mirror.ledger.pods.get(uid)
             failures = self._failures.get(uid, FailedPreemptions())
-            if pod is None or uid in self._attempts or failures.count >= ATTEMPTS_MAX:
+            if pod is None or uid in self.attempts or failures.count >= ATTEMPTS_MAX:
                 continue
             rest = max(since + self._settings.preemption_delay_seconds, failures.until_seconds) - self._now()
             if rest > 0:
@@ -165,7 +164,7 @@ class PreemptionReconciler:
         waits: list[float | None] = []
         hopeless: set[tuple[object, ...]] = set()
         planned = 0
-        admitted = tuple(self._book.admitted().values()) if candidates and self._book is not None else ()
+        admitted = tuple(self._cache.admitted().values()) if candidates and self._cache is not None else ()
         for pod in candidates:
             request = self._request(pod)
             kind = (request, pod.spec.priority, tuple(sorted(pod.spec.node_selector.items())), pod.spec.tolerations)
@@ -177,7 +176,7 @@ class PreemptionReconciler:
                 planned += 1
                 plans = await self._plans(pod, request, admitted)
                 waits.append(await self._try_to_begin(pod, plans))
-                if waits[-1] == LOOK_SECONDS and pod.metadata.uid not in self._attempts:
+                if waits[-1] == LOOK_SECONDS and pod.metadata.uid not in self.attempts:
                     return waits  # as many have begun as may: the most important one that waits is the next
                 if not plans:
                     hopeless.add(kind)
@@ -189,13 +188,13 @@ class PreemptionReconciler:
     async def _try_to_begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
         """Begin one plan if there is any. A pod that takes no write must not keep others waiting."""
         try:
-            return await self._begin(pod, plans) if plans else None
+            return await self.begin(pod, plans) if plans else None
         except ApiError as error:
             log.warning("Could not free GPUs", pod=_name(pod), uid=pod.metadata.uid, err=str(error))
             return RETRY_SECONDS
 
-    async def _begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
-        if len(self._attempts) >= IN_FLIGHT_MAX or not self._tries.try_take() or not self._bucket.try_take():
+    async def begin(self, pod: Pod, plans: tuple[IslandPlan, ...]) -> float | None:
+        if len(self.attempts) >= IN_FLIGHT_MAX or not self._tries.try_take() or not self._bucket.try_take():
             return LOOK_SECONDS
         demands = decode_demands(await self._context.api.get(paths.pods(pod.metadata.namespace, pod.metadata.name)))
         reason = unjudged(demands)
@@ -203,7 +202,7 @@ class PreemptionReconciler:
             self._give_up(pod, "", f"no pod is evicted for one with {reason}: only kube-scheduler can judge that")
             return None
         for plan in plans:
-            if await self._is_open(pod, plan) and await self._start(pod, plan):
+            if await self.can_begin(pod, plan) and await self.start(pod, plan):
                 return LOOK_SECONDS
         self._bucket.give_back()
         self._failures.setdefault(pod.metadata.uid, FailedPreemptions()).until_seconds = self._now() + RETRY_SECONDS
@@ -226,7 +225,7 @@ class PreemptionReconciler:
         failures = self._failures.get(pod.metadata.uid, FailedPreemptions())
         return PreemptionInput(mirror.ledger, nodes, await self._budgets.read(), self._now(), failures.nodes)
 
-    async def _is_open(self, pod: Pod, plan: IslandPlan) -> bool:
+    async def can_begin(self, pod: Pod, plan: IslandPlan) -> bool:
         """Tell whether the node would take the pod without the victims, and every victim may be evicted: asked live."""
         selector = {"fieldSelector": f"spec.nodeName={plan.node}"}
         listing = await self._context.api.list(paths.pods(), decode_pod, params=selector)
@@ -255,21 +254,17 @@ class PreemptionReconciler:
             return False
         return True
 
-    async def _start(self, pod: Pod, plan: IslandPlan) -> bool:
+    async def start(self, pod: Pod, plan: IslandPlan) -> bool:
         """Keep the GPUs for the pod as it was judged; False when it has changed since."""
-        metadata = pod.metadata
-        body = merge_patch(
-            uid=metadata.uid, resource_version=metadata.resource_version, annotations={names.KEPT: str(plan.kept)}
-        )
+        uid = pod.metadata.uid
         try:
-            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+            await write_kept(self._context, pod, plan.kept)
         except (NotFound, Conflict):
             return False
         except (Forbidden, Invalid) as error:
             self._give_up(pod, plan.node, f"the pod takes no annotation: {error}")
             return False
-        self._context.mirror.ledger.keep(metadata.uid, plan.kept)
-        self._attempts[metadata.uid] = attempt = EvictionAttempt(self._now())
+        self.attempts[uid] = attempt = EvictionAttempt(self._now())
         self._context.metrics.preemptions.labels("begun").inc()
         self._context.events.record(
             pod_reference(pod),
@@ -281,7 +276,7 @@ class PreemptionReconciler:
         log.info(
             "Frees GPUs",
             pod=_name(pod),
-            uid=pod.metadata.uid,
+            uid=uid,
             kept=str(plan.kept),
             victims=[_name(each) for each in plan.victims],
         )
@@ -297,7 +292,7 @@ class PreemptionReconciler:
             return None
         if isinstance(request, Rejection):
             return await self._end(pod, kept.node, f"the pod's request cannot be served: {request.reason}")
-        attempt = self._attempts.setdefault(uid, EvictionAttempt(self._now()))
+        attempt = self.attempts.setdefault(uid, EvictionAttempt(self._now()))
         outlook = EvictionStatus.of(self._context.mirror.ledger, pod, kept, self._now())
         step = next_step(attempt, outlook, self._now(), timeout_seconds=self._settings.preemption_timeout_seconds)
         if isinstance(step, str):
@@ -335,29 +330,28 @@ class PreemptionReconciler:
     async def _end_gang(self, pod: Pod, victim: Pod) -> bool:
         """Tell the victim's gang to give way whole if it needs the victim; False where the victim goes alone."""
         key = gang_key(victim)
-        gang = self._book.gang(key) if self._book is not None and key is not None else None
-        if self._book is None or key is None or gang is None:
+        gang = self._cache.gang(key) if self._cache is not None and key is not None else None
+        if self._cache is None or key is None or gang is None:
             return False
-        view = self._book.view(gang)
+        view = self._cache.view(gang)
         gone = [member for member in view.members if member.uid == victim.metadata.uid]
         if not view.is_admitted or not needs(view, gone):
             return False
-        await evict_gang(self._context, self._book, key, f"gives way to pod {_name(pod)}, which has a higher priority")
+        await evict_gang(self._context, self._cache, key, f"gives way to pod {_name(pod)}, which has a higher priority")
         return True
 
     async def _end(self, pod: Pod, node: str, reason: str) -> float | None:
         """Keep nothing any more for a pod that did not get its GPUs."""
-        metadata = pod.metadata
-        body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, annotations={names.KEPT: None})
+        uid = pod.metadata.uid
         try:
-            await self._context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+            await write_kept(self._context, pod, None)
         except NotFound:
             return None
         except Conflict:
             return LOOK_SECONDS
         except ApiError as error:
-            self._attempts.pop(metadata.uid, None)
-            log.warning("Could not end what is kept", pod=_name(pod), uid=metadata.uid, err=str(error))
+            self.attempts.pop(uid, None)
+            log.warning("Could not end what is kept", pod=_name(pod), uid=uid, err=str(error))
             return RETRY_SECONDS
         self._give_up(pod, node, reason)
         return None
@@ -365,7 +359,7 @@ class PreemptionReconciler:
     def _give_up(self, pod: Pod, node: str, reason: str) -> None:
         """Leave the pod alone for a while, and this node for good."""
         uid = pod.metadata.uid
-        self._attempts.pop(uid, None)
+        self.attempts.pop(uid, None)
         failures = self._failures.setdefault(uid, FailedPreemptions())
         failures.until_seconds = self._now() + PAUSE_SECONDS * 4**failures.count
         failures.count = failures.count + 1 if node else ATTEMPTS_MAX
@@ -381,10 +375,6 @@ class PreemptionReconciler:
 
     def _now(self) -> float:
         return self._context.clock.monotonic_seconds()
-
-
-def _rank(pod: Pod) -> tuple[int, str, str]:
-    return (-pod.spec.priority, pod.metadata.creation_timestamp or "", pod.metadata.uid)
 
 
 def _rest(step: EvictionStep) -> float:

@@ -1,8 +1,8 @@
-"""Evicts pods whose containers were told numbers that mean other GPUs since their machine was renumbered.
+"""Evicts pods whose containers see wrong GPUs, because their machine numbers its GPUs differently since a reboot.
 
-In: a bound pod and the report of its node. Out: an eviction, so that the pod's owner makes one with right numbers:
-kubelet would restart the old containers with the wrong ones for ever. A disruption budget may delay the eviction. The
-GPUs are released like those of any pod that ends. Keys are pod uids.
+kubelet would restart the containers with the wrong numbers for ever; after the eviction the pod's owner makes a pod
+with right ones. A disruption budget may delay the eviction. The GPUs are released like those of any pod that ends. Keys
+are pod uids.
 """
 
 from collections.abc import Iterable
@@ -21,8 +21,7 @@ from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import NotFound
 from atoll.kube.mirror import WatchedKind
 from controllers.context import Context, pod_reference
-from controllers.evictions import EvictionRefused, evict
-from controllers.lookups import look_up
+from controllers.pod_calls import EvictionRefused, evict, look_up
 
 log = structlog.get_logger(__name__)
 
@@ -59,11 +58,11 @@ class RenumberingReconciler:
         pod = self._context.mirror.ledger.pods.get(uid)
         if pod is None or not self._seems_stale(pod):
             return None
-        sighting = await look_up(self._context.api, pods.holder_of(pod))
-        if sighting.pod is None or sighting.pod.metadata.deletion_timestamp is not None:
+        lookup = await look_up(self._context.api, pods.holder_of(pod))
+        if lookup.pod is None or lookup.pod.metadata.deletion_timestamp is not None:
             return None
-        stale = stale_containers(sighting.pod, await self._live_devices(sighting.pod.spec.node_name))
-        return await self._evict(sighting.pod, stale) if stale else None
+        stale = stale_containers(lookup.pod, await self._live_devices(lookup.pod.spec.node_name))
+        return await self._evict(lookup.pod, stale) if stale else None
 
     def _seems_stale(self, pod: Pod) -> bool:
         report = self._context.mirror.ledger.nodes.get(pod.spec.node_name)

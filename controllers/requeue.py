@@ -1,8 +1,8 @@
-"""Wakes the waiting pods that fit now, and tells the others what is missing.
+"""Wakes the waiting pods that fit now, and records on the others what is missing.
 
-In: changes that made room (a Lease that ended, a report, an uncordoned node, a claim). Out: one write per pod to wake,
-bounded per second. The generation on the pod is the resourceVersion of the newest such change, so that cause and effect
-can be read from the API server. There is one key: all waiting pods are weighed together.
+Capacity changes (a Lease that ended, a report, an uncordoned node, a new claim) lead to one write per pod to wake, at a
+bounded rate. The generation on the pod is the resourceVersion of the newest such change, so that cause and effect can
+be read from the API server. All waiting pods are weighed together under one key.
 """
 
 import asyncio
@@ -46,12 +46,13 @@ NOMINATION_SECONDS = 15.0
 """A nomination that led to no bind by then is withdrawn: it keeps its node from others."""
 SETTLE_SECONDS = 1.0
 """A pod that was set aside this moment may have been refused for binds whose Leases are not seen yet."""
-TELL_SECONDS = 60.0
-TOLD_PER_SECOND = 1.0
+EVENT_SECONDS = 60.0
+"""Pause between two events on one waiting pod."""
+EVENTS_PER_SECOND = 1.0
 
 
 class RequeueReconciler:
-    """Plans over all waiting pods and carries the plan out."""
+    """Plans over all waiting pods together, and carries the plan out."""
 
     name = "wake"
 
@@ -60,8 +61,8 @@ class RequeueReconciler:
         self._context = context
         self._changes = CapacityChanges(context.mirror, context.clock)
         self._bucket = TokenBucket(rate=wakes_per_second, burst=burst, now=now)
-        self._told = TokenBucket(rate=TOLD_PER_SECOND, burst=20, now=now)
-        self._told_at: dict[str, float] = {}
+        self._event_bucket = TokenBucket(rate=EVENTS_PER_SECOND, burst=20, now=now)
+        self._recorded_at: dict[str, float] = {}
         self._last_wakes: dict[str, LastWake] = {}
         self._set_aside: dict[str, tuple[float, int]] = {}
         self._skipped: set[str] = set()
@@ -87,13 +88,13 @@ class RequeueReconciler:
         waiting = self._requests()
         if not waiting:
             return _first(waits)
-        rooms = self._changes.rooms()
-        plan = plan_wakeups(self._question(waiting, rooms, now))
+        rooms = self._changes.capacities()
+        plan = plan_wakeups(self._wake_input(waiting, rooms, now))
         self._skipped = self._skipped.union(plan.without_room) if plan.is_cut else set()
         for uid in plan.without_room:
             self._last_wakes.pop(uid, None)
         waits.append(await self._carry_out(plan))
-        self._tell(waiting, rooms, plan, now)
+        self._record_missing(waiting, rooms, plan, now)
         return _first(waits)
 
     def _settle(self, now: float) -> float | None:
@@ -117,7 +118,9 @@ class RequeueReconciler:
                 found.append((pod, request))
         return found
 
-    def _question(self, waiting: Sequence[tuple[Pod, Request]], rooms: Sequence[NodeCapacity], now: float) -> WakeInput:
+    def _wake_input(
+        self, waiting: Sequence[tuple[Pod, Request]], rooms: Sequence[NodeCapacity], now: float
+    ) -> WakeInput:
         ledger = self._context.mirror.ledger
         return WakeInput(
             waiting=waiting,
@@ -182,7 +185,7 @@ class RequeueReconciler:
                 raise
             self._last_wakes[wake.uid] = wake.wake
             log.warning(
-                "A pod refuses its wake-up",
+                "Could not wake a pod",
                 pod=f"{metadata.namespace}/{metadata.name}",
                 uid=metadata.uid,
                 err=str(error),
@@ -232,18 +235,18 @@ class RequeueReconciler:
             return
         log.info("Withdrew a nomination", pod=f"{metadata.namespace}/{metadata.name}", uid=metadata.uid)
 
-    def _tell(
+    def _record_missing(
         self, waiting: Sequence[tuple[Pod, Request]], rooms: Sequence[NodeCapacity], plan: WakePlan, now: float
     ) -> None:
         """Record what is missing, per pod at most once a minute, and only some in each pass."""
         without_room = set(plan.without_room)
         for pod, request in waiting:
             uid = pod.metadata.uid
-            if uid not in without_room or now - self._told_at.get(uid, now - TELL_SECONDS) < TELL_SECONDS:
+            if uid not in without_room or now - self._recorded_at.get(uid, now - EVENT_SECONDS) < EVENT_SECONDS:
                 continue
-            if not self._told.try_take():
+            if not self._event_bucket.try_take():
                 return
-            self._told_at[uid] = now
+            self._recorded_at[uid] = now
             self._context.events.record(
                 pod_reference(pod), reason=names.REASON_WAITING, note=waiting_note(pod, request, rooms), action="Wait"
             )
@@ -255,7 +258,7 @@ class RequeueReconciler:
         if change.kind is ChangeKind.DELETED or not pods.is_waiting(pod) or uid not in self._context.mirror.ledger.pods:
             self._waiting.discard(uid)
             self._last_wakes.pop(uid, None)
-            self._told_at.pop(uid, None)
+            self._recorded_at.pop(uid, None)
             self._nominated_at.pop(uid, None)
             return False
         self._waiting.add(uid)

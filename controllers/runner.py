@@ -1,7 +1,7 @@
-"""The process: a mirror that always watches, and reconcilers that run only while this process leads.
+"""The controllers' process: a mirror that always watches, and reconcilers that run only while this process leads.
 
-In: settings. Out: nothing; runs until cancelled or, with `once`, until everything was looked at. A standby keeps its
-mirror and its memory of departures warm, so that a take-over costs no list; so does a leader that lost its Lease.
+Runs until cancelled or, with `once`, until every key was reconciled once. A standby, and a leader that has lost its
+Lease, keep the mirror and the pod terminations up to date, so that a take-over needs no list.
 """
 
 import asyncio
@@ -28,27 +28,25 @@ from atoll.service.runtime import freeze_garbage, supervise
 from controllers.api import GuardedApi
 from controllers.claims import ClaimReconciler
 from controllers.context import Context
-from controllers.evidence import EvidenceReconciler
 from controllers.foreign import ForeignReconciler
-from controllers.gang_admission import ALL as WAITING_GANGS
-from controllers.gang_admission import AdmissionReconciler
-from controllers.gang_cache import GangCache, GangRules
-from controllers.gang_topologies import TopologyReconciler
-from controllers.gangs import GangReconciler
+from controllers.gangs.admission import ALL as WAITING_GANGS
+from controllers.gangs.admission import AdmissionReconciler
+from controllers.gangs.cache import GangCache, GangRules
+from controllers.gangs.lifecycle import GangReconciler
 from controllers.gpu_stats import GpuStatsPublisher
 from controllers.health import HealthReconciler
+from controllers.leases.orphans import OrphanReconciler
+from controllers.leases.release import EvidenceReconciler, ReleaseReconciler
+from controllers.leases.repair import MissingLeaseRepair, UnreadableLeaseRepair
+from controllers.leases.terminations import PodTerminations
 from controllers.loops import Loop
 from controllers.metrics import ControllerMetrics, controller_metrics
-from controllers.orphans import OrphanReconciler
 from controllers.page.serving import serve_page
-from controllers.pod_terminations import PodTerminations
 from controllers.preemption import PreemptionReconciler
-from controllers.relabel import RelabelReconciler
-from controllers.release import ReleaseReconciler
 from controllers.renumbering import RenumberingReconciler
-from controllers.repair import RepairReconciler
 from controllers.requeue import RequeueReconciler
 from controllers.settings import ControllersSettings
+from controllers.topologies import TopologyReconciler
 from controllers.webhook_certs import WebhookCertReconciler
 
 log = structlog.get_logger(__name__)
@@ -76,7 +74,7 @@ class ControllerManager:
     clock: SystemClock
     client: ApiClient
     mirror: ClusterMirror
-    departures: PodTerminations
+    terminations: PodTerminations
     metrics: ControllerMetrics
     elector: LeaderElector
     identity: str
@@ -84,7 +82,7 @@ class ControllerManager:
 
     def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change of the mirror: memory first, then whoever may act on it."""
-        self.departures.observe(kind, change)
+        self.terminations.observe(kind, change)
         for loop in self.loops:
             loop.observe(kind, change)
 
@@ -111,7 +109,7 @@ async def serve_controllers(settings: ControllersSettings) -> None:
         burst=settings.burst,
     )
     async with client:
-        process = _process(settings, clock, client, metrics)
+        process = build_manager(settings, clock, client, metrics)
         mirror = process.mirror
         app = health_app(mirror, metrics)
         if settings.once:
@@ -121,11 +119,11 @@ async def serve_controllers(settings: ControllersSettings) -> None:
             mirror=mirror.run(),
             http=serve(app, settings.health_host, settings.health_port),
             page=serve_page(settings.page, mirror, client, clock, metrics),
-            lead=_lead_term_by_term(process),
+            lead=lead_term_by_term(process),
         )
 
 
-def _process(
+def build_manager(
     settings: ControllersSettings, clock: SystemClock, client: ApiClient, metrics: Metrics
 ) -> ControllerManager:
     mirror = ClusterMirror(client, clock, with_gangs=True)
@@ -163,7 +161,7 @@ def register_leadership_metrics(metrics: Metrics, elector: LeaderElector) -> Non
     metrics.gauge_of("leading", "1 while this process leads", lambda: float(elector.is_leader))
 
 
-async def _lead_term_by_term(process: ControllerManager) -> None:
+async def lead_term_by_term(process: ControllerManager) -> None:
     """Lead, and be a standby again when leadership was lost: by then every reconciler of the term has ended."""
     while True:
         try:
@@ -182,7 +180,7 @@ async def _lead(process: ControllerManager) -> None:
         process.client, clock, extra_names=settings.webhook_names, may_write=lambda: process.elector.is_leader
     )
     certificates = {"authority": authority.run()} if settings.keep_certificates else {}
-    process.loops = build_loops(process.context(events), process.departures, settings)
+    process.loops = build_loops(process.context(events), process.terminations, settings)
     log.info("Reconciling", loops=[loop.name for loop in process.loops])
     try:
         await supervise(
@@ -198,7 +196,7 @@ async def _lead(process: ControllerManager) -> None:
 async def _lead_once(process: ControllerManager) -> None:
     await process.mirror.synced()
     events = EventRecorder(process.client, COMPONENT, process.identity, process.clock)
-    for loop in build_loops(process.context(events), process.departures, process.settings):
+    for loop in build_loops(process.context(events), process.terminations, process.settings):
         await loop.run_once()
     await events.flush()
 
@@ -210,36 +208,38 @@ async def _resync(process: ControllerManager) -> None:
         await process.clock.sleep(process.settings.resync_seconds)
 
 
-def build_loops(context: Context, departures: PodTerminations, settings: ControllersSettings) -> tuple[Loop[Any], ...]:
+def build_loops(
+    context: Context, terminations: PodTerminations, settings: ControllersSettings
+) -> tuple[Loop[Any], ...]:
     """Return the reconcilers of one term, each in its loop, in the order in which they hear of a change."""
     clock, metrics = context.clock, context.metrics
-    asking = EvidenceReconciler(context)
-    evidence = Loop(asking, clock, metrics)
+    request = EvidenceReconciler(context)
+    evidence = Loop(request, clock, metrics)
 
     def ask(node: str, version: int) -> None:
-        if asking.want(node, version):
+        if request.want(node, version):
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
-    release = Loop(ReleaseReconciler(context, departures, ask), clock, metrics)
+    release = Loop(ReleaseReconciler(context, terminations, ask), clock, metrics)
     wake = RequeueReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
-    book = _gang_book(context, settings) if context.mirror.gangs is not None else None
+    cache = _gang_cache(context, settings) if context.mirror.gangs is not None else None
     return (
         release,
         evidence,
         Loop(OrphanReconciler(context, release.add), clock, metrics),
-        Loop(RepairReconciler(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
-        Loop(RelabelReconciler(context), clock, metrics),
+        Loop(MissingLeaseRepair(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
+        Loop(UnreadableLeaseRepair(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
-        Loop(PreemptionReconciler(context, settings, book), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
+        Loop(PreemptionReconciler(context, settings, cache), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
-        *(_gang_loops(context, book) if book is not None else ()),
+        *(_gang_loops(context, cache) if cache is not None else ()),
     )
 
 
-def _gang_book(context: Context, settings: ControllersSettings) -> GangCache:
+def _gang_cache(context: Context, settings: ControllersSettings) -> GangCache:
     rules = GangRules(
         policy=settings.wait_for_pods_ready.policy(),
         bounds=settings.wait_for_pods_ready.bounds(),
@@ -253,18 +253,18 @@ def _gang_book(context: Context, settings: ControllersSettings) -> GangCache:
     return GangCache(context.mirror, context.clock, rules)
 
 
-def _gang_loops(context: Context, book: GangCache) -> tuple[Loop[Any], ...]:
+def _gang_loops(context: Context, cache: GangCache) -> tuple[Loop[Any], ...]:
     """Return the loops of gangs: each by itself, and all that wait against each other."""
     admission = Loop(
-        AdmissionReconciler(context, book), context.clock, context.metrics, delay_seconds=ADMISSION_DELAY_SECONDS
+        AdmissionReconciler(context, cache), context.clock, context.metrics, delay_seconds=ADMISSION_DELAY_SECONDS
     )
     gangs = Loop(
-        GangReconciler(context, book, lambda: admission.add(WAITING_GANGS)),
+        GangReconciler(context, cache, lambda: admission.add(WAITING_GANGS)),
         context.clock,
         context.metrics,
         delay_seconds=GANG_DELAY_SECONDS,
     )
-    return gangs, admission, Loop(TopologyReconciler(context, book), context.clock, context.metrics)
+    return gangs, admission, Loop(TopologyReconciler(context), context.clock, context.metrics)
 
 
 async def _until_first(*works: Any) -> None:  # noqa: ANN401 - coroutines of any kind

@@ -153,7 +153,7 @@ class ControllersSettings(Settings):
     gang_hold_after_seconds: Annotated[float, Field(ge=0, le=86400)] = 60.0
     """When GPUs that fall free begin to be kept for the waiting gang that is first in order."""
     gang_hold_seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
-    """How long they are kept, at most; then other gangs and pods have their turn for as long. 0: never."""
+    """How long they are kept, at most; then other gangs and pods may have them for as long. 0: never."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
     page: PageSettings = PageSettings()

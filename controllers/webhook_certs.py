@@ -1,27 +1,28 @@
 """Keeps the webhook's certificates: its own authority, the serving certificate, and the caBundle that trusts them.
 
-In: two Secrets and the webhook configuration, read anew in each round. Out: writes of what `plan_certificates` wants
-different, each with a precondition, in an order in which nothing is served before it is trusted. No other operator is
-needed. Separate from the other reconcilers, because it watches nothing and must work when nothing else does.
+Each round reads two Secrets and the webhook configuration anew, and writes what `plan_certificates` wants different,
+each with a precondition, so that nothing is served before it is trusted. It watches nothing, because it must work when
+nothing else does.
 
     Secret atoll-authority     ca.crt, ca.key (signs), previous.crt (still trusted)   read by controllers alone
     Secret atoll-webhook-tls   tls.crt, tls.key (served), ca.crt (what to trust)       read by the webhook
     zz-atoll-webhook           webhooks[*].clientConfig.caBundle
 
-Deleting the Secret atoll-authority makes a new authority at once: the way out when its key has leaked. For the seconds
-until every API server and webhook has followed, pods that ask for GPUs are refused.
+To replace a leaked key, delete the Secret atoll-authority: a new authority is made at once. Until every API server and
+webhook has followed (seconds), pods that ask for GPUs are refused.
 """
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
 
 from atoll.api import names
 from atoll.kube import paths
+from atoll.kube.api import Api
 from atoll.kube.errors import AlreadyExists, Conflict, KubeError, MalformedAnswer, NotFound
 from atoll.kube.patches import MERGE_PATCH, STRATEGIC_MERGE_PATCH, merge_patch
 from atoll.service.clock import Clock
@@ -40,16 +41,6 @@ WEBHOOK_NAMES: Final = (
 
 
 _CONFIGURATION_PATH: Final = paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION)
-
-
-class Api(Protocol):
-    """What is needed of the API client."""
-
-    async def get(self, path: str) -> bytes: ...
-
-    async def create(self, path: str, body: Mapping[str, Any]) -> bytes: ...
-
-    async def patch(self, path: str, body: Mapping[str, Any], *, content_type: str = ...) -> bytes: ...
 
 
 class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -123,8 +114,6 @@ class WebhookCertReconciler:
         self._lifetimes = lifetimes or Lifetimes()
         self._interval_seconds = interval_seconds
         self._may_write = may_write
-        self.serving_ends_timestamp = 0.0
-        """When the serving certificate ends, in seconds since 1970; 0 before the first round. For a gauge."""
 
     async def run(self) -> None:
         """Reconcile until cancelled; what fails is tried again in the next round."""
@@ -148,7 +137,6 @@ class WebhookCertReconciler:
         if observed.configuration is not None:
             await self._publish(observed.configuration, plan.bundle)
         await self._store_serving(observed.serving, plan)
-        self.serving_ends_timestamp = plan.serving_ends.timestamp()
 
     async def _observe(self) -> _Observed:
         return _Observed(
@@ -167,15 +155,17 @@ class WebhookCertReconciler:
 
     async def _store_authority(self, existing: _Secret | None, plan: CertificatePlan) -> None:
         wanted = {"ca.crt": plan.authority.certificate, "ca.key": plan.authority.key, "previous.crt": plan.previous}
-        if await self._store(names.AUTHORITY_SECRET, existing, wanted=wanted, kind="Opaque"):
+        if await self._write_secret(names.AUTHORITY_SECRET, existing, wanted=wanted, kind="Opaque"):
             log.info("Stored a new webhook authority", overlaps=bool(plan.previous))
 
     async def _store_serving(self, existing: _Secret | None, plan: CertificatePlan) -> None:
         wanted = {"tls.crt": plan.serving.certificate, "tls.key": plan.serving.key, "ca.crt": plan.bundle}
-        if await self._store(names.WEBHOOK_SECRET, existing, wanted=wanted, kind="kubernetes.io/tls"):
+        if await self._write_secret(names.WEBHOOK_SECRET, existing, wanted=wanted, kind="kubernetes.io/tls"):
             log.info("Stored the webhook's serving certificate", ends=plan.serving_ends.isoformat())
 
-    async def _store(self, name: str, existing: _Secret | None, *, wanted: Mapping[str, bytes], kind: str) -> bool:
+    async def _write_secret(
+        self, name: str, existing: _Secret | None, *, wanted: Mapping[str, bytes], kind: str
+    ) -> bool:
         """Create the Secret or patch what differs; empty values stand for absent keys. Returns whether it wrote."""
         filled = {key: value for key, value in wanted.items() if value}
         encoded = {key: base64.b64encode(value).decode() for key, value in filled.items()}

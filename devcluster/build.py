@@ -24,13 +24,13 @@ from pathlib import Path
 
 from devcluster.errors import BuildError
 from devcluster.paths import MODULES, cache_root
-from devcluster.programs import DEFAULT_KUBERNETES, Program, helm_program, programs_for
+from devcluster.programs import DEFAULT_KUBERNETES, Program, helm_program, programs_for, s3_program
 from devcluster.toolchain import Toolchain, find_toolchain
 
 Report = Callable[[str], None]
 
 _BUILD_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
-_EXTRAS = ("kwok", "kueue", "helm")
+_EXTRAS = ("kwok", "kueue", "helm", "s3")
 _FROM_ASSETS = ("etcd", "kube-apiserver", "kubectl")
 
 
@@ -72,6 +72,11 @@ def ensure_binaries(
 def ensure_helm(*, cache: Path | None = None, report: Report = report_to_stderr) -> Path:
     """Helm alone, built where it is missing. Raises BuildError."""
     return _ensure([helm_program()], cache=cache or cache_root(), report=report)["helm"]
+
+
+def ensure_s3(*, cache: Path | None = None, report: Report = report_to_stderr) -> Path:
+    """The S3 server alone, built where it is missing. Raises BuildError."""
+    return _ensure([s3_program()], cache=cache or cache_root(), report=report)["versitygw"]
 
 
 def folder_name(row: Program, *, go_version: str, modules: Path = MODULES) -> str:
@@ -168,13 +173,15 @@ def _module_lock(folder: Path, *, report: Report) -> Iterator[None]:
 def main(arguments: list[str]) -> int:
     """Build everything for the versions named (default: one).
 
-    'kwok' among them adds the fake nodes, 'kueue' Kueue, 'helm' Helm.
+    'kwok' among them adds the fake nodes, 'kueue' Kueue, 'helm' Helm, 's3' the S3 server of the checkpoints' tests.
     """
-    kwok, kueue, helm = (extra in arguments for extra in _EXTRAS)
+    kwok, kueue, helm, s3 = (extra in arguments for extra in _EXTRAS)
     versions = [argument for argument in arguments if argument not in _EXTRAS] or [DEFAULT_KUBERNETES]
     try:
         if helm:
             ensure_helm()
+        if s3:
+            ensure_s3()
         for version in versions:
             binaries = ensure_binaries(version, kwok=kwok, nvidia=True, kueue=kueue)
             report_to_stderr(f"Kubernetes {version}: {len(binaries.paths)} programs ready in {cache_root() / 'bin'}")

@@ -23,6 +23,7 @@ _PLUGINS = "github.com/containernetworking/plugins"
 _KUBERNETES = "k8s.io/kubernetes"
 _KWOK = "sigs.k8s.io/kwok"
 _HELM = "helm.sh/helm/v4"
+_VERSITYGW = "github.com/versity/versitygw"
 _NVIDIA = "github.com/NVIDIA/nvidia-container-toolkit"
 _NVIDIA_FLAGS = "-s -w -extldflags=-Wl,-z,lazy"
 """It loads the driver's library when it needs it, not when it starts."""
@@ -92,6 +93,11 @@ def helm_program(modules: Path = MODULES) -> Program:
     """Helm, which no cluster is made of; what renders and installs the chart."""
     version = required_version(modules / "helm" / "go.mod", of=_HELM)
     return Program("helm", "helm", f"{_HELM}/cmd/helm", f"-s -w -X {_HELM}/internal/version.version=v{version}")
+
+
+def s3_program() -> Program:
+    """An S3 server over a folder, which no cluster is made of; what tests of checkpoints write to."""
+    return Program("versitygw", "s3", f"{_VERSITYGW}/cmd/versitygw")
 
 
 def kubernetes_link_flags(version: str) -> str:

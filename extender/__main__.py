@@ -15,15 +15,13 @@ from atoll.service import logs, settings
 from atoll.service.api_metrics import count_calls, register_watch_metrics
 from atoll.service.clock import SystemClock
 from atoll.service.errors import SettingsError
-from atoll.service.http import serve
+from atoll.service.http import is_loopback, serve
 from atoll.service.metrics import Metrics
 from atoll.service.runtime import freeze_garbage, run, supervise
 from atoll.service.tls import TlsFiles, server_context
 from extender.app import ExtenderParts, build_app, build_health_app
 from extender.binder import Binder, BinderSettings
 from extender.settings import ExtenderSettings
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +89,7 @@ def _tls(values: ExtenderSettings, clock: SystemClock) -> ssl.SSLContext | None:
     if values.tls_cert is not None and values.tls_key is not None and values.client_ca is not None:
         files = TlsFiles(values.tls_cert, values.tls_key, values.client_ca)
         return server_context(files, monotonic_seconds=clock.monotonic_seconds)
-    if values.host not in LOOPBACK:
+    if not is_loopback(values.host):
         raise SettingsError(
             f"host {values.host} is not loopback: set tls_cert, tls_key and client_ca; only kube-scheduler may call"
         )

@@ -1,8 +1,7 @@
-"""The admission endpoint: a review in, an answer out.
+"""The admission endpoint: POST /mutate from the API server.
 
-In: POST /mutate from the API server. Out: HTTP 200 with an AdmissionReview, 400 for anything that is none, 413 for a
-body beyond the limit. It only decodes, looks the claim up, lets `mutate` decide, and encodes; nothing is ever written,
-so that a dry run needs no care.
+Answers HTTP 200 with an AdmissionReview, 400 for anything that is none, 413 for a body beyond the limit. It decodes,
+looks the claim up, lets `mutate` decide, and encodes. It writes nothing, so a dry run needs no care.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,6 @@
-"""Keeps autoscalers from taking away nodes whose GPUs are in use: to them, GPUs that they do not know look idle.
+"""Annotates pods with GPUs so that autoscalers leave their nodes alone: to them, GPUs that they do not know look idle.
 
-In: a pod with GPUs and the administrator's choice. Out: the patch that adds the annotations which Cluster Autoscaler
-and Karpenter heed. What the user wrote under these keys stays, and means what it says.
+Cluster Autoscaler and Karpenter heed these annotations. Values that the user wrote under the same keys stay.
 """
 
 from collections.abc import Iterator

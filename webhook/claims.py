@@ -1,8 +1,7 @@
-"""Finds the GpuClaim that a pod names: in the watched copy, and before anything is denied by one live GET.
+"""Finds the GpuClaim that a pod names: in the watched copy, and before a pod is denied by one live GET.
 
-In: namespace and name. Out: a `ClaimLookup`, never an exception of the API client. Separate, because here it is decided
-how much an old copy is worth: a claim and a pod from one file arrive within milliseconds, so a miss proves nothing, and
-a copy that has heard nothing for a while is not believed at all.
+A claim and a pod from one file arrive within milliseconds, so a miss proves nothing; a copy that has heard nothing for
+a while is not believed at all. Errors of the API client become a `ClaimLookup`.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from atoll.api.claims import GpuClaim
 from atoll.kube import paths
+from atoll.kube.api import ApiReader
 from atoll.kube.errors import KubeError, NotFound
 from webhook.metrics import WebhookMetrics
 from webhook.requests import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable
@@ -40,16 +40,10 @@ class ClaimCopy(Protocol):
     def seconds_since_heard(self) -> float: ...
 
 
-class Api(Protocol):
-    """What is needed of the API client."""
-
-    async def get(self, path: str, *, timeout_seconds: float = ...) -> bytes: ...
-
-
 class ClaimFinder:
     """Looks claims up for one webhook process."""
 
-    def __init__(self, client: Api, copy: ClaimCopy, metrics: WebhookMetrics) -> None:
+    def __init__(self, client: ApiReader, copy: ClaimCopy, metrics: WebhookMetrics) -> None:
         self._client = client
         self._copy = copy
         self._lookups = metrics.lookups

@@ -1,7 +1,6 @@
 """How many GPUs each container asks for, and what the webhook adds so that kube-scheduler counts the same.
 
-In: the pod and its demand. Out: patch operations, or a `Denial`. Separate, because these are the rules that a user
-reads in docs/reference.md, and the extender counts by the same ones.
+These are the rules that users read in docs/reference.md; the extender counts by the same ones.
 
 - **Nobody asks**: the claim's count goes to the first regular container, and every container sees the whole set.
 - **Somebody asks**: the sums over regular containers and sidecars must equal the claim's count; each sees its own part,

@@ -1,7 +1,6 @@
 """Which gang a new pod belongs to, and the gate that holds it until the whole gang has its GPUs.
 
-In: the pod and the claim that it names. Out: the gang's name, or a `Denial`; then the patch operations. Membership ends
-up in the annotation, whichever way the user said it, so that everybody after the webhook reads one place.
+However the user names the gang, the name ends up in the annotation, which is all that later parts read.
 """
 
 import re

@@ -1,8 +1,7 @@
-"""Completes the template of a Job, so that a quota that counts templates sees the GPUs that its pods will ask for.
+"""Completes the template of a Job, so that a quota that counts templates sees the GPUs of its pods.
 
-In: the template, and what the lookup of its claim found. Out: `Mutation` of the Job, or `Denial`. Pure. Queues such as
-Kueue decide on the template before any pod exists; what the webhook adds to pods would come too late for them. The
-template becomes what its pods would become, but for what only a pod can say: the uid of the claim.
+Queues such as Kueue decide on the template before any pod exists; what the webhook adds to pods comes too late for
+them. The template becomes what its pods would become, except for what only a pod has: the uid of the claim. Pure.
 
 Only namespaces that ask for it send their Jobs here, see deploy/webhook.yaml.
 """

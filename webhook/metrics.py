@@ -1,8 +1,4 @@
-"""What the webhook counts.
-
-In: the registry, and the certificate whose end is told. Out: one frozen bundle of metrics. Separate, so that their
-names stand on one page.
-"""
+"""Metrics of the webhook."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,9 @@
 """Decides what becomes of a pod at CREATE: a patch with warnings, or a denial that says what to change.
 
-In: the pod, who creates it, what the claim lookup found, the administrator's defaults. Out: `Mutation` or `Denial`.
-Pure: no clock, no network. Running it on its own result changes nothing more, in whatever round of reinvocation.
+Pure: no clock, no network. Applied to its own result it changes nothing, in whatever round of reinvocation.
 
-Phases: (1) take off what only Atoll may write; (2) leave alone what does not ask for GPUs; (3) resolve the demand;
-(4) refuse what could not be kept; (5) add gate, count, scheduler, class and variables. What the user wrote stays.
+Phases: (1) remove what only Atoll may write; (2) leave pods alone that ask for no GPUs; (3) resolve the request; (4)
+refuse what could not be kept; (5) add gate, count, scheduler, class and variables. What the user wrote stays.
 """
 
 import posixpath
@@ -36,6 +35,7 @@ DEVICE_MOUNT: Final = "/var/run/nvidia-container-devices"
 """NVIDIA's runtime can be set up to read the wanted GPUs from mounts below this folder instead of the variable."""
 
 
+KNOWN_ANNOTATIONS: Final = (*names.USER_ANNOTATIONS, *names.MODEL_ANNOTATIONS)
 KEY_LENGTH_MAX: Final = 128
 """Of an unknown key, what is compared with the known ones."""
 
@@ -106,7 +106,7 @@ def _unknown(pod: AdmittedPod) -> Iterator[str]:
     unknown = (
         key
         for key in sorted(pod.annotations)
-        if key.startswith(f"{names.GROUP}/") and key not in names.USER_ANNOTATIONS and not names.is_own_annotation(key)
+        if key.startswith(f"{names.GROUP}/") and key not in KNOWN_ANNOTATIONS and not names.is_own_annotation(key)
     )
     for key in islice(unknown, WARNINGS_MAX):  # each search for a near one takes a fifth of a millisecond
         near = get_close_matches(key[:KEY_LENGTH_MAX], names.USER_ANNOTATIONS, n=1)

@@ -1,8 +1,7 @@
-"""The part of a pod that the webhook reads, typed and frozen, and where in it each container stands.
+"""The part of a pod that the webhook reads, typed and frozen, and where in it each container is.
 
-In: the raw JSON of a pod at CREATE, or of a Job. Out: a `AdmittedPod`, or `MalformedPod` where the JSON has another shape.
-Separate from `atoll.cluster`, because a patch must know what a *stored* pod never shows: which maps and lists are
-absent. `None` means absent, so that the patch creates the parent first.
+`None` means absent, so that a patch creates the parent first. `atoll.cluster` reads stored pods, which never show which
+maps and lists are absent.
 """
 
 from collections.abc import Iterator
@@ -91,7 +90,6 @@ class AdmittedMetadata(WireView, frozen=True):
     """Name and annotations; a generated name is still empty at CREATE."""
 
     name: str = ""
-    generate_name: str = ""
     annotations: dict[str, str] | None = None
 
 

@@ -1,7 +1,6 @@
-"""What a pod asks of Atoll: its claim looked up, or its bare resource request, resolved into one frozen `ResolvedRequest`.
+"""Resolves what a pod asks for, by its claim or its bare resource request, into one frozen `ResolvedRequest`.
 
-In: the pod and the answer of the claim lookup. Out: a `ResolvedRequest`, or a `Denial` that says what to change. Separate from
-the mutation, because what is asked does not depend on how the pod is shaped.
+A request that cannot be served becomes a `Denial` that says what to change.
 """
 
 import re

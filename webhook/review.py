@@ -1,7 +1,7 @@
-"""AdmissionReview v1: bytes in, a frozen `Review` out; a decision in, the bytes of the answer out.
+"""AdmissionReview v1: bytes in, a frozen `Review` out; a decision in, the bytes of the answer out. Decides nothing.
 
-Separate, because it is the only place that knows the wire form. It decides nothing. Anything that is not a review is a
-`MalformedReview`, which the server answers with HTTP 400: the API server then applies the failure policy.
+Anything that is not a review is a `MalformedReview`, which the server answers with HTTP 400: the API server then
+applies the failure policy.
 """
 
 import base64

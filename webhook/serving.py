@@ -1,8 +1,8 @@
-"""The certificate that the webhook serves, taken from its Secret and replaced while it runs.
+"""The webhook's serving certificate, taken from the Secret atoll-webhook-tls and replaced while it runs.
 
-In: changes of the Secret atoll-webhook-tls. Out: one SSLContext to listen with, whose new connections get the newest
-pair that could be loaded. Open connections stay as they are. Separate from `atoll.service.tls`, which follows files: a
-Secret read through the API arrives within a second instead of the kubelet's minute, and the key touches no disk.
+New connections get the newest pair that could be loaded; open ones stay as they are. The Secret is read through the API
+(`atoll.service.tls` follows files): it arrives within a second instead of the kubelet's minute, and the key touches no
+disk.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import structlog
 from cryptography import x509
 
 from atoll.kube.cache import Change, ChangeKind
+from atoll.service.tls import TLS_VERSION_MIN
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +90,7 @@ def _load(certificate: bytes, key: bytes, *, client_ca: Path | None) -> ssl.SSLC
 def _new_context(*, client_ca: Path | None) -> ssl.SSLContext:
     """Return a context without a certificate; the listening one needs it all, a connection keeps its verify mode."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = TLS_VERSION_MIN
     if client_ca is not None:
         context.load_verify_locations(client_ca)
         context.verify_mode = ssl.CERT_REQUIRED

@@ -1,10 +1,9 @@
 """The environment variables that show a container its GPUs: which, what they refer to, what a user may not set.
 
-In: a container and the demand. Out: patch operations or a `Denial`. Separate, because this is the contract with bind:
-it writes the annotations to which these references point, and the kubelet resolves them at every container start.
+They refer to the annotations that bind writes; the kubelet resolves them at every container start.
 
-The references stand before the user's variables, whose order stays as it is, so that `$(CUDA_VISIBLE_DEVICES)` in one
-of them resolves. What an `envFrom` source holds is not visible here; a variable in `env` wins over it and the image.
+The references come before the user's variables, whose order stays as it is, so that `$(CUDA_VISIBLE_DEVICES)` in one of
+them resolves. What an `envFrom` source holds is not visible here; a variable in `env` wins over it and the image.
 """
 
 from collections.abc import Iterator

@@ -181,6 +181,17 @@ GANG_RULES = (
         "self.podSets.map(p, p.count).sum() <= 100000",
         "a gang has at most 100000 members",
     ),
+    (
+        "!has(self.topology) || (!has(self.topology.podIndexLabel) && !has(self.topology.subGroupIndexLabel))",
+        "podIndexLabel and sub-groups belong to the topology of a pod set; set them there",
+    ),
+    (
+        (
+            "!has(self.topology) || !has(self.topology.slices) || self.topology.slices.size() == 0 || "
+            "(self.podSets.size() == 1 && !has(self.podSets[0].topology))"
+        ),
+        "slices cut the members of one pod set; with several, or beside a topology of the pod set, set them there",
+    ),
 )
 
 
@@ -219,6 +230,11 @@ class GpuGangSpec(Model):
             raise ValueError(GANG_RULES[0][1])
         if self.size > MEMBERS_MAX:
             raise ValueError(GANG_RULES[1][1])
+        if self.topology is not None:
+            if self.topology.pod_index_label is not None or self.topology.sub_group_index_label is not None:
+                raise ValueError(GANG_RULES[2][1])
+            if self.topology.slices and (len(self.pod_sets) > 1 or self.pod_sets[0].topology is not None):
+                raise ValueError(GANG_RULES[3][1])
         return self
 
     @property

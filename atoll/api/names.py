@@ -33,11 +33,19 @@ ALLOCATED: Final = "gpu.scheduling/allocated"
 UUIDS: Final = "gpu.scheduling/uuids"
 WOKEN: Final = "gpu.scheduling/woken"
 KEPT: Final = "gpu.scheduling/kept"
-"""On a waiting pod: NODE:ID,ID of the GPUs that are kept for it, see atoll.cluster.soft_reservations; others leave them alone."""
+"""On a waiting pod: NODE:ID,ID of the GPUs that are kept for it; others leave them alone. See soft_reservations."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
 OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT)
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
+
+# Annotations on a Node, or on a pod that serves models, for machine-learning jobs that look for theirs.
+MODELS_LOADED: Final = "gpu.scheduling/models-loaded"
+"""JSON: a list of mappings with model_id, model_version and model_format."""
+MODELS_CACHED: Final = "gpu.scheduling/models-cached"
+MODEL_ANNOTATIONS: Final = (MODELS_LOADED, MODELS_CACHED)
+RUNTIMES: Final = "gpu.scheduling/runtimes"
+"""Words with commas between them, such as vllm,pytorch; a node without serves every runtime."""
 
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Kubelet's mark on the pod that shows a static pod; only kubelets may set it."""
@@ -183,6 +191,7 @@ GANG_CONDITIONS: Final = {
         "Inactive",
         "WaitForQuorum",
         "WaitForRoom",
+        "WaitForNodes",
         "NeverFits",
         "WaitForRequeue",
         "WaitForOtherGangs",

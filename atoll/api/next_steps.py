@@ -121,6 +121,10 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "it would fit if others left",
         "wait, or `atoll explain gang/NAME`",
     ),
+    (_GANG, names.CONDITION_ADMITTED, "WaitForNodes"): (
+        "machines that could hold it are closed, withheld or have not reported yet",
+        "read the message: uncordon, repair, or look at the agents of these nodes",
+    ),
     (_GANG, names.CONDITION_ADMITTED, "NeverFits"): (
         "the machines do not give it even when empty",
         "lower what it asks for, or add machines",

@@ -32,7 +32,15 @@ class TopologyLevel(Model):
     ]
 
 
-SPARE_RULES = (
+HOSTNAME = "kubernetes.io/hostname"
+TOPOLOGY_RULES = (
+    (
+        (
+            f"!self.levels.exists(l, l.nodeLabel == '{HOSTNAME}') || "
+            f"self.levels[self.levels.size() - 1].nodeLabel == '{HOSTNAME}'"
+        ),
+        f"{HOSTNAME} can only be the last level: no domain lies inside a host",
+    ),
     (
         "!has(self.spares) || self.levels.exists(l, l.nodeLabel == self.spares.level)",
         "spares names a level that stands in levels",
@@ -50,7 +58,7 @@ class Spares(Model):
 class TopologySpec(Model):
     """Which nodes the topology covers, and its levels from the widest to the narrowest."""
 
-    model_config = ConfigDict(json_schema_extra=rules(*SPARE_RULES))
+    model_config = ConfigDict(json_schema_extra=rules(*TOPOLOGY_RULES))
 
     node_selector: Annotated[
         dict[str, Annotated[str, Field(max_length=63)]],
@@ -82,8 +90,10 @@ class TopologySpec(Model):
         if len(set(labels)) < len(labels):
             msg = "levels names one node label twice; each may stand once"
             raise ValueError(msg)
+        if HOSTNAME in labels[:-1]:
+            raise ValueError(TOPOLOGY_RULES[0][1])
         if self.spares is not None and self.spares.level not in labels:
-            raise ValueError(SPARE_RULES[0][1])
+            raise ValueError(TOPOLOGY_RULES[1][1])
         return self
 
     @property

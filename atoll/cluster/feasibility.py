@@ -1,14 +1,23 @@
-"""Could a machine ever serve a request? What tells "busy" from "never".
-
-In: a node's devices and a request. Out: whether the machine could serve it with nobody on it. Separate, because the
-events of waiting pods and explanations must mean the same by it. Pure.
-"""
+"""Does a request fit, will it, may it, or never: the four answers for pods and gangs."""
 
 from collections.abc import Iterable
+from enum import StrEnum
 
 from atoll.cluster.machines import NodeDevices, cell_of, is_mig_parent
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
+
+
+class Verdict(StrEnum):
+    """What may be said of a request now."""
+
+    FITS = "fits"
+    BUSY = "busy"
+    """It fits once others have left."""
+    UNKNOWN = "not known yet"
+    """A fact is missing or may change: a report, a claim, a cordon, a card that is withheld."""
+    NEVER = "never"
+    """No machine as it is can hold it, even empty."""
 
 
 def all_positions(devices: NodeDevices) -> int:

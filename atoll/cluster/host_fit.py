@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
+from atoll.api import names
 from atoll.cluster.labels import holds
 from atoll.cluster.objects import (
     Container,
@@ -51,6 +54,8 @@ _ZONE_LABELS: Final = (
     "failure-domain.beta.kubernetes.io/region",
 )
 _ZONE_SEPARATOR: Final = "__"
+_GPU_LABELS: Final = ("nvidia.com/gpu.present", "amd.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
+_GPU_RESOURCES: Final = (names.GPU_RESOURCE, "nvidia.com/gpu", "amd.com/gpu")
 _DISLIKED: Final = 1000
 """One PreferNoSchedule taint outweighs every preferred affinity (100 at most each) that a pod sensibly has."""
 
@@ -109,6 +114,27 @@ def node_reason(pod: Pod, node: Node) -> str:
 def is_ready(node: Node) -> bool:
     """Tell whether kubelet says that it is; a Node of which nobody has said anything is taken for ready."""
     return next((row.status for row in node.status.conditions if row.type == "Ready"), "True") == "True"
+
+
+def opened(node: Node) -> Node:
+    """Return the node as it is once it is ready and open: no cordon, no taints of its state."""
+    if is_ready(node) and not node.spec.unschedulable and not any(tells_state(taint) for taint in node.spec.taints):
+        return node
+    taints = tuple(taint for taint in node.spec.taints if not tells_state(taint))
+    conditions = tuple(row for row in node.status.conditions if row.type != "Ready")
+    return msgspec.structs.replace(
+        node,
+        spec=msgspec.structs.replace(node.spec, unschedulable=False, taints=taints),
+        status=msgspec.structs.replace(node.status, conditions=conditions),
+    )
+
+
+def may_have_gpus(node: Node) -> bool:
+    """Tell whether a node says that it has GPUs, by a label of feature discovery or by a resource."""
+    labels, resources = node.metadata.labels, node.status.allocatable
+    return any(labels.get(key) == "true" for key in _GPU_LABELS) or any(
+        resources.get(key, "0") not in ("0", 0) for key in _GPU_RESOURCES
+    )
 
 
 def preference(pod: Pod, node: Node) -> int:

@@ -23,6 +23,8 @@ _REPORTED_SHARE_MIN = 0.9
 """ECC in GDDR takes a sixteenth of the memory and drivers keep some more, so a 48 GB card may report 44.99 GiB."""
 
 
+SPLIT = "split into instances"
+"""Stands as the profile of a card whose MIG instances are given out instead: nobody can ask for it."""
 SHAPES_MAX = 1024
 CELLS_MAX = 65_536
 
@@ -139,7 +141,7 @@ def _attributes(device: Device) -> DeviceAttributes:
         device.vendor,
         nominal_memory_bytes(device),
         device.compute_capability,
-        device.mig.profile if device.mig is not None else "",
+        SPLIT if is_mig_parent(device) else device.mig.profile if device.mig is not None else "",
         is_ready=is_fabric_ready(device),
     )
 

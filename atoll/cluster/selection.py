@@ -145,7 +145,10 @@ def _on_the_whole(choice: Choice, part: SubMachine, whole: Machine) -> Choice:
 def _matching(shape: NodeShape, request: Request) -> int | Rejection:
     """Return the mask of devices that each satisfy the request, or the first requirement that none satisfies."""
     tests: tuple[tuple[str, Callable[[DeviceAttributes], bool]], ...] = (
-        (names.REJECT_MIG, lambda card: card.mig_profile == request.mig_profile),
+        (
+            names.REJECT_MIG if request.mig_profile else names.REJECT_NEVER_FITS,
+            lambda card: card.mig_profile == request.mig_profile,
+        ),
         (names.REJECT_NO_MODEL, lambda card: card.vendor == request.vendor and _is_wanted(card, request)),
         (names.REJECT_NO_MEMORY, lambda card: card.memory_bytes >= request.memory_bytes),
         (names.REJECT_NO_CAPABILITY, lambda card: card.compute_capability >= request.compute_capability),

@@ -31,6 +31,8 @@ class GangState(StrEnum):
     """It runs without some members, for which there is no room where they would have to lie."""
     BUSY = "busy"
     """It waits for GPUs that others hold, or that are not given out."""
+    UNKNOWN = "not known yet"
+    """It waits for facts: machines that could hold it are closed or silent, or have not reported."""
     NEVER = "never"
     """It would not fit the machines if nobody was on them."""
     MEMBERS = "members"
@@ -77,7 +79,7 @@ def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
         present=str(quorum(gang.spec, decision.view.members)),
         stages=tuple(sorted(stages.items())),
         waits_seconds=gangs.scene.snapshot.age_seconds(gang.metadata.creation_timestamp),
-        domains=_domains(decision) if state in (GangState.BUSY, GangState.NEVER) else (),
+        domains=_domains(decision) if state in (GangState.BUSY, GangState.UNKNOWN, GangState.NEVER) else (),
         help=find_gang_suggestions(gangs, gang, decision),
         assignments=tuple(
             (seat.member.pod.metadata.name, seat.allocation.node, seat.allocation.device_ids)
@@ -99,6 +101,7 @@ def state_of(decision: GangDecision) -> GangState:
 
 _STATES: Final = {
     "WaitForRoom": GangState.BUSY,
+    "WaitForNodes": GangState.UNKNOWN,
     "NeverFits": GangState.NEVER,
     "WaitForQuorum": GangState.MEMBERS,
     "Inactive": GangState.INACTIVE,

@@ -1,24 +1,16 @@
-"""May the bearer of a token read a path? The API server knows who that is, and what the roles say.
+"""Asks the API server whether the bearer of a token may GET a path, such as /debug/ledger.
 
-In: a token and a path such as /debug/ledger. Out: nothing, or why not. No secret is kept or compared here: the API
-server reviews the token, so a ClusterRole with `nonResourceURLs` opens the path to whom it is bound.
+No secret is kept or compared: the API server reviews the token, and a ClusterRole with `nonResourceURLs` allows the
+path.
 """
-
-from collections.abc import Mapping
-from typing import Any, Protocol
 
 import msgspec
 
 from atoll.kube import paths
+from atoll.kube.api import Api
 from atoll.kube.errors import KubeError
 
 TOKEN_LENGTH_MAX = 16_384
-
-
-class Creator(Protocol):
-    """What is needed of the API client."""
-
-    async def create(self, path: str, body: Mapping[str, Any]) -> bytes: ...
 
 
 class _User(msgspec.Struct, frozen=True):
@@ -48,7 +40,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 class PathAuthorizer:
     """Asks the API server about each call; nothing is remembered, since such calls are rare."""
 
-    def __init__(self, client: Creator) -> None:
+    def __init__(self, client: Api) -> None:
         self._client = client
 
     async def refusal(self, authorization: str, path: str) -> tuple[int, str] | None:

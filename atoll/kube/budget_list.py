@@ -1,33 +1,22 @@
 """Lists PodDisruptionBudgets, and remembers the list for a moment.
 
-In: a client. Out: Budgets. Read when somebody is about to be evicted, not watched: that is rare, and the eviction API
-judges again. Separate, because the extender and the controllers read them alike.
+They are listed when an eviction is planned, not watched: that is rare, and the eviction API judges again.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
 
 from atoll.cluster.budgets import DisruptionBudgets, decode_budget
 from atoll.kube import paths
-from atoll.kube.client import Listing
+from atoll.kube.api import ApiReader
 from atoll.kube.clock import Clock
 
 FRESH_SECONDS = 1.0
-
-T = TypeVar("T")
-
-
-class Lister(Protocol):
-    """What is needed of the API client."""
-
-    async def list(self, path: str, decode: Callable[[bytes], T]) -> Listing[T]: ...
 
 
 class BudgetList:
     """The budgets of the cluster, at most `FRESH_SECONDS` old."""
 
-    def __init__(self, client: Lister | Any, clock: Clock) -> None:  # noqa: ANN401 - clients with more parameters
+    def __init__(self, client: ApiReader, clock: Clock) -> None:
         self._client = client
         self._clock = clock
         self._budgets = DisruptionBudgets()

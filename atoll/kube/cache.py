@@ -1,7 +1,7 @@
 """The set of objects that a watch has shown so far, and the changes between two states of it.
 
-Pure: observed objects in, changes out; no connection, no clock. Separate from the reflector so that every order of
-events can be tested. Identity is the UID: a successor of the same name is a deletion and an addition.
+Pure: observed objects in, changes out; no connection, no clock. Identity is the UID: a successor of the same name is a
+deletion and an addition.
 
 Terms: a *listing* is a complete view of the collection; what it did not show when it ends is gone, but nobody saw how.
 Such deletions are *synthetic*: they prove that the object left the API, and nothing about its last state.

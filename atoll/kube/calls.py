@@ -1,8 +1,4 @@
-"""What one answered, or unanswered, request was, in words that metrics can count by.
-
-In: a method and a path. Out: verb and resource from bounded sets, whatever the path says. Pure. Separate from the
-client, which only hands the record to whoever observes it.
-"""
+"""One request as metrics count it: verb and resource from bounded sets, whatever the path says. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""One HTTP session to the API server.
+"""One HTTP session to the API server: path and body in, the bytes of the answer or an error of `atoll.kube.errors` out.
 
-In: method, path, body. Out: the answer's bytes, or an error of `atoll.kube.errors`. It decodes nothing, so callers pay
-only for the fields they read. Every call is bounded in time and size; a component stays within its own request rate;
-throttled and failed calls are repeated only where that is harmless, and only while a retry budget lasts.
+It decodes nothing, so callers pay only for the fields they read. Every call is bounded in time and size; a component
+stays within its own request rate; throttled and failed calls are repeated only where that is harmless, and only while a
+retry budget lasts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from atoll.kube.errors import (
     truncate,
 )
 from atoll.kube.limits import Backoff, RetryBudget, TokenBucket
-from atoll.kube.patches import JSON_PATCH, MERGE_PATCH
+from atoll.kube.patches import MERGE_PATCH
 
 T = TypeVar("T")
 Params = Mapping[str, str | int]
@@ -266,7 +266,7 @@ class ApiClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
             async with await self._open(call, timeout=timeout) as response:
-                self._tell(call, code_of(response.status))
+                self._observe(call, code_of(response.status))
                 if response.status == 401:
                     await self._credentials.reload()
                 if response.status != 200:
@@ -274,7 +274,7 @@ class ApiClient:
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, OSError) as error:
-            self._tell(call, UNANSWERED)
+            self._observe(call, UNANSWERED)
             raise Unanswered(f"watch failed: {_describe(error)}", path=path, sent=call.sent) from error
 
     async def _list_once(
@@ -313,16 +313,16 @@ class ApiClient:
                 code = code_of(response.status)
                 if response.status >= 300:
                     refusal = await _refusal(response, call)
-                    self._tell(call, code)
+                    self._observe(call, code)
                     raise refusal
                 answer = await _read_bounded(response, call.path)
-                self._tell(call, code)
+                self._observe(call, code)
                 return answer
         except asyncio.CancelledError:
-            self._tell(call, UNANSWERED)
+            self._observe(call, UNANSWERED)
             raise
         except (aiohttp.ClientError, OSError) as error:
-            self._tell(call, UNANSWERED)
+            self._observe(call, UNANSWERED)
             raise Unanswered(f"{call.method} failed: {_describe(error)}", path=call.path, sent=call.sent) from error
 
     async def _open(self, call: _Call, *, timeout: aiohttp.ClientTimeout | None = None) -> aiohttp.ClientResponse:
@@ -347,8 +347,8 @@ class ApiClient:
             trace_request_ctx=call,
         )
 
-    def _tell(self, call: _Call, code: str) -> None:
-        """Tell the observer how this try ended; a try that never began is nobody's business."""
+    def _observe(self, call: _Call, code: str) -> None:
+        """Pass a try that was sent to the observer, with its outcome."""
         if call.began_seconds is None:
             return
         seconds = asyncio.get_running_loop().time() - call.began_seconds
@@ -416,7 +416,6 @@ async def _refusal(response: aiohttp.ClientResponse, call: _Call) -> ApiError:
         body,
         path=call.path,
         status=response.status,
-        to_json_patch=call.content_type == JSON_PATCH,
         retry_after_seconds=float(seconds) if seconds.isdecimal() and len(seconds) < 6 else None,
     )
 

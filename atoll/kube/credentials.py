@@ -1,9 +1,8 @@
-"""Where the API server is and how we prove who we are.
+"""The API server's address and our credentials, from a kubeconfig or the files that Kubernetes mounts into a pod.
 
-In: a kubeconfig, or the files that Kubernetes mounts into a pod. Out: address, TLS context and the authorization
-header, renewed when its source rotates. Kubeconfigs are read by `kubernetes.aio.config` (contexts, exec plugins, OIDC,
-token files). That import costs 20 MB and 0.3 s, so it happens here, on connect, and nowhere else; the three facts of a
-pod's own account are read without it, for an agent on every machine should stay small.
+The authorization header is renewed when its source rotates. Kubeconfigs are read by `kubernetes.aio.config` (contexts,
+exec plugins, OIDC, token files). That import costs 20 MB and 0.3 s, so it happens here, on connect, and nowhere else;
+the three facts of a pod's own account are read without it, for an agent on every machine should stay small.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """At most one leader, on a coordination.k8s.io Lease.
 
-In: a Lease's name and our identity. Out: `work(term)` runs while we lead and only then. Every judgement of time uses
-the local monotonic clock: clocks of other machines are never compared. A Lease counts as expired when its content has
-not changed for its own duration *as watched from here*; our leadership counts from the moment *before* the last
-successful renewal was sent. Any failure, of whatever kind, is a failed renewal.
+`work(term)` runs while we lead and only then. Every judgement of time uses the local monotonic clock: clocks of other
+machines are never compared. A Lease counts as expired when its content has not changed for its own duration *as watched
+from here*; our leadership counts from the moment *before* the last successful renewal was sent. Any failure, of
+whatever kind, is a failed renewal.
 
     campaign ──acquired──► lead ──not renewed in time, or taken──► cancel work, wait, raise LeadershipLost
                             └──work ended, or we were cancelled──► cancel work, wait, release

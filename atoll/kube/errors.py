@@ -82,8 +82,7 @@ class NotFound(ApiError):
 class Conflict(ApiError):
     """409: a precondition on uid or resourceVersion did not hold.
 
-    Also the two cases that the API server reports as 422: a merge patch with another uid (it calls the uid immutable),
-    and a JSON patch that does not apply to the object as it is, such as one whose `test` fails.
+    Also a merge patch with another uid, which the API server reports as 422 (it calls the uid immutable).
     """
 
 
@@ -146,11 +145,10 @@ def api_error(
     path: str,
     status: int = 0,
     retry_after_seconds: float | None = None,
-    to_json_patch: bool = False,
 ) -> ApiError:
     """Turn an answer into the matching error; a body that is not a Status is never quoted beyond its first bytes.
 
-    `status` 0 takes the code from the body (an ERROR event in a watch). `to_json_patch`: a JSON patch was sent.
+    `status` 0 takes the code from the body (an ERROR event in a watch).
     """
     try:
         decoded = _decode_status(body)
@@ -159,20 +157,14 @@ def api_error(
     if decoded.kind != "Status":
         decoded = _Status(message=body[:MESSAGE_LENGTH_MAX].decode(errors="replace"))
     code = status or decoded.code or 500
-    kind = (
-        Conflict
-        if code == 422 and _is_failed_fence(decoded, to_json_patch=to_json_patch)
-        else _class_for(code, decoded.reason)
-    )
+    kind = Conflict if code == 422 and _is_failed_fence(decoded) else _class_for(code, decoded.reason)
     return kind(decoded.message, status=code, reason=decoded.reason, path=path, retry_after_seconds=retry_after_seconds)
 
 
-def _is_failed_fence(status: _Status, *, to_json_patch: bool) -> bool:
+def _is_failed_fence(status: _Status) -> bool:
     """Tell a precondition that did not hold from an object that is not valid."""
     details = status.details or _Details()
-    if any(cause.field == "metadata.uid" for cause in details.causes or ()):
-        return True
-    return to_json_patch and not details.kind and not details.causes
+    return any(cause.field == "metadata.uid" for cause in details.causes or ())
 
 
 def _class_for(status: int, reason: str) -> type[ApiError]:

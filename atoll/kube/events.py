@@ -1,9 +1,9 @@
 """events.k8s.io/v1 Events about what Atoll did and why, for humans who look at an object.
 
-In: facts about an object, at any rate. Out: few API calls: the first occurrence is created, repetitions are counted and
-written as a series now and then, messages of one reason about one object that keep changing are gathered in one more
-event, and what goes over the rate or the memory is dropped and counted. Recording never
-waits and never raises: an event is a courtesy, no decision depends on it. Run `run` beside the work.
+Few API calls whatever is recorded: the first occurrence is created, repetitions are counted and written as a series now
+and then, messages of one reason about one object that keep changing are gathered in one more event, and what exceeds
+the rate or the memory is dropped and counted. Recording never waits and never raises: no decision depends on an event.
+Run `run` beside the work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How fast one component may talk to the API server, and how often it may try again.
-
-Token buckets over a clock that is passed in. Separate from the client so that they can be tested without a network.
-"""
+"""Rate limits and retry budgets of one component's calls to the API server. The clock is passed in."""
 
 from __future__ import annotations
 

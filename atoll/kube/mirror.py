@@ -1,7 +1,7 @@
-"""The cluster as Atoll's decision makers see it: six watched collections folded into one ledger.
+"""The cluster as Atoll decides on it: watched collections folded into one ledger.
 
-In: a client and a clock. Out: `ledger`, `claims`, `reports`, and one call of every listener per change. Extender and
-controllers both stand on it, so they hold the same truth. Nothing is decided here.
+Extender and controllers both use it, so they hold the same truth. Listeners are called once per change, after the
+ledger. Nothing is decided here.
 """
 
 import asyncio

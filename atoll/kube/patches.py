@@ -1,17 +1,14 @@
-"""Bodies of writes with preconditions.
+"""Bodies of writes, each with its preconditions. Pure.
 
-Pure: facts in, JSON-ready values out. Separate so that no write is composed by hand and forgets its fence.
 A merge patch that carries metadata.uid and metadata.resourceVersion is refused with 409 when either differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 MERGE_PATCH = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
 
 
 def merge_patch(
@@ -38,33 +35,12 @@ def merge_patch(
     return {"metadata": metadata, **sections} if metadata else dict(sections)
 
 
-def test_op(pointer: str, value: object) -> dict[str, object]:
-    """JSON patch operation that refuses the whole patch unless `pointer` holds `value`."""
-    return {"op": "test", "path": pointer, "value": value}
-
-
 def add_op(pointer: str, value: object) -> dict[str, object]:
     return {"op": "add", "path": pointer, "value": value}
 
 
-def replace_op(pointer: str, value: object) -> dict[str, object]:
-    return {"op": "replace", "path": pointer, "value": value}
-
-
 def remove_op(pointer: str) -> dict[str, object]:
     return {"op": "remove", "path": pointer}
-
-
-def json_patch(
-    operations: Sequence[Mapping[str, object]], *, uid: str = "", resource_version: str = ""
-) -> list[Mapping[str, object]]:
-    """JSON patch whose first operations test the object's uid and resourceVersion where given."""
-    tests: list[Mapping[str, object]] = []
-    if uid:
-        tests.append(test_op("/metadata/uid", uid))
-    if resource_version:
-        tests.append(test_op("/metadata/resourceVersion", resource_version))
-    return [*tests, *operations]
 
 
 def pointer(*segments: str | int) -> str:

@@ -81,16 +81,8 @@ def topologies(name: str = "", sub: str = "") -> str:
     return group(API_VERSION, "topologies", name=name, sub=sub)
 
 
-def customresourcedefinitions(name: str = "") -> str:
-    return group("apiextensions.k8s.io/v1", "customresourcedefinitions", name=name)
-
-
 def mutatingwebhookconfigurations(name: str = "") -> str:
     return group("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", name=name)
-
-
-def validatingwebhookconfigurations(name: str = "") -> str:
-    return group("admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", name=name)
 
 
 def _join(root: str, plural: str, namespace: str, name: str, sub: str) -> str:

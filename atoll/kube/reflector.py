@@ -1,9 +1,9 @@
 """A live copy of one collection of the API server.
 
-In: a path and a decoder. Out: `store`, `by_uid` and one call of `on_event` per change, in order. The reflector lists
-(as a stream where the server can, page by page where it cannot), watches with bookmarks, and survives watches that
-close, break, fall silent or are too old: it goes on where it stopped, or lists again and reports what was missed.
-How fresh the copy is can be asked; deciding whether that is fresh enough is left to the consumer.
+It keeps `store` and `by_uid`, and calls `on_event` once per change, in order. The reflector lists (as a stream where
+the server can, page by page where it cannot), watches with bookmarks, and survives watches that close, break, fall
+silent or are too old: it goes on where it stopped, or lists again and reports what was missed. How fresh the copy is
+can be asked; deciding whether that is fresh enough is left to the consumer.
 
 `on_event` runs between two reads and must not block. What it raises ends `run`: a consumer that lost a change is wrong
 for ever, a process that starts again is not. With a field or label selector a DELETED only says that the object no

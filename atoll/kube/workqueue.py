@@ -1,7 +1,6 @@
 """Keys that need work, each at most once in the queue and never worked on twice at a time.
 
-In: keys, now or later. Out: one key at a time to each worker. A key added while it is worked on comes back afterwards.
-Failed keys come back after an exponential wait of their own. Separate because every controller needs the same queue.
+A key added while it is worked on comes back afterwards. Failed keys come back after an exponential wait of their own.
 
     add ──► waiting ──► get ──► processing ──► done
              ▲  ▲                   │ add meanwhile

@@ -19,6 +19,9 @@ from atoll.service.errors import CertificateError
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
+TLS_VERSION_MIN = ssl.TLSVersion.TLSv1_3
+"""All callers (kube-apiserver, kube-scheduler, browsers, curl) speak 1.3. In 1.2 client certificates travel in clear,
+and resumed sessions skip the check against a client CA that was withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class _Follower:
 
 def _load(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.minimum_version = TLS_VERSION_MIN
     context.num_tickets = 0  # a resumed session would skip the check against a client CA that was withdrawn
     context.load_cert_chain(files.certificate, files.key)
     if files.client_ca is not None:

@@ -1,7 +1,7 @@
-"""HTTP face of the page: three files, one stream of events, one question per pod. GET alone.
+"""The HTTP interface of the page: static files, one stream of events, and explanations of pods. GET alone.
 
-In: looks at the cluster and a door. Out: an aiohttp application. The files hold no data and are open to everybody who
-can connect; the stream and the questions are behind the door. Browsers are told to load nothing from elsewhere.
+The files hold no data and are open to everybody who can connect; the stream and the explanations need authorization.
+Security headers tell browsers to load nothing from elsewhere.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ STATIC: Final = Path(__file__).parent / "static"
 STREAM_SECONDS_MAX: Final = 600.0
 """A stream ends after this and is asked for anew, so that a token that counts no more is of no use."""
 WRITE_SECONDS_MAX: Final = 10.0
-"""Who does not read for this long is let go."""
+"""A client that does not read for this long is disconnected."""
 PULSE_SECONDS: Final = 15.0
 """A quiet stream says this often that it is alive."""
 IN_FLIGHT_MAX: Final = 128
@@ -56,10 +56,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class PageParts:
-    """What the handlers stand on."""
+    """What the handlers need."""
 
-    looks: OverviewRefresher
-    door: PageAuthorizer
+    refresher: OverviewRefresher
+    authorizer: PageAuthorizer
     clock: Clock
     watchers_max: int
 
@@ -75,10 +75,10 @@ def build_page(parts: PageParts) -> web.Application:
     app.router.add_get(f"{PATH}/pods/{{namespace}}/{{name}}", handlers.explain)
 
     async def begin(_app: web.Application) -> None:
-        parts.looks.begin()
+        parts.refresher.begin()
 
     async def end(_app: web.Application) -> None:
-        parts.looks.end()
+        parts.refresher.end()
 
     app.on_startup.append(begin)
     app.on_shutdown.append(end)
@@ -86,21 +86,21 @@ def build_page(parts: PageParts) -> web.Application:
 
 
 class PageHandlers:
-    """What is behind the door."""
+    """The handlers that need authorization."""
 
     def __init__(self, parts: PageParts) -> None:
         self._parts = parts
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Tell the cluster, then what changes, until the watcher goes or its time is over."""
-        looks = self._parts.looks
-        refusal = await self._parts.door.refusal(request)
+        refresher = self._parts.refresher
+        refusal = await self._parts.authorizer.refusal(request)
         if refusal is not None:
             return refusal
-        if looks.watchers >= self._parts.watchers_max:
-            text = f"{looks.watchers} others watch already; close one of them, or use atoll top\n"
+        if refresher.watchers >= self._parts.watchers_max:
+            text = f"{refresher.watchers} others watch already; close one of them, or use atoll top\n"
             return web.Response(status=503, text=text, headers={"Retry-After": "10"})
-        looks.watchers += 1
+        refresher.watchers += 1
         try:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
             response.headers.update(HEADERS)
@@ -109,19 +109,19 @@ class PageHandlers:
         except (TimeoutError, ConnectionError):
             _clear_write_timeout(request)
         finally:
-            looks.watchers -= 1
+            refresher.watchers -= 1
         return response
 
     async def explain(self, request: web.Request) -> web.Response:
         """Say why one pod waits and what would help."""
-        refusal = await self._parts.door.refusal(request)
+        refusal = await self._parts.authorizer.refusal(request)
         if refusal is not None:
             return refusal
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name)):
             return web.Response(status=404, text="no such pod\n")
         try:
-            answer = await self._parts.looks.explanation(namespace, name)
+            answer = await self._parts.refresher.explanation(namespace, name)
         except TooManyExplanations:
             return web.Response(status=429, text="too many questions wait\n", headers={"Retry-After": "3"})
         except SnapshotUnavailable as error:
@@ -131,15 +131,15 @@ class PageHandlers:
         return web.Response(body=answer, content_type="application/json")
 
     async def _tell(self, request: web.Request, response: web.StreamResponse) -> None:
-        looks, clock = self._parts.looks, self._parts.clock
+        refresher, clock = self._parts.refresher, self._parts.clock
         told, trouble = None, ""
         began = spoke = clock.monotonic_seconds()
-        await looks.refresh()
-        while not looks.is_over and clock.monotonic_seconds() - began < STREAM_SECONDS_MAX:
-            message = _message(told, looks.view) if not looks.trouble else b""
-            if looks.trouble != trouble:
-                message = _event("trouble", _one_line(looks.trouble)) + message
-            told, trouble = (looks.view if not looks.trouble else told), looks.trouble
+        await refresher.refresh()
+        while not refresher.is_over and clock.monotonic_seconds() - began < STREAM_SECONDS_MAX:
+            message = _message(told, refresher.view) if not refresher.trouble else b""
+            if refresher.trouble != trouble:
+                message = _event("trouble", _one_line(refresher.trouble)) + message
+            told, trouble = (refresher.view if not refresher.trouble else told), refresher.trouble
             now = clock.monotonic_seconds()
             if not message and now - spoke >= PULSE_SECONDS:
                 message = b": alive\n\n"
@@ -149,7 +149,7 @@ class PageHandlers:
                 spoke = now
             if request.transport is None or request.transport.is_closing():
                 return
-            await looks.changed(1.0)
+            await refresher.changed(1.0)
 
 
 def _message(told: PageView | None, view: PageView | None) -> bytes:

@@ -1,7 +1,7 @@
-"""Who may see the page's data: on a loopback address whoever can connect, elsewhere bearers whom a role lets in.
+"""Who may see the page's data: on loopback everybody who can connect, elsewhere bearers whom a role allows.
 
-In: a request. Out: None, or the answer that sends it away. On loopback the name in the URL is checked, because a web
-site that a browser on this machine visits could otherwise point a name of its own at 127.0.0.1 and read along.
+On loopback the host name of the URL is checked, because a web site in a browser on this machine could otherwise point a
+name of its own at 127.0.0.1 and read along.
 """
 
 from collections.abc import Callable
@@ -21,27 +21,22 @@ REVIEWS_BURST: Final = 20
 
 
 class PageAuthorizer:
-    """Lets in or sends away."""
+    """Allows or refuses requests."""
 
-    def __init__(self, doorkeeper: PathAuthorizer | None, now: Callable[[], float]) -> None:
-        """Without a doorkeeper the page is on loopback."""
-        self._doorkeeper = doorkeeper
+    def __init__(self, authorizer: PathAuthorizer | None, now: Callable[[], float]) -> None:
+        """Without a authorizer the page is on loopback."""
+        self._authorizer = authorizer
         self._reviews = TokenBucket(rate=REVIEWS_PER_SECOND, burst=REVIEWS_BURST, now=now)
 
-    @property
-    def asks_for_tokens(self) -> bool:
-        """Tell whether callers have to show who they are."""
-        return self._doorkeeper is not None
-
     async def refusal(self, request: web.Request) -> web.Response | None:
-        """Return None for whoever may come in."""
+        """Return None for an allowed request, else the answer that refuses it."""
         if request.headers.get("Sec-Fetch-Site", "none") == "cross-site":
             return web.Response(status=403, text="asked for by another site\n")
-        if self._doorkeeper is None:
+        if self._authorizer is None:
             return None if host_name(request.host) in LOOPBACK_NAMES else _wrong_name()
         if not self._reviews.try_take():
             return web.Response(status=429, text="too many calls\n", headers={"Retry-After": "2"})
-        refusal = await self._doorkeeper.refusal(request.headers.get("Authorization", ""), PATH)
+        refusal = await self._authorizer.refusal(request.headers.get("Authorization", ""), PATH)
         return None if refusal is None else web.Response(status=refusal[0], text=refusal[1] + "\n")
 
 

@@ -1,7 +1,6 @@
 """Serves the page beside the reconcilers, and never at their expense.
 
-In: settings, the mirror, a client for reviews of tokens. Out: nothing; runs until cancelled. A port that is taken is
-logged and tried again: the page is a convenience, and the controllers do not end because of it.
+A port that is taken is logged and tried again; the controllers do not end because of the page.
 """
 
 import asyncio
@@ -10,7 +9,8 @@ import ssl
 import structlog
 from aiohttp import web
 
-from atoll.kube.authorization import Creator, PathAuthorizer
+from atoll.kube.api import Api
+from atoll.kube.authorization import PathAuthorizer
 from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import Clock
 from atoll.service.http import is_loopback, serve
@@ -27,30 +27,32 @@ RETRY_SECONDS = 30.0
 
 
 async def serve_page(
-    settings: PageSettings, mirror: ClusterMirror, client: Creator, clock: Clock, metrics: Metrics
+    settings: PageSettings, mirror: ClusterMirror, client: Api, clock: Clock, metrics: Metrics
 ) -> None:
     """Serve the page until cancelled. Raises CertificateError."""
     if not settings.serve:
         await asyncio.Event().wait()
-    doorkeeper = None if is_loopback(settings.host) else PathAuthorizer(client)
+    authorizer = None if is_loopback(settings.host) else PathAuthorizer(client)
     context = tls_context(settings, clock)
-    looks = OverviewRefresher(mirror, clock)
-    register_page_metrics(metrics, looks)
-    parts = PageParts(looks, PageAuthorizer(doorkeeper, clock.monotonic_seconds), clock, settings.watchers_max)
-    looking = asyncio.ensure_future(looks.run())
+    refresher = OverviewRefresher(mirror, clock)
+    register_page_metrics(metrics, refresher)
+    parts = PageParts(refresher, PageAuthorizer(authorizer, clock.monotonic_seconds), clock, settings.watchers_max)
+    looking = asyncio.ensure_future(refresher.run())
     try:
         while True:
             await _serve(settings, build_page(parts), context)
             await clock.sleep(RETRY_SECONDS)
     finally:
         looking.cancel()
-        looks.close()
+        refresher.close()
 
 
-def register_page_metrics(metrics: Metrics, looks: OverviewRefresher) -> None:
+def register_page_metrics(metrics: Metrics, refresher: OverviewRefresher) -> None:
     """Count who watches, and what it costs."""
-    metrics.gauge_of("page_watchers", "Browsers that watch the page now", lambda: float(looks.watchers))
-    metrics.counter_of("page_cpu_seconds", "CPU time of looks and answers for the page", lambda: looks.spent_seconds)
+    metrics.gauge_of("page_watchers", "Browsers that watch the page now", lambda: float(refresher.watchers))
+    metrics.counter_of(
+        "page_cpu_seconds", "CPU time of overviews and explanations for the page", lambda: refresher.spent_seconds
+    )
 
 
 async def _serve(settings: PageSettings, app: web.Application, context: ssl.SSLContext | None) -> None:

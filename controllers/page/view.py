@@ -1,7 +1,6 @@
 """What the page shows, as JSON that changes only where the cluster does.
 
-In: an Overview, or an explanation. Out: a View with one encoded text per node, and the news between two Views: whoever
-was told one View is told no more than what differs in the next. Pure.
+Each node is encoded once. A watcher who has the last view is sent only the nodes that differ.
 """
 
 import math
@@ -32,7 +31,7 @@ PROPOSALS_MAX: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class PageView:
-    """One look, encoded. nodes: JSON by name; waiting: JSON of the list; counts: GPUs by state."""
+    """One overview, encoded. nodes: JSON by name; waiting: JSON of the list; counts: GPUs by state."""
 
     taken_at: str
     nodes: Mapping[str, bytes] = field(default_factory=dict)
@@ -42,7 +41,7 @@ class PageView:
 
 
 def view_of(seen: Overview) -> PageView:
-    """Encode a look."""
+    """Encode an overview."""
     counts = Counter(gpu.state for node in seen.nodes for gpu in node.gpus)
     taken = seconds_of(seen.taken_at) or 0.0
     return PageView(
@@ -139,6 +138,6 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
 
 
 def _waiting(row: WaitingLine, taken_seconds: float) -> dict[str, Any]:
-    """Since when instead of how long: that does not change from look to look."""
+    """Since when instead of how long: that does not change between views."""
     since = round(taken_seconds - row.waits_seconds) if math.isfinite(row.waits_seconds) else None
     return {"pod": row.pod, "asked": row.asked, "since": since, "reason": row.reason}

@@ -363,7 +363,7 @@ async def test_an_agent_without_an_api_server_is_alive(world: World) -> None:
     kubelet would end it again and again; once the server is back the report comes by itself."""
     async with world.agent(poll_seconds=0.01) as agent:
         await until(lambda: world.sequence == 2)
-        world.server._faults.clear()
+        world.server.faults.clear()
         world.server.fail(answering(503, "ServiceUnavailable"), times=100_000)
         world.state(devices={"3": {"fault": "XID 79"}})
         await until(lambda: agent.failures_count >= 2)
@@ -372,7 +372,7 @@ async def test_an_agent_without_an_api_server_is_alive(world: World) -> None:
             await until(lambda: other.watches["pod"].last_error != "")
             assert other.seconds_stuck() == 0.0
 
-        world.server._faults.clear()
+        world.server.faults.clear()
         world.server.fail(_patch_status(world.server), times=100_000, containing="/status?")
         await until(lambda: world.report["devices"][3]["health"]["state"] == "unhealthy")
 

@@ -124,7 +124,7 @@ async def test_a_cut_connection_is_repeated(server: FakeApiServer, client: ApiCl
     """A patch whose answer got lost is sent again; the same patch twice is harmless."""
     writer = StatusWriter(client, "n1", clock=ManualClock())
     await writer.publish(report())
-    server._faults.appendleft(("/status?", answering(503, "ServiceUnavailable")))
+    server.faults.appendleft(("/status?", answering(503, "ServiceUnavailable")))
 
     await writer.publish(report(healthy=False))
 
@@ -138,13 +138,13 @@ async def test_what_the_api_server_leaves_out_is_not_written_again_and_again(
     is new, or somebody else changed the report."""
     writer = StatusWriter(client, "n1", clock=ManualClock())
     await writer.publish(report())
-    plain = server._faults[-1][1]
+    plain = server.faults[-1][1]
 
     async def older(request: web.Request) -> web.StreamResponse:
         server.bodies[-1]["status"].pop("models", None)
         return await plain(request)
 
-    server._faults.extendleft([("/status?", older)] * 100)
+    server.faults.extendleft([("/status?", older)] * 100)
     told = report().model_copy(update={"models": "nvidia-h100"})
     writes = server.count("PATCH")
 

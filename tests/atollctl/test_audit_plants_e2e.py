@@ -24,7 +24,7 @@ from devcluster import DevCluster
 from tests.atollctl.test_audit_plants import BYSTANDERS, touched
 from tests.builders import make_report
 from tests.cluster.test_consistency import BROKEN, leases
-from tests.controllers.stage import LEASES, PODS, REPORTS, Json, ReconcilerHarness
+from tests.controllers.reconciler_harness import LEASES, PODS, REPORTS, Json, ReconcilerHarness
 from tests.deploy.requests import MERGE, pod, shaped, shaped_container
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -109,7 +109,7 @@ class Garden:
 def stage() -> Iterator[ReconcilerHarness]:
     """A control plane with Atoll's manifests and one node, and nobody who repairs anything."""
     with DevCluster.start(f"plants-{os.getpid()}", nodes=[], scheduler=False) as cluster:
-        made = ReconcilerHarness.furnish(cluster)
+        made = ReconcilerHarness.setup(cluster)
         made.kill_controllers()
         made.add_node(NODE)
         yield made

@@ -237,3 +237,20 @@ def test_choice_is_a_set_of_free_usable_devices(profile: str, free: int, count: 
     mask = sum(1 << position for position in answer.choice.positions)
     assert mask.bit_count() == count
     assert mask & ~(free & devices.usable) == 0
+
+
+@pytest.mark.parametrize(
+    ("split", "reason"),
+    [
+        pytest.param(range(8), names.REJECT_NEVER_FITS, id="every card is split: never whole ones"),
+        pytest.param(range(7), names.REJECT_NEVER_FITS, id="one card is whole: never two"),
+        pytest.param(range(6), "too few free GPUs", id="two are whole and held: busy"),
+    ],
+)
+def test_cards_that_are_split_are_never_whole_ones(split: range, reason: str) -> None:
+    """Their instances are given out instead: "too few free" would let a pod wait for what cannot come."""
+    node = make_devices("n1", "dgx-a100", devices={number: {"mig": {"enabled": True}} for number in split})
+    answer = select(node, 0, ask(2))
+
+    assert isinstance(answer, Rejection)
+    assert answer.reason == reason

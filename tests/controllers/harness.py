@@ -22,9 +22,9 @@ from atoll.kube.mirror import ClusterMirror
 from atoll.service.metrics import Metrics
 from controllers.api import GuardedApi
 from controllers.context import Context
+from controllers.leases.terminations import PodTerminations
 from controllers.loops import Loop
 from controllers.metrics import controller_metrics
-from controllers.pod_terminations import PodTerminations
 from controllers.runner import build_loops
 from controllers.settings import ControllersSettings
 from tests.builders import lease_json, pod_json, report_json
@@ -59,12 +59,12 @@ class InMemoryServer(FakeApiServer):
     An eviction that is only tried does nothing.
     """
 
-    def _store(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
+    def respond(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
         if method == "POST" and path.endswith("/eviction"):
             if body["deleteOptions"].get("dryRun"):
                 return web.json_response({"kind": "Status", "status": "Success"}, status=201)
-            return super()._store("DELETE", path.removesuffix("/eviction"), query, body["deleteOptions"])
-        return super()._store(method, path.removesuffix("/status"), query, body)
+            return super().respond("DELETE", path.removesuffix("/eviction"), query, body["deleteOptions"])
+        return super().respond(method, path.removesuffix("/status"), query, body)
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Notes:
         self.recorded.append((reason, regarding.name))
         self.texts.append(note)
 
-    def told(self, reason: str, name: str) -> list[str]:
+    def notes_on(self, reason: str, name: str) -> list[str]:
         """Return what was said about an object, in order."""
         pairs = zip(self.recorded, self.texts, strict=True)
         return [text for one, text in pairs if one == (reason, name)]
@@ -176,54 +176,86 @@ def strip_version(body: Object) -> Object:
     return {**body, "metadata": metadata}
 
 
+@dataclass
+class Term:
+    """One term of leadership over a real client and mirror."""
+
+    api: FaultyApi
+    mirror: ClusterMirror
+    notes: Notes
+    loops: tuple[Loop[Any], ...]
+    is_leading: list[bool]
+    metrics: Metrics
+
+    def resync(self) -> None:
+        """Look at everything again, as the process does every half minute."""
+        for loop in self.loops:
+            loop.resync()
+
+
 @asynccontextmanager
-async def troupe(
+async def leading(
+    server: InMemoryServer,
     folder: Path,
-    furnish: Callable[[InMemoryServer], None] = lambda _: None,
+    api_of: Callable[[ApiClient], FaultyApi],
+    *,
+    with_gangs: bool = False,
+    settings: dict[str, Any] | None = None,
+) -> AsyncIterator[Term]:
+    """Lead over the server until the block ends: mirror and loops, with `api_of` between them and the client."""
+    clock = HurriedClock()
+    config = kubeconfig(folder, server.url)
+    async with await ApiClient.connect(config, requests_per_second=1e6, burst=10_000, sleep=no_wait) as client:
+        mirror = ClusterMirror(client, clock, with_gangs=with_gangs)
+        terminations, notes, tokens = PodTerminations(mirror), Notes(), itertools.count()
+        api, is_leading, metrics = api_of(client), [True], Metrics("test")
+        context = Context(
+            api=GuardedApi(api, lambda: is_leading[0]),
+            mirror=mirror,
+            clock=clock,
+            events=notes,
+            metrics=controller_metrics(metrics),
+            new_token=lambda: f"token-{next(tokens)}",
+        )
+        loops: list[Loop[Any]] = []
+
+        def observe(kind: Any, change: Any) -> None:
+            terminations.observe(kind, change)
+            for loop in loops:
+                loop.observe(kind, change)
+
+        mirror.on_change(observe)
+        watching = asyncio.ensure_future(mirror.run())
+        await mirror.synced()
+        loops += build_loops(context, terminations, ControllersSettings(claim_status_seconds=0.0, **(settings or {})))
+        working = [asyncio.ensure_future(loop.run()) for loop in loops]
+        term = Term(api, mirror, notes, tuple(loops), is_leading, metrics)
+        term.resync()
+        try:
+            yield term
+        finally:
+            for task in (watching, *working):
+                task.cancel()
+            await asyncio.gather(watching, *working, return_exceptions=True)
+
+
+@asynccontextmanager
+async def running_controllers(
+    folder: Path,
+    setup: Callable[[InMemoryServer], None] = lambda _: None,
     *,
     fails_at: int = 0,
     is_after: bool = False,
 ) -> AsyncIterator[ControllerHarness]:
-    """Run the loops over a node n1 with eight GPUs and whatever `furnish` puts on the server before they start."""
-    clock = HurriedClock()
+    """Run the loops over a node n1 with eight GPUs and whatever `setup` puts on the server before they start."""
     async with InMemoryServer().running() as server:
         server.put(f"{REPORTS}/n1", strip_version(report_json("n1")))
         server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1", "uid": "uid-of-n1"}})
-        beat = {"holderIdentity": "n1", "leaseDurationSeconds": 36_000, "renewTime": format_microtime(clock.now())}
+        renewed = format_microtime(datetime.now(UTC))
+        beat = {"holderIdentity": "n1", "leaseDurationSeconds": 36_000, "renewTime": renewed}
         server.put(f"{HEARTBEATS}/n1", {"metadata": {"name": "n1"}, "spec": beat})
-        furnish(server)
-        config = kubeconfig(folder, server.url)
-        async with await ApiClient.connect(config, requests_per_second=1e6, burst=10_000, sleep=no_wait) as client:
-            mirror = ClusterMirror(client, clock)
-            departures = PodTerminations(mirror)
-            api, notes, is_leading = FaultyApi(client, fails_at, is_after), Notes(), [True]
-            metrics = Metrics("test")
-            tokens = itertools.count()
-            context = Context(
-                api=GuardedApi(api, lambda: is_leading[0]),
-                mirror=mirror,
-                clock=clock,
-                events=notes,
-                metrics=controller_metrics(metrics),
-                new_token=lambda: f"token-{next(tokens)}",
+        setup(server)
+        async with leading(server, folder, lambda client: FaultyApi(client, fails_at, is_after)) as term:
+            yield ControllerHarness(
+                server, term.api, term.mirror, term.notes, term.loops, term.is_leading, term.metrics
             )
-            loops: list[Loop[Any]] = []
-
-            def observe(kind: Any, change: Any) -> None:
-                departures.observe(kind, change)
-                for loop in loops:
-                    loop.observe(kind, change)
-
-            mirror.on_change(observe)
-            watching = asyncio.ensure_future(mirror.run())
-            await mirror.synced()
-            loops += build_loops(context, departures, ControllersSettings(claim_status_seconds=0.0))
-            working = [asyncio.ensure_future(loop.run()) for loop in loops]
-            for loop in loops:
-                loop.resync()
-            try:
-                yield ControllerHarness(server, api, mirror, notes, tuple(loops), is_leading, metrics)
-            finally:
-                for task in (watching, *working):
-                    task.cancel()
-                await asyncio.gather(watching, *working, return_exceptions=True)

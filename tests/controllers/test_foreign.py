@@ -7,12 +7,19 @@ from atoll.api import names
 from atoll.cluster.foreign import ForeignUse
 from atoll.cluster.foreign_mismatches import TOLD_MAX, Mismatch, complaint
 from tests.builders import make_allocation, make_pod, pod_json, report_json, uuid_of
-from tests.controllers.harness import PODS, REPORTS, ControllerHarness, InMemoryServer, strip_version, troupe
+from tests.controllers.harness import (
+    PODS,
+    REPORTS,
+    ControllerHarness,
+    InMemoryServer,
+    running_controllers,
+    strip_version,
+)
 from tests.fakes.clock import until
 from tests.service.test_metrics import samples
 
 
-def show(stage: ControllerHarness, sequence: int, *, host: tuple[int, ...] = (), **users: tuple[int, ...]) -> None:
+def show(running: ControllerHarness, sequence: int, *, host: tuple[int, ...] = (), **users: tuple[int, ...]) -> None:
     """Publish a report of n1 on which these pods, and a process of the machine, use GPUs."""
     body = report_json("n1")
     body["status"]["evidence"] = {"sequence": sequence}
@@ -20,58 +27,58 @@ def show(stage: ControllerHarness, sequence: int, *, host: tuple[int, ...] = (),
         {"uid": uid, "live": True, "uuids": [uuid_of("n1", number) for number in ids]} for uid, ids in users.items()
     ]
     body["status"]["hostUses"] = [{"uuid": uuid_of("n1", number), "pids": [4711]} for number in host]
-    stage.server.put(f"{REPORTS}/n1", strip_version(body))
+    running.server.put(f"{REPORTS}/n1", strip_version(body))
 
 
-def furnish(server: InMemoryServer) -> None:
+def setup(server: InMemoryServer) -> None:
     """A pod of ours with GPU 0, and a plain one."""
     body = pod_json("ours", uid="ours", node="n1", phase="Running", allocation=make_allocation("n1", 0))
     server.put(f"{PODS}/ours", strip_version(body))
     server.put(f"{PODS}/plain", strip_version(pod_json("plain", uid="plain", gpus=None, node="n1", phase="Running")))
 
 
-def condition(stage: ControllerHarness, name: str) -> dict[str, Any]:
+def condition(running: ControllerHarness, name: str) -> dict[str, Any]:
     """Return the pod's condition, empty where it has none."""
-    conditions = stage.server.objects[f"{PODS}/{name}"].get("status", {}).get("conditions", [])
+    conditions = running.server.objects[f"{PODS}/{name}"].get("status", {}).get("conditions", [])
     return next((c for c in conditions if c["type"] == names.POD_AS_PROMISED), {})
 
 
-def gpus_in_foreign_use(stage: ControllerHarness) -> float:
+def gpus_in_foreign_use(running: ControllerHarness) -> float:
     """Return what the metric says."""
-    return samples(stage.metrics)["atoll_test_foreign_gpus",]
+    return samples(running.metrics)["atoll_test_foreign_gpus",]
 
 
 async def test_holder_is_told_that_somebody_uses_its_gpu(tmp_path: Path) -> None:
     """Node, user and holder get an event, the holder a condition that names the user, the metric counts the GPUs; all
     of it ends with the use."""
-    async with troupe(tmp_path, furnish) as stage:
-        show(stage, 1, ours=(0,), plain=(0, 3))
-        await stage.settled(lambda: condition(stage, "ours").get("status") == "False")
-        assert "is used by pod team/plain" in condition(stage, "ours")["message"]
-        assert condition(stage, "plain") == {}
-        told = {name for reason, name in stage.notes.recorded if reason == names.REASON_FOREIGN_USE}
+    async with running_controllers(tmp_path, setup) as running:
+        show(running, 1, ours=(0,), plain=(0, 3))
+        await running.settled(lambda: condition(running, "ours").get("status") == "False")
+        assert "is used by pod team/plain" in condition(running, "ours")["message"]
+        assert condition(running, "plain") == {}
+        told = {name for reason, name in running.notes.recorded if reason == names.REASON_FOREIGN_USE}
         assert told == {"n1", "plain", "ours"}
-        assert gpus_in_foreign_use(stage) == 2
-        count = len(stage.notes.recorded)
+        assert gpus_in_foreign_use(running) == 2
+        count = len(running.notes.recorded)
 
-        show(stage, 2, ours=(0,), plain=(0, 3))
-        for loop in stage.loops:
+        show(running, 2, ours=(0,), plain=(0, 3))
+        for loop in running.loops:
             await loop.run_once()
-        assert len(stage.notes.recorded) == count, "told once"
+        assert len(running.notes.recorded) == count, "told once"
 
-        show(stage, 3, ours=(0,))
-        await stage.settled(lambda: condition(stage, "ours").get("status") == "True")
-        assert gpus_in_foreign_use(stage) == 0
+        show(running, 3, ours=(0,))
+        await running.settled(lambda: condition(running, "ours").get("status") == "True")
+        assert gpus_in_foreign_use(running) == 0
 
 
 async def test_pod_that_uses_more_than_it_holds_is_told(tmp_path: Path) -> None:
     """Its own condition names the GPU; a process of the machine is told of on the node."""
-    async with troupe(tmp_path, furnish) as stage:
-        show(stage, 1, host=(7,), ours=(0, 5))
-        await stage.settled(lambda: condition(stage, "ours").get("status") == "False")
-        assert f"it uses GPU 5 ({uuid_of('n1', 5)})" in condition(stage, "ours")["message"]
-        await stage.settled(lambda: (names.REASON_FOREIGN_USE, "n1") in stage.notes.recorded)
-        assert stage.mirror.ledger.free("n1", now_seconds=0.0) == 0b01011110
+    async with running_controllers(tmp_path, setup) as running:
+        show(running, 1, host=(7,), ours=(0, 5))
+        await running.settled(lambda: condition(running, "ours").get("status") == "False")
+        assert f"it uses GPU 5 ({uuid_of('n1', 5)})" in condition(running, "ours")["message"]
+        await running.settled(lambda: (names.REASON_FOREIGN_USE, "n1") in running.notes.recorded)
+        assert running.mirror.ledger.free("n1", now_seconds=0.0) == 0b01011110
 
 
 async def test_waiting_pod_is_woken_when_a_foreign_use_ends(tmp_path: Path) -> None:
@@ -87,22 +94,22 @@ async def test_waiting_pod_is_woken_when_a_foreign_use_ends(tmp_path: Path) -> N
         report["status"]["hostUses"] = [{"uuid": uuid_of("n1", 7), "pids": [1]}]
         server.put(f"{REPORTS}/n1", strip_version(report))
 
-    async with troupe(tmp_path, crowd) as stage:
-        await until(lambda: (names.REASON_WAITING, "wants-all") in stage.notes.recorded)
-        assert names.WOKEN not in stage.server.objects[f"{PODS}/wants-all"]["metadata"]["annotations"]
-        show(stage, 2)
-        await until(lambda: names.WOKEN in stage.server.objects[f"{PODS}/wants-all"]["metadata"]["annotations"])
+    async with running_controllers(tmp_path, crowd) as running:
+        await until(lambda: (names.REASON_WAITING, "wants-all") in running.notes.recorded)
+        assert names.WOKEN not in running.server.objects[f"{PODS}/wants-all"]["metadata"]["annotations"]
+        show(running, 2)
+        await until(lambda: names.WOKEN in running.server.objects[f"{PODS}/wants-all"]["metadata"]["annotations"])
 
 
 async def test_who_uses_what_it_holds_is_left_alone(tmp_path: Path) -> None:
     """No event, no condition, no write."""
-    async with troupe(tmp_path, furnish) as stage:
-        show(stage, 1, ours=(0,))
-        await stage.settled(lambda: stage.mirror.reports["n1"].status.evidence.sequence == 1)
-        for loop in stage.loops:
+    async with running_controllers(tmp_path, setup) as running:
+        show(running, 1, ours=(0,))
+        await running.settled(lambda: running.mirror.reports["n1"].status.evidence.sequence == 1)
+        for loop in running.loops:
             await loop.run_once()
-        assert condition(stage, "ours") == {}
-        assert names.REASON_FOREIGN_USE not in {reason for reason, _ in stage.notes.recorded}
+        assert condition(running, "ours") == {}
+        assert names.REASON_FOREIGN_USE not in {reason for reason, _ in running.notes.recorded}
 
 
 def test_condition_is_bounded() -> None:

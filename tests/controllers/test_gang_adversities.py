@@ -8,7 +8,7 @@ import pytest
 
 from atoll.api import names
 from tests.builders import make_allocation, pod_json
-from tests.controllers.gang_stage import GANGS, TOPOLOGIES, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, TOPOLOGIES, GangHarness, cluster, settled, term
 from tests.controllers.harness import PODS, strip_version
 from tests.fakes.api_server import answering
 
@@ -144,7 +144,7 @@ async def test_what_a_running_gang_lacks_comes_before_a_newcomer(tmp_path: Path)
         made.add_member("g", 3)
         made.add_gang("new", 1)
         made.add_member("new", 0, priority=100)
-        await settled(running, lambda: made.reason("new") in {"WaitForRoom", "NeverFits"})
+        await settled(running, lambda: made.reason("new") in {"WaitForRoom", "WaitForNodes", "NeverFits"})
         assert made.is_gated("g-3")
 
         node = made.server.objects["/api/v1/nodes/n2"]

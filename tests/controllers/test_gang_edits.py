@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
-from tests.controllers.gang_stage import GANGS, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, cluster, settled, term
 from tests.controllers.test_gang_adversities import add_gang, is_let_go, reserve
 
 pytestmark = pytest.mark.asyncio

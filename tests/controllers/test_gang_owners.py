@@ -6,8 +6,8 @@ import pytest
 
 from atoll.api import names
 from atoll.api.gangs import SuspendedOwner
-from controllers.gang_owners import path_of
-from tests.controllers.gang_stage import GANGS, JOBS, cluster, settled, term
+from controllers.gangs.owners import path_of
+from tests.controllers.gang_harness import GANGS, JOBS, cluster, settled, term
 from tests.controllers.test_gangs import JOB, QUICK, add_owned, is_let_go
 from tests.fakes.api_server import answering
 

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.api import names
 from tests.builders import claim_json, make_allocation, pod_json, report_json
-from tests.controllers.gang_stage import GangHarness, Term, cluster, settled, term
+from tests.controllers.gang_harness import GangHarness, Term, cluster, settled, term
 from tests.controllers.harness import CLAIMS, PODS, REPORTS, strip_version
 from tests.fakes.api_server import answering
 
@@ -255,3 +255,23 @@ async def test_a_single_pod_that_wants_an_island_takes_no_gang_below_its_minimum
 
             assert evicted(running) == gone
             assert made.reason("low") == reason
+
+
+async def test_gpus_are_not_kept_for_a_member_that_changed_since_it_was_judged(tmp_path: Path) -> None:
+    """The first annotation meets a newer version of its pod: the write fails, nothing stays kept, and nobody goes."""
+    async with cluster() as made:
+        changed: list[str] = []
+
+        def change_first(method: str, path: str, body: Any) -> None:
+            if method == "PATCH" and names.KEPT in body["metadata"].get("annotations", {}) and not changed:
+                changed.append(path)
+                made.server.put(path, made.server.objects[path])
+
+        made.server.intercept(change_first)
+        async with term(made, tmp_path, settings=SOON) as running:
+            await run_single(made, running, "low", *range(4))
+            add_gang(made, "high", 2, priority=10)
+            await settled(running, lambda: (names.REASON_PREEMPTION_ENDED, "high") in running.notes.recorded)
+
+            assert kept(made, "high", 2) == ["", ""]
+            assert f"{PODS}/low" in made.server.objects

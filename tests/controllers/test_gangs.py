@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from atoll.api import names
 from controllers.settings import WaitForPodsReadySettings
-from tests.controllers.gang_stage import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
+from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
 
 pytestmark = pytest.mark.asyncio
 
@@ -69,14 +69,15 @@ async def test_members_behind_their_gates_are_told_for_what_and_behind_whom_they
         add_gang(made, "x")
         await settled(running, lambda: is_let_go(made, "x"))
         add_gang(made, "y")
-        await settled(running, lambda: running.notes.told(names.REASON_GANG_WAITING, "y-1"))
+        await settled(running, lambda: running.notes.notes_on(names.REASON_GANG_WAITING, "y-1"))
         add_gang(made, "z")
-        await settled(running, lambda: running.notes.told(names.REASON_GANG_WAITING, "z-1"))
+        await settled(running, lambda: running.notes.notes_on(names.REASON_GANG_WAITING, "z-1"))
         for _ in range(5):
             running.resync()
             await settled(running, lambda: made.reason("z") == "WaitForRoom")
 
-        told = {name: running.notes.told(names.REASON_GANG_WAITING, name) for name in ("y", "y-0", "y-1", "z-0", "z-1")}
+        notes = running.notes
+        told = {name: notes.notes_on(names.REASON_GANG_WAITING, name) for name in ("y", "y-0", "y-1", "z-0", "z-1")}
         assert {name: len(texts) for name, texts in told.items()} == dict.fromkeys(told, 1)
         assert told["y-0"][0].startswith("number 1 of 1 gangs that wait: ")
         assert told["z-1"][0].startswith("number 2 of 2 gangs that wait: ")
@@ -142,7 +143,9 @@ async def test_a_node_that_goes_bad_before_the_gates_open_undoes_the_admission(t
         node = made.server.objects["/api/v1/nodes/n1"]
         made.server.put("/api/v1/nodes/n1", {**node, "spec": {"unschedulable": True}})
         async with term(made, tmp_path) as second:
-            await settled(second, lambda: made.held() == 0 and made.reason("g") in {"WaitForRoom", "NeverFits"})
+            await settled(
+                second, lambda: made.held() == 0 and made.reason("g") in {"WaitForRoom", "WaitForNodes", "NeverFits"}
+            )
         assert made.is_gated("g-0")
         assert made.is_gated("g-1")
 
@@ -249,7 +252,7 @@ async def test_members_that_kueue_put_where_they_do_not_fit_wait_whole(tmp_path:
     async with cluster() as made:
         add_placed(made, ("n2", "n2", "n2", "n3"), {"kueue.x-k8s.io/podset-required-topology": RACK})
         async with term(made, tmp_path) as running:
-            await settled(running, lambda: made.reason("g") in {"NeverFits", "WaitForRoom"})
+            await settled(running, lambda: made.reason("g") in {"NeverFits", "WaitForNodes", "WaitForRoom"})
 
     assert made.held() == 0
 
@@ -424,7 +427,7 @@ async def test_a_misspelt_level_is_told_and_never_dropped(tmp_path: Path) -> Non
 async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
     """A gang that waits for room holds a smaller one behind it under strict order alone; a hopeless one never does."""
 
-    async def told(order: str) -> str:
+    async def reason_of_small(order: str) -> str:
         async with cluster() as made, term(made, tmp_path, settings={"gang_order": order}) as running:
             made.add_gang("big", 2)
             made.add_gang("holder", 1)
@@ -444,8 +447,8 @@ async def test_strict_order_keeps_later_gangs_waiting(tmp_path: Path) -> None:
         await settled(running, lambda: made.reason("hopeless") == "NeverFits")
         add_gang(made, "small", 1)
         await settled(running, lambda: made.reason("small") == "Admitted")
-    assert await told("best-effort") == "Admitted"
-    assert await told("strict") == "WaitForOtherGangs"
+    assert await reason_of_small("best-effort") == "Admitted"
+    assert await reason_of_small("strict") == "WaitForOtherGangs"
 
 
 BLOCK, HOST = "example.com/block", "kubernetes.io/hostname"

@@ -12,7 +12,7 @@ from atoll.cluster.health import DeviceHealth, NodeHealth, judge
 from atoll.cluster.transitions import Availability
 from controllers.health import health_changes
 from tests.builders import make_allocation, pod_json, report_json
-from tests.controllers.harness import PODS, REPORTS, InMemoryServer, strip_version, troupe
+from tests.controllers.harness import PODS, REPORTS, InMemoryServer, running_controllers, strip_version
 from tests.fakes.clock import until
 
 XID_79 = Incident(kind=IncidentKind.XID, code=79, last_time="2026-01-01T00:00:00.000000Z").to_json()
@@ -32,21 +32,21 @@ async def test_the_pod_on_a_gpu_that_falls_ill_is_told_once(tmp_path: Path) -> N
     """XID 79 under a running pod: an event on that pod and on the node; not on the pod beside it, and not again with
     the next report of the same; when the GPU is well again, that is told too."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         report(server)
         for name, number in (("on-3", 3), ("on-4", 4)):
             annotations = allocation_annotations(make_allocation("n1", number), ())
             body = pod_json(name, node="n1", phase="Running", annotations=annotations)
             server.put(f"{PODS}/{name}", strip_version(body))
 
-    async with troupe(tmp_path, furnish) as stage:
-        report(stage.server, incidents={3: [XID_79]})
-        await until(lambda: (names.REASON_GPU_ILL, "on-3") in stage.notes.recorded)
-        report(stage.server, incidents={3: [XID_79 | {"count": 2}]})
-        report(stage.server)
-        await until(lambda: (names.REASON_GPU_WELL, "on-3") in stage.notes.recorded)
+    async with running_controllers(tmp_path, setup) as running:
+        report(running.server, incidents={3: [XID_79]})
+        await until(lambda: (names.REASON_GPU_ILL, "on-3") in running.notes.recorded)
+        report(running.server, incidents={3: [XID_79 | {"count": 2}]})
+        report(running.server)
+        await until(lambda: (names.REASON_GPU_WELL, "on-3") in running.notes.recorded)
 
-        told = [one for one in stage.notes.recorded if one[0] in {names.REASON_GPU_ILL, names.REASON_GPU_WELL}]
+        told = [one for one in running.notes.recorded if one[0] in {names.REASON_GPU_ILL, names.REASON_GPU_WELL}]
         assert sorted(told) == sorted(
             (reason, who) for reason in (names.REASON_GPU_ILL, names.REASON_GPU_WELL) for who in ("n1", "on-3")
         )
@@ -56,17 +56,17 @@ async def test_the_pod_on_a_gpu_that_the_report_names_no_more_is_told(tmp_path: 
     """A MIG instance that was undone, or a card that was replaced, under a running pod: its holder is told. Nobody is
     told of one that nobody holds."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         server.put(f"{REPORTS}/n1", strip_version(report_json("n1")))
         annotations = allocation_annotations(make_allocation("n1", 3), ())
         server.put(f"{PODS}/on-3", strip_version(pod_json("on-3", node="n1", phase="Running", annotations=annotations)))
 
-    async with troupe(tmp_path, furnish) as stage:
-        server = stage.server
+    async with running_controllers(tmp_path, setup) as running:
+        server = running.server
         server.put(f"{REPORTS}/n1", strip_version(report_json("n1", uuids={3: "GPU-new", 4: "GPU-spare"})))
-        await until(lambda: (names.REASON_GPU_ILL, "on-3") in stage.notes.recorded)
+        await until(lambda: (names.REASON_GPU_ILL, "on-3") in running.notes.recorded)
 
-        assert stage.notes.recorded.count((names.REASON_GPU_ILL, "n1")) == 1
+        assert running.notes.recorded.count((names.REASON_GPU_ILL, "n1")) == 1
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_news_are_told_once(before: DeviceHealth | None, now: DeviceHealth, want
     """Only a change is news."""
     found = health_changes(NodeHealth({"g": before}) if before else None, NodeHealth({"g": now}))
 
-    assert (bool(found.ill), bool(found.well)) == (want_ill, want_well)
+    assert (bool(found.unhealthy), bool(found.recovered)) == (want_ill, want_well)
 
 
 def test_a_reason_to_drain_is_told_once() -> None:

@@ -28,7 +28,7 @@ from controllers.page.serving import register_page_metrics
 from controllers.page.view import WAITING_MAX, view_changes, view_of
 from controllers.settings import ControllersSettings, PageSettings
 from tests.builders import make_pod
-from tests.controllers.page_stage import Page, next_event, served
+from tests.controllers.page_harness import Page, next_event, served
 from tests.explain.situations import Situation, holder, situation, waiting
 from tests.explain.test_gangs import SITUATIONS as GANGS
 from tests.fakes.clock import ManualClock
@@ -63,11 +63,11 @@ async def test_stream_tells_the_cluster_first_and_then_what_changed(page: Page) 
 
         calm = replace(busy().snapshot, pods=busy().snapshot.pods[1:], leases=busy().snapshot.leases[2:])
         page.mirror.become(calm)
-        clock = page.looks._clock
+        clock = page.refresher._clock
         assert isinstance(clock, ManualClock)
-        page.looks._rest_seconds = 0.0
+        page.refresher.rest_seconds = 0.0
         await clock.advance(REST_SECONDS_MIN)
-        await page.looks.refresh()
+        await page.refresher.refresh()
         kind, second = await next_event(stream)
         assert (kind, second["whole"]) == ("look", False)
         assert [node["name"] for node in second["nodes"]] == ["n1"]
@@ -76,56 +76,56 @@ async def test_stream_tells_the_cluster_first_and_then_what_changed(page: Page) 
 
 async def test_nobody_looks_while_nobody_watches(page: Page) -> None:
     """Without a watcher the cluster is never looked at, and after the last one has gone what was seen is forgotten."""
-    clock = page.looks._clock
+    clock = page.refresher._clock
     assert isinstance(clock, ManualClock)
-    running = asyncio.ensure_future(page.looks.run())
+    running = asyncio.ensure_future(page.refresher.run())
     await clock.advance(120.0)
-    assert page.looks.view is None
+    assert page.refresher.view is None
 
-    page.looks.watchers = 1
+    page.refresher.watchers = 1
     await clock.advance(1.0)
-    await asyncio.wait_for(page.looks.changed(5.0), 10.0)
-    assert page.looks.view is not None
-    page.looks.watchers = 0
+    await asyncio.wait_for(page.refresher.changed(5.0), 10.0)
+    assert page.refresher.view is not None
+    page.refresher.watchers = 0
     await clock.advance(120.0)
-    assert page.looks.view is None
+    assert page.refresher.view is None
     running.cancel()
 
 
 async def test_looks_rest_so_long_that_they_take_little_of_a_core(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a look takes, the next one begins no sooner than leaves it a twenty-fifth; an idle cluster rests."""
-    clock = page.looks._clock
+    clock = page.refresher._clock
     assert isinstance(clock, ManualClock)
-    looks = 0
+    overviews = 0
 
     async def slow(work: Any) -> tuple[Any, float]:
-        nonlocal looks
-        looks += 1
+        nonlocal overviews
+        overviews += 1
         return work(), 3.0
 
-    monkeypatch.setattr(page.looks, "_work", slow)
-    await page.looks.refresh()
+    monkeypatch.setattr(page.refresher, "_work", slow)
+    await page.refresher.refresh()
     for _ in range(3 * (LOOK_PARTS - 1) - 1):
         page.mirror.become(page.mirror.snapshot)
         await clock.advance(1.0)
-        await page.looks.refresh()
-    assert looks == 1
+        await page.refresher.refresh()
+    assert overviews == 1
     await clock.advance(2.0)
-    await page.looks.refresh()
-    assert looks == 2
+    await page.refresher.refresh()
+    assert overviews == 2
 
-    monkeypatch.setattr(page.looks, "_rest_seconds", 0.0)
+    monkeypatch.setattr(page.refresher, "rest_seconds", 0.0)
     await clock.advance(QUIET_SECONDS_MAX - 1)
-    await page.looks.refresh()
-    assert looks == 2, "nothing changed"
+    await page.refresher.refresh()
+    assert overviews == 2, "nothing changed"
     await clock.advance(2.0)
-    await page.looks.refresh()
-    assert looks == 3, "an agent falls silent by time alone"
+    await page.refresher.refresh()
+    assert overviews == 3, "an agent falls silent by time alone"
 
 
 async def test_work_runs_beside_the_event_loop_without_the_collector(page: Page) -> None:
     """It is done in a thread of its own, where no full collection holds up the reconcilers; then all is as before."""
-    (thread, was_collecting), spent = await page.looks._work(lambda: (threading.current_thread(), gc.isenabled()))
+    (thread, was_collecting), spent = await page.refresher._work(lambda: (threading.current_thread(), gc.isenabled()))
 
     assert thread is not threading.main_thread()
     assert not was_collecting
@@ -136,7 +136,7 @@ async def test_work_runs_beside_the_event_loop_without_the_collector(page: Page)
 async def test_metrics_tell_who_watches_and_what_it_costs(page: Page) -> None:
     """Watchers are those of this moment, and every look adds the time of a core that it took."""
     metrics = Metrics("controllers")
-    register_page_metrics(metrics, page.looks)
+    register_page_metrics(metrics, page.refresher)
     value = metrics.registry.get_sample_value
     before = value("atoll_controllers_page_cpu_seconds_total")
 
@@ -156,7 +156,7 @@ async def test_watchers_are_bounded_and_their_places_come_back() -> None:
             assert "others watch already" in await third.text()
             assert third.headers["Retry-After"]
         async with asyncio.timeout(20):
-            while page.looks.watchers > 1:  # noqa: ASYNC110 - the server notices by itself
+            while page.refresher.watchers > 1:  # noqa: ASYNC110 - the server notices by itself
                 await asyncio.sleep(0.05)
         async with page.client.get("/page/events") as again:
             assert again.status == 200
@@ -191,7 +191,7 @@ async def test_member_of_a_gang_is_told_about_its_gang() -> None:
 
 async def test_questions_are_answered_once_per_look_and_bounded(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question again costs nothing until the next look; too many at a time are sent away."""
-    await page.looks.refresh()
+    await page.refresher.refresh()
     asked, gate = 0, asyncio.Event()
 
     async def slow(work: Any) -> tuple[Any, float]:
@@ -200,7 +200,7 @@ async def test_questions_are_answered_once_per_look_and_bounded(page: Page, monk
         await gate.wait()
         return work(), 0.0
 
-    monkeypatch.setattr(page.looks, "_work", slow)
+    monkeypatch.setattr(page.refresher, "_work", slow)
     calls = [asyncio.ensure_future(page.client.get("/page/pods/team/p")) for _ in range(QUESTIONS_MAX + 2)]
     async with asyncio.timeout(20):
         while sum(call.done() for call in calls) < 2:  # noqa: ASYNC110 - the server decides which
@@ -220,7 +220,7 @@ async def test_trouble_is_told_and_ends(page: Page) -> None:
         assert await next_event(stream) == ("trouble", page.mirror.reason)
         assert (await page.client.get("/page/pods/team/p")).status == 503
         page.mirror.reason = ""
-        await page.looks.refresh()
+        await page.refresher.refresh()
         assert await next_event(stream) == ("trouble", "")
         assert (await next_event(stream))[0] == "look"
 
@@ -231,7 +231,7 @@ async def test_a_mirror_that_goes_blind_is_told_at_once(page: Page) -> None:
         await next_event(stream)
         page.mirror.reason = "pods were not heard for 60 s"
 
-        await page.looks.refresh()
+        await page.refresher.refresh()
 
         assert await asyncio.wait_for(next_event(stream), 5) == ("trouble", "pods were not heard for 60 s")
 
@@ -242,7 +242,7 @@ async def test_a_look_that_fails_ends_nothing(page: Page, monkeypatch: pytest.Mo
     with capture_logs() as logged:
         async with page.client.get("/page/events") as stream:
             kind, text = await next_event(stream)
-        assert [entry["event"] for entry in logged] == ["Failed to look at the cluster"]
+        assert [entry["event"] for entry in logged] == ["Failed to compute the overview"]
         assert kind == "trouble"
         assert "log of the controllers" in text
 
@@ -342,7 +342,7 @@ class Reviews:
 async def test_off_loopback_a_role_opens_the_door(path: str, token: str, status: int) -> None:
     """Data is told to bearers whom the API server lets get /page, as with /debug/snapshot; the empty page to all."""
     reviews = Reviews()
-    async with served(busy().snapshot, ManualClock(), doorkeeper=PathAuthorizer(reviews)) as page:
+    async with served(busy().snapshot, ManualClock(), authorizer=PathAuthorizer(reviews)) as page:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with page.client.get(path, headers=headers) as answer:
             assert answer.status == status
@@ -352,7 +352,7 @@ async def test_off_loopback_a_role_opens_the_door(path: str, token: str, status:
 
 async def test_strangers_cannot_flood_the_api_server() -> None:
     """Reviews of tokens are bounded: they cost the API server two questions each."""
-    async with served(busy().snapshot, ManualClock(), doorkeeper=PathAuthorizer(Reviews())) as page:
+    async with served(busy().snapshot, ManualClock(), authorizer=PathAuthorizer(Reviews())) as page:
         bad = {"Authorization": "Bearer unknown"}
         statuses = [(await page.client.get("/page/pods/team/p", headers=bad)).status for _ in range(REVIEWS_BURST + 3)]
     assert statuses == [401] * REVIEWS_BURST + [429] * 3
@@ -363,7 +363,7 @@ async def test_streams_end_when_the_server_stops() -> None:
     async with served(busy().snapshot, ManualClock()) as page:
         stream = await page.client.get("/page/events")
         await next_event(stream)
-        page.looks.end()
+        page.refresher.end()
         assert await asyncio.wait_for(stream.content.read(), 10.0) == b""
 
 

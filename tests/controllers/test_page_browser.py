@@ -22,7 +22,7 @@ from devcluster.build import report_to_stderr
 from devcluster.paths import cache_root
 from devcluster.system_programs import find_browser
 from tests.builders import make_pod
-from tests.controllers.page_stage import Page, served
+from tests.controllers.page_harness import Page, served
 from tests.controllers.test_page import HOSTILE, Reviews, busy
 from tests.explain.situations import CREATED, holder, situation, waiting
 
@@ -74,9 +74,9 @@ async def visit(snapshot: ClusterSnapshot, **options: Any) -> AsyncIterator[Visi
 async def see_change(visit: Visit, snapshot: ClusterSnapshot) -> None:
     """Let the cluster become another, and look at it at once."""
     visit.page.mirror.become(snapshot)
-    visit.page.looks._looked_seconds = -1e9
-    visit.page.looks._rest_seconds = 0.0
-    await visit.page.looks.refresh()
+    visit.page.refresher.refreshed_seconds = -1e9
+    visit.page.refresher.rest_seconds = 0.0
+    await visit.page.refresher.refresh()
 
 
 async def test_keyboard_alone_shows_the_set_of_a_pod() -> None:
@@ -262,7 +262,7 @@ async def test_everything_has_a_name_and_a_place() -> None:
 
 async def test_off_loopback_the_page_asks_for_a_token() -> None:
     """Without one it shows a form and no data; with one it goes live, and the token is in no address."""
-    async with visit(busy().snapshot, doorkeeper=PathAuthorizer(Reviews())) as seen:
+    async with visit(busy().snapshot, authorizer=PathAuthorizer(Reviews())) as seen:
         await expect(seen.tab.get_by_label("Bearer token")).to_be_visible()
         assert await seen.tab.locator(".node").count() == 0
         for token, is_let_in in (("other", False), ("good", True)):

@@ -18,7 +18,7 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.release import PodTermination
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.mirror import ClusterMirror, WatchedKind
-from controllers.pod_terminations import GONE_MAX, PodTerminations
+from controllers.leases.terminations import GONE_MAX, PodTerminations
 from tests.builders import make_lease, make_pod
 from tests.cluster.test_release_histories import (
     CASES,

@@ -32,8 +32,8 @@ from tests.controllers.harness import (
     REPORTS,
     ControllerHarness,
     InMemoryServer,
+    running_controllers,
     strip_version,
-    troupe,
 )
 from tests.fakes.api_server import answering
 from tests.fakes.clock import ManualClock, until
@@ -75,7 +75,7 @@ def put_waiting(server: InMemoryServer, *, priority: int = 10, **options: Any) -
     server.put(f"{PODS}/high", strip_version({**body, "status": REFUSED}))
 
 
-def furnish(server: InMemoryServer, **options: Any) -> None:
+def setup(server: InMemoryServer, **options: Any) -> None:
     """One GPU of each of four pairs is held: by a, the least important, and by three that may not go."""
     server.put(f"{REPORTS}/n1", strip_version(report_json("n1", PAIRS)))
     allocatable = {"cpu": "4", "pods": "10", "gpu.scheduling/gpu": "8"}
@@ -88,85 +88,85 @@ def furnish(server: InMemoryServer, **options: Any) -> None:
     put_waiting(server, **options)
 
 
-def evictions(stage: ControllerHarness) -> set[str]:
+def evictions(running: ControllerHarness) -> set[str]:
     """Return the pods whose eviction was asked for, tries included."""
-    return {path.split("/")[-2] for _, path in stage.api.writes if path.endswith("/eviction")}
+    return {path.split("/")[-2] for _, path in running.api.writes if path.endswith("/eviction")}
 
 
-def kept(stage: ControllerHarness) -> str | None:
+def kept(running: ControllerHarness) -> str | None:
     """Return what is kept for the waiting pod."""
-    text: str | None = stage.server.objects[f"{PODS}/high"]["metadata"].get("annotations", {}).get(names.KEPT)
+    text: str | None = running.server.objects[f"{PODS}/high"]["metadata"].get("annotations", {}).get(names.KEPT)
     return text
 
 
-def is_gone(stage: ControllerHarness, name: str) -> bool:
+def is_gone(running: ControllerHarness, name: str) -> bool:
     """Tell whether a pod was evicted."""
-    return f"{PODS}/{name}" not in stage.server.objects
+    return f"{PODS}/{name}" not in running.server.objects
 
 
-def prove_nothing_runs(stage: ControllerHarness, sequence: int) -> None:
+def prove_nothing_runs(running: ControllerHarness, sequence: int) -> None:
     """Publish a complete reading of the machine that shows no pod."""
-    body = stage.server.objects[f"{REPORTS}/n1"]
-    evidence = {"sequence": sequence, "podResourceVersion": str(stage.server.version)}
+    body = running.server.objects[f"{REPORTS}/n1"]
+    evidence = {"sequence": sequence, "podResourceVersion": str(running.server.version)}
     status = {**body["status"], "pods": [], "evidence": {**evidence, "liveRead": True, "kubeletRead": True}}
-    stage.server.put(f"{REPORTS}/n1", {**body, "status": status})
+    running.server.put(f"{REPORTS}/n1", {**body, "status": status})
 
 
 @pytest.mark.parametrize(("fails_at", "is_after"), [(n, after) for n in range(5) for after in (False, True)])
 async def test_least_important_pod_goes_and_its_pair_is_kept(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """Whichever write is lost: one pod is evicted, no other, and its pair is kept for the waiting one."""
-    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
-        await stage.settled(lambda: is_gone(stage, "a"))
-        assert kept(stage) == "n1:0,1"
-        await stage.settled(lambda: (names.REASON_GPUS_FREEING, "high") in stage.notes.recorded or fails_at)
-        assert evictions(stage) == {"a"}
-        assert [is_gone(stage, name) for name in "bcd"] == [False] * 3
+    async with running_controllers(tmp_path, setup, fails_at=fails_at, is_after=is_after) as running:
+        await running.settled(lambda: is_gone(running, "a"))
+        assert kept(running) == "n1:0,1"
+        await running.settled(lambda: (names.REASON_GPUS_FREEING, "high") in running.notes.recorded or fails_at)
+        assert evictions(running) == {"a"}
+        assert [is_gone(running, name) for name in "bcd"] == [False] * 3
 
 
 async def test_waiting_pod_is_woken_once_the_gpus_are_free(tmp_path: Path) -> None:
     """The victim's Lease ends on proof; then the pod for which it went is woken, and nobody else is."""
 
     def crowd(server: InMemoryServer) -> None:
-        furnish(server)
+        setup(server)
         thief = pod_json(
             "thief", gpus=2, priority=0, annotations=server.objects[f"{PODS}/high"]["metadata"]["annotations"]
         )
         server.put(f"{PODS}/thief", strip_version({**thief, "status": REFUSED}))
 
-    async with troupe(tmp_path, crowd) as stage:
-        await stage.settled(lambda: is_gone(stage, "a"))
+    async with running_controllers(tmp_path, crowd) as running:
+        await running.settled(lambda: is_gone(running, "a"))
         for sequence in range(1, 100):
-            prove_nothing_runs(stage, sequence)
+            prove_nothing_runs(running, sequence)
             with contextlib.suppress(TimeoutError):
-                await until(lambda: "gpu-n1-0" not in stage.held(), timeout_seconds=0.5)
+                await until(lambda: "gpu-n1-0" not in running.held(), timeout_seconds=0.5)
                 break
-        await stage.settled(lambda: names.WOKEN in stage.server.objects[f"{PODS}/high"]["metadata"]["annotations"])
-        assert names.WOKEN not in stage.server.objects[f"{PODS}/thief"]["metadata"]["annotations"]
-        assert kept(stage) == "n1:0,1"
+        await running.settled(lambda: names.WOKEN in running.server.objects[f"{PODS}/high"]["metadata"]["annotations"])
+        assert names.WOKEN not in running.server.objects[f"{PODS}/thief"]["metadata"]["annotations"]
+        assert kept(running) == "n1:0,1"
 
 
 async def test_what_was_begun_is_seen_through_by_the_next_leader(tmp_path: Path) -> None:
     """The annotation is the plan: a leader that finds it evicts who holds those GPUs, without a plan of its own."""
 
     def begun(server: InMemoryServer) -> None:
-        furnish(server, annotations={names.KEPT: "n1:0,1"})
+        setup(server, annotations={names.KEPT: "n1:0,1"})
 
-    async with troupe(tmp_path, begun) as stage:
-        await stage.settled(lambda: is_gone(stage, "a"))
-        await stage.settled(lambda: (names.REASON_PREEMPTED, "a") in stage.notes.recorded)
-        assert evictions(stage) == {"a"}
+    async with running_controllers(tmp_path, begun) as running:
+        await running.settled(lambda: is_gone(running, "a"))
+        await running.settled(lambda: (names.REASON_PREEMPTED, "a") in running.notes.recorded)
+        assert evictions(running) == {"a"}
 
 
 async def test_pod_is_told_when_its_gpus_went_to_somebody_above_it(tmp_path: Path) -> None:
     """A pod that may not be evicted holds what is kept: nothing is kept any more, and the pod learns why."""
 
     def taken(server: InMemoryServer) -> None:
-        furnish(server, annotations={names.KEPT: "n1:2,3"})
+        setup(server, annotations={names.KEPT: "n1:2,3"})
 
-    async with troupe(tmp_path, taken) as stage:
-        await stage.settled(lambda: (names.REASON_PREEMPTION_ENDED, "high") in stage.notes.recorded)
-        assert kept(stage) is None
-        assert not is_gone(stage, "b")
+    async with running_controllers(tmp_path, taken) as running:
+        await running.settled(lambda: (names.REASON_PREEMPTION_ENDED, "high") in running.notes.recorded)
+        assert kept(running) is None
+        assert not is_gone(running, "b")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ async def test_nobody_is_evicted_in_vain(tmp_path: Path, obstacle: dict[str, Any
     """Before the first eviction everything is asked: budgets, the node's cpu, what kube-scheduler alone can judge."""
 
     def obstruct(server: InMemoryServer) -> None:
-        furnish(server, priority=obstacle.get("priority", 10), **obstacle.get("options", {}))
+        setup(server, priority=obstacle.get("priority", 10), **obstacle.get("options", {}))
         if "cpu" in obstacle:
             put_waiting(server, overhead={"cpu": obstacle["cpu"]})
         if "budget" in obstacle:
@@ -195,14 +195,14 @@ async def test_nobody_is_evicted_in_vain(tmp_path: Path, obstacle: dict[str, Any
         if "dry_run" in obstacle:
             server.fail(answering(429, "TooManyRequests"), times=50, containing="/eviction")
 
-    async with troupe(tmp_path, obstruct) as stage:
-        asked = lambda: stage.server.count("GET /apis/policy/v1/poddisruptionbudgets")  # noqa: E731
+    async with running_controllers(tmp_path, obstruct) as running:
+        asked = lambda: running.server.count("GET /apis/policy/v1/poddisruptionbudgets")  # noqa: E731
         if obstacle.keys() & {"budget", "cpu", "dry_run"}:
-            await stage.settled(asked)
-        for loop in stage.loops:
+            await running.settled(asked)
+        for loop in running.loops:
             await loop.run_once()
-        assert kept(stage) is None
-        assert not is_gone(stage, "a")
+        assert kept(running) is None
+        assert not is_gone(running, "a")
 
 
 async def test_budget_that_changes_its_mind_delays_the_eviction(tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ async def test_budget_that_changes_its_mind_delays_the_eviction(tmp_path: Path) 
         return web.json_response({"code": 429}, status=429, headers={"Retry-After": "1"})
 
     def prepare(server: InMemoryServer) -> None:
-        furnish(server)
+        setup(server)
         server.fail(refuse, times=3, containing="/eviction")
 
-    async with troupe(tmp_path, prepare) as stage:
-        await stage.settled(lambda: is_gone(stage, "a"))
+    async with running_controllers(tmp_path, prepare) as running:
+        await running.settled(lambda: is_gone(running, "a"))
         assert asked == [True, False, False]
 
 
@@ -238,14 +238,14 @@ async def test_pod_that_nobody_can_evict_is_left_out(tmp_path: Path, answer: Any
     """The eviction API refuses a pod with two budgets by 500, a webhook as it likes: the next best node is tried."""
 
     def prepare(server: InMemoryServer) -> None:
-        furnish(server)
+        setup(server)
         add_second_node(server)
         server.fail(answer, times=10_000, containing=f"POST {PODS}/a/eviction")
 
-    async with troupe(tmp_path, prepare) as stage:
-        await stage.settled(lambda: is_gone(stage, "e"))
-        assert kept(stage) == "n2:0,1"
-        assert not is_gone(stage, "a")
+    async with running_controllers(tmp_path, prepare) as running:
+        await running.settled(lambda: is_gone(running, "e"))
+        assert kept(running) == "n2:0,1"
+        assert not is_gone(running, "a")
 
 
 @pytest.mark.parametrize("answer", OBSTINATE.values(), ids=OBSTINATE)
@@ -253,15 +253,15 @@ async def test_pod_that_takes_no_write_keeps_no_other_waiting(tmp_path: Path, an
     """An admission webhook of one namespace may refuse every change of its pods: others are served all the same."""
 
     def prepare(server: InMemoryServer) -> None:
-        furnish(server)
+        setup(server)
         annotations = server.objects[f"{PODS}/high"]["metadata"]["annotations"] | {names.KEPT: "n1:2,3"}
         frozen = pod_json("frozen", gpus=2, priority=10, annotations=annotations)
         server.put(f"{PODS}/frozen", strip_version({**frozen, "status": REFUSED}))
         server.fail(answer, times=10_000, containing=f"PATCH {PODS}/frozen")
 
-    async with troupe(tmp_path, prepare) as stage:
-        await stage.settled(lambda: is_gone(stage, "a"))
-        assert kept(stage) == "n1:0,1"
+    async with running_controllers(tmp_path, prepare) as running:
+        await running.settled(lambda: is_gone(running, "a"))
+        assert kept(running) == "n1:0,1"
 
 
 async def test_pods_that_nobody_can_help_do_not_use_up_every_pass(tmp_path: Path) -> None:
@@ -269,16 +269,16 @@ async def test_pods_that_nobody_can_help_do_not_use_up_every_pass(tmp_path: Path
     same."""
 
     def prepare(server: InMemoryServer) -> None:
-        furnish(server)
+        setup(server)
         annotations = server.objects[f"{PODS}/high"]["metadata"]["annotations"]
         for number in range(PLANNED_MAX):
             name = f"greedy-{number}"
             body = pod_json(name, gpus=2, priority=20, annotations=annotations, overhead={"cpu": "5"})
             server.put(f"{PODS}/{name}", strip_version({**body, "status": REFUSED}))
 
-    async with troupe(tmp_path, prepare) as stage:
-        await stage.settled(lambda: is_gone(stage, "a"))
-        assert kept(stage) == "n1:0,1"
+    async with running_controllers(tmp_path, prepare) as running:
+        await running.settled(lambda: is_gone(running, "a"))
+        assert kept(running) == "n1:0,1"
 
 
 # How an attempt goes on
@@ -296,9 +296,12 @@ def after(seconds: float, outlook: EvictionStatus, **attempt: Any) -> EvictionSt
     [
         pytest.param(0, EvictionStatus((VICTIM,)), {}, EvictionStep((VICTIM,)), id="evict"),
         pytest.param(1, EvictionStatus((VICTIM,)), {"evicted": {"v"}}, EvictionStep(), id="evicted-and-not-seen-yet"),
-        pytest.param(1, EvictionStatus((VICTIM,)), {"again_seconds": {"v": 1005.0}}, EvictionStep(), id="refused-a-moment-ago"),
-        pytest.param(1, EvictionStatus((VICTIM,)), {"again_seconds": {"v": 999.0}}, EvictionStep((VICTIM,)), id="ask-again"),
-        pytest.param(99, EvictionStatus((VICTIM,)), {"first_refusal_seconds": {"v": 1000.0 - BUDGET_PATIENCE_SECONDS - 1}},
+        pytest.param(1, EvictionStatus((VICTIM,)), {"again_seconds": {"v": 1005.0}}, EvictionStep(),
+                     id="refused-a-moment-ago"),
+        pytest.param(1, EvictionStatus((VICTIM,)), {"again_seconds": {"v": 999.0}}, EvictionStep((VICTIM,)),
+                     id="ask-again"),
+        pytest.param(99, EvictionStatus((VICTIM,)),
+                     {"first_refusal_seconds": {"v": 1000.0 - BUDGET_PATIENCE_SECONDS - 1}},
                      "a disruption budget keeps team/v", id="a-budget-that-does-not-give"),
         pytest.param(1, EvictionStatus(), {}, EvictionStep(), id="ending-pods-take-their-time"),
         pytest.param(601, EvictionStatus(), {}, "the GPUs were not free within 600 s", id="too-much-time"),
@@ -329,18 +332,18 @@ async def test_attempts_are_bounded_in_rate_and_in_number(monkeypatch: pytest.Mo
         begun.append(pod.metadata.uid)
         return True
 
-    monkeypatch.setattr(reconciler, "_is_open", AsyncMock(return_value=True))
-    monkeypatch.setattr(reconciler, "_start", start)
+    monkeypatch.setattr(reconciler, "can_begin", AsyncMock(return_value=True))
+    monkeypatch.setattr(reconciler, "start", start)
     waiting = [make_pod(f"high-{number}", priority=10) for number in range(100)]
     plans = (object(),)
     for expected in (IN_FLIGHT_MAX, 6, 6):
         begun.clear()
         for pod in waiting:
-            assert await reconciler._begin(pod, plans) is not None  # type: ignore[arg-type]
+            assert await reconciler.begin(pod, plans) is not None  # type: ignore[arg-type]
         assert len(begun) == expected
         await clock.advance(60.0)
 
-    reconciler._attempts = {f"uid-{number}": object() for number in range(IN_FLIGHT_MAX)}  # type: ignore[misc]
+    reconciler.attempts = {f"uid-{number}": object() for number in range(IN_FLIGHT_MAX)}  # type: ignore[misc]
     begun.clear()
-    await reconciler._begin(waiting[0], plans)  # type: ignore[arg-type]
+    await reconciler.begin(waiting[0], plans)  # type: ignore[arg-type]
     assert begun == []

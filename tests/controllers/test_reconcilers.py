@@ -16,8 +16,8 @@ from tests.controllers.harness import (
     REPORTS,
     ControllerHarness,
     InMemoryServer,
+    running_controllers,
     strip_version,
-    troupe,
 )
 from tests.fakes.api_server import status
 
@@ -53,31 +53,31 @@ def put_bound(server: InMemoryServer, name: str = "p", *device_ids: int, **optio
 async def test_reservation_by_a_clock_that_is_ahead_ends_all_the_same(tmp_path: Path) -> None:
     """A bind on a machine whose clock is years ahead reserves for as long as any other, not for years."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_pod(server)
         body = strip_version(lease_json("n1", 0, holder=HOLDER))
         body["metadata"]["annotations"][names.LEASE_DEADLINE] = "2099-01-01T00:00:05.000000Z"
         body["spec"]["renewTime"] = "2099-01-01T00:00:00.000000Z"
         server.put(f"{LEASES}/gpu-n1-0", body)
 
-    async with troupe(tmp_path, furnish) as stage:
-        await stage.settled(lambda: not stage.held())
-        assert ("PATCH", f"{PODS}/p") in stage.api.writes
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: not running.held())
+        assert ("PATCH", f"{PODS}/p") in running.api.writes
 
 
 @pytest.mark.parametrize("digits", [18, 5000])
 async def test_agent_is_asked_whatever_somebody_wrote_before(tmp_path: Path, digits: int) -> None:
     """A version that no pod has reached yet was written by nobody who waits for it, however long the number is."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_leases(server, 0)
         report = server.objects[f"{REPORTS}/n1"]
         wanted = {names.EVIDENCE_WANTED: "9" * digits}
         server.put(f"{REPORTS}/n1", {**report, "metadata": {**report["metadata"], "annotations": wanted}})
 
-    async with troupe(tmp_path, furnish) as stage:
-        asked = lambda: stage.server.objects[f"{REPORTS}/n1"]["metadata"]["annotations"][names.EVIDENCE_WANTED]  # noqa: E731
-        await stage.settled(lambda: len(asked()) < 10)
+    async with running_controllers(tmp_path, setup) as running:
+        asked = lambda: running.server.objects[f"{REPORTS}/n1"]["metadata"]["annotations"][names.EVIDENCE_WANTED]  # noqa: E731
+        await running.settled(lambda: len(asked()) < 10)
 
 
 ENDED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]}
@@ -87,28 +87,28 @@ ENDED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {
 async def test_release_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """Three Leases of an ended pod go, whichever write is lost; the Lease of somebody else is never touched."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_bound(server, "p", 0, 1, 2, status=ENDED)
         put_leases(server, 0, 1, 2)
         put_bound(server, "other", 3)
         put_leases(server, 3, holder=Holder("team", "other", "uid-of-other"))
 
-    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
-        await stage.settled(lambda: stage.held() == {"gpu-n1-3"})
-        assert all("gpu-n1-3" not in path for _, path in stage.api.writes)
+    async with running_controllers(tmp_path, setup, fails_at=fails_at, is_after=is_after) as running:
+        await running.settled(lambda: running.held() == {"gpu-n1-3"})
+        assert all("gpu-n1-3" not in path for _, path in running.api.writes)
 
 
 @each_fault
 async def test_take_over_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """No Lease of an expired reservation goes before the pod's version moved after the last fence on that Lease."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_pod(server)
         put_leases(server, 0, 1, **PAST)
 
-    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
-        await stage.settled(lambda: not stage.held())
-        writes = stage.api.writes
+    async with running_controllers(tmp_path, setup, fails_at=fails_at, is_after=is_after) as running:
+        await running.settled(lambda: not running.held())
+        writes = running.api.writes
         for device_id in (0, 1):
             path = f"{LEASES}/gpu-n1-{device_id}"
             gone = max(i for i, write in enumerate(writes) if write == ("DELETE", path))
@@ -121,13 +121,13 @@ async def test_take_over_survives_any_lost_write(tmp_path: Path, fails_at: int, 
 async def test_repair_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """Both missing Leases of a bound pod come back once, under the pod's own identity."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_bound(server, "p", 4, 5, phase="Running")
 
-    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
-        await stage.settled(lambda: stage.held() == {"gpu-n1-4", "gpu-n1-5"})
+    async with running_controllers(tmp_path, setup, fails_at=fails_at, is_after=is_after) as running:
+        await running.settled(lambda: running.held() == {"gpu-n1-4", "gpu-n1-5"})
         for device_id in (4, 5):
-            lease = stage.lease(device_id)
+            lease = running.lease(device_id)
             assert lease is not None
             assert lease["spec"]["holderIdentity"] == str(HOLDER)
 
@@ -136,15 +136,15 @@ async def test_repair_survives_any_lost_write(tmp_path: Path, fails_at: int, *, 
 async def test_wake_survives_any_lost_write(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
     """The pod that fits is woken, the one that does not is not."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_pod(server, "small", gpus=1, status={"conditions": [REJECTED]})
         put_pod(server, "large", gpus=8, status={"conditions": [REJECTED]})
         put_bound(server, "p", 0, phase="Running")
         put_leases(server, 0)
 
-    async with troupe(tmp_path, furnish, fails_at=fails_at, is_after=is_after) as stage:
-        await stage.settled(lambda: names.WOKEN in stage.server.objects[f"{PODS}/small"]["metadata"]["annotations"])
-        assert names.WOKEN not in stage.server.objects[f"{PODS}/large"]["metadata"]["annotations"]
+    async with running_controllers(tmp_path, setup, fails_at=fails_at, is_after=is_after) as running:
+        await running.settled(lambda: names.WOKEN in running.server.objects[f"{PODS}/small"]["metadata"]["annotations"])
+        assert names.WOKEN not in running.server.objects[f"{PODS}/large"]["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize(
@@ -156,180 +156,178 @@ async def test_a_pod_that_takes_no_write_keeps_no_other_from_being_woken(
     """Full annotations, a policy or a dead webhook of its namespace: the pod is passed over, also in the next plan, and
     others wake, though there is room for one alone."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_pod(server, "full", gpus=1, status={"conditions": [REJECTED]})
         put_pod(server, "good", gpus=1, status={"conditions": [REJECTED]})
         put_bound(server, "p", *range(7), phase="Running")
         put_leases(server, *range(7))
-        original = server._store
 
-        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        def intercept(method: str, path: str, _body: Any) -> Any:
             if method == "PATCH" and path == f"{PODS}/full":
                 return status(code, reason, "metadata.annotations: Too long: may not be more than 262144 bytes")
-            return original(method, path, query, body)
+            return None
 
-        server._store = store  # type: ignore[method-assign]
+        server.intercept(intercept)
 
-    async with troupe(tmp_path, furnish) as stage:
-        await stage.settled(lambda: names.WOKEN in stage.server.objects[f"{PODS}/good"]["metadata"]["annotations"])
-        for loop in stage.loops:
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: names.WOKEN in running.server.objects[f"{PODS}/good"]["metadata"]["annotations"])
+        for loop in running.loops:
             await loop.run_once()
-        tries = stage.api.writes.count(("PATCH", f"{PODS}/full"))
-        for loop in stage.loops:
+        tries = running.api.writes.count(("PATCH", f"{PODS}/full"))
+        for loop in running.loops:
             await loop.run_once()
-        assert stage.api.writes.count(("PATCH", f"{PODS}/full")) == tries > 0
+        assert running.api.writes.count(("PATCH", f"{PODS}/full")) == tries > 0
 
 
 async def test_reservation_that_is_not_over_is_left_alone(tmp_path: Path) -> None:
     """A bind may be under way: neither the Lease nor the pod is touched, however often everything is looked at."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_pod(server, status={"conditions": [REJECTED]})
         put_leases(server, 0, **FUTURE)
         put_bound(server, "done", 1, status=ENDED)
         put_leases(server, 1, holder=Holder("team", "done", "uid-of-done"))
 
-    async with troupe(tmp_path, furnish) as stage:
+    async with running_controllers(tmp_path, setup) as running:
         for _ in range(3):
-            for loop in stage.loops:
+            for loop in running.loops:
                 loop.resync()
             await asyncio.sleep(0)
-        await stage.settled(lambda: not stage.lease(1))
-        assert stage.lease(0)
-        assert ("PATCH", f"{PODS}/p") not in stage.api.writes
+        await running.settled(lambda: not running.lease(1))
+        assert running.lease(0)
+        assert ("PATCH", f"{PODS}/p") not in running.api.writes
 
 
 async def test_reservation_whose_pod_got_bound_is_kept(tmp_path: Path) -> None:
     """The cache still shows the pod unbound; the answer to the pod's own write shows the truth, and that counts."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_pod(server)
         put_leases(server, 0, 1, **PAST)
 
-    async with troupe(tmp_path, furnish_bound_behind_our_back(furnish)) as stage:
-        await stage.settled(lambda: stage.held() == {"gpu-n1-0"})
-        await stage.settled(lambda: names.LEASE_FENCED not in (stage.lease(0) or {})["metadata"]["annotations"])
+    async with running_controllers(tmp_path, setup_bound_behind_our_back(setup)) as running:
+        await running.settled(lambda: running.held() == {"gpu-n1-0"})
+        await running.settled(lambda: names.LEASE_FENCED not in (running.lease(0) or {})["metadata"]["annotations"])
 
 
-def furnish_bound_behind_our_back(furnish: Any) -> Any:
-    """Return a furnishing whose pod is bound to device 0 at the moment when somebody patches it."""
+def setup_bound_behind_our_back(setup: Any) -> Any:
+    """Return a set-up whose pod is bound to device 0 at the moment when somebody patches it."""
 
-    def furnished(server: InMemoryServer) -> None:
-        furnish(server)
-        original = server._store
+    def prepared(server: InMemoryServer) -> None:
+        setup(server)
 
-        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        def intercept(method: str, path: str, _body: Any) -> Any:
             pod = server.objects[f"{PODS}/p"]
             if method == "PATCH" and path == f"{PODS}/p" and "nodeName" not in pod["spec"]:
                 bound = pod_json("p", node="n1", allocation=make_allocation("n1", 0))
                 pod["spec"] = bound["spec"]
                 pod["metadata"]["annotations"] = bound["metadata"]["annotations"]
-            return original(method, path, query, body)
+            return None
 
-        server._store = store  # type: ignore[method-assign]
+        server.intercept(intercept)
 
-    return furnished
+    return prepared
 
 
 async def test_unknown_holder_needs_two_reports_from_beyond_the_look_up(tmp_path: Path) -> None:
     """Nobody knows the pod: it is looked up, the agent is asked once, and one report is not enough."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_leases(server, 0)
 
-    async with troupe(tmp_path, furnish) as stage:
-        await stage.settled(lambda: wanted(stage))
-        asked = wanted(stage)
-        stage.report(1)
-        await stage.settled(lambda: sequence(stage) == 1)
-        assert stage.lease(0), "one report freed the GPU of a pod that the agent never saw"
-        stage.report(2)
-        await stage.settled(lambda: not stage.held())
-        assert wanted(stage) == asked, "asked again although the answer was on its way"
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: wanted(running))
+        asked = wanted(running)
+        running.report(1)
+        await running.settled(lambda: sequence(running) == 1)
+        assert running.lease(0), "one report freed the GPU of a pod that the agent never saw"
+        running.report(2)
+        await running.settled(lambda: not running.held())
+        assert wanted(running) == asked, "asked again although the answer was on its way"
 
 
-def wanted(stage: ControllerHarness) -> str:
+def wanted(running: ControllerHarness) -> str:
     """Return what the agent of n1 is asked for."""
-    metadata = stage.server.objects[f"{REPORTS}/n1"]["metadata"]
+    metadata = running.server.objects[f"{REPORTS}/n1"]["metadata"]
     return str(metadata.get("annotations", {}).get(names.EVIDENCE_WANTED, ""))
 
 
-def sequence(stage: ControllerHarness) -> int:
+def sequence(running: ControllerHarness) -> int:
     """Return the sequence of the report that the mirror holds."""
-    status = stage.mirror.reports["n1"].status
+    status = running.mirror.reports["n1"].status
     return status.evidence.sequence if status is not None else 0
 
 
 async def test_namesake_of_a_deleted_pod_inherits_nothing(tmp_path: Path) -> None:
     """A pod of the same name is another pod: the Lease of the old uid is not its, and needs its own proof."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_pod(server, "p", uid="uid-of-the-successor")
         put_leases(server, 0)
 
-    async with troupe(tmp_path, furnish) as stage:
-        await stage.settled(lambda: wanted(stage))
-        stage.report(1)
-        stage.report(2)
-        await stage.settled(lambda: not stage.held())
-        assert ("PATCH", f"{PODS}/p") not in stage.api.writes
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: wanted(running))
+        running.report(1)
+        running.report(2)
+        await running.settled(lambda: not running.held())
+        assert ("PATCH", f"{PODS}/p") not in running.api.writes
 
 
 async def test_two_bound_pods_on_one_gpu_are_told_and_nothing_is_released(tmp_path: Path) -> None:
     """Double use is an administrator's decision; taking a Lease away would only hide it."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_bound(server, "p", 0, phase="Running")
         put_bound(server, "q", 0, phase="Running")
         put_leases(server, 0)
 
-    async with troupe(tmp_path, furnish) as stage:
-        await stage.settled(lambda: (names.REASON_DOUBLE_USE, "q") in stage.notes.recorded)
-        assert stage.held() == {"gpu-n1-0"}
-        assert not [write for write in stage.api.writes if write[0] == "DELETE"]
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: (names.REASON_DOUBLE_USE, "q") in running.notes.recorded)
+        assert running.held() == {"gpu-n1-0"}
+        assert not [write for write in running.api.writes if write[0] == "DELETE"]
 
 
 async def test_nothing_is_written_after_leadership_is_lost(tmp_path: Path) -> None:
     """A term ends between two writes: whatever is queued stays unwritten."""
 
-    async with troupe(tmp_path) as stage:
-        stage.is_leading[0] = False
-        put_bound(stage.server, "p", 0, 1, status=ENDED)
-        put_leases(stage.server, 0, 1)
-        await stage.settled(lambda: len(stage.mirror.ledger.leases) == 2)
-        for loop in stage.loops:
+    async with running_controllers(tmp_path) as running:
+        running.is_leading[0] = False
+        put_bound(running.server, "p", 0, 1, status=ENDED)
+        put_leases(running.server, 0, 1)
+        await running.settled(lambda: len(running.mirror.ledger.leases) == 2)
+        for loop in running.loops:
             loop.resync()
             await loop.run_once()
-        assert stage.api.writes == []
-        assert stage.held() == {"gpu-n1-0", "gpu-n1-1"}
-        stage.is_leading[0] = True
-        await stage.settled(lambda: not stage.held())
+        assert running.api.writes == []
+        assert running.held() == {"gpu-n1-0", "gpu-n1-1"}
+        running.is_leading[0] = True
+        await running.settled(lambda: not running.held())
 
 
 async def test_claim_status_is_written_on_change_only(tmp_path: Path) -> None:
     """The status follows the pods, and looking again writes nothing."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         server.put(f"{CLAIMS}/c", strip_version(claim_json("c")))
         put_pod(server, annotations={names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"})
 
-    def phase(stage: ControllerHarness) -> str:
-        return str(stage.server.objects[f"{CLAIMS}/c"].get("status", {}).get("phase", ""))
+    def phase(running: ControllerHarness) -> str:
+        return str(running.server.objects[f"{CLAIMS}/c"].get("status", {}).get("phase", ""))
 
-    def seen_phase(stage: ControllerHarness) -> str:
-        status = stage.mirror.claims.store["team", "c"].status
+    def seen_phase(running: ControllerHarness) -> str:
+        status = running.mirror.claims.store["team", "c"].status
         return status.phase if status is not None else ""
 
-    async with troupe(tmp_path, furnish) as stage:
-        await stage.settled(lambda: phase(stage) == "Waiting")
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: phase(running) == "Waiting")
         keys = {names.CLAIM: "c", names.CLAIM_UID: "uid-of-c"}
-        put_leases(stage.server, 0)
-        put_bound(stage.server, "p", 0, annotations=keys, phase="Running")
-        await stage.settled(lambda: phase(stage) == "Allocated" and seen_phase(stage) == "Allocated")
-        written = [write for write in stage.api.writes if "gpuclaims" in write[1]]
-        for loop in stage.loops:
+        put_leases(running.server, 0)
+        put_bound(running.server, "p", 0, annotations=keys, phase="Running")
+        await running.settled(lambda: phase(running) == "Allocated" and seen_phase(running) == "Allocated")
+        written = [write for write in running.api.writes if "gpuclaims" in write[1]]
+        for loop in running.loops:
             await loop.run_once()
-        assert [write for write in stage.api.writes if "gpuclaims" in write[1]] == written
+        assert [write for write in running.api.writes if "gpuclaims" in write[1]] == written
 
 
 async def test_nomination_that_led_to_no_bind_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,44 +335,43 @@ async def test_nomination_that_led_to_no_bind_is_withdrawn(tmp_path: Path, monke
     monkeypatch.setattr("atoll.cluster.wakeups.NOMINATION_NODES_MIN", 1)
     monkeypatch.setattr("controllers.requeue.NOMINATION_SECONDS", 5.0)
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_pod(server, status={"conditions": [REJECTED]})
 
-    def nominated(stage: ControllerHarness) -> str:
-        return str(stage.server.objects[f"{PODS}/p"]["status"].get("nominatedNodeName", ""))
+    def nominated(running: ControllerHarness) -> str:
+        return str(running.server.objects[f"{PODS}/p"]["status"].get("nominatedNodeName", ""))
 
-    async with troupe(tmp_path, furnish) as stage:
-        await stage.settled(lambda: nominated(stage) == "n1")
-        woken = stage.server.objects[f"{PODS}/p"]["metadata"]["annotations"][names.WOKEN]
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: nominated(running) == "n1")
+        woken = running.server.objects[f"{PODS}/p"]["metadata"]["annotations"][names.WOKEN]
         assert woken.endswith("@n1")
-        assert ("PATCH", f"{PODS}/p/status") in stage.api.writes
-        await stage.settled(lambda: not nominated(stage))
-        await stage.settled(lambda: stage.api.writes[-1] == ("PATCH", f"{PODS}/p"))
-        assert not nominated(stage), "named again after it was withdrawn"
+        assert ("PATCH", f"{PODS}/p/status") in running.api.writes
+        await running.settled(lambda: not nominated(running))
+        await running.settled(lambda: running.api.writes[-1] == ("PATCH", f"{PODS}/p"))
+        assert not nominated(running), "named again after it was withdrawn"
 
 
 async def test_successor_of_a_released_lease_is_left_alone(tmp_path: Path) -> None:
     """The Lease went and another pod has a new one under the name before we saw either: there is nothing to release."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         put_bound(server, "p", 0, status=ENDED)
         put_leases(server, 0)
         stale = server.objects[f"{LEASES}/gpu-n1-0"]
-        original = server._store
 
-        def store(method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        def intercept(method: str, path: str, _body: Any) -> Any:
             if method == "DELETE" and server.objects.get(path) is stale:
                 successor = strip_version(lease_json("n1", 0, holder=Holder("team", "q", "uid-of-q")))
                 successor["metadata"]["uid"] = "uid-of-the-successor"
                 server.put(f"{PODS}/q", strip_version(pod_json("q", node="n1", allocation=make_allocation("n1", 0))))
                 server.put(path, successor)
-            return original(method, path, query, body)
+            return None
 
-        server._store = store  # type: ignore[method-assign]
+        server.intercept(intercept)
 
-    async with troupe(tmp_path, furnish) as stage:
-        await stage.settled(lambda: (stage.lease(0) or {})["metadata"]["uid"] == "uid-of-the-successor")
-        await stage.settled(lambda: not stage.mirror.ledger.leases_of("uid-of-p"))
-        for loop in stage.loops:
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: (running.lease(0) or {})["metadata"]["uid"] == "uid-of-the-successor")
+        await running.settled(lambda: not running.mirror.ledger.leases_of("uid-of-p"))
+        for loop in running.loops:
             await loop.run_once()
-        assert stage.held() == {"gpu-n1-0"}
+        assert running.held() == {"gpu-n1-0"}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.builders import lease_json, make_allocation, pod_json
-from tests.controllers.harness import LEASES, PODS, InMemoryServer, strip_version, troupe
+from tests.controllers.harness import LEASES, PODS, InMemoryServer, running_controllers, strip_version
 
 STRANGERS = LEASES.replace("/atoll-system/", "/team/")
 
@@ -11,7 +11,7 @@ STRANGERS = LEASES.replace("/atoll-system/", "/team/")
 async def test_lease_in_ones_own_namespace_takes_and_frees_nothing(tmp_path: Path) -> None:
     """A user copies a GPU's Lease into his namespace, under his own name, and deletes it: the ledger does not move."""
 
-    def furnish(server: InMemoryServer) -> None:
+    def setup(server: InMemoryServer) -> None:
         allocation = make_allocation("n1", 0)
         body = pod_json("p", node="n1", phase="Running", allocation=allocation)
         server.put(f"{PODS}/p", strip_version(body))
@@ -21,13 +21,13 @@ async def test_lease_in_ones_own_namespace_takes_and_frees_nothing(tmp_path: Pat
             copy["metadata"]["namespace"] = "team"
             server.put(f"{STRANGERS}/gpu-n1-{number}", strip_version(copy))
 
-    async with troupe(tmp_path, furnish) as stage:
-        assert set(stage.mirror.ledger.leases) == {"gpu-n1-0"}
+    async with running_controllers(tmp_path, setup) as running:
+        assert set(running.mirror.ledger.leases) == {"gpu-n1-0"}
         for number in (0, 1):
-            stage.server.remove(f"{STRANGERS}/gpu-n1-{number}")
-        stage.put_pod("witness", gpus=None)
-        await stage.settled(lambda: ("team", "witness") in stage.mirror.pods.store)
-        for loop in stage.loops:
+            running.server.remove(f"{STRANGERS}/gpu-n1-{number}")
+        running.put_pod("witness", gpus=None)
+        await running.settled(lambda: ("team", "witness") in running.mirror.pods.store)
+        for loop in running.loops:
             await loop.run_once()
-        assert stage.held() == {"gpu-n1-0"}
-        assert stage.mirror.ledger.free("n1", now_seconds=0.0) == 0b11111110
+        assert running.held() == {"gpu-n1-0"}
+        assert running.mirror.ledger.free("n1", now_seconds=0.0) == 0b11111110

@@ -146,7 +146,6 @@ async def test_the_first_round_stores_publishes_and_serves_in_this_order(api: Fa
     assert set(api.secret(SERVING)) == {"tls.crt", "tls.key", "ca.crt"}
     assert api.objects[SERVING]["type"] == "kubernetes.io/tls"
     assert api.bundle() == api.secret(AUTHORITY)["ca.crt"] == api.secret(SERVING)["ca.crt"]
-    assert reconciler.serving_ends_timestamp == (clock.time + timedelta(days=90)).timestamp()
 
 
 async def test_a_round_with_nothing_due_writes_nothing(api: FakeApi, clock: ManualClock) -> None:
@@ -259,7 +258,7 @@ async def test_certificates_that_somebody_else_keeps_are_left_alone(
         client=api,
         identity="a",
         mirror=SimpleNamespace(synced=synced),
-        departures=None,
+        terminations=None,
         context=lambda _events: None,
     )
     await runner._lead(cast("Any", process))

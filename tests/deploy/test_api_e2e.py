@@ -166,6 +166,12 @@ def slices(*sizes: int) -> dict[str, Any]:
         pytest.param({"minMember": 5}, gangs.GANG_RULES[0][1], id="more members than there are"),
         pytest.param({"podSets": workers(minCount=5)}, gangs.POD_SET_RULES[0][1], id="a minimum beyond the count"),
         pytest.param({"podSets": workers() * 2}, "Duplicate value", id="one pod set twice"),
+        pytest.param({"topology": {"podIndexLabel": "r"}}, gangs.GANG_RULES[2][1], id="a rank label of all members"),
+        pytest.param(
+            {"topology": {"slices": [{"size": 2, "level": "r"}]}, "podSets": [*workers(), *workers(name="b")]},
+            gangs.GANG_RULES[3][1],
+            id="slices over several pod sets",
+        ),
         pytest.param({"podSets": []}, "should have at least 1 items", id="no pod set"),
         pytest.param({"waitForPodsReady": {"timeout": "0s"}}, gangs.DURATION_RULES[0][1], id="no time"),
         pytest.param({"waitForPodsReady": {"timeout": "-5s"}}, "spec.waitForPodsReady.timeout", id="negative time"),

@@ -38,12 +38,12 @@ sys.exit(perform(sys.argv[1], scenes=(run_examples, take_a_lease_away, check)))
 
 INTERRUPT = """
 import signal, sys
-from devcluster.cluster import Cluster
+from devcluster.cluster import DevCluster
 from devcluster.demo.__main__ import main
-from devcluster.demo.stage import Stage
+from devcluster.demo.stage import Terminal
 
 name, moment = sys.argv[1:]
-wait, show = Cluster._wait, Stage._print
+wait, show = DevCluster._wait, Terminal._print
 
 def wait_or_interrupt(cluster, question, *, what, **options):
     if (what, moment) == ("the API server", "while the API server comes up"):
@@ -55,7 +55,7 @@ def show_and_interrupt(stage, markup):
     if "control plane and four nodes" in markup:
         signal.raise_signal(signal.SIGINT)
 
-Cluster._wait, Stage._print = wait_or_interrupt, show_and_interrupt
+DevCluster._wait, Terminal._print = wait_or_interrupt, show_and_interrupt
 sys.exit(main(["--name", name]))
 """
 

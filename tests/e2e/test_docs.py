@@ -28,7 +28,7 @@ grep() { command grep "$@" || [ $? = 1 ]; }  # nothing found is an answer
 sleep() { command sleep $((10 * $1)); }      # this machine is busier than the reader's
 atoll() {
   case $1 in
-    explain|simulate|defrag) command atoll "$@" || [ $? = 1 ] ;;  # it waits, it does not fit: answers too
+    explain|simulate|defrag|job) command atoll "$@" || [ $? = 1 ] ;;  # it waits, it does not fit: answers too
     *) command atoll "$@" ;;
   esac
 }

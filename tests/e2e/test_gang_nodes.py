@@ -80,7 +80,7 @@ def test_a_member_on_a_lost_node_is_replaced_and_a_node_that_is_added_starts_a_g
         yard.gang("x", count=2)
         for number in range(2):
             yard.member("x", number, "four")
-        yard.wait_reason("x", "NeverFits", "WaitForRoom")
+        yard.wait_reason("x", "NeverFits", "WaitForNodes", "WaitForRoom")
         assert yard.leases("x") == 0
     finally:
         cluster.add_node(LOST)

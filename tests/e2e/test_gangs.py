@@ -254,7 +254,7 @@ def test_a_node_that_comes_back_starts_a_waiting_gang(yard: Yard) -> None:
         yard.gang("x", count=2)
         for number in range(2):
             yard.member("x", number, "four")
-        yard.wait_reason("x", "NeverFits", "WaitForRoom")
+        yard.wait_reason("x", "NeverFits", "WaitForNodes", "WaitForRoom")
         assert world.leases() == []
     finally:
         world.kubectl("uncordon", "hopper")

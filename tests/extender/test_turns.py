@@ -47,7 +47,7 @@ class Rush:
         self.waiting_max = max(self.waiting, self.waiting_max)
         await self.release.wait()
         self.waiting -= 1
-        return self.server._store(request.method, request.path, {}, json.loads(await request.read()))
+        return self.server.respond(request.method, request.path, {}, json.loads(await request.read()))
 
     def bind(self, number: int) -> "asyncio.Task[str]":
         """Begin a bind as kube-scheduler asks for it."""

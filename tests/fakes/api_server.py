@@ -17,6 +17,8 @@ from aiohttp import web
 
 Object = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Interceptor = Callable[[str, str, Any], web.Response | None]
+"""Called with method, path and body; a response is sent instead of the usual one."""
 
 
 @dataclass
@@ -44,7 +46,7 @@ class WatchStream:
 
 
 class FakeApiServer:
-    """Serves /api and /apis below `url`. Faults: see `fail`, `streams` and `before`."""
+    """Serves /api and /apis below `url`. Faults: see `fail`, `intercept` and `streams`."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -57,13 +59,18 @@ class FakeApiServer:
         self.open_streams: list[WatchStream] = []
         self.accepts_streaming_list = True
         self.sends_events = True
-        self._faults: deque[tuple[str, Handler]] = deque()
+        self.faults: deque[tuple[str, Handler]] = deque()
+        self._interceptors: list[Interceptor] = []
 
     # What tests do to it
 
     def fail(self, handler: Handler, *, times: int = 1, containing: str = "") -> None:
         """Answer the next `times` requests whose `METHOD path?query` contains the text with `handler` instead."""
-        self._faults.extend([(containing, handler)] * times)
+        self.faults.extend([(containing, handler)] * times)
+
+    def intercept(self, interceptor: Interceptor) -> None:
+        """Call this before every request to an object is answered, so that a test can change the objects in between."""
+        self._interceptors.append(interceptor)
 
     def put(self, path: str, obj: Object) -> Object:
         """Create or replace the object at `path` and tell the watchers."""
@@ -117,15 +124,19 @@ class FakeApiServer:
         body = await request.read()
         self.bodies.append(json.loads(body) if body else None)
         described = _describe(request.method, request.path, query)
-        for index, (containing, handler) in enumerate(self._faults):
+        for index, (containing, handler) in enumerate(self.faults):
             if containing in described:
-                del self._faults[index]
+                del self.faults[index]
                 return await handler(request)
         if query.get("watch") == "true":
             return await self._watch(request, query)
-        return self._store(request.method, request.path, query, self.bodies[-1])
+        for interceptor in self._interceptors:
+            if (answer := interceptor(request.method, request.path, self.bodies[-1])) is not None:
+                return answer
+        return self.respond(request.method, request.path, query, self.bodies[-1])
 
-    def _store(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
+    def respond(self, method: str, path: str, query: dict[str, str], body: Any) -> web.Response:
+        """Answer one request that is no watch, as an API server does."""
         if method == "POST":
             return self._create(path, body)
         if path in self.objects:

@@ -9,7 +9,6 @@ from aiohttp import web
 
 from atoll.kube import errors, paths
 from atoll.kube.client import ApiClient
-from atoll.kube.patches import JSON_PATCH, MERGE_PATCH
 from tests.fakes.api_server import FakeApiServer, answering, cut_connection, hang
 from tests.kube.conftest import kubeconfig
 
@@ -52,19 +51,16 @@ def refusal(causes: list[dict[str, str]], kind: str = "Pod") -> dict[str, object
 
 
 @pytest.mark.parametrize(
-    ("content_type", "body", "expected"),
+    ("body", "expected"),
     [
-        pytest.param(MERGE_PATCH, refusal([{"field": "metadata.uid"}]), errors.Conflict, id="merge patch, another uid"),
-        pytest.param(MERGE_PATCH, refusal([{"field": "spec.x"}]), errors.Invalid, id="merge patch, bad field"),
-        pytest.param(MERGE_PATCH, refusal([], ""), errors.Invalid, id="merge patch, no details"),
-        pytest.param(JSON_PATCH, refusal([], ""), errors.Conflict, id="json patch, test failed"),
-        pytest.param(JSON_PATCH, refusal([{"field": "spec.x"}]), errors.Invalid, id="json patch, bad result"),
+        pytest.param(refusal([{"field": "metadata.uid"}]), errors.Conflict, id="another uid"),
+        pytest.param(refusal([{"field": "spec.x"}]), errors.Invalid, id="bad field"),
+        pytest.param(refusal([], ""), errors.Invalid, id="no details"),
     ],
 )
 async def test_precondition_that_failed_is_a_conflict_also_when_it_comes_as_422(
     server: FakeApiServer,
     client: ApiClient,
-    content_type: str,
     body: dict[str, object],
     expected: type[errors.ApiError],
 ) -> None:
@@ -76,7 +72,7 @@ async def test_precondition_that_failed_is_a_conflict_also_when_it_comes_as_422(
     server.fail(refuse)
 
     with pytest.raises(errors.ApiError) as caught:
-        await client.patch(POD, {}, content_type=content_type)
+        await client.patch(POD, {})
 
     assert type(caught.value) is expected
 

@@ -1,6 +1,5 @@
 """Promises of patches and paths: fences are never forgotten, names never escape."""
 
-import jsonpatch
 import pytest
 
 from atoll.kube import patches, paths
@@ -19,26 +18,6 @@ def test_merge_patch_carries_its_fence() -> None:
 def test_merge_patch_without_facts_is_empty() -> None:
     """Nothing asked, nothing sent."""
     assert patches.merge_patch() == {}
-
-
-def test_json_patch_tests_before_it_acts() -> None:
-    """With another uid the whole patch fails and changes nothing."""
-    pod = {"metadata": {"uid": "u1", "resourceVersion": "7", "annotations": {"x/y~z": "1"}}}
-    pointer = patches.pointer("metadata", "annotations", "x/y~z")
-    operations = [patches.replace_op(pointer, "2")]
-
-    changed = jsonpatch.apply_patch(pod, patches.json_patch(operations, uid="u1", resource_version="7"))
-
-    assert changed["metadata"]["annotations"] == {"x/y~z": "2"}
-    with pytest.raises(jsonpatch.JsonPatchTestFailed):
-        jsonpatch.apply_patch(pod, patches.json_patch(operations, uid="u2"))
-
-
-def test_json_patch_adds_and_removes() -> None:
-    """The remaining operations mean what they say."""
-    operations = [patches.add_op("/a", 1), patches.remove_op("/b"), patches.test_op("/a", 1)]
-
-    assert jsonpatch.apply_patch({"b": 2}, patches.json_patch(operations)) == {"a": 1}
 
 
 def test_delete_options_name_the_one_object() -> None:
@@ -66,14 +45,9 @@ def test_delete_options_name_the_one_object() -> None:
         (paths.events("a"), "/apis/events.k8s.io/v1/namespaces/a/events"),
         (paths.gpuclaims("a", "b", "status"), "/apis/gpu.scheduling/v1/namespaces/a/gpuclaims/b/status"),
         (paths.gpunodestatuses("n"), "/apis/gpu.scheduling/v1/gpunodestatuses/n"),
-        (paths.customresourcedefinitions(), "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"),
         (
             paths.mutatingwebhookconfigurations("w"),
             "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/w",
-        ),
-        (
-            paths.validatingwebhookconfigurations("w"),
-            "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/w",
         ),
         (paths.group("batch/v1", "jobs", namespace="a"), "/apis/batch/v1/namespaces/a/jobs"),
         (paths.pods("a/b", "c?d"), "/api/v1/namespaces/a%2Fb/pods/c%3Fd"),

@@ -78,17 +78,14 @@ async def test_reflector_holds_what_the_server_holds(real: ApiClient, by_pages: 
 
 
 async def test_every_fence_that_does_not_hold_is_a_conflict(real: ApiClient) -> None:
-    """Wrong uid or old resourceVersion, by merge patch, JSON patch or deletion: one class, and nothing changed."""
+    """Wrong uid or old resourceVersion, by merge patch or deletion: one class, and nothing changed."""
     thing = await create(real, f"fence-{uuid4().hex[:8]}")
     path = f"{MAPS}/{thing.metadata.name}"
-    add = [patches.add_op("/data", {"a": "b"})]
     wrong = {"uid": "another"}, {"resource_version": "1"}
 
     for fence in wrong:
         with pytest.raises(errors.Conflict):
             await real.patch(path, patches.merge_patch(**fence, data={"a": "b"}))
-        with pytest.raises(errors.Conflict):
-            await real.patch(path, patches.json_patch(add, **fence), content_type=patches.JSON_PATCH)
         with pytest.raises(errors.Conflict):
             await real.delete(path, patches.delete_options(**fence))
 

@@ -345,7 +345,7 @@ async def test_failing_server_is_asked_ever_less_often(
             await until(lambda: clock.sleepers)
             await clock.advance(clock.next_alarm_seconds() or 0)
         attempts = len(server.requests)
-        server._faults.clear()
+        server.faults.clear()
         await watched.next_stream()
         await until(watched.reflector.synced.is_set)
 

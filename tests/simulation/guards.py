@@ -14,8 +14,10 @@ from atoll.cluster.ledger import Ledger
 from atoll.cluster.lost_leases import LostLeases
 from atoll.cluster.objects import Pod
 from atoll.kube import patches
-from controllers import lease_writes, lookups, orphans, pod_terminations
-from controllers import release as releasing
+from controllers import pod_calls
+from controllers.leases import orphans, terminations
+from controllers.leases import release as releasing
+from controllers.leases import writes as lease_writes
 from extender import bind_plan, binder, posting, reservations
 
 
@@ -143,17 +145,17 @@ def _first_answer_taken_for_the_only_one() -> Undo:
 
 
 def _release_without_a_live_look() -> Undo:
-    async def look_up(_api: Any, _holder: Any) -> lookups.PodLookup:
-        return lookups.PodLookup(None, 0)
+    async def look_up(_api: Any, _holder: Any) -> pod_calls.PodLookup:
+        return pod_calls.PodLookup(None, 0)
 
     return swapping((releasing, "look_up", look_up))
 
 
 def _look_up_by_name() -> Undo:
-    async def look_up(api: Any, holder: Any) -> lookups.PodLookup:
+    async def look_up(api: Any, holder: Any) -> pod_calls.PodLookup:
         selector = {"fieldSelector": f"metadata.name={holder.name}"}
-        listing = await api.list(lookups.paths.pods(holder.namespace), lookups.decode_pod, params=selector)
-        return lookups.PodLookup(next(iter(listing.items), None), lookups.version_number(listing.resource_version))
+        listing = await api.list(pod_calls.paths.pods(holder.namespace), pod_calls.decode_pod, params=selector)
+        return pod_calls.PodLookup(next(iter(listing.items), None), pod_calls.version_number(listing.resource_version))
 
     return swapping((releasing, "look_up", look_up))
 
@@ -171,7 +173,7 @@ def _any_machine_of_that_name() -> Undo:
 
 
 def _every_deletion_counts_as_seen() -> Undo:
-    original = pod_terminations.PodTerminations.note_absence
+    original = terminations.PodTerminations.note_absence
 
     def note(self: Any, uid: str, version: int) -> Any:
         gone = replace(original(self, uid, version), is_seen=True)
@@ -179,14 +181,14 @@ def _every_deletion_counts_as_seen() -> Undo:
         return gone
 
     def observe_pod(self: Any, change: Any) -> None:
-        if change.kind is pod_terminations.ChangeKind.DELETED:
+        if change.kind is terminations.ChangeKind.DELETED:
             pod = change.object
-            version = pod_terminations.version_number(pod.metadata.resource_version)
-            self._gone[pod.metadata.uid] = pod_terminations.DeletedPod(pod, version, is_seen=True)
+            version = terminations.version_number(pod.metadata.resource_version)
+            self._gone[pod.metadata.uid] = terminations.DeletedPod(pod, version, is_seen=True)
 
     return swapping(
-        (pod_terminations.PodTerminations, "note_absence", note),
-        (pod_terminations.PodTerminations, "_observe_pod", observe_pod),
+        (terminations.PodTerminations, "note_absence", note),
+        (terminations.PodTerminations, "_observe_pod", observe_pod),
     )
 
 

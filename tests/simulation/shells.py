@@ -176,7 +176,7 @@ class ControllersProcess:
         )
         clock = self.surroundings.clock(self.name)
         client = self.surroundings.client(self.session)
-        self.process = runner._process(settings, clock, client, NoMetrics())  # type: ignore[arg-type]
+        self.process = runner.build_manager(settings, clock, client, NoMetrics())  # type: ignore[arg-type]
         _seed(self.process.mirror, self.surroundings.weather.seed)
         elector = self.process.elector
         elector._rng = random.Random(self.surroundings.weather.seed)
@@ -184,7 +184,7 @@ class ControllersProcess:
         loop = self.surroundings.loop
         self._tasks = [
             loop.create_task(self.process.mirror.run()),
-            loop.create_task(runner._lead_term_by_term(self.process)),
+            loop.create_task(runner.lead_term_by_term(self.process)),
         ]
 
     @property
@@ -220,6 +220,6 @@ def prepare_process() -> None:
     """Leave out what is no part of a history and costs time: certificates, logs, the garbage collector's rest."""
     import structlog
 
-    runner.AuthorityReconciler = Idle  # type: ignore[assignment, misc]
+    runner.WebhookCertReconciler = Idle  # type: ignore[assignment, misc]
     runner.freeze_garbage = lambda: None
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))

@@ -41,7 +41,7 @@ HISTORIES = {
 @pytest.fixture(autouse=True)
 def bare_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the webhook's certificates and the care for the garbage collector."""
-    monkeypatch.setattr(runner, "AuthorityReconciler", shells.Idle)
+    monkeypatch.setattr(runner, "WebhookCertReconciler", shells.Idle)
     monkeypatch.setattr(runner, "freeze_garbage", lambda: None)
     monkeypatch.setattr(loops, "WORKERS", 2)
 

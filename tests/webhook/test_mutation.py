@@ -329,6 +329,14 @@ def test_misspelt_annotation_is_warned_of(key: str, hint: str, claim: str | None
     assert admit(pod)["metadata"]["annotations"].items() >= {key: "two", "team/owner": "alice"}.items()
 
 
+def test_pod_that_serves_models_may_tell_of_them() -> None:
+    """What a pod says of its models is known, and nobody is warned."""
+    decision = decide(make_pod(annotations=dict.fromkeys(names.MODEL_ANNOTATIONS, "[]")))
+
+    assert isinstance(decision, Mutation)
+    assert decision.warnings == ()
+
+
 def test_a_stripped_pod_without_a_demand_is_otherwise_untouched() -> None:
     """A copy of a GPU pod that asks for nothing loses the annotations and nothing else."""
     pod = make_pod(claim=None, annotations=FORGED)

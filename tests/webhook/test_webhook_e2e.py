@@ -24,11 +24,11 @@ import asyncio, sys
 from pathlib import Path
 from atoll.kube.client import ApiClient
 from atoll.service.clock import SystemClock
-from controllers.webhook_certs import AuthorityReconciler
+from controllers.webhook_certs import WebhookCertReconciler
 
 async def main() -> None:
     async with await ApiClient.connect(Path(sys.argv[1])) as client:
-        await AuthorityReconciler(client, SystemClock(), interval_seconds=1.0).run()
+        await WebhookCertReconciler(client, SystemClock(), interval_seconds=1.0).run()
 
 asyncio.run(main())
 """

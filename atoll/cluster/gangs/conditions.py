@@ -1,6 +1,6 @@
 """Conditions of a gang: set one, read one. The time of a condition is when its status changed last, never its reason.
 
-In: the conditions so far. Out: new tuples; nothing is changed in place.
+Functions return new tuples; nothing is changed in place.
 """
 
 from atoll.api.base import Condition

@@ -1,8 +1,7 @@
-"""What gangs promise to their members: how many may go before a gang is told to end.
+"""What gangs promise to their members, as disruption budgets: how many may be evicted before a gang must end.
 
-In: the admitted gangs. Out: keys per member and how often each may be broken, in the terms of disruption budgets, so
-that whoever looks for victims among pods spares the members that a gang needs. Separate from making_room, which weighs
-whole gangs: a single pod that wants room looks at one node and takes single pods.
+A search for victims among single pods thereby spares the members that a gang needs. Whole gangs are weighed in
+`preemption`.
 """
 
 from collections.abc import Iterable

@@ -1,15 +1,15 @@
 """The life of a gang: what is to be done about it now, and what its status says afterwards.
 
-In: the GpuGang, its members, the policy that holds for it, the time. Out: one Decision. The state stands in the objects
-alone (conditions of the gang, gates and Leases of its pods), so that whoever leads next decides the same:
+All state is in the objects (conditions of the gang, gates and Leases of its pods), so that the next leader decides the
+same:
 
-    inactive <--active: false--  WAITING  --quorum, room--> Leases of all --> ADMITTED --> members let go, one by one
+    inactive <--active: false--  WAITING  --quorum, room--> Leases of all --> ADMITTED --> members ungated, one by one
                                   ^    ^                        |                 |
                                   |    +-- UNDO: not admitted --+                 | not ready in time, refused, inactive
                                   +---- pause, owners resumed <-- EVICTED <-------+
 
 Admitted is written when all GPUs are reserved and before the first member may start. So a gated member that holds GPUs
-is let go where the gang is admitted, and gives them back where it is not: there is no third case.
+is ungated where the gang is admitted, and gives them back where it is not: there is no third case.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class GangAction(StrEnum):
     """What is to be done."""
 
     NOTHING = "nothing"
-    UNDO = "take the reservations of gated members back"
-    LET_GO = "let the members go that hold GPUs"
+    UNDO = "delete the reservations of gated members"
+    UNGATE = "ungate the members that hold GPUs"
     EVICT = "give everything back"
     RESUME = "resume the owners that were suspended"
     PLACE = "find a place for all"
@@ -177,10 +177,10 @@ def _decide_admitted(
 ) -> LifecycleDecision:
     held = tuple(member for member in view.members if member.holds and member.is_gated)
     if held and not has_begun(view) and not quorum(view.gang.spec, view.members).is_enough:
-        gone = give_up(status, "members went before any was let go", now_seconds=now_seconds)
+        gone = give_up(status, "members were deleted before any was ungated", now_seconds=now_seconds)
         return LifecycleDecision(GangAction.NOTHING, gone, again_seconds=0.0)
     if held:
-        return LifecycleDecision(GangAction.LET_GO, _phase(status, "Starting"), held)
+        return LifecycleDecision(GangAction.UNGATE, _phase(status, "Starting"), held)
     if not any(member.stage in STARTED for member in view.members) and not tallied.is_enough:
         return LifecycleDecision(GangAction.NOTHING, _without_admission(status, now_seconds), again_seconds=0.0)
     status = _with_start(status, now_seconds)

@@ -1,8 +1,4 @@
-"""What a placement means for the members: which GPUs of which node each gets, and what the gang's status says of it.
-
-In: the search's answer, the members in the order in which it was asked, the nodes' devices. Out: one Seat per member,
-the assignment for the status, and the patches that pin a pod and open its gate. Pure; the shell writes.
-"""
+"""What a placement means for members: the GPUs that each gets, the gang's status, the pod's node and gate. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,7 +27,7 @@ class MemberAssignment:
 def member_assignments(
     placement: Placement, asked: Mapping[str, Sequence[GangMember]], devices: Mapping[str, NodeDevices]
 ) -> tuple[MemberAssignment, ...]:
-    """Return the seats of a placement; `asked` has the members of each pod set in the order of their ranks."""
+    """Return the assignments of a placement; `asked` has the members of each pod set in the order of their ranks."""
     return tuple(
         member_assignment(placed, asked[assignment.pod_set][placed.rank], devices)
         for assignment in placement.assignments
@@ -40,14 +36,14 @@ def member_assignments(
 
 
 def member_assignment(placed: PlacedMember, member: GangMember, devices: Mapping[str, NodeDevices]) -> MemberAssignment:
-    """Return the seat of one placed member."""
+    """Return the assignment of one placed member."""
     node = devices[placed.host]
     chosen = [node.devices[position] for position in placed.positions]
     allocation = Allocation(node.node, tuple(d.id for d in chosen), tuple(d.uuid for d in chosen))
     return MemberAssignment(member, allocation, node.node_uid)
 
 
-def status_assignment(placement: Placement, site: NodeDomains) -> GangAssignment:
+def status_assignment(placement: Placement, node_domains: NodeDomains) -> GangAssignment:
     """Return what the status says of a placement."""
     whole: dict[str, PodSetPlacement] = {}
     for part in placement.assignments:
@@ -55,7 +51,8 @@ def status_assignment(placement: Placement, site: NodeDomains) -> GangAssignment
         known = whole.get(name, PodSetPlacement(name, "", (), ()))
         whole[name] = PodSetPlacement(name, "", (*known.domains, *part.domains), (*known.members, *part.members))
     return GangAssignment(
-        topology=site.name, pod_sets=tuple(_pod_set_assignment(one, site.levels) for one in whole.values())
+        topology=node_domains.name,
+        pod_sets=tuple(_pod_set_assignment(one, node_domains.levels) for one in whole.values()),
     )
 
 

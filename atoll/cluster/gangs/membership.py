@@ -1,9 +1,8 @@
-"""Who belongs to a gang, in which pod set, with which rank, and how each member stands.
+"""Who belongs to a gang, in which pod set, with which rank, and at which stage each member is.
 
-In: pods and the gang's spec. Out: frozen members in a fixed order. A pod belongs to the gang that its annotation names
-(the webhook puts the claim's gangRef there); its pod set is the annotated one, else the one that its owner's labels
-name, else the only one. Ranks come from index labels; where those are missing, no numbers or not unique within a pod
-set, all ranks of the set follow the pods' names.
+A pod belongs to the gang that its annotation names (the webhook copies the claim's gangRef there); its pod set is the
+annotated one, else the one that its owner's labels name, else the only one. Ranks come from index labels; where those
+are missing, no numbers or not unique within a pod set, all ranks of the set follow the pods' names. The order is fixed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

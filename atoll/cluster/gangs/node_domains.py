@@ -1,8 +1,7 @@
-"""Which topology a gang stands in, and where its nodes stand in it.
+"""Which topology a gang uses, and the domains of its nodes; or the Obstacle that keeps the gang inactive.
 
-In: the gang's spec, the Topologies, nodes and reports. Out: a Site (levels, and a path for every node that is inside),
-or the Obstacle that keeps the gang inactive. A node that lacks a level is outside of the topology: a gang that demands
-a level never uses it; for any other gang it is a domain of its own at each level that it lacks.
+A node that lacks a level is outside of the topology: a gang that demands a level never uses it; for any other gang it
+is a domain of its own at each level that it lacks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,22 +1,32 @@
 """Places for a whole gang, or why there are none: one pure decision.
 
-All members that are there are tried first; where they do not fit and fewer would be enough, as many as fit are taken,
-never fewer than the quorum. Each choice of models is tried by itself; of those that the claims like equally the one
-whose members lie nearest is taken.
+All present members are tried first. If they do not fit and fewer are enough, as many as fit are taken, never fewer than
+the quorum. Each choice of models is tried by itself; of those that the claims prefer equally, the one whose members are
+nearest to each other is taken.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.membership import GangMember, MemberStage
 from atoll.cluster.gangs.node_domains import NodeDomains
-from atoll.cluster.gangs.search_input import GangSearchInput, Models, PlacementSnapshot, model_choices, search_input
+from atoll.cluster.gangs.search_input import (
+    GangSearchInput,
+    Models,
+    PlacementSnapshot,
+    model_choices,
+    search_input,
+    unreported_nodes,
+)
 from atoll.cluster.requests import Request
 from topology.errors import TopologyError
 from topology.gangs.model import Placement
 from topology.gangs.search import place
+
+FACTS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,46 +39,70 @@ class FoundPlacement:
 
 @dataclass(frozen=True, slots=True)
 class NoPlacement:
-    """A reason of the condition Admitted, and a message."""
+    """Why there are no places: the verdict, and a message. `reason`: of the condition Admitted."""
 
-    reason: str
+    verdict: Verdict
     message: str
+    reason: str
 
 
 def find_places(
     view: GangView,
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
-    site: NodeDomains,
-    landscape: PlacementSnapshot,
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
 ) -> FoundPlacement | NoPlacement:
     """Decide where the members go."""
-    answer = search(view, chosen, requests, site, landscape)
-    if isinstance(answer, FoundPlacement) or answer.reason != "WaitForRoom":
+    answer = search(view, chosen, requests, node_domains, cluster)
+    if isinstance(answer, FoundPlacement) or answer.verdict is not Verdict.BUSY:
         return answer
-    never = isinstance(search(view, chosen, requests, site, landscape.emptied()), NoPlacement)
-    return NoPlacement("NeverFits", answer.message) if never else answer
+    if isinstance(search(view, chosen, requests, node_domains, cluster.emptied()), FoundPlacement):
+        return answer
+    opened = search(view, chosen, requests, node_domains, cluster.opened())
+    if isinstance(opened, FoundPlacement):
+        parts = opened.placement.assignments
+        hosts = dict.fromkeys(member.host for part in parts for member in part.members)
+        facts = [fact for host in hosts if (fact := cluster.withheld(host))]
+        return NoPlacement(Verdict.UNKNOWN, f"fits when {_listed(facts)}; now {answer.message}", "WaitForNodes")
+    if unreported := unreported_nodes(chosen, node_domains, cluster):
+        count = f"{len(unreported)} node{'s' if len(unreported) > 1 else ''}"
+        message = f"waits for the report of {count}: {_listed(unreported)}; now {answer.message}"
+        return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes")
+    return NoPlacement(Verdict.NEVER, answer.message, "NeverFits")
+
+
+def _listed(facts: Sequence[str]) -> str:
+    more = len(facts) - FACTS_SHOWN
+    return " and ".join(facts[:FACTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def search(
     view: GangView,
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
-    site: NodeDomains,
-    landscape: PlacementSnapshot,
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
 ) -> FoundPlacement | NoPlacement:
-    """Try all members, then as few as are enough, on this landscape alone."""
+    """Try all members, then as few as are enough, on this snapshot alone."""
     done = Counter(member.pod_set for member in view.members if member.stage is MemberStage.SUCCEEDED)
     needed = view.gang.spec.quorum - done.total()
     first: NoPlacement | None = None
-    choices = model_choices((requests[member.uid] for member in chosen), site, landscape)
+    choices = model_choices((requests[member.uid] for member in chosen), node_domains, cluster)
     for is_elastic in (False, True) if len(chosen) > needed else (False,):
         found: dict[int, list[tuple[tuple[int, ...], FoundPlacement]]] = {}
         for rank, models in choices:
             if found and rank not in found:
                 break
             answer = _search(
-                view, chosen, requests, site, landscape, done=done if is_elastic else None, models=models, needed=needed
+                view,
+                chosen,
+                requests,
+                node_domains,
+                cluster,
+                done=done if is_elastic else None,
+                models=models,
+                needed=needed,
             )
             if isinstance(answer, FoundPlacement):
                 found.setdefault(rank, []).append((_distance(answer), answer))
@@ -78,31 +112,31 @@ def search(
             best = min(next(iter(found.values())), key=lambda entry: entry[0])
             return best[1]
     if first is not None and len(choices) > 1:
-        return NoPlacement(first.reason, f"no model alone holds all members: {first.message}")
-    return first or NoPlacement("WaitForRoom", f"fewer than {needed} members find a place")
+        return replace(first, message=f"no model alone holds all members: {first.message}")
+    return first or NoPlacement(Verdict.BUSY, f"fewer than {needed} members find a place", "WaitForRoom")
 
 
 def _search(
     view: GangView,
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
-    site: NodeDomains,
-    landscape: PlacementSnapshot,
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
     *,
     done: Mapping[str, int] | None,
     models: Models,
     needed: int,
 ) -> FoundPlacement | NoPlacement | None:
     """Try one choice of models. None: fewer members than needed find a place."""
-    question = search_input(view.gang.spec, chosen, requests, site, landscape, done=done, models=models)
+    question = search_input(view.gang.spec, chosen, requests, node_domains, cluster, done=done, models=models)
     if isinstance(question, Obstacle):
-        return NoPlacement("WaitForQuorum", question.message)
+        return NoPlacement(Verdict.UNKNOWN, question.message, "WaitForQuorum")
     try:
         answer = place(question.gang, question.snapshot)
     except TopologyError as error:
-        return NoPlacement("NeverFits", str(error))
+        return NoPlacement(Verdict.NEVER, str(error), "NeverFits")
     if not isinstance(answer, Placement):
-        return NoPlacement("WaitForRoom", answer.text)
+        return NoPlacement(Verdict.BUSY, answer.text, "WaitForRoom")
     if sum(assignment.count for assignment in answer.assignments) < needed:
         return None
     return FoundPlacement(question, answer)

@@ -1,15 +1,14 @@
-"""Which pods must go so that a waiting gang finds its places, and which GPUs are kept for it meanwhile.
+"""Which pods to evict so that a waiting gang fits, and which GPUs to keep for it meanwhile.
 
-In: the pods that hold GPUs, the admitted gangs, a search that says whether the waiting gang fits without some of them.
-Out: units to evict, none of which can be spared. What goes as one is a unit: a pod without a gang; a member that its
-gang does not need; all members of a gang together, for what is left below its minimum would run in vain.
+Victims come in units: a pod without a gang; a member that its gang does not need; or all members of a gang, because
+what is left below its minimum would run in vain.
 
-Units of lower importance come first: by the highest priority in them, members that are not needed before whole gangs,
-the youngest first, then by name. The shortest run of them that suffices is taken, so that the most important victim is
-as unimportant as can be; then units in it are spared, the most important first, while the rest suffices. The free GPUs
-count in all of it. Only strictly lower priorities are asked for, so that no two gangs evict each other in turn.
+Units are ordered by the highest priority in them, unneeded members before whole gangs, the youngest first, then by
+name. The shortest prefix that suffices is taken; then units in it are spared, the most important first, while the rest
+suffices. Free GPUs count in all of it. Only strictly lower priorities are victims, so that no two gangs evict each
+other in turn.
 
-Where nobody may be evicted, the same search says whom to wait for, and the GPUs are kept as they fall free.
+Where nobody may be evicted, the same search says whom to wait for, and GPUs are kept as they become free.
 """
 
 from collections import Counter
@@ -197,8 +196,8 @@ class GangRequest:
     view: GangView
     chosen: tuple[GangMember, ...]
     requests: Mapping[str, Request]
-    site: NodeDomains
-    landscape: PlacementSnapshot
+    node_domains: NodeDomains
+    cluster: PlacementSnapshot
 
     @property
     def priority(self) -> int:
@@ -212,7 +211,7 @@ class GangRequest:
 
 
 def plan_preemption(
-    asking: GangRequest,
+    request: GangRequest,
     holdings: Sequence[HeldDevices],
     admitted: Mapping[GangKey, GangView],
     *,
@@ -222,13 +221,13 @@ def plan_preemption(
     are evicted that it does not spare; without it nobody is, and all that hold GPUs are waited for."""
     ending = frozenset(one.pod.metadata.uid for one in holdings if one.pod.metadata.deletion_timestamp is not None)
     running = [one for one in holdings if one.pod.metadata.uid not in ending]
-    units = units_of(running, admitted, below=None if is_spared is None else asking.priority)
+    units = units_of(running, admitted, below=None if is_spared is None else request.priority)
     if is_spared is not None:
         units = tuple(unit for unit in units if not is_spared(unit))
 
     def found(gone: frozenset[str]) -> FoundPlacement | NoPlacement:
-        landscape = without(asking.landscape, holdings, gone | ending)
-        return search(asking.view, asking.chosen, asking.requests, asking.site, landscape)
+        cluster = without(request.cluster, holdings, gone | ending)
+        return search(request.view, request.chosen, request.requests, request.node_domains, cluster)
 
     def in_the_way(gone: frozenset[str]) -> set[str]:
         answer = found(gone)
@@ -241,13 +240,13 @@ def plan_preemption(
         return None
     answer = found(_uids(chosen))
     assert isinstance(answer, FoundPlacement), "the same search has just found it"
-    seats = member_assignments(answer.placement, answer.question.asked, asking.landscape.devices)
+    assignments = member_assignments(answer.placement, answer.question.asked, request.cluster.devices)
     kept = {
-        seat.member.uid: SoftReservation(
-            seat.allocation.node, seat.allocation.device_ids, seat.member.pod.spec.priority
+        assigned.member.uid: SoftReservation(
+            assigned.allocation.node, assigned.allocation.device_ids, assigned.member.pod.spec.priority
         )
-        for seat in seats
-        if seat.allocation.device_ids
+        for assigned in assignments
+        if assigned.allocation.device_ids
     }
     return PreemptionPlan(
         kept, () if is_spared is None else chosen, len(ending) + (len(chosen) if is_spared is None else 0)
@@ -255,10 +254,10 @@ def plan_preemption(
 
 
 def with_kept(
-    landscape: PlacementSnapshot, ledger: Ledger, kept: Iterable[SoftReservation], *, now_seconds: float
+    cluster: PlacementSnapshot, ledger: Ledger, kept: Iterable[SoftReservation], *, now_seconds: float
 ) -> PlacementSnapshot:
-    """Return the landscape as the gang sees it whose members these GPUs are kept for: they are free for it."""
-    cells = dict(landscape.cells)
+    """Return the snapshot as the gang sees it for whose members these GPUs are kept: they are free for it."""
+    cells = dict(cluster.cells)
     for one in kept:
         cell, devices = cells.get(one.node), ledger.nodes.get(one.node)
         if cell is None or devices is None:
@@ -266,22 +265,22 @@ def with_kept(
         free = ledger.free(one.node, now_seconds=now_seconds, asking_priority=PRIORITY_TOP)
         own = free & devices.mask_of(one.device_ids) & devices.usable
         cells[one.node] = cell_of(cell.shape, cell.free | own)
-    return PlacementSnapshot(landscape.nodes, landscape.devices, cells, landscape.pods_on, landscape.free)
+    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, cluster.pods_on, cluster.free)
 
 
-def without(landscape: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: Collection[str]) -> PlacementSnapshot:
-    """Return the landscape as it is once these pods have ended."""
-    cells, free = dict(landscape.cells), dict(landscape.free)
+def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: Collection[str]) -> PlacementSnapshot:
+    """Return the snapshot as it is once these pods have ended."""
+    cells, free = dict(cluster.cells), dict(cluster.free)
     left: dict[str, set[str]] = {}
     for holding in holdings:
         node, pod = holding.node, holding.pod
         if pod.metadata.uid not in gone or node not in cells:
             continue
-        cells[node] = cell_of(cells[node].shape, cells[node].free | holding.mask & landscape.devices[node].usable)
+        cells[node] = cell_of(cells[node].shape, cells[node].free | holding.mask & cluster.devices[node].usable)
         back = host_fit.needs(pod)
         free[node] = {name: amount + back.get(name, 0) for name, amount in free.get(node, {}).items()}
         left.setdefault(node, set()).add(pod.metadata.uid)
-    pods_on = dict(landscape.pods_on)
+    pods_on = dict(cluster.pods_on)
     for node, uids in left.items():
         pods_on[node] = [pod for pod in pods_on.get(node, ()) if pod.metadata.uid not in uids]
-    return PlacementSnapshot(landscape.nodes, landscape.devices, cells, pods_on, free)
+    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, pods_on, free)

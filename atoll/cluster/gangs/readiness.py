@@ -1,8 +1,7 @@
 """Whether a gang has its quorum, and whether its members are ready. Counting only, no time.
 
-In: the spec and the members. Out: frozen tallies. Ready are members that are ready or have succeeded; failed ones and
-those being deleted never count. A member that ended well keeps counting while its successor starts, so that nothing
-flickers in between.
+Ready are members that are ready or have succeeded; failed and deleted ones never count. A succeeded member keeps
+counting while its successor starts, so that the condition does not flap.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """What is demanded of admitted gangs, and what happens to those that fall short: `waitForPodsReady`.
 
-In: the administrator's policy with its bounds, and a gang's own wishes. Out: the policy that holds for the gang, or
-what is wrong with its wishes: nothing is ever cut to a bound in silence. Separate, because docs/gangs.md tells these
-rules.
+The administrator sets a policy with bounds; a gang may choose inside the bounds. A choice outside is reported, never
+cut to the bound in silence. docs/gangs.md describes these rules.
 """
 
 from dataclasses import dataclass, field, replace

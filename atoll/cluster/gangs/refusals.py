@@ -1,7 +1,6 @@
-"""What kube-scheduler says about members that were let go: that it refuses one, since when, or that it takes one away.
+"""What the conditions of ungated members say: that kube-scheduler refuses one and since when, or preempts it.
 
-In: a member, the gang's status. Out: times and texts read off the pod's conditions. No decision: how long is too long
-stands here, what follows from it in `lifecycle`.
+How long is too long is a constant here; `lifecycle` decides what follows.
 """
 
 from typing import Final

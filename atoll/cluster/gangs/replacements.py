@@ -1,9 +1,8 @@
-"""Places for members that a running gang lacks: where its others are.
+"""Places members that a running gang lacks, near its others.
 
-In: an admitted gang, the members to place, the cluster. Out: a place for each that has one. What the gang required
-when it was admitted holds on: a member goes into the domain that its pod set, its slice and the whole gang lie in now,
-by the labels that the nodes have today; beyond that the narrowest domain around the others is tried first, then wider
-ones. How that is found is told in topology.gangs.repair; here stands only who counts as lost and as remaining.
+What the gang required when it was admitted still holds: a member goes into the domain that its pod set, its slice and
+the whole gang are in now, by today's node labels. Beyond that the narrowest domain around the others is tried first,
+then wider ones (topology.gangs.repair). Here is decided who counts as lost and as remaining.
 """
 
 from collections import Counter
@@ -34,37 +33,39 @@ def place_missing(
     view: GangView,
     missing: Sequence[GangMember],
     requests: Mapping[str, Request],
-    site: NodeDomains,
-    landscape: PlacementSnapshot,
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
 ) -> tuple[MemberAssignment, ...]:
-    """Return seats for those of the missing members that find one."""
+    """Return an assignment for each missing member that finds a place."""
     spec = view.gang.spec
-    homes = _homes(view.members, site)
-    used = {model for member, _ in homes for model in _models_of(member, landscape)}
-    choices = model_choices((requests[member.uid] for member in missing), site, landscape)
+    homes = _homes(view.members, node_domains)
+    used = {model for member, _ in homes for model in _models_of(member, cluster)}
+    choices = model_choices((requests[member.uid] for member in missing), node_domains, cluster)
     models = next((models for _, models in choices if not used or used.issuperset(models.values())), None)
     if models is None:
         return ()
-    question = search_input(spec, missing[:MISSING_MAX], requests, site, landscape, models=models)
+    question = search_input(spec, missing[:MISSING_MAX], requests, node_domains, cluster, models=models)
     if isinstance(question, Obstacle):
         return ()
-    snapshot, seats = question.snapshot, []
+    snapshot, assignments = question.snapshot, []
     for pod_set in question.gang.pod_sets:
         asked = {member.rank: member for member in question.asked[pod_set.name]}
         kin = [Place(one.rank, home) for one, home in homes if one.pod_set == pod_set.name and one.rank not in asked]
-        repair = _nearest(_bound(pod_set), snapshot, kin, list(asked), _anchors(spec, homes, site, kin=bool(kin)))
+        repair = _nearest(
+            _bound(pod_set), snapshot, kin, list(asked), _anchors(spec, homes, node_domains, kin=bool(kin))
+        )
         snapshot = _taken(snapshot, pod_set, repair.members)
-        seats += [member_assignment(place, asked[place.rank], landscape.devices) for place in repair.members]
-    return tuple(seats)
+        assignments += [member_assignment(place, asked[place.rank], cluster.devices) for place in repair.members]
+    return tuple(assignments)
 
 
-def _models_of(member: GangMember, landscape: PlacementSnapshot) -> Iterator[str]:
+def _models_of(member: GangMember, cluster: PlacementSnapshot) -> Iterator[str]:
     """Yield the models of the GPUs that a bound member has."""
     try:
         allocation = bound_allocation(member.pod)
     except MalformedValue:
         return
-    devices = landscape.devices.get(allocation.node) if allocation is not None else None
+    devices = cluster.devices.get(allocation.node) if allocation is not None else None
     if allocation is None or devices is None:
         return
     for device_id in allocation.device_ids:
@@ -73,9 +74,9 @@ def _models_of(member: GangMember, landscape: PlacementSnapshot) -> Iterator[str
             yield devices.shape.cards[position].model
 
 
-def _homes(members: Sequence[GangMember], site: NodeDomains) -> list[tuple[GangMember, str]]:
+def _homes(members: Sequence[GangMember], node_domains: NodeDomains) -> list[tuple[GangMember, str]]:
     """Return the members that run or are about to, and their nodes; where none does, those that have ended well."""
-    found = [(member, home) for member in members if (home := _node_of(member)) in site.paths]
+    found = [(member, home) for member in members if (home := _node_of(member)) in node_domains.paths]
     running = [entry for entry in found if entry[0].stage in STARTED or entry[0].stage is MemberStage.GATED]
     return running or [entry for entry in found if entry[0].stage is not MemberStage.FAILED]
 
@@ -88,24 +89,24 @@ def _bound(pod_set: PodSet) -> PodSet:
 
 
 def _anchors(
-    spec: GpuGangSpec, homes: Sequence[tuple[GangMember, str]], site: NodeDomains, *, kin: bool
+    spec: GpuGangSpec, homes: Sequence[tuple[GangMember, str]], node_domains: NodeDomains, *, kin: bool
 ) -> Iterator[Anchors]:
     """Yield the domains to try in turn: that which the whole gang requires; within it, for a pod set of which nobody is
     left, the narrowest around the others first."""
     hosts, whole = [home for _, home in homes], spec.topology
     required: Anchors = []
-    if whole is not None and whole.mode is TopologyMode.REQUIRED and whole.level in site.levels:
+    if whole is not None and whole.mode is TopologyMode.REQUIRED and whole.level in node_domains.levels:
         required = [(whole.level, hosts)]
-    for level in () if kin or not hosts else reversed(site.levels):
-        yield [*required, (level, _common(hosts, site, level))]
+    for level in () if kin or not hosts else reversed(node_domains.levels):
+        yield [*required, (level, _common(hosts, node_domains, level))]
     yield required
 
 
-def _common(hosts: Sequence[str], site: NodeDomains, level: str) -> list[str]:
+def _common(hosts: Sequence[str], node_domains: NodeDomains, level: str) -> list[str]:
     """Return the hosts in the domain of the level in which most of them lie."""
-    length = site.levels.index(level) + 1
-    most = Counter(site.paths[host][:length] for host in hosts).most_common(1)[0][0]
-    return [host for host in hosts if site.paths[host][:length] == most]
+    length = node_domains.levels.index(level) + 1
+    most = Counter(node_domains.paths[host][:length] for host in hosts).most_common(1)[0][0]
+    return [host for host in hosts if node_domains.paths[host][:length] == most]
 
 
 def _nearest(

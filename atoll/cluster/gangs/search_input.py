@@ -1,7 +1,7 @@
-"""One gang as the search is asked about it: hosts with what is free, pod sets with what a member needs.
+"""Input of the gang search: hosts with what is free, pod sets with what a member needs.
 
-Members that contradict each other give an Obstacle. What kube-scheduler would refuse is taken out before, see
-atoll.cluster.host_fit. What does not fit the landscape without its pods never fits.
+Members that contradict each other give an Obstacle. Nodes that kube-scheduler would refuse are removed before, see
+atoll.cluster.host_fit. What does not fit the empty machines never fits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
 from atoll.api.gangs import GpuGangSpec
 from atoll.cluster import host_fit, pod_fit
+from atoll.cluster.feasibility import all_positions
 from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import HOSTNAME, NodeDomains
@@ -21,6 +22,7 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import device_groups, plain
 from atoll.cluster.weakness import weaknesses
+from topology.device_requests import gpus
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.spares import with_spares
@@ -39,37 +41,101 @@ PART = "/"
 @dataclass(frozen=True, slots=True)
 class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
-    those that are about to start there included; `free`: what those leave of counted resources."""
+    those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
+    taken only where no other serves as well."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
     cells: Mapping[str, Cell]
     pods_on: Mapping[str, Sequence[Pod]]
     free: Mapping[str, Mapping[str, int]]
+    last: frozenset[str] = frozenset()
     _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict)
 
-    def snapshot(self, site: NodeDomains) -> HostSnapshot:
-        """Return the hosts of a site, built once: every gang that is tried on this landscape shares them."""
-        known = self._snapshots.get(id(site))
-        if known is None or known[0] is not site:
-            built = snapshot(site.levels, hosts_of(site, self))
-            if site.spares is not None:
-                built = with_spares(built, site.spares[0], site.spares[1])
+    def snapshot(self, node_domains: NodeDomains) -> HostSnapshot:
+        """Return the hosts of these domains, built once: every gang that is tried on this snapshot shares them."""
+        known = self._snapshots.get(id(node_domains))
+        if known is None or known[0] is not node_domains:
+            built = snapshot(node_domains.levels, hosts_of(node_domains, self))
+            if node_domains.spares is not None:
+                built = with_spares(built, node_domains.spares[0], node_domains.spares[1])
             weaker = self._weaker()
             built = built.with_hosts(replace(host, spare=True) for host in built.hosts if host.name in weaker)
-            known = self._snapshots[id(site)] = (site, built)
+            known = self._snapshots[id(node_domains)] = (node_domains, built)
         return known[1]
 
     def _weaker(self) -> frozenset[str]:
-        """Return the nodes that are weaker than others of their class: the last choice, like spare ones."""
+        """Return the last choice, like spare nodes: those that are weaker than others of their class, and `last`."""
         weak = weaknesses(cell.shape for cell in self.cells.values())
-        return frozenset(name for name, cell in self.cells.items() if cell.shape in weak) if weak else frozenset()
+        return self.last.union(name for name, cell in self.cells.items() if cell.shape in weak) if weak else self.last
 
     def emptied(self) -> "PlacementSnapshot":
         """Return the same machines without any pod."""
         cells = {name: cell_of(self.devices[name].shape, self.devices[name].usable) for name in self.cells}
         free = {name: host_fit.free(node, ()) for name, node in self.nodes.items()}
         return PlacementSnapshot(self.nodes, self.devices, cells, {}, free)
+
+    def opened(self) -> "PlacementSnapshot":
+        """Return the same machines without any pod, as they are once every node is open, ready and heard of again and
+        every card is given out. What differs from now is taken last."""
+        nodes = {name: host_fit.opened(node) for name, node in self.nodes.items()}
+        known = {name: one for name, one in self.devices.items() if name in nodes}
+        cells = {name: cell_of(one.shape, all_positions(one)) for name, one in known.items()}
+        free = {name: host_fit.free(node, ()) for name, node in nodes.items()}
+        return PlacementSnapshot(nodes, self.devices, cells, {}, free, frozenset(n for n in known if self.withheld(n)))
+
+    def withheld(self, name: str) -> str:
+        """Return what would have to change so that all of a node with a known machine counts; empty for nothing."""
+        node, devices = self.nodes.get(name), self.devices.get(name)
+        if node is None or devices is None:
+            return ""
+        if not host_fit.is_ready(node):
+            return f"{name} is Ready"
+        if host_fit.opened(node) != node:
+            return f"{name} is uncordoned" if node.spec.unschedulable else f"{name} loses the taints of its state"
+        if name not in self.cells:
+            return f"the agent of {name} reports again"
+        missing = (all_positions(devices) & ~devices.usable).bit_count()
+        return f"{name} gives out the {gpus(missing)} that it withholds" if missing else ""
+
+    def without_positions(self, masks: Mapping[str, int]) -> "PlacementSnapshot":
+        """Return the snapshot without these positions of nodes."""
+        cells = {name: cell_of(cell.shape, cell.free & ~masks.get(name, 0)) for name, cell in self.cells.items()}
+        return PlacementSnapshot(self.nodes, self.devices, cells, self.pods_on, self.free, self.last)
+
+
+def usable_positions(
+    chosen: Sequence[GangMember], requests: Mapping[str, Request], cluster: PlacementSnapshot
+) -> dict[str, int]:
+    """Return the positions by node that the members could use, free or not: what they contend for with others."""
+    found: dict[str, int] = {}
+    for member in {one.pod_set: one for one in chosen}.values():
+        request = plain(requests[member.uid])
+        for name, cell in cluster.cells.items():
+            node = cluster.nodes.get(name)
+            groups = device_groups(cell.shape, request)
+            if node is None or isinstance(groups, Rejection) or host_fit.node_reason(member.pod, host_fit.opened(node)):
+                continue
+            for group in groups:
+                found[name] = found.get(name, 0) | group.mask
+    return found
+
+
+def unreported_nodes(
+    chosen: Sequence[GangMember], node_domains: NodeDomains, cluster: PlacementSnapshot
+) -> tuple[str, ...]:
+    """Return the nodes that may have GPUs for a member and of which no report is known.
+
+    A node may have GPUs where the topology of the gang covers it, or where it says so by a label or a resource.
+    """
+    templates = [one.pod for one in {one.pod_set: one for one in chosen}.values()]
+    names_ = (name for name in sorted(node_domains.paths) if name in cluster.nodes and name not in cluster.devices)
+    return tuple(
+        name
+        for name in names_
+        if (node_domains.levels or host_fit.may_have_gpus(cluster.nodes[name]))
+        and any(not host_fit.node_reason(pod, host_fit.opened(cluster.nodes[name])) for pod in templates)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +151,8 @@ def search_input(
     spec: GpuGangSpec,
     chosen: Sequence[GangMember],
     requests: Mapping[str, Request],
-    site: NodeDomains,
-    landscape: PlacementSnapshot,
+    node_domains: NodeDomains,
+    cluster: PlacementSnapshot,
     *,
     done: Mapping[str, int] | None = None,
     models: Models = ANY_MODEL,
@@ -106,21 +172,21 @@ def search_input(
         problem = _unlike(name, members, requests)
         if problem is not None:
             return problem
-    kinds = _kinds(landscape, site)
+    kinds = _kinds(cluster, node_domains)
     templates = {name: members[0].pod for name, members in asked.items()}
     pod_sets = tuple(
         replace(
-            _pod_set(spec, name, members, requests[members[0].uid], landscape, site, kinds, models),
+            _pod_set(spec, name, members, requests[members[0].uid], cluster, node_domains, kinds, models),
             min_count=_enough(spec, name, members, done),
             apart=_apart(name, templates),
         )
         for name, members in asked.items()
     )
-    return GangSearchInput(Gang(pod_sets, topology_request(spec.topology)), landscape.snapshot(site), asked)
+    return GangSearchInput(Gang(pod_sets, topology_request(spec.topology)), cluster.snapshot(node_domains), asked)
 
 
 def model_choices(
-    requests: Iterable[Request], site: NodeDomains, landscape: PlacementSnapshot
+    requests: Iterable[Request], node_domains: NodeDomains, cluster: PlacementSnapshot
 ) -> tuple[tuple[int, Models], ...]:
     """Return the models that a gang may take, in the order in which its claims prefer them: (rank, model by request).
 
@@ -128,7 +194,7 @@ def model_choices(
     different models may lead to several, one per claim and as few as possible. Requests that mix models are bound to
     none.
     """
-    shapes = _kinds(landscape, site)
+    shapes = _kinds(cluster, node_domains)
     accepted: dict[Request, dict[str, int]] = {}
     for request in dict.fromkeys(plain(request) for request in requests if not request.mixed_models):
         ranks = accepted.setdefault(request, {})
@@ -165,18 +231,18 @@ def topology_request(wanted: WantedTopology | None) -> TopologyRequest:
     )
 
 
-def hosts_of(site: NodeDomains, landscape: PlacementSnapshot) -> Iterable[Host]:
-    """Return the hosts of a site."""
-    kinds = _kinds(landscape, site)
+def hosts_of(node_domains: NodeDomains, cluster: PlacementSnapshot) -> Iterable[Host]:
+    """Return the hosts of these domains."""
+    kinds = _kinds(cluster, node_domains)
     hosts = []
-    for name, path in site.paths.items():
-        cell = landscape.cells.get(name)
+    for name, path in node_domains.paths.items():
+        cell = cluster.cells.get(name)
         shape = cell.shape if cell is not None else None
         hosts.append(
             Host(
                 name=name,
                 path=path,
-                free=landscape.free.get(name, {}),
+                free=cluster.free.get(name, {}),
                 machine=shape.machine if shape is not None else None,
                 free_mask=cell.free if cell is not None else 0,
                 kind=kinds[shape] if shape is not None else "",
@@ -198,8 +264,8 @@ def _parts(name: str, members: tuple[GangMember, ...]) -> Iterator[tuple[str, tu
         yield f"{name}{PART}{number}", tuple(part)
 
 
-def _kinds(landscape: PlacementSnapshot, site: NodeDomains) -> dict[NodeShape, str]:
-    shapes = dict.fromkeys(landscape.cells[name].shape for name in sorted(site.paths) if name in landscape.cells)
+def _kinds(cluster: PlacementSnapshot, node_domains: NodeDomains) -> dict[NodeShape, str]:
+    shapes = dict.fromkeys(cluster.cells[name].shape for name in sorted(node_domains.paths) if name in cluster.cells)
     return {shape: f"shape-{number}" for number, shape in enumerate(shapes)}
 
 
@@ -224,16 +290,16 @@ def _pod_set(
     name: str,
     members: Sequence[GangMember],
     request: Request,
-    landscape: PlacementSnapshot,
-    site: NodeDomains,
+    cluster: PlacementSnapshot,
+    node_domains: NodeDomains,
     kinds: Mapping[NodeShape, str],
     models: Models,
 ) -> PodSet:
     wanted = next((pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name), None)
     pod = members[0].pod
-    nodes = [landscape.nodes[host] for host in site.paths]
-    excluded = host_fit.excluded_nodes(pod, nodes, landscape.pods_on)
-    excluded |= {host: NO_REPORT for host in site.paths if host not in landscape.cells and host not in excluded}
+    nodes = [cluster.nodes[host] for host in node_domains.paths]
+    excluded = host_fit.excluded_nodes(pod, nodes, cluster.pods_on)
+    excluded |= {host: NO_REPORT for host in node_domains.paths if host not in cluster.cells and host not in excluded}
     liked = {node.metadata.name: score for node in nodes if (score := host_fit.preference(pod, node))}
     admitted: dict[str, tuple[int, ...]] = {}
     refused: dict[NodeShape, str] = {}
@@ -246,8 +312,8 @@ def _pod_set(
         admitted[kind] = tuple(group.mask for group in groups if model is None or group.model == model)
         if not admitted[kind]:
             refused[shape] = OTHER_MODEL
-    for host in site.paths:
-        cell = landscape.cells.get(host)
+    for host in node_domains.paths:
+        cell = cluster.cells.get(host)
         if cell is not None and cell.shape in refused and host not in excluded:
             excluded[host] = refused[cell.shape]
     return PodSet(
@@ -259,7 +325,7 @@ def _pod_set(
         admitted=admitted,
         excluded=excluded,
         preferences=liked,
-        limits=_limits(pod, site),
+        limits=_limits(pod, node_domains),
     )
 
 
@@ -273,7 +339,7 @@ def _constraints(pod: Pod) -> tuple[object, ...]:
     return pod.spec.node_selector, pod.spec.tolerations, pod.spec.affinity
 
 
-def _limits(pod: Pod, site: NodeDomains) -> tuple[Limit, ...]:
+def _limits(pod: Pod, node_domains: NodeDomains) -> tuple[Limit, ...]:
     """Return how many members one domain may take by their own anti-affinity and host ports.
 
     A label that is no level of the topology cannot be weighed here; kube-scheduler refuses what breaks it.
@@ -281,7 +347,7 @@ def _limits(pod: Pod, site: NodeDomains) -> tuple[Limit, ...]:
     labels = [HOST if label == HOSTNAME else label for label in pod_fit.own_limits(pod)]
     if host_fit.host_ports(pod):
         labels.append(HOST)
-    return tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in site.levels)
+    return tuple(Limit(label, 1) for label in dict.fromkeys(labels) if label == HOST or label in node_domains.levels)
 
 
 def _apart(name: str, templates: Mapping[str, Pod]) -> frozenset[str]:

@@ -47,7 +47,7 @@ def test_any_history_keeps_the_promises(
         is_admitted = conditions.is_true(status.conditions, names.CONDITION_ADMITTED)
 
         assert not (is_admitted and conditions.is_true(status.conditions, names.CONDITION_EVICTED))
-        assert decision.act is not GangAction.LET_GO or was_admitted
+        assert decision.act is not GangAction.UNGATE or was_admitted
         assert decision.act is not GangAction.UNDO or not is_admitted
         count = status.requeue_state.count if status.requeue_state else 0
         assert count <= before + 1

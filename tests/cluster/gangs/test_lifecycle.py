@@ -109,7 +109,7 @@ def test_an_admission_that_was_written_down_is_finished() -> None:
 
     decision = life.look(member(0, STARTING, holds=True), member(1, GATED, holds=True))
 
-    assert decision.act is GangAction.LET_GO
+    assert decision.act is GangAction.UNGATE
     assert [one.rank for one in decision.members] == [1]
 
 

@@ -15,7 +15,7 @@ from atoll.api.gangs import GpuGangSpec
 from atoll.cluster.gangs.membership import members_of
 from atoll.cluster.gangs.readiness import placeable, quorum
 from atoll.cluster.objects import OwnerReference, Pod, SchedulingGate
-from controllers.gang_making import owner_of, pod_sets_of, size_of
+from controllers.gangs.creation import owner_of, pod_sets_of, size_of
 from tests.builders import make_pod
 
 LWS = "leaderworkerset.sigs.k8s.io"

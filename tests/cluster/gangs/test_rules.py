@@ -13,6 +13,7 @@ from atoll.api import names
 from atoll.api.base import Condition
 from atoll.api.gangs import DOMAINS_MAX, GpuGangSpec, RequeueTimestamp, WaitForPodsReady, duration_seconds
 from atoll.api.topologies import Topology
+from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import open_gate, status_assignment
@@ -178,14 +179,22 @@ def test_order_is_priority_then_age_then_name() -> None:
         assert [one.gang.metadata.name for one in in_order(arrangement)] == ["b", "c", "d", "a"]
 
 
-@pytest.mark.parametrize(("timestamp", "first"), [("Eviction", "young"), ("Creation", "old")])
-def test_an_evicted_gang_goes_back_as_the_policy_says(timestamp: str, first: str) -> None:
-    """By eviction it waits behind those that came meanwhile, by creation it keeps its age."""
+@pytest.mark.parametrize(
+    ("timestamp", "reason", "first"),
+    [
+        pytest.param("Eviction", "PodsReadyTimeout", "young", id="not ready in time: behind those that came meanwhile"),
+        pytest.param("Eviction", "Preempted", "old", id="preempted: it keeps its place"),
+        pytest.param("Eviction", "SchedulerRefused", "old", id="refused by kube-scheduler: it keeps its place"),
+        pytest.param("Creation", "PodsReadyTimeout", "old", id="by creation: it keeps its age"),
+    ],
+)
+def test_an_evicted_gang_goes_back_as_the_policy_says(timestamp: str, reason: str, first: str) -> None:
+    """Only who was not ready in time loses the place in the queue, and only where the policy says so."""
 
     def view(name: str, created: int, evicted: int | None) -> GangView:
         status = None
         if evicted is not None:
-            condition = {"type": "Evicted", "status": "True", "reason": "PodsReadyTimeout",
+            condition = {"type": "Evicted", "status": "True", "reason": reason,
                          "lastTransitionTime": text_of(evicted)}  # fmt: skip
             status = {"conditions": [condition]}
         gang = make_gang(1, name=name, status=status)
@@ -202,7 +211,7 @@ def test_hopeless_gangs_are_tried_ever_more_rarely() -> None:
     while now < 600:
         wait = attempts.wait_seconds(now, room_at_seconds=0.0)
         if wait <= 0:
-            attempts, tries = attempts.next(now), tries + 1
+            attempts, tries = attempts.next(now, Verdict.NEVER, contends=False), tries + 1
         now += max(wait, 0.01)
 
     assert tries <= 66

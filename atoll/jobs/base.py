@@ -1,0 +1,50 @@
+"""The common shape of a job's parts: snake_case as users write it, frozen, bounded, unknown keys refused.
+
+In: plain values of a file or a request. Out: frozen pydantic models. Separate from the custom resources' base, because
+those ignore what they do not know, and a job must not: a misspelt wish would be lost in silence.
+"""
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+SECONDS_MAX: Final = 10 * 365 * 24 * 3600
+"""Ten years: longer than any machine."""
+MAP_ENTRIES_MAX: Final = 64
+
+Seconds = Annotated[int, Field(strict=True, ge=1, le=SECONDS_MAX)]
+Flag = Annotated[bool, Field(strict=True)]
+Identifier = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
+"""A word that can be the value of a label, such as a uuid."""
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+"""The name of a Kubernetes object."""
+ShortName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""A name without dots, as of a namespace or a port."""
+Text = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
+LabelKey = Annotated[
+    str,
+    Field(
+        max_length=317,
+        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    ),
+]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+
+
+def _cores(value: object) -> object:
+    """Take numbers of cores without quotes, as people write them."""
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+CpuQuantity = Annotated[
+    str,
+    BeforeValidator(_cores),
+    Field(max_length=12, pattern=r"^([1-9][0-9]{0,4}(\.[0-9]{1,3})?|0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,6}m)$"),
+]
+ByteQuantity = Annotated[str, Field(max_length=12, pattern=r"^[1-9][0-9]{0,7}(Ki|Mi|Gi|Ti|k|M|G|T)$")]
+
+
+class Part(BaseModel):
+    """Base of a job and its parts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

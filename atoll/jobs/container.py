@@ -1,0 +1,169 @@
+"""What runs in a job's pods: image, command, variables, volumes, ports, probes, secrets.
+
+In: the document `container` of a job. Out: a frozen, bounded model whose parts know their Kubernetes form. It is one
+container on purpose: who needs more writes a pod template, which Atoll takes as well.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from atoll.api.names import VISIBLE_DEVICES_VARIABLES
+from atoll.jobs.base import ByteQuantity, Flag, ObjectName, Part, ShortName
+
+WORDS_MAX = 256
+VARIABLES_MAX = 256
+VOLUMES_MAX = 32
+PORTS_MAX = 16
+
+Word = Annotated[str, Field(max_length=16_384, pattern=r"^[^\x00]*$")]
+FilePath = Annotated[str, Field(max_length=512, pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$")]
+"""Absolute, without dots that lead elsewhere."""
+PortNumber = Annotated[int, Field(strict=True, ge=1, le=65_535)]
+PortName = Annotated[str, Field(max_length=15, pattern=r"^([a-z0-9]+-)*[a-z0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
+SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9_-][-A-Za-z0-9._]*$")]
+
+
+class SecretEntry(Part):
+    """One entry of a Secret."""
+
+    name: ObjectName
+    key: SecretKey
+
+
+class Variable(Part):
+    """An environment variable: a value, or an entry of a Secret."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    value: Word | None = None
+    secret: SecretEntry | None = None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse two values, none, and what Atoll sets itself."""
+        if (self.value is None) == (self.secret is None):
+            raise ValueError("a variable has a value or a secret, one of both")
+        if self.name in VISIBLE_DEVICES_VARIABLES:
+            raise ValueError(f"{self.name} is set by Atoll, to the GPUs that the pod gets; remove it")
+        return self
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the entry of a container's env."""
+        if self.secret is not None:
+            return {
+                "name": self.name,
+                "valueFrom": {"secretKeyRef": {"name": self.secret.name, "key": self.secret.key}},
+            }
+        return {"name": self.name, "value": self.value}
+
+
+class Volume(Part):
+    """A folder that is mounted: of a PersistentVolumeClaim, Secret or ConfigMap, or an empty one of a given size."""
+
+    name: ShortName
+    mount_path: FilePath
+    claim: Annotated[ObjectName | None, Field(description="a PersistentVolumeClaim that is there")] = None
+    secret: ObjectName | None = None
+    config_map: ObjectName | None = None
+    empty_size: Annotated[ByteQuantity | None, Field(description="an empty folder of at most this size")] = None
+    read_only: Flag = False
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a volume of no source, or of two."""
+        if sum(one is not None for one in (self.claim, self.secret, self.config_map, self.empty_size)) != 1:
+            raise ValueError("a volume has one source: claim, secret, config_map or empty_size")
+        return self
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the entry of a pod's volumes."""
+        if self.claim is not None:
+            return {"name": self.name, "persistentVolumeClaim": {"claimName": self.claim}}
+        if self.secret is not None:
+            return {"name": self.name, "secret": {"secretName": self.secret}}
+        if self.config_map is not None:
+            return {"name": self.name, "configMap": {"name": self.config_map}}
+        return {"name": self.name, "emptyDir": {"sizeLimit": self.empty_size}}
+
+    def mount(self) -> dict[str, Any]:
+        """Return the entry of a container's volumeMounts."""
+        return {"name": self.name, "mountPath": self.mount_path} | ({"readOnly": True} if self.read_only else {})
+
+
+class Port(Part):
+    """A port on which the container listens; a service's are reachable by its name."""
+
+    port: PortNumber
+    name: PortName
+
+
+class Probe(Part):
+    """How the kubelet asks the container: over HTTP by `path`, by `command`, or by connecting to `port`."""
+
+    port: PortNumber | None = None
+    path: Annotated[str | None, Field(max_length=512, pattern=r"^/[^\s\x00]*$")] = None
+    command: Annotated[tuple[Word, ...], Field(max_length=WORDS_MAX)] = ()
+    initial_delay_seconds: Annotated[int, Field(strict=True, ge=0, le=86_400)] = 0
+    period_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 10
+    timeout_seconds: Annotated[int, Field(strict=True, ge=1, le=3600)] = 1
+    failure_threshold: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 3
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a probe that asks nothing, or two things."""
+        if bool(self.command) == (self.port is not None):
+            raise ValueError("a probe asks a port or runs a command, one of both")
+        if self.path is not None and self.port is None:
+            raise ValueError("path needs the port that answers it")
+        return self
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the probe of a container."""
+        action: dict[str, Any] = {"tcpSocket": {"port": self.port}}
+        if self.command:
+            action = {"exec": {"command": list(self.command)}}
+        elif self.path is not None:
+            action = {"httpGet": {"path": self.path, "port": self.port}}
+        return action | {
+            "initialDelaySeconds": self.initial_delay_seconds,
+            "periodSeconds": self.period_seconds,
+            "timeoutSeconds": self.timeout_seconds,
+            "failureThreshold": self.failure_threshold,
+        }
+
+
+class Container(Part):
+    """What runs in a job's pods."""
+
+    image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")] = None
+    command: Annotated[tuple[Word, ...], Field(max_length=WORDS_MAX)] = ()
+    args: Annotated[tuple[Word, ...], Field(max_length=WORDS_MAX)] = ()
+    working_dir: FilePath | None = None
+    env: Annotated[tuple[Variable, ...], Field(max_length=VARIABLES_MAX)] = ()
+    env_secrets: Annotated[
+        tuple[ObjectName, ...], Field(max_length=16, description="Secrets whose every entry is a variable")
+    ] = ()
+    volumes: Annotated[tuple[Volume, ...], Field(max_length=VOLUMES_MAX)] = ()
+    ports: Annotated[tuple[Port, ...], Field(max_length=PORTS_MAX)] = ()
+    readiness: Annotated[Probe | None, Field(description="may the pod be sent requests")] = None
+    liveness: Annotated[Probe | None, Field(description="shall the container be started anew")] = None
+    startup: Annotated[Probe | None, Field(description="has it started; the others ask after that")] = None
+    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=16)] = ()
+    service_account_name: ObjectName | None = None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse what stands twice."""
+        named: tuple[tuple[str, Sequence[object]], ...] = (
+            ("variable", [one.name for one in self.env]),
+            ("volume", [one.name for one in self.volumes]),
+            ("mount_path", [one.mount_path for one in self.volumes]),
+            ("port", [one.port for one in self.ports]),
+            ("port name", [one.name for one in self.ports]),
+        )
+        for what, values in named:
+            twice = next((value for value in values if values.count(value) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{what} {twice} stands twice")
+        return self

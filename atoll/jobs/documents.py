@@ -1,0 +1,180 @@
+"""Reads a job from a file: bytes to a Job, or all that is wrong with it, each with its line.
+
+In: bytes of JSON or YAML from anybody. Out: a ParsedJob. Nothing that the bytes hold raises an exception. How bytes are
+read and bounded, and how attributes are judged, is atoll.ml's; here the fields of a job are put into words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from atoll.jobs.errors import JobMistake
+from atoll.jobs.model import Job, gathered
+from atoll.jobs.working_out import given_attributes
+from atoll.ml.attributes import NAMES, PREFIX, MlAttributes
+from atoll.ml.document import Document, Path, read
+from atoll.ml.infer import complete
+from atoll.ml.policy import Policy
+from atoll.ml.problems import AttributeProblem, Problems, shown
+from atoll.ml.rules import complaints
+from atoll.ml.wording import LineOf, dotted, problem_of_complaint, problems_of_errors
+
+ATTRIBUTES: Final = "attributes"
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "depends_on": "a job waits for no other: a pipeline of two steps does, or a trigger of type dependency",
+    "time_window": "windows belong to the triggers of pipelines; policy.scheduled_start is one moment",
+    "time_windows": "windows belong to the triggers of pipelines; policy.scheduled_start is one moment",
+    "schedule": "a trigger of type cron starts a job again and again; policy.scheduled_start does once",
+    "cron": "a trigger of type cron starts a job again and again; policy.scheduled_start does once",
+    "image": "write it as container.image",
+    "command": "write it as container.command",
+    "args": "write them as container.args",
+    "env": "write it as container.env",
+    "gpus": "write ext_ml_gpu_count, or resources.gpu_count",
+    "replicas": "write policy.min_replicas for a service, parallelism for a batch, workers for a training",
+    "checkpoint_config": "write it as intent.checkpoint_config",
+}
+"""What people look for in a job, and where it is."""
+FORMS: Final[Mapping[str, str]] = {
+    "name": "must be lower-case letters, digits and dashes, and begin with a letter",
+    "image": "must be the name of a container image",
+    "tenant_id": "must be lower-case letters, digits and dashes",
+    "queue_name": "must be the name of a LocalQueue: lower-case letters, digits and dashes",
+    "mount_path": "must be a whole path such as /data, without dots that lead elsewhere",
+    "checkpoint_path": "must be a whole path such as /checkpoints, without dots that lead elsewhere",
+    "working_dir": "must be a whole path such as /work, without dots that lead elsewhere",
+    "cpu_request": 'must be cores such as 4, "0.5" or 500m',
+    "cpu_limit": 'must be cores such as 4, "0.5" or 500m',
+    "memory_request": "must be a size such as 64Gi or 64G",
+    "memory_limit": "must be a size such as 64Gi or 64G",
+    "storage_size": "must be a size such as 100Gi",
+    "empty_size": "must be a size such as 10Gi",
+    "gpu_memory_hint": "must be a size such as 40GB",
+    "id": "must be a uuid",
+}
+_TIMES: Final = ("datetime", "timezone")
+_MESSAGES: Final[Mapping[str, str]] = {
+    "string_too_long": "may have {max_length} characters",
+    "string_too_short": "must not be empty",
+    "too_long": "may have {max_length} entries",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedJob:
+    """A job, or why there is none."""
+
+    job: Job | None
+    problems: Problems
+    document: Document
+
+    def located(self, problem: AttributeProblem) -> AttributeProblem:
+        """Return a problem that was found later with the line of its field."""
+        path = tuple(part for part in problem.attribute.split(".") if part)
+        return replace(problem, line=problem.line if problem.line is not None else _line(self.document, path))
+
+
+def parse_job(data: bytes, policy: Policy | None = None) -> ParsedJob:
+    """Read a job. `policy`: what administrators allow its attributes to say."""
+    document = read(data)
+    if isinstance(document, AttributeProblem):
+        return ParsedJob(None, (document,), Document(None))
+    value = document.value
+    if not isinstance(value, dict):
+        problem = AttributeProblem("", shown(value), "must be a mapping", "write name, job_type and the like", 1)
+        return ParsedJob(None, (problem,), document)
+    try:
+        fields = gathered(value)
+    except JobMistake as mistake:
+        found = mistake.problem
+        return ParsedJob(None, (replace(found, line=_line(document, (found.attribute,))),), document)
+    attributes, problems = _attributes(fields, document)
+    try:
+        job = Job.model_validate(fields | {ATTRIBUTES: attributes})
+    except ValidationError as error:
+        told = problems or _rules(attributes, policy or Policy(), document)
+        return ParsedJob(None, (*told, *_fields(error, document)), document)
+    problems += _rules(given_attributes(job), policy or Policy(), document) if not problems else ()
+    return ParsedJob(None if problems else job, problems, document)
+
+
+def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttributes, Problems]:
+    given = fields.get(ATTRIBUTES, {})
+    if not isinstance(given, dict):
+        hint = f"write {PREFIX}gpu_count: 1 and the like below it"
+        problem = AttributeProblem(ATTRIBUTES, shown(given), "must be a mapping", hint, document.line_of((ATTRIBUTES,)))
+        return MlAttributes(), (problem,)
+    try:
+        return MlAttributes.model_validate(given), ()
+    except ValidationError as error:
+        told = problems_of_errors(error, NAMES, line_of=_line_of(document))
+        return MlAttributes(), tuple(_unprefixed(one) for one in told)
+
+
+def _unprefixed(problem: AttributeProblem) -> AttributeProblem:
+    """Return the problem of an attribute that was written without its prefix under its own name."""
+    name, found, _ = problem.attribute.removeprefix(PREFIX).partition(" (without")
+    if not found:
+        return problem
+    return replace(problem, attribute=name, limit=f"attributes begin with {PREFIX}", hint=f"write {PREFIX}{name}")
+
+
+def _rules(given: MlAttributes, policy: Policy, document: Document) -> Problems:
+    """Return what is wrong with the attributes together: as they are given, and with what follows from them."""
+    for attributes in (given, complete(given).attributes):
+        found = complaints(attributes, policy)
+        if found:
+            return tuple(problem_of_complaint(one, attributes, line_of=_line_of(document)) for one in found)
+    return ()
+
+
+def _line_of(document: Document) -> LineOf:
+    """Return what finds the line of an attribute, by its path without prefix."""
+    return lambda path: _line(document, (PREFIX + str(path[0]), *path[1:]))
+
+
+def _line(document: Document, path: Path) -> int | None:
+    """Return where a field stands, wherever an attribute does: beside the other fields, or under `attributes`."""
+    if path and str(path[0]).startswith(PREFIX) and (path[0],) not in document.lines:
+        path = (ATTRIBUTES, *path)
+    return document.line_of(path)
+
+
+def _fields(error: ValidationError, document: Document) -> Problems:
+    worded = problems_of_errors(error, tuple(Job.model_fields), prefix="")
+    return tuple(
+        _field(detail, problem, document)
+        for detail, problem in zip(error.errors(include_url=False), worded, strict=True)
+    )
+
+
+def _field(detail: ErrorDetails, problem: AttributeProblem, document: Document) -> AttributeProblem:
+    path = tuple(part for part in detail["loc"] if part != "[key]")
+    name = next((part for part in reversed(path) if isinstance(part, str)), "")
+    kind, context = detail["type"], detail.get("ctx", {})
+    mistake = context.get("error")
+    if isinstance(mistake, JobMistake):
+        found = mistake.problem
+        return replace(found, line=_line(document, tuple(found.attribute.split("."))))
+    problem = replace(problem, attribute=dotted(path), line=_line(document, path))
+    if kind == "value_error":
+        limit, _, hint = str(mistake).partition("; ")
+        return replace(problem, limit=limit, hint=hint or "change it")
+    if kind == "extra_forbidden":
+        return replace(problem, limit="is not known", hint=ELSEWHERE.get(name, problem.hint))
+    if kind == "model_type":
+        return replace(problem, hint="write its fields below it")
+    if kind.startswith(_TIMES):
+        return replace(problem, limit="must be a time with its zone", hint="write it as 2030-01-31T22:00:00Z")
+    if kind == "string_pattern_mismatch" or kind.startswith("uuid"):
+        return replace(
+            problem,
+            limit=FORMS.get(
+                name if len(path) < 3 or name != "name" else "", f"must match {context.get('pattern', 'another form')}"
+            ),
+            hint="correct it",
+        )
+    return replace(problem, limit=_MESSAGES[kind].format(**context)) if kind in _MESSAGES else problem

@@ -1,0 +1,144 @@
+"""The GPUs of a job: what each pod claims, over how many pods they are shared out, and how near these lie.
+
+In: a Job and its attributes. Out: GpuNeeds, whose claim is a model of atoll.api; or a JobMistake.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from atoll.api.claims import COUNT_MAX, DeviceClaim, InterconnectKind, Vendor
+from atoll.api.gangs import GangTopologyRequest, TopologyMode
+from atoll.api.names import FABRIC_LEVEL
+from atoll.jobs.errors import JobMistake
+from atoll.jobs.model import WORKERS_MAX, Job
+from atoll.jobs.notes import NoteBook
+from atoll.jobs.settings import RenderSettings
+from atoll.jobs.words import JobType, TopologyConstraint
+from atoll.ml.attributes import PREFIX, Accelerator, DistributedStrategy, MlAttributes
+from atoll.ml.mapping import device_claim
+
+COUNT_FIELD = f"{PREFIX}gpu_count"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNeeds:
+    """`claim`: of each pod. `workers`: pods that share the GPUs. `together`: how near these lie, None for anywhere."""
+
+    claim: DeviceClaim
+    workers: int
+    together: GangTopologyRequest | None
+
+
+def gpu_needs(job: Job, attributes: MlAttributes, settings: RenderSettings, book: NoteBook) -> GpuNeeds | None:
+    """Return what the job needs of GPUs; None where it asks for none. Raises JobMistake."""
+    if attributes.accelerator is not Accelerator.GPU or not attributes.gpu_count:
+        return None
+    workers = _workers(job, attributes, attributes.gpu_count, settings, book)
+    count = attributes.gpu_count // workers
+    return GpuNeeds(_claim(job, attributes, count, book), workers, _together(job, workers, settings, book))
+
+
+def _workers(job: Job, attributes: MlAttributes, total: int, settings: RenderSettings, book: NoteBook) -> int:
+    """Return over how many pods the GPUs are shared out."""
+    most = settings.gpus_per_pod_max
+    if job.workers is not None:
+        if total % job.workers:
+            raise JobMistake(
+                "workers", job.workers, f"{total} GPUs cannot be shared evenly by so many", "choose a divisor"
+            )
+        if total // job.workers > most:
+            limit = f"each would have {total // job.workers} GPUs, and a machine has {most} at most"
+            raise JobMistake("workers", job.workers, limit, f"give {ceil(total / most)} or more")
+        book.tell("workers", job.workers, f"{job.workers} pods with {total // job.workers} GPUs each")
+        return job.workers
+    if total <= most:
+        return 1
+    limit = f"a machine has {most} GPUs at most"
+    if job.policy.topology is TopologyConstraint.SAME_NODE or total > COUNT_MAX * WORKERS_MAX:
+        raise JobMistake(COUNT_FIELD, total, limit, "ask for fewer, or give policy.topology another value")
+    if job.job_type is JobType.SERVICE or not _is_distributed(attributes):
+        hint = f"say {PREFIX}distributed_strategy and workers, so that several pods share them"
+        raise JobMistake(
+            COUNT_FIELD, total, limit, "a service runs in one pod" if job.job_type is JobType.SERVICE else hint
+        )
+    workers = next(number for number in range(ceil(total / most), total + 1) if total % number == 0)
+    if workers > WORKERS_MAX:
+        raise JobMistake(
+            COUNT_FIELD, total, f"{workers} pods would share them, {WORKERS_MAX} may", "choose a round number"
+        )
+    book.tell(
+        f"{PREFIX}distributed_strategy",
+        attributes.distributed_strategy,
+        f"{workers} pods with {total // workers} GPUs each: a machine has {most} at most",
+    )
+    return workers
+
+
+def _is_distributed(attributes: MlAttributes) -> bool:
+    return attributes.distributed_strategy not in (None, DistributedStrategy.NONE)
+
+
+def _claim(job: Job, attributes: MlAttributes, count: int, book: NoteBook) -> DeviceClaim:
+    of, total, said = f"GpuClaim/{job.name}", attributes.gpu_count, job.attributes
+    book.tell(COUNT_FIELD, total, f"spec.devices.count {count}" + (" in each pod" if count != total else ""), of)
+    if attributes.gpu_type is not None:
+        _check_vendor(attributes.gpu_type)
+    interconnect = _interconnect(job, attributes, count, book, of)
+    claim = device_claim(attributes.model_copy(update={"gpu_count": count, "gpu_interconnect": interconnect}))
+    assert claim is not None
+    capability = claim.compute_capability
+    for name, given, text in (
+        ("gpu_type", attributes.gpu_type, f"spec.devices.models {', '.join(claim.models)}"),
+        ("gpu_memory_gb", said.gpu_memory_gb, f"spec.devices.memory {claim.memory}"),
+        (
+            "gpu_compute_capability",
+            said.gpu_compute_capability,
+            f"spec.devices.computeCapability {capability}",
+        ),
+    ):
+        if given is not None:
+            book.tell(f"{PREFIX}{name}", given, text, of)
+    return claim
+
+
+def _check_vendor(gpu_type: str) -> None:
+    if gpu_type.partition("-")[0] not in tuple(Vendor):
+        limit = f"Atoll gives out GPUs of {' and '.join(Vendor)}"
+        raise JobMistake(f"{PREFIX}gpu_type", gpu_type, limit, "choose one of theirs")
+
+
+def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook, of: str) -> InterconnectKind:
+    asked = attributes.gpu_interconnect or InterconnectKind.ANY
+    if job.policy.topology is TopologyConstraint.NVLINK:
+        if asked is InterconnectKind.PCIE:
+            limit = f"{PREFIX}gpu_interconnect is pcie"
+            raise JobMistake("policy.topology", "nvlink", limit, "give one of both")
+        asked = InterconnectKind.NVLINK
+        if count > 1:
+            book.tell("policy.topology", "nvlink", "spec.devices.interconnect nvlink", of)
+    if count == 1:
+        said = job.attributes.gpu_interconnect
+        if said is not None:
+            book.tell(f"{PREFIX}gpu_interconnect", said.value, "without effect: there is one GPU in a pod", of)
+        if job.policy.topology is TopologyConstraint.NVLINK:
+            book.tell("policy.topology", "nvlink", "without effect: there is one GPU in a pod", of)
+        return InterconnectKind.ANY
+    if attributes.gpu_interconnect not in (None, InterconnectKind.ANY) or job.attributes.gpu_interconnect is not None:
+        book.tell(
+            f"{PREFIX}gpu_interconnect", job.attributes.gpu_interconnect, f"spec.devices.interconnect {asked}", of
+        )
+    return asked
+
+
+def _together(job: Job, workers: int, settings: RenderSettings, book: NoteBook) -> GangTopologyRequest | None:
+    """Return how near the pods of a gang lie: what is said of all GPUs holds over the pods as well."""
+    topology = job.policy.topology
+    if workers > 1 and topology is TopologyConstraint.SAME_NODE:
+        text = f"all members in one domain of {settings.host_level}"
+        book.tell("policy.topology", "same_node", text, f"GpuGang/{job.name}")
+        return GangTopologyRequest(mode=TopologyMode.REQUIRED, level=settings.host_level)
+    if workers > 1 and job.attributes.gpu_interconnect is InterconnectKind.NVLINK:
+        text = f"all members in one domain of {FABRIC_LEVEL}: NVLink joins all GPUs of the job"
+        book.tell(f"{PREFIX}gpu_interconnect", "nvlink", text, f"GpuGang/{job.name}")
+        return GangTopologyRequest(mode=TopologyMode.REQUIRED, level=FABRIC_LEVEL)
+    return None

@@ -1,0 +1,52 @@
+"""Which wish became what, told beside the objects.
+
+In: what the renderer decides, as it decides it. Out: frozen notes in that order. Separate, so that every part of the
+renderer tells it alike, and a test can ask whether a wish was lost.
+"""
+
+from dataclasses import dataclass
+
+from atoll.ml.problems import VALUE_LENGTH_MAX, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One wish and what became of it. `object`: kind/name where it stands, empty for what stands nowhere."""
+
+    source: str
+    value: str
+    object: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.value} -> {self.text}" if self.value else f"{self.source} -> {self.text}"
+
+
+class NoteBook:
+    """Gathers notes while one job is rendered."""
+
+    def __init__(self) -> None:
+        self._notes: list[Note] = []
+
+    def tell(self, source: str, value: object, text: str, of: str = "") -> None:
+        """Note what became of a wish; a value that is None is a default."""
+        note = Note(source, _shown(value), of, text)
+        if note not in self._notes:
+            self._notes.append(note)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What was noted, in order."""
+        return tuple(self._notes)
+
+
+def _shown(value: object) -> str:
+    """Return a value as a note shows it: as it was written, short and on one line."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = value if isinstance(value, str) and value.isprintable() else shown(value)
+    return text if len(text) <= VALUE_LENGTH_MAX else text[: VALUE_LENGTH_MAX - 3] + "..."

@@ -1,0 +1,275 @@
+"""A job as Kubernetes objects, and which wish became what.
+
+In: a Job; the administrator's settings; the nodes that are known, where a cluster was asked; and the time, from which a
+deadline counts. Out: a frozen Rendered, whose objects kubectl can apply in their order; or a JobMistake. Pure: the same
+job gives the same objects, byte for byte.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from atoll.api import job_names, names
+from atoll.api.claims import GpuClaimSpec
+from atoll.api.gangs import GangPodSet, GpuGangSpec
+from atoll.jobs.container import Container
+from atoll.jobs.contracts import CONTRACTS
+from atoll.jobs.labels import POD_SET, identity_of, labels_of, queue_labels, workload, workload_annotations
+from atoll.jobs.model import Job
+from atoll.jobs.needs import Needs, needs_of
+from atoll.jobs.notes import Note, NoteBook
+from atoll.jobs.pods import Rendering, checkpoint_claim, served, template_of
+from atoll.jobs.selection import KnownNode
+from atoll.jobs.settings import RenderSettings
+from atoll.jobs.telling import tell_rest
+from atoll.jobs.words import DeploymentType, JobType, TopologyConstraint
+
+CPU_UTILIZATION: Final = 80
+"""Share of the CPU request, in percent, at which an autoscaler adds replicas."""
+DISRUPTED: Final = {"type": "DisruptionTarget", "status": "True"}
+HELM_LISTS: Final = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName")
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HelmInstall:
+    """What Helm is told, where a job is made from a chart: most charts hand these values on to their pods."""
+
+    release: str
+    chart: str
+    version: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Objects in the order in which they are applied, notes in the order of the decisions."""
+
+    objects: tuple[Object, ...]
+    notes: tuple[Note, ...]
+    needs: Needs
+    helm: HelmInstall | None = None
+
+
+def render(
+    job: Job,
+    settings: RenderSettings | None = None,
+    *,
+    nodes: Sequence[KnownNode] | None = None,
+    now_seconds: float | None = None,
+) -> Rendered:
+    """Return the objects of a job. Raises JobMistake, which names the field and says what to do."""
+    settings, book = settings or RenderSettings(), NoteBook()
+    needs = needs_of(job, settings, now_seconds=now_seconds, book=book)
+    of = Rendering(job, needs, settings, nodes, book)
+    template = template_of(of)
+    objects = [*_claims(of), *_volume(of)]
+    helm = None
+    if job.deployment_type is DeploymentType.HELM:
+        helm = _helm(job, template)
+    else:
+        container = served(of)
+        objects += _service(of, container)
+        objects += _deployment(of, template, container) if job.job_type is JobType.SERVICE else [_job(of, template)]
+    tell_rest(job, needs, book)
+    return Rendered(tuple(objects), book.notes, needs, helm)
+
+
+def _head(of: Rendering, api_version: str, kind: str, name: str) -> Object:
+    metadata: Object = {"name": name}
+    if of.job.namespace is not None:
+        metadata["namespace"] = of.job.namespace
+    labels = labels_of if kind in ("Job", "Deployment") else identity_of
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata | {"labels": labels(of.job, of.needs)}}
+
+
+def _claims(of: Rendering) -> list[Object]:
+    """Return the GpuClaim of each pod, and the GpuGang of pods that work as one."""
+    job, needs = of.job, of.needs
+    if needs.gpus is None:
+        return []
+    spec = GpuClaimSpec(devices=needs.gpus.claim, gang_ref=job.name if needs.is_gang else None)
+    objects = [_head(of, names.API_VERSION, "GpuClaim", job.name) | {"spec": _plain(spec)}]
+    if needs.is_gang:
+        gang = GpuGangSpec(pod_sets=(GangPodSet(name=POD_SET, count=needs.workers),), topology=needs.gpus.together)
+        objects.append(_head(of, names.API_VERSION, "GpuGang", job.name) | {"spec": _plain(gang)})
+    return objects
+
+
+def _plain(spec: GpuClaimSpec | GpuGangSpec) -> Object:
+    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _volume(of: Rendering) -> list[Object]:
+    """Return the volume for checkpoints. Pods on several nodes need one that all of them can write."""
+    job, checkpoint = of.job, of.needs.checkpoint
+    if checkpoint is None or not checkpoint.mount_path:
+        return []
+    is_shared = of.needs.workers > 1 and job.policy.topology is not TopologyConstraint.SAME_NODE
+    mode = "ReadWriteMany" if is_shared or _pods(job) > 1 else "ReadWriteOnce"
+    spec = {
+        "accessModes": [mode],
+        "storageClassName": checkpoint.storage_class,
+        "resources": {"requests": {"storage": checkpoint.storage_size}},
+    }
+    name = checkpoint_claim(job)
+    for field, value in (("storage_class", checkpoint.storage_class), ("storage_size", checkpoint.storage_size)):
+        given = job.intent.checkpoint_config is not None and field in job.intent.checkpoint_config.model_fields_set
+        path = "spec.storageClassName" if field == "storage_class" else "spec.resources.requests.storage"
+        of.book.tell(
+            f"intent.checkpoint_config.{field}",
+            value if given else None,
+            f"{path} {value}",
+            f"PersistentVolumeClaim/{name}",
+        )
+    return [_head(of, "v1", "PersistentVolumeClaim", name) | {"spec": spec}]
+
+
+def _pods(job: Job) -> int:
+    """Return how many pods of a batch run at once, each on its own."""
+    most = job.completions or job.parallelism or 1
+    return min(job.parallelism or 1, most)
+
+
+def _service(of: Rendering, container: Container) -> list[Object]:
+    """Return what makes a service reachable by the job's name; for pods that work as one, each by its own."""
+    job, needs = of.job, of.needs
+    selector = {job_names.JOB_NAME: job.name}
+    ports = [{"name": one.name, "port": one.port, "targetPort": one.name} for one in container.ports]
+    if needs.workers > 1:
+        port = {"name": "rendezvous", "port": job_names.MASTER_PORT_NUMBER}
+        spec: Object = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": [port]}
+        of.book.tell("workers", needs.workers, f"found as {job.name}-0.{job.name} and so on", f"Service/{job.name}")
+    elif job.job_type is JobType.SERVICE and ports:
+        spec = {"selector": selector, "ports": ports}
+        of.book.tell(
+            "container.ports",
+            ", ".join(str(one.port) for one in container.ports),
+            f"reachable at http://{job.name}:{container.ports[0].port}",
+            f"Service/{job.name}",
+        )
+    else:
+        return []
+    return [_head(of, "v1", "Service", job.name) | {"spec": spec}]
+
+
+def _workload(of: Rendering, api_version: str, kind: str) -> Object:
+    job = of.job
+    head = _head(of, api_version, kind, job.name)
+    head["metadata"]["labels"] |= queue_labels(job, of.settings.priority_classes[of.needs.priority], of.book)
+    annotations = workload_annotations(job)
+    if annotations:
+        head["metadata"]["annotations"] = annotations
+    return head
+
+
+def _deployment(of: Rendering, template: Object, container: Container) -> list[Object]:
+    """Return a Deployment with its autoscaler, where one is wanted."""
+    job, policy = of.job, of.job.policy
+    replicas = policy.least_replicas
+    if policy.min_replicas is not None:
+        of.book.tell("policy.min_replicas", policy.min_replicas, "spec.replicas", workload(job))
+    spec: Object = {"replicas": replicas, "selector": {"matchLabels": {job_names.JOB_NAME: job.name}}}
+    if of.needs.gpus is not None:
+        spec["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    spec["template"] = template
+    scaler = _autoscaler(of, container)
+    if scaler is not None:
+        del spec["replicas"]
+    return [_workload(of, "apps/v1", "Deployment") | {"spec": spec}, *([scaler] if scaler is not None else [])]
+
+
+def _autoscaler(of: Rendering, container: Container) -> Object | None:
+    """Return what changes the number of replicas, with requests or with load; None for a fixed one."""
+    job, policy = of.job, of.job.policy
+    least, most = policy.least_replicas, policy.max_replicas
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": job.name}
+    if policy.scale_to_zero:
+        if not container.ports:
+            of.book.tell(
+                "policy.scale_to_zero", value=True, text="without effect: no port on which a request could come"
+            )
+            return None
+        of.book.tell(
+            "policy.scale_to_zero",
+            value=True,
+            text="spec.replicas; the first request starts a pod (KEDA's HTTP add-on)",
+            of=f"HTTPScaledObject/{job.name}",
+        )
+        if most is not None:
+            of.book.tell("policy.max_replicas", most, "spec.replicas.max", f"HTTPScaledObject/{job.name}")
+        reference = target | {"service": job.name, "port": container.ports[0].port}
+        spec: Object = {"hosts": [job.name], "scaleTargetRef": reference, "replicas": {"min": least, "max": most or 1}}
+        return _head(of, "http.keda.sh/v1alpha1", "HTTPScaledObject", job.name) | {"spec": spec}
+    if most is None or most == least:
+        return None
+    of.book.tell(
+        "policy.max_replicas",
+        most,
+        f"spec.maxReplicas; more above {CPU_UTILIZATION} % of the CPU asked for",
+        f"HorizontalPodAutoscaler/{job.name}",
+    )
+    metric = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": CPU_UTILIZATION}}
+    spec = {
+        "scaleTargetRef": target,
+        "minReplicas": least,
+        "maxReplicas": most,
+        "metrics": [{"type": "Resource", "resource": metric}],
+    }
+    return _head(of, "autoscaling/v2", "HorizontalPodAutoscaler", job.name) | {"spec": spec}
+
+
+def _job(of: Rendering, template: Object) -> Object:
+    """Return a Job: of pods each on its own, or of pods that work as one, with their ranks as indices."""
+    job, needs, policy, book = of.job, of.needs, of.job.policy, of.book
+    completions = needs.workers if needs.workers > 1 else job.completions or job.parallelism or 1
+    at_once = needs.workers if needs.workers > 1 else _pods(job)
+    spec: Object = {"completions": completions, "parallelism": at_once, "backoffLimit": policy.max_retries}
+    for field in ("completions", "parallelism"):
+        if getattr(job, field) is not None:
+            book.tell(field, getattr(job, field), f"spec.{field} {spec[field]}", workload(job))
+    if completions > 1:
+        spec["completionMode"] = "Indexed"
+    if "max_retries" in policy.model_fields_set:
+        book.tell("policy.max_retries", policy.max_retries, "spec.backoffLimit", workload(job))
+    if needs.deadline_seconds is not None:
+        spec["activeDeadlineSeconds"] = needs.deadline_seconds
+    spec["ttlSecondsAfterFinished"] = of.settings.finished_ttl_seconds
+    spec |= _endings(of)
+    restart = "Never" if "podFailurePolicy" in spec else CONTRACTS[job.job_type].restart_policy
+    template["spec"] = {"restartPolicy": restart} | template["spec"]
+    return _workload(of, "batch/v1", "Job") | {"spec": spec | {"template": template}}
+
+
+def _endings(of: Rendering) -> Object:
+    """Return what a preempted pod counts for: nothing, or the end of the job.
+
+    Kubernetes tells one kind of end from another only where pods are never restarted in place. So a training that may
+    be preempted is tried again in a new pod, and one that may not be is restarted where it is.
+    """
+    job, policy = of.job, of.job.policy
+    restarts = not of.needs.is_preemptible and policy.retry_on_preemption and job.job_type is JobType.TRAINING
+    if "retry_on_preemption" in policy.model_fields_set:
+        text = "spec.podFailurePolicy: a preempted pod " + (
+            "is no failure" if policy.retry_on_preemption else "ends the job"
+        )
+        text = "without effect: the job is kept from being preempted" if restarts else text
+        of.book.tell("policy.retry_on_preemption", policy.retry_on_preemption, text, workload(job))
+    if restarts:
+        return {}
+    action = "Ignore" if policy.retry_on_preemption else "FailJob"
+    return {"podFailurePolicy": {"rules": [{"action": action, "onPodConditions": [DISRUPTED]}]}}
+
+
+def _helm(job: Job, template: Object) -> HelmInstall:
+    """Return what Helm is told: the job's own values win, except that labels and annotations are put together."""
+    assert job.helm is not None
+    metadata, spec = template["metadata"], template["spec"]
+    values: Object = {key: spec[key] for key in HELM_LISTS if key in spec}
+    values["resources"] = spec["containers"][0]["resources"]
+    values |= job.helm.values
+    for key, own in (("podLabels", metadata["labels"]), ("podAnnotations", metadata.get("annotations", {}))):
+        given = job.helm.values.get(key)
+        values[key] = (given if isinstance(given, dict) else {}) | own
+    return HelmInstall(job.name, job.helm.chart, job.helm.version or "", values)

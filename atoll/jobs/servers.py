@@ -1,0 +1,73 @@
+"""The server of a model: image, arguments and port by runtime, for jobs of deployment type model.
+
+In: attributes and the administrator's images. Out: a Server, or a JobMistake for a runtime that is not known.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.jobs.errors import JobMistake
+from atoll.jobs.settings import RenderSettings
+from atoll.ml.attributes import PREFIX, MlAttributes, Precision, Runtime
+
+PORT: Final = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What serves a model. `health`: the path that answers when it is ready."""
+
+    image: str
+    args: tuple[str, ...]
+    health: str
+    port: int = PORT
+
+
+def server_of(attributes: MlAttributes, gpus: int, image: str | None, settings: RenderSettings) -> Server:
+    """Return the server for the runtime, with `image` where the job names its own. Raises JobMistake."""
+    runtime = attributes.runtime
+    row = SERVERS.get(runtime) if runtime is not None else None
+    chosen = image or (settings.runtime_images.get(runtime) if runtime is not None else None)
+    if runtime is None or row is None or chosen is None:
+        known = " and ".join(sorted(one for one in SERVERS if one in settings.runtime_images))
+        limit = f"deployment_type model is served by {known}"
+        raise JobMistake(
+            f"{PREFIX}runtime", runtime, limit, "choose one, or deployment_type docker with container.image"
+        )
+    arguments, health = row
+    return Server(chosen, (*arguments(attributes, gpus), f"--port={PORT}"), health)
+
+
+def _vllm(attributes: MlAttributes, gpus: int) -> tuple[str, ...]:
+    types = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+    rows = (
+        ("--model", attributes.model_id),
+        ("--revision", attributes.model_version),
+        ("--tensor-parallel-size", gpus if gpus > 1 else None),
+        ("--dtype", types.get(attributes.precision) if attributes.precision is not None else None),
+        ("--quantization", "fp8" if attributes.precision is Precision.FP8 else None),
+        ("--max-num-seqs", attributes.max_batch_size),
+    )
+    return tuple(f"{option}={value}" for option, value in rows if value is not None)
+
+
+def _tgi(attributes: MlAttributes, gpus: int) -> tuple[str, ...]:
+    types = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+    rows = (
+        ("--model-id", attributes.model_id),
+        ("--revision", attributes.model_version),
+        ("--num-shard", gpus if gpus > 1 else None),
+        ("--dtype", types.get(attributes.precision) if attributes.precision is not None else None),
+        ("--quantize", "fp8" if attributes.precision is Precision.FP8 else None),
+        ("--max-concurrent-requests", attributes.max_batch_size),
+        ("--max-total-tokens", attributes.max_tokens),
+    )
+    return tuple(f"{option}={value}" for option, value in rows if value is not None)
+
+
+Arguments = Callable[[MlAttributes, int], tuple[str, ...]]
+SERVERS: Final[Mapping[Runtime, tuple[Arguments, str]]] = {
+    Runtime.VLLM: (_vllm, "/health"),
+    Runtime.TGI: (_tgi, "/health"),
+}

@@ -1,0 +1,49 @@
+"""The TPUs of a job: its slice, over how many hosts it lies, and the labels by which GKE's nodes tell of it.
+
+In: a Job and its attributes. Out: TpuNeeds, or a JobMistake. A slice of several hosts is a node pool of its own; that
+all pods lie in one is said by affinity, because Atoll counts and places GPUs alone.
+"""
+
+from dataclasses import dataclass
+
+from atoll.jobs.errors import JobMistake
+from atoll.jobs.model import Job
+from atoll.ml.attributes import PREFIX, Accelerator, MlAttributes
+from atoll.ml.tables import TPU_CHIPS_PER_HOST, TPU_TOPOLOGY_LABEL, TPU_TYPE_LABEL, TPU_TYPES, tpu_chips
+
+SLICE_LABEL = "cloud.google.com/gke-nodepool"
+
+
+@dataclass(frozen=True, slots=True)
+class TpuNeeds:
+    """`hosts`: pods of the slice, each with `chips`. `labels`: values of node labels, any of which will do."""
+
+    hosts: int
+    chips: int
+    labels: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def tpu_needs(job: Job, attributes: MlAttributes) -> TpuNeeds | None:
+    """Return what the job needs of TPUs; None where it asks for none. Raises JobMistake."""
+    if attributes.accelerator is not Accelerator.TPU:
+        return None
+    topology, count = attributes.tpu_topology, attributes.tpu_chip_count
+    if topology is None and count is None:
+        raise JobMistake(
+            f"{PREFIX}tpu_topology", None, "a TPU job says how many chips it needs", "write a shape such as 2x2"
+        )
+    chips = tpu_chips(topology) if topology is not None else count or 0
+    if count is not None and count != chips:
+        raise JobMistake(f"{PREFIX}tpu_chip_count", count, f"a slice {topology} has {chips} chips", "give one of both")
+    hosts = max(1, chips // TPU_CHIPS_PER_HOST)
+    if hosts > 1 and (topology is None or chips % TPU_CHIPS_PER_HOST):
+        limit = f"a slice of more than {TPU_CHIPS_PER_HOST} chips lies on several hosts and has a shape"
+        raise JobMistake(f"{PREFIX}tpu_topology", topology, limit, "write one such as 4x4")
+    if job.workers is not None and job.workers != hosts:
+        raise JobMistake("workers", job.workers, f"the slice lies on {hosts} hosts", "remove it")
+    labels: list[tuple[str, tuple[str, ...]]] = []
+    if attributes.tpu_type is not None:
+        labels.append((TPU_TYPE_LABEL, TPU_TYPES[attributes.tpu_type].node_label_values))
+    if topology is not None:
+        labels.append((TPU_TOPOLOGY_LABEL, (topology,)))
+    return TpuNeeds(hosts, chips // hosts, tuple(labels))

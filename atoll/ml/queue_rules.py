@@ -1,0 +1,200 @@
+"""What a queue adds to its jobs and what it allows them: defaults, limits, budgets, a rate of submissions.
+
+In: a queue's configuration, a job's attributes, what runs from the queue. Out: Accepted with completed attributes;
+Refused with problems (HTTP 422, gRPC INVALID_ARGUMENT) where a limit is exceeded; Waits where a budget is spent: such a
+job is queued, never refused. Defaults fill gaps and come before limits. Limits hold beside those of the cluster and
+those of the queue itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+from pydantic import Field, ValidationError
+
+from atoll.ml import tables
+from atoll.ml.attributes import NAMES, PREFIX, Count, MlAttributes, Number, Part, PriorityClass
+from atoll.ml.infer import Completed, complete
+from atoll.ml.policy import Policy
+from atoll.ml.problems import AttributeProblem, Note, Problems, shown
+from atoll.ml.rules import complaints
+from atoll.ml.wording import problem_of_complaint, problems_of_errors
+
+GpuTypeName = Annotated[str, Field(strict=True, min_length=1, max_length=63)]
+
+
+class MlLimits(Part):
+    """The first six concern one job; the last two are budgets over the jobs of the queue that run."""
+
+    max_gpu_count: Annotated[int, Field(strict=True, ge=0)] | None = None
+    max_gpu_memory_gb: Number | None = None
+    max_memory_gb: Number | None = None
+    max_timeout_seconds: Count | None = None
+    allowed_gpu_types: Annotated[tuple[GpuTypeName, ...], Field(max_length=64)] | None = None
+    allowed_priority_classes: tuple[PriorityClass, ...] | None = None
+    max_concurrent_gpu_jobs: Annotated[int, Field(strict=True, ge=0)] | None = None
+    max_total_gpus: Annotated[int, Field(strict=True, ge=0)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """One queue. Its defaults are within its own limits."""
+
+    name: str
+    defaults: MlAttributes = MlAttributes()  # noqa: RUF009 - frozen
+    limits: MlLimits = MlLimits()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What runs from a queue now: jobs with GPUs, and the GPUs of all of them."""
+
+    gpu_jobs: int = 0
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The job may run."""
+
+    completed: Completed
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The job is taken and waits for a budget; `reason` says for which, and with which numbers."""
+
+    completed: Completed
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The job breaks a limit or a rule; another try changes nothing."""
+
+    problems: Problems
+
+
+MAXIMA: Final[Mapping[str, str]] = {
+    "gpu_count": "max_gpu_count",
+    "gpu_memory_gb": "max_gpu_memory_gb",
+    "memory_gb": "max_memory_gb",
+    "timeout_seconds": "max_timeout_seconds",
+}
+"""Attribute to the limit that it may reach."""
+BUDGETS: Final = ("max_concurrent_gpu_jobs", "max_total_gpus")
+
+
+def parse_queue_rules(name: str, config: Mapping[str, Any], policy: Policy | None = None) -> QueueRules | Problems:
+    """Read `ml_defaults` and `ml_limits` of a queue's configuration; other keys of it are not read here.
+
+    Defaults may be written with or without the prefix. Those that break a rule or the queue's own limits are refused:
+    every job of the queue would be refused for what it never said.
+    """
+    given, limits = config.get("ml_defaults") or {}, config.get("ml_limits") or {}
+    for key, value in (("ml_defaults", given), ("ml_limits", limits)):
+        if not isinstance(value, Mapping) or not all(isinstance(part, str) for part in value):
+            return (
+                AttributeProblem(key, shown(value), "must be a mapping", "write name: value", step=f"queue {name}"),
+            )
+    bare = {key.removeprefix(PREFIX): value for key, value in given.items()}
+    try:
+        found = QueueRules(name, MlAttributes.model_validate(bare), MlLimits.model_validate(limits))
+    except ValidationError as error:
+        is_default = error.title == MlAttributes.__name__
+        known, prefix = (NAMES, PREFIX) if is_default else (tuple(MlLimits.model_fields), "")
+        return problems_of_errors(error, known, prefix=prefix, step=f"queue {name}")
+    broken = complaints(found.defaults, policy or Policy())
+    problems = tuple(problem_of_complaint(one, found.defaults) for one in broken) + _exceeded(found.defaults, found)
+    return tuple(replace(problem, step=f"queue {name} ml_defaults") for problem in problems) or found
+
+
+def with_defaults(given: MlAttributes, rules: QueueRules) -> tuple[MlAttributes, tuple[Note, ...]]:
+    """Return the attributes with the queue's defaults in the gaps, and a note for each that was filled."""
+    filled = {name: value for name, value in rules.defaults.given().items() if getattr(given, name) is None}
+    notes = tuple(Note(PREFIX + name, str(value), f"default of queue {rules.name}") for name, value in filled.items())
+    return given.model_copy(update=filled), notes
+
+
+def submit(
+    given: MlAttributes,
+    rules: QueueRules,
+    usage: Usage = Usage(),
+    policy: Policy | None = None,
+) -> Accepted | Waits | Refused:
+    """Judge a job for a queue: defaults, inference, rules, limits, then budgets."""
+    filled, notes = with_defaults(given, rules)
+    broken = complaints(filled, policy or Policy())
+    if broken:
+        problems = (problem_of_complaint(one, filled) for one in broken)
+        return Refused(tuple(_with_origin(problem, notes, rules) for problem in problems))
+    completed = complete(filled)
+    completed = replace(completed, notes=(*notes, *completed.notes))
+    exceeded = _exceeded(completed.attributes, rules)
+    if exceeded:
+        return Refused(tuple(_with_origin(problem, notes, rules) for problem in exceeded))
+    reason = _budget(completed.attributes.gpu_count or 0, rules, usage)
+    return Waits(completed, reason) if reason else Accepted(completed)
+
+
+def _with_origin(problem: AttributeProblem, notes: tuple[Note, ...], rules: QueueRules) -> AttributeProblem:
+    """Say where the queue filled what the job never said."""
+    if not any(note.attribute == problem.attribute for note in notes):
+        return problem
+    return replace(problem, hint=f"it is a default of queue {rules.name}; {problem.hint}, or choose another queue")
+
+
+def _exceeded(attributes: MlAttributes, rules: QueueRules) -> Problems:
+    limits, found = rules.limits, []
+    for name, field in MAXIMA.items():
+        value, limit = getattr(attributes, name), getattr(limits, field)
+        if value is not None and limit is not None and value > limit:
+            hint = f"ask for less, or choose another queue than {rules.name}"
+            found.append(AttributeProblem(PREFIX + name, shown(value), f"may be at most {limit:.15g} ({field})", hint))
+    allowed = None if limits.allowed_gpu_types is None else tuple(map(tables.gpu_id, limits.allowed_gpu_types))
+    if allowed is not None and attributes.gpu_type is not None and attributes.gpu_type not in allowed:
+        found.append(_not_allowed("gpu_type", attributes.gpu_type, allowed, rules))
+    classes = limits.allowed_priority_classes
+    if classes is not None and attributes.priority_class is not None and attributes.priority_class not in classes:
+        found.append(_not_allowed("priority_class", attributes.priority_class, classes, rules))
+    return tuple(found)
+
+
+def _not_allowed(name: str, value: str, allowed: tuple[str, ...], rules: QueueRules) -> AttributeProblem:
+    limit = f"must be one of {', '.join(allowed)}" if allowed else "is not allowed here"
+    return AttributeProblem(
+        PREFIX + name, str(value), f"{limit} (allowed_{name}{'es' if name.endswith('ss') else 's'})",
+        f"choose one of them, or another queue than {rules.name}",
+    )  # fmt: skip
+
+
+def _budget(gpus: int, rules: QueueRules, usage: Usage) -> str:
+    """Return which budget a job waits for; empty for none, as for every job without GPUs."""
+    jobs_max, gpus_max = rules.limits.max_concurrent_gpu_jobs, rules.limits.max_total_gpus
+    if not gpus:
+        return ""
+    if jobs_max is not None and usage.gpu_jobs >= jobs_max:
+        return f"{usage.gpu_jobs} of {jobs_max} jobs with GPUs run from queue {rules.name}; waits for one to end"
+    if gpus_max is not None and usage.gpus + gpus > gpus_max:
+        ever = "waits for GPUs to be freed" if gpus <= gpus_max else "waits until max_total_gpus is raised"
+        return f"{usage.gpus} of {gpus_max} GPUs of queue {rules.name} are in use and the job asks for {gpus}; {ever}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionRate:
+    """Submissions that a queue with GPUs takes: `per_second` in the long run, `burst` at once. left: how many it would
+    take at the time `seconds`, of any clock that does not run backwards."""
+
+    per_second: float
+    burst: int
+    left: float
+    seconds: float = 0.0
+
+    def take(self, now_seconds: float) -> tuple["SubmissionRate", float]:
+        """Return the rate after one submission, and 0; or the rate unchanged, and the seconds to wait."""
+        passed = max(0.0, now_seconds - self.seconds)
+        left = min(float(self.burst), self.left + passed * self.per_second)
+        if left < 1:
+            return self, (1 - left) / self.per_second if self.per_second > 0 else float("inf")
+        return replace(self, left=left - 1, seconds=max(now_seconds, self.seconds)), 0.0

@@ -1,0 +1,1 @@
+"""Gangs: created, admitted whole or not at all, evicted, resumed."""

@@ -1,0 +1,351 @@
+"""Places waiting gangs and missing members of running gangs, and admits each gang whole or not at all.
+
+All gangs are weighed together under one key, in the order of `queue.in_order`, those that lack members first. A gang
+that finds no place holds nothing; it is tried again after capacity changed, or after a growing back-off. Events on the
+gang and on its first gated members say what it waits for, so that nobody takes it for a failed one.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.cluster import pods
+from atoll.cluster.feasibility import Verdict
+from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
+from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments, status_assignment
+from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
+from atoll.cluster.gangs.node_domains import NodeDomains
+from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
+from atoll.cluster.gangs.preemption import GangRequest
+from atoll.cluster.gangs.queue import NOBODY, Ahead, blocker, in_order
+from atoll.cluster.gangs.replacements import place_missing
+from atoll.cluster.gangs.search_input import PlacementSnapshot, usable_positions
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import Conflict, KubeError, NotFound
+from atoll.kube.events import ObjectReference
+from atoll.kube.mirror import WatchedKind
+from controllers.context import Context, pod_reference
+from controllers.gangs.cache import GangCache, gang_reference
+from controllers.gangs.preemption import GangPreemption
+from controllers.gangs.writes import each, raise_first, reserve, ungate, unreserve, write_status
+
+log = structlog.get_logger(__name__)
+
+ALL = "waiting gangs"
+BLIND_SECONDS = 5.0
+TRIES_MAX = 64
+"""Gangs tried in one round; the next round continues with those that waited longest."""
+CUT_SECONDS = 0.05
+EVENT_SECONDS = 60.0
+ORDER_SECONDS = 10.0
+"""How long an order of all waiting gangs is good enough for an event."""
+MEMBERS_MAX = 8
+
+
+class AdmissionReconciler:
+    """Tries the candidates, one after the other."""
+
+    name = "gang-admission"
+
+    def __init__(self, context: Context, cache: GangCache) -> None:
+        self._context = context
+        self._cache = cache
+        self._preemption = GangPreemption(context, cache)
+        self._events = GangEvents(context, cache)
+
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
+        """Return the one key for a change that may have made room."""
+        if kind is WatchedKind.LEASE and change.kind is not ChangeKind.DELETED:
+            return ()
+        if kind is WatchedKind.POD and not _has_left(change):
+            return ()
+        if kind is WatchedKind.NODE and not _differs(change):
+            return ()
+        if kind in {WatchedKind.GANG, WatchedKind.HEARTBEAT} or (
+            kind is WatchedKind.REPORT and not _gives_more(change)
+        ):
+            return ()
+        if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY} and self._cache.candidates:
+            self._cache.attempts.clear()
+        self._cache.note_capacity()
+        return (ALL,) if self._cache.candidates else ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return the one key."""
+        return (ALL,) if self._cache.candidates else ()
+
+    async def reconcile(self, key: str) -> float | None:  # noqa: ARG002 - there is only one
+        """Try the candidates; return when the next may be tried. Raises KubeError."""
+        if self._context.mirror.unready_reason():
+            return BLIND_SECONDS
+        preemption_seconds = await self._preemption.reconcile()
+        views = self._views(self._cache.candidates)
+        rests = {key_of(view.gang): self._rest(view) for view in views}
+        if not self._cache.rules.strict_order:
+            views = [view for view in views if rests[key_of(view.gang)] <= 0]
+        lacking = [view for view in views if view.is_admitted]
+        waits: list[float | None] = [preemption_seconds, *(rest for rest in rests.values() if rest > 0)]
+        waits += [await self._try(view) for view in in_order(lacking)]
+        waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _views(self, keys: Iterable[GangKey]) -> list[GangView]:
+        gangs = [self._cache.gang(key) for key in sorted(keys) if key not in self._cache.busy]
+        return [self._cache.view(gang) for gang in gangs if gang is not None and self._cache.is_current(gang)]
+
+    async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
+        waits: list[float | None] = []
+        is_blocking = self._cache.rules.policy.block_admission
+        if is_blocking and not all(self._cache.is_current(gang) for gang in self._cache.gangs()):
+            return [CUT_SECONDS]
+        first = self._blocker() if is_blocking else None
+        ahead = Ahead()
+        for number, view in enumerate(waiting):
+            if first is not None:
+                await self._hold(waiting[number:], f"gang {_named(first)} must be ready first")
+                waits.append(BLIND_SECONDS)
+                break
+            if number >= TRIES_MAX:
+                waits.append(CUT_SECONDS)
+                break
+            waits.append(await self._try(view, ahead))
+            if waits[-1] is None and is_blocking:
+                waits.append(CUT_SECONDS)
+                break
+            if waits[-1] is not None and self._cache.rules.strict_order:
+                ahead = self._with_contender(ahead, view)
+            await asyncio.sleep(0)
+        return waits
+
+    def _with_contender(self, ahead: Ahead, view: GangView) -> Ahead:
+        """Note what a gang that waits could use, so that nobody behind it takes that. One that can use nothing, because
+        it never fits or because what it asks for is not known, keeps nobody waiting."""
+        if not self._cache.attempts_of(view.gang).contends:
+            return ahead
+        usable = self._usable(view)
+        return ahead.with_gang(_named(view), usable) if usable else ahead
+
+    def _usable(self, view: GangView) -> dict[str, int]:
+        members = decide(view, now_seconds=self._cache.now_seconds()).members
+        requests = self._cache.requests(members)
+        return {} if isinstance(requests, Obstacle) else usable_positions(members, requests, self._cache.snapshot())
+
+    def _blocker(self) -> GangView | None:
+        """Return the admitted gang that must become ready before any other is admitted."""
+        views = (self._cache.view(gang) for gang in self._cache.gangs())
+        return blocker([view for view in views if view.is_admitted])
+
+    async def _hold(self, views: Sequence[GangView], message: str) -> None:
+        for view in views:
+            await self._wait(view, NoPlacement(Verdict.BUSY, message, "WaitForOtherGangs"))
+
+    async def _try(self, view: GangView, ahead: Ahead = NOBODY) -> float | None:
+        """Try one gang; return when to try again, None when it got what it wants or wants nothing any more. `ahead`:
+        what gangs before it could use."""
+        key = key_of(view.gang)
+        wait = self._rest(view)
+        if wait > 0:
+            return wait
+        now = self._context.clock.monotonic_seconds()
+        decision = decide(view, now_seconds=self._cache.now_seconds())
+        if decision.act not in {GangAction.PLACE, GangAction.REPLACE} or key in self._cache.busy:
+            return None
+        self._cache.busy.add(key)
+        try:
+            answer = await self._place(view, decision, ahead)
+        except (Conflict, NotFound) as error:
+            log.info("A gang changed while it was placed", gang="/".join(key), err=str(error))
+            answer = NoPlacement(Verdict.BUSY, str(error), "AdmissionUndone")
+        finally:
+            self._cache.busy.discard(key)
+        if answer is None:
+            self._cache.attempts.pop(key, None)
+            self._cache.candidates.discard(key)
+            return None
+        contends = answer.verdict is Verdict.BUSY or answer.reason == "WaitForNodes"
+        self._cache.attempts[key] = self._cache.attempts_of(view.gang).next(now, answer.verdict, contends=contends)
+        return self._cache.attempts[key].wait_seconds(now, room_at_seconds=0.0)
+
+    def _rest(self, view: GangView) -> float:
+        """Return how long the gang must not be tried yet."""
+        now = self._context.clock.monotonic_seconds()
+        return self._cache.attempts_of(view.gang).wait_seconds(now, room_at_seconds=self._cache.room_at_seconds)
+
+    async def _place(self, view: GangView, decision: LifecycleDecision, ahead: Ahead) -> NoPlacement | None:
+        """Admit a gang or place its missing members; return why not, None on success."""
+        requests = self._cache.requests(decision.members)
+        domains = self._cache.node_domains(view.gang)
+        if isinstance(requests, Obstacle):
+            return await self._wait(view, NoPlacement(Verdict.UNKNOWN, requests.message, "WaitForQuorum"))
+        if isinstance(domains, Obstacle):
+            return NoPlacement(Verdict.UNKNOWN, domains.message, domains.reason)
+        snapshot = self._cache.snapshot()
+        if decision.act is GangAction.REPLACE:
+            is_whole = await self._replace(view, decision, domains, snapshot)
+            return None if is_whole else NoPlacement(Verdict.BUSY, "members that it lacks find no place", "WaitForRoom")
+        key = key_of(view.gang)
+        if ahead.gangs:
+            before = ahead.in_the_way(usable_positions(decision.members, requests, snapshot))
+            snapshot = snapshot.without_positions(ahead.positions)
+        else:
+            before = ""
+        answer = find_places(view, decision.members, requests, domains, self._preemption.with_own_gpus(key, snapshot))
+        if isinstance(answer, FoundPlacement):
+            return await self._admit(view, decision, answer, domains)
+        if before:
+            return await self._wait(view, NoPlacement(Verdict.BUSY, f"gang {before} comes first", "WaitForOtherGangs"))
+        if answer.verdict is Verdict.BUSY:
+            await self._preemption.try_preempt(key, GangRequest(view, decision.members, requests, domains, snapshot))
+        return await self._wait(view, answer)
+
+    async def _admit(
+        self, view: GangView, decision: LifecycleDecision, found: FoundPlacement, domains: NodeDomains
+    ) -> NoPlacement | None:
+        """Reserve for all, write it down, let all go. Whatever fails before it is written down is undone at once."""
+        assignments = member_assignments(found.placement, found.question.asked, self._context.mirror.ledger.nodes)
+        if not await self._reserve(view, assignments):
+            self._context.metrics.gang_admissions.labels("undone").inc()
+            message = "a GPU was taken by somebody else meanwhile"
+            return await self._wait(view, NoPlacement(Verdict.BUSY, message, "AdmissionUndone"))
+        nodes = len({assignment.allocation.node for assignment in assignments})
+        where = "one node" if nodes == 1 else f"{nodes} nodes"
+        message = f"{len(assignments)} members got their GPUs on {where}"
+        status = lifecycle.admit(decision.status, now_seconds=self._cache.now_seconds(), message=message)
+        status = status.model_copy(update={"assignment": status_assignment(found.placement, domains)})
+        await self._write(view, status)
+        self._context.metrics.gang_admissions.labels("admitted").inc()
+        self._context.events.record(
+            gang_reference(view.gang), reason=names.REASON_GANG_ADMITTED, note=message, action="Admit"
+        )
+        log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(assignments), nodes=nodes)
+        if all(self._is_here(assignment) for assignment in assignments):
+            await self._ungate(assignments)
+        return None
+
+    def _is_here(self, assignment: MemberAssignment) -> bool:
+        """Whether the member still exists; where one is gone, the gang's own loop decides."""
+        pod = self._context.mirror.pods.by_uid.get(assignment.member.uid)
+        return pod is not None and pod.metadata.deletion_timestamp is None
+
+    async def _reserve(self, view: GangView, assignments: Sequence[MemberAssignment]) -> bool:
+        """Create every Lease, or leave none behind. Raises KubeError, also with none behind."""
+        ledger = self._context.mirror.ledger
+        for assignment in assignments:
+            ledger.assume(assignment.member.uid, assignment.allocation)
+        claims = {assignment.member.uid: pods.claim_name(assignment.member.pod) for assignment in assignments}
+        members = [assignment.member for assignment in assignments]
+        try:
+            got_all = await reserve(self._context, view.gang, assignments, claims)
+        except KubeError:
+            await unreserve(self._context, members, assignments)
+            raise
+        if not got_all:
+            await unreserve(self._context, members, assignments)
+        return got_all
+
+    async def _replace(
+        self, view: GangView, decision: LifecycleDecision, domains: NodeDomains, snapshot: PlacementSnapshot
+    ) -> bool:
+        """Place missing members of a running gang near its others. Those without a place wait, gated."""
+        requests = self._cache.requests(decision.members)
+        if isinstance(requests, Obstacle):
+            return False
+        assignments = place_missing(view, decision.members, requests, domains, snapshot)
+        if not assignments or not await self._reserve(view, assignments):
+            return False
+        await self._ungate(assignments)
+        return len(assignments) == len(decision.members)
+
+    async def _ungate(self, assignments: Sequence[MemberAssignment]) -> None:
+        raise_first(
+            await each(assignments, lambda one: ungate(self._context, one.member.pod, one.allocation.node))
+        )  # fmt: skip
+
+    async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
+        """Write and record why the gang waits. Returns the answer."""
+        if view.is_admitted:
+            return answer
+        self._events.record_waiting(view, answer.message)
+        decision = decide(view, now_seconds=self._cache.now_seconds())
+        now_seconds = self._cache.now_seconds()
+        status = lifecycle.wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
+        await self._write(view, status)
+        return answer
+
+    async def _write(self, view: GangView, status: Any) -> None:  # noqa: ANN401 - a GpuGangStatus
+        version = await write_status(self._context, view.gang, status)
+        if version:
+            self._cache.note_written(view.gang.metadata.uid, version)
+
+
+class GangEvents:
+    """Records what waiting gangs wait for, on each object at most once a minute."""
+
+    def __init__(self, context: Context, cache: GangCache) -> None:
+        self._context = context
+        self._cache = cache
+        self._recorded_at: dict[ObjectReference, float] = {}
+        self._places: dict[GangKey, int] = {}
+        self._ordered_at = 0.0
+
+    def record_waiting(self, view: GangView, message: str) -> None:
+        """Record on a gang and its first members what it waits for, except on those with an event within a minute."""
+        now = self._context.clock.monotonic_seconds()
+        self._recorded_at = {one: at for one, at in self._recorded_at.items() if now - at < EVENT_SECONDS}
+        members = sorted(view.members, key=lambda member: member.pod.metadata.name)
+        gated = [pod_reference(member.pod) for member in members if has_gate(member.pod)]
+        due = [one for one in (gang_reference(view.gang), *gated[:MEMBERS_MAX]) if one not in self._recorded_at]
+        if not due:
+            return
+        place = self._place(key_of(view.gang), now)
+        note = f"number {place} of {len(self._places)} gangs that wait: {message}"
+        for reference in due:
+            self._context.events.record(reference, reason=names.REASON_GANG_WAITING, note=note, action="Wait")
+        self._recorded_at |= dict.fromkeys(due, now)
+
+    def _place(self, key: GangKey, now: float) -> int:
+        """Return how many gangs are tried until this one, itself among them."""
+        if key not in self._places or now - self._ordered_at > ORDER_SECONDS:
+            gangs = [self._cache.gang(one) for one in sorted({*self._cache.candidates, key})]
+            views = [self._cache.view(gang) for gang in gangs if gang is not None]
+            waiting = in_order(view for view in views if not view.is_admitted)
+            ordered = [key_of(view.gang) for view in waiting]
+            self._places = {one: number for number, one in enumerate(ordered, start=1)}
+            self._ordered_at = now
+        return self._places.get(key, len(self._places))
+
+
+def _named(view: GangView) -> str:
+    return f"{view.gang.metadata.namespace}/{view.gang.metadata.name}"
+
+
+def _has_left(change: Change[Any]) -> bool:
+    """Tell whether a pod ended, so that its cpu and memory are free."""
+    if change.kind is ChangeKind.DELETED:
+        return True
+    old = change.old
+    return old is not None and pods.is_terminal(change.object) and not pods.is_terminal(old)
+
+
+def _gives_more(change: Change[Any]) -> bool:
+    """Tell whether a report changed in what may be given out; most only tell of pods."""
+    old, new = change.old, change.object
+    if old is None or old.status is None or new.status is None:
+        return True
+    return (old.spec, old.status.devices, old.status.fabric) != (new.spec, new.status.devices, new.status.fabric)
+
+
+def _differs(change: Change[Any]) -> bool:
+    """Tell whether a node changed in what decides about places; its heartbeats do not."""
+    old, new = change.old, change.object
+    if old is None:
+        return True
+    return (old.metadata.labels, old.spec, old.status.allocatable) != (
+        new.metadata.labels,
+        new.spec,
+        new.status.allocatable,
+    )

@@ -1,0 +1,274 @@
+"""What the gang reconcilers share: members by gang, candidates for admission, snapshots of the cluster.
+
+A gang that one reconciler works on is in `busy`, and the others leave it alone. Nothing here outlives a leadership
+term: all of it is read from the objects again.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.api import names
+from atoll.api.gangs import GpuGang
+from atoll.api.topologies import Topology
+from atoll.cluster import host_fit, pods
+from atoll.cluster.gangs.lifecycle import GangView, Obstacle, missing_claim
+from atoll.cluster.gangs.membership import GangKey, GangMember, gang_key, key_of, members_of
+from atoll.cluster.gangs.node_domains import (
+    NodeDomains,
+    choose_topology,
+    demands_a_level,
+    fabric_clique,
+    node_domains_of,
+)
+from atoll.cluster.gangs.queue import AdmissionAttempts
+from atoll.cluster.gangs.readiness_policy import OutOfBounds, PolicyBounds, ReadinessPolicy, policy_for
+from atoll.cluster.gangs.search_input import PlacementSnapshot
+from atoll.cluster.gangs.times import seconds_of
+from atoll.cluster.machines import Cell
+from atoll.cluster.objects import Node, Pod, PodSpec
+from atoll.cluster.release import version_number
+from atoll.cluster.requests import Request, request_of
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.events import ObjectReference
+from atoll.kube.mirror import ClusterMirror, WatchedKind
+from atoll.service.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class GangRules:
+    """What the administrator says about gangs. `strict_order`: a gang that finds no place keeps later ones waiting.
+
+    `preemption`: pods of lower priority are evicted for a gang that has waited for `preemption_delay_seconds`.
+    `hold_after_seconds`: when GPUs that fall free begin to be kept for the gang that is first in order;
+    `hold_seconds`: how long, at most; 0 for never.
+    """
+
+    policy: ReadinessPolicy = field(default_factory=ReadinessPolicy)
+    bounds: PolicyBounds = field(default_factory=PolicyBounds)
+    strict_order: bool = False
+    preemption: bool = True
+    preemption_delay_seconds: float = 5.0
+    preemption_timeout_seconds: float = 600.0
+    hold_after_seconds: float = 60.0
+    hold_seconds: float = 600.0
+
+
+class GangCache:
+    """Members by gang, and what goes on. One event loop owns it."""
+
+    def __init__(self, mirror: ClusterMirror, clock: Clock, rules: GangRules) -> None:
+        self.mirror = mirror
+        self.clock = clock
+        self.rules = rules
+        self.busy: set[GangKey] = set()
+        self.candidates: set[GangKey] = set()
+        self.attempts: dict[GangKey, AdmissionAttempts] = {}
+        self.room_at_seconds = 0.0
+        self._uids: dict[GangKey, set[str]] = {}
+        self._written: dict[str, int] = {}
+        self._node_domains: dict[tuple[str, str, bool, bool], NodeDomains | Obstacle] = {}
+        self._snapshot: tuple[tuple[int, str, str], PlacementSnapshot] | None = None
+        self._needs: dict[str, tuple[PodSpec, dict[str, int]]] = {}
+        for pod in mirror.pods.by_uid.values():
+            self._note(pod)
+
+    def observe(self, kind: WatchedKind, change: Change[Any]) -> GangKey | None:
+        """Take a change of any object; return the gang that it concerns."""
+        if kind in {WatchedKind.NODE, WatchedKind.TOPOLOGY, WatchedKind.REPORT} and not _is_in_place(kind, change):
+            self._node_domains.clear()
+        if kind is WatchedKind.POD and change.kind is ChangeKind.DELETED:
+            self._needs.pop(change.object.metadata.uid, None)
+        if kind is WatchedKind.GANG:
+            return (change.object.metadata.namespace, change.object.metadata.name)
+        if kind is not WatchedKind.POD:
+            return None
+        key = gang_key(change.object)
+        if key is None:
+            return None
+        if change.kind is ChangeKind.DELETED:
+            self._uids.get(key, set()).discard(change.object.metadata.uid)
+            if not self._uids.get(key):
+                self._uids.pop(key, None)
+        else:
+            self._note(change.object)
+        return key
+
+    def _note(self, pod: Pod) -> None:
+        key = gang_key(pod)
+        if key is not None:
+            self._uids.setdefault(key, set()).add(pod.metadata.uid)
+
+    def attempts_of(self, gang: GpuGang) -> AdmissionAttempts:
+        """Return the attempts in vain of this very gang, as it is written now."""
+        identity = (gang.metadata.uid, gang.metadata.generation or 0)
+        known = self.attempts.get(key_of(gang))
+        return known if known is not None and known.gang == identity else AdmissionAttempts(identity)
+
+    def note_capacity(self) -> None:
+        """Remember that something has made room just now."""
+        self.room_at_seconds = self.clock.monotonic_seconds()
+
+    def now_seconds(self) -> float:
+        """Return the time in seconds since 1970."""
+        return self.clock.now().timestamp()
+
+    # Gangs
+
+    def keys(self) -> set[GangKey]:
+        """Return every gang that exists or has members."""
+        stored = self.mirror.gangs.store if self.mirror.gangs is not None else {}
+        return {*stored, *self._uids}
+
+    def gangs(self) -> list[GpuGang]:
+        """Return all GpuGangs, by name."""
+        stored = self.mirror.gangs.store if self.mirror.gangs is not None else {}
+        return [stored[key] for key in sorted(stored)]
+
+    def gang(self, key: GangKey) -> GpuGang | None:
+        """Return the GpuGang as last seen."""
+        return self.mirror.gangs.store.get(key) if self.mirror.gangs is not None else None
+
+    def topologies(self) -> list[Topology]:
+        """Return all Topologies, by name."""
+        stored = self.mirror.topologies.store if self.mirror.topologies is not None else {}
+        return [stored[key] for key in sorted(stored)]
+
+    def pods_of(self, key: GangKey) -> list[Pod]:
+        """Return the pods of a gang."""
+        found = (self.mirror.pods.by_uid.get(uid) for uid in self._uids.get(key, ()))
+        return [pod for pod in found if pod is not None]
+
+    def note_written(self, gang_uid: str, version: str) -> None:
+        """Remember which version our own write left, so that nothing is decided on an older one."""
+        self._written[gang_uid] = version_number(version)
+        while len(self._written) > 100_000:
+            del self._written[next(iter(self._written))]
+
+    def is_current(self, gang: GpuGang) -> bool:
+        """Tell whether the mirror shows our own last write of the gang, or something newer."""
+        return version_number(gang.metadata.resource_version) >= self._written.get(gang.metadata.uid, 0)
+
+    def view(self, gang: GpuGang) -> GangView:
+        """Return everything that a decision about the gang is made on."""
+        found = self.pods_of(key_of(gang))
+        holders = {pod.metadata.uid: self.holds(pod) for pod in found}
+        members = members_of(found, gang.spec, holders, {pod.metadata.uid: self._held_since(pod) for pod in found})
+        policy = policy_for(self.rules.policy, self.rules.bounds, gang.spec.wait_for_pods_ready)
+        if isinstance(policy, OutOfBounds):
+            return GangView(gang, members, self.rules.policy, Obstacle("OutOfBounds", policy.message))
+        domains = self.node_domains(gang)
+        return GangView(gang, members, policy, domains if isinstance(domains, Obstacle) else None)
+
+    def holds(self, pod: Pod) -> bool:
+        """Tell whether GPUs are reserved for a pod, or are just being reserved."""
+        ledger = self.mirror.ledger
+        return bool(ledger.leases_of(pod.metadata.uid)) or ledger.assumed(pod.metadata.uid) is not None
+
+    def _held_since(self, pod: Pod) -> float | None:
+        """Return when the first of a pod's Leases came to be; None for a pod that has none, or is bound."""
+        if pod.spec.node_name:
+            return None
+        times = (seconds_of(record.created) for record in self.mirror.ledger.leases_of(pod.metadata.uid))
+        return min((time for time in times if time is not None), default=None)
+
+    def node_domains(self, gang: GpuGang) -> NodeDomains | Obstacle:
+        """Return where the nodes stand for this gang."""
+        topology = choose_topology(gang.spec, self.topologies())
+        if isinstance(topology, Obstacle):
+            return topology
+        nodes = self.mirror.nodes.store.values()
+        is_strict = demands_a_level(gang.spec)
+        is_confined = is_strict or gang.spec.topology_name is not None
+        version = topology.metadata.resource_version if topology is not None else ""
+        key = (topology.metadata.name if topology is not None else "", version, is_strict, is_confined)
+        if key not in self._node_domains:
+            self._node_domains[key] = node_domains_of(
+                topology, nodes, self.mirror.reports, strict=is_strict, confined=is_confined
+            )  # fmt: skip
+        return self._node_domains[key]
+
+    def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
+        """Return what each member asks for, by uid; or why one of them cannot be served."""
+        found: dict[str, Request] = {}
+        for member in members:
+            pod = member.pod
+            claim = self.mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
+            request = request_of(pod, claim, is_admitted=True)
+            if not isinstance(request, Request):
+                return missing_claim(pod, request.reason)
+            found[member.uid] = request
+        return found
+
+    # The cluster
+
+    def snapshot(self) -> PlacementSnapshot:
+        """Return the cluster at this moment; the same one as long as nothing changes."""
+        mirror, ledger = self.mirror, self.mirror.ledger
+        cells = ledger.cells(now_seconds=self.clock.monotonic_seconds())
+        moment = (ledger.revision, mirror.pods.resource_version, mirror.nodes.resource_version)
+        if self._snapshot is None or self._snapshot[0] != moment:
+            self._snapshot = (moment, self._take_snapshot(dict(cells)))
+        return self._snapshot[1]
+
+    def admitted(self) -> dict[GangKey, GangView]:
+        """Return every admitted gang."""
+        views = {(one.metadata.namespace, one.metadata.name): self.view(one) for one in self.gangs()}
+        return {key: view for key, view in views.items() if view.is_admitted}
+
+    def _take_snapshot(self, cells: dict[str, Cell]) -> PlacementSnapshot:
+        on: dict[str, list[Pod]] = {}
+        for pod in self.mirror.pods.by_uid.values():
+            node = pod.spec.node_name or self._coming_to(pod)
+            if node and not pods.is_terminal(pod):
+                on.setdefault(node, []).append(pod)
+        nodes = {node.metadata.name: node for node in self.mirror.nodes.store.values()}
+        return PlacementSnapshot(
+            nodes=nodes,
+            devices=dict(self.mirror.ledger.nodes),
+            cells=cells,
+            pods_on=on,
+            free={name: self._free(node, on.get(name, ())) for name, node in nodes.items()},
+        )
+
+    def _free(self, node: Node, occupants: Iterable[Pod]) -> dict[str, int]:
+        """Return what pods leave of a node; what a pod needs is computed once per version of it."""
+        left = host_fit.free(node, ())
+        for pod in occupants:
+            uid = pod.metadata.uid
+            known = self._needs.get(uid)
+            if known is None or known[0] is not pod.spec:
+                known = self._needs[uid] = (pod.spec, host_fit.needs(pod))
+            for resource, amount in known[1].items():
+                left[resource] = left.get(resource, 0) - amount
+        return left
+
+    def _coming_to(self, pod: Pod) -> str:
+        """Return the node that a pod without one is about to start on, as far as somebody has said so."""
+        uid = pod.metadata.uid
+        assumed = self.mirror.ledger.assumed(uid)
+        if assumed is not None:
+            return assumed.node
+        leases = self.mirror.ledger.leases_of(uid) if names.GANG in pod.metadata.annotations else ()
+        return leases[0].node if leases else pod.status.nominated_node_name
+
+
+def _is_in_place(kind: WatchedKind, change: Change[Any]) -> bool:
+    """Tell whether a node, topology or report still says the same about where a node stands."""
+    if change.kind is not ChangeKind.MODIFIED or change.old is None:
+        return False
+    if kind is WatchedKind.NODE:
+        return bool(change.old.metadata.labels == change.object.metadata.labels)
+    return kind is WatchedKind.REPORT and fabric_clique(change.old) == fabric_clique(change.object)
+
+
+def gang_reference(gang: GpuGang) -> ObjectReference:
+    """Return the reference under which events of a gang are found."""
+    metadata = gang.metadata
+    return ObjectReference(names.API_VERSION, "GpuGang", metadata.name, metadata.namespace, metadata.uid)
+
+
+def jitter_of(token: str) -> float:
+    """Return a number from 0 to 1 that a fresh token decides."""
+    return zlib.crc32(token.encode()) / 2**32

@@ -1,0 +1,161 @@
+"""Creates the GpuGang of pods that only give their gang's name and size, and deletes it after them.
+
+Without a size nobody knows when the gang is complete: its pods wait, and an event says so. The gang is owned by the
+pods' controller where they have one, and ends with it, or with the last of its pods.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from atoll.api import names
+from atoll.api.gangs import GpuGang, GpuGangStatus
+from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, key_of
+from atoll.cluster.gangs.times import seconds_of
+from atoll.cluster.objects import OwnerReference, Pod
+from atoll.kube import paths
+from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from atoll.kube.patches import delete_options
+from controllers.context import Context, pod_reference
+from controllers.gangs.cache import GangCache
+
+PODS = "pods"
+"""Value of the mark on a gang that was made for pods without an owner."""
+POD_SET = "pods"
+AGAIN_SECONDS = 0.5
+REFUSED_SECONDS = 30.0
+NOTE_LENGTH_MAX = 900
+RETURN_SECONDS = 600.0
+"""How long after its pause a gang without pods is kept: its owner may be slow to make them."""
+KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
+KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
+
+
+class GangMaker:
+    """Creates and deletes GpuGangs for pods that have none."""
+
+    def __init__(self, context: Context, cache: GangCache) -> None:
+        self._context = context
+        self._cache = cache
+
+    async def make(self, key: GangKey) -> float | None:
+        """Create the gang that the pods describe, if they describe one. Raises KubeError."""
+        members = [pod for pod in self._cache.pods_of(key) if pod.metadata.deletion_timestamp is None]
+        if not members:
+            return None
+        size = size_of(members)
+        if size is None:
+            note = (
+                f"there is no GpuGang {key[1]!r}, and the pods do not say how many they are: create it, or set the "
+                f"annotation {names.GANG_SIZE} on every one of them, to the same number"
+            )
+            self._record_event(members, note)
+            return None
+        owner = owner_of(members)
+        pod_sets = pod_sets_of(members, size)
+        if pod_sets is None:
+            note = (
+                f"there is no GpuGang {key[1]!r} yet: it is made when all of its {size} pods are there, {len(members)} "
+                "by now, and either all name a pod set or none does"
+            )
+            self._record_event(members, note)
+            return None
+        body = gang_body(key, pod_sets, owner, topology_of(members))
+        try:
+            await self._context.api.create(paths.gpugangs(key[0]), body)
+        except AlreadyExists:
+            return AGAIN_SECONDS
+        except (Forbidden, Invalid) as error:
+            note = f"the GpuGang {key[1]!r} that the pods describe cannot be made; create one yourself: {error}"
+            self._record_event(members, note[:NOTE_LENGTH_MAX])
+            return REFUSED_SECONDS
+        return None
+
+    async def is_outlived(self, gang: GpuGang) -> bool:
+        """Delete a gang that was made for pods that are no more, or for another owner; tell whether it was."""
+        made_for = gang.metadata.annotations.get(names.GANG_MADE_FOR)
+        if made_for is None:
+            return False
+        members = self._cache.pods_of(key_of(gang))
+        owner = owner_of([pod for pod in members if pod.metadata.deletion_timestamp is None])
+        is_another = owner is not None and made_for != owner.uid
+        is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())
+        if not (is_another or is_empty):
+            return False
+        options = delete_options(uid=gang.metadata.uid)
+        try:
+            await self._context.api.delete(paths.gpugangs(gang.metadata.namespace, gang.metadata.name), options)
+        except (NotFound, Conflict):
+            return True
+        return True
+
+    def _may_come_back(self, status: GpuGangStatus) -> bool:
+        """Tell whether the gang waits out a pause, or its owner was resumed a while ago and makes new pods."""
+        requeue_at = seconds_of(status.requeue_state.requeue_at or "") if status.requeue_state is not None else None
+        is_expected = requeue_at is not None and requeue_at + RETURN_SECONDS > self._cache.now_seconds()
+        return bool(status.suspended_owners) or is_expected
+
+    def _record_event(self, members: Sequence[Pod], note: str) -> None:
+        for pod in members[:8]:
+            self._context.events.record(
+                pod_reference(pod), reason=names.REASON_GANG_WAITING, note=note, action="Wait", type="Warning"
+            )
+
+
+def size_of(members: Iterable[Pod]) -> int | None:
+    """Return the gang's size if every member says it and all say the same."""
+    sizes = {pod.metadata.annotations.get(names.GANG_SIZE) for pod in members}
+    text = sizes.pop() if len(sizes) == 1 else None
+    return int(text) if text is not None and text.isascii() and text.isdigit() and 0 < len(text) <= 6 else None
+
+
+def owner_of(members: Sequence[Pod]) -> OwnerReference | None:
+    """Return the one controller of all members; None when they have none, or several."""
+    owners = {
+        owner.uid: owner for pod in members for owner in pod.metadata.owner_references if owner.controller
+    }  # fmt: skip
+    has_bare = any(not any(owner.controller for owner in pod.metadata.owner_references) for pod in members)
+    return next(iter(owners.values())) if len(owners) == 1 and not has_bare else None
+
+
+def pod_sets_of(members: Sequence[Pod], size: int) -> list[dict[str, Any]] | None:
+    """Return the pod sets: one, where no member names any; else those that they name, known once all are there."""
+    counts = Counter(_named_set(pod) for pod in members)
+    if set(counts) == {""}:
+        return [{"name": POD_SET, "count": size}]
+    if sum(counts.values()) < size or "" in counts:
+        return None
+    return [{"name": name, "count": count} for name, count in sorted(counts.items())]
+
+
+def gang_body(
+    key: GangKey, pod_sets: list[dict[str, Any]], owner: OwnerReference | None, topology: dict[str, str] | None
+) -> dict[str, Any]:
+    """Return the GpuGang of pods that say how many they are."""
+    metadata: dict[str, Any] = {
+        "name": key[1],
+        "namespace": key[0],
+        "annotations": {names.GANG_MADE_FOR: owner.uid if owner is not None else PODS},
+    }
+    if owner is not None:
+        metadata["ownerReferences"] = [
+            {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
+        ]
+    spec: dict[str, Any] = {"podSets": pod_sets, **({"topology": topology} if topology is not None else {})}
+    return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": spec}
+
+
+def _named_set(pod: Pod) -> str:
+    labels = pod.metadata.labels
+    owners = (labels[key] for key in (JOBSET_SET, KUBEFLOW_SET, KUBEFLOW_ROLE) if labels.get(key))
+    return pod.metadata.annotations.get(names.POD_SET) or next(owners, "").lower()
+
+
+def topology_of(members: Sequence[Pod]) -> dict[str, str] | None:
+    """Return what Kueue's annotations on the pods ask, where Kueue does not manage them itself."""
+    for mode, key in (("required", KUEUE_REQUIRED), ("preferred", KUEUE_PREFERRED)):
+        levels = {pod.metadata.annotations.get(key) for pod in members}
+        level = levels.pop() if len(levels) == 1 else None
+        if level and not any("kueue.x-k8s.io/managed" in pod.metadata.labels for pod in members):
+            return {"mode": mode, "level": level}
+    return None

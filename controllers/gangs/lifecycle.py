@@ -1,0 +1,232 @@
+"""Carries out what `lifecycle.decide` says about each gang: resume or undo, evict, watch readiness, resume owners.
+
+Gangs that want a place are passed on to the admission loop. Keys are gangs. All state is read from the objects, so that
+a new leader continues at whatever step the last one stopped.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.api.gangs import GpuGang, GpuGangStatus, SuspendedOwner
+from atoll.cluster import host_fit
+from atoll.cluster.gangs import conditions
+from atoll.cluster.gangs.lifecycle import GangAction, LifecycleDecision, cannot_start, decide, give_up, has_begun
+from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, stage_of
+from atoll.kube import paths
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
+from atoll.kube.events import EventType
+from atoll.kube.mirror import WatchedKind
+from controllers.context import Context
+from controllers.gangs.cache import GangCache, gang_reference, jitter_of
+from controllers.gangs.creation import GangMaker
+from controllers.gangs.owners import resume, root_owners, suspend
+from controllers.gangs.writes import each, raise_first, set_active, ungate, unreserve, write_status
+from controllers.pod_calls import EvictionRefused, evict
+
+log = structlog.get_logger(__name__)
+
+BLIND_SECONDS = 5.0
+BUSY_SECONDS = 0.25
+BEHIND_SECONDS = 0.1
+AGAIN_SECONDS = 1.0
+
+
+class GangReconciler:
+    """Carries out the decision about each gang. `place` wakes the admission loop."""
+
+    name = "gangs"
+
+    def __init__(self, context: Context, cache: GangCache, place: Callable[[], None]) -> None:
+        self._context = context
+        self._cache = cache
+        self._place = place
+        self._maker = GangMaker(context, cache)
+        self._abandoned: dict[GangKey, list[GpuGang]] = {}
+
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[GangKey]:
+        """Return the gang that changed, that of a pod that changed, and every gang when a topology did."""
+        if kind is WatchedKind.TOPOLOGY:
+            self._cache.observe(kind, change)
+            return self._cache.keys()
+        if kind is WatchedKind.LEASE:
+            record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
+            namespace, _, rest = record.gang.partition("/") if record is not None else ("", "", "")
+            return ((namespace, rest.partition("/")[0]),) if rest else ()
+        key = self._cache.observe(kind, change)
+        if kind is WatchedKind.GANG and key is not None and change.kind is ChangeKind.DELETED:
+            self._abandoned.setdefault(key, []).append(change.object)
+        return () if key is None else (key,)
+
+    def all_keys(self) -> Iterable[GangKey]:
+        """Return every gang."""
+        return self._cache.keys()
+
+    async def reconcile(self, key: GangKey) -> float | None:
+        """Settle one gang. Raises KubeError."""
+        if self._context.mirror.unready_reason():
+            return BLIND_SECONDS
+        if key in self._cache.busy:
+            return BUSY_SECONDS
+        await self._resume_abandoned(key)
+        gang = self._cache.gang(key)
+        self._cache.candidates.discard(key)
+        if gang is None or await self._maker.is_outlived(gang):
+            await self._undo_without_gang(key)
+            return await self._maker.make(key)
+        if not self._cache.is_current(gang):
+            return BEHIND_SECONDS
+        token = self._context.new_token()
+        view = self._cache.view(gang)
+        decision = decide(view, now_seconds=self._cache.now_seconds(), jitter=jitter_of(token))
+        self._cache.busy.add(key)
+        try:
+            return await self._act(key, gang, decision)
+        except (Conflict, NotFound) as error:
+            log.info("A gang changed meanwhile", gang="/".join(key), err=str(error))
+            return BUSY_SECONDS
+        finally:
+            self._cache.busy.discard(key)
+
+    async def _act(self, key: GangKey, gang: GpuGang, decision: LifecycleDecision) -> float | None:
+        match decision.act:
+            case GangAction.UNDO:
+                await unreserve(self._context, decision.members)
+                self._record_event(
+                    gang, names.REASON_GANG_UNDONE, "reservations of an admission that did not end were undone"
+                )
+                return BUSY_SECONDS
+            case GangAction.UNGATE:
+                return await self._ungate_rest(gang, decision)
+            case GangAction.EVICT:
+                return await self._evict(gang, decision)
+            case GangAction.RESUME:
+                return await self._resume(gang, decision)
+            case GangAction.DROP:
+                await self.write(gang, decision.status)
+                await self._drop(decision.members)
+            case GangAction.PLACE | GangAction.REPLACE:
+                self._cache.candidates.add(key)
+                await self.write(gang, decision.status)
+                self._place()
+            case GangAction.NOTHING:
+                await self.write(gang, decision.status)
+                if self._cache.rules.policy.block_admission and self._cache.candidates:
+                    self._place()
+        return decision.again_seconds
+
+    async def write(self, gang: GpuGang, status: GpuGangStatus) -> None:
+        """Write a status, and remember its version. Raises KubeError."""
+        version = await write_status(self._context, gang, status)
+        if version:
+            self._cache.note_written(gang.metadata.uid, version)
+
+    def _refusing_node(self, members: Sequence[GangMember]) -> str:
+        """Return a node that would now refuse the member whose GPUs it has; empty when none would."""
+        for member in members:
+            node = self._context.mirror.nodes.store.get(("", self._home(member)))
+            if node is None or host_fit.node_reason(member.pod, node):
+                return self._home(member)
+        return ""
+
+    def _home(self, member: GangMember) -> str:
+        ledger = self._context.mirror.ledger
+        leases, assumed = ledger.leases_of(member.uid), ledger.assumed(member.uid)
+        return leases[0].node if leases else assumed.node if assumed is not None else ""
+
+    async def _ungate_rest(self, gang: GpuGang, decision: LifecycleDecision) -> float | None:
+        """Ungate the rest, unless a node or the API server refuses a member by now."""
+        view, now = self._cache.view(gang), self._cache.now_seconds()
+        refusing = self._refusing_node(decision.members)
+        if refusing and not has_begun(view):
+            message = f"node {refusing} would refuse a member now"
+            await self.write(gang, give_up(decision.status, message, now_seconds=now))
+            return BUSY_SECONDS
+        try:
+            return await self._ungate(decision.members)
+        except (Forbidden, Invalid) as error:
+            message = f"a member cannot be pinned to its node: {error}"
+        if not view.status.was_ready:
+            jitter = jitter_of(self._context.new_token())
+            return await self._evict(gang, cannot_start(view, message[:1000], now_seconds=now, jitter=jitter))
+        log.warning("Gave up members that cannot be pinned", gang=gang.metadata.name, err=message)
+        await unreserve(self._context, decision.members)
+        return AGAIN_SECONDS * 10
+
+    async def _ungate(self, members: Sequence[GangMember]) -> float:
+        async def open_one(member: GangMember) -> bool:
+            node = self._home(member)
+            return bool(node) and await ungate(self._context, member.pod, node)
+
+        raise_first(await each(members, open_one))
+        return BUSY_SECONDS
+
+    async def _evict(self, gang: GpuGang, decision: LifecycleDecision) -> float:
+        """Write that the gang is evicted, then stop it; a half-done eviction is done again."""
+        was_evicted = conditions.is_true((gang.status or GpuGangStatus()).conditions, names.CONDITION_EVICTED)
+        if decision.deactivate:
+            await set_active(self._context, gang, active=False)
+            gang = await self._reread(gang)
+        owners, bare = await root_owners(self._context, gang.metadata.namespace, decision.members)
+        status = decision.status.model_copy(
+            update={"suspended_owners": _merged(decision.status.suspended_owners, owners)}
+        )
+        await self.write(gang, status)
+        if not was_evicted:
+            self._record_eviction(gang, status, deactivated=decision.deactivate)
+        uid = gang.metadata.uid
+        for owner in owners:
+            await suspend(self._context, gang.metadata.namespace, owner, uid)
+        await self._drop([member for member in bare if member.stage in STARTED])
+        return AGAIN_SECONDS
+
+    async def _drop(self, members: Sequence[GangMember]) -> None:
+        """Evict pods; a disruption budget may delay that until the next call."""
+        answers = await each(members, lambda member: evict(self._context.api, member.pod))
+        raise_first(answer for answer in answers if not isinstance(answer, EvictionRefused))
+
+    async def _reread(self, gang: GpuGang) -> GpuGang:
+        path = paths.gpugangs(gang.metadata.namespace, gang.metadata.name)
+        return GpuGang.model_validate_json(await self._context.api.get(path))
+
+    def _record_eviction(self, gang: GpuGang, status: GpuGangStatus, *, deactivated: bool) -> None:
+        evicted = conditions.find(status.conditions, names.CONDITION_EVICTED)
+        message = evicted.message if evicted is not None else ""
+        self._context.metrics.gang_evictions.labels(evicted.reason if evicted is not None else "").inc()
+        self._record_event(gang, names.REASON_GANG_EVICTED, message, type="Warning")
+        if deactivated:
+            self._record_event(gang, names.REASON_GANG_DEACTIVATED, message, type="Warning")
+
+    async def _resume(self, gang: GpuGang, decision: LifecycleDecision) -> float:
+        namespace, uid = gang.metadata.namespace, gang.metadata.uid
+        owners = decision.status.suspended_owners
+        resumed = [owner.name for owner in owners if await resume(self._context, namespace, owner, uid)]
+        await self.write(gang, decision.status.model_copy(update={"suspended_owners": ()}))
+        if resumed:
+            self._record_event(gang, names.REASON_GANG_RESUMED, f"resumed {', '.join(resumed)[:400]}")
+        return AGAIN_SECONDS
+
+    async def _undo_without_gang(self, key: GangKey) -> None:
+        """Unreserve gated pods whose gang is deleted: nobody would ungate them."""
+        found = self._cache.pods_of(key)
+        held = [pod for pod in found if has_gate(pod) and self._cache.holds(pod)]
+        if held:
+            await unreserve(self._context, [GangMember(pod, "", 0, stage_of(pod), holds=True) for pod in held])
+
+    async def _resume_abandoned(self, key: GangKey) -> None:
+        """Resume what was suspended for gangs that are deleted: nobody else would."""
+        for gang in tuple(self._abandoned.get(key, ())):
+            for owner in gang.status.suspended_owners if gang.status is not None else ():
+                await resume(self._context, key[0], owner, gang.metadata.uid)
+            self._abandoned[key].remove(gang)
+        self._abandoned.pop(key, None)
+
+    def _record_event(self, gang: GpuGang, reason: str, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002
+        self._context.events.record(gang_reference(gang), reason=reason, note=note, action="Settle", type=type)
+
+
+def _merged(known: tuple[SuspendedOwner, ...], more: tuple[SuspendedOwner, ...]) -> tuple[SuspendedOwner, ...]:
+    return tuple({owner.uid: owner for owner in (*known, *more)}.values())

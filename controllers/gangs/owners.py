@@ -1,0 +1,195 @@
+"""Suspends and resumes the owners of members: the topmost owner that has a switch for it.
+
+Deleting pods one by one would count as failures of a Job; a suspended Job loses nothing. The gang's uid is written on
+the owner in the same patch as the switch, and nothing without it is ever resumed.
+
+Kueue would resume an owner that it manages at once. For those the switch is that of Kueue's Workload: Kueue suspends
+the owner and returns its quota, and admits it anew when the switch is turned on again.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from atoll.api import names
+from atoll.api.gangs import OWNERS_MAX, SuspendedOwner
+from atoll.cluster.gangs.membership import GangMember
+from atoll.kube import paths
+from atoll.kube.errors import Conflict, Forbidden, NotFound
+from atoll.kube.patches import merge_patch
+from controllers.context import Context
+
+log = structlog.get_logger(__name__)
+
+HOPS_MAX: Final = 4
+API_VERSION: Final = re.compile(r"[a-z0-9.-]+/v[0-9]+((alpha|beta)[0-9]+)?", re.ASCII)
+"""Owner references are the user's: what stands behind the group's slash may be anything, and becomes part of a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspendable:
+    """A kind with a switch: its plural, where in spec the switch stands, and what it says when it is off."""
+
+    plural: str
+    section: str = ""
+    switch: str = "suspend"
+    off: bool = True
+
+
+_RUN_POLICY = "runPolicy"
+_KUEUE: Final = "kueue.x-k8s.io/v1beta2"
+_WORKLOAD: Final = "Workload"
+WORKLOAD_ANNOTATION: Final = "kueue.x-k8s.io/workload"
+"""Kueue writes the name of the Workload on the pods of whatever it has admitted."""
+KINDS: Final[dict[tuple[str, str], Suspendable]] = {
+    ("batch", "Job"): Suspendable("jobs"),
+    ("jobset.x-k8s.io", "JobSet"): Suspendable("jobsets"),
+    ("trainer.kubeflow.org", "TrainJob"): Suspendable("trainjobs"),
+    ("kubeflow.org", "MPIJob"): Suspendable("mpijobs", _RUN_POLICY),
+    ("kubeflow.org", "PyTorchJob"): Suspendable("pytorchjobs", _RUN_POLICY),
+    ("kubeflow.org", "TFJob"): Suspendable("tfjobs", _RUN_POLICY),
+    ("kubeflow.org", "XGBoostJob"): Suspendable("xgboostjobs", _RUN_POLICY),
+    ("kubeflow.org", "PaddleJob"): Suspendable("paddlejobs", _RUN_POLICY),
+    ("kubeflow.org", "JAXJob"): Suspendable("jaxjobs", _RUN_POLICY),
+    ("kueue.x-k8s.io", _WORKLOAD): Suspendable("workloads", switch="active", off=False),
+}
+
+
+async def root_owners(
+    context: Context, namespace: str, members: Iterable[GangMember]
+) -> tuple[tuple[SuspendedOwner, ...], tuple[GangMember, ...]]:
+    """Return the topmost owners that can be suspended, and the members that have none. Raises KubeError.
+
+    In place of an owner that Kueue has admitted its Workload is returned.
+    """
+    roots: dict[str, SuspendedOwner | None] = {}
+    bare = []
+    for member in members:
+        reference = next((owner for owner in member.pod.metadata.owner_references if owner.controller), None)
+        if reference is None:
+            bare.append(member)
+            continue
+        if reference.uid not in roots:
+            first = SuspendedOwner(
+                api_version=reference.api_version, kind=reference.kind, name=reference.name, uid=reference.uid
+            )
+            workload = member.pod.metadata.annotations.get(WORKLOAD_ANNOTATION, "")
+            roots[reference.uid] = await _root(context, namespace, first, workload=workload)
+        if roots[reference.uid] is None:
+            bare.append(member)
+    found = {root.uid: root for root in roots.values() if root is not None}
+    return tuple(found.values())[:OWNERS_MAX], tuple(bare)
+
+
+async def _root(context: Context, namespace: str, owner: SuspendedOwner, *, workload: str) -> SuspendedOwner | None:
+    """Follow controllers upwards; None when none of those that can be read has a switch."""
+    root: SuspendedOwner | None = None
+    above: SuspendedOwner | None = owner
+    for _ in range(HOPS_MAX):
+        body = await _read(context, namespace, above) if above is not None else None
+        if body is None:
+            break
+        root, above = above, _controller_of(body)
+    return await _workload(context, namespace, workload, root) if root is not None and workload else root
+
+
+def _controller_of(body: dict[str, Any]) -> SuspendedOwner | None:
+    references = body["metadata"].get("ownerReferences") or []
+    above = next((one for one in references if one.get("controller")), None)
+    if above is None:
+        return None
+    return SuspendedOwner(
+        api_version=above.get("apiVersion", ""), kind=above["kind"], name=above["name"], uid=above["uid"]
+    )
+
+
+async def _workload(context: Context, namespace: str, name: str, owner: SuspendedOwner) -> SuspendedOwner:
+    """Return the Workload under which Kueue has admitted an owner, or the owner where there is none of it."""
+    path = paths.group(_KUEUE, "workloads", namespace=namespace, name=name)
+    try:
+        metadata = json.loads(await context.api.get(path))["metadata"]
+    except (NotFound, Forbidden) as error:
+        log.warning("Could not read the Workload of a gang's owner", workload=f"{namespace}/{name}", err=str(error))
+        return owner
+    if not any(one["uid"] == owner.uid for one in metadata.get("ownerReferences") or []):
+        return owner
+    return SuspendedOwner(api_version=_KUEUE, kind=_WORKLOAD, name=name, uid=metadata["uid"])
+
+
+async def suspend(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:
+    """Suspend an owner for a gang; False when it is gone, or somebody else has suspended it. Raises KubeError."""
+    body = await _read(context, namespace, owner)
+    if body is None:
+        return False
+    marked = body["metadata"].get("annotations", {}).get(names.GANG_SUSPENDED)
+    if _is_suspended(body, owner):
+        return bool(marked == gang_uid)
+    await _switch(context, namespace, owner, body, suspended=True, mark=gang_uid)
+    log.info("Suspended the owner of a gang", owner=f"{owner.kind} {namespace}/{owner.name}")
+    return True
+
+
+async def resume(context: Context, namespace: str, owner: SuspendedOwner, gang_uid: str) -> bool:
+    """Resume an owner that was suspended for this gang; False where it is not. Raises KubeError."""
+    body = await _read(context, namespace, owner)
+    if body is None or body["metadata"].get("annotations", {}).get(names.GANG_SUSPENDED) != gang_uid:
+        return False
+    await _switch(context, namespace, owner, body, suspended=False, mark=None)
+    log.info("Resumed the owner of a gang", owner=f"{owner.kind} {namespace}/{owner.name}")
+    return True
+
+
+async def _read(context: Context, namespace: str, owner: SuspendedOwner) -> dict[str, Any] | None:
+    """Read an owner of a kind that has a switch; None for other kinds, and where it is gone or another one by now."""
+    path = path_of(namespace, owner)
+    if path is None:
+        return None
+    try:
+        body: dict[str, Any] = json.loads(await context.api.get(path))
+    except NotFound:
+        return None
+    except Forbidden as error:
+        log.warning("May not read the owner of a gang", err=str(error))
+        return None
+    return body if body["metadata"]["uid"] == owner.uid else None
+
+
+async def _switch(
+    context: Context, namespace: str, owner: SuspendedOwner, body: dict[str, Any], *, suspended: bool, mark: str | None
+) -> None:
+    kind = KINDS[owner.api_version.partition("/")[0], owner.kind]
+    value: dict[str, Any] = {kind.switch: kind.off is suspended}
+    patch = merge_patch(
+        uid=owner.uid,
+        resource_version=body["metadata"]["resourceVersion"],
+        annotations={names.GANG_SUSPENDED: mark},
+        spec={kind.section: value} if kind.section else value,
+    )
+    path = path_of(namespace, owner)
+    assert path is not None
+    try:
+        await context.api.patch(path, patch)
+    except NotFound:
+        return
+    except Conflict as error:
+        log.info("Owner of a gang changed meanwhile", err=str(error))
+        raise
+
+
+def _is_suspended(body: dict[str, Any], owner: SuspendedOwner) -> bool:
+    kind = KINDS[owner.api_version.partition("/")[0], owner.kind]
+    spec = body.get("spec") or {}
+    section = (spec.get(kind.section) or {}) if kind.section else spec
+    return section.get(kind.switch, not kind.off) is kind.off
+
+
+def path_of(namespace: str, owner: SuspendedOwner) -> str | None:
+    """Return the path of an owner of a kind that has a switch."""
+    kind = KINDS.get((owner.api_version.partition("/")[0], owner.kind))
+    if kind is None or not API_VERSION.fullmatch(owner.api_version):
+        return None
+    return paths.group(owner.api_version, kind.plural, namespace=namespace, name=owner.name)

@@ -1,0 +1,223 @@
+"""Fenced, idempotent writes of gang admission.
+
+The callers keep the order of an admission: all Leases, then the gang's status, then for each member the nomination
+while it is gated (kube-scheduler sets cpu and memory aside for it), then node and gate in one patch.
+
+Unreserving begins with a write on the pod. Its answer shows whether the gate is still there, and no patch that was
+prepared before can remove the gate any more. A gated pod is bound by nobody, so its Leases may go.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import structlog
+
+from atoll.api import names
+from atoll.api.gangs import GpuGang, GpuGangStatus
+from atoll.cluster import pods
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.gangs.member_assignments import MemberAssignment, open_gate
+from atoll.cluster.gangs.membership import GangMember, has_gate
+from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
+from atoll.cluster.objects import Lease, Pod, decode_pod
+from atoll.cluster.release import version_number
+from atoll.kube import paths
+from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from atoll.kube.microtime import format_microtime
+from atoll.kube.patches import merge_patch
+from controllers.context import Context
+from controllers.leases.writes import delete_lease, read_lease
+
+log = structlog.get_logger(__name__)
+
+RESERVATION_SECONDS = 600.0
+"""A leader that dies in the middle is succeeded in seconds; this long, its reservations mean something."""
+AT_ONCE = 32
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+async def each(items: Iterable[T], work: Callable[[T], Awaitable[U]]) -> list[U | BaseException]:
+    """Do the work for every item, some at once; every one has ended when this returns, faults among the answers."""
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(item: T) -> U:
+        async with limit:
+            return await work(item)
+
+    return await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
+
+
+def raise_first(answers: Iterable[object]) -> None:
+    """Raise the first fault among answers, one that is no KubeError before any that is."""
+    faults = [answer for answer in answers if isinstance(answer, BaseException)]
+    for fault in sorted(faults, key=lambda fault: isinstance(fault, KubeError)):
+        raise fault
+
+
+async def reserve(
+    context: Context, gang: GpuGang, assignments: Sequence[MemberAssignment], claims: dict[str, str]
+) -> bool:
+    """Create the Leases of all assignments. False when somebody else holds a GPU; KubeError when that is unknown.
+
+    Every creation has ended by then; what was created stays, and the caller takes it back.
+    """
+    token = context.new_token()
+    identity = f"{gang.metadata.namespace}/{gang.metadata.name}/{gang.metadata.uid}"
+
+    async def create(entry: tuple[MemberAssignment, int, str]) -> bool:
+        assignment, device_id, uuid = entry
+        now = context.clock.now()
+        reservation = Reservation(
+            node=assignment.allocation.node,
+            node_uid=assignment.node_uid,
+            holder=pods.holder_of(assignment.member.pod),
+            claim=claims.get(assignment.member.uid, ""),
+            attempt=token,
+            now=format_microtime(now),
+            deadline=format_microtime(now + timedelta(seconds=RESERVATION_SECONDS)),
+            gang=identity,
+        )
+        try:
+            await context.api.create(paths.leases(names.SYSTEM_NAMESPACE), lease_body(reservation, device_id, uuid))
+        except AlreadyExists:
+            return False
+        return True
+
+    entries = [
+        (assignment, device_id, uuid)
+        for assignment in assignments
+        for device_id, uuid in zip(assignment.allocation.device_ids, assignment.allocation.uuids, strict=True)
+    ]
+    answers = await each(entries, create)
+    raise_first(answers)
+    return all(answer is True for answer in answers)
+
+
+async def ungate(context: Context, pod: Pod, node: str) -> bool:
+    """Nominate the gated pod, then pin it and open its gate. False when it has changed meanwhile, or is gone."""
+    metadata = pod.metadata
+    path = paths.pods(metadata.namespace, metadata.name)
+    nominate = merge_patch(
+        uid=metadata.uid, resource_version=metadata.resource_version, status={"nominatedNodeName": node}
+    )
+    try:
+        seen: dict[str, Any] = json.loads(await context.api.patch(f"{path}/status", nominate))
+        body = merge_patch(
+            uid=metadata.uid,
+            resource_version=seen["metadata"]["resourceVersion"],
+            spec=open_gate(seen.get("spec") or {}, node),
+        )
+        await context.api.patch(path, body)
+    except (NotFound, Conflict) as error:
+        log.info(
+            "Could not let a member go yet",
+            pod=f"{metadata.namespace}/{metadata.name}",
+            uid=metadata.uid,
+            err=str(error),
+        )
+        return False
+    return True
+
+
+async def unreserve(
+    context: Context, members: Sequence[GangMember], assignments: Sequence[MemberAssignment] = ()
+) -> None:
+    """Delete the Leases of gated members, also those just made for `assignments` that the mirror does not show yet."""
+    made = {assignment.member.uid: assignment for assignment in assignments}
+    raise_first(await each(members, lambda member: _unreserve(context, member.pod, made.get(member.uid))))
+
+
+async def _unreserve(context: Context, pod: Pod, assignment: MemberAssignment | None) -> None:
+    ledger, uid = context.mirror.ledger, pod.metadata.uid
+    seen = await _move(context, pod)
+    if seen is not None and has_gate(seen) and seen.status.nominated_node_name:
+        await _clear_nomination(context, seen)
+    if seen is None or has_gate(seen):
+        known = {record.lease_name for record in ledger.leases_of(uid)}
+        made = assignment.allocation if assignment is not None else ledger.assumed(uid)
+        if made is not None:
+            known |= {lease_name(made.node, device_id) for device_id in made.device_ids}
+        if seen is not None:
+            raise_first(await each(sorted(known), lambda name: _delete_own(context, name, uid)))
+        ledger.forget(uid)
+
+
+async def _move(context: Context, pod: Pod) -> Pod | None:
+    """Write a value that the pod never had; return the pod as that write left it, None when it is gone."""
+    metadata = pod.metadata
+    generation = max(
+        (version_number(record.resource_version) for record in context.mirror.ledger.leases_of(metadata.uid)),
+        default=version_number(metadata.resource_version),
+    )
+    body = merge_patch(uid=metadata.uid, annotations={names.WOKEN: str(generation)})
+    try:
+        return decode_pod(await context.api.patch(paths.pods(metadata.namespace, metadata.name), body))
+    except (NotFound, Conflict):
+        return None
+
+
+async def _clear_nomination(context: Context, pod: Pod) -> None:
+    """Give back the cpu and memory that kube-scheduler set aside for a gated pod."""
+    metadata = pod.metadata
+    body = merge_patch(uid=metadata.uid, status={"nominatedNodeName": None})
+    with contextlib.suppress(NotFound, Conflict):
+        await context.api.patch(paths.pods(metadata.namespace, metadata.name, "status"), body)
+
+
+async def _delete_own(context: Context, name: str, uid: str) -> None:
+    """Delete the Lease of that name if the pod with that uid holds it, as a live look shows."""
+    lease = await read_lease(context.api, name)
+    record = _record(lease) if lease is not None else None
+    if record is not None and record.holder.uid == uid:
+        await delete_lease(context.api, record)
+
+
+def _record(lease: Lease) -> LeaseRecord | None:
+    try:
+        return parse_lease(lease)
+    except MalformedValue:
+        return None
+
+
+async def write_status(context: Context, gang: GpuGang, status: GpuGangStatus) -> str:
+    """Write the status if it differs from what the gang shows; return the version it left, empty for none written.
+
+    Raises Conflict when the gang has changed meanwhile, and NotFound.
+    """
+    before = (gang.status or GpuGangStatus()).to_json()
+    after = status.to_json()
+    if before == after:
+        return ""
+    gone = dict.fromkeys(key for key in before if key not in after)
+    metadata = gang.metadata
+    body = merge_patch(
+        uid=metadata.uid, resource_version=metadata.resource_version, status={**gone, **_whole(before, after)}
+    )
+    path = paths.gpugangs(metadata.namespace, metadata.name, "status")
+    answer = json.loads(await context.api.patch(path, body))
+    version: str = answer["metadata"]["resourceVersion"]
+    return version
+
+
+def _whole(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return what to merge: a merge patch keeps keys of an object that it does not name, so those are set to null."""
+    merged: dict[str, Any] = {}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            merged[key] = {**dict.fromkeys(name for name in old if name not in value), **_whole(old, value)}
+        else:
+            merged[key] = value
+    return merged
+
+
+async def set_active(context: Context, gang: GpuGang, *, active: bool) -> None:
+    """Write spec.active. Raises KubeError."""
+    metadata = gang.metadata
+    body = merge_patch(uid=metadata.uid, spec={"active": active})
+    await context.api.patch(paths.gpugangs(metadata.namespace, metadata.name), body)

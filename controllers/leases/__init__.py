@@ -1,0 +1,1 @@
+"""GPU Leases: released on proof, repaired, and ended where no bind stands behind them."""

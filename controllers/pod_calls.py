@@ -1,0 +1,78 @@
+"""Fenced API calls on a pod: live look-up, eviction, and the annotation that keeps GPUs for it.
+
+A cache is not proof enough for a release, so that a look-up asks the API server. Atoll ends pods of others through the
+eviction API alone, so that their disruption budgets hold. A pod that is gone, or replaced by a namesake, is no error.
+"""
+
+from dataclasses import dataclass
+
+from atoll.api import names
+from atoll.cluster.leases import Holder
+from atoll.cluster.objects import Pod, decode_pod
+from atoll.cluster.release import version_number
+from atoll.cluster.soft_reservations import SoftReservation
+from atoll.kube import paths
+from atoll.kube.api import Api
+from atoll.kube.errors import Conflict, NotFound, TooManyRequests
+from atoll.kube.patches import eviction, merge_patch
+from controllers.context import Context
+
+BUDGET_SECONDS = 10.0
+"""When to ask again where a disruption budget, or a busy API server, does not say."""
+
+
+class EvictionRefused(Exception):
+    """A disruption budget allows no eviction now; ask again after `retry_after_seconds`."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+async def evict(api: Api, pod: Pod, *, dry_run: bool = False) -> bool:
+    """Evict the pod with this uid, False when it is gone. `dry_run` only asks. Raises EvictionRefused, KubeError."""
+    metadata = pod.metadata
+    body = eviction(metadata.namespace, metadata.name, uid=metadata.uid, dry_run=dry_run)
+    try:
+        await api.create(paths.eviction(metadata.namespace, metadata.name), body)
+    except TooManyRequests as error:
+        raise EvictionRefused(str(error), retry_after_seconds=error.retry_after_seconds or BUDGET_SECONDS) from error
+    except (NotFound, Conflict):
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class PodLookup:
+    """The pod with the uid that was asked for, None when it does not exist; true as of `version`."""
+
+    pod: Pod | None
+    version: int
+
+
+async def look_up(api: Api, holder: Holder) -> PodLookup:
+    """Look for a pod by name and compare the uid. Raises KubeError.
+
+    A list of one name instead of a get: where the pod is missing, only a list says as of which version.
+    """
+    selector = {"fieldSelector": f"metadata.name={_escape(holder.name)}"}
+    listing = await api.list(paths.pods(holder.namespace), decode_pod, params=selector)
+    pod = next((pod for pod in listing.items if pod.metadata.uid == holder.uid), None)
+    return PodLookup(pod, version_number(listing.resource_version))
+
+
+def _escape(name: str) -> str:
+    """Escape what has a meaning in a field selector: the name stands on a Lease, which anybody may have written."""
+    return name.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
+
+
+async def write_kept(context: Context, pod: Pod, kept: SoftReservation | None) -> None:
+    """Write on the pod which GPUs are kept for it, None for none, and tell the ledger at once.
+
+    Raises Conflict when the pod is no longer as it was judged, and KubeError.
+    """
+    metadata = pod.metadata
+    annotations = {names.KEPT: str(kept) if kept is not None else None}
+    body = merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, annotations=annotations)
+    await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
+    context.mirror.ledger.keep(metadata.uid, kept)

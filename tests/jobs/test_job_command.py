@@ -1,0 +1,196 @@
+"""`atoll job`: what it prints, and with which status it ends."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from atoll.explain.codec import encode_snapshot
+from atoll.explain.shapes import known_machine
+from atoll.explain.simulation import with_nodes
+from atoll.explain.snapshot import ClusterSnapshot
+from atoll.jobs.notes import Note
+from atoll.jobs.text import manifest_text
+from atollctl.__main__ import app
+from tests.jobs.render import rendered
+from tests.jobs.test_job_examples import EXAMPLES
+
+JOB = "name: work\njob_type: batch\ncontainer: {image: a:1}\n"
+GPUS = JOB + "ext_ml_gpu_count: 8\next_ml_gpu_type: nvidia-h100\n"
+EMPTY = ClusterSnapshot("2030-01-01T00:00:00Z")
+
+
+def run(*words: str | Path) -> tuple[int, str, str]:
+    """Run the command; return its status, what it printed, and what it complained of."""
+    done = CliRunner().invoke(app, ["job", *map(str, words)])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file for a job."""
+    return tmp_path / "job.yaml"
+
+
+@pytest.fixture
+def two_machines(tmp_path: Path) -> Path:
+    """A saved cluster of two machines with eight H100 each, all of them free."""
+    nodes = [known_machine("dgx-h100", EMPTY, name=f"hopper-{number}") for number in (1, 2)]
+    path = tmp_path / "cluster.json"
+    path.write_bytes(encode_snapshot(with_nodes(EMPTY, nodes)))
+    return path
+
+
+def test_validate_says_what_a_valid_job_is(file: Path) -> None:
+    """One line tells type, pods, GPUs and priority."""
+    file.write_text(GPUS)
+
+    assert run("validate", "-f", file) == (0, f"{file}: batch work: 1 pod with 8 GPUs; priority normal\n", "")
+
+
+def test_validate_names_attribute_value_limit_and_line(file: Path) -> None:
+    """Status 1, and everything that is wrong, each where it stands."""
+    file.write_text(JOB + "ext_ml_gpu_count: 1000\n")
+    status, _, told = run("validate", "-f", file)
+
+    assert status == 1
+    assert told == (
+        f"{file}: line 4: ext_ml_gpu_count is 1000: may be at most 512; ask for less, or have the bound raised\n"
+    )
+
+
+def test_validate_finds_what_no_object_can_hold(file: Path) -> None:
+    """A job that cannot be rendered is not valid, and its field has a line too."""
+    file.write_text(JOB + "ext_ml_gpu_count: 16\n")
+    status, _, told = run("validate", "-f", file)
+
+    assert status == 1
+    assert "line 4: ext_ml_gpu_count is 16: a machine has 8 GPUs at most" in told
+
+
+def test_a_rule_that_needs_a_cluster_is_valid_and_says_so(file: Path, two_machines: Path) -> None:
+    """Nobody has to have a cluster to check a file; to render it, one is asked."""
+    file.write_text(
+        JOB + "ext_ml_affinity:\n  required:\n  - {key: compute_capability, operator: Gte, values: ['8.0']}\n"
+    )
+
+    status, told, _ = run("validate", "-f", file)
+    assert status == 0
+    assert "valid" in told
+    assert run("render", "-f", file)[0] == 1
+    status, told, _ = run("render", "-f", file, "--snapshot", two_machines)
+    assert status == 0
+    assert "hopper-1" in told
+
+
+def test_what_cannot_be_read_has_status_2(tmp_path: Path) -> None:
+    """A missing file is no invalid job."""
+    status, _, told = run("validate", "-f", tmp_path / "nothing.yaml")
+
+    assert status == 2
+    assert "No such file" in told
+
+
+def test_render_prints_what_kubectl_applies_and_why(file: Path) -> None:
+    """Objects as YAML, with comments that name the attribute; a namespace for those that name none."""
+    file.write_text(GPUS)
+    status, printed, _ = run("render", "-f", file, "-n", "team")
+
+    assert status == 0
+    assert "# ext_ml_gpu_count: 8 -> spec.devices.count 8\n" in printed
+    objects = [one for one in yaml.safe_load_all(printed) if one]
+    assert [(one["kind"], one["metadata"]["namespace"]) for one in objects] == [("GpuClaim", "team"), ("Job", "team")]
+    status, printed, _ = run("render", "-f", file, "-n", "team", "--json")
+    assert json.loads(printed)["items"] == objects
+
+
+def test_no_value_escapes_from_its_comment() -> None:
+    """What a user wrote stays on its line of comment, whatever it holds."""
+    result = rendered(ext_ml_gpu_count=1)
+    notes = tuple(Note("a\nkind: b", "c\u2028d\x1b[0m", one, "e\r\n---\u0085f") for one in ("", "GpuClaim/work"))
+    printed = manifest_text(replace(result, notes=notes))
+
+    assert printed.isascii()
+    assert "\x1b" not in printed
+    assert [one for one in yaml.safe_load_all(printed) if one] == list(result.objects)
+
+
+def test_settings_of_the_administrator_count(file: Path, tmp_path: Path) -> None:
+    """A cluster of larger machines takes what the default refuses; settings that mean nothing are refused."""
+    file.write_text(JOB + "ext_ml_gpu_count: 16\n")
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("gpus_per_pod_max: 16\n")
+
+    assert run("validate", "-f", file, "--settings", settings)[0] == 0
+    settings.write_text("gpus_per_pod: 16\n")
+    status, _, told = run("validate", "-f", file, "--settings", settings)
+    assert status == 2
+    assert "gpus_per_pod" in told
+
+
+def test_explain_says_where_a_job_would_go(file: Path, two_machines: Path) -> None:
+    """The answer is that of the placement; a missing PriorityClass is told, and does not hide the rest."""
+    file.write_text(GPUS)
+    status, told, _ = run("explain", "-f", file, "--snapshot", two_machines)
+
+    assert status == 0
+    assert told.startswith(
+        "batch work: 1 pod with 8 GPUs; priority normal\n  profile gpu-intensive, flavors gpu-h100\n"
+    )
+    assert "there is no PriorityClass normal" in told
+    assert "hopper-1 GPUs 0,1,2,3,4,5,6,7" in told
+
+
+def test_explain_places_a_gang_whole_or_says_why_not(two_machines: Path) -> None:
+    """Pods that work as one all have places, or the gang is told as a gang."""
+    status, told, _ = run("explain", "-f", EXAMPLES / "many-nodes.yaml", "--snapshot", two_machines)
+
+    assert status == 0
+    assert "2 of 2 pods fit" in told
+
+
+def test_explain_says_what_a_job_waits_for(file: Path, two_machines: Path) -> None:
+    """Status 1; single pods and gangs are explained in the words of `atoll explain`."""
+    file.write_text(GPUS.replace("nvidia-h100", "nvidia-b200"))
+    status, told, _ = run("explain", "-f", file, "--snapshot", two_machines)
+    assert status == 1
+    assert "no GPU of a claimed model" in told
+
+    file.write_text(GPUS.replace("batch", "training").replace(": 8", ": 24") + "workers: 3\n")
+    status, told, _ = run("explain", "-f", file, "--snapshot", two_machines)
+    assert status == 1
+    assert "gang default/work" in told
+
+
+def test_explain_leaves_jobs_without_gpus_to_kube_scheduler(two_machines: Path) -> None:
+    """Nothing of Atoll's holds them up."""
+    status, told, _ = run("explain", "-f", EXAMPLES / "cpu.yaml", "--snapshot", two_machines, "-o", "json")
+
+    assert status == 0
+    assert json.loads(told)[0]["fits"] is True
+
+
+def test_explain_of_a_chart_says_who_knows_its_pods(file: Path, two_machines: Path) -> None:
+    """What a chart becomes is Helm's to tell."""
+    file.write_text("name: a\njob_type: service\ndeployment_type: helm\nhelm: {chart: b/c}\next_ml_gpu_count: 1\n")
+    status, told, _ = run("explain", "-f", file, "--snapshot", two_machines)
+
+    assert status == 0
+    assert "helm template" in told
+    assert "helm install a b/c" in run("render", "-f", file)[1]
+
+
+def test_checkpoints_go_where_the_administrator_allows(file: Path, tmp_path: Path) -> None:
+    """A place outside of the allowed ones is refused by its name."""
+    uri = "ext_ml_checkpoint_enabled: true\next_ml_checkpoint_storage_uri: s3://other/a/\n"
+    file.write_text(GPUS.replace("batch", "training") + uri)
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("checkpoint_prefixes: ['s3://ours/']\n")
+    status, _, told = run("validate", "-f", file, "--settings", settings)
+
+    assert run("validate", "-f", file)[0] == 0
+    assert status == 1
+    assert "ext_ml_checkpoint_storage_uri" in told

@@ -1,0 +1,620 @@
+"""What jobs become: one row for each thing that a job may say, and what stands in an object because of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from atoll.api import job_names, names
+from atoll.api.claims import GpuClaim
+from atoll.api.gangs import GpuGang
+from atoll.jobs.errors import JobMistake
+from atoll.jobs.settings import RenderSettings
+from tests.jobs.render import NOW_SECONDS, env, look, rendered
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, and what stands where in its objects."""
+
+    says: Mapping[str, Any]
+    want: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+SPOT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot", "effect": "NoSchedule"}
+EIGHT = {"ext_ml_gpu_type": "nvidia-h100", "ext_ml_gpu_count": 8}
+SIXTEEN = {"job_type": "training", "ext_ml_gpu_count": 16, "ext_ml_distributed_strategy": "fsdp"}
+CHECKPOINTS = {"job_type": "training", "intent": {"checkpoint_config": {}}}
+PORT = {"image": "web:1", "ports": [{"port": 8080, "name": "http"}]}
+SERVICE = {"job_type": "service", "container": PORT}
+GOOD = "GpuClaim.spec.devices"
+MEMORY = "POD.spec.containers[0].resources"
+HOST = "kubernetes.io/hostname"
+PREEMPTIBLE = job_names.PREEMPTIBLE.replace(".", "~")
+SPOT_ELIGIBLE = job_names.SPOT_ELIGIBLE.replace(".", "~")
+QUEUE = job_names.QUEUE_NAME.replace(".", "~")
+
+CLAIMS = {
+    "a-count-alone-is-a-claim-of-one-pod": Case({"ext_ml_gpu_count": 2}, {f"{GOOD}.count": 2, "GpuGang": None}),
+    "a-type-alone-is-one-gpu": Case(
+        {"ext_ml_gpu_type": "nvidia-l4"}, {f"{GOOD}.count": 1, f"{GOOD}.models": ["nvidia-l4"]}
+    ),
+    "the-platforms-short-name-means-the-same": Case(
+        {"resources": {"gpu_type": "A100", "gpu_count": 4}}, {f"{GOOD}.count": 4, f"{GOOD}.models": ["nvidia-a100"]}
+    ),
+    "gigabytes-are-decimal": Case({"ext_ml_gpu_memory_gb": 80}, {f"{GOOD}.memory": "80G"}),
+    "part-of-a-gigabyte-is-megabytes": Case({"ext_ml_gpu_memory_gb": 23.5}, {f"{GOOD}.memory": "23500M"}),
+    "a-card-of-two-gpus-is-asked-for-its-half": Case(
+        {"ext_ml_gpu_type": "amd-mi250", "ext_ml_gpu_memory_gb": 128},
+        {
+            f"{GOOD}.memory": "64G",
+            f"{GOOD}.vendor": "amd",
+            f"{GOOD}.models": ["amd-instinct-mi250", "amd-instinct-mi250x"],
+        },
+    ),
+    "capability-is-compared-as-it-is": Case(
+        {"ext_ml_gpu_compute_capability": "10.0"}, {f"{GOOD}.computeCapability": "10.0"}
+    ),
+    "precision-tells-the-least-capability": Case(
+        {"ext_ml_gpu_count": 1, "ext_ml_precision": "fp8"}, {f"{GOOD}.computeCapability": "8.9"}
+    ),
+    "capabilities-are-nvidias": Case(
+        {"ext_ml_gpu_type": "amd-mi300x", "ext_ml_precision": "bf16"}, {f"{GOOD}.computeCapability": None}
+    ),
+    "nvlink-joins-all-gpus-of-the-pod": Case(
+        {"ext_ml_gpu_count": 4, "ext_ml_gpu_interconnect": "nvlink"}, {f"{GOOD}.interconnect": "nvlink"}
+    ),
+    "tensor-parallel-wants-nvlink": Case(
+        {"ext_ml_gpu_count": 4, "ext_ml_distributed_strategy": "tensor_parallel"}, {f"{GOOD}.interconnect": "nvlink"}
+    ),
+    "one-gpu-is-joined-with-none": Case({"ext_ml_gpu_interconnect": "nvlink"}, {f"{GOOD}.interconnect": None}),
+    "a-topology-of-nvlink-is-a-claim": Case(
+        {"ext_ml_gpu_count": 4, "policy": {"topology": "nvlink"}}, {f"{GOOD}.interconnect": "nvlink"}
+    ),
+    "the-template-shows-gpus-claim-and-scheduler": Case(
+        EIGHT,
+        {
+            f"{MEMORY}.limits": {"memory": "8Gi", "cpu": "2", "gpu.scheduling/gpu": "8"},
+            "POD.metadata.annotations.gpu~scheduling/claim": "work",
+            "POD.spec.schedulerName": "gpu-scheduler",
+        },
+    ),
+    "no-gpus-no-claim": Case({"ext_ml_accelerator": "cpu"}, {"GpuClaim": None, "POD.spec.schedulerName": None}),
+    "a-count-of-none-is-no-claim": Case({"ext_ml_gpu_count": 0}, {"GpuClaim": None}),
+}
+HOSTS = {
+    "cores-are-requested": Case(
+        {"ext_ml_cpu_cores": 16}, {f"{MEMORY}.requests.cpu": "16", f"{MEMORY}.limits.cpu": None}
+    ),
+    "memory-is-requested-and-limited": Case(
+        {"ext_ml_memory_gb": 64}, {f"{MEMORY}.requests.memory": "64G", f"{MEMORY}.limits.memory": "64G"}
+    ),
+    "shared-memory-is-memory-and-counts": Case(
+        {"ext_ml_memory_gb": 64, "ext_ml_shm_size_gb": 16},
+        {
+            f"{MEMORY}.limits.memory": "80G",
+            "POD.spec.volumes[0].emptyDir": {"medium": "Memory", "sizeLimit": "16G"},
+            "POD.spec.containers[0].volumeMounts[0].mountPath": "/dev/shm",
+        },
+    ),
+    "scratch-is-a-volume-that-is-requested": Case(
+        {"ext_ml_storage_gb": 500},
+        {
+            f"{MEMORY}.requests.ephemeral-storage": "500G",
+            "POD.spec.volumes[0].emptyDir": {"sizeLimit": "500G"},
+            "POD.spec.containers[0].volumeMounts[0].mountPath": "/scratch",
+        },
+    ),
+    "whoever-says-nothing-has-the-defaults": Case(
+        {}, {f"{MEMORY}.requests": {"cpu": "1", "memory": "4Gi"}, f"{MEMORY}.limits": {"memory": "8Gi", "cpu": "2"}}
+    ),
+    "the-platforms-resources-are-taken-as-they-are": Case(
+        {"resources": {"cpu_request": 4, "cpu_limit": "8", "memory_request": "16Gi", "memory_limit": "32Gi"}},
+        {f"{MEMORY}.requests": {"cpu": "4", "memory": "16Gi"}, f"{MEMORY}.limits": {"cpu": "8", "memory": "32Gi"}},
+    ),
+    "a-request-beyond-the-default-limit-raises-it": Case(
+        {"resources": {"memory_request": "64Gi"}}, {f"{MEMORY}.limits.memory": "64Gi"}
+    ),
+}
+TIMES = {
+    "a-timeout-ends-the-job": Case({"ext_ml_timeout_seconds": 60}, {"Job.spec.activeDeadlineSeconds": 60}),
+    "a-timeout-replaces-the-longest-run": Case(
+        {"ext_ml_timeout_seconds": 60, "policy": {"max_runtime": 30}}, {"Job.spec.activeDeadlineSeconds": 60}
+    ),
+    "the-longest-run-ends-the-job": Case({"policy": {"max_runtime": 28800}}, {"Job.spec.activeDeadlineSeconds": 28800}),
+    "a-deadline-counts-from-the-planned-start": Case(
+        {"policy": {"scheduled_start": "2030-01-01T00:00:00Z", "deadline": "2030-01-01T01:00:00Z"}},
+        {
+            "Job.spec.activeDeadlineSeconds": 3600,
+            "Job.metadata.annotations.job~gpu~scheduling/deadline": "2030-01-01T01:00:00+00:00",
+            "Job.metadata.annotations.job~gpu~scheduling/scheduled-start": "2030-01-01T00:00:00+00:00",
+        },
+    ),
+    "nobody-ends-a-service": Case(
+        SERVICE | {"ext_ml_timeout_seconds": 60},
+        {"Deployment.spec.activeDeadlineSeconds": None, "POD.spec.activeDeadlineSeconds": None},
+        {"ML_TIMEOUT_SECONDS": "60"},
+    ),
+    "grace-is-half-a-minute": Case({}, {"POD.spec.terminationGracePeriodSeconds": 30}, {"ATOLL_GRACE_SECONDS": "30"}),
+    "grace-is-as-asked": Case(
+        {"policy": {"preemption_grace_period": 90}}, {"POD.spec.terminationGracePeriodSeconds": 90}
+    ),
+    "the-attribute-wins-over-the-policy": Case(
+        {"ext_ml_preemption_grace_period_s": 60, "policy": {"preemption_grace_period": 90}},
+        {"POD.spec.terminationGracePeriodSeconds": 60},
+    ),
+    "a-checkpoint-needs-its-time": Case(
+        {
+            "job_type": "training",
+            "ext_ml_preemption_grace_period_s": 60,
+            "ext_ml_checkpoint_enabled": True,
+            "ext_ml_checkpoint_on_preempt": True,
+        },
+        {"POD.spec.terminationGracePeriodSeconds": 300},
+    ),
+    "grace-is-bounded-by-the-cluster": Case(
+        {"policy": {"preemption_grace_period": 7200}}, {"POD.spec.terminationGracePeriodSeconds": 600}
+    ),
+    "a-finished-job-stays-a-day": Case({}, {"Job.spec.ttlSecondsAfterFinished": 86400}),
+}
+TYPES = {
+    "a-batch-runs-once-and-never-restarts-in-place": Case(
+        {},
+        {
+            "POD.spec.restartPolicy": "Never",
+            "Job.spec.backoffLimit": 3,
+            "Job.spec.completions": 1,
+            "Job.spec.parallelism": 1,
+            "Job.spec.podFailurePolicy.rules[0]": {
+                "action": "Ignore",
+                "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+            },
+            "PersistentVolumeClaim": None,
+        },
+    ),
+    "a-batch-of-many-pods-numbers-them": Case(
+        {"parallelism": 4, "completions": 10},
+        {"Job.spec.parallelism": 4, "Job.spec.completions": 10, "Job.spec.completionMode": "Indexed"},
+    ),
+    "a-training-that-nobody-preempts-restarts-in-place": Case(
+        {"job_type": "training", "ext_ml_preemptible": False},
+        {"POD.spec.restartPolicy": "OnFailure", "Job.spec.podFailurePolicy": None},
+    ),
+    "a-training-that-may-be-preempted-loses-no-try-by-it": Case(
+        {"job_type": "training", "policy": {"max_retries": 5}},
+        {
+            "POD.spec.restartPolicy": "Never",
+            "Job.spec.backoffLimit": 5,
+            "Job.spec.podFailurePolicy.rules[0].action": "Ignore",
+        },
+    ),
+    "whoever-wants-no-retry-fails-when-preempted": Case(
+        {"policy": {"retry_on_preemption": False}}, {"Job.spec.podFailurePolicy.rules[0].action": "FailJob"}
+    ),
+    "a-training-has-a-volume-where-it-saves": Case(
+        CHECKPOINTS,
+        {
+            "PersistentVolumeClaim.metadata.name": "work-ckpt",
+            "PersistentVolumeClaim.spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "standard",
+                "resources": {"requests": {"storage": "100Gi"}},
+            },
+            "POD.spec.containers[0].volumeMounts[0].mountPath": "/checkpoints",
+            "POD.spec.volumes[0].persistentVolumeClaim.claimName": "work-ckpt",
+            "POD.spec.volumes[1].downwardAPI.items[0].path": "preemption-notice",
+            "POD.spec.terminationGracePeriodSeconds": 300,
+        },
+        {"ATOLL_CHECKPOINT_URI": "file:///checkpoints/", "ATOLL_CHECKPOINT_INTERVAL_SECONDS": "3600"},
+    ),
+    "attributes-win-over-the-config": Case(
+        CHECKPOINTS | {"ext_ml_checkpoint_interval_s": 600, "ext_ml_checkpoint_storage_uri": "s3://bucket/a/"},
+        {"PersistentVolumeClaim": None},
+        {
+            "ATOLL_CHECKPOINT_URI": "s3://bucket/a/",
+            "ATOLL_CHECKPOINT_INTERVAL_SECONDS": "600",
+            "ATOLL_CHECKPOINT_MAX_COUNT": "3",
+        },
+    ),
+    "a-file-uri-is-a-volume": Case(
+        {"job_type": "training", "ext_ml_checkpoint_enabled": True, "ext_ml_checkpoint_storage_uri": "file:///ckpt/a/"},
+        {"POD.spec.containers[0].volumeMounts[0].mountPath": "/ckpt/a"},
+        {"ATOLL_CHECKPOINT_INTERVAL_SECONDS": "300", "ATOLL_CHECKPOINT_ON_PREEMPTION": "false"},
+    ),
+    "a-volume-of-the-users-own-is-enough": Case(
+        {
+            "job_type": "training",
+            "container": {"image": "a:1", "volumes": [{"name": "data", "mount_path": "/checkpoints", "claim": "mine"}]},
+            "ext_ml_checkpoint_enabled": True,
+        },
+        {"PersistentVolumeClaim": None},
+    ),
+    "a-service-is-a-deployment-behind-a-name": Case(
+        SERVICE,
+        {
+            "Deployment.spec.replicas": 1,
+            "Deployment.spec.selector.matchLabels": {job_names.JOB_NAME: "work"},
+            "POD.metadata.labels.app": "work",
+            "POD.spec.containers[0].readinessProbe.tcpSocket.port": 8080,
+            "POD.spec.containers[0].lifecycle.preStop.sleep.seconds": 5,
+            "Service.spec.ports[0]": {"name": "http", "port": 8080, "targetPort": "http"},
+            "HorizontalPodAutoscaler": None,
+            "Job": None,
+        },
+    ),
+    "a-service-with-gpus-needs-no-spare-ones-to-roll-out": Case(
+        SERVICE | {"ext_ml_gpu_count": 1},
+        {"Deployment.spec.strategy.rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+    ),
+    "replicas-between-two-numbers-are-an-autoscaler": Case(
+        SERVICE | {"policy": {"min_replicas": 2, "max_replicas": 5}},
+        {
+            "HorizontalPodAutoscaler.spec.minReplicas": 2,
+            "HorizontalPodAutoscaler.spec.maxReplicas": 5,
+            "Deployment.spec.replicas": None,
+        },
+    ),
+    "the-first-request-starts-a-serverless-service": Case(
+        SERVICE | {"policy": {"scale_to_zero": True, "max_replicas": 3}},
+        {
+            "HTTPScaledObject.spec.replicas": {"min": 0, "max": 3},
+            "HTTPScaledObject.spec.scaleTargetRef.service": "work",
+            "HTTPScaledObject.spec.scaleTargetRef.port": 8080,
+        },
+    ),
+    "a-model-brings-its-server": Case(
+        {
+            "job_type": "service",
+            "deployment_type": "model",
+            "model_id": "org/model",
+            "ext_ml_runtime": "vllm",
+            "ext_ml_gpu_count": 2,
+            "ext_ml_precision": "bf16",
+        },
+        {
+            "POD.spec.containers[0].image": "vllm/vllm-openai:v0.11.0",
+            "POD.spec.containers[0].args": [
+                "--model=org/model",
+                "--tensor-parallel-size=2",
+                "--dtype=bfloat16",
+                "--port=8000",
+            ],
+            "POD.spec.containers[0].readinessProbe.httpGet": {"path": "/health", "port": 8000},
+            "Service.spec.ports[0].port": 8000,
+        },
+        {"ML_MODEL_ID": "org/model"},
+    ),
+}
+GANGS = {
+    "more-gpus-than-a-machine-has-are-pods-that-work-as-one": Case(
+        SIXTEEN | {"ext_ml_runtime": "pytorch"},
+        {
+            f"{GOOD}.count": 8,
+            "GpuClaim.spec.gangRef": "work",
+            "GpuGang.spec.podSets": [{"name": "main", "count": 2}],
+            "Job.spec.completions": 2,
+            "Job.spec.parallelism": 2,
+            "Job.spec.completionMode": "Indexed",
+            "POD.metadata.annotations.gpu~scheduling/gang": "work",
+            "POD.spec.schedulingGates": [{"name": names.GANG_GATE}],
+            "POD.spec.subdomain": "work",
+            "Service.spec.clusterIP": "None",
+            "Service.spec.publishNotReadyAddresses": True,
+        },
+        {
+            "MASTER_ADDR": "work-0.work",
+            "MASTER_PORT": "29500",
+            "ATOLL_WORKERS": "2",
+            "ATOLL_GPUS_PER_WORKER": "8",
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "8",
+        },
+    ),
+    "workers-share-the-gpus-evenly": Case(
+        {"job_type": "training", "ext_ml_gpu_count": 12, "workers": 3},
+        {f"{GOOD}.count": 4, "GpuGang.spec.podSets": [{"name": "main", "count": 3}]},
+    ),
+    "an-odd-count-is-shared-by-as-few-pods-as-can-be": Case(
+        {"job_type": "training", "ext_ml_gpu_count": 15, "ext_ml_distributed_strategy": "deepspeed"},
+        {f"{GOOD}.count": 5, "Job.spec.completions": 3},
+    ),
+    "one-node-for-all-members": Case(
+        {"job_type": "training", "ext_ml_gpu_count": 8, "workers": 2, "policy": {"topology": "same_node"}},
+        {"GpuGang.spec.topology": {"mode": "required", "level": HOST}},
+    ),
+    "one-node-for-pods-on-their-own": Case(
+        {"parallelism": 2, "policy": {"topology": "same_node"}},
+        {
+            "GpuGang": None,
+            "POD.spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey": HOST,
+        },
+    ),
+    "nvlink-between-all-gpus-is-one-fabric": Case(
+        SIXTEEN | {"ext_ml_gpu_interconnect": "nvlink"},
+        {"GpuGang.spec.topology": {"mode": "required", "level": names.FABRIC_LEVEL}, f"{GOOD}.interconnect": "nvlink"},
+    ),
+    "a-topology-of-nvlink-joins-the-gpus-of-each-pod": Case(
+        SIXTEEN | {"policy": {"topology": "nvlink"}}, {"GpuGang.spec.topology": None, f"{GOOD}.interconnect": "nvlink"}
+    ),
+    "pods-spread-over-nodes": Case(
+        {"parallelism": 3, "policy": {"topology": "spread"}},
+        {
+            "POD.spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0]": {
+                "labelSelector": {"matchLabels": {job_names.JOB_NAME: "work"}},
+                "topologyKey": HOST,
+            }
+        },
+    ),
+    "pods-on-several-nodes-write-one-volume": Case(
+        SIXTEEN | {"intent": {"checkpoint_config": {}}}, {"PersistentVolumeClaim.spec.accessModes": ["ReadWriteMany"]}
+    ),
+    "workers-without-gpus-are-no-gang": Case(
+        {"job_type": "training", "workers": 4},
+        {"GpuGang": None, "Job.spec.completions": 4, "POD.spec.schedulingGates": None},
+    ),
+}
+ORDER = {
+    "a-service-is-important-by-itself": Case(SERVICE, {"POD.spec.priorityClassName": "high"}),
+    "a-batch-is-not": Case({}, {"POD.spec.priorityClassName": "normal"}),
+    "reserved-is-high": Case({"ext_ml_priority_class": "reserved"}, {"POD.spec.priorityClassName": "high"}),
+    "reserved-and-critical-agree": Case(
+        {"ext_ml_priority_class": "reserved", "policy": {"priority_class": "critical"}},
+        {
+            "POD.spec.priorityClassName": "critical",
+            f"POD.metadata.labels.{PREEMPTIBLE}": "false",
+        },
+    ),
+    "on-demand-is-normal": Case({"ext_ml_priority_class": "on-demand"}, {"POD.spec.priorityClassName": "normal"}),
+    "spot-is-low-and-goes-where-machines-may-go": Case(
+        {"ext_ml_priority_class": "spot"},
+        {
+            "POD.spec.priorityClassName": "low",
+            "POD.spec.tolerations[0]": SPOT,
+            f"POD.metadata.labels.{SPOT_ELIGIBLE}": "true",
+            f"POD.metadata.labels.{PREEMPTIBLE}": "true",
+        },
+    ),
+    "spot-eligible-is-no-priority": Case(
+        {"intent": {"spot_eligible": True}}, {"POD.spec.priorityClassName": "normal", "POD.spec.tolerations[0]": SPOT}
+    ),
+    "a-queue-of-its-own": Case(
+        {"policy": {"queue_name": "teams"}},
+        {
+            f"Job.metadata.labels.{QUEUE}": "teams",
+            f"Job.metadata.labels.{job_names.QUEUE_PRIORITY.replace('.', '~')}": "normal",
+        },
+    ),
+    "the-queue-of-the-tenant": Case({"tenant_id": "acme"}, {f"Job.metadata.labels.{QUEUE}": "tenant-acme-queue"}),
+    "no-queue-no-label": Case({}, {f"Job.metadata.labels.{QUEUE}": None}),
+    "a-reservation-is-named-by-the-pods": Case(
+        {"ext_ml_gpu_count": 1, "ext_ml_reservation_id": "nightly"},
+        {"POD.metadata.annotations.gpu~scheduling/reservation": "nightly"},
+    ),
+    "tolerations-of-the-users": Case(
+        {"policy": {"tolerations": [{"key": "team", "operator": "Exists"}]}},
+        {"POD.spec.tolerations[0]": {"key": "team", "operator": "Exists"}},
+    ),
+}
+MODELS = {
+    "what-is-said-of-a-model-reaches-the-container": Case(
+        {
+            "ext_ml_model_id": "llama-3.1-70b",
+            "ext_ml_model_version": "v2.1",
+            "ext_ml_runtime": "vllm",
+            "ext_ml_max_tokens": 4096,
+            "ext_ml_max_batch_size": 32,
+            "ext_ml_precision": "fp16",
+            "ext_ml_distributed_strategy": "none",
+        },
+        {
+            "POD.metadata.annotations.ml~gpu~scheduling/model-id": "llama-3.1-70b",
+            "POD.metadata.annotations.ml~gpu~scheduling/model-version": "v2.1",
+            f"POD.metadata.labels.{job_names.MODEL_ID.replace('.', '~')}": "llama-3.1-70b",
+        },
+        {
+            "ML_MODEL_ID": "llama-3.1-70b",
+            "ML_MODEL_VERSION": "v2.1",
+            "ML_RUNTIME": "vllm",
+            "ML_MAX_TOKENS": "4096",
+            "ML_MAX_BATCH_SIZE": "32",
+            "ML_PRECISION": "fp16",
+            "ML_DISTRIBUTED_STRATEGY": "none",
+        },
+    ),
+    "a-value-is-no-reference-to-a-variable": Case(
+        {"ext_ml_model_id": "a$(HOME)b"}, variables={"ML_MODEL_ID": "a$$(HOME)b"}
+    ),
+    "variables-of-the-user-win": Case(
+        {"container": {"image": "a:1", "env": [{"name": "ATOLL_JOB_NAME", "value": "mine"}]}},
+        variables={"ATOLL_JOB_NAME": "mine"},
+    ),
+}
+TPUS = {
+    "one-host-of-a-small-slice": Case(
+        {"ext_ml_tpu_type": "v4", "ext_ml_tpu_topology": "2x2x1"},
+        {
+            "POD.spec.nodeSelector": {
+                "cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice",
+                "cloud.google.com/gke-tpu-topology": "2x2x1",
+            },
+            f"{MEMORY}.limits.google~com/tpu": "4",
+            "POD.spec.affinity": None,
+            "GpuClaim": None,
+        },
+    ),
+    "a-slice-of-several-hosts-lies-in-one-pool": Case(
+        {"job_type": "training", "ext_ml_tpu_type": "v5p", "ext_ml_tpu_topology": "2x2x4"},
+        {
+            "Job.spec.completions": 4,
+            "Job.spec.completionMode": "Indexed",
+            f"{MEMORY}.requests.google~com/tpu": "4",
+            "POD.spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey": (
+                "cloud.google.com/gke-nodepool"
+            ),
+        },
+    ),
+}
+ALL = CLAIMS | HOSTS | TIMES | TYPES | GANGS | ORDER | MODELS | TPUS
+
+
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL)
+def test_what_a_job_says_stands_in_its_objects(case: Case) -> None:
+    """Every wish of a job stands where Kubernetes, Atoll, Kueue or the container looks for it."""
+    result = rendered(**case.says)
+
+    assert {path: look(result, path) for path in case.want} == case.want
+    variables = env(result)
+    assert {name: variables.get(name) for name in case.variables} == case.variables
+
+
+def test_a_deadline_counts_from_now_where_no_start_is_planned() -> None:
+    """The time is an argument, so that the same question has the same answer."""
+    policy = {"deadline": "2030-03-17T18:03:20Z"}  # NOW_SECONDS + 1000
+
+    assert look(rendered(policy=policy, now=NOW_SECONDS), "Job.spec.activeDeadlineSeconds") == 1000
+    assert look(rendered(policy=policy), "Job.spec.activeDeadlineSeconds") is None
+    assert look(rendered(policy=policy, now=NOW_SECONDS + 9999), "Job.spec.activeDeadlineSeconds") == 1
+
+
+def test_the_machines_of_the_cluster_decide_how_gpus_are_shared() -> None:
+    """A cluster of large machines takes in one pod what another shares out."""
+    large = RenderSettings(gpus_per_pod_max=16)
+
+    assert look(rendered(settings=large, **SIXTEEN), "GpuClaim.spec.devices.count") == 16
+    assert look(rendered(settings=large, **SIXTEEN), "GpuGang") is None
+
+
+def test_labels_say_what_kind_of_job_it_is() -> None:
+    """Whoever looks for jobs of a kind finds object and pods by the same labels."""
+    says = {
+        "id": "6f1c3a52-6e0c-4d2f-9a55-1f6e1f1a7c11",
+        "project_id": "p1",
+        "tenant_id": "acme",
+        "source_type": "pipeline",
+        "labels": {"team": "vision"},
+        "intent": {"optimization_goal": "cost", "workload_class": "research"},
+    }
+    want = {
+        "app": "work",
+        "team": "vision",
+        job_names.JOB_ID: says["id"],
+        job_names.JOB_TYPE: "batch",
+        job_names.DEPLOYMENT_TYPE: "docker",
+        job_names.SOURCE_TYPE: "pipeline",
+        job_names.TENANT_ID: "acme",
+        job_names.PROJECT_ID: "p1",
+        job_names.OPTIMIZATION_GOAL: "cost",
+        job_names.WORKLOAD_CLASS: "research",
+        job_names.SPOT_ELIGIBLE: "false",
+    }
+    result = rendered(**says)
+
+    assert want.items() <= look(result, "Job.metadata.labels").items()
+    assert want.items() <= look(result, "POD.metadata.labels").items()
+
+
+def test_a_chart_is_told_what_its_pods_need() -> None:
+    """The claim is an object; Helm is told the rest, and what the user says to the chart stays."""
+    result = rendered(
+        job_type="service",
+        deployment_type="helm",
+        helm={"chart": "example/app", "version": "1.2.3", "values": {"replicas": 3, "podLabels": {"a": "b"}}},
+        ext_ml_gpu_count=2,
+    )
+
+    assert [one["kind"] for one in result.objects] == ["GpuClaim"]
+    assert result.helm is not None
+    assert (result.helm.chart, result.helm.version) == ("example/app", "1.2.3")
+    assert result.helm.values["replicas"] == 3
+    assert result.helm.values["podAnnotations"][names.CLAIM] == "work"
+    assert result.helm.values["podLabels"]["a"] == "b"
+    assert result.helm.values["resources"]["limits"][names.GPU_RESOURCE] == "2"
+
+
+REFUSED = {
+    "gpus-that-no-machine-has": ({"ext_ml_gpu_count": 16}, "ext_ml_gpu_count"),
+    "a-service-larger-than-a-machine": ({**SERVICE, "ext_ml_gpu_count": 16}, "ext_ml_gpu_count"),
+    "a-node-that-cannot-hold-all": ({**SIXTEEN, "policy": {"topology": "same_node"}}, "ext_ml_gpu_count"),
+    "workers-that-cannot-share": ({"job_type": "training", "ext_ml_gpu_count": 8, "workers": 3}, "workers"),
+    "workers-larger-than-a-machine": ({"job_type": "training", "ext_ml_gpu_count": 32, "workers": 2}, "workers"),
+    "a-vendor-that-nobody-gives-out": ({"ext_ml_gpu_type": "intel-gaudi3"}, "ext_ml_gpu_type"),
+    "an-accelerator-that-nobody-gives-out": ({"ext_ml_accelerator": "fpga"}, "ext_ml_accelerator"),
+    "nvlink-over-pcie": (
+        {"ext_ml_gpu_count": 2, "ext_ml_gpu_interconnect": "pcie", "policy": {"topology": "nvlink"}},
+        "policy.topology",
+    ),
+    "low-and-reserved": (
+        {"ext_ml_priority_class": "reserved", "policy": {"priority_class": "low"}},
+        "policy.priority_class",
+    ),
+    "a-service-with-checkpoints": ({**SERVICE, "ext_ml_checkpoint_enabled": True}, "ext_ml_checkpoint_enabled"),
+    "checkpoints-up-and-away": (
+        {"ext_ml_checkpoint_enabled": True, "ext_ml_checkpoint_storage_uri": "file:///a/../etc/"},
+        "ext_ml_checkpoint_storage_uri",
+    ),
+    "a-limit-below-the-cores": ({"ext_ml_cpu_cores": 4, "resources": {"cpu_limit": "2"}}, "resources.cpu_limit"),
+    "a-slice-without-a-shape": ({"ext_ml_accelerator": "tpu", "ext_ml_tpu_type": "v4"}, "ext_ml_tpu_topology"),
+    "many-chips-without-a-shape": ({"ext_ml_tpu_chip_count": 16}, "ext_ml_tpu_topology"),
+    "other-workers-than-hosts": (
+        {"job_type": "training", "ext_ml_tpu_topology": "4x4", "workers": 2},
+        "workers",
+    ),
+    "one-node-for-a-slice-of-several": (
+        {"job_type": "training", "ext_ml_tpu_topology": "4x4", "policy": {"topology": "same_node"}},
+        "policy.topology",
+    ),
+    "a-server-that-nobody-knows": (
+        {"deployment_type": "model", "model_id": "a", "ext_ml_runtime": "triton"},
+        "ext_ml_runtime",
+    ),
+    "two-things-mounted-at-one-place": (
+        {
+            "ext_ml_storage_gb": 1,
+            "container": {"image": "a:1", "volumes": [{"name": "s", "mount_path": "/scratch", "claim": "mine"}]},
+        },
+        "container.volumes",
+    ),
+    "two-volumes-of-one-name": (
+        {
+            "ext_ml_storage_gb": 1,
+            "container": {"image": "a:1", "volumes": [{"name": "scratch", "mount_path": "/a", "claim": "mine"}]},
+        },
+        "container.volumes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("says", "field"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused_by_its_name(says: Mapping[str, Any], field: str) -> None:
+    """A wish that no object can hold is refused: which field, its value, the limit, what to do."""
+    with pytest.raises(JobMistake) as caught:
+        rendered(**says)
+
+    problem = caught.value.problem
+    assert problem.attribute == field
+    assert problem.limit
+    assert problem.hint
+
+
+def test_claims_and_gangs_are_what_our_own_models_take() -> None:
+    """What is rendered for Atoll is read by Atoll."""
+    result = rendered(**SIXTEEN)
+    claim = GpuClaim.model_validate(result.objects[0])
+    gang = GpuGang.model_validate(result.objects[1])
+
+    assert claim.spec.devices.count == 8
+    assert gang.spec.quorum == gang.spec.size == 2
+
+
+def test_the_worker_finds_its_settings() -> None:
+    """What a training imports reads where, how often and how many checkpoints it saves; administrators say where."""
+    says = CHECKPOINTS | {"ext_ml_checkpoint_storage_uri": "s3://bucket/a/"}
+    found = env(rendered(settings=RenderSettings(checkpoint_prefixes=("s3://bucket/", "file:///data/")), **says))
+
+    assert found["ATOLL_JOB_ID"] == "work"
+    assert found["ATOLL_CHECKPOINT_PREFIXES"] == "s3://bucket/ file:///data/"
+    assert env(rendered(**says))["ATOLL_CHECKPOINT_PREFIXES"] == "s3://bucket/a/"
+    own = env(rendered(settings=RenderSettings(checkpoint_prefixes=("s3://bucket/",)), **CHECKPOINTS))
+    assert own["ATOLL_CHECKPOINT_PREFIXES"] == "s3://bucket/ file:///checkpoints/"

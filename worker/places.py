@@ -1,0 +1,74 @@
+"""Where checkpoints may lie: a URI is parsed, held against the allowed prefixes, or refused.
+
+In: text. Out: a frozen Place. Pure and strict: no percent signs, no dots, nothing that two readers could understand in
+two ways, because the same text later names objects that are read into the training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from worker.errors import PlaceRefused
+
+LENGTH_MAX: Final = 1024
+SCHEMES: Final = ("s3", "gs", "az", "file")
+
+_URI: Final = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<bucket>[^/]*)/(?P<path>.*)", re.DOTALL)
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9_=+@~,-][A-Za-z0-9._=+@~,-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """scheme: one of SCHEMES. bucket: empty for files. path: no slash in front, one behind unless it is empty."""
+
+    scheme: str
+    bucket: str
+    path: str
+
+    @property
+    def uri(self) -> str:
+        """The text that names the place."""
+        return f"{self.scheme}://{self.bucket}/{self.path}"
+
+    def holds(self, other: Place) -> bool:
+        """Whether the other place is this one or lies below it."""
+        is_same_bucket = (self.scheme, self.bucket) == (other.scheme, other.bucket)
+        return is_same_bucket and other.path.startswith(self.path)
+
+
+def parse_place(uri: str) -> Place:
+    """Return the place that a URI names: `s3://bucket/run/`, `file:///checkpoints/`. Raises PlaceRefused."""
+    if len(uri) > LENGTH_MAX:
+        raise PlaceRefused(f"checkpoint URI of {len(uri)} characters: at most {LENGTH_MAX} are taken; shorten the path")
+    found = _URI.fullmatch(uri)
+    if found is None or found["scheme"] not in SCHEMES:
+        raise PlaceRefused(f"checkpoint URI {uri!r} is none of {', '.join(f'{one}://' for one in SCHEMES)}")
+    if not uri.endswith("/"):
+        raise PlaceRefused(f"checkpoint URI {uri!r} names no folder: end it in a slash")
+    scheme, bucket, path = found["scheme"], found["bucket"], found["path"]
+    if scheme == "file" and (bucket or not path):
+        raise PlaceRefused(f"checkpoint URI {uri!r} names no folder of its own: write file:///FOLDER/")
+    if scheme != "file" and not _BUCKET.fullmatch(bucket):
+        raise PlaceRefused(f"checkpoint URI {uri!r} has no valid bucket or container: write {scheme}://BUCKET/FOLDER/")
+    segments = path.split("/")[:-1]
+    wrong = [segment for segment in segments if not _SEGMENT.fullmatch(segment)]
+    if wrong:
+        raise PlaceRefused(
+            f"checkpoint URI {uri!r} has a segment {wrong[0]!r}: letters, digits and . _ = + @ ~ , - are taken, "
+            "and no dot in front"
+        )
+    return Place(scheme, bucket, path)
+
+
+def allowed_place(uri: str, allowed: Iterable[str]) -> Place:
+    """Return the place of a URI that lies below one of the allowed prefixes. Raises PlaceRefused."""
+    place = parse_place(uri)
+    prefixes = [parse_place(prefix) for prefix in allowed]
+    if not any(prefix.holds(place) for prefix in prefixes):
+        named = ", ".join(prefix.uri for prefix in prefixes) or "none"
+        raise PlaceRefused(f"checkpoint URI {uri!r} is on no allowed prefix; allowed: {named}")
+    return place
