@@ -34,7 +34,8 @@ class WaitForPodsReadySettings(Settings):
     recovery_timeout_seconds: Annotated[float | None, Field(ge=1, le=86_400)] = None
     """How long a gang that was ready may lack members; without it, for ever."""
     block_admission: bool = False
-    """Admit no gang while an admitted one is not ready."""
+    """Admit no gang while an admitted one is not ready. It needs a recovery timeout, and gangs may only choose shorter
+    timeouts than these."""
     requeuing: RequeuingSettings = RequeuingSettings()
     """Pauses after evictions."""
     may_enable: bool = True
@@ -49,6 +50,15 @@ class WaitForPodsReadySettings(Settings):
     """Longest pause that a gang may choose."""
     limit_count_max: Annotated[int, Field(ge=0, le=1000)] = 1000
     """Most evictions that a gang may choose."""
+
+    @model_validator(mode="after")
+    def _blocks_for_a_time(self) -> Self:
+        if self.block_admission and self.recovery_timeout_seconds is None:
+            raise ValueError(
+                "block_admission needs recovery_timeout_seconds, for example 600: a gang that was ready and lacks a "
+                "member would keep all others waiting for ever"
+            )
+        return self
 
     def policy(self) -> ReadinessPolicy:
         """Return what holds for gangs without wishes."""

@@ -31,6 +31,7 @@ NAMESPACE = "atoll-system"
 RENDERED = (
     "agent.yaml",
     "controllers.yaml",
+    "network-policies.yaml",
     "runtimeclass.yaml",
     "scheduler/deployment.yaml",
     "webhook-deployment.yaml",

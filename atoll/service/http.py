@@ -1,4 +1,4 @@
-"""HTTP server plumbing: an application with a bounded body, health endpoints, metrics, and a listener that cleans up.
+"""HTTP server plumbing: an application with bounded requests, health endpoints, metrics, and a listener that cleans up.
 
 A check of health or readiness returns None when all is well, else a short reason, which the endpoint shows.
 """
@@ -10,10 +10,12 @@ import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from atoll.service.connections import IDLE_SECONDS, READ_SECONDS, Admission, connection_of
 from atoll.service.metrics import CONTENT_TYPE_LATEST, Metrics
 
 Check = Callable[[], str | None]
@@ -25,14 +27,59 @@ BODY_BYTES_MAX = 1024 * 1024
 IN_FLIGHT_MAX = 1024
 """Requests that are worked on at a time; more are sent away at once instead of being queued without end."""
 STOP_SECONDS = 5.0
+LINGERING_SECONDS: Final = 1.0
+"""How long a refused client may go on sending, so that it reads the refusal."""
+BACKLOG: Final = 1024
+"""Connections that the kernel holds until they are accepted; a flood must not keep others from being accepted."""
 
 
-def application(*, body_bytes_max: int = BODY_BYTES_MAX, in_flight_max: int = IN_FLIGHT_MAX) -> web.Application:
-    """Return an empty application that answers 413 to larger bodies, and 429 beyond `in_flight_max` requests at a time.
+def application(
+    *, body_bytes_max: int = BODY_BYTES_MAX, in_flight_max: int = IN_FLIGHT_MAX, read_seconds: float = READ_SECONDS
+) -> web.Application:
+    """Return an empty application that answers 413 to larger bodies, 408 to bodies that take longer than `read_seconds`
+    to arrive, and 429 beyond `in_flight_max` requests that are worked on at a time.
 
-    Health and metrics are answered all the same: whoever watches must see that there are too many.
+    Handlers find the whole body in `request.read()`. Health and metrics are answered all the same: whoever watches must
+    see that there are too many.
     """
-    return web.Application(client_max_size=body_bytes_max, middlewares=[_in_flight_limit(in_flight_max)])
+    middlewares = (_body_limit(body_bytes_max, read_seconds), _in_flight_limit(in_flight_max))
+    return web.Application(client_max_size=body_bytes_max, middlewares=middlewares)
+
+
+def _body_limit(bytes_max: int, read_seconds: float) -> Middleware:
+    """Read the body before anybody works: a request that is not here yet takes nobody's place."""
+
+    @web.middleware
+    async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = connection_of(request)
+        if connection is not None:
+            connection.head_is_here()
+        try:
+            if (request.content_length or 0) > bytes_max:
+                return _refusal(413, f"the body is larger than {bytes_max} bytes")
+            try:
+                async with asyncio.timeout(read_seconds):
+                    await request.read()
+            except TimeoutError:
+                return _refusal(408, f"the body did not arrive within {read_seconds:g} s")
+            except ConnectionError as error:  # gone, or cut: nobody reads the answer
+                # aiohttp keeps the error, and with its frames the body, until the garbage collector comes.
+                error.__traceback__ = None
+                return _refusal(400, "the body did not arrive")
+            if connection is not None:
+                connection.work()
+            return await handler(request)
+        finally:
+            if connection is not None:
+                connection.done()
+
+    return limit
+
+
+def _refusal(status: int, text: str) -> web.Response:
+    response = web.Response(status=status, text=f"{text}\n")
+    response.force_close()
+    return response
 
 
 def _in_flight_limit(in_flight_max: int) -> Middleware:
@@ -70,16 +117,52 @@ def add_health(
         app.router.add_get("/metrics", _metrics_handler(metrics))
 
 
+class _GuardedSite(web.BaseSite):
+    """aiohttp's TCPSite with guarded connections and a handshake that is given as long as the head of a request."""
+
+    def __init__(self, runner: web.AppRunner, host: str, port: int, *, ssl_context: ssl.SSLContext | None) -> None:
+        super().__init__(runner, ssl_context=ssl_context, backlog=BACKLOG)
+        self._address = host, port
+
+    @property
+    def name(self) -> str:
+        """What aiohttp calls it in messages."""
+        host, port = self._address
+        return f"{'http' if self._ssl_context is None else 'https'}://{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen."""
+        await super().start()
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            Admission().guarded(self._runner.server),
+            *self._address,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            reuse_address=True,
+            ssl_handshake_timeout=None if self._ssl_context is None else READ_SECONDS,
+        )
+
+
 @asynccontextmanager
 async def listening(
     app: web.Application, host: str, port: int, ssl_context: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
-    """Serve `app` inside the block and give the port, which matters when `port` is 0. OSError if it is taken."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+    """Serve `app` inside the block and give the port, which matters when `port` is 0. OSError if it is taken.
+
+    Connections, and what they may hold, are bounded (`atoll.service.connections`). Nobody's body is decompressed.
+    """
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=STOP_SECONDS,
+        keepalive_timeout=IDLE_SECONDS,
+        lingering_time=LINGERING_SECONDS,
+        auto_decompress=False,
+    )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, ssl_context=ssl_context, reuse_address=True)
-        await site.start()
+        await _GuardedSite(runner, host, port, ssl_context=ssl_context).start()
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()

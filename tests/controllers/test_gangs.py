@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from atoll.api import names
+from controllers.settings import WaitForPodsReadySettings
 from tests.controllers.gang_harness import GANGS, JOBS, TOPOLOGIES, GangHarness, cluster, settled, term
 
 pytestmark = pytest.mark.asyncio
@@ -364,9 +366,15 @@ async def test_deactivation_gives_everything_back_and_activation_starts_again(tm
         await settled(running, lambda: is_let_go(made, "g"))
 
 
+async def test_block_admission_needs_an_end() -> None:
+    """A gang that lacks a member would keep all others waiting for ever."""
+    with pytest.raises(ValidationError, match="needs recovery_timeout_seconds, for example 600"):
+        WaitForPodsReadySettings(block_admission=True)
+
+
 async def test_block_admission_lets_one_gang_start_at_a_time(tmp_path: Path) -> None:
     """Nothing is admitted while one gang is not ready; once it is, the next one goes."""
-    settings = {"wait_for_pods_ready": {"enable": True, "block_admission": True}}
+    settings = {"wait_for_pods_ready": {"enable": True, "block_admission": True, "recovery_timeout_seconds": 600}}
     async with cluster("n1", "n2") as made, term(made, tmp_path, settings=settings) as running:
         add_gang(made, "x")
         add_gang(made, "y")

@@ -1,6 +1,6 @@
 """What users, Kubernetes and Atoll's own parts do every day, one row each: none of it may be refused."""
 
-from tests.deploy.bypass_attempts import ENDED
+from tests.deploy.bypass_attempts import ENDED, MANY_TOLERATIONS, TERM
 from tests.deploy.requests import (
     ALLOCATION,
     JSON_PATCH,
@@ -48,6 +48,9 @@ USERS = [
     create("index mode as the webhook leaves it",
            shaped("new", {**shaped_container(gpus=1), "env": [
                *shaped_container()["env"], {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"}]})),
+    create("as many tolerations and terms as there may be", shaped("new", tolerations=MANY_TOLERATIONS[:60], affinity={
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [TERM] * 32}})),
+    create("a plain pod with many tolerations", pod("new", tolerations=MANY_TOLERATIONS)),
     annotate("a user annotates a pod with GPUs", "held", {"team": "vision"}),
     annotate("a user annotates a plain pod", "plain", {"team": "vision"}),
     Probe(title="a user changes an image", path=f"{PODS}/held", content_type="application/strategic-merge-patch+json",
@@ -88,6 +91,14 @@ KUBERNETES = [
 ]  # fmt: skip
 
 PARTS = [
+    annotate("the controllers wake a pod with very many annotations", "crowded", {"gpu.scheduling/woken": "2"},
+             identity="controllers"),
+    Probe(title="the controllers make the webhook's certificate", method="POST", identity="controllers",
+            path="/api/v1/namespaces/atoll-system/secrets",
+            body={"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "atoll-webhook-tls"},
+                  "type": "kubernetes.io/tls", "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}}),
+    Probe(title="somebody plays a plain pod's nomination", path=f"{PODS}/waiting-plain/status", content_type=MERGE,
+            body={"status": {"nominatedNodeName": "node-a"}}),
     Probe(title="the scheduler binds with an allocation", method="POST", path=f"{PODS}/waiting/binding",
             body=binding("waiting", ALLOCATION), identity="scheduler"),
     Probe(title="the scheduler says why a pod waits", path=f"{PODS}/waiting/status", content_type=MERGE,

@@ -26,6 +26,7 @@ SERVICE_ACCOUNTS = ("scheduler", "webhook", "agent", "controllers")
 
 STRANGERS = {
     "admin": ("mallory", "system:masters"),
+    "default-scheduler": ("system:kube-scheduler", "system:masters"),
     "static-pods": ("kubelet", "system:masters", "system:nodes"),
     "pod-collector": ("system:serviceaccount:kube-system:pod-garbage-collector", "system:masters"),
     "garbage-collector": ("system:serviceaccount:kube-system:generic-garbage-collector", "system:masters"),

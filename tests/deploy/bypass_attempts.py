@@ -132,24 +132,72 @@ GATE_DOORS = [
     ),
 ]
 
+ENDED = [{"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0,
+          "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]  # fmt: skip
+
+TRAINING = "/apis/batch/v1/namespaces/doors/jobs/training"
+WORKLOAD = "/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads/training"
 OWNER_DOORS = [
-    Probe(
-        title="the controllers change more of a Job than its switch",
-        path="/apis/batch/v1/namespaces/doors/jobs/training",
-        body={"spec": {"suspend": True, "parallelism": 7}},
-        content_type=MERGE,
-        identity="controllers",
-        policy="atoll-owners",
-    ),
-    Probe(
-        title="the controllers change more of a Workload than its switch",
-        path="/apis/kueue.x-k8s.io/v1beta2/namespaces/doors/workloads/training",
-        body={"spec": {"active": False, "priority": 7}},
-        content_type=MERGE,
-        identity="controllers",
-        policy="atoll-workloads",
-    ),
-]
+    Probe(title=f"the controllers change {what} of a {kind}", path=path, body=body, content_type=MERGE,
+          identity="controllers", policy="atoll-owners")
+    for what, kind, path, body in (
+        ("more than the switch", "Job", TRAINING, {"spec": {"suspend": True, "parallelism": 7}}),
+        ("how long it may run", "Job", TRAINING, {"spec": {"activeDeadlineSeconds": 7}}),
+        ("the labels", "Job", TRAINING, {"metadata": {"labels": {"team": "mine"}}}),
+        ("a foreign annotation", "Job", TRAINING, {"metadata": {"annotations": {"team": "mine"}}}),
+        ("more than the switch", "Workload", WORKLOAD, {"spec": {"active": False, "priority": 7}}),
+        ("what it is admitted for", "Workload", WORKLOAD, {"spec": {"podSets": [{"name": "main", "count": 9}]}}),
+    )
+]  # fmt: skip
+
+CONTROLLERS_DOORS = [
+    Probe(title=f"the controllers change {what}", path=f"{PODS}/{target}", body=body, content_type=MERGE,
+          identity="controllers", policy="atoll-controllers-pods")
+    for what, target, body in (
+        ("the image of somebody's pod", "plain", {"spec": {"containers": [{**plain_container(), "image": "mine"}]}}),
+        ("the time that a pod may run", "plain", {"spec": {"activeDeadlineSeconds": 7}}),
+        ("the labels of a pod", "plain", {"metadata": {"labels": {"app": "mine"}}}),
+        ("a foreign annotation of a pod", "plain", {"metadata": {"annotations": {"team": "mine"}}}),
+        ("the phase of a pod", "plain/status", {"status": {"phase": "Failed"}}),
+        ("what became of a container", "plain/status", {"status": {"containerStatuses": ENDED}}),
+        ("a foreign condition", "plain/status", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
+    )
+]  # fmt: skip
+
+SECRETS = "/api/v1/namespaces/atoll-system/secrets"
+SECRET_DOORS = [
+    Probe(title=f"the controllers make a Secret {what}", method="POST", path=SECRETS, identity="controllers",
+          policy="atoll-controllers-secrets",
+          body={"apiVersion": "v1", "kind": "Secret", "type": kind, "metadata": {"name": name, "annotations": {
+              "kubernetes.io/service-account.name": "default"}}})
+    for what, name, kind in (
+        ("with the token of another account", "atoll-authority", "kubernetes.io/service-account-token"),
+        ("of another name", "mine", "Opaque"),
+    )
+]  # fmt: skip
+
+NOMINATION_DOORS = [
+    Probe(title=f"{who} names the node of a waiting pod with GPUs", path=f"{PODS}/waiting/status",
+          body={"status": {"nominatedNodeName": "node-a"}}, content_type=MERGE, identity=identity,
+          policy="atoll-nominations")
+    for who, identity in (("a tenant", "admin"), ("the cluster's own scheduler", "default-scheduler"))
+]  # fmt: skip
+
+TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}
+NODE_TERM = {"matchExpressions": [{"key": "a", "operator": "Exists"}]}
+MANY_TOLERATIONS = [{"key": f"k{number}", "operator": "Exists"} for number in range(65)]
+SIZE_DOORS = [
+    create("too many tolerations", shaped("new", tolerations=MANY_TOLERATIONS), policy="atoll-sizes"),
+    Probe(title="too many tolerations, added later", path=f"{PODS}/waiting", content_type=MERGE,
+          body={"spec": {"tolerations": MANY_TOLERATIONS}}, policy="atoll-sizes"),
+    create("too many terms of anti-affinity", shaped("new", affinity={"podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [TERM] * 20,
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": TERM}] * 13}}),
+        policy="atoll-sizes"),
+    create("too many terms of node affinity", shaped("new", affinity={"nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [NODE_TERM] * 65}}}),
+        policy="atoll-sizes"),
+]  # fmt: skip
 
 SHAPE_DOORS = [
     create("webhook down: a claim", pod("new", annotations={"gpu.scheduling/claim": "two"}), policy="atoll-shape"),
@@ -235,8 +283,6 @@ DEBUG_DOORS = [
     debug("kubectl debug with a mount", "volumes", MOUNT, policy="atoll-ephemeral-containers"),
 ]
 
-ENDED = [{"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0,
-          "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]  # fmt: skip
 ENDING_DOORS = [
     Probe(
         title="pods/status: the containers of a pod with GPUs have ended",
@@ -278,14 +324,6 @@ ENDING_DOORS = [
         path=f"{PODS}/waiting/status",
         body={"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed"}]}},
         content_type=MERGE,
-        policy="atoll-endings",
-    ),
-    Probe(
-        title="the controllers end the containers of a pod",
-        path=f"{PODS}/held/status",
-        body={"status": {"containerStatuses": ENDED}},
-        content_type=MERGE,
-        identity="controllers",
         policy="atoll-endings",
     ),
 ]
@@ -455,7 +493,11 @@ DOORS = [
     *BINDING_DOORS,
     *GATE_DOORS,
     *OWNER_DOORS,
+    *CONTROLLERS_DOORS,
+    *SECRET_DOORS,
+    *NOMINATION_DOORS,
     *SHAPE_DOORS,
+    *SIZE_DOORS,
     *DEBUG_DOORS,
     *ENDING_DOORS,
     *LEASE_DOORS,

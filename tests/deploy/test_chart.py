@@ -292,6 +292,37 @@ def test_who_keeps_no_certificates_has_no_right_to() -> None:
     assert not reached("webhook.tls.source=secret", "webhook.tls.caBundle=-----BEGIN CERTIFICATE-----") & own
 
 
+def ingress(objects: Objects, part: str) -> dict[int, Any]:
+    """Return who may connect to which port of a part's pods; None: everybody."""
+    policy = objects[("NetworkPolicy", "atoll-system", f"atoll-{part}")]["spec"]
+    return {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+
+
+def test_every_part_is_reached_on_its_declared_ports_alone() -> None:
+    """A policy selects the pods of each part, and opens the ports that their containers declare, and the page."""
+    objects = rendered()
+    for (kind, _, name), body in objects.items():
+        if kind not in {"Deployment", "DaemonSet"}:
+            continue
+        policy = objects[("NetworkPolicy", "atoll-system", name)]["spec"]
+        assert policy["podSelector"]["matchLabels"] == body["spec"]["selector"]["matchLabels"]
+        containers = body["spec"]["template"]["spec"]["containers"]
+        declared = {port["containerPort"] for container in containers for port in container.get("ports", ())}
+        assert set(ingress(objects, name.removeprefix("atoll-"))) - {8083} == declared
+
+
+def test_an_administrator_names_who_may_connect() -> None:
+    """API servers by address, monitoring by namespace; or he turns the policies off."""
+    objects = rendered(
+        *sets("networkPolicies.apiServers={10.0.0.1/32}", "networkPolicies.monitoringNamespaces={watching}")
+    )
+    watching = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "watching"}}}]
+
+    assert ingress(objects, "webhook") == {8443: [{"ipBlock": {"cidr": "10.0.0.1/32"}}], 8081: watching}
+    assert ingress(objects, "scheduler") == {10259: watching, 9434: watching}
+    assert [key for key in rendered(*sets("networkPolicies.create=false")) if key[0] == "NetworkPolicy"] == []
+
+
 WATCHED = {"PodMonitor", "PrometheusRule"}
 ODD = ["--v=2: # not a comment", "--v='\"{{ .Values }}", "--v=a,b", "--v=true", "--v=\u00e9"]
 """Arguments that YAML, Helm or a shell could take for something else."""
@@ -369,6 +400,7 @@ BAD_VALUES = {
         ("webhook.tls.source=certManager", "webhook.tls.issuerRef.kind=ClusterIssuer"),
         "issuerRef",
     ),
+    "an API server by name": (("networkPolicies.apiServers={kubernetes}",), "apiServers"),
     "an issuer that nobody asks": (("webhook.tls.issuerRef.name=corporate",), "webhook.tls.issuerRef"),
 }
 

@@ -32,6 +32,8 @@ from tests.deploy.requests import (
 
 pytestmark = pytest.mark.e2e
 
+CROWD = {f"a{number}": "" for number in range(25_000)}
+"""About as many annotations as the API server takes."""
 POLICIES = {door.policy for door in DOORS}
 
 
@@ -107,6 +109,7 @@ def furnished(api: RealApi, remove_policies: Callable[[], None]) -> RealApi:
         shaped("waiting"),
         shaped("gated", schedulingGates=GATES),
         shaped("held"),
+        shaped("crowded", annotations={**shaped("x")["metadata"]["annotations"], **CROWD}),
         shaped("walled", runtimeClassName="atoll-nvidia"),
         pod("plain"),
         pod("volumes", volumes=VOLUMES),
@@ -178,10 +181,9 @@ def test_the_api_server_finds_no_mistake_of_type(guarded: RealApi) -> None:
 
 def test_a_pod_with_very_many_annotations_is_no_obstacle(guarded: RealApi) -> None:
     """The largest set of annotations that the API server takes does not run the policies out of their budget."""
-    annotations = {f"a{number}": "" for number in range(25_000)}
-    many = Probe(title="many", method="POST", path=PODS, body=pod("many", annotations=annotations))
+    many = Probe(title="many", method="POST", path=PODS, body=pod("many", annotations=CROWD))
     answer = knock(guarded, many)
     assert answer.is_accepted, answer
-    claimed = shaped("many", annotations={**annotations, **shaped("x")["metadata"]["annotations"]})
+    claimed = shaped("many", annotations={**CROWD, **shaped("x")["metadata"]["annotations"]})
     answer = knock(guarded, Probe(title="many", method="POST", path=PODS, body=claimed))
     assert answer.is_accepted, answer

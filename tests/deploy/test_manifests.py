@@ -101,6 +101,41 @@ def test_no_rule_stands_twice() -> None:
     assert len(granted) == len(set(granted))
 
 
+def rights_of_parts() -> set[tuple[str, str, str]]:
+    """Return role, resource and verb of all that a role of ours grants to a part."""
+    objects = list(manifests("rbac/*.yaml"))
+    bound = {
+        (body["roleRef"]["kind"], body["roleRef"]["name"], body["metadata"].get("namespace", ""))
+        for body in objects
+        if body["kind"].endswith("Binding")
+    }
+    return {
+        (f"{name} in {namespace}" if namespace else name, f"{resource}.{group}".rstrip("."), verb)
+        for role in objects
+        for kind, name, namespace in [(role["kind"], role["metadata"]["name"], role["metadata"].get("namespace", ""))]
+        if (kind, name, namespace) in bound
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_no_right_outlives_its_use() -> None:
+    """docs/rights.md names for each verb a place in the code that needs it, and the place is there."""
+    text = (REPOSITORY / "docs/rights.md").read_text(encoding="utf-8")
+    documented = set()
+    for role, resource, verbs, file, code in re.findall(
+        r"^\| `(.+?)` \| `(.+?)` \| (.+?) \| `(.+?)` \| `(.+?)` \|$", text, re.MULTILINE
+    ):
+        plural, slash, sub = resource.partition("/")
+        name, _, group = plural.partition(".")
+        documented |= {(role, ".".join((name + slash + sub, group)).rstrip("."), verb) for verb in verbs.split(", ")}
+        assert code in (REPOSITORY / file).read_text(encoding="utf-8"), f"{role}: {file} has no {code}"
+
+    assert documented == rights_of_parts()
+
+
 def test_every_rule_says_why() -> None:
     """A comment stands right above each rule, or above the rule that it continues."""
     for path in sorted((DEPLOY / "rbac").rglob("*.yaml")):

@@ -76,6 +76,14 @@ ALLOWED = [
 ]
 
 DENIED = [
+    ("scheduler", f"get {CLAIMS}", ""),
+    ("webhook", "get secrets:atoll-webhook-tls", SYSTEM),
+    ("agent", "get pods", "default"),
+    ("agent", f"update {LEASES}", NODES),
+    ("controllers", "get nodes", ""),
+    ("controllers", f"get {CLAIMS}", "default"),
+    ("controllers", f"get {LEASES}", NODES),
+    ("controllers", "create events", "default"),
     ("scheduler", "create pods", "default"),
     ("scheduler", "patch pods", "default"),
     ("scheduler", "get secrets", SYSTEM),

@@ -439,7 +439,8 @@ def test_block_admission_lets_nobody_pass_until_the_first_is_ready(yard: Yard) -
     world = yard.world
     flag = f"ready-{world.namespace}"
     probe = {"exec": {"command": ["test", "-f", f"/locks/{flag}"]}, "periodSeconds": 1}
-    with controllers_with(world, "--wait-for-pods-ready-enable", "--wait-for-pods-ready-block-admission"):
+    options = ("enable", "block-admission", "recovery-timeout-seconds=600")
+    with controllers_with(world, *(f"--wait-for-pods-ready-{option}" for option in options)):
         world.claim("two", 2, **H100)
         for gang in ("x", "y"):
             yard.gang(gang, count=2)

@@ -60,6 +60,36 @@ async def test_body_beyond_the_bound_is_refused() -> None:
         assert (await fetch(port, "/", b"x" * 1001))[0] == 413
 
 
+async def converse(port: int, sent: bytes) -> bytes:
+    """Send these bytes and nothing more, and return all that the server says until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    async with asyncio.timeout(20):
+        said = await reader.read()
+    writer.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(b"1001\r\n\r\n", b"413", id="too-large-by-its-own-word"),
+        pytest.param(b"9\r\n\r\nhalf", b"408", id="a-body-that-never-comes"),
+    ],
+)
+async def test_a_request_that_is_not_here_is_nobodys_work(sent: bytes, status: bytes) -> None:
+    """It is refused without the handler, takes none of the places of those that are worked on, and is let go."""
+
+    async def never(_request: web.Request) -> web.Response:
+        raise AssertionError
+
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: "
+    app = application(body_bytes_max=1000, in_flight_max=0, read_seconds=0.05)
+    app.router.add_post("/", never)
+    async with listening(app, "127.0.0.1", 0) as port:
+        assert (await converse(port, head + sent)).split()[1] == status
+
+
 async def test_requests_beyond_the_bound_are_sent_away() -> None:
     """A client that opens without end takes no memory without end; health is told meanwhile, and room comes back."""
     gate, arrived = asyncio.Event(), asyncio.Semaphore(0)

@@ -15,7 +15,7 @@ from webhook.autoscalers import KeepNodes
 from webhook.mutation import CONTAINERS_MAX, OTHER_ANNOTATIONS_BYTES_MAX, mutate
 from webhook.pods import decode_pod
 from webhook.requests import ClaimLookup, ClaimMissing, ClaimUnavailable, ClaimUnreadable, Defaults
-from webhook.review import Denial, Mutation, User
+from webhook.review import WARNINGS_MAX, Denial, Mutation, User
 
 AUTOSCALERS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -296,6 +296,16 @@ def test_forged_annotations_are_stripped_with_a_warning(claim: str | None) -> No
     assert isinstance(decision, Mutation)
     assert len(decision.warnings) == 1
     assert all(key in decision.warnings[0] for key in FORGED)
+
+
+def test_few_of_many_misspelt_annotations_are_warned_of() -> None:
+    """Each search for what was meant takes time, and a request may bring 60,000 keys."""
+    annotations = {f"gpu.scheduling/clam{number}": "" for number in range(60_000)}
+
+    decision = decide(make_pod(claim=None, annotations=annotations))
+
+    assert isinstance(decision, Mutation)
+    assert len(decision.warnings) == WARNINGS_MAX
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,21 @@ def authority() -> KeyPair:
     return make_authority(now=NOW, life=timedelta(days=30))
 
 
+def write_kubeconfig(folder: Path, url: str) -> Path:
+    """Write a kubeconfig of a server without authentication."""
+    kubeconfig = folder / "kubeconfig"
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "clusters": [{"name": "test", "cluster": {"server": url}}],
+        "users": [{"name": "test", "user": {"token": "t"}}],
+    }
+    kubeconfig.write_text(yaml.safe_dump(content))
+    return kubeconfig
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[FakeApiServer]:
     async with FakeApiServer().running() as running:
@@ -51,17 +66,9 @@ async def server() -> AsyncIterator[FakeApiServer]:
 @pytest.fixture
 async def values(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[WebhookSettings]:
     """Run the webhook beside the test and give its settings."""
-    kubeconfig = tmp_path / "kubeconfig"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-        "users": [{"name": "test", "user": {"token": "t"}}],
-    }
-    kubeconfig.write_text(yaml.safe_dump(content))
-    values = WebhookSettings(kubeconfig=kubeconfig, host="127.0.0.1", port=free_port(), health_port=free_port())
+    values = WebhookSettings(
+        kubeconfig=write_kubeconfig(tmp_path, server.url), host="127.0.0.1", port=free_port(), health_port=free_port()
+    )
     task = asyncio.create_task(serve_webhook(values))
     yield values
     task.cancel()

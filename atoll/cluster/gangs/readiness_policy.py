@@ -62,14 +62,18 @@ def policy_for(
     if refused:
         return OutOfBounds(refused)
     policy = administrator if wishes.enable is None else replace(administrator, enable=wishes.enable)
-    for name, text in (("timeout", wishes.timeout), ("recoveryTimeout", wishes.recovery_timeout)):
+    for name, text, default in (
+        ("timeout", wishes.timeout, administrator.timeout_seconds),
+        ("recoveryTimeout", wishes.recovery_timeout, administrator.recovery_timeout_seconds),
+    ):
         if text is None:
             continue
         seconds = float(duration_seconds(text))
-        if not bounds.timeout_seconds_min <= seconds <= bounds.timeout_seconds_max:
+        most = _longest(administrator, bounds, default)
+        if not bounds.timeout_seconds_min <= seconds <= most:
             return OutOfBounds(
                 f"waitForPodsReady.{name} is {text}; the administrator allows {bounds.timeout_seconds_min:g} to "
-                f"{bounds.timeout_seconds_max:g} seconds"
+                f"{most:g} seconds"
             )
         policy = (
             replace(policy, timeout_seconds=seconds)
@@ -78,6 +82,13 @@ def policy_for(
         )
     requeuing = _requeuing(policy.requeuing, bounds, wishes.requeuing_strategy)
     return requeuing if isinstance(requeuing, OutOfBounds) else replace(policy, requeuing=requeuing)
+
+
+def _longest(administrator: ReadinessPolicy, bounds: PolicyBounds, default: float | None) -> float:
+    """Return the longest timeout that a gang may choose: where it keeps others waiting, no longer than the default."""
+    if administrator.block_admission and default is not None:
+        return min(default, bounds.timeout_seconds_max)
+    return bounds.timeout_seconds_max
 
 
 def _refuse_enable(administrator: ReadinessPolicy, bounds: PolicyBounds, wish: bool | None) -> str:  # noqa: FBT001

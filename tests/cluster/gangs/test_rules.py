@@ -119,6 +119,21 @@ def test_wishes_beyond_the_bounds_are_told_and_not_cut(wishes: dict[str, Any], f
     assert fragment in refused.message
 
 
+@pytest.mark.parametrize("wish", ["timeout", "recoveryTimeout"])
+def test_a_gang_keeps_others_waiting_no_longer_than_the_administrator_says(wish: str) -> None:
+    """blockAdmission: a tenant's timeout of a day would be everybody's."""
+    administrator = ReadinessPolicy(True, timeout_seconds=300, recovery_timeout_seconds=300, block_admission=True)
+
+    longer, shorter = (
+        policy_for(administrator, PolicyBounds(), WaitForPodsReady.model_validate({wish: text}))
+        for text in ("301s", "299s")
+    )
+
+    assert isinstance(longer, OutOfBounds)
+    assert "allows 1 to 300 seconds" in longer.message
+    assert isinstance(shorter, ReadinessPolicy)
+
+
 def test_what_a_gang_does_not_say_is_the_administrators() -> None:
     """A gang that sets its timeout alone keeps every other value."""
     administrator = ReadinessPolicy(enable=True, block_admission=True, requeuing=Requeuing(base_seconds=7))

@@ -1,0 +1,151 @@
+"""Bounds what clients of a listener hold before anything is worked on: connections, bytes, and the time to send.
+
+In: aiohttp's protocol factory. Out: one that gives each connection a guard. A client that sends nothing, or slowly,
+holds memory; beyond the bounds the connection that costs most by now is cut, so that a client that sends at once is
+answered however many do not. A request is worked on when all of it is here, and is not cut then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from aiohttp import web
+
+READ_SECONDS = 5.0
+"""For a handshake, for the head of a request from its first byte, and for its body; good clients need milliseconds."""
+IDLE_SECONDS = 120.0
+"""Longer than the 90 s after which Go's clients close an idle connection: a server that is first loses calls."""
+CONNECTIONS_MAX = 256
+"""That nobody works for; asyncio keeps a buffer of 256 KiB per TLS connection."""
+BYTES_MAX = 32 * 1024 * 1024
+"""Of all requests that arrive or are worked on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Admission:
+    """All connections of one listener, and what they hold."""
+
+    connections_max: int = CONNECTIONS_MAX
+    bytes_max: int = BYTES_MAX
+    read_seconds: float = READ_SECONDS
+    bytes_held: int = 0
+    connections: set[Connection] = field(default_factory=set)
+
+    def guarded(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], Connection]:
+        """Return a factory of guarded connections."""
+        return lambda: Connection(self, factory())
+
+    def enforce(self) -> None:
+        """Cut waiting connections until the rest is within the bounds; what is worked on has bounds of its own."""
+        while len(self.connections) > self.connections_max or self.bytes_held > self.bytes_max:
+            waiting = [connection for connection in self.connections if not connection.is_worked_on]
+            if self.bytes_held > self.bytes_max and any(connection.bytes_held for connection in waiting):
+                max(waiting, key=Connection.byte_seconds).cut()
+            elif len(waiting) > self.connections_max:
+                max(waiting, key=Connection.waiting_seconds).cut()
+            else:
+                return
+
+
+class Connection(asyncio.Protocol):
+    """Stands between a transport and aiohttp's protocol and sees all bytes; the application says what is worked on."""
+
+    def __init__(self, admission: Admission, protocol: asyncio.Protocol) -> None:
+        self._admission = admission
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._head_deadline: asyncio.TimerHandle | None = None
+        self._waiting_since = self._loop.time()
+        self.bytes_held = 0
+        self.is_worked_on = False
+
+    def waiting_seconds(self) -> float:
+        """Since its last step: connected, began a request, sent its head, was answered."""
+        return self._loop.time() - self._waiting_since
+
+    def byte_seconds(self) -> float:
+        """What it costs to hold what it sent; a small request that is on its way costs next to nothing."""
+        return self.bytes_held * (self.waiting_seconds() + 1e-3)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for a request; make room for this connection."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by type
+        self._protocol.connection_made(transport)
+        self._admission.connections.add(self)
+        self._expect_head()
+        self._admission.enforce()
+
+    def data_received(self, data: bytes) -> None:
+        """Count what arrives, and give the head of a request its time."""
+        self.bytes_held += len(data)
+        self._admission.bytes_held += len(data)
+        if not self.is_worked_on and self._head_deadline is None:
+            self._expect_head()
+        self._protocol.data_received(data)
+        self._admission.enforce()
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        return self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give back what it held."""
+        self._forget()
+        self._protocol.connection_lost(exc)
+
+    def head_is_here(self) -> None:
+        """The application has the head: from now on it sees to the time of the body itself."""
+        self._stop_deadline()
+        self._waiting_since = self._loop.time()
+
+    def work(self) -> None:
+        """All of the request is here and is worked on."""
+        self.is_worked_on = True
+
+    def done(self) -> None:
+        """The request is answered; its bytes are free."""
+        self.is_worked_on = False
+        self._waiting_since = self._loop.time()
+        self._release_bytes()
+
+    def cut(self) -> None:
+        """End the connection at once, without an answer: a slow client would not read it either."""
+        self._forget()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _expect_head(self) -> None:
+        self._waiting_since = self._loop.time()
+        self._head_deadline = self._loop.call_later(self._admission.read_seconds, self.cut)
+
+    def _stop_deadline(self) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+    def _forget(self) -> None:
+        self._stop_deadline()
+        self._release_bytes()
+        self._admission.connections.discard(self)
+
+    def _release_bytes(self) -> None:
+        self._admission.bytes_held -= self.bytes_held
+        self.bytes_held = 0
+
+
+def connection_of(request: web.Request) -> Connection | None:
+    """Return the guard of the connection that a request came by; None where it is gone or nothing guards it."""
+    protocol = request.transport.get_protocol() if request.transport is not None else None
+    return protocol if isinstance(protocol, Connection) else None

@@ -1,0 +1,84 @@
+"""What clients may hold of a listener, and who is cut when they hold too much."""
+
+import asyncio
+
+from atoll.service.connections import Admission, Connection
+
+
+class Wire(asyncio.Transport):
+    """A transport that only remembers that it was aborted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = asyncio.Event()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+def connect(admission: Admission, sent: bytes = b"") -> tuple[Connection, Wire]:
+    connection, wire = admission.guarded(asyncio.Protocol)(), Wire()
+    connection.connection_made(wire)
+    if sent:
+        connection.data_received(sent)
+    return connection, wire
+
+
+def cut(*wires: Wire) -> list[bool]:
+    return [wire.aborted.is_set() for wire in wires]
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
+    """Neither after the connection nor after the first bytes of a later request."""
+    admission = Admission(read_seconds=0.01)
+    kept, later = connect(admission, b"GET")
+    kept.head_is_here()
+    kept.work()
+    kept.done()
+    assert not later.aborted.is_set()
+    kept.data_received(b"GE")
+    _, silent = connect(admission)
+
+    async with asyncio.timeout(20):
+        await later.aborted.wait()
+        await silent.aborted.wait()
+
+    assert (admission.connections, admission.bytes_held) == (set(), 0)
+
+
+async def test_too_many_connections_cost_the_one_that_waits_longest() -> None:
+    """Whoever came last is answered; who is worked on counts elsewhere and is never cut."""
+    admission = Admission(connections_max=2)
+    worked_on, first = connect(admission, b"GET /")
+    worked_on.work()
+    (_, second), (_, third) = connect(admission), connect(admission)
+    assert cut(first, second, third) == [False, False, False]
+
+    _, fourth = connect(admission)
+
+    assert cut(first, second, third, fourth) == [False, True, False, False]
+
+
+async def test_too_many_bytes_cost_the_one_that_holds_most() -> None:
+    """A small request goes through beside any number of large ones, and what is cut or answered is free again."""
+    admission = Admission(bytes_max=100)
+    (small, first), (_, second), (large, third) = (connect(admission, b"x" * size) for size in (5, 40, 50))
+    assert cut(first, second, third) == [False, False, False]
+
+    large.data_received(b"x" * 20)
+    assert cut(first, second, third) == [False, False, True]
+    assert admission.bytes_held == 45
+
+    small.done()
+    assert admission.bytes_held == 40
+
+
+async def test_what_is_worked_on_is_not_cut_for_bytes() -> None:
+    """It has been paid for already; the newcomer goes."""
+    admission = Admission(bytes_max=100)
+    old, first = connect(admission, b"x" * 90)
+    old.work()
+
+    _, second = connect(admission, b"x" * 20)
+
+    assert cut(first, second) == [False, True]
