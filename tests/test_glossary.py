@@ -10,6 +10,7 @@ from atoll.api import names
 from atoll.cluster import allocations, leases, soft_reservations
 from atoll.cluster.transitions import Availability, Occupancy, Verb
 from tests.docs_blocks import REPOSITORY
+from tests.test_tidy import parsed
 from topology import islands
 
 WORDS_MAX = 40
@@ -28,7 +29,7 @@ ANNOTATIONS = (*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS)
 def defined_names() -> Iterator[str]:
     """Yield every name that the product defines: classes, functions, constants, members of enums."""
     for path in (file for room in PRODUCT for file in (REPOSITORY / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                     yield node.name

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_tidy import parsed
+
 REPOSITORY = Path(__file__).parent.parent
 SHELLS = ("extender", "webhook", "agent", "controllers", "atoll")
 LEVELS = {"debug", "info", "warning", "error", "critical", "exception", "bind"}
@@ -16,7 +18,7 @@ FILES = sorted(path for shell in SHELLS for path in (REPOSITORY / shell).rglob("
 def log_calls() -> Iterator[tuple[str, ast.Call]]:
     """Yield every call that writes a line, or binds facts for later lines, with its place."""
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 owner = node.func.value
                 if isinstance(owner, ast.Name) and owner.id in LOGGERS and node.func.attr in LEVELS:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_tidy import parsed
+
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "e2e" / "test_isolation.py"
 AMD_TESTS = ROOT / "tests" / "e2e" / "test_amd.py"
@@ -22,7 +24,7 @@ def rows() -> list[tuple[str, str]]:
 
 def probes() -> set[str]:
     """Names of the probes of rows that cannot be shown."""
-    tree = ast.parse(TESTS.read_text())
+    tree = parsed(TESTS.read_text())
     (found,) = (
         node.value
         for node in tree.body
