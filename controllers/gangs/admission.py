@@ -16,7 +16,12 @@ from atoll.cluster import pods
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
-from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignments, status_assignment
+from atoll.cluster.gangs.member_assignments import (
+    MemberAssignment,
+    member_assignments,
+    replaced_assignment,
+    status_assignment,
+)
 from atoll.cluster.gangs.membership import GangKey, has_gate, key_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, find_places
@@ -258,6 +263,9 @@ class AdmissionReconciler:
         if not assignments or not await self._reserve(view, assignments):
             return False
         await self._ungate(assignments)
+        if decision.status.assignment is not None:
+            now = replaced_assignment(decision.status.assignment, view.members, assignments, domains)
+            await self._write(view, decision.status.model_copy(update={"assignment": now}))
         return len(assignments) == len(decision.members)
 
     async def _ungate(self, assignments: Sequence[MemberAssignment]) -> None:

@@ -387,6 +387,32 @@ async def test_block_admission_lets_one_gang_start_at_a_time(tmp_path: Path) -> 
         await settled(running, lambda: is_let_go(made, second), seconds=16)
 
 
+async def test_the_assignment_shows_where_members_are_after_a_replacement(tmp_path: Path) -> None:
+    """The node of a failed member is cordoned: its successor goes elsewhere, and the status follows."""
+    async with cluster("n1", "n2", "n3") as made, term(made, tmp_path) as running:
+        made.add_gang("g", 2)
+        for number in range(2):
+            made.add_member("g", number, gpus=8)
+        await settled(running, lambda: made.reason("g") == "Admitted")
+        made.run_all("g", 2)
+        await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+        lost = made.pod("g-1")["spec"]["nodeName"]
+        node = made.server.objects[f"/api/v1/nodes/{lost}"]
+        metadata = {key: value for key, value in node["metadata"].items() if key != "resourceVersion"}
+        made.server.put(f"/api/v1/nodes/{lost}", {**node, "metadata": metadata, "spec": {"unschedulable": True}})
+        made.end("g-1", "Failed")
+        await settled(running, lambda: made.leases_of("g-1") == [])
+        made.add_member("g", 2, gpus=8)
+        await settled(running, lambda: not made.is_gated("g-2"))
+
+        def hosts() -> set[str]:
+            (part,) = made.gang("g")["status"]["assignment"]["podSets"]
+            return {domain["values"][-1] for domain in part["domains"]}
+
+        await settled(running, lambda: lost not in hosts())
+        assert hosts() == {"n1", "n2", "n3"} - {lost}
+
+
 async def test_a_failed_member_is_replaced_in_its_rack(tmp_path: Path) -> None:
     """Two racks, one member fails: its successor goes into the rack of the others, although another one is emptier."""
     async with cluster() as made:

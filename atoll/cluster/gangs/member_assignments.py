@@ -8,11 +8,11 @@ from typing import Any
 from atoll.api import names
 from atoll.api.gangs import DOMAINS_MAX, DomainShare, GangAssignment, PodSetAssignment
 from atoll.cluster.allocations import Allocation
-from atoll.cluster.gangs.membership import GangMember
+from atoll.cluster.gangs.membership import STARTED, GangMember, node_of
 from atoll.cluster.gangs.node_domains import HOSTNAME, NodeDomains
 from atoll.cluster.gangs.search_input import PART
 from atoll.cluster.machines import NodeDevices
-from topology.gangs.model import PlacedMember, Placement, PodSetPlacement
+from topology.gangs.model import DomainCount, PlacedMember, Placement, PodSetPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,25 @@ def status_assignment(placement: Placement, node_domains: NodeDomains) -> GangAs
         topology=node_domains.name,
         pod_sets=tuple(_pod_set_assignment(one, node_domains.levels) for one in whole.values()),
     )
+
+
+def replaced_assignment(
+    before: GangAssignment, members: Sequence[GangMember], come: Sequence[MemberAssignment], domains: NodeDomains
+) -> GangAssignment:
+    """Return what the status says once `come` have taken the places of lost members: where all members are now."""
+    hosts = {one.uid: host for one in members if one.stage in STARTED and (host := node_of(one))}
+    hosts |= {one.member.uid: one.allocation.node for one in come}
+    known = {one.uid: one for one in members} | {one.member.uid: one.member for one in come}
+    parts: dict[str, list[DomainCount]] = {}
+    for uid, host in hosts.items():
+        path = (*domains.paths.get(host, ()), host)
+        parts.setdefault(known[uid].pod_set, []).append(DomainCount(path, 1))
+    found = (
+        PodSetPlacement(name, "", tuple(counts), tuple(PlacedMember(0, one.path[-1]) for one in counts))
+        for name, counts in sorted(parts.items())
+    )
+    pod_sets = tuple(_pod_set_assignment(one, domains.levels) for one in found)
+    return before.model_copy(update={"pod_sets": pod_sets})
 
 
 def _pod_set_assignment(assignment: PodSetPlacement, levels: tuple[str, ...]) -> PodSetAssignment:

@@ -223,3 +223,8 @@ def without_pod_set(members: Iterable[GangMember]) -> tuple[GangMember, ...]:
 def holding(member: GangMember, *, holds: bool) -> GangMember:
     """Return the member as one that holds GPUs, or holds none any more."""
     return replace(member, holds=holds)
+
+
+def node_of(member: GangMember) -> str:
+    """Return the node of a member that runs or is about to; empty for none."""
+    return member.pod.spec.node_name or ("" if member.is_gated else member.pod.status.nominated_node_name)

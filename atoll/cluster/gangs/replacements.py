@@ -14,7 +14,7 @@ from atoll.cluster.allocations import bound_allocation
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import MemberAssignment, member_assignment
-from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage
+from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, node_of
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.search_input import PlacementSnapshot, model_choices, search_input
 from atoll.cluster.requests import Request
@@ -76,7 +76,7 @@ def _models_of(member: GangMember, cluster: PlacementSnapshot) -> Iterator[str]:
 
 def _homes(members: Sequence[GangMember], node_domains: NodeDomains) -> list[tuple[GangMember, str]]:
     """Return the members that run or are about to, and their nodes; where none does, those that have ended well."""
-    found = [(member, home) for member in members if (home := _node_of(member)) in node_domains.paths]
+    found = [(member, home) for member in members if (home := node_of(member)) in node_domains.paths]
     running = [entry for entry in found if entry[0].stage in STARTED or entry[0].stage is MemberStage.GATED]
     return running or [entry for entry in found if entry[0].stage is not MemberStage.FAILED]
 
@@ -126,8 +126,3 @@ def _taken(snapshot: HostSnapshot, pod_set: PodSet, places: Sequence[Place]) -> 
     """Charge what one pod set got before the next is placed."""
     assignment = PodSetPlacement(pod_set.name, "", (), tuple(places))
     return snapshot.take(Placement(snapshot.tree.levels, (assignment,), 0, bounded=False), Gang((pod_set,)))
-
-
-def _node_of(member: GangMember) -> str:
-    """Return the node of a member that runs or is about to."""
-    return member.pod.spec.node_name or ("" if member.is_gated else member.pod.status.nominated_node_name)
