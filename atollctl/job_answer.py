@@ -85,7 +85,8 @@ def _with_priorities(found: ClusterSnapshot, rendered: Rendered) -> tuple[Cluste
         return found, ()
     made = tuple(PriorityClass(Metadata(name), PRIORITY_VALUES[rendered.needs.priority]) for name in sorted(missing))
     hint = (
-        f"there is no PriorityClass {', '.join(sorted(missing))}, and pods would be denied: apply priority-classes.yaml"
+        f"there is no PriorityClass {', '.join(sorted(missing))}, so the cluster would refuse the pods: "
+        "kubectl apply -f examples/jobs/complete/priority-classes.yaml"
     )
     return replace(found, priority_classes=(*found.priority_classes, *made)), (hint,)
 

@@ -28,7 +28,9 @@ def pair_picture() -> str:
     body = [
         *_row(known.machine, FREE[:2], y=92, heading="By count: the first two that are free"),
         *_row(known.machine, chosen.positions, y=212, heading="By links: Atoll takes one island"),
-        _text(24, 276, f"{known.product_name}, 8 GPUs in bridged pairs. Filled: given. White: free. Grey: in use.", 13),
+        _text(
+            24, 276, f"{known.product_name}, 8 GPUs in bridged pairs. Coloured: given. White: free. Grey: in use.", 13
+        ),
     ]
     return "\n".join(
         [
