@@ -32,6 +32,7 @@ BUDGETS = "poddisruptionbudgets.policy"
 WEBHOOKS = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 
 ALLOWED = [
+    ("controllers", "get nodes", ""),
     ("scheduler", "create pods/binding", "default"),
     ("scheduler", "patch pods/status", "default"),
     ("scheduler", "watch pods", ""),
@@ -80,7 +81,6 @@ DENIED = [
     ("webhook", "get secrets:atoll-webhook-tls", SYSTEM),
     ("agent", "get pods", "default"),
     ("agent", f"update {LEASES}", NODES),
-    ("controllers", "get nodes", ""),
     ("controllers", f"get {CLAIMS}", "default"),
     ("controllers", f"get {LEASES}", NODES),
     ("controllers", "create events", "default"),
