@@ -152,9 +152,15 @@ async def _serve(nodes: int, ready: Connection) -> None:
     baseline = web.Application(client_max_size=BODY_BYTES_MAX)
     baseline.router.add_post("/filter", _baseline)
     freeze_garbage()
-    async with listening(app, "127.0.0.1", 0) as ours, listening(baseline, "127.0.0.1", 0) as theirs:
-        ready.send((ours, theirs))
-        await asyncio.to_thread(ready.poll, None)
+    runner = web.AppRunner(baseline, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with listening(app, "127.0.0.1", 0) as ours:
+            ready.send((ours, runner.addresses[0][1]))
+            await asyncio.to_thread(ready.poll, None)
+    finally:
+        await runner.cleanup()
 
 
 @dataclass(frozen=True, slots=True)
