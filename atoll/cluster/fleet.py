@@ -14,7 +14,7 @@ An allocation renews one element of the array of states. The keys come from the 
 
 import math
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -70,7 +70,6 @@ class Fleet:
         self._ranks: Ints | None = None
         self._many_whole: dict[NodeShape, tuple[int, int]] = {}
         self._scarce: set[NodeShape] = set()
-        self._nodes_of: Counter[NodeShape] = Counter()
         self._weak: Mapping[NodeShape, float] = {}
         self._cpu_milli: dict[str, tuple[int, int]] = {}
         self._cores: Ints = np.full(64, UNKNOWN, dtype=np.int64)
@@ -279,35 +278,23 @@ class Fleet:
         before, self._cell_of[row] = self._cell_of[row], cell
         if before is cell:
             return
-        self._count_shapes(before, cell)
-        for one, step in ((before, -1), (cell, 1)):
-            if one is None or one.shape.machine.count > EAGER_DEVICES_MAX:
+        left, come = (one.shape if one is not None else None for one in (before, cell))
+        is_new = come is not None and come not in self._many_whole
+        for one, step in ((cell, 1), (before, -1)):
+            if one is None:
                 continue
             many, whole = self._many_whole.get(one.shape, (0, 0))
             many, whole = many + step, whole + step * (one.free == one.shape.machine.full)
             self._many_whole[one.shape] = many, whole
-            if 0 < whole <= many // RESERVED_ONE_IN:
+            is_small = one.shape.machine.count <= EAGER_DEVICES_MAX
+            if is_small and 0 < whole <= many // RESERVED_ONE_IN:
                 self._scarce.add(one.shape)
             else:
                 self._scarce.discard(one.shape)
             if not many:
                 del self._many_whole[one.shape]
-
-    def _count_shapes(self, before: Cell | None, cell: Cell | None) -> None:
-        """Note which shapes there are; only a new one, or the end of one, changes who is weaker than others."""
-        left, come = (one.shape if one is not None else None for one in (before, cell))
-        if left is come:
-            return
-        if come is not None:
-            self._nodes_of[come] += 1
-        if left is not None:
-            self._nodes_of[left] -= 1
-        is_new = come is not None and self._nodes_of[come] == 1
-        if left is not None and not self._nodes_of[left]:
-            del self._nodes_of[left]
-        elif not is_new:
-            return
-        self._weak = weaknesses(self._nodes_of)
+        if is_new or (left is not None and left not in self._many_whole):
+            self._weak = weaknesses(self._many_whole)
 
     def _add(self, name: str) -> int:
         self._ranks = None

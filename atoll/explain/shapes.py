@@ -18,13 +18,13 @@ from atoll.api.node_status import (
     Health,
     Links,
 )
+from atoll.api.topologies import HOSTNAME
 from atoll.cluster import host_fit, pod_fit
 from atoll.cluster.objects import Lease, LeaseSpec, Metadata, Node, NodeStatus, Pod
 from atoll.explain.changes import Addition
 from atoll.explain.snapshot import ClusterSnapshot
 from topology.profiles import profile, profile_names
 
-HOSTNAME = "kubernetes.io/hostname"
 ALLOCATABLE = {"cpu": "192", "memory": "2Ti", "ephemeral-storage": "4Ti", "pods": "110"}
 """What a known machine is taken to have beside GPUs."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.api import job_names, names
+from atoll.api.topologies import HOSTNAME
 from atoll.jobs.amounts import SCRATCH_PATH, SHM_PATH, Amounts, amounts_of
 from atoll.jobs.checkpoints import Checkpoint
 from atoll.jobs.container import JobContainer, JobProbe
@@ -18,7 +19,7 @@ from atoll.jobs.model import Job
 from atoll.jobs.needs import Needs
 from atoll.jobs.notes import NoteBook
 from atoll.jobs.policy import JobToleration
-from atoll.jobs.selection import HOSTNAME, KnownNode, affinity_of
+from atoll.jobs.selection import KnownNode, affinity_of
 from atoll.jobs.servers import server_of
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.tpus import SLICE_LABEL

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from atoll.api import job_names
+from atoll.api.topologies import HOSTNAME
 from atoll.jobs.errors import JobMistake, NodesUnknown
 from atoll.jobs.labels import label_value
 from atoll.ml.attributes import PREFIX, AffinityRule, LabelAffinity, MlAttributes, Operator
 from atoll.ml.selection import NODE_LABELS, ORDERED, REPORTED_LABELS, holds, rule_text
 
-HOSTNAME: Final = "kubernetes.io/hostname"
 RESOLVED_MAX: Final = 1000
 """Values that a resolved rule may list."""
 _DIGITS_MAX: Final = 15

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from atoll.api import names
+from atoll.api.gangs import GpuGang
 from atoll.cluster import pods
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
@@ -88,19 +89,19 @@ class AdmissionReconciler:
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
         preemption_seconds = await self._preemption.reconcile()
-        views = self._views(self._cache.candidates)
-        rests = {key_of(view.gang): self._rest(view) for view in views}
-        if not self._cache.rules.strict_order:
-            views = [view for view in views if rests[key_of(view.gang)] <= 0]
+        gangs = [gang for key in sorted(self._cache.candidates) if (gang := self._cache.gang(key)) is not None]
+        rests = {key_of(gang): self._rest(gang) for gang in gangs}
+        is_strict = self._cache.rules.strict_order
+        views = self._views(gang for gang in gangs if is_strict or rests[key_of(gang)] <= 0)
         lacking = [view for view in views if view.is_admitted]
         waits: list[float | None] = [preemption_seconds, *(rest for rest in rests.values() if rest > 0)]
         waits += [await self._try(view) for view in in_order(lacking)]
         waits += await self._admit_in_order(in_order(view for view in views if not view.is_admitted))
         return min((wait for wait in waits if wait is not None), default=None)
 
-    def _views(self, keys: Iterable[GangKey]) -> list[GangView]:
-        gangs = [self._cache.gang(key) for key in sorted(keys) if key not in self._cache.busy]
-        return [self._cache.view(gang) for gang in gangs if gang is not None and self._cache.is_current(gang)]
+    def _views(self, gangs: Iterable[GpuGang]) -> list[GangView]:
+        idle = (gang for gang in gangs if key_of(gang) not in self._cache.busy)
+        return [self._cache.view(gang) for gang in idle if self._cache.is_current(gang)]
 
     async def _admit_in_order(self, waiting: Sequence[GangView]) -> list[float | None]:
         waits: list[float | None] = []
@@ -152,7 +153,7 @@ class AdmissionReconciler:
         """Try one gang; return when to try again, None when it got what it wants or wants nothing any more. `ahead`:
         what gangs before it could use."""
         key = key_of(view.gang)
-        wait = self._rest(view)
+        wait = self._rest(view.gang)
         if wait > 0:
             return wait
         now = self._context.clock.monotonic_seconds()
@@ -171,14 +172,14 @@ class AdmissionReconciler:
             self._cache.attempts.pop(key, None)
             self._cache.candidates.discard(key)
             return None
-        contends = answer.verdict is Verdict.BUSY or answer.reason == "WaitForNodes"
-        self._cache.attempts[key] = self._cache.attempts_of(view.gang).next(now, answer.verdict, contends=contends)
+        attempts = self._cache.attempts_of(view.gang)
+        self._cache.attempts[key] = attempts.next(now, answer.verdict, contends=answer.contends)
         return self._cache.attempts[key].wait_seconds(now, room_at_seconds=0.0)
 
-    def _rest(self, view: GangView) -> float:
+    def _rest(self, gang: GpuGang) -> float:
         """Return how long the gang must not be tried yet."""
         now = self._context.clock.monotonic_seconds()
-        return self._cache.attempts_of(view.gang).wait_seconds(now, room_at_seconds=self._cache.room_at_seconds)
+        return self._cache.attempts_of(gang).wait_seconds(now, room_at_seconds=self._cache.room_at_seconds)
 
     async def _place(self, view: GangView, decision: LifecycleDecision, ahead: Ahead) -> NoPlacement | None:
         """Admit a gang or place its missing members; return why not, None on success."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from atoll.api import names
 from atoll.api.gangs import DOMAINS_MAX, DomainShare, GangAssignment, PodSetAssignment
+from atoll.api.topologies import HOSTNAME
 from atoll.cluster.allocations import Allocation
 from atoll.cluster.gangs.membership import STARTED, GangMember, node_of
-from atoll.cluster.gangs.node_domains import HOSTNAME, NodeDomains
+from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.search_input import PART
 from atoll.cluster.machines import NodeDevices
 from topology.gangs.model import DomainCount, PlacedMember, Placement, PodSetPlacement

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from atoll.api import names
 from atoll.api.gangs import GangTopologyRequest, GpuGangSpec, TopologyMode
 from atoll.api.node_status import GpuNodeStatus
-from atoll.api.topologies import Topology
+from atoll.api.topologies import HOSTNAME, Topology
 from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.objects import Node
 
-HOSTNAME = "kubernetes.io/hostname"
 ALONE = "~"
 """Begins the name of a domain that one node makes up because it lacks the level; no label value begins so."""
 

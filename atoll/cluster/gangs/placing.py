@@ -45,6 +45,11 @@ class NoPlacement:
     message: str
     reason: str
 
+    @property
+    def contends(self) -> bool:
+        """Whether the gang could use GPUs of the cluster, now or once facts are known that concern nodes."""
+        return self.verdict is Verdict.BUSY or self.reason == "WaitForNodes"
+
 
 def find_places(
     view: GangView,

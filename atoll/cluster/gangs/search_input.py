@@ -11,11 +11,12 @@ from types import MappingProxyType
 
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
 from atoll.api.gangs import GpuGangSpec
+from atoll.api.topologies import HOSTNAME
 from atoll.cluster import host_fit, pod_fit
 from atoll.cluster.feasibility import all_positions
 from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import GangMember
-from atoll.cluster.gangs.node_domains import HOSTNAME, NodeDomains
+from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.readiness import minimum_of
 from atoll.cluster.machines import Cell, NodeDevices, NodeShape, cell_of
 from atoll.cluster.objects import Node, Pod
