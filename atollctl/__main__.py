@@ -8,7 +8,23 @@ from typing import Annotated, Final
 
 import typer
 
-from atollctl import agent, audit, choose, defrag, explain, gangs, gpu, history, job, simulate, snapshot, top, topo
+from atollctl import (
+    agent,
+    audit,
+    choose,
+    defrag,
+    explain,
+    gangs,
+    gpu,
+    history,
+    job,
+    job_server,
+    job_service,
+    simulate,
+    snapshot,
+    top,
+    topo,
+)
 from devcluster.commands import app as dev
 
 STATUS_OUTPUT_LOST: Final = 2
@@ -18,7 +34,16 @@ OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 app = typer.Typer(name="atoll", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
 app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs, and see how they are.")
-app.add_typer(job.app, name="job", help="Jobs as objects: check them, render them, see where they would go.")
+app.add_typer(
+    job.app, name="job", help="Jobs: check them, see what they become and where, give them to the job service."
+)
+app.add_typer(job_server.app, name="jobs", help="The job service.")
+job.app.command(name="submit")(job_service.submit_jobs)
+job.app.command(name="list")(job_service.list_service_jobs)
+job.app.command(name="show")(job_service.show_job)
+job.app.command(name="cancel")(job_service.cancel_job)
+job.app.command(name="retry")(job_service.retry_failed_job)
+job.app.command(name="logs")(job_service.show_logs)
 app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
 app.command(name="audit")(audit.audit_cluster)
 app.command(name="explain")(explain.explain_subject)

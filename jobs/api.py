@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from typing import Annotated, Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import structlog
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
@@ -25,7 +25,7 @@ from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPer
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.states import IllegalStep, JobState
 from atoll.jobs.words import JobType, SourceType
-from atoll.kube.errors import KubeError
+from atoll.kube.errors import ApiError, KubeError
 from atoll.ml.problems import shown
 from jobs.authentication import Authenticator, NotIdentified
 from jobs.database import Database
@@ -189,9 +189,10 @@ async def submit(
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
         raise Refused(problem(415, "media-type", "Neither JSON nor YAML", detail))
-    now, submission = parts.now(), Submission(await request.body(), caller, idempotency_key)
+    now, job_id = parts.now(), str(uuid4())
+    submission = Submission(await request.body(), caller, idempotency_key)
     new = new_job_of(submission, parts.settings, parts.rendering, now_seconds=now.timestamp())
-    record, is_new = await parts.database.write(lambda session: create_job(session, new, now))
+    record, is_new = await parts.database.write(lambda session: create_job(session, new, now, job_id=job_id))
     log.info("Decided", action=JobPermission.CREATE, job=record.id, user=caller.name, answer=AccessAnswer.ALLOWED)
     parts.wake(record.id)
     response.status_code = 201 if is_new else 200
@@ -207,13 +208,20 @@ async def list_all(
     job_type: JobType | None = None,
     source_type: SourceType | None = None,
     project_id: Annotated[str | None, Query(max_length=63)] = None,
+    name: Annotated[str | None, Query(max_length=63)] = None,
     page: PageNumber = 1,
     page_size: PageSize = 20,
 ) -> JobListView:
     """List the jobs that the caller may see, newest first."""
     _check_cluster(cluster, parts)
     wanted = JobFilter(
-        cluster, seen_scopes(caller), status or (), job_type=job_type, source_type=source_type, project_id=project_id
+        cluster,
+        seen_scopes(caller),
+        status or (),
+        job_type=job_type,
+        source_type=source_type,
+        project_id=project_id,
+        name=name,
     )
     found = await parts.database.read(lambda session: list_jobs(session, wanted, page=page, page_size=page_size))
     items = [view_of(record) for record in found.records]
@@ -267,8 +275,10 @@ async def show_logs(
         first = await anext(chunks, b"")
     except NoPods as error:
         raise Refused(problem(409, "no-pods", "No pods", str(error))) from error
+    except ApiError as error:
+        raise Refused(problem(409, "no-logs", "No logs", f"the cluster gives none: {error.message}")) from error
     except KubeError as error:
-        raise Refused(problem(503, "unavailable", "The cluster gives no logs", str(error))) from error
+        raise Refused(problem(503, "unavailable", "The cluster does not answer", str(error))) from error
     return StreamingResponse(_chained(first, chunks), media_type="text/plain; charset=utf-8")
 
 

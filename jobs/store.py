@@ -52,6 +52,7 @@ class JobFilter:
     job_type: str | None = None
     source_type: str | None = None
     project_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def service_id(session: Session, now: datetime) -> str:
     return session.scalars(select(ServiceRecord.id).order_by(ServiceRecord.created_at, ServiceRecord.id)).first() or ""
 
 
-def create_job(session: Session, new: NewJob, now: datetime) -> tuple[JobRecord, bool]:
-    """Record a job and return it, and whether it is new: the same key gives the job that it gave before.
+def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> tuple[JobRecord, bool]:
+    """Record a job under an id and return it, and whether it is new: the same key gives the job that it gave before.
 
     Raises KeyReused, NameTaken.
     """
@@ -81,7 +82,6 @@ def create_job(session: Session, new: NewJob, now: datetime) -> tuple[JobRecord,
     known = _by_key(session, new)
     if known is not None:
         return _same(known, new, digest), False
-    job_id = str(uuid4())
     record = JobRecord(
         id=job_id,
         cluster_id=new.cluster_id,
@@ -162,6 +162,7 @@ def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
         (JobRecord.job_type, wanted.job_type),
         (JobRecord.source_type, wanted.source_type),
         (JobRecord.project_id, wanted.project_id),
+        (JobRecord.name, wanted.name),
     ):
         if value is not None:
             where.append(column == value)
@@ -181,6 +182,16 @@ def active_ids(session: Session, cluster_id: str) -> Sequence[str]:
     """Return the jobs of a cluster that have not ended, oldest first."""
     where = (JobRecord.cluster_id == cluster_id, JobRecord.state.not_in([state.value for state in ENDED]))
     return session.scalars(select(JobRecord.id).where(*where).order_by(JobRecord.created_at, JobRecord.id)).all()
+
+
+def waiting_jobs(session: Session, cluster_id: str) -> Sequence[tuple[str, int]]:
+    """Return the jobs of a cluster that are to be created or cancelled, and the version of each record: whichever
+    replica was asked, the leading one finds them here."""
+    asked = (JobRecord.state == FIRST.value) | JobRecord.cancel_requested_at.is_not(None)
+    where = (JobRecord.cluster_id == cluster_id, JobRecord.state.not_in([state.value for state in ENDED]), asked)
+    return [
+        (job_id, version) for job_id, version in session.execute(select(JobRecord.id, JobRecord.version).where(*where))
+    ]
 
 
 def take_step(

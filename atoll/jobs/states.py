@@ -137,11 +137,6 @@ def step(job: str, state: JobState, asked: JobStep, *, history: tuple[str, ...] 
     return following
 
 
-def is_possible(state: JobState, asked: JobStep) -> bool:
-    """Tell whether the table has the step."""
-    return (state, asked) in TABLE
-
-
 def steps_of(state: JobState) -> tuple[JobStep, ...]:
     """Return what may happen in a state, in the order of the table."""
     return tuple(row.step for row in ROWS if row.state is state)

@@ -48,10 +48,13 @@ class GivenLogs:
     def __init__(self) -> None:
         self.pods: dict[str, list[bytes]] = {}
         self.asked: list[tuple[str, int, bool]] = []
+        self.fails: Exception | None = None
 
     async def read(self, record: JobRecord, *, pod: str | None, tail: int, follow: bool) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a pod."""
         self.asked.append((record.name, tail, follow))
+        if self.fails is not None:
+            raise self.fails
         name = pod or next(iter(self.pods), "")
         if name not in self.pods:
             raise NoPods(f"job {record.name} has no pods now: it is {record.state}")

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from atoll.jobs.states import JobStep
+from atoll.kube.errors import Unanswered, api_error
 from jobs.database import Database, opened
 from jobs.problems import MEDIA_TYPE
 from jobs.settings import JobServiceSettings
@@ -277,6 +278,17 @@ async def test_logs_are_streamed(service: JobService) -> None:
         query: await service.call("GET", f"{JOBS}/{job_id}/logs{query}")
         for query in ("", "?pod=tune-1&tail=5&follow=true", "?pod=tune-2", "?pod=nobody")
     }
+
+    for error, code, kind in (
+        (
+            api_error(b'{"kind":"Status","code":400,"message":"container is waiting to start"}', path="/log"),
+            409,
+            "no-logs",
+        ),
+        (Unanswered("no answer", path="/log", sent=True), 503, "unavailable"),
+    ):
+        service.logs.fails = error
+        assert told(await service.call("GET", f"{JOBS}/{job_id}/logs"), code, kind)
 
     assert told(none, 409, "no-pods") == "job tune has no pods now: it is pending"
     assert answers[""].content == b"one\ntwo\n"

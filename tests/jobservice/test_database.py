@@ -1,6 +1,7 @@
 """Promises of the database: migrations up and down keep what people recorded, and whatever is unfit says so."""
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -22,7 +23,7 @@ def tables(engine: Engine) -> set[str]:
 async def test_migrations_keep_records_on_the_way_down_and_up(database_url: str) -> None:
     """A job with its events survives a step down and up again; the end of the way down is an empty database."""
     database = opened(database_url)
-    record, _ = await database.write(lambda session: create_job(session, new_job(), NOW))
+    record, _ = await database.write(lambda session: create_job(session, new_job(), NOW, job_id=str(uuid4())))
     await database.write(lambda session: service_id(session, NOW))
     database.close()
     engine = engine_of(database_url)

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import timedelta, timezone
+from uuid import uuid4
 
 import pytest
 
@@ -32,7 +33,7 @@ EVERYTHING = JobFilter("local", None)
 async def made(database: Database, name: str = "tune", *steps: JobStep, **fields: object) -> JobRecord:
     """Record a job and take it through steps."""
     new = new_job(name, **fields)  # type: ignore[arg-type]
-    record, _ = await database.write(lambda session: create_job(session, new, NOW))
+    record, _ = await database.write(lambda session: create_job(session, new, NOW, job_id=str(uuid4())))
     job_id = record.id
     for number, asked in enumerate(steps, 1):
         moment = after(number)
@@ -50,7 +51,7 @@ async def test_a_job_comes_back_as_it_was_given(database: Database) -> None:
         labels={"team": "vision"},
     )
     new = replace(new_job(), job=given_job)
-    record, is_new = await database.write(lambda session: create_job(session, new, NOW))
+    record, is_new = await database.write(lambda session: create_job(session, new, NOW, job_id=str(uuid4())))
 
     found = await database.read(lambda session: get_job(session, record.id))
     events, total = await database.read(lambda session: list_events(session, record.id, page=1, page_size=10))
@@ -85,7 +86,9 @@ async def test_moments_of_any_zone_are_the_same_moments(database: Database) -> N
 async def test_the_same_key_makes_one_job_however_many_ask_at_once(database: Database) -> None:
     """Sixteen requests with one key at a time: one job, and all are told of it."""
     new = new_job(key="pipeline-7-step-2-run-1")
-    found = await asyncio.gather(*(database.write(lambda session: create_job(session, new, NOW)) for _ in range(16)))
+    found = await asyncio.gather(
+        *(database.write(lambda session: create_job(session, new, NOW, job_id=str(uuid4()))) for _ in range(16))
+    )
 
     assert len({record.id for record, _ in found}) == 1
     assert sum(is_new for _, is_new in found) == 1
@@ -210,6 +213,7 @@ async def test_pages_have_true_totals_and_lose_nobody(database: Database) -> Non
         pytest.param(JobFilter("local", (("acme", "vision"), ("other", None))), {"b", "c"}, id="both"),
         pytest.param(JobFilter("local", None, states=(JobState.QUEUED,)), {"c"}, id="a state"),
         pytest.param(JobFilter("local", None, project_id="vision"), {"b"}, id="a project"),
+        pytest.param(JobFilter("local", None, name="b"), {"b"}, id="a name"),
         pytest.param(JobFilter("local", None, job_type="service"), set(), id="a type"),
         pytest.param(JobFilter("local", None, source_type="direct"), {"a", "b", "c"}, id="a source"),
     ],
@@ -263,7 +267,7 @@ async def test_work_that_raises_leaves_nothing_behind(database: Database) -> Non
     """A transaction is kept whole or not at all."""
 
     def work(session: object) -> None:
-        create_job(session, new_job(), NOW)  # type: ignore[arg-type]
+        create_job(session, new_job(), NOW, job_id=str(uuid4()))  # type: ignore[arg-type]
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError):
