@@ -17,10 +17,10 @@ from tests.explain.test_proposals_by_force import cluster
 STATES = {
     "not even an empty one": (PodState.NEVER, PodState.CLOSED),
     "may fit when": (PodState.UNKNOWN, PodState.WITHHELD, PodState.CLOSED),
-    "can give them now": (PodState.BUSY, PodState.CLOSED),
+    "can give them now": (PodState.BUSY, PodState.CLOSED, PodState.WITHHELD),
 }
-"""Words of the event, and the states that explain may tell with them; it tells beside them what kube-scheduler has
-against a node of its own."""
+"""Words of the event, and the states that explain may give. Explain also weighs what kube-scheduler refuses a node for:
+of two nodes, one busy and short of CPU, the other cordoned, it names the one that needs less."""
 
 
 def rooms_of(scene: IndexedSnapshot) -> list[NodeCapacity]:
