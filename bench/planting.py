@@ -1,8 +1,8 @@
-"""Holds the GPUs of whole nodes without kube-scheduler and extender: the same writes as a bind, in the same order.
+"""Holds the GPUs of whole nodes without kube-scheduler and extender, by the same writes as a bind, in the same order.
 
-In: pods that wait, one per node. Out: a Lease per GPU and a Binding with the allocation, written as the scheduler's
-account under the shipped policies, so that every part takes them for what they look like. For machines that are too
-slow to bind thousands of pods in a run: what is measured afterwards does not depend on who wrote it.
+For each of the waiting pods, one per node, it writes a Lease per GPU and a Binding with the allocation, under the
+scheduler's account and the shipped policies, so that every part accepts them. It is for machines that are too slow to
+bind thousands of pods in a run: later measurements do not depend on the writer.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ ANSWER_SECONDS = 60.0
 
 
 def plant(kubeconfig: Path, namespace: str, planted: Sequence[str]) -> None:
-    """Give each pod all GPUs of a node of its own, in order of the nodes' names. Raises KubeError."""
+    """Give each pod all GPUs of its own node, in order of the nodes' names. Raises KubeError."""
     asyncio.run(_plant(kubeconfig, namespace, planted))
 
 

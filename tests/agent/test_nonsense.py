@@ -197,7 +197,7 @@ def test_a_count_that_cannot_be_is_one_clear_error(mock_environment: Path, count
     """A driver that counts four billion cards is not asked for each of them."""
     stage = Bench(mock_environment, machine_of("dgx-h100"))
     stage.machine.facts["count"] = str(count)
-    with pytest.raises(ReadingFailed, match=f"counts {count} devices, which cannot be"):
+    with pytest.raises(ReadingFailed, match=f"counts {count} devices, which is impossible"):
         stage.look()
     stage.machine.facts["count"] = "8"
 
