@@ -1,18 +1,17 @@
 """Rendered jobs on a real API server: what `atoll job render` prints, kubectl applies."""
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from atoll.jobs.text import manifest_text
 from devcluster.build import ensure_binaries
-from tests.jobs.test_job_examples import EXAMPLES, FILES
+from tests.jobs.test_job_examples import EXAMPLES, FILES, result_of
 
 pytestmark = pytest.mark.e2e
 
-ATOLL = Path(sys.executable).with_name("atoll")
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -32,12 +31,12 @@ def kubectl(control_plane: Path, tmp_path_factory: pytest.TempPathFactory) -> Ku
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_api_server_takes_what_a_job_becomes(kubectl: Kubectl, path: Path, tmp_path: Path) -> None:
     """Every object of every shipped job passes the real API server's defaults, schemas and rules."""
-    done = subprocess.run([ATOLL, "job", "render", "-f", path], capture_output=True, text=True, check=True)
+    text = manifest_text(result_of(path))
     file = tmp_path / "objects.yaml"
-    file.write_text(done.stdout)
+    file.write_text(text)
 
     applied = kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(file))
 
     assert applied.returncode == 0, applied.stderr
-    objects = done.stdout.count("\napiVersion:") + done.stdout.startswith("apiVersion:")
+    objects = text.count("\napiVersion:") + text.startswith("apiVersion:")
     assert applied.stdout.count("(server dry run)") == objects
