@@ -146,7 +146,7 @@ class GangReconciler:
             await self.write(gang, give_up(decision.status, message, now_seconds=now))
             return BUSY_SECONDS
         try:
-            return await self._ungate(decision.members)
+            return await self._ungate(decision.members, view.status.admission)
         except (Forbidden, Invalid) as error:
             message = f"a member cannot be pinned to its node: {error}"
         if not view.status.was_ready:
@@ -156,10 +156,10 @@ class GangReconciler:
         await unreserve(self._context, decision.members)
         return AGAIN_SECONDS * 10
 
-    async def _ungate(self, members: Sequence[GangMember]) -> float:
+    async def _ungate(self, members: Sequence[GangMember], admission: str) -> float:
         async def open_one(member: GangMember) -> bool:
             node = self._home(member)
-            return bool(node) and await ungate(self._context, member.pod, node)
+            return bool(node) and await ungate(self._context, member.pod, node, admission)
 
         raise_first(await each(members, open_one))
         return BUSY_SECONDS
