@@ -15,6 +15,7 @@ from atoll.cluster import host_fit
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangAction, LifecycleDecision, cannot_start, decide, give_up, has_begun
 from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, stage_of
+from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
@@ -79,6 +80,7 @@ class GangReconciler:
             return await self._maker.make(key)
         if not self._cache.is_current(gang):
             return BEHIND_SECONDS
+        self._maker.tell_conflict(key, size_conflict_of(gang, self._cache.pods_of(key)))
         token = self._context.new_token()
         view = self._cache.view(gang)
         decision = decide(view, now_seconds=self._cache.now_seconds(), jitter=jitter_of(token))
