@@ -34,9 +34,11 @@ UUIDS: Final = "gpu.scheduling/uuids"
 WOKEN: Final = "gpu.scheduling/woken"
 KEPT: Final = "gpu.scheduling/kept"
 """On a waiting pod: NODE:ID,ID of the GPUs that are kept for it; others leave them alone. See soft_reservations."""
+ADMISSION: Final = "gpu.scheduling/admission"
+"""On a member of a gang that was let go: the id of the admission, as its gang's status.admission says it."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
-OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT)
+OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, ADMISSION)
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
 
 # Annotations on a Node, or on a pod that serves models, for machine-learning jobs that look for theirs.

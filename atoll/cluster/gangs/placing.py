@@ -5,14 +5,14 @@ the quorum. Each choice of models is tried by itself; of those that the claims p
 nearest to each other is taken.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.cluster.feasibility import Verdict, listed
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
-from atoll.cluster.gangs.membership import GangMember, MemberStage
+from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
+from atoll.cluster.gangs.readiness import done_before
 from atoll.cluster.gangs.search_input import (
     GangSearchInput,
     Models,
@@ -84,7 +84,7 @@ def search(
     cluster: PlacementSnapshot,
 ) -> FoundPlacement | NoPlacement:
     """Try all members, then as few as are enough, on this snapshot alone."""
-    done = Counter(member.pod_set for member in view.members if member.stage is MemberStage.SUCCEEDED)
+    done = done_before(view.members, view.status.succeeded, chosen)
     needed = view.gang.spec.quorum - done.total()
     first: NoPlacement | None = None
     choices = model_choices((requests[member.uid] for member in chosen), node_domains, cluster)

@@ -11,7 +11,6 @@ other in turn.
 Where nobody may be evicted, the same search says whom to wait for, and GPUs are kept as they become free.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,7 +23,7 @@ from atoll.cluster.gangs.member_assignments import member_assignments
 from atoll.cluster.gangs.membership import COUNTING, STARTED, GangKey, GangMember, gang_key
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, search
-from atoll.cluster.gangs.readiness import minimum_of
+from atoll.cluster.gangs.readiness import counted, minimum_of
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import cell_of
@@ -120,7 +119,7 @@ def unneeded(view: GangView) -> tuple[GangMember, ...]:
     """Return the members beyond what the gang needs as a whole and of each pod set, the highest ranks first."""
     spec = view.gang.spec
     counting = [member for member in view.members if member.stage in COUNTING]
-    counts = Counter(member.pod_set for member in counting)
+    counts = counted(view.members, COUNTING, view.status.succeeded)
     left, spare = counts.total() - spec.quorum, []
     for member in sorted(counting, key=lambda member: (-member.rank, member.pod_set, member.uid)):
         if left <= 0:
