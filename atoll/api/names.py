@@ -235,6 +235,7 @@ REJECT_COUNT_MISMATCH: Final = "GPU requests of the containers differ from the c
 REJECT_ANNOTATIONS: Final = "annotations of the pod leave no room for those of its GPUs"
 REJECT_HOLDS_ELSEWHERE: Final = "pod still holds GPUs of another node"
 REJECT_MIG: Final = "no MIG instance of the claimed profile"
+REJECT_REFUSED: Final = "kubelets refused the last pods of this owner, the next waits a while"
 REJECT_FABRIC: Final = "NVLink fabric of the node is not ready"
 
 

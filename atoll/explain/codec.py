@@ -21,6 +21,7 @@ from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.errors import MalformedValue
+from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import RANKING_ANNOTATIONS
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
@@ -47,7 +48,7 @@ def encode_snapshot(snapshot: ClusterSnapshot) -> bytes:
 
 def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """Return the document as plain values."""
-    ranking = frozenset({*RANKING_ANNOTATIONS, *_index_labels(snapshot.gangs)})
+    ranking = frozenset({*RANKING_ANNOTATIONS, *kueue_topology.WISHES, *_index_labels(snapshot.gangs)})
     return {
         "format": FORMAT,
         "takenAt": snapshot.taken_at,
@@ -112,7 +113,7 @@ def _models(document: Mapping[str, Any], key: str, kind: type[M]) -> tuple[M, ..
 
 def _sized(pod: Pod, ranking: Collection[str]) -> Pod:
     """Leave out what others wrote on the pod, which may be private; its size stays where it matters, and so does what
-    ranks the members of a gang."""
+    ranks and places the members of a gang."""
     annotations = pod.metadata.annotations
     own = {key: value for key, value in annotations.items() if _is_read(key) or key in ranking}
     size_bytes = annotations_bytes(annotations)

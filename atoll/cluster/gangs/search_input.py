@@ -14,6 +14,7 @@ from atoll.api.gangs import GpuGangSpec
 from atoll.api.topologies import HOSTNAME
 from atoll.cluster import host_fit, pod_fit
 from atoll.cluster.feasibility import NodeFacts, all_positions, missing_fact
+from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
@@ -32,8 +33,6 @@ OTHER_MODEL = "another model than the others of the gang"
 Models = Mapping[Request, str]
 ANY_MODEL: Models = MappingProxyType({})
 MODEL_CHOICES_MAX = 64
-KUEUES_TOPOLOGY = tuple(f"kueue.x-k8s.io/podset-{mode}-topology" for mode in ("required", "preferred", "unconstrained"))
-"""On pods that may be under Kueue's topology-aware scheduling, which writes a node selector into each of them."""
 PART = "/"
 """Between the name of a pod set and the number of a part of it; no name of a pod set holds one."""
 
@@ -163,7 +162,7 @@ def search_input(
         for name, part in _parts(pod_set.name, found)
     }
     for name, members in asked.items():
-        problem = _unlike(name, members, requests)
+        problem = _unlike(name, members, requests) or _contradicted(spec, name, members)
         if problem is not None:
             return problem
     kinds = _kinds(cluster, node_domains)
@@ -222,6 +221,7 @@ def topology_request(wanted: WantedTopology | None) -> TopologyRequest:
         mode=Mode(wanted.mode.value),
         level=wanted.level or "",
         slices=tuple(Slice(level=part.level, size=part.size) for part in wanted.slices),
+        balanced=wanted.balanced,
     )
 
 
@@ -248,7 +248,7 @@ def hosts_of(node_domains: NodeDomains, cluster: PlacementSnapshot) -> Iterable[
 def _parts(name: str, members: tuple[GangMember, ...]) -> Iterator[tuple[str, tuple[GangMember, ...]]]:
     """Yield the members for which Kueue has chosen different domains apart: its choice stands, the GPUs are ours."""
     chosen: dict[tuple[tuple[str, str], ...], list[GangMember]] = {}
-    if any(key in members[0].pod.metadata.annotations for key in KUEUES_TOPOLOGY):
+    if any(key in members[0].pod.metadata.annotations for key in kueue_topology.MODES):
         for member in members:
             chosen.setdefault(tuple(sorted((member.pod.spec.node_selector or {}).items())), []).append(member)
     if len(chosen) <= 1:
@@ -279,6 +279,12 @@ def _unlike(name: str, members: Sequence[GangMember], requests: Mapping[str, Req
     return None
 
 
+def _contradicted(spec: GpuGangSpec, name: str, members: Sequence[GangMember]) -> Obstacle | None:
+    """What Kueue's annotations ask stands in the GpuGang too, or the gang waits: nothing that is asked is dropped."""
+    problems = (kueue_topology.contradiction(member.pod, spec, name.partition(PART)[0]) for member in members)
+    return next((Obstacle("Invalid", problem) for problem in problems if problem), None)
+
+
 def _pod_set(
     spec: GpuGangSpec,
     name: str,
@@ -289,7 +295,8 @@ def _pod_set(
     kinds: Mapping[NodeShape, str],
     models: Models,
 ) -> PodSet:
-    wanted = next((pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name), None)
+    named = next((pod_set for pod_set in spec.pod_sets if pod_set.name == name), None)
+    wanted = spec.topology_of(named) if named is not None else None
     pod = members[0].pod
     nodes = [cluster.nodes[host] for host in node_domains.paths]
     excluded = host_fit.excluded_nodes(pod, nodes, cluster.pods_on)
@@ -320,6 +327,7 @@ def _pod_set(
         excluded=excluded,
         preferences=liked,
         limits=_limits(pod, node_domains),
+        group=(named.group or "") if named is not None else "",
     )
 
 

@@ -1,0 +1,148 @@
+"""What a gang asks of its places arrives on the nodes of its members: from the GpuGang, or from annotations of pods."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.api import names
+from tests.controllers.gang_harness import TOPOLOGIES, GangHarness, cluster, settled, term
+
+pytestmark = pytest.mark.asyncio
+
+BLOCK, RACK = "example.com/block", "example.com/rack"
+RACKS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "b3": "b"}
+NEAR = {"mode": "preferred", "level": RACK}
+ONE = {"mode": "required", "level": RACK}
+KUEUE = "kueue.x-k8s.io/podset-"
+JOBSET = "jobset.sigs.k8s.io/replicatedjob-name"
+
+
+def add_racks(made: GangHarness, *, left_out: str = "") -> None:
+    """Add rack a of two machines and rack b of three, in one block."""
+    for name, rack in RACKS.items():
+        if name != left_out:
+            made.add_node(name, labels={BLOCK: "x", RACK: rack})
+    levels = [{"nodeLabel": level} for level in (BLOCK, RACK)]
+    made.server.put(f"{TOPOLOGIES}/t", {"metadata": {"name": "t"}, "spec": {"levels": levels}})
+
+
+def add_members(made: GangHarness, pod_set: str, count: int, *, gpus: int, **options: Any) -> None:
+    """Create members of a pod set of the gang `g`."""
+    annotations = {names.POD_SET: pod_set, **options.pop("annotations", {})}
+    for number in range(count):
+        made.add_member("g", f"{pod_set}-{number}", gpus=gpus, annotations=annotations, **options)  # type: ignore[arg-type]
+
+
+def homes(made: GangHarness, pod_set: str) -> list[str]:
+    """Return the nodes that the members of a pod set were let go to."""
+    pods = [made.server.objects[path] for path in sorted(made.server.objects) if f"/pods/g-{pod_set}-" in path]
+    return [pod["status"]["nominatedNodeName"] for pod in pods if "nominatedNodeName" in pod["status"]]
+
+
+@pytest.mark.parametrize(("balanced", "want"), [(False, [4, 2]), (True, [3, 3])], ids=["filled", "balanced"])
+async def test_balanced_members_are_dealt_out_evenly(tmp_path: Path, balanced: bool, want: list[int]) -> None:
+    """Six members of two GPUs in the preferred rack: four and two fill the hosts, balanced there are three on each."""
+    async with cluster() as made:
+        add_racks(made, left_out="b3")
+        asked = {**NEAR, "balanced": balanced}
+        made.add_gang("g", 6, podSets=[{"name": "workers", "count": 6, "topology": asked}])
+        add_members(made, "workers", 6, gpus=2)
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: len(homes(made, "workers")) == 6)
+            found = homes(made, "workers")
+
+    assert sorted(Counter(found).values(), reverse=True) == want
+    assert len({RACKS[node] for node in found}) == 1
+
+
+@pytest.mark.parametrize("group", [None, "g"], ids=["each by itself", "one group"])
+async def test_a_leader_lies_in_the_rack_of_its_workers_where_they_are_a_group(
+    tmp_path: Path, group: str | None
+) -> None:
+    """Two workers fill rack a, or most of b. A leader by itself takes the other rack, in a group that of theirs."""
+    named = {} if group is None else {"group": group}
+    sets = [{"name": "leader", "count": 1, **named}, {"name": "workers", "count": 2, "topology": ONE, **named}]
+    async with cluster() as made:
+        add_racks(made)
+        made.add_gang("g", 3, podSets=sets)
+        add_members(made, "leader", 1, gpus=1)
+        add_members(made, "workers", 2, gpus=8)
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: len(homes(made, "leader") + homes(made, "workers")) == 3)
+            leader, workers = homes(made, "leader"), homes(made, "workers")
+
+    assert len({RACKS[node] for node in workers}) == 1
+    assert (RACKS[leader[0]] == RACKS[workers[0]]) is (group is not None)
+
+
+def asked_by(pod_set: str, **annotations: str) -> dict[str, Any]:
+    """Return what a JobSet writes on its pods: the gang's size, Kueue's annotations of their template, the label."""
+    asked = {f"{KUEUE}{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return {"annotations": {names.GANG_SIZE: "3", **asked}, "labels": {JOBSET: pod_set}}
+
+
+async def test_templates_of_a_jobset_keep_their_own_requests(tmp_path: Path) -> None:
+    """The leader must have a rack, the workers would like one: they take the widest that there is, and all of them
+    start though no rack holds every worker."""
+    async with cluster() as made:
+        add_racks(made)
+        add_members(made, "leader", 1, gpus=8, **asked_by("leader", required_topology=RACK))
+        add_members(made, "workers", 2, gpus=8, **asked_by("workers", preferred_topology=RACK))
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: len(homes(made, "leader") + homes(made, "workers")) == 3)
+            workers = homes(made, "workers")
+        sets = {one["name"]: one["topology"] for one in made.gang("g")["spec"]["podSets"]}
+
+    assert sets == {"leader": {"mode": "required", "level": RACK}, "workers": {"mode": "preferred", "level": RACK}}
+    assert len({RACKS[node] for node in workers}) == 1
+
+
+async def test_what_is_assumed_of_templates_that_do_not_ask_is_an_event(tmp_path: Path) -> None:
+    """The leader's template asks, the workers' does not: they start, and an event says that they may lie anywhere."""
+    async with cluster() as made:
+        add_racks(made)
+        add_members(made, "leader", 1, gpus=8, **asked_by("leader", required_topology=RACK))
+        add_members(made, "workers", 2, gpus=8, **asked_by("workers"))
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: len(homes(made, "leader") + homes(made, "workers")) == 3)
+            told = running.notes.texts
+
+    assert any("workers asks for none and may lie anywhere" in note for note in told)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({"required_topology": RACK}, "asks by Kueue's annotations for required example.com/rack"),
+        ({"preferred_topology": BLOCK}, "asks by Kueue's annotations for preferred example.com/block"),
+        ({"group_name": "x"}, "asks by Kueue's annotations for no topology, group x"),
+        ({"slice_required_topology": RACK, "slice_size": "2"}, "slices of 2 at example.com/rack"),
+        ({"required_topology": RACK, "preferred_topology": RACK}, "contradict each other"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+async def test_annotations_that_a_gpugang_does_not_say_too_are_refused(
+    tmp_path: Path, annotations: dict[str, str], words: str
+) -> None:
+    """The GpuGang prefers a rack. Pods that ask for something else wait, and the condition names both wishes."""
+    async with cluster() as made:
+        add_racks(made)
+        made.add_gang("g", 3, podSets=[{"name": "workers", "count": 3, "topology": NEAR}])
+        add_members(made, "workers", 3, gpus=4, **asked_by("workers", **annotations))
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: words in str(made.gang("g").get("status")))
+
+    assert made.held() == 0
+
+
+@pytest.mark.parametrize("asked", [{"preferred_topology": RACK}, {}, {"unconstrained_topology": "true"}], ids=str)
+async def test_annotations_that_a_gpugang_agrees_with_start(tmp_path: Path, asked: dict[str, str]) -> None:
+    """The same wish, none, or one that every place fulfils."""
+    async with cluster() as made:
+        add_racks(made)
+        made.add_gang("g", 3, podSets=[{"name": "workers", "count": 3, "topology": NEAR}])
+        add_members(made, "workers", 3, gpus=4, **asked_by("workers", **asked))
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: len(homes(made, "workers")) == 3)
