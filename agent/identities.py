@@ -4,7 +4,7 @@ In: the ids of the last report, the uuids that are there now, and the Leases tha
 new uuid, or the Leases that must be looked up first. Pure, so that the promise can be tested over every history:
 
 * a known uuid keeps its id, however the machine is renumbered, rebooted or reported;
-* an id is never given to another uuid while a Lease of it exists;
+* an id is never given to another uuid while a Lease of it exists, or while the card that had it is remembered;
 * a Lease remembers: when the report was lost, a uuid that a Lease names gets that Lease's id back;
 * otherwise a new uuid gets the lowest id that is free. New uuids are served in the order in which they are passed.
 """
@@ -36,7 +36,7 @@ def assign(
 ) -> IdAssignment | LeaseLookup:
     """Give every uuid an id. Call again with more `leases` until it returns an Assignment.
 
-    known: uuid to id, of every device that is on record, seen or not. leases: what was found for an id so far; None
+    known: uuid to id, of every device that is on record, seen or not, and of those that left. leases: what was found for an id so far; None
     where no Lease exists, else the device uuid that it names, which may be empty. Without any known device the first
     2n ids are looked at, so that a lost record is restored from the Leases. Raises TooManyDevices.
     """

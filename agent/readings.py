@@ -138,7 +138,8 @@ class FabricReading:
 @dataclass(frozen=True, slots=True)
 class MachineReading:
     """One look at the whole machine. expected_count: how many devices the driver counts, readable or not. problem: why
-    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count.
+    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count;
+    slots_removed: those in which the kernel listed a GPU before, and lists nothing now.
     fabric_unread: fabric is None because it could not be read, not because there is none."""
 
     devices: tuple[DeviceReading, ...]
@@ -148,6 +149,7 @@ class MachineReading:
     vendor: str = "nvidia"
     problem: str = ""
     slots_unseen: tuple[str, ...] = ()
+    slots_removed: frozenset[str] = frozenset()
     fabric_unread: bool = False
 
     @property
