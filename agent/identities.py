@@ -36,9 +36,9 @@ def assign(
 ) -> IdAssignment | LeaseLookup:
     """Give every uuid an id. Call again with more `leases` until it returns an Assignment.
 
-    known: uuid to id, of every device that is on record, seen or not, and of those that left. leases: what was found for an id so far; None
-    where no Lease exists, else the device uuid that it names, which may be empty. Without any known device the first
-    2n ids are looked at, so that a lost record is restored from the Leases. Raises TooManyDevices.
+    known: uuid to id, of every device on record, seen or not, and of cards that left. leases: what was found for an id
+    so far; None where no Lease exists, else the device uuid that it names, which may be empty. Without any known
+    device the first 2n ids are looked at, so that a lost record is restored from the Leases. Raises TooManyDevices.
     """
     new = [uuid for uuid in dict.fromkeys(uuids) if uuid not in known]
     ids = {uuid: known[uuid] for uuid in uuids if uuid in known}

@@ -26,6 +26,7 @@ from atoll.api.node_status import (
     DepartedDevice,
     Device,
     GpuNodeStatusReport,
+    Incident,
 )
 from topology.model import DEVICES_MAX as LINKED_DEVICES_MAX
 
@@ -89,7 +90,7 @@ def _is_complete(reading: MachineReading) -> bool:
 
 
 def _is_another_machine(previous: GpuNodeStatusReport, reading: MachineReading, *, boot_id: str, node_uid: str) -> bool:
-    known = {device.uuid for device in (*previous.devices, *previous.departed)}
+    known = {device.uuid for device in previous.devices} | {card.uuid for card in previous.departed}
     changed = all(
         now and was and now != was for now, was in ((boot_id, previous.boot_id), (node_uid, previous.node_uid))
     )
@@ -147,7 +148,7 @@ def _departed(device: Device, proof: DepartureProof, now: str) -> DepartedDevice
     )
 
 
-def _worth_keeping(device: Device) -> Iterable[object]:
+def _worth_keeping(device: Device) -> Iterable[Incident]:
     return sorted(device.incidents, key=lambda one: (not one.ended_time, one.last_time))
 
 

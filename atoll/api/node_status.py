@@ -300,6 +300,22 @@ class HealthRelease(Model):
     by: Annotated[str, Field(description="who said so", max_length=256)] = ""
 
 
+class GoneMachine(Model):
+    """The word of somebody who knows that a machine is gone for good: GPUs of pods that left it are free."""
+
+    node_uid: Annotated[str, Field(description="uid of the Node that the machine had", min_length=1, max_length=64)]
+    reason: Annotated[str, Field(description="how that is known", max_length=256)] = ""
+    by: Annotated[str, Field(description="who says so, by name at the API server", max_length=256)] = ""
+    time: Annotated[str, Field(description="when it was said", max_length=64)] = ""
+    sequence: Annotated[
+        int, Field(description="the machine's last report at that time; a later one takes the word back", ge=0)
+    ] = 0
+    forget: Annotated[bool, Field(description="delete report and heartbeat as well, once there is no Node")] = False
+
+
+GONE_MAX = 16
+
+
 class GpuNodeStatusSpec(Model):
     """What administrators want."""
 
@@ -314,6 +330,14 @@ class GpuNodeStatusSpec(Model):
     releases: Annotated[
         tuple[HealthRelease, ...],
         Field(description="GPUs that were declared well", max_length=DEVICES_MAX, json_schema_extra=list_map("uuid")),
+    ] = ()
+    gone: Annotated[
+        tuple[GoneMachine, ...],
+        Field(
+            description="machines of this name that are gone for good; takes the right to declare-gone",
+            max_length=GONE_MAX,
+            json_schema_extra=list_map("nodeUid"),
+        ),
     ] = ()
 
 

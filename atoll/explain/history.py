@@ -74,7 +74,7 @@ def timeline_of(snapshot: ClusterSnapshot, events: Iterable[RecordedEvent], node
     """Tell the story of a GPU, one that left its machine too. Raises NoSuchGpu."""
     report = next((one for one in snapshot.reports if one.metadata.name == node), None)
     left = _departed(report, device_id)
-    device = _device(report, device_id) or (left and _last_seen(left))
+    device = _device(report, device_id) or (_last_seen(left) if left is not None else None)
     if report is None or device is None:
         known = _known(report) if report is not None else "no agent reports that node"
         raise NoSuchGpu(f"there is no GPU {node}/{device_id}: {known}")
