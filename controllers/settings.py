@@ -156,6 +156,9 @@ class ControllersSettings(Settings):
     """How long they are kept, at most; then other gangs and pods may have them for as long. 0: never."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
+    forget_nodes_after_seconds: Annotated[float, Field(ge=1, le=31_536_000)] = 3600.0
+    """When report and heartbeat of a node are deleted whose Node is gone and whose agent is silent. Its GPUs in doubt
+    stay so."""
     page: PageSettings = PageSettings()
     """The web page."""
     keep_certificates: bool = True

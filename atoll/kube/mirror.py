@@ -161,6 +161,8 @@ class ClusterMirror:
 
     def _take_heartbeat(self, change: Change[Lease]) -> None:
         if change.kind is ChangeKind.DELETED:
+            if not _has_successor(self.heartbeats, change):
+                self.ledger.drop_heartbeat(change.object.metadata.name)
             return
         spec = change.object.spec
         if change.old is not None and change.old.spec.renew_time == spec.renew_time:

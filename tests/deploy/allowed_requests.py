@@ -145,6 +145,8 @@ PARTS = [
             body={"metadata": {"annotations": {"gpu.scheduling/evidence-wanted": "7"}}}, identity="controllers"),
     Probe(title="an administrator cordons a GPU", path=f"{REPORTS}/node-a", content_type=MERGE,
             body={"spec": {"cordons": [{"uuid": "GPU-aaaa"}]}}, identity="admin"),
+    Probe(title="whoever may says that a machine is gone", path=f"{REPORTS}/node-a", content_type=MERGE,
+            body={"spec": {"gone": [{"nodeUid": "u", "reason": "scrapped", "by": "releaser"}]}}, identity="releaser"),
     Probe(title="an agent reports", path=f"{REPORTS}/node-a/status", content_type=MERGE,
             body={"status": {"deviceCount": 8}}, identity="agent@node-a"),
     Probe(title="an agent registers its node", method="POST", path=REPORTS, body=report("node-c"),
