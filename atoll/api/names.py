@@ -27,6 +27,9 @@ GANG_SIZE: Final = "gpu.scheduling/gang-size"
 POD_SET: Final = "gpu.scheduling/pod-set"
 USER_ANNOTATIONS: Final = (CLAIM, GANG, GANG_SIZE, POD_SET)
 
+PREEMPTIBLE: Final = "job.gpu.scheduling/preemptible"
+"""Label of a pod: with the value false nobody of a higher priority takes its GPUs."""
+
 # Annotations that only Atoll writes.
 CLAIM_UID: Final = "gpu.scheduling/claim-uid"
 ALLOCATED: Final = "gpu.scheduling/allocated"
@@ -36,9 +39,11 @@ KEPT: Final = "gpu.scheduling/kept"
 """On a waiting pod: NODE:ID,ID of the GPUs that are kept for it; others leave them alone. See soft_reservations."""
 ADMISSION: Final = "gpu.scheduling/admission"
 """On a member of a gang that was let go: the id of the admission, as its gang's status.admission says it."""
+PREEMPTION_NOTICE: Final = "gpu.scheduling/preemption-notice"
+"""On a pod that is going to be ended: when, in RFC 3339. Its containers may read it through the downward API."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
-OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, ADMISSION)
+OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, ADMISSION, PREEMPTION_NOTICE)
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
 
 # Annotations on a Node, or on a pod that serves models, for machine-learning jobs that look for theirs.

@@ -164,6 +164,7 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     preemption_policy: str = "PreemptLowerPriority"
     runtime_class_name: str = ""
     restart_policy: str = "Always"
+    termination_grace_period_seconds: int | None = None
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     node_selector: dict[str, str] = {}

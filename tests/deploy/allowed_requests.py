@@ -108,6 +108,8 @@ PARTS = [
     Probe(title="the scheduler ends its own term", method="DELETE",
             path=f"{LEASES}/atoll-system/leases/atoll-scheduler", identity="scheduler"),
     annotate("the controllers wake a pod", "waiting", {"gpu.scheduling/woken": "2"}, identity="controllers"),
+    annotate("the controllers tell a pod when it ends", "held",
+             {"gpu.scheduling/preemption-notice": "2026-01-02T15:04:05Z"}, identity="controllers"),
     annotate("the controllers keep GPUs for a pod", "waiting", {"gpu.scheduling/kept": "node-a:0,1"},
              identity="controllers"),
     Probe(title="the controllers wake a pod and name its node", path=f"{PODS}/waiting/status", content_type=MERGE,

@@ -53,6 +53,7 @@ ANNOTATION_DOORS = [
     annotate("pods: a variable added", "waiting", {"devices.gpu.scheduling/main": "GPU-b"}, policy="atoll-annotations"),
     annotate("pods: another claim's uid", "waiting", {"gpu.scheduling/claim-uid": "other"}, policy="atoll-annotations"),
     annotate("pods: a wake-up by hand", "waiting", {"gpu.scheduling/woken": "1"}, policy="atoll-annotations"),
+    annotate("pods: a notice by hand", "held", {"gpu.scheduling/preemption-notice": "1"}, policy="atoll-annotations"),
     annotate("pods: GPUs kept by hand", "waiting", {"gpu.scheduling/kept": "node-a:0"}, policy="atoll-annotations"),
     create(
         "GPUs kept for a new pod",
