@@ -30,7 +30,8 @@ from controllers.settings import ControllersSettings
 from tests.builders import lease_json, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer, Object
 from tests.fakes.clock import until
-from tests.kube.conftest import kubeconfig, no_wait
+from tests.fakes.listening import kubeconfig
+from tests.kube.conftest import no_wait
 
 SPEED = 5.0
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/atoll-system/leases"

@@ -13,6 +13,7 @@ import pytest
 
 from controllers.certificates import KeyPair
 from tests.fakes.api_server import FakeApiServer
+from tests.fakes.listening import kubeconfig
 from tests.webhook.test_process import (
     CLAIM,
     SECRET,
@@ -21,7 +22,6 @@ from tests.webhook.test_process import (
     secret_of,
     send,
     wait_for_status,
-    write_kubeconfig,
 )
 from webhook.review import BODY_BYTES_MAX
 from webhook.settings import WebhookSettings
@@ -65,10 +65,10 @@ async def webhook(tmp_path: Path) -> AsyncIterator[RunningWebhook]:
         trusted = authority()
         server.put(SECRET, secret_of(trusted))
         server.put(CLAIM, {"spec": {"devices": {"count": 2}}})
-        kubeconfig = write_kubeconfig(tmp_path, server.url)
+        config = kubeconfig(tmp_path, server.url)
         values = WebhookSettings(port=free_port(), health_port=free_port())
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "webhook", f"--kubeconfig={kubeconfig}", "--host=127.0.0.1"),
+            *(sys.executable, "-m", "webhook", f"--kubeconfig={config}", "--host=127.0.0.1"),
             *(f"--port={values.port}", f"--health-port={values.health_port}", "--log-level=error"),
         )
         try:
