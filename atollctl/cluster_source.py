@@ -23,7 +23,7 @@ from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import decode_heartbeat, decode_lease, decode_node, decode_pod, decode_priority_class
-from atoll.cluster.reports import age_at_first_sight, renewed_at
+from atoll.cluster.reports import as_stored
 from atoll.cluster.request_history import recall
 from atoll.explain.codec import BYTES_MAX, SnapshotMistake, decode_snapshot
 from atoll.explain.history import RecordedEvent, decode_event
@@ -132,7 +132,7 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         claims=tuple(claims.result().items),
         reports=tuple(reports.result().items),
         leases=tuple(lease for lease in leases.result().items if may_be_gpu_lease(lease)),
-        heartbeats=tuple(renewed_at(one, now - age_at_first_sight(one, now)) for one in heartbeats.result().items),
+        heartbeats=tuple(map(as_stored, heartbeats.result().items)),
         gangs=tuple(gangs.result().items),
         topologies=tuple(topologies.result().items),
         budgets=tuple(budgets.result().items),

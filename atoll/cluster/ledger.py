@@ -99,10 +99,6 @@ class Ledger:
         """Tell whether the agent was silent for too long, or was never heard: nothing new may be placed there."""
         return self._reports.is_stale(node, now_seconds)
 
-    def silent_seconds(self, node: str, now_seconds: float) -> float:
-        """Return for how long the node's agent was not heard; infinity for one that never was."""
-        return self._reports.silent_seconds(node, now_seconds)
-
     def availability(self, node: str, device_id: int, *, now_seconds: float) -> Availability:
         """Return what the report says of a device; unknown while the agent is silent."""
         return self._reports.availability(node, device_id, now_seconds=now_seconds)

@@ -52,11 +52,13 @@ def age_at_first_sight(heartbeat: Lease, server_seconds: float | None) -> float:
     return max(0.0, server_seconds - stored)
 
 
-def renewed_at(heartbeat: Lease, seconds: float) -> Lease:
-    """Return the heartbeat as one that was renewed then, by the clock of whoever reads it; minus infinity: long ago."""
-    renewed = text_of(max(0.0, seconds))
+def as_stored(heartbeat: Lease) -> Lease:
+    """Return the heartbeat with the time at which the API server stored it in place of the agent's own, if it tells."""
+    stored = stored_seconds(heartbeat)
+    if stored is None or seconds_of(heartbeat.spec.renew_time or "") is None:
+        return heartbeat
     metadata = Metadata(heartbeat.metadata.name, heartbeat.metadata.namespace, heartbeat.metadata.uid)
-    return Lease(metadata, msgspec.structs.replace(heartbeat.spec, renew_time=renewed))
+    return Lease(metadata, msgspec.structs.replace(heartbeat.spec, renew_time=text_of(stored)))
 
 
 def reason_of_the_past(status: GpuNodeStatus, node: Node | None) -> str:
@@ -109,11 +111,6 @@ class NodeReports:
         """Tell whether the agent was silent for too long, or was never heard."""
         heard = self._heard.get(node)
         return heard is None or now_seconds - heard[0] > heard[1]
-
-    def silent_seconds(self, node: str, now_seconds: float) -> float:
-        """Return for how long the agent was not heard; infinity for one that never was."""
-        heard = self._heard.get(node)
-        return math.inf if heard is None else max(0.0, now_seconds - heard[0])
 
     def look_ahead(self, now_seconds: float) -> None:
         """Find anew when the next node may become stale."""

@@ -14,9 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from atoll.api.times import text_of
-from atoll.cluster.objects import Lease
-from atoll.cluster.reports import renewed_at
+from atoll.cluster.reports import as_stored
 from atoll.explain.decision import IndexedSnapshot, index_snapshot
 from atoll.explain.overview import overview
 from atoll.explain.snapshot import ClusterSnapshot
@@ -150,7 +148,7 @@ class OverviewRefresher:
 
     async def _compute(self) -> None:
         async with self._working:
-            snapshot = snapshot_of(self._mirror, self._clock)
+            snapshot = snapshot_of(self._mirror, self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
             count = self._changes_count
             (indexed, view), spent = await self._work(lambda: _overview_of(snapshot))
             self._snapshot, self.view, self._answers = indexed, view, {}
@@ -191,22 +189,16 @@ class OverviewRefresher:
         self._changes_count += 1
 
 
-def snapshot_of(mirror: ClusterMirror, clock: Clock) -> ClusterSnapshot:
-    """Return the objects that the mirror holds now, as commands of `atoll` would list them. A heartbeat is as old as
-    the mirror has seen, whatever its agent's clock says."""
-    now, now_seconds = clock.now().timestamp(), clock.monotonic_seconds()
-
-    def as_heard(heartbeat: Lease) -> Lease:
-        return renewed_at(heartbeat, now - mirror.ledger.silent_seconds(heartbeat.metadata.name, now_seconds))
-
+def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
+    """Return the objects that the mirror holds now, as commands of `atoll` would list them."""
     return ClusterSnapshot(
-        taken_at=text_of(now),
+        taken_at=taken_at,
         nodes=tuple(mirror.nodes.store.values()),
         pods=tuple(mirror.pods.store.values()),
         claims=tuple(mirror.claims.store.values()),
         reports=tuple(mirror.node_statuses.store.values()),
         leases=tuple(mirror.leases.store.values()),
-        heartbeats=tuple(map(as_heard, mirror.heartbeats.store.values())),
+        heartbeats=tuple(map(as_stored, mirror.heartbeats.store.values())),
         gangs=tuple(mirror.gangs.store.values()) if mirror.gangs is not None else (),
         topologies=tuple(mirror.topologies.store.values()) if mirror.topologies is not None else (),
     )
