@@ -97,7 +97,7 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return the controllers' settings: beside gangs that keep GPUs for themselves nobody could be judged at rest."""
+        """Return the controllers' settings: where gangs keep GPUs for themselves, nobody could be judged at rest."""
         return {"gang_hold_seconds": 0.0, "preemption": False} if self.has_gangs else {}
 
     def __str__(self) -> str:
