@@ -160,7 +160,7 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     if remains and is_evicted:
         message = f"{len(remains)} members of the evicted admission have not ended yet"
         return LifecycleDecision(GangAction.EVICT, _wait(status, "WaitForRelease", message, now_seconds), remains)
-    if remains:
+    if remains or (not is_evicted and _has_finished(view, status)):
         return LifecycleDecision(GangAction.NOTHING, _adopt(view, status, now_seconds), again_seconds=0.0)
     status, requeue_at = _with_pause(view, status, now_seconds)
     if requeue_at > now_seconds:
@@ -183,6 +183,11 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
         message = f"{present}; {len(excess)} pods are beyond the counts of their pod sets and stay gated"
         status = meet(status, names.CONDITION_QUORUM, "QuorumReached", message, now_seconds)
     return _undo_or(view, LifecycleDecision(GangAction.PLACE, _phase(status, "Waiting"), chosen))
+
+
+def _has_finished(view: GangView, status: GpuGangStatus) -> bool:
+    """Tell whether all of the work is done and nobody waits to do more."""
+    return not status.members and readiness(view.gang.spec, view.members, status.succeeded).is_enough
 
 
 def _with_pause(view: GangView, status: GpuGangStatus, now_seconds: float) -> tuple[GpuGangStatus, float]:
@@ -372,10 +377,11 @@ def _close_admission(status: GpuGangStatus) -> GpuGangStatus:
 
 
 def _adopt(view: GangView, status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
-    """Members run, and this GpuGang knows of no admission: it was created anew, or lost its status. The admission of
-    most of them goes on under its id, and what must happen in time is counted from now."""
-    known = Counter(admission_of(member) for member in _remains(view.members)).most_common()
-    admission = min((-count, one) for one, count in known)[1]
+    """Members run or have done all of the work, and this GpuGang knows of no admission: it was created anew, or lost
+    its status. The admission of most of them goes on under its id, and what must happen in time begins now."""
+    running = _remains(view.members) or view.members
+    known = Counter(admission_of(member) for member in running).items()
+    admission = min(((-count, one) for one, count in known), default=(0, ""))[1]
     message = "members that already run were taken over"
     return _let_go(status, admission, message, now_seconds)
 

@@ -114,6 +114,19 @@ def test_a_gang_that_is_taken_over_goes_on_in_the_admission_of_its_members() -> 
     assert life.condition(PODS_READY) == ("False", "WaitForStart")
 
 
+def test_a_gang_that_is_made_anew_when_its_work_is_done_is_finished() -> None:
+    """Its members have succeeded and are still there; whoever comes then starts together."""
+    life = Life(make_gang(2))
+    done = tuple(changed(member(number, SUCCEEDED), admission=FIRST) for number in range(2))
+
+    life.look(*done)
+    life.look(*done)
+    assert (life.gang.status.phase, life.gang.status.admission) == ("Finished", FIRST)
+    life.look(*done, member(5, GATED))
+    assert life.look(*done, member(5, GATED)).act is GangAction.NOTHING
+    assert life.condition(ADMITTED) == ("False", "WaitForQuorum")
+
+
 def test_a_pause_that_the_clock_of_another_leader_set_too_far_ends_all_the_same() -> None:
     """requeueAt lies a day ahead: no pause is longer than the longest."""
     life = begun(1)
