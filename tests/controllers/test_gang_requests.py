@@ -146,3 +146,93 @@ async def test_annotations_that_a_gpugang_agrees_with_start(tmp_path: Path, aske
         add_members(made, "workers", 3, gpus=4, **asked_by("workers", **asked))
         async with term(made, tmp_path) as running:
             await settled(running, lambda: len(homes(made, "workers")) == 3)
+
+
+ZONE = "topology.kubernetes.io/zone"
+VOLUMES = "/api/v1/persistentvolumes"
+VOLUME_CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims"
+
+
+def add_volume(made: GangHarness, name: str, **where: Any) -> list[dict[str, Any]]:
+    """Create a bound claim and its volume, which a label or an affinity ties to a place; returns a pod's volumes."""
+    made.server.put(
+        f"{VOLUMES}/pv-{name}", {"metadata": {"name": f"pv-{name}", **where}, "spec": where.pop("spec", {})}
+    )
+    body = {"metadata": {"name": name, "namespace": "team"}, "spec": {"volumeName": f"pv-{name}"}}
+    made.server.put(f"{VOLUME_CLAIMS}/{name}", body)
+    return [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
+
+
+def only_on(*hosts: str) -> dict[str, Any]:
+    """Return the spec of a volume that some racks alone reach."""
+    row = {"key": RACK, "operator": "In", "values": list(hosts)}
+    return {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [row]}]}}}
+
+
+@pytest.mark.parametrize("where", [{"spec": only_on("b")}, {"labels": {ZONE: "far"}}], ids=["affinity", "zone"])
+async def test_members_go_where_their_bound_volume_is(tmp_path: Path, where: dict[str, Any]) -> None:
+    """Rack a would be the tightest; the volume that all members share is in rack b alone."""
+    async with cluster() as made:
+        for name, rack in RACKS.items():
+            made.add_node(name, labels={BLOCK: "x", RACK: rack, ZONE: "far" if rack == "b" else "near"})
+        volumes = add_volume(made, "data", **where)
+        made.add_gang("g", 2)
+        for number in range(2):
+            made.add_member("g", number, gpus=8, volumes=volumes)
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
+            found = {made.pod(f"g-{number}")["status"]["nominatedNodeName"] for number in range(2)}
+
+    assert {RACKS[node] for node in found} == {"b"}
+
+
+async def test_members_with_volumes_of_their_own_go_each_to_its_own(tmp_path: Path) -> None:
+    """Like a StatefulSet's: one volume per member, in different racks; one pod set all the same."""
+    racks = ("a", "b", "b")
+    async with cluster() as made:
+        add_racks(made)
+        made.add_gang("g", 3)
+        for number, rack in enumerate(racks):
+            made.add_member("g", number, gpus=8, volumes=add_volume(made, f"own-{number}", spec=only_on(rack)))
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: not any(made.is_gated(f"g-{number}") for number in range(3)))
+            found = [RACKS[made.pod(f"g-{number}")["status"]["nominatedNodeName"]] for number in range(3)]
+            (assigned,) = made.gang("g")["status"]["assignment"]["podSets"]
+
+    assert tuple(found) == racks
+    assert (assigned["name"], assigned["count"]) == ("workers", 3)
+
+
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [(ONE, "rack fits"), ({"slices": [{"level": RACK, "size": 2}]}, "volumes in different places, and slices")],
+    ids=["one rack", "slices"],
+)
+async def test_volumes_in_two_racks_and_a_demand_for_one_wait_with_the_reason(
+    tmp_path: Path, topology: dict[str, Any], words: str
+) -> None:
+    """A required rack is not given up for volumes, and slices are not dealt out across them."""
+    async with cluster() as made:
+        add_racks(made)
+        made.add_gang("g", 2, podSets=[{"name": "workers", "count": 2, "topology": topology}])
+        for number, rack in enumerate(("a", "b")):
+            made.add_member("g", number, gpus=8, volumes=add_volume(made, f"own-{number}", spec=only_on(rack)))
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: words in str(made.gang("g").get("status")))
+
+    assert made.held() == 0
+
+
+async def test_a_claim_that_is_bound_later_counts_from_then_on(tmp_path: Path) -> None:
+    """While no rack is left for the volume the gang waits; bound to another volume, it starts there."""
+    async with cluster() as made:
+        add_racks(made)
+        volumes = add_volume(made, "data", spec=only_on("c"))
+        made.add_gang("g", 1)
+        made.add_member("g", 0, gpus=8, volumes=volumes)
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: "volume in another zone: 6" in str(made.gang("g").get("status")))
+            add_volume(made, "data", spec=only_on("a"))
+            await settled(running, lambda: not made.is_gated("g-0"), seconds=30)
+
+    assert RACKS[made.pod("g-0")["status"]["nominatedNodeName"]] == "a"
