@@ -236,3 +236,25 @@ async def test_a_claim_that_is_bound_later_counts_from_then_on(tmp_path: Path) -
             await settled(running, lambda: not made.is_gated("g-0"), seconds=30)
 
     assert RACKS[made.pod("g-0")["status"]["nominatedNodeName"]] == "a"
+
+
+async def test_a_gang_that_loses_members_beyond_its_limit_is_put_out_of_action(tmp_path: Path) -> None:
+    """Ready, lost, found, lost again: evicted by recoveryLimitCount, and by backoffLimitCount deactivated at once."""
+    limits = {"recoveryLimitCount": 1, "requeuingStrategy": {"backoffLimitCount": 0}}
+    async with cluster() as made:
+        made.add_gang("g", 2, waitForPodsReady=limits)
+        for number in range(2):
+            made.add_member("g", number)
+        async with term(made, tmp_path) as running:
+            await settled(running, lambda: not made.is_gated("g-0") and not made.is_gated("g-1"))
+            made.run_all("g", 2)
+            await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Started")
+            made.make_ready("g-0", ready=False)
+            await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "WaitForRecovery")
+            made.make_ready("g-0")
+            await settled(running, lambda: made.reason("g", names.CONDITION_PODS_READY) == "Recovered")
+            made.make_ready("g-0", ready=False)
+            await settled(running, lambda: made.reason("g", names.CONDITION_ACTIVE) == "RequeuingLimitExceeded")
+            await settled(running, lambda: made.gang("g")["spec"].get("active") is False)
+            words = "lost ready members 2 times, more often than recoveryLimitCount 1 allows"
+            await settled(running, lambda: any(words in text for text in running.notes.texts))

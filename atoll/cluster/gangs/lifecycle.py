@@ -23,7 +23,7 @@ from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, without_pod_set
 from atoll.cluster.gangs.readiness import QuorumCount, owner_uid, placeable, placed, quorum, readiness
-from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, pause_seconds
+from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
 from atoll.cluster.objects import Pod
 
@@ -232,6 +232,8 @@ def _with_readiness(status: GpuGangStatus, tallied: QuorumCount, now_seconds: fl
         status = status.model_copy(update={"was_ready": True})
         reason = "Recovered" if was_lost else "Started"
         return meet(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
+    if status.was_ready and before is not None and before.status == "True":
+        status = status.model_copy(update={"losses": status.losses + 1})
     reason = "WaitForRecovery" if status.was_ready else "WaitForStart"
     return fail(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
 
@@ -255,6 +257,12 @@ def _failing(view: GangView, status: GpuGangStatus, tallied: QuorumCount, now_se
     if deadline is not None and deadline <= now_seconds:
         what = "recovered" if status.was_ready else "ready"
         return Obstacle("PodsReadyTimeout", f"not {what} in time: {tallied}")
+    if loses_too_often(view.policy, status.losses):
+        limit = view.policy.recovery_limit_count
+        message = (
+            f"lost ready members {status.losses} times, more often than recoveryLimitCount {limit} allows: {tallied}"
+        )
+        return Obstacle("RecoveryLimitExceeded", message)
     if status.was_ready:
         return None
     for member in view.members:
@@ -316,7 +324,7 @@ def _without_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStat
 
 def _close_admission(status: GpuGangStatus) -> GpuGangStatus:
     kept = conditions.drop(status.conditions, names.CONDITION_PODS_READY)
-    return status.model_copy(update={"was_ready": False, "assignment": None, "conditions": kept})
+    return status.model_copy(update={"was_ready": False, "losses": 0, "assignment": None, "conditions": kept})
 
 
 def _adopt(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
@@ -347,7 +355,9 @@ def admit(status: GpuGangStatus, *, now_seconds: float, message: str) -> GpuGang
     status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
     status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)
     status = fail(status, names.CONDITION_PODS_READY, "WaitForStart", "", now_seconds)
-    return _phase(status.model_copy(update={"admissions": status.admissions + 1, "was_ready": False}), "Starting")
+    return _phase(
+        status.model_copy(update={"admissions": status.admissions + 1, "was_ready": False, "losses": 0}), "Starting"
+    )
 
 
 def give_up(status: GpuGangStatus, message: str, *, now_seconds: float) -> GpuGangStatus:

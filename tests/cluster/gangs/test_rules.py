@@ -104,6 +104,7 @@ def test_durations_that_mean_nothing_are_refused(text: str) -> None:
         ({"recoveryTimeout": "10s"}, "recoveryTimeout is 10s"),
         ({"requeuingStrategy": {"backoffMaxSeconds": 900}}, "backoffMaxSeconds is 900"),
         ({"requeuingStrategy": {"backoffLimitCount": 50}}, "allows up to 5"),
+        ({"recoveryLimitCount": 50}, "recoveryLimitCount is 50; the administrator allows up to 5"),
         ({"enable": False}, "demands ready pods"),
     ],
 )
