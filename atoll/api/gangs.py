@@ -177,6 +177,10 @@ class WaitForPodsReady(Model):
     recovery_timeout: Annotated[
         Duration | None, Field(description="how long a gang that was ready may lack members")
     ] = None
+    recovery_limit_count: Annotated[
+        int | None,
+        Field(ge=0, le=1000, description="losses of ready members in one admission after which the next one evicts"),
+    ] = None
     requeuing_strategy: RequeuingStrategy | None = None
 
     @model_validator(mode="after")
@@ -392,6 +396,7 @@ class GpuGangStatus(Model):
             json_schema_extra=list_map("podSet", "owner"),
         ),
     ] = ()
+    losses: Annotated[int, Field(ge=0, description="how often it was ready and lost members, in this admission")] = 0
     assignment: GangAssignment | None = None
     requeue_state: RequeueState | None = None
     suspended_owners: Annotated[

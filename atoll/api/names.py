@@ -213,6 +213,7 @@ GANG_CONDITIONS: Final = {
     CONDITION_EVICTED: (
         "NotEvicted",
         "PodsReadyTimeout",
+        "RecoveryLimitExceeded",
         "SchedulerRefused",
         "MemberRefused",
         "Preempted",

@@ -162,6 +162,10 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "its pods did not get ready in time",
         "look at their logs and events",
     ),
+    (_GANG, names.CONDITION_EVICTED, "RecoveryLimitExceeded"): (
+        "it lost ready members more often than recoveryLimitCount allows",
+        "look at what ends its members; it is admitted anew after a pause",
+    ),
     (_GANG, names.CONDITION_EVICTED, "SchedulerRefused"): (
         "kube-scheduler refused a member on the node that it was given",
         "nothing; it is admitted anew. If it recurs, read the message",

@@ -341,4 +341,6 @@ decode_pod = msgspec.json.Decoder(Pod).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_lease = msgspec.json.Decoder(Lease).decode
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
+decode_volume = msgspec.json.Decoder(PersistentVolume).decode
+decode_volume_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

@@ -33,6 +33,8 @@ KINDS: Final = (
     "leases",
     "budgets",
     "priorityClasses",
+    "volumes",
+    "volumeClaims",
 )
 PLAIN_FIELDS: Final = frozenset(
     {
@@ -332,6 +334,7 @@ _RULES: Final[Mapping[str, Callable[[str, dict[str, set[str]], str], None]]] = {
     "name": _note_name,
     "namespace": _note("name"),
     "claimName": _note("name"),
+    "volumeName": _note("name"),
     "gangRef": _note("name"),
     "group": _note("name"),
     "topologyName": _note("name"),

@@ -24,7 +24,7 @@ from atoll.cluster.errors import MalformedValue
 from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import RANKING_ANNOTATIONS
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolumeClaim, Pod, PriorityClass
 from atoll.cluster.request_history import RequestHistory, recall
 from atoll.explain.snapshot import ClusterSnapshot
 
@@ -34,7 +34,7 @@ FILLER: Final = "filler"
 """Annotation that stands for foreign ones, where those are so many that the pod is refused for it."""
 
 M = TypeVar("M", bound=Model)
-T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass)
+T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass, PersistentVolume, PersistentVolumeClaim)
 
 
 class SnapshotMistake(ValueError):
@@ -62,6 +62,8 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
         "topologies": [_model(topology) for topology in snapshot.topologies],
         "budgets": [_plain(_without_foreign(budget)) for budget in snapshot.budgets],
         "priorityClasses": [_plain(_without_foreign(one)) for one in snapshot.priority_classes],
+        "volumes": [_plain(_without_foreign(one)) for one in snapshot.volumes],
+        "volumeClaims": [_plain(_without_foreign(one)) for one in snapshot.volume_claims],
         **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
 
@@ -96,6 +98,8 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             budgets=msgspec.convert(document.get("budgets", []), tuple[DisruptionBudget, ...]),
             past_asks=msgspec.convert(document.get("pastAsks"), RequestHistory | None),
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
+            volumes=msgspec.convert(document.get("volumes", []), tuple[PersistentVolume, ...]),
+            volume_claims=msgspec.convert(document.get("volumeClaims", []), tuple[PersistentVolumeClaim, ...]),
         )
         if found.past_asks is not None:
             recall(Ledger(), found.past_asks)

@@ -286,7 +286,7 @@ def test_a_replicaset_whose_pods_kubelet_refuses_makes_few_of_them(world: RealCl
     try:
         world.wait(lambda: any_told(world, names.REJECT_REFUSED), "the next pod to be told that it waits")
         assert [pod["status"]["phase"] for pod in world.pods()].count("Failed") < 20
-        assert world.leases() == []
+        world.wait(lambda: world.leases() == [], "the refused pods to hold nothing")
     finally:
         world.cluster.api.request("DELETE", f"{path}/odd?propagationPolicy=Background")
 

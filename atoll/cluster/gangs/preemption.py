@@ -271,7 +271,9 @@ def with_kept(
         free = ledger.free(one.node, now_seconds=now_seconds, asking_priority=PRIORITY_TOP)
         own = free & devices.mask_of(one.device_ids) & devices.usable
         cells[one.node] = cell_of(cell.shape, cell.free | own)
-    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, cluster.pods_on, cluster.free)
+    return PlacementSnapshot(
+        cluster.nodes, cluster.devices, cells, cluster.pods_on, cluster.free, volumes=cluster.volumes
+    )
 
 
 def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: Collection[str]) -> PlacementSnapshot:
@@ -289,4 +291,4 @@ def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: C
     pods_on = dict(cluster.pods_on)
     for node, uids in left.items():
         pods_on[node] = [pod for pod in pods_on.get(node, ()) if pod.metadata.uid not in uids]
-    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, pods_on, free)
+    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, pods_on, free, volumes=cluster.volumes)
