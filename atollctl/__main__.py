@@ -20,6 +20,7 @@ from atollctl import (
     job,
     job_server,
     job_service,
+    node,
     simulate,
     snapshot,
     top,
@@ -34,6 +35,7 @@ OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 app = typer.Typer(name="atoll", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
 app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs, and see how they are.")
+app.add_typer(node.app, name="node", help="Where GPU machines stand; say that one is gone for good.")
 app.add_typer(
     job.app, name="job", help="Jobs: check them, see what they become and where, give them to the job service."
 )
