@@ -87,7 +87,7 @@ class RunningService:
             "name": name,
             "job_type": "batch",
             "container": {"image": "localhost/busybox:1", "command": ["/bin/sh", "-c", script]},
-            "policy": {"priority_class": "normal"},
+            "policy": {"priority_class": "normal", "preemption_grace_period": 2},
         } | fields
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(job))
@@ -201,9 +201,7 @@ def test_jobs_outlive_the_service(service: RunningService) -> None:
     """The service is killed while jobs run and one is being cancelled; started again, it knows what became of them."""
     service.submit("steady", "sleep 1000")
     service.submit("short", "while [ ! -e /tmp/never ]; do sleep 1; n=$((n+1)); [ $n -gt 8 ] && exit 0; done")
-    service.submit(
-        "doomed", "trap '' TERM; sleep 1000", policy={"priority_class": "normal", "preemption_grace_period": 3}
-    )
+    service.submit("doomed", "trap '' TERM; sleep 1000")
     for name in ("steady", "short", "doomed"):
         service.wait(name, "running")
     uid = ("get", "job", "steady", "-n", NAMESPACE, "-o", "jsonpath={.metadata.uid}")

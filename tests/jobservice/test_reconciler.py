@@ -160,6 +160,22 @@ async def test_a_passing_failure_is_tried_again_after_a_pause(stage: JobStage) -
     assert [attempt for kind, _, attempt in stage.world.created if kind == "Job"] == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        pytest.param({}, 0, id="one pod: the service decides about the next try"),
+        pytest.param({"workers": 2, "ext_ml_gpu_count": 2, "job_type": "training"}, 0, id="pods that work as one"),
+        pytest.param({"parallelism": 2}, 2, id="pods each on its own: the cluster tries one again"),
+        pytest.param({"job_type": "training", "policy": {"max_retries": 2, "preemptible": False}}, 2, id="in place"),
+    ],
+)
+async def test_who_tries_again(stage: JobStage, fields: dict[str, Any], limit: int) -> None:
+    """Tries are counted once: by the service, or by the cluster where a pod is restarted by itself."""
+    await stage.give(**{"policy": {"max_retries": 2}} | fields)
+
+    assert stage.one("Job")["spec"]["backoffLimit"] == limit
+
+
 async def test_a_mistake_of_the_program_is_not_tried_again(stage: JobStage) -> None:
     """An exit code of its own ends the job at once."""
     stage.world.fates["tune"] = "Error"
