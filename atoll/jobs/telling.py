@@ -1,8 +1,4 @@
-"""What becomes of wishes that make no part of an object by themselves.
-
-In: a rendered Job. Out: notes. Separate, so that the renderer's other modules tell only what they do, and every wish is
-told somewhere.
-"""
+"""Notes for fields that create no part of an object by themselves, so that every field has a note."""
 
 from atoll.api import job_names
 from atoll.jobs.labels import workload
@@ -13,7 +9,7 @@ from atoll.jobs.words import JobType
 
 
 def tell_rest(job: Job, needs: Needs, book: NoteBook) -> None:
-    """Note what labels and annotations carry for others, and what nothing in Kubernetes does."""
+    """Note fields that only labels and annotations have, and fields that Kubernetes ignores."""
     policy = job.policy
     if policy.scheduled_start is not None:
         text = "the job service starts it then; nothing in Kubernetes waits for it, so apply it at that time"

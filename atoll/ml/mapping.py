@@ -1,7 +1,6 @@
-"""The GPUs that completed attributes ask for, as a GpuClaim says it and as a search takes it.
+"""The GPUs of completed attributes, as a GpuClaim and as a request of the search.
 
-In: attributes after atoll.ml.infer. Out: a DeviceClaim, or the Request that atoll.cluster makes of one. Separate,
-because what is rendered into a claim and what is compared with a worker must be the same.
+Rendering and matching share this module, so that a rendered claim and the comparison with a worker agree.
 """
 
 from atoll.api.claims import DeviceClaim, InterconnectKind, Vendor
@@ -15,7 +14,7 @@ from topology.device_requests import DeviceRequest, Interconnect, Policy
 
 def device_claim(attributes: MlAttributes) -> DeviceClaim | None:
     """Return the GPUs of a job that runs in one pod; None for a job without GPUs. Raises pydantic's ValidationError for
-    more than a pod can have, see atoll.api.claims.COUNT_MAX."""
+    more GPUs than a pod can have, see atoll.api.claims.COUNT_MAX."""
     if attributes.accelerator is not Accelerator.GPU or not attributes.gpu_count:
         return None
     gpu_type, memory = attributes.gpu_type, attributes.gpu_memory_gb
@@ -30,7 +29,7 @@ def device_claim(attributes: MlAttributes) -> DeviceClaim | None:
 
 
 def device_request(claim: DeviceClaim) -> Request:
-    """Return what a search for the claim's GPUs must satisfy, for a pod whose containers all see them."""
+    """Return the search's request for the claim's GPUs, for a pod whose containers all see them."""
     return Request(
         ask=DeviceRequest(
             count=claim.count,
