@@ -4,7 +4,7 @@ Gives each new uuid an id, by the ids of the last report and the Leases looked u
 first. Pure. The promises:
 
 * a known uuid keeps its id when the machine is renumbered, rebooted or reported again;
-* no id goes to another uuid while a Lease of the id exists;
+* no id goes to another uuid while a Lease of the id exists, or while the card that had it is remembered;
 * if the report is lost, a uuid that a Lease names gets that Lease's id back;
 * any other new uuid gets the lowest free id. New uuids are served in the order of the argument.
 """
@@ -36,9 +36,9 @@ def assign(
 ) -> IdAssignment | LeaseLookup:
     """Give every uuid an id. Call again with more `leases` until it returns an IdAssignment.
 
-    known: uuid to id of every device on record, seen or not. leases: by id, None if no Lease exists, else the device
-    uuid that it names, which may be empty. Without any known device the first 2n ids are looked up, so that a lost
-    record is restored from the Leases. Raises TooManyDevices.
+    known: uuid to id of every device on record, seen or not, and of cards that left. leases: by id, None if no Lease
+    exists, else the device uuid that it names, which may be empty. Without any known device the first 2n ids are looked
+    up, so that a lost record is restored from the Leases. Raises TooManyDevices.
     """
     new = [uuid for uuid in dict.fromkeys(uuids) if uuid not in known]
     ids = {uuid: known[uuid] for uuid in uuids if uuid in known}

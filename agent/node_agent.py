@@ -21,7 +21,7 @@ from agent.observation import MachineObserver, Observation
 from agent.pod_resources import plugin_names
 from agent.poll_schedule import PollSchedule, start_wait_seconds
 from agent.publishing import StatusWriter, send_heartbeat, stored_of
-from agent.report import ReportContext, build_report, on_record, uuids_by_slot
+from agent.report import ReportContext, build_report, stock_of, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
 from atoll.api.times import format_microtime
@@ -324,21 +324,23 @@ class NodeAgent:
         *,
         position: str,
     ) -> GpuNodeStatusReport:
-        known = {uuid: device.id for uuid, device in on_record(previous, observation.machine).items()}
         node = self._nodes.store.get(("", self.node))
+        context = ReportContext(
+            agent_version=self._agent_version,
+            boot_id=observation.boot_id,
+            node_uid=node.metadata.uid if node is not None else "",
+            position=position,
+            now=format_microtime(self._clock.now()),
+            releases=self._writer.releases,
+        )
+        machine = observation.machine
+        known = stock_of(previous, machine, context).ids
         return build_report(
-            observation.machine,
-            ids=await self._ids(uuids_by_slot(observation.machine), known=known),
+            machine,
+            ids=await self._ids(uuids_by_slot(machine), known=known),
             evidence=evidence,
             previous=previous,
-            context=ReportContext(
-                agent_version=self._agent_version,
-                boot_id=observation.boot_id,
-                node_uid=node.metadata.uid if node is not None else "",
-                position=position,
-                now=format_microtime(self._clock.now()),
-                releases=self._writer.releases,
-            ),
+            context=context,
         )
 
     async def _ids(self, uuids: Sequence[str], *, known: dict[str, int]) -> dict[str, int]:

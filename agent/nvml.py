@@ -71,7 +71,12 @@ class NvmlBackend:
         self._pci.refresh()
         slots = [device.pci_bus_id for device in reading.devices]
         unseen = self._pci.slots_unseen(slots, kernel_driver=self.kernel_driver)
-        return replace(reading, links=replace(reading.links, nics=self._pci.nics(slots)), slots_unseen=unseen)
+        return replace(
+            reading,
+            links=replace(reading.links, nics=self._pci.nics(slots)),
+            slots_unseen=unseen,
+            slots_removed=self._pci.slots_removed,
+        )
 
     def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:
         """Make a reading of all facts and of the events since the last look."""

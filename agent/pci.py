@@ -53,6 +53,8 @@ class PciTree:
         self._places: Mapping[str, PciPlace] = {}
         self._adapters: tuple[NetworkAdapter, ...] = ()
         self._gpu_slots: Mapping[str, str] = {}
+        self.slots_removed: frozenset[str] = frozenset()
+        """Where a GPU was listed before, and nothing is now: it was taken out, or the bus was told to let it go."""
         self._is_read = False
 
     def refresh(self) -> None:
@@ -94,6 +96,8 @@ class PciTree:
             if kinds[slot].startswith(_NETWORK) and not (folder / "physfn").exists()
         ]
         self._adapters = tuple(([one for one in found if one.does_rdma] or found)[:NICS_MAX])
+        before = self.slots_removed | self._gpu_slots.keys()
+        self.slots_removed = frozenset(before - folders.keys()) if folders else self.slots_removed
         self._gpu_slots = {
             slot: (folder / "driver").resolve().name
             for slot, folder in folders.items()

@@ -137,7 +137,8 @@ class FabricReading:
 @dataclass(frozen=True, slots=True)
 class MachineReading:
     """One look at the whole machine. expected_count: devices that the driver counts, readable or not. problem: why
-    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count.
+    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count;
+    slots_removed: PCI slots where the kernel listed a GPU before and lists nothing now.
     fabric_unread: fabric is None because it could not be read, not because there is none."""
 
     devices: tuple[DeviceReading, ...]
@@ -147,6 +148,7 @@ class MachineReading:
     vendor: str = "nvidia"
     problem: str = ""
     slots_unseen: tuple[str, ...] = ()
+    slots_removed: frozenset[str] = frozenset()
     fabric_unread: bool = False
 
     @property

@@ -2,7 +2,7 @@
 
 Pure: makes the next GpuNodeStatusReport, except its sequence and time, which agent.publishing adds. Unknown is not
 gone: a device on record that cannot be seen stays, as unhealthy or unknown; a field that could not be read keeps its
-last value. A device leaves the record only when a new one sits in its slot.
+last value. agent.inventory decides what leaves the record.
 """
 
 import re
@@ -13,6 +13,7 @@ from agent.conditions import conditions
 from agent.evidence import EvidenceReading
 from agent.incidents import fold
 from agent.instances import instance_devices, is_instance, links_with_instances, uuids_with_instances
+from agent.inventory import MachineInventory, take_stock
 from agent.links import nics_by_uuid, rows_by_uuid
 from agent.readings import DeviceFault, DeviceReading, LinksReading, MachineReading
 from atoll.api.node_status import (
@@ -61,21 +62,6 @@ def model_slug(product_name: str, *, vendor: str) -> str:
     return f"{vendor}-{words}"[:63].rstrip("-.") if words else ""
 
 
-def on_record(previous: GpuNodeStatusReport | None, reading: MachineReading) -> dict[str, Device]:
-    """Devices of the last report by uuid, without those whose slot a new device has taken. A record in which two
-    devices share an id can only be written by hand and is ignored: ids come from the Leases again."""
-    record = {device.uuid: device for device in previous.devices} if previous else {}
-    if len({device.id for device in record.values()}) < len(record):
-        return {}
-    seen = {device.uuid for device in reading.devices}
-    taken_slots = {
-        device.pci_bus_id
-        for device in reading.devices
-        if device.uuid and device.uuid not in record and device.pci_bus_id
-    }
-    return {uuid: device for uuid, device in record.items() if uuid in seen or device.pci_bus_id not in taken_slots}
-
-
 def uuids_by_slot(reading: MachineReading) -> list[str]:
     """Uuids of the reading, in the order in which new ones get ids: by PCI slot, then by index."""
     named = [device for device in reading.devices if device.uuid is not None]
@@ -93,8 +79,8 @@ def build_report(
     context: ReportContext,
 ) -> GpuNodeStatusReport:
     """Build the report. ids: for every uuid of the reading."""
-    record = on_record(previous, reading)
-    devices = _devices(reading, ids=ids, record=record, context=context)
+    inventory = stock_of(previous, reading, context)
+    devices = _devices(reading, ids=ids, record=inventory.record, context=context)
     links = _links(reading, devices, previous)
     devices = _with_islands(devices, _geometry(devices, links))
     return GpuNodeStatusReport(
@@ -103,6 +89,7 @@ def build_report(
         node_uid=context.node_uid,
         observed_time=previous.observed_time if previous else None,
         devices=devices,
+        departed=inventory.departed,
         links=links,
         fabric=_fabric(reading, previous),
         pods=evidence.pods,
@@ -125,6 +112,11 @@ def build_report(
         healthy_count=sum(device.health.state is HealthState.HEALTHY for device in devices),
         models=", ".join(sorted({device.model for device in devices if device.model}))[:256],
     )
+
+
+def stock_of(previous: GpuNodeStatusReport | None, reading: MachineReading, context: ReportContext) -> MachineInventory:
+    """What is on record after this look, and which ids are taken."""
+    return take_stock(previous, reading, boot_id=context.boot_id, node_uid=context.node_uid, now=context.now)
 
 
 def _devices(
@@ -166,6 +158,7 @@ def _seen_device(
         "power_managed": reading.power_managed,
         "nvlinks": tuple(end[:40] for end in reading.nvlinks[:64]) if reading.nvlinks is not None else None,
         "mig": Mig(enabled=True) if reading.mig_enabled else None,
+        "boot_id": told.boot_id or None,
     }
     known = {name: value for name, value in facts.items() if value is not None}
     base = last or Device(id=device_id, uuid=reading.uuid, model="", index=reading.index, vendor=vendor)

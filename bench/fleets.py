@@ -29,7 +29,7 @@ class FilledFleet:
     """Nodes of a few machines. The order of names is the order of indices."""
 
     def __init__(self, machines: Sequence[Machine], machine_of_node: Ints, *, demand: Demand = PRIOR) -> None:
-        self._shapes = [shape_of(one, (_card(index),) * one.count) for index, one in enumerate(machines)]
+        self._shapes = [shape_of(one, (card_of(f"model-{index}"),) * one.count) for index, one in enumerate(machines)]
         self._shape_of_node = [self._shapes[index] for index in machine_of_node.tolist()]
         self._demand = demand
         self._free: Ints = np.full(len(machine_of_node), -1, dtype=np.int64)
@@ -92,7 +92,3 @@ def request_of(ask: DeviceRequest) -> Request:
 def card_of(model: str) -> DeviceAttributes:
     """Return a card of a model without any other facts."""
     return DeviceAttributes(model=model, vendor=VENDOR, memory_bytes=0, compute_capability=(0, 0), mig_profile="")
-
-
-def _card(index: int) -> DeviceAttributes:
-    return card_of(f"model-{index}")
