@@ -1,15 +1,15 @@
-"""What Atoll costs a large cluster that does nothing, and how long it takes to be back: on a real control plane.
+"""Atoll's cost on a large idle cluster, and its time to recover, on a real control plane.
 
     python -m bench.load [--nodes 1000] [--pending 2000] [--idle-seconds 60] [--planted]
 
-Every GPU of every node is held (a whole-machine pod each, bound by Atoll, so 8 Leases per node), and pods wait for
-more. Then nothing happens for a while: requests in the API server's audit log, by program (kube-scheduler shares the
-extender's account), CPU and memory of each process. Then extender and controllers are killed, one after the
-other, and the time until they are ready again is held against one LIST of the objects that they read. At last a pod
-ends, and waiting ones must get its GPUs.
+Every GPU of every node is held (one whole-machine pod per node, bound by Atoll, so 8 Leases per node), and pods wait
+for more. The cluster then idles for a while, and the benchmark measures requests in the API server's audit log by
+program (kube-scheduler shares the extender's account), and each process's CPU and memory. Then extender and controllers
+are killed, one after the other, and the time until they are ready again is compared with one LIST of the objects that
+they read. Finally a pod ends, and waiting pods must get its GPUs.
 
-Nodes are fake (kwok), their reports written once: what agents would send is told as arithmetic, not measured. Times
-include the start of a Python interpreter. Exits 1 when something did not come in time.
+Nodes are fake (kwok), their reports written once: the agents' load is calculated, not measured. Times include the start
+of a Python interpreter. Exits 1 if something did not happen in time.
 """
 
 import argparse
@@ -41,21 +41,21 @@ from devcluster.errors import DevclusterError
 WAIT_SECONDS = 900.0
 REVIVE_SECONDS = 10.0
 SETTLE_SECONDS = 20.0
-"""Until wake-ups, claim status and the last back-offs of filling are over."""
+"""Time for wake-ups, claim status and the last back-offs of filling to end."""
 HEARTBEAT_SECONDS = 60.0
 SHOWN = 6
-"""Kinds of requests told per row."""
+"""Kinds of requests shown per row."""
 READ = (paths.pods(), paths.leases(names.SYSTEM_NAMESPACE), paths.gpunodestatuses())
-"""What extender and controllers list, but for the small collections."""
+"""Collections that extender and controllers list, without the small ones."""
 SCHEDULER = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:atoll-scheduler"
 AT_ONCE = 16
 ANSWER_SECONDS = 60.0
 
 
 def asked(lines: Iterable[str]) -> Counter[tuple[str, str]]:
-    """Return how often whom asked for what, like ("kube-scheduler", "patch events"), from lines of an audit log.
+    """Count requests by program and kind, like ("kube-scheduler", "patch events"), from lines of an audit log.
 
-    Whom by the program's name, Atoll's parts and kube-scheduler alike; a watch counts when it ends.
+    Atoll's parts and kube-scheduler go by program name; a watch counts when it ends.
     """
     found: Counter[tuple[str, str]] = Counter()
     for line in lines:
@@ -69,7 +69,7 @@ def asked(lines: Iterable[str]) -> Counter[tuple[str, str]]:
 
 
 def wait(stand: Stand, question: Callable[[], bool], what: str) -> None:
-    """Wait, and start again meanwhile what lost its leadership on a busy machine and ended. Raises TooSlow."""
+    """Wait, and restart processes that lost leadership on a busy machine and exited. Raises TooSlow."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
@@ -82,7 +82,7 @@ def wait(stand: Stand, question: Callable[[], bool], what: str) -> None:
 
 
 def fill(stand: Stand, nodes: int, pending: int, *, is_planted: bool = False) -> list[Row]:
-    """Hold every GPU, bound by Atoll or planted, then let pods wait. Raises TooSlow."""
+    """Hold every GPU, bound by Atoll or planted, then create waiting pods. Raises TooSlow."""
     journal = stand.journal
     if is_planted:
         stand.cluster.stop_scheduler()
@@ -145,7 +145,7 @@ async def _bind(client: ApiClient, namespace: str, name: str, report: GpuNodeSta
 
 
 def idle(stand: Stand, nodes: int, seconds: float) -> list[Row]:
-    """Measure what is used while nothing happens."""
+    """Measure requests, CPU and memory while idle."""
     time.sleep(SETTLE_SECONDS)
     log, cpu, began = stand.cluster.layout.audit_log, stand.cpu_seconds(), time.monotonic()
     with log.open() as lines:
@@ -170,7 +170,7 @@ def idle(stand: Stand, nodes: int, seconds: float) -> list[Row]:
 
 
 def restart(stand: Stand) -> list[Row]:
-    """Kill and start the two that remember; the ratio is to one LIST of what they read. Raises StartError."""
+    """Kill and restart the two processes with state; the ratio is to one LIST of what they read. Raises StartError."""
     began = time.monotonic()
     sizes = [len(stand.cluster.api.get(path)["items"]) for path in READ]
     listing = time.monotonic() - began
@@ -197,7 +197,7 @@ def restart(stand: Stand) -> list[Row]:
 
 
 def move_on(stand: Stand) -> list[Row]:
-    """End one pod; a waiting one must get its GPUs. Raises TooSlow."""
+    """End one pod; waiting pods must get its GPUs. Raises TooSlow."""
     journal = stand.journal
     holder = next(pod for pod in sorted(journal.bound_at))
     bound = len(journal.bound_at)
@@ -240,7 +240,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000, help=f"fake nodes of {GPUS} GPUs, each held whole")
     parser.add_argument("--pending", type=int, default=2000, help="pods that wait for a GPU")
-    parser.add_argument("--idle-seconds", type=float, default=60.0, help="how long nothing happens")
+    parser.add_argument("--idle-seconds", type=float, default=60.0, help="seconds of idle measurement")
     parser.add_argument("--planted", action="store_true", help="write Leases and Bindings here, on slow machines")
     parser.add_argument("--name", default="bench-load", help="name of the cluster")
     arguments = parser.parse_args()

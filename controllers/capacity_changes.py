@@ -6,6 +6,7 @@ The generation is the resourceVersion of the newest such change.
 from collections.abc import Callable
 from typing import Any
 
+from atoll.cluster.feasibility import NodeFacts, unseen_nodes
 from atoll.cluster.host_fit import is_ready
 from atoll.cluster.objects import Node
 from atoll.cluster.release import version_number
@@ -49,6 +50,11 @@ class CapacityChanges:
             for name in sorted(ledger.nodes)
             if name not in self._stale and ("", name) in nodes
         ]
+
+    def unseen(self) -> tuple[NodeFacts, ...]:
+        """Return the nodes that `capacities` leaves out although they have GPUs or may have some."""
+        nodes = {name: node for (_, name), node in self._mirror.nodes.store.items()}
+        return unseen_nodes(nodes, self._mirror.ledger, self._clock.monotonic_seconds())
 
     def _devices_came(self, change: Change[Any]) -> bool:
         node = change.object.metadata.name

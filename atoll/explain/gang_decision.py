@@ -23,6 +23,7 @@ from atoll.cluster.gangs.preemption import EvictionUnit, GangRequest, holdings_o
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import GangSearchInput, PlacementSnapshot, search_input
+from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request, request_of
 from atoll.explain.decision import IndexedSnapshot
@@ -42,6 +43,9 @@ class IndexedGangs:
         found = self.pods_of.get(key_of(gang), ())
         ledger = self.scene.ledger
         members = members_of(found, gang.spec, {p.metadata.uid: bool(ledger.leases_of(p.metadata.uid)) for p in found})
+        conflict = size_conflict_of(gang, found)
+        if conflict is not None:
+            return GangView(gang, members, ReadinessPolicy(), Obstacle("Invalid", str(conflict)))
         site = self.site(gang)
         return GangView(gang, members, ReadinessPolicy(), site if isinstance(site, Obstacle) else None)
 
@@ -89,6 +93,10 @@ def index_gangs(scene: IndexedSnapshot) -> IndexedGangs:
         cells=dict(scene.ledger.cells(now_seconds=NOW_SECONDS)),
         pods_on=on,
         free={name: host_fit.free(node, on.get(name, ())) for name, node in scene.nodes.items()},
+        volumes=host_fit.Volumes(
+            {(one.metadata.namespace, one.metadata.name): one for one in scene.snapshot.volume_claims},
+            {one.metadata.name: one for one in scene.snapshot.volumes},
+        ),
     )
     return IndexedGangs(scene, landscape, {key: tuple(found) for key, found in members.items()})
 

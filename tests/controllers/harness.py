@@ -241,6 +241,7 @@ async def running_controllers(
     *,
     fails_at: int = 0,
     is_after: bool = False,
+    settings: dict[str, Any] | None = None,
 ) -> AsyncIterator[ControllerHarness]:
     """Run the loops over a node n1 with eight GPUs and whatever `setup` puts on the server before they start."""
     async with InMemoryServer().running() as server:
@@ -250,5 +251,6 @@ async def running_controllers(
         beat = {"holderIdentity": "n1", "leaseDurationSeconds": 36_000, "renewTime": renewed}
         server.put(f"{HEARTBEATS}/n1", {"metadata": {"name": "n1"}, "spec": beat})
         setup(server)
-        async with leading(server, folder, lambda client: FaultyApi(client, fails_at, is_after)) as term:
+        api_of = lambda client: FaultyApi(client, fails_at, is_after)  # noqa: E731
+        async with leading(server, folder, api_of, settings=settings) as term:
             yield ControllerHarness(**vars(term), server=server)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from atoll.jobs.aliases import PRIORITIES
+from atoll.jobs.words import PRIORITY_VALUES
 from atoll.service import settings
 from devcluster import chart
 from devcluster.build import ensure_binaries
@@ -31,8 +33,10 @@ EVERYTHING = (
     "logLevel=debug",
     "visibleDevices=index",
     "webhook.keepNodes=gangs",
+    "priorityClasses.create=true",
+    "priorityClasses.kueue=true",
 )
-FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io")
+FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io", "kueue.x-k8s.io")
 KEPT = "helm.sh/resource-policy"
 
 Object = dict[str, Any]
@@ -125,6 +129,24 @@ def test_the_package_is_the_chart(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert by_name(yaml.safe_load_all(done.stdout.replace("atoll:0.2.0", "atoll:0.1.0"))) == rendered()
+
+
+def test_priorities_of_jobs_are_those_that_rendered_jobs_name() -> None:
+    """The words of jobs with the values that `atoll job` counts with, and those of ML jobs for the same; with Kueue for
+    its queues too. Nothing of it by default: the names are the whole cluster's, and may be taken."""
+    kinds = ("PriorityClass", "WorkloadPriorityClass")
+
+    def values_of(*settings: str) -> list[dict[str, int]]:
+        objects = rendered(*(word for one in settings for word in ("--set", f"priorityClasses.{one}")))
+        return [{name: body["value"] for (each, _, name), body in objects.items() if each == kind} for kind in kinds]
+
+    by_word = {priority.value: value for priority, value in PRIORITY_VALUES.items()}
+    by_class = {each.value: PRIORITY_VALUES[agreeing[0]] for each, agreeing in PRIORITIES.items()}
+
+    assert values_of() == [{}, {}]
+    assert values_of("create=true") == [by_word | by_class, {}]
+    assert values_of("create=true", "kueue=true") == [by_word | by_class] * 2
+    assert values_of("create=true", "values.low=null")[0].keys() == (by_word | by_class).keys() - {"low"}
 
 
 def without_keeping(objects: Objects) -> Objects:

@@ -344,6 +344,94 @@ def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Y
         world.cluster.api.request("DELETE", f"{path}/{topology}")
 
 
+def admissions(yard: Yard, gang: str) -> dict[str, str]:
+    """Return the admission that each pod of a gang bears, by name."""
+    found = [pod["metadata"] for pod in yard.world.pods()]
+    return {
+        one["name"]: one["annotations"].get(names.ADMISSION, "")
+        for one in found
+        if one.get("annotations", {}).get(names.GANG) == gang
+    }
+
+
+def test_a_gang_that_is_created_anew_under_unready_members_is_taken_over_and_evicted_in_time(yard: Yard) -> None:
+    """The GpuGang is deleted and made again while its members run and are not ready: the admission goes on under its
+    id, and its time begins anew; then the Job is suspended as ever."""
+    world = yard.world
+    rules = {"enable": True, "timeout": "8s", "requeuingStrategy": {"backoffBaseSeconds": 600}}
+    yard.gang("train", count=2, waitForPodsReady={**rules, "timeout": "600s"})
+    probe = {"exec": {"command": ["test", "-f", "/locks/never"]}, "periodSeconds": 1}
+    start_job(yard, "train", count=2, gpus=2, readinessProbe=probe)
+    yard.wait_running("train", 2)
+    admission = yard.status("train")["admission"]
+    assert set(admissions(yard, "train").values()) == {admission}
+
+    assert world.kubectl("delete", "gpugang", "train").returncode == 0
+    yard.gang("train", count=2, waitForPodsReady=rules)
+    world.wait(lambda: yard.status("train").get("assignment", {}).get("time"), "the gang to be taken over")
+    assert yard.status("train")["admission"] == admission
+    assert yard.leases("train") == 4
+    yard.wait_evicted("train", "not ready in time")
+    world.wait(lambda: is_suspended(yard, "train"), "the Job to be suspended")
+    world.wait(lambda: world.leases() == [], "nothing to be held")
+
+
+def test_successes_outlive_their_pods_and_admissions_do_not_speak_for_each_other(yard: Yard) -> None:
+    """Members end well and are deleted one by one: nobody is evicted, and the gang ends as finished. Two runs later a
+    pod of the run before still terminates when a member crashes: the gang waits for a successor of that one."""
+    world = yard.world
+    world.claim("two", 2, **H100)
+    rules = {"enable": True, "timeout": "600s", "recoveryTimeout": "6s", "requeuingStrategy": QUICK}
+    yard.gang("x", count=3, minMember=3, waitForPodsReady=rules)
+    until = "while ! test -f /locks/{0}-$HOSTNAME; do sleep 0.2; done; exit {1}"
+
+    def start(run: str, code: int) -> list[str]:
+        members = [f"{run}-{number}" for number in range(3)]
+        for name in members:
+            script = HOLD + until.format(world.namespace, code)
+            world.create(yard.member_body("x", name, "two", script=script, restartPolicy="Never"))
+        yard.wait_running("x", 3)
+        yard.wait_reason("x", "Started", kind=names.CONDITION_PODS_READY)
+        return members
+
+    def end(name: str, phase: str) -> None:
+        (world.locks / f"{world.namespace}-{name}").touch()
+        world.wait(lambda: world.get(name)["status"]["phase"] == phase, f"{name} to be {phase}")
+
+    first = start("first", 0)
+    ids = set(admissions(yard, "x").values())
+    for number, name in enumerate(first, start=1):
+        end(name, "Succeeded")
+        world.wait(lambda n=number: sum(one["count"] for one in yard.status("x")["succeeded"]) == n, f"{name} to count")
+        world.delete(name)
+        world.wait(lambda n=number: yard.status("x")["members"] == 3 - n, f"{name} to be gone")
+        assert yard.status("x")["ready"] == 3
+    world.wait(lambda: yard.status("x")["phase"] == "Finished", "the gang to end as finished")
+    assert yard.reason("x", names.CONDITION_EVICTED) == "NotEvicted"
+
+    body = yard.member_body("x", "late", "two", restartPolicy="Never")
+    body["metadata"]["finalizers"] = ["tests.example.com/hold"]
+    world.create(body)
+    yard.wait_reason("x", "WaitForQuorum")
+    second = [yard.member("x", number, "two")["metadata"]["name"] for number in range(2)]
+    yard.wait_running("x", 3)
+    ids |= set(admissions(yard, "x").values())
+    for name in (*second, "late"):
+        world.delete(name)
+    try:
+        world.wait(lambda: world.leases() == [], "the second run to hold nothing")
+        third = start("third", 1)
+        own = {admissions(yard, "x")[name] for name in third}
+        end(third[0], "Failed")
+        yard.wait_reason("x", "WaitForRecovery", kind=names.CONDITION_PODS_READY)
+        assert admissions(yard, "x")["late"] in ids - own
+        assert len(ids | own) == 3
+        assert "" not in ids | own
+        yard.wait_evicted("x", "not recovered in time")
+    finally:
+        world.kubectl("patch", "pod", "late", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+
+
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 HIGH = "tests-high-gang"
 
