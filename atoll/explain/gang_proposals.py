@@ -1,12 +1,12 @@
-"""What would help a gang that waits for room: changes, each of them decided again before it is proposed.
+"""Proposals for a gang that waits for room: changes, each decided again before it is proposed.
 
 Returns GangProposals, the cheapest first, and the kinds of change that do not help. The kinds and their order are those
 of `atoll.explain.proposals`. Pure and deterministic.
 
-A gang takes many nodes, so a change does too: all that a kind offers is tried first. If that does not help, nothing of
-the kind does; if it does, what can be spared is left out again, by the search with which the controllers choose whom to
-evict (`atoll.cluster.gangs.preemption.fewest_units`), until nothing can. Evictions are tried on the landscape, all
-else on the changed snapshot; whatever is proposed was decided again on the latter.
+A gang takes many nodes, so a change does too: each kind first tries everything it offers. If that does not help,
+nothing of the kind does; if it does, the search by which the controllers choose victims
+(`atoll.cluster.gangs.preemption.fewest_units`) leaves out all unnecessary parts. Evictions are tried on the landscape,
+other changes on the changed snapshot; every proposal is decided again on the latter.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,16 +34,16 @@ from atoll.explain.snapshot import ClusterSnapshot
 T = TypeVar("T")
 
 ADDED_MAX: Final = 64
-"""Nodes that one proposal adds."""
+"""Limit of nodes that one proposal adds."""
 SHAPES_MAX: Final = 16
-"""Kinds of nodes that are tried, of those that could serve some member."""
+"""Limit of kinds of nodes tried, of those that could serve some member."""
 RELAXATIONS_MAX: Final = 64
-"""Sets of relaxations that are tried."""
+"""Limit of sets of relaxations tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangProposal:
-    """One change after which the gang fits; on how many nodes its members then lie, and how many of them."""
+    """One change after which the gang fits, with the number of nodes and members."""
 
     kind: ProposalKind
     change: ClusterChange
@@ -63,7 +63,7 @@ class _GangProposalSearch:
 
 
 def find_gang_suggestions(gangs: IndexedGangs, gang: GpuGang, decision: GangDecision) -> Suggestions[GangProposal]:
-    """Return what would help a gang whose members find no place now; nothing for one that waits for something else."""
+    """Return proposals for a gang whose members find no place now; none if it waits for something else."""
     if decision.asked is None or decision.fits or decision.act is not GangAction.PLACE:
         return Suggestions()
     return search_all(_SEARCHES, _GangProposalSearch(gangs, gang, decision.asked))
@@ -86,7 +86,7 @@ def _verified(hunt: _GangProposalSearch, kind: ProposalKind, change: ClusterChan
 
 
 def _ending(hunt: _GangProposalSearch) -> Hunted:
-    """All pods that end anyway, wherever they are; and Leases of pods that are gone."""
+    """All pods that are ending anyway, and Leases of pods that are gone."""
     scene = hunt.gangs.scene
     known = {pod.metadata.uid for pod in scene.snapshot.pods}
     ending = {
@@ -117,7 +117,7 @@ def _relax(hunt: _GangProposalSearch) -> Hunted:
 
 
 def _count(hunt: _GangProposalSearch) -> Hunted:
-    """As many members as fit, whole slices of them: the search itself says how many."""
+    """As many members as fit, in whole slices, by the search itself."""
     asked = hunt.asked
     one_each = tuple((one.name, 1) for one in hunt.gang.spec.pod_sets)
     for least in (one_each, (one_each[0],)) if len(one_each) > 1 else (one_each,):
@@ -134,7 +134,7 @@ def _count(hunt: _GangProposalSearch) -> Hunted:
 
 
 def _open(hunt: _GangProposalSearch) -> Hunted:
-    """Nodes that kube-scheduler refuses for what stands on the Node alone."""
+    """Nodes that kube-scheduler refuses only because of the Node object."""
     template = hunt.asked.chosen[0].pod
     closed = [name for name, node in sorted(hunt.gangs.scene.nodes.items()) if host_fit.node_reason(template, node)]
     return _least(hunt, ProposalKind.OPEN, {name: name for name in closed}, lambda names: ClusterChange(opened=names))
@@ -160,8 +160,8 @@ def _withheld(hunt: _GangProposalSearch, states: set[Availability]) -> dict[str,
 
 
 def _end(hunt: _GangProposalSearch) -> Hunted:
-    """The units that the controllers would evict, whatever their priority: the least important first. Where these do
-    not suffice, pods without GPUs too, which may have the cpu, a port, or a wish to be apart."""
+    """The units that the controllers would evict, whatever their priority, the least important first. If these do not
+    suffice, pods without GPUs too, which may hold cpu, a port, or have an anti-affinity."""
     holdings = holdings_of(hunt.gangs.scene.ledger)
     chosen = _fewest_to_end(hunt, holdings) or _fewest_to_end(hunt, [*holdings, *_without_gpus(hunt, holdings)])
     if not chosen:
@@ -183,7 +183,7 @@ def _fewest_to_end(hunt: _GangProposalSearch, holdings: Sequence[HeldDevices]) -
 
 
 def _without_gpus(hunt: _GangProposalSearch, holdings: Sequence[HeldDevices]) -> Iterator[HeldDevices]:
-    """Yield the other running pods, as holders of no GPU."""
+    """Yield the other running pods, as holders without GPUs."""
     known = {one.pod.metadata.uid for one in holdings}
     for node, there in hunt.gangs.scene.pods_by_node.items():
         for pod in there:
@@ -219,7 +219,7 @@ def _add(hunt: _GangProposalSearch) -> Hunted:
 
 
 def _serves(additions: Sequence[Addition], wanted: Collection[Request]) -> bool:
-    """Tell whether a machine of the kind could serve some member."""
+    """True if a machine of the kind could serve some member."""
     devices = node_devices(additions[0].report)
     return devices is not None and any(could_serve(devices, request) for request in wanted)
 
@@ -230,7 +230,7 @@ def _least(
     items: Mapping[str, T],
     change: Callable[[tuple[T, ...]], ClusterChange],
 ) -> Hunted:
-    """Return the change by as few of the items as can be, none of which can be spared."""
+    """Return the change with as few items as possible, all necessary."""
     if not items:
         return [], False
 

@@ -112,7 +112,7 @@ def test_a_cordoned_node_is_opened_by_its_cordon_alone() -> None:
     proposals = explain(scene, found.pod).help.proposals
 
     texts = [sentence(one, scene, found.pod) for one in proposals if one.kind is ProposalKind.OPEN]
-    assert texts == ["open node n1 (uncordon the node): then it fits on n1 with GPUs 0"]
+    assert texts == ["open node n1 (uncordon the node): then it fits on n1 with GPU 0"]
     assert "like n1" in {more.shape for one in proposals for more in one.change.added}
 
 

@@ -101,7 +101,7 @@ SITUATIONS: dict[str, GangTold] = {
     "more members than the machines could hold": GangTold(
         gang_situation({"a1": rack("a")}, count=3),
         GangState.NEVER,
-        ("be content with 1 of workers", "add 2 nodes"),
+        ("accept 1 of workers", "add 2 nodes"),
         (ProposalKind.COUNT, ProposalKind.ADD),
         (ProposalKind.END,),
     ),
