@@ -5,10 +5,11 @@ Read-only. The lists are taken together, so that they disagree by a moment at mo
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -22,7 +23,15 @@ from atoll.cluster.budgets import decode_budget
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import decode_heartbeat, decode_lease, decode_node, decode_pod, decode_priority_class
+from atoll.cluster.objects import (
+    decode_heartbeat,
+    decode_lease,
+    decode_node,
+    decode_pod,
+    decode_priority_class,
+    decode_volume,
+    decode_volume_claim,
+)
 from atoll.cluster.reports import as_stored
 from atoll.cluster.request_history import recall
 from atoll.explain.codec import BYTES_MAX, SnapshotMistake, decode_snapshot
@@ -31,9 +40,11 @@ from atoll.explain.snapshot import ClusterSnapshot
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
 from atoll.kube.credentials import default_namespace
-from atoll.kube.errors import KubeError
+from atoll.kube.errors import Forbidden, KubeError
 from atollctl.audit_repair import ExtenderAddress, read_past_asks
 from atollctl.sentences import sentence
+
+T = TypeVar("T")
 
 STATUS_WAITS = 1
 STATUS_UNREACHABLE = 2
@@ -123,6 +134,10 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         gangs = group.create_task(client.list(paths.gpugangs(), GpuGang.model_validate_json))
         topologies = group.create_task(client.list(paths.topologies(), Topology.model_validate_json))
         budgets = group.create_task(client.list(paths.poddisruptionbudgets(), decode_budget))
+        volumes = group.create_task(_listed_if_allowed(client, paths.persistentvolumes(), decode_volume))
+        claims_of_volumes = group.create_task(
+            _listed_if_allowed(client, paths.persistentvolumeclaims(), decode_volume_claim)
+        )
         priorities = group.create_task(client.list(paths.priorityclasses(), decode_priority_class))
     now = client.server_seconds() or datetime.now(UTC).timestamp()
     return ClusterSnapshot(
@@ -137,4 +152,14 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         topologies=tuple(topologies.result().items),
         budgets=tuple(budgets.result().items),
         priority_classes=tuple(priorities.result().items),
+        volumes=volumes.result(),
+        volume_claims=claims_of_volumes.result(),
     )
+
+
+async def _listed_if_allowed(client: ApiClient, path: str, decode: Callable[[bytes], T]) -> tuple[T, ...]:
+    """List a collection that sharpens an answer and that not everybody may read; empty for who may not."""
+    try:
+        return tuple((await client.list(path, decode)).items)
+    except Forbidden:
+        return ()

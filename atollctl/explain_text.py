@@ -105,6 +105,9 @@ def gang_lines(told: GangExplanation, scene: IndexedSnapshot, *, show_all: bool 
     yield from wrap(told.headline, WIDTH, initial_indent="  ", subsequent_indent="  ")
     stages = "; ".join(f"{count} {stage}" for stage, count in told.stages)
     yield f"  {_present_text(told)}" + (f": {stages}" if stages else "")
+    for pod_set, asked in told.asked:
+        subject = f"pod set {pod_set}" if pod_set else "all members together"
+        yield from wrap(f"{subject}: {asked}", WIDTH, initial_indent="  ", subsequent_indent="    ")
     yield from _domains(told, show_all=show_all)
     yield from _seats(told, show_all=show_all)
     texts = [gang_sentence(proposal, scene) for proposal in told.help.proposals]

@@ -33,6 +33,9 @@ class WaitForPodsReadySettings(Settings):
     """From the moment when the members may start until they must be ready."""
     recovery_timeout_seconds: Annotated[float | None, Field(ge=1, le=86_400)] = None
     """How long a gang that was ready may lack members; without it, for ever."""
+    recovery_limit_count: Annotated[int | None, Field(ge=0, le=1000)] = None
+    """How often a gang may lose ready members in one admission; the loss beyond so many evicts it, and counts as an
+    eviction. Without it, as often as it likes."""
     block_admission: bool = False
     """Admit no gang while an admitted one is not ready. It needs a recovery timeout, and gangs may only choose shorter
     timeouts than these."""
@@ -73,6 +76,7 @@ class WaitForPodsReadySettings(Settings):
             timeout_seconds=self.timeout_seconds,
             recovery_timeout_seconds=self.recovery_timeout_seconds,
             block_admission=self.block_admission,
+            recovery_limit_count=self.recovery_limit_count,
             requeuing=requeuing,
         )
 
@@ -156,6 +160,9 @@ class ControllersSettings(Settings):
     """How long they are kept, at most; then other gangs and pods may have them for as long. 0: never."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
+    forget_nodes_after_seconds: Annotated[float, Field(ge=1, le=31_536_000)] = 3600.0
+    """When report and heartbeat of a node are deleted whose Node is gone and whose agent is silent. Its GPUs in doubt
+    stay so."""
     page: PageSettings = PageSettings()
     """The web page."""
     keep_certificates: bool = True

@@ -67,6 +67,10 @@ LEVEL_RULES = (
         "has(self.subGroupCount) == has(self.subGroupIndexLabel)",
         "subGroupIndexLabel and subGroupCount belong together; set both or neither",
     ),
+    (
+        "!self.balanced || self.mode == 'preferred'",
+        "balanced spreads members over the domains below a preferred level; set mode: preferred, or leave it out",
+    ),
 )
 
 
@@ -87,6 +91,9 @@ class GangTopologyRequest(Model):
     slices: Annotated[
         tuple[SliceRequest, ...], Field(max_length=SLICE_LAYERS_MAX, description="outermost first; inner ones nest")
     ] = ()
+    balanced: Annotated[
+        bool, Field(description="spread evenly over few domains below the preferred level, not one after the other")
+    ] = False
     pod_index_label: Annotated[
         NodeLabel | None, Field(description="label of the pods that carries their rank; known kinds need none")
     ] = None
@@ -105,6 +112,8 @@ class GangTopologyRequest(Model):
             raise ValueError(LEVEL_RULES[1][1])
         if (self.sub_group_count is None) != (self.sub_group_index_label is None):
             raise ValueError(LEVEL_RULES[2][1])
+        if self.balanced and self.mode is not TopologyMode.PREFERRED:
+            raise ValueError(LEVEL_RULES[3][1])
         return self
 
 
@@ -122,6 +131,9 @@ class GangPodSet(Model):
         None
     )
     topology: GangTopologyRequest | None = None
+    group: Annotated[
+        PodSetName | None, Field(description="a leader and its workers name the same one, and are placed as one")
+    ] = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -165,6 +177,10 @@ class WaitForPodsReady(Model):
     recovery_timeout: Annotated[
         Duration | None, Field(description="how long a gang that was ready may lack members")
     ] = None
+    recovery_limit_count: Annotated[
+        int | None,
+        Field(ge=0, le=1000, description="losses of ready members in one admission after which the next one evicts"),
+    ] = None
     requeuing_strategy: RequeuingStrategy | None = None
 
     @model_validator(mode="after")
@@ -195,6 +211,28 @@ GANG_RULES = (
             "(self.podSets.size() == 1 && !has(self.podSets[0].topology))"
         ),
         "slices cut the members of one pod set; with several, or beside a topology of the pod set, set them there",
+    ),
+    (
+        (
+            "!has(self.topology) || !self.topology.balanced || "
+            "(self.podSets.size() == 1 && !has(self.podSets[0].topology))"
+        ),
+        "balanced deals out the members of one pod set; with several, or beside its own topology, set it there",
+    ),
+    (
+        (
+            "self.podSets.all(p, !has(p.group) || "
+            "(self.podSets.filter(q, has(q.group) && q.group == p.group).size() == 2 && "
+            "self.podSets.exists(q, has(q.group) && q.group == p.group && q.count == 1)))"
+        ),
+        "a group is a leader and its workers: two pod sets that name it, one of them with count 1",
+    ),
+    (
+        (
+            "self.podSets.all(p, !has(p.group) || !has(p.topology) || self.podSets.all(q, !has(q.group) || "
+            "q.group != p.group || q.count < p.count || (has(q.topology) && q.topology == p.topology)))"
+        ),
+        "a leader lies by the topology of its workers; write the same for both, or leave the leader's out",
     ),
 )
 
@@ -239,7 +277,28 @@ class GpuGangSpec(Model):
                 raise ValueError(GANG_RULES[2][1])
             if self.topology.slices and (len(self.pod_sets) > 1 or self.pod_sets[0].topology is not None):
                 raise ValueError(GANG_RULES[3][1])
+            if self.topology.balanced and (len(self.pod_sets) > 1 or self.pod_sets[0].topology is not None):
+                raise ValueError(GANG_RULES[4][1])
+        self._check_groups()
         return self
+
+    def _check_groups(self) -> None:
+        for group in {pod_set.group for pod_set in self.pod_sets if pod_set.group is not None}:
+            mates = sorted((one for one in self.pod_sets if one.group == group), key=lambda one: one.count)
+            if len(mates) != 2 or mates[0].count != 1:
+                raise ValueError(GANG_RULES[5][1])
+            leader, workers = mates
+            is_alike = leader.topology == workers.topology
+            if not is_alike and (leader.topology is not None or leader.count == workers.count):
+                raise ValueError(GANG_RULES[6][1])
+
+    def topology_of(self, pod_set: GangPodSet) -> GangTopologyRequest | None:
+        """Return what a pod set is placed by: its own topology, or that of the workers for the leader of a group."""
+        if pod_set.topology is not None or pod_set.group is None:
+            return pod_set.topology
+        mates = (one.topology for one in self.pod_sets if one.group == pod_set.group)
+        found = next((topology for topology in mates if topology is not None), None)
+        return found.model_copy(update={"slices": ()}) if found is not None else None
 
     @property
     def size(self) -> int:
@@ -337,6 +396,7 @@ class GpuGangStatus(Model):
             json_schema_extra=list_map("podSet", "owner"),
         ),
     ] = ()
+    losses: Annotated[int, Field(ge=0, description="how often it was ready and lost members, in this admission")] = 0
     assignment: GangAssignment | None = None
     requeue_state: RequeueState | None = None
     suspended_owners: Annotated[

@@ -32,6 +32,8 @@ EVENT_STEPS: Final = {
     names.REASON_GPU_ILL: "read the message; drain the pod, repair or replace the card",
     names.REASON_GPU_WELL: NOTHING,
     names.REASON_NODE_NEEDS_DRAIN: "`kubectl drain` the node, reboot it, uncordon it",
+    names.REASON_MACHINE_GONE: "nothing; if the machine runs after all, start its agent at once",
+    names.REASON_MACHINE_FORGOTTEN: NOTHING,
     names.REASON_WAITING: "read the message; `atoll explain pod/NAME` tells what would help",
 }
 
@@ -159,6 +161,10 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
     (_GANG, names.CONDITION_EVICTED, "PodsReadyTimeout"): (
         "its pods did not get ready in time",
         "look at their logs and events",
+    ),
+    (_GANG, names.CONDITION_EVICTED, "RecoveryLimitExceeded"): (
+        "it lost ready members more often than recoveryLimitCount allows",
+        "look at what ends its members; it is admitted anew after a pause",
     ),
     (_GANG, names.CONDITION_EVICTED, "SchedulerRefused"): (
         "kube-scheduler refused a member on the node that it was given",

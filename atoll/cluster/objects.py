@@ -164,6 +164,7 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     preemption_policy: str = "PreemptLowerPriority"
     runtime_class_name: str = ""
     restart_policy: str = "Always"
+    termination_grace_period_seconds: int | None = None
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     node_selector: dict[str, str] = {}
@@ -340,4 +341,6 @@ decode_pod = msgspec.json.Decoder(Pod).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_lease = msgspec.json.Decoder(Lease).decode
 decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
+decode_volume = msgspec.json.Decoder(PersistentVolume).decode
+decode_volume_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

@@ -100,12 +100,19 @@ class NodeReports:
     def drop(self, node: str, *, why: str = "") -> None:
         """Forget a node's report, or stop counting it for the reason `why`."""
         self.nodes.pop(node, None)
-        self.uncounted[node] = why
+        if why:
+            self.uncounted[node] = why
+        else:
+            self.uncounted.pop(node, None)
 
     def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
         """Note that the node's agent was heard at `now_seconds`, and for how long its report stays fresh."""
         self._heard[node] = (now_seconds, silence_seconds_max)
         self.next_silent_seconds = min(self.next_silent_seconds, now_seconds + silence_seconds_max)
+
+    def drop_heartbeat(self, node: str) -> None:
+        """Forget that the node's agent was ever heard."""
+        self._heard.pop(node, None)
 
     def is_stale(self, node: str, now_seconds: float) -> bool:
         """Tell whether the agent was silent for too long, or was never heard."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from atoll.api import names
+from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import LEADER, WORKER
 from atoll.cluster.leases import lease_name
 from atoll.cluster.reports import BOOT_ID_LENGTH
@@ -32,6 +33,8 @@ KINDS: Final = (
     "leases",
     "budgets",
     "priorityClasses",
+    "volumes",
+    "volumeClaims",
 )
 PLAIN_FIELDS: Final = frozenset(
     {
@@ -261,6 +264,8 @@ def _collect_annotations(entry: Mapping[str, str], found: dict[str, set[str]]) -
     found["node"].update(filter(None, (entry.get(names.LEASE_NODE),)))
     for key in (_NAMING | _NAMING_LEASE) - {names.CLAIM, names.GANG, names.POD_SET, names.LEASE_NODE}:
         found["uid"].update(filter(None, (entry.get(key),)))
+    found["name"].update(filter(None, (entry.get(kueue_topology.GROUP),)))
+    found["label"].update(_own_keys(entry[key] for key in kueue_topology.LEVELS if entry.get(key)))
     for key, value in entry.items():
         if key == names.UUIDS or key.startswith(names.CONTAINER_UUIDS_PREFIX):
             found["uid"].update(filter(None, value.split(",")))
@@ -329,7 +334,9 @@ _RULES: Final[Mapping[str, Callable[[str, dict[str, set[str]], str], None]]] = {
     "name": _note_name,
     "namespace": _note("name"),
     "claimName": _note("name"),
+    "volumeName": _note("name"),
     "gangRef": _note("name"),
+    "group": _note("name"),
     "topologyName": _note("name"),
     "pod": _note("name"),
     "schedulerName": _note_scheduler,

@@ -21,9 +21,10 @@ from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.errors import MalformedValue
+from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import RANKING_ANNOTATIONS
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolumeClaim, Pod, PriorityClass
 from atoll.cluster.request_history import RequestHistory, recall
 from atoll.explain.snapshot import ClusterSnapshot
 
@@ -33,7 +34,7 @@ FILLER: Final = "filler"
 """Annotation that stands for foreign ones, where those are so many that the pod is refused for it."""
 
 M = TypeVar("M", bound=Model)
-T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass)
+T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass, PersistentVolume, PersistentVolumeClaim)
 
 
 class SnapshotMistake(ValueError):
@@ -47,7 +48,7 @@ def encode_snapshot(snapshot: ClusterSnapshot) -> bytes:
 
 def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """Return the document as plain values."""
-    ranking = frozenset({*RANKING_ANNOTATIONS, *_index_labels(snapshot.gangs)})
+    ranking = frozenset({*RANKING_ANNOTATIONS, *kueue_topology.WISHES, *_index_labels(snapshot.gangs)})
     return {
         "format": FORMAT,
         "takenAt": snapshot.taken_at,
@@ -61,6 +62,8 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
         "topologies": [_model(topology) for topology in snapshot.topologies],
         "budgets": [_plain(_without_foreign(budget)) for budget in snapshot.budgets],
         "priorityClasses": [_plain(_without_foreign(one)) for one in snapshot.priority_classes],
+        "volumes": [_plain(_without_foreign(one)) for one in snapshot.volumes],
+        "volumeClaims": [_plain(_without_foreign(one)) for one in snapshot.volume_claims],
         **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
 
@@ -95,6 +98,8 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             budgets=msgspec.convert(document.get("budgets", []), tuple[DisruptionBudget, ...]),
             past_asks=msgspec.convert(document.get("pastAsks"), RequestHistory | None),
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
+            volumes=msgspec.convert(document.get("volumes", []), tuple[PersistentVolume, ...]),
+            volume_claims=msgspec.convert(document.get("volumeClaims", []), tuple[PersistentVolumeClaim, ...]),
         )
         if found.past_asks is not None:
             recall(Ledger(), found.past_asks)
@@ -112,7 +117,7 @@ def _models(document: Mapping[str, Any], key: str, kind: type[M]) -> tuple[M, ..
 
 def _sized(pod: Pod, ranking: Collection[str]) -> Pod:
     """Leave out what others wrote on the pod, which may be private; its size stays where it matters, and so does what
-    ranks the members of a gang."""
+    ranks and places the members of a gang."""
     annotations = pod.metadata.annotations
     own = {key: value for key, value in annotations.items() if _is_read(key) or key in ranking}
     size_bytes = annotations_bytes(annotations)

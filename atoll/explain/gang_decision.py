@@ -93,6 +93,10 @@ def index_gangs(scene: IndexedSnapshot) -> IndexedGangs:
         cells=dict(scene.ledger.cells(now_seconds=NOW_SECONDS)),
         pods_on=on,
         free={name: host_fit.free(node, on.get(name, ())) for name, node in scene.nodes.items()},
+        volumes=host_fit.Volumes(
+            {(one.metadata.namespace, one.metadata.name): one for one in scene.snapshot.volume_claims},
+            {one.metadata.name: one for one in scene.snapshot.volumes},
+        ),
     )
     return IndexedGangs(scene, landscape, {key: tuple(found) for key, found in members.items()})
 

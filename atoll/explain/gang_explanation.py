@@ -4,11 +4,13 @@ The headline is the message that the controllers write into the gang's condition
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from atoll.api.gangs import GpuGang
+from atoll.api.gangs import GpuGang, GpuGangSpec
+from atoll.cluster.gangs.kueue_topology import TopologyWish, words
 from atoll.cluster.gangs.lifecycle import GangAction
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.readiness import quorum
@@ -50,7 +52,9 @@ NO_HELP: Final[Suggestions[GangProposal]] = Suggestions()
 
 @dataclass(frozen=True, slots=True)
 class GangExplanation:
-    """Everything about one gang. `stages`: how many members stand how; `waits_seconds`: since it was created."""
+    """Everything about one gang. `stages`: how many members stand how; `waits_seconds`: since it was created.
+
+    `asked`: where the members may lie, of the whole gang (an empty name) and of each pod set."""
 
     gang: str
     state: GangState
@@ -59,6 +63,7 @@ class GangExplanation:
     present: str
     stages: tuple[tuple[str, int], ...]
     waits_seconds: float
+    asked: tuple[tuple[str, str], ...] = ()
     domains: tuple[DomainFit, ...] = ()
     help: Suggestions[GangProposal] = NO_HELP
     assignments: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
@@ -77,6 +82,7 @@ def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
         present=str(quorum(gang.spec, decision.view.members)),
         stages=tuple(sorted(stages.items())),
         waits_seconds=gangs.scene.snapshot.age_seconds(gang.metadata.creation_timestamp),
+        asked=tuple(_asked(gang.spec)),
         domains=_domains(decision) if state in (GangState.BUSY, GangState.UNKNOWN, GangState.NEVER) else (),
         help=find_gang_suggestions(gangs, gang, decision),
         assignments=tuple(
@@ -106,6 +112,14 @@ _STATES: Final = {
     "WaitForRelease": GangState.ENDING,
     "WaitForRequeue": GangState.ENDING,
 }
+
+
+def _asked(spec: GpuGangSpec) -> Iterator[tuple[str, str]]:
+    """Yield what is asked of the places; nothing for a gang that asks for nothing anywhere."""
+    wishes = [(one.name, TopologyWish(spec.topology_of(one), one.group or "")) for one in spec.pod_sets]
+    found = [("", TopologyWish(spec.topology)), *wishes]
+    if any(wish != TopologyWish() for _, wish in found):
+        yield from ((name, words(wish)) for name, wish in found if name or wish != TopologyWish())
 
 
 def _domains(decision: GangDecision) -> tuple[DomainFit, ...]:

@@ -68,6 +68,7 @@ def gang_json(told: GangExplanation, scene: IndexedSnapshot) -> dict[str, Any]:
         "present": told.present,
         "stages": dict(told.stages),
         "waitsSeconds": round(told.waits_seconds) if isfinite(told.waits_seconds) else None,
+        "asked": [{"podSet": name, "topology": asked} for name, asked in told.asked],
         "domains": [
             {
                 "podSet": fit.pod_set,

@@ -20,7 +20,7 @@ from atoll.cluster import pods
 from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolumeClaim, Pod, PriorityClass
 from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
 
@@ -30,7 +30,8 @@ NOW_SECONDS = 0.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents."""
+    """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents; `volumes`,
+    `volume_claims`: where the asker may read them."""
 
     taken_at: str
     nodes: tuple[Node, ...] = ()
@@ -43,6 +44,8 @@ class ClusterSnapshot:
     topologies: tuple[Topology, ...] = ()
     budgets: tuple[DisruptionBudget, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
+    volumes: tuple[PersistentVolume, ...] = ()
+    volume_claims: tuple[PersistentVolumeClaim, ...] = ()
     past_asks: RequestHistory | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:

@@ -17,7 +17,19 @@ from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod, decode_heartbeat, decode_lease, decode_node, decode_pod
+from atoll.cluster.objects import (
+    Lease,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    decode_heartbeat,
+    decode_lease,
+    decode_node,
+    decode_pod,
+    decode_volume,
+    decode_volume_claim,
+)
 from atoll.cluster.release import version_number
 from atoll.cluster.reports import age_at_first_sight, reason_of_the_past, silence_seconds_max
 from atoll.kube import paths
@@ -41,6 +53,8 @@ class WatchedKind(StrEnum):
     REPORT = "report"
     GANG = "gang"
     TOPOLOGY = "topology"
+    VOLUME = "volume"
+    VOLUME_CLAIM = "volume claim"
 
 
 Listener = Callable[[WatchedKind, Change[Any]], None]
@@ -49,7 +63,8 @@ Listener = Callable[[WatchedKind, Change[Any]], None]
 class ClusterMirror:
     """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims and GpuNodeStatuses; owns the ledger they make up.
 
-    `with_gangs`: GpuGangs and Topologies too, which only the controllers decide on.
+    `with_gangs`: GpuGangs and Topologies too, which only the controllers decide on, and the volumes that bind members
+    to nodes.
     """
 
     def __init__(self, client: ApiClient, clock: Clock, *, with_gangs: bool = False) -> None:
@@ -85,7 +100,13 @@ class ClusterMirror:
         )
         self.gangs: Reflector[GpuGang] | None = None
         self.topologies: Reflector[Topology] | None = None
+        self.volumes: Reflector[PersistentVolume] | None = None
+        self.volume_claims: Reflector[PersistentVolumeClaim] | None = None
         if with_gangs:
+            self.volumes = watch(paths.persistentvolumes(), decode_volume, _ignore, WatchedKind.VOLUME)
+            self.volume_claims = watch(
+                paths.persistentvolumeclaims(), decode_volume_claim, _ignore, WatchedKind.VOLUME_CLAIM
+            )
             self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, WatchedKind.GANG)
             self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, WatchedKind.TOPOLOGY)
 
@@ -101,6 +122,8 @@ class ClusterMirror:
             WatchedKind.REPORT: self.node_statuses,
             **({WatchedKind.GANG: self.gangs} if self.gangs is not None else {}),
             **({WatchedKind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
+            **({WatchedKind.VOLUME: self.volumes} if self.volumes is not None else {}),
+            **({WatchedKind.VOLUME_CLAIM: self.volume_claims} if self.volume_claims is not None else {}),
         }
 
     def on_change(self, listener: Listener) -> None:
@@ -160,6 +183,8 @@ class ClusterMirror:
 
     def _take_heartbeat(self, change: Change[Lease]) -> None:
         if change.kind is ChangeKind.DELETED:
+            if not _has_successor(self.heartbeats, change):
+                self.ledger.drop_heartbeat(change.object.metadata.name)
             return
         spec = change.object.spec
         if change.old is not None and change.old.spec.renew_time == spec.renew_time:

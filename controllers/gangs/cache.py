@@ -73,7 +73,7 @@ class GangCache:
         self._gone: dict[GangKey, dict[str, Pod]] = {}
         self._written: dict[str, int] = {}
         self._node_domains: dict[tuple[str, str, bool, bool], NodeDomains | Obstacle] = {}
-        self._snapshot: tuple[tuple[int, str, str], PlacementSnapshot] | None = None
+        self._snapshot: tuple[tuple[object, ...], PlacementSnapshot] | None = None
         self._needs: dict[str, tuple[PodSpec, dict[str, int]]] = {}
         for pod in mirror.pods.by_uid.values():
             self._note(pod)
@@ -232,7 +232,8 @@ class GangCache:
         """Return the cluster at this moment; the same one as long as nothing changes."""
         mirror, ledger = self.mirror, self.mirror.ledger
         cells = ledger.cells(now_seconds=self.clock.monotonic_seconds())
-        moment = (ledger.revision, mirror.pods.resource_version, mirror.nodes.resource_version)
+        watched = (mirror.pods, mirror.nodes, mirror.volumes, mirror.volume_claims)
+        moment = (ledger.revision, *(one.resource_version for one in watched if one is not None))
         if self._snapshot is None or self._snapshot[0] != moment:
             self._snapshot = (moment, self._take_snapshot(dict(cells)))
         return self._snapshot[1]
@@ -255,7 +256,15 @@ class GangCache:
             cells=cells,
             pods_on=on,
             free={name: self._free(node, on.get(name, ())) for name, node in nodes.items()},
+            volumes=self._volumes(),
         )
+
+    def _volumes(self) -> host_fit.Volumes:
+        """Return the volumes that bind pods to nodes, as they are now."""
+        volumes, claims = self.mirror.volumes, self.mirror.volume_claims
+        if volumes is None or claims is None:
+            return host_fit.Volumes()
+        return host_fit.Volumes(dict(claims.store), {name: one for (_, name), one in volumes.store.items()})
 
     def _free(self, node: Node, occupants: Iterable[Pod]) -> dict[str, int]:
         """Return what pods leave of a node; what a pod needs is computed once per version of it."""

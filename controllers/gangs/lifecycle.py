@@ -26,7 +26,7 @@ from controllers.gangs.cache import GangCache, gang_reference, jitter_of
 from controllers.gangs.creation import GangMaker
 from controllers.gangs.owners import resume, root_owners, suspend
 from controllers.gangs.writes import each, raise_first, set_active, ungate, unreserve, write_status
-from controllers.pod_calls import EvictionRefused, evict
+from controllers.pod_calls import EvictionRefused, evict, give_notice
 
 log = structlog.get_logger(__name__)
 
@@ -180,6 +180,8 @@ class GangReconciler:
         if not was_evicted:
             self._record_eviction(gang, status, deactivated=decision.deactivate)
         uid = gang.metadata.uid
+        running = [member.pod for member in decision.members if member.pod.spec.node_name]
+        raise_first(await each(running, lambda pod: give_notice(self._context, pod)))
         for owner in owners:
             await suspend(self._context, gang.metadata.namespace, owner, uid)
         await self._drop([member for member in bare if member.stage in STARTED])

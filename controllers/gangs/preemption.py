@@ -33,7 +33,7 @@ from atoll.kube.errors import ApiError, Conflict, KubeError, NotFound, ServerErr
 from controllers.context import Context
 from controllers.gangs.cache import GangCache, gang_reference
 from controllers.gangs.writes import each, write_status
-from controllers.pod_calls import EvictionRefused, evict, write_kept
+from controllers.pod_calls import EvictionRefused, evict, evict_with_notice, write_kept
 
 log = structlog.get_logger(__name__)
 
@@ -197,7 +197,7 @@ class GangPreemption:
             for pod in self._pods(unit):
                 if pod.metadata.deletion_timestamp is None and pod.spec.priority < active.priority:
                     try:
-                        await evict(self._context.api, pod)
+                        await evict_with_notice(self._context, pod)
                     except (EvictionRefused, KubeError) as error:
                         log.info("May not evict yet", pod=unit.name, uid=pod.metadata.uid, err=str(error))
 

@@ -201,6 +201,8 @@ def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
         heartbeats=tuple(map(as_stored, mirror.heartbeats.store.values())),
         gangs=tuple(mirror.gangs.store.values()) if mirror.gangs is not None else (),
         topologies=tuple(mirror.topologies.store.values()) if mirror.topologies is not None else (),
+        volumes=tuple(mirror.volumes.store.values()) if mirror.volumes is not None else (),
+        volume_claims=tuple(mirror.volume_claims.store.values()) if mirror.volume_claims is not None else (),
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from atoll.api import names
 from atoll.api.times import format_microtime, text_of
@@ -20,6 +19,7 @@ from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror, WatchedKind
 from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import ManualClock
+from tests.fakes.listening import kubeconfig
 
 POD = paths.pods("team", "p")
 REPORT = paths.gpunodestatuses("n1")
@@ -81,16 +81,8 @@ class WatchedMirror:
 async def watched(tmp_path: Path) -> AsyncIterator[WatchedMirror]:
     async with FakeApiServer().running() as server:
         server.put(REPORT, report_json("n1", "t4-4"))
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-            "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-            "users": [{"name": "test", "user": {}}],
-        }
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-        async with await ApiClient.connect(tmp_path / "kubeconfig", requests_per_second=1000, burst=1000) as client:
+        config = kubeconfig(tmp_path, server.url, {})
+        async with await ApiClient.connect(config, requests_per_second=1000, burst=1000) as client:
             yield WatchedMirror(server, client)
 
 

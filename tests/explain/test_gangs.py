@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from atoll.cluster.health import Availability, judge
+from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim
+from atoll.explain.anonymize import anonymize
 from atoll.explain.changes import GangChange, relaxations_of_gang
-from atoll.explain.codec import encode_snapshot
+from atoll.explain.codec import decode_snapshot, encode_snapshot
 from atoll.explain.decision import index_snapshot
 from atoll.explain.gang_decision import decide_gang, index_gangs
 from atoll.explain.gang_explanation import GangExplanation, GangState, explain_gang
@@ -327,3 +329,30 @@ def test_headline_is_the_condition() -> None:
 
     assert explained(found).headline == decision.message
     assert decision.reason == "WaitForRoom"
+
+
+def test_a_volume_in_another_rack_is_told_and_what_is_asked_stands_beside() -> None:
+    """The volume is reachable from no rack; the pod sets' wishes and the reason survive a saved and anonymized file."""
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    found = gang_situation(
+        TWO_RACKS, topology={**REQUIRED, "mode": "preferred", "balanced": True}, member={"volumes": volumes}
+    )
+    row = {"key": RACK, "operator": "In", "values": ["c"]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [row]}]}}
+    snapshot = replace(
+        found.snapshot,
+        volumes=(msgspec.convert({"metadata": {"name": "pv"}, "spec": {"nodeAffinity": affinity}}, PersistentVolume),),
+        volume_claims=(
+            msgspec.convert(
+                {"metadata": {"name": "data", "namespace": "team"}, "spec": {"volumeName": "pv"}}, PersistentVolumeClaim
+            ),
+        ),
+    )
+    for seen in (snapshot, decode_snapshot(encode_snapshot(snapshot)), anonymize(snapshot)):
+        gangs = index_gangs(index_snapshot(seen))
+        told = explain_gang(gangs, seen.gangs[0])
+        text = "\n".join(gang_lines(told, gangs.scene))
+        assert told.state is GangState.NEVER
+        assert "volume in another zone: 4" in text
+        assert ": preferred " in text
+        assert ", balanced" in text

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -20,7 +20,6 @@ from atoll.kube.election import LeaderElector
 from atoll.kube.events import EventRecorder, ObjectReference
 from atoll.kube.reflector import Reflector
 from atoll.service.clock import SystemClock
-from devcluster import DevCluster
 from tests.fakes.clock import until
 from tests.kube.test_reflector import WatchedPod as Thing
 from tests.kube.test_reflector import decode_pod as decode
@@ -31,16 +30,9 @@ MAPS = paths.core("configmaps", namespace="default")
 WAIT_SECONDS = 120.0
 
 
-@pytest.fixture(scope="module")
-def kubeconfig() -> Iterator[Path]:
-    """A control plane without nodes."""
-    with DevCluster.start(f"kube-{uuid4().hex[:6]}", nodes=[], scheduler=False) as cluster:
-        yield cluster.kubeconfig
-
-
 @pytest.fixture
-async def real(kubeconfig: Path) -> AsyncIterator[ApiClient]:
-    async with await ApiClient.connect(kubeconfig, requests_per_second=500, burst=500) as client:
+async def real(control_plane: Path) -> AsyncIterator[ApiClient]:
+    async with await ApiClient.connect(control_plane, requests_per_second=500, burst=500) as client:
         yield client
 
 

@@ -290,11 +290,11 @@ GUARDS: dict[str, Guard] = {
         "a late deletion hits the successor's Lease", _deletes_without_preconditions, seed=42
     ),
     "assume before await": Guard("two binds of one process choose one GPU", _assume_after_the_first_await, seed=18),
-    "attempt token": Guard("a rollback frees what a newer attempt relies on", _attempts_without_tokens, seed=22),
+    "attempt token": Guard("a rollback frees what a newer attempt relies on", _attempts_without_tokens, seed=299),
     "token of the unanswered": Guard(
         "a rollback frees another attempt's Lease", _unanswered_deleted_whoever_made_them, seed=85
     ),
-    "taken over stays": Guard("a failed adoption frees the bound pod's Lease", _taken_over_leases_go_back, seed=88),
+    "taken over stays": Guard("a failed adoption frees the bound pod's Lease", _taken_over_leases_go_back, seed=148),
     "take-over moves the pod": Guard(
         "the old Binding lands after the GPU was sold", _take_over_without_moving_the_pod, seed=9
     ),
@@ -309,7 +309,7 @@ GUARDS: dict[str, Guard] = {
         "a lost Lease sells a GPU in use", _annotation_does_not_outrank_the_lease, seed=39
     ),
     "lost Leases are remembered": Guard(
-        "a Lease and its pod go at once, and the container runs on", _lost_leases_are_forgotten
+        "a Lease and its pod go at once, and the container runs on", _lost_leases_are_forgotten, seed=39
     ),
     "identity is the uid": Guard(
         "a successor frees its predecessor's GPUs", _successor_taken_for_its_predecessor, seed=4

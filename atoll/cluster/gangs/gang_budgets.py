@@ -7,6 +7,7 @@ A search for victims among single pods thereby spares the members that a gang ne
 from collections.abc import Iterable
 from typing import Final
 
+from atoll.cluster import pods
 from atoll.cluster.budgets import GangBudgets, gang_promise
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import COUNTING, STARTED, GangMember
@@ -16,8 +17,8 @@ ALL_MAY_GO: Final = 2**31
 
 
 def gang_budgets(views: Iterable[GangView], *, whole_below: int | None = None) -> GangBudgets:
-    """Return what the admitted gangs promise. With `whole_below` those whose members all have a lower priority promise
-    nothing: such a gang may give way whole."""
+    """Return what the admitted gangs promise. With `whole_below` those whose members all have a lower priority, and
+    may all be preempted, promise nothing: such a gang may give way whole."""
     keys: dict[str, tuple[str, ...]] = {}
     allowed: dict[str, int] = {}
     for view in views:
@@ -25,7 +26,7 @@ def gang_budgets(views: Iterable[GangView], *, whole_below: int | None = None) -
         whole = gang_promise(metadata.namespace, metadata.name)
         counting = [member for member in view.members if member.stage in COUNTING]
         counts = counted(view.members, COUNTING, view.status.succeeded)
-        gives_way = whole_below is not None and priority_of(view) < whole_below
+        gives_way = whole_below is not None and priority_of(view) < whole_below and may_end_whole(view)
         allowed[whole] = ALL_MAY_GO if gives_way else counts.total() - spec.quorum
         for pod_set in spec.pod_sets:
             spare = counts[pod_set.name] - minimum_of(spec, pod_set.name)
@@ -37,6 +38,11 @@ def gang_budgets(views: Iterable[GangView], *, whole_below: int | None = None) -
 def priority_of(view: GangView) -> int:
     """Return the highest priority among the members that were let go: what must be surpassed for all of them to go."""
     return max((member.pod.spec.priority for member in view.members if member.stage in STARTED), default=0)
+
+
+def may_end_whole(view: GangView) -> bool:
+    """Tell whether no member that runs says that it may not be preempted."""
+    return all(pods.may_be_preempted(member.pod) for member in view.members if member.stage in STARTED)
 
 
 def needs(view: GangView, gone: Iterable[GangMember]) -> bool:

@@ -32,7 +32,7 @@ from atoll.cluster.gangs.membership import (
     without_pod_set,
 )
 from atoll.cluster.gangs.readiness import QuorumCount, placeable, placed, quorum, readiness
-from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, pause_seconds
+from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
 from atoll.cluster.gangs.succeeded import known_uids, of_owners, remember
 from atoll.cluster.objects import Pod
@@ -283,6 +283,8 @@ def _with_readiness(status: GpuGangStatus, tallied: QuorumCount, now_seconds: fl
         status = status.model_copy(update={"was_ready": True})
         reason = "Recovered" if was_lost else "Started"
         return meet(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
+    if status.was_ready and before is not None and before.status == "True":
+        status = status.model_copy(update={"losses": status.losses + 1})
     reason = "WaitForRecovery" if status.was_ready else "WaitForStart"
     return fail(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
 
@@ -306,6 +308,12 @@ def _failing(view: GangView, status: GpuGangStatus, tallied: QuorumCount, now_se
     if deadline is not None and deadline <= now_seconds:
         what = "recovered" if status.was_ready else "ready"
         return Obstacle("PodsReadyTimeout", f"not {what} in time: {tallied}")
+    if loses_too_often(view.policy, status.losses):
+        limit = view.policy.recovery_limit_count
+        message = (
+            f"lost ready members {status.losses} times, more often than recoveryLimitCount {limit} allows: {tallied}"
+        )
+        return Obstacle("RecoveryLimitExceeded", message)
     if status.was_ready:
         return None
     for member in view.members:
@@ -369,6 +377,7 @@ def _close_admission(status: GpuGangStatus) -> GpuGangStatus:
     update = {
         "admission": "",
         "was_ready": False,
+        "losses": 0,
         "assignment": None,
         "succeeded": tuple(entry for entry in status.succeeded if entry.owner),
         "conditions": conditions.drop(status.conditions, names.CONDITION_PODS_READY),
@@ -390,7 +399,7 @@ def _let_go(status: GpuGangStatus, admission: str, message: str, now_seconds: fl
     status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
     status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)
     status = fail(status, names.CONDITION_PODS_READY, "WaitForStart", "", now_seconds)
-    update = {"admission": admission, "was_ready": False, "assignment": None}
+    update = {"admission": admission, "was_ready": False, "losses": 0, "assignment": None}
     return _phase(status.model_copy(update=update), "Starting")
 
 
