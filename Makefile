@@ -9,6 +9,7 @@ PACKAGES := topology atoll extender webhook agent controllers atollctl devcluste
 KEEP ?= 0
 SITE ?= build/site
 OLDEST := 1.35.4
+E2E = $(sort $(patsubst %/conftest.py,%,$(shell grep -rl --include='*.py' 'mark\.e2e' tests)))
 HISTORIES ?= 10000
 SEED ?= 0
 
@@ -46,7 +47,7 @@ test-unit: $(READY) tools ## Tests that need no cluster, on all cores
 	$(BIN)/pytest -m "not e2e and not long" -n auto -q
 
 test-e2e: $(READY) tools binaries ## Tests on the real control plane and real nodes (root on Linux)
-	$(BIN)/pytest -m "e2e and not long" -n 2 --dist loadscope --durations=20 -q
+	$(BIN)/pytest $(E2E) -m "e2e and not long" -n 2 --dist loadscope --durations=20 -q
 
 test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bind, release and doors on the oldest Kubernetes
 	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q

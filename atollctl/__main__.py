@@ -8,7 +8,22 @@ from typing import Annotated, Final
 
 import typer
 
-from atollctl import agent, audit, choose, defrag, explain, gangs, gpu, history, job, simulate, snapshot, top, topo
+from atollctl import (
+    agent,
+    audit,
+    choose,
+    defrag,
+    explain,
+    gangs,
+    gpu,
+    history,
+    job,
+    node,
+    simulate,
+    snapshot,
+    top,
+    topo,
+)
 from devcluster.commands import app as dev
 
 STATUS_OUTPUT_LOST: Final = 2
@@ -18,6 +33,7 @@ OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 app = typer.Typer(name="atoll", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
 app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs, and see how they are.")
+app.add_typer(node.app, name="node", help="Where GPU machines stand; say that one is gone for good.")
 app.add_typer(job.app, name="job", help="Jobs as objects: check them, render them, see where they would go.")
 app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
 app.command(name="audit")(audit.audit_cluster)

@@ -17,12 +17,14 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import text_of
 from atoll.api.topologies import Topology
 from atoll.cluster.budgets import decode_budget
 from atoll.cluster.errors import MalformedValue
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import (
+    decode_heartbeat,
     decode_lease,
     decode_node,
     decode_pod,
@@ -30,6 +32,7 @@ from atoll.cluster.objects import (
     decode_volume,
     decode_volume_claim,
 )
+from atoll.cluster.reports import as_stored
 from atoll.cluster.request_history import recall
 from atoll.explain.codec import BYTES_MAX, SnapshotMistake, decode_snapshot
 from atoll.explain.history import RecordedEvent, decode_event
@@ -125,7 +128,7 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         nodes = group.create_task(client.list(paths.nodes(), decode_node))
         pods = group.create_task(client.list(paths.pods(), decode_pod))
         leases = group.create_task(client.list(paths.leases(names.SYSTEM_NAMESPACE), decode_lease))
-        heartbeats = group.create_task(client.list(paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease))
+        heartbeats = group.create_task(client.list(paths.leases(names.HEARTBEAT_NAMESPACE), decode_heartbeat))
         claims = group.create_task(client.list(paths.gpuclaims(), GpuClaim.model_validate_json))
         reports = group.create_task(client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json))
         gangs = group.create_task(client.list(paths.gpugangs(), GpuGang.model_validate_json))
@@ -136,14 +139,15 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
             _listed_if_allowed(client, paths.persistentvolumeclaims(), decode_volume_claim)
         )
         priorities = group.create_task(client.list(paths.priorityclasses(), decode_priority_class))
+    now = client.server_seconds() or datetime.now(UTC).timestamp()
     return ClusterSnapshot(
-        taken_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        taken_at=text_of(now),
         nodes=tuple(nodes.result().items),
         pods=tuple(pods.result().items),
         claims=tuple(claims.result().items),
         reports=tuple(reports.result().items),
         leases=tuple(lease for lease in leases.result().items if may_be_gpu_lease(lease)),
-        heartbeats=tuple(heartbeats.result().items),
+        heartbeats=tuple(map(as_stored, heartbeats.result().items)),
         gangs=tuple(gangs.result().items),
         topologies=tuple(topologies.result().items),
         budgets=tuple(budgets.result().items),

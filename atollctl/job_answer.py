@@ -86,7 +86,7 @@ def _with_priorities(found: ClusterSnapshot, rendered: Rendered) -> tuple[Cluste
     made = tuple(PriorityClass(Metadata(name), PRIORITY_VALUES[rendered.needs.priority]) for name in sorted(missing))
     hint = (
         f"there is no PriorityClass {', '.join(sorted(missing))}, so the cluster would refuse the pods: "
-        "kubectl apply -f examples/jobs/complete/priority-classes.yaml"
+        "set priorityClasses.create in Atoll's chart, or kubectl apply -f examples/jobs/complete/priority-classes.yaml"
     )
     return replace(found, priority_classes=(*found.priority_classes, *made)), (hint,)
 

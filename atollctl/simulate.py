@@ -113,7 +113,8 @@ def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequen
     """Return the GpuGangs that the controllers would make for members that say how many they are."""
     from atoll.api.gangs import GpuGang
     from atoll.cluster.gangs.membership import gang_key
-    from controllers.gangs.creation import gang_body, pod_sets_of, size_of, wishes_of
+    from atoll.cluster.gangs.sizes import size_of
+    from controllers.gangs.creation import gang_body, pod_sets_of, wishes_of
 
     known = {(one.metadata.namespace, one.metadata.name) for one in (*found.gangs, *given)}
     members: dict[tuple[str, str], list[Pod]] = {}

@@ -40,6 +40,7 @@ from controllers.leases.release import EvidenceReconciler, ReleaseReconciler
 from controllers.leases.repair import MissingLeaseRepair, UnreadableLeaseRepair
 from controllers.leases.terminations import PodTerminations
 from controllers.loops import Loop
+from controllers.machines import MachineReconciler, MachineWords
 from controllers.metrics import ControllerMetrics, controller_metrics
 from controllers.page.serving import serve_page
 from controllers.preemption import PreemptionReconciler
@@ -221,7 +222,9 @@ def build_loops(
         if request.want(node, version):
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
-    release = Loop(ReleaseReconciler(context, terminations, ask), clock, metrics)
+    words = MachineWords(context)
+    release = Loop(ReleaseReconciler(context, terminations, ask, words), clock, metrics)
+    machines = MachineReconciler(context, words, release.add, forget_after_seconds=settings.forget_nodes_after_seconds)
     wake = RequeueReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
     cache = _gang_cache(context, settings) if context.mirror.gangs is not None else None
     return (
@@ -231,6 +234,7 @@ def build_loops(
         Loop(MissingLeaseRepair(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
         Loop(UnreadableLeaseRepair(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
+        Loop(machines, clock, metrics),
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),

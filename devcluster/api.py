@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from devcluster.certificates import KeyPair
+from devcluster.certificates import KeyPairFiles
 from devcluster.errors import AdminApiError
 
 Json: TypeAlias = Any
@@ -37,7 +37,7 @@ class AdminRequest:
 class AdminApi:
     """Requests as the cluster's administrator, safe to share between threads."""
 
-    def __init__(self, port: int, *, authority: KeyPair, client: KeyPair) -> None:
+    def __init__(self, port: int, *, authority: KeyPairFiles, client: KeyPairFiles) -> None:
         """Reach the API server through the relay on 127.0.0.1:port."""
         self._port = port
         self._context = ssl.create_default_context(cafile=str(authority.certificate))

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from devcluster.build import Binaries
-from devcluster.certificates import CertificateAuthority, KeyPair, Subject, write_signing_key
+from devcluster.certificates import CertificateAuthority, KeyPairFiles, Subject, write_signing_key
 from devcluster.errors import StartError
 from devcluster.fake_nodes import FAKE_ANNOTATION, KWOK
 from devcluster.kubeconfigs import write_kubeconfig
@@ -105,7 +105,7 @@ def write_identities(layout: Layout, *, port: int) -> None:
     write_inside(layout, signer, name="admin-inside", client=administrator)
 
 
-def write_inside(layout: Layout, signer: CertificateAuthority, *, name: str, client: KeyPair) -> Path:
+def write_inside(layout: Layout, signer: CertificateAuthority, *, name: str, client: KeyPairFiles) -> Path:
     """A kubeconfig for use inside of the cluster's namespaces."""
     return write_kubeconfig(
         layout.kubeconfig(name), server=SERVER_INSIDE, authority=signer.pair.certificate, client=client

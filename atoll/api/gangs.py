@@ -19,6 +19,10 @@ SLICE_LAYERS_MAX = 3
 DOMAINS_MAX = 200
 """Domains of one pod set that a status lists; more of them are summarised at a wider level."""
 OWNERS_MAX = 64
+SUCCEEDED_MAX = 256
+"""Pod sets and owners whose succeeded members a status counts."""
+PRESENT_MAX = 1000
+"""Succeeded members, in all, that a status names because their objects are still there."""
 DURATION = "^([0-9]{1,5}h)?([0-9]{1,6}m)?([0-9]{1,8}s)?$"
 
 Duration = Annotated[str, Field(min_length=2, max_length=24, pattern=DURATION)]
@@ -360,6 +364,18 @@ class SuspendedOwner(Model):
     uid: Annotated[str, Field(description="of the owner", max_length=64)]
 
 
+class SucceededMembers(Model):
+    """Members of one pod set and one owner that have done their work. They count on when their objects are deleted."""
+
+    pod_set: Annotated[PodSetName, Field(description="the pod set")]
+    owner: Annotated[str, Field(description="uid of their controller; empty for bare pods", max_length=64)]
+    count: Annotated[int, Field(description="members that have succeeded", ge=0)]
+    present: Annotated[
+        tuple[Annotated[str, Field(max_length=64)], ...],
+        Field(max_length=PRESENT_MAX, description="uids of those among them whose objects were still there"),
+    ] = ()
+
+
 class GpuGangStatus(Model):
     """What became of the gang."""
 
@@ -368,7 +384,18 @@ class GpuGangStatus(Model):
     ready: Annotated[int, Field(ge=0, description="members that are ready or have succeeded")] = 0
     needed: Annotated[int, Field(description="members without which none starts", ge=0)] = 0
     admissions: Annotated[int, Field(ge=0, description="how often the gang was admitted")] = 0
+    admission: Annotated[
+        str, Field(description="id of the admission; its members are annotated with it", max_length=64)
+    ] = ""
     was_ready: Annotated[bool, Field(description="ready at least once in this admission")] = False
+    succeeded: Annotated[
+        tuple[SucceededMembers, ...],
+        Field(
+            description="members that have done their work, also those whose pods are deleted",
+            max_length=SUCCEEDED_MAX,
+            json_schema_extra=list_map("podSet", "owner"),
+        ),
+    ] = ()
     losses: Annotated[int, Field(ge=0, description="how often it was ready and lost members, in this admission")] = 0
     assignment: GangAssignment | None = None
     requeue_state: RequeueState | None = None

@@ -27,6 +27,9 @@ GANG_SIZE: Final = "gpu.scheduling/gang-size"
 POD_SET: Final = "gpu.scheduling/pod-set"
 USER_ANNOTATIONS: Final = (CLAIM, GANG, GANG_SIZE, POD_SET)
 
+PREEMPTIBLE: Final = "job.gpu.scheduling/preemptible"
+"""Label of a pod: with the value false nobody of a higher priority takes its GPUs."""
+
 # Annotations that only Atoll writes.
 CLAIM_UID: Final = "gpu.scheduling/claim-uid"
 ALLOCATED: Final = "gpu.scheduling/allocated"
@@ -34,9 +37,13 @@ UUIDS: Final = "gpu.scheduling/uuids"
 WOKEN: Final = "gpu.scheduling/woken"
 KEPT: Final = "gpu.scheduling/kept"
 """On a waiting pod: NODE:ID,ID of the GPUs that are kept for it; others leave them alone. See soft_reservations."""
+ADMISSION: Final = "gpu.scheduling/admission"
+"""On a member of a gang that was let go: the id of the admission, as its gang's status.admission says it."""
+PREEMPTION_NOTICE: Final = "gpu.scheduling/preemption-notice"
+"""On a pod that is going to be ended: when, in RFC 3339. Its containers may read it through the downward API."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
-OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT)
+OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, ADMISSION, PREEMPTION_NOTICE)
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
 
 # Annotations on a Node, or on a pod that serves models, for machine-learning jobs that look for theirs.
@@ -126,6 +133,8 @@ REASON_GANG_UNDONE: Final = "GangAdmissionUndone"
 REASON_GPU_ILL: Final = "GpuUnhealthy"
 REASON_GPU_WELL: Final = "GpuHealthy"
 REASON_NODE_NEEDS_DRAIN: Final = "GpuNodeNeedsDrain"
+REASON_MACHINE_GONE: Final = "GpuMachineGone"
+REASON_MACHINE_FORGOTTEN: Final = "GpuMachineForgotten"
 EVENT_REASONS: Final = {
     REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
     REASON_GPUS_IN_DOUBT: "the pod is gone, but nothing proves yet that its containers are; nobody gets its GPUs",
@@ -148,6 +157,8 @@ EVENT_REASONS: Final = {
     REASON_GPU_ILL: "a GPU must not be given out any more; on the pod that holds it and on the node, once",
     REASON_GPU_WELL: "a GPU that was ill may be given out again",
     REASON_NODE_NEEDS_DRAIN: "a GPU asks for a reboot of its node; nothing new is placed there, drain it",
+    REASON_MACHINE_GONE: "somebody said that a machine is gone for good; GPUs of pods that left it are freed",
+    REASON_MACHINE_FORGOTTEN: "report and heartbeat of a node that has no Node any more were deleted",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 

@@ -14,6 +14,9 @@ from atoll.api.base import Conditions, LabelText, Model, ObjectMeta, ShortText, 
 DEVICES_MAX = 512
 """Devices of one machine at most, MIG instances included."""
 PODS_MAX = 1024
+DEPARTED_MAX = 64
+"""Cards that left, whose ids no other card gets: eight swaps of eight."""
+DEPARTED_INCIDENTS_MAX = 4
 
 Uuid = Annotated[str, Field(min_length=1, max_length=96)]
 Cell = Annotated[str, Field(min_length=1, max_length=8)]
@@ -119,6 +122,7 @@ class Device(Model):
         tuple[Annotated[str, Field(max_length=40)], ...],
         Field(max_length=64, description="links by far end, such as 18 switch"),
     ] = ()
+    boot_id: Annotated[str, Field(description="boot in which the driver last named the card", max_length=64)] = ""
     incidents: Annotated[
         tuple[Incident, ...], Field(description="what was or is wrong with it", max_length=INCIDENTS_MAX)
     ] = ()
@@ -128,6 +132,23 @@ class Device(Model):
     bandwidth_gbps: Annotated[
         float, Field(alias="bandwidthGBps", ge=0, description="best link inside the island, PCIe where it has none")
     ] = 0.0
+
+
+class DepartedDevice(Model):
+    """A card that left the machine: no pod can use it there any more. Its id is kept for it."""
+
+    id: Annotated[int, Field(ge=0, le=65535, description="its id; no other card gets it meanwhile")]
+    uuid: Annotated[Uuid, Field(description="the card")]
+    model: Annotated[str, Field(max_length=63, description="slug of the product name")] = ""
+    vendor: Annotated[str, Field(description="nvidia or amd", max_length=16)] = "nvidia"
+    serial: Annotated[str, Field(description="serial number", max_length=32)] = ""
+    pci_bus_id: Annotated[str, Field(description="where it was on the PCI bus", max_length=32)] = ""
+    boot_id: Annotated[str, Field(description="boot in which it was last seen", max_length=64)] = ""
+    left_time: Annotated[str, Field(description="when it was found gone", max_length=64)] = ""
+    reason: Annotated[ShortText, Field(description="what shows that it is gone")] = ""
+    incidents: Annotated[
+        tuple[Incident, ...], Field(description="what was wrong with it at last", max_length=DEPARTED_INCIDENTS_MAX)
+    ] = ()
 
 
 class Nic(Model):
@@ -226,6 +247,14 @@ class GpuNodeStatusReport(Model):
             json_schema_extra=list_map("uuid"),
         ),
     ] = ()
+    departed: Annotated[
+        tuple[DepartedDevice, ...],
+        Field(
+            description="cards that left the machine, the oldest first",
+            max_length=DEPARTED_MAX,
+            json_schema_extra=list_map("uuid"),
+        ),
+    ] = ()
     links: Links = Links()
     fabric: Fabric | None = None
     pods: Annotated[
@@ -271,6 +300,22 @@ class HealthRelease(Model):
     by: Annotated[str, Field(description="who said so", max_length=256)] = ""
 
 
+class GoneMachine(Model):
+    """The word of somebody who knows that a machine is gone for good: GPUs of pods that left it are free."""
+
+    node_uid: Annotated[str, Field(description="uid of the Node that the machine had", min_length=1, max_length=64)]
+    reason: Annotated[str, Field(description="how that is known", max_length=256)] = ""
+    by: Annotated[str, Field(description="who says so, by name at the API server", max_length=256)] = ""
+    time: Annotated[str, Field(description="when it was said", max_length=64)] = ""
+    sequence: Annotated[
+        int, Field(description="the machine's last report at that time; a later one takes the word back", ge=0)
+    ] = 0
+    forget: Annotated[bool, Field(description="delete report and heartbeat as well, once there is no Node")] = False
+
+
+GONE_MAX = 16
+
+
 class GpuNodeStatusSpec(Model):
     """What administrators want."""
 
@@ -285,6 +330,14 @@ class GpuNodeStatusSpec(Model):
     releases: Annotated[
         tuple[HealthRelease, ...],
         Field(description="GPUs that were declared well", max_length=DEVICES_MAX, json_schema_extra=list_map("uuid")),
+    ] = ()
+    gone: Annotated[
+        tuple[GoneMachine, ...],
+        Field(
+            description="machines of this name that are gone for good; takes the right to declare-gone",
+            max_length=GONE_MAX,
+            json_schema_extra=list_map("nodeUid"),
+        ),
     ] = ()
 
 

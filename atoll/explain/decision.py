@@ -12,6 +12,7 @@ from typing import Final
 from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.cluster import host_fit, pod_fit, pods
+from atoll.cluster.feasibility import NodeFacts, unseen_nodes
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.quantities import parse_amount
@@ -33,6 +34,8 @@ class IndexedSnapshot:
     pods_by_node: Mapping[str, Sequence[Pod]]
     by_uid: Mapping[str, Pod]
     has_neighbour_rules: bool
+    unseen: Mapping[str, NodeFacts]
+    """Nodes that have GPUs or may have some, without a fresh report that counts."""
     _left: dict[str, dict[str, int]] = field(default_factory=dict)
     _needs: dict[str, Mapping[str, int]] = field(default_factory=dict)
     prices: dict[str, tuple[int, int, str]] = field(default_factory=dict)
@@ -82,13 +85,16 @@ class PodDecision:
 def index_snapshot(snapshot: ClusterSnapshot) -> IndexedSnapshot:
     """Make a snapshot ready."""
     has_rules = any(map(pod_fit.minds_neighbours, snapshot.pods))
+    nodes = {node.metadata.name: node for node in snapshot.nodes}
+    ledger = ledger_of(snapshot)
     scene = IndexedSnapshot(
         snapshot=snapshot,
-        ledger=ledger_of(snapshot),
-        nodes={node.metadata.name: node for node in snapshot.nodes},
+        ledger=ledger,
+        nodes=nodes,
         pods_by_node=pods_by_node(snapshot.pods),
         by_uid={pod.metadata.uid: pod for pod in snapshot.pods},
         has_neighbour_rules=has_rules,
+        unseen={one.node.metadata.name: one for one in unseen_nodes(nodes, ledger, NOW_SECONDS)},
     )
     _load_cpu(scene)
     return scene

@@ -23,6 +23,7 @@ from atoll.cluster.gangs.preemption import EvictionUnit, GangRequest, holdings_o
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import GangSearchInput, PlacementSnapshot, search_input
+from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request, request_of
 from atoll.explain.decision import IndexedSnapshot
@@ -42,6 +43,9 @@ class IndexedGangs:
         found = self.pods_of.get(key_of(gang), ())
         ledger = self.scene.ledger
         members = members_of(found, gang.spec, {p.metadata.uid: bool(ledger.leases_of(p.metadata.uid)) for p in found})
+        conflict = size_conflict_of(gang, found)
+        if conflict is not None:
+            return GangView(gang, members, ReadinessPolicy(), Obstacle("Invalid", str(conflict)))
         site = self.site(gang)
         return GangView(gang, members, ReadinessPolicy(), site if isinstance(site, Obstacle) else None)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from atoll.api import names
-from atoll.api.node_status import Device, GpuNodeStatus
+from atoll.api.node_status import DepartedDevice, Device, GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.allocations import bound_allocation
 from atoll.cluster.errors import MalformedValue
@@ -71,14 +71,15 @@ class GpuTimeline:
 
 
 def timeline_of(snapshot: ClusterSnapshot, events: Iterable[RecordedEvent], node: str, device_id: int) -> GpuTimeline:
-    """Tell the story of a GPU. Raises NoSuchGpu."""
+    """Tell the story of a GPU, one that left its machine too. Raises NoSuchGpu."""
     report = next((one for one in snapshot.reports if one.metadata.name == node), None)
-    device = _device(report, device_id) if report is not None else None
+    left = _departed(report, device_id)
+    device = _device(report, device_id) or (_last_seen(left) if left is not None else None)
     if report is None or device is None:
         known = _known(report) if report is not None else "no agent reports that node"
         raise NoSuchGpu(f"there is no GPU {node}/{device_id}: {known}")
     holders = [pod for pod in snapshot.pods if _names(pod, node, device)]
-    standing = judge_health(report).standings[device.uuid]
+    standing = judge_health(report).standings.get(device.uuid)
     entries = [
         *_health(report, device),
         *_holders(holders),
@@ -86,14 +87,26 @@ def timeline_of(snapshot: ClusterSnapshot, events: Iterable[RecordedEvent], node
         *_told(events, f"{node}/{device_id}", device.uuid, node, holders),
     ]
     now = next((_named(pod) for pod in holders if not pods.is_terminal(pod)), "")
+    state, reason = (str(standing.state), standing.reason) if standing is not None else ("gone", "")
+    if left is not None and standing is None:
+        reason = left.reason
+        entries.append(TimelineEntry(left.left_time, "left", left.reason, f"GpuNodeStatus/{node}"))
     ordered = tuple(sorted(entries, key=lambda entry: (entry.time, entry.kind, entry.text)))
-    state, reason = str(standing.state), standing.reason
     return GpuTimeline(f"{node}/{device_id}", device.uuid, device.model, state, reason, now, ordered)
 
 
-def _device(report: GpuNodeStatus, device_id: int) -> Device | None:
-    devices = report.status.devices if report.status is not None else ()
+def _device(report: GpuNodeStatus | None, device_id: int) -> Device | None:
+    devices = report.status.devices if report is not None and report.status is not None else ()
     return next((device for device in devices if device.id == device_id), None)
+
+
+def _departed(report: GpuNodeStatus | None, device_id: int) -> DepartedDevice | None:
+    cards = report.status.departed if report is not None and report.status is not None else ()
+    return next((card for card in reversed(cards) if card.id == device_id), None)
+
+
+def _last_seen(left: DepartedDevice) -> Device:
+    return Device(id=left.id, uuid=left.uuid, model=left.model, index=0, incidents=left.incidents)
 
 
 def _known(report: GpuNodeStatus) -> str:

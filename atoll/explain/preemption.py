@@ -101,7 +101,7 @@ def _by_count(
         if occupied is None:
             continue
         uids = tuple(victim.metadata.uid for victim in victims)
-        whole = all_victims(uids, broken, occupied, request, scene.ledger, budgets)
+        whole = all_victims(uids, broken, occupied, pod, request, scene.ledger, budgets)
         if whole is not None:
             found.append(ForetoldPreemption(name, tuple(scene.by_uid[uid] for uid in whole.uids), whole.violations))
     return min(found, key=_order, default=None)

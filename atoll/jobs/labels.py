@@ -46,7 +46,7 @@ def labels_of(job: Job, needs: Needs) -> dict[str, str]:
         job_names.OPTIMIZATION_GOAL: intent.optimization_goal.value,
         job_names.WORKLOAD_CLASS: intent.workload_class.value,
         job_names.SPOT_ELIGIBLE: "true" if needs.is_spot else "false",
-        job_names.PREEMPTIBLE: "true" if needs.is_preemptible else "false",
+        names.PREEMPTIBLE: "true" if needs.is_preemptible else "false",
         job_names.PRIORITY: needs.priority.value,
         job_names.RESOURCE_PROFILE: profile_of(job, attributes).name,
         job_names.MODEL_ID: label_value(model) if model is not None else None,

@@ -158,7 +158,7 @@ def _volumes(checkpoint: Checkpoint | None, container: JobContainer, amounts: Am
     if checkpoint is not None and checkpoint.mount_path:
         volumes.append({"name": CHECKPOINTS, "persistentVolumeClaim": {"claimName": claim}})
     if checkpoint is not None:
-        field = {"fieldPath": f"metadata.annotations['{job_names.NOTICE_ANNOTATION}']"}
+        field = {"fieldPath": f"metadata.annotations['{names.PREEMPTION_NOTICE}']"}
         volumes.append(
             {"name": "notice", "downwardAPI": {"items": [{"path": job_names.NOTICE_FILE, "fieldRef": field}]}}
         )

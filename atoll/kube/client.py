@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Generic, Self, TypeVar
@@ -98,6 +99,7 @@ class ApiClient:
         self._budget = RetryBudget()
         self._session = session or _open_session(credentials, user_agent)
         self.throttled_seconds = 0.0
+        self._server_date = ("", 0.0)
         self.observer: CallObserver = ignore_call
         """Told of every request that was sent, repeated ones one by one; must not block."""
 
@@ -336,7 +338,7 @@ class ApiClient:
         call.began_seconds = asyncio.get_running_loop().time()
         if call.data is not None:
             headers["Content-Type"] = call.content_type
-        return await self._session.request(
+        response = await self._session.request(
             call.method,
             call.url,
             data=call.data,
@@ -346,6 +348,17 @@ class ApiClient:
             server_hostname=self._credentials.server_hostname,
             trace_request_ctx=call,
         )
+        self._server_date = (response.headers.get("Date", ""), asyncio.get_running_loop().time())
+        return response
+
+    def server_seconds(self) -> float | None:
+        """Return the time of the API server in seconds since 1970, by the last answer; None where it told none."""
+        text, at_seconds = self._server_date
+        try:
+            seconds = parsedate_to_datetime(text).timestamp()
+        except (ValueError, OverflowError):
+            return None
+        return seconds + asyncio.get_running_loop().time() - at_seconds
 
     def _observe(self, call: _Call, code: str) -> None:
         """Pass a try that was sent to the observer, with its outcome."""

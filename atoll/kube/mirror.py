@@ -5,7 +5,6 @@ ledger. Nothing is decided here.
 """
 
 import asyncio
-import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -14,7 +13,6 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
-from atoll.api.times import parse_microtime
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.leases import may_be_gpu_lease
@@ -25,6 +23,7 @@ from atoll.cluster.objects import (
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
+    decode_heartbeat,
     decode_lease,
     decode_node,
     decode_pod,
@@ -32,7 +31,7 @@ from atoll.cluster.objects import (
     decode_volume_claim,
 )
 from atoll.cluster.release import version_number
-from atoll.cluster.reports import reason_of_the_past, silence_seconds_max
+from atoll.cluster.reports import age_at_first_sight, reason_of_the_past, silence_seconds_max
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
@@ -69,6 +68,7 @@ class ClusterMirror:
     """
 
     def __init__(self, client: ApiClient, clock: Clock, *, with_gangs: bool = False) -> None:
+        self._client = client
         self._clock = clock
         self._listeners: list[Listener] = []
         self.ledger = Ledger()
@@ -90,7 +90,7 @@ class ClusterMirror:
             paths.leases(names.SYSTEM_NAMESPACE), decode_lease, self._take_lease, WatchedKind.LEASE
         )
         self.heartbeats: Reflector[Lease] = watch(
-            paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease, self._take_heartbeat, WatchedKind.HEARTBEAT
+            paths.leases(names.HEARTBEAT_NAMESPACE), decode_heartbeat, self._take_heartbeat, WatchedKind.HEARTBEAT
         )
         self.claims: Reflector[GpuClaim] = watch(
             paths.gpuclaims(), GpuClaim.model_validate_json, _ignore, WatchedKind.CLAIM
@@ -183,11 +183,14 @@ class ClusterMirror:
 
     def _take_heartbeat(self, change: Change[Lease]) -> None:
         if change.kind is ChangeKind.DELETED:
+            if not _has_successor(self.heartbeats, change):
+                self.ledger.drop_heartbeat(change.object.metadata.name)
             return
         spec = change.object.spec
         if change.old is not None and change.old.spec.renew_time == spec.renew_time:
             return
-        age = 0.0 if change.kind is ChangeKind.MODIFIED else self._age_seconds(spec.renew_time)
+        is_seen = change.kind is ChangeKind.MODIFIED
+        age = 0.0 if is_seen else age_at_first_sight(change.object, self._client.server_seconds())
         heard_seconds = self._clock.monotonic_seconds() - age
         name = change.object.metadata.name
         self.ledger.put_heartbeat(name, heard_seconds, silence_seconds_max(change.object))
@@ -197,15 +200,6 @@ class ClusterMirror:
     def _is_unreadable(self, name: str) -> bool:
         """Tell whether a node's report was changed to something that cannot be read; nobody is told of that change."""
         return ("", name) in self.node_statuses.untrusted
-
-    def _age_seconds(self, renew_time: str | None) -> float:
-        """Return how long ago a heartbeat was that we did not see happen, by the wall clocks of two machines."""
-        if renew_time is None:
-            return math.inf
-        try:
-            return max(0.0, (self._clock.now() - parse_microtime(renew_time)).total_seconds())
-        except (ValueError, OverflowError):
-            return math.inf
 
     def _take_node(self, change: Change[Node]) -> None:
         """The Node that a report speaks of may have changed: the report counts again, or no more."""

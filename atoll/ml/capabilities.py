@@ -16,11 +16,11 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.machines import DeviceAttributes, NodeDevices, node_devices
 from atoll.cluster.objects import Node
 from atoll.cluster.quantities import parse_amount, parse_bytes
-from atoll.cluster.requests import Rejection
+from atoll.cluster.requests import Rejection, device_request
 from atoll.cluster.selection import matches_model, select
 from atoll.ml import tables
 from atoll.ml.attributes import Accelerator, MlAttributes, TpuType
-from atoll.ml.mapping import device_claim, device_request
+from atoll.ml.mapping import device_claim
 from atoll.ml.registry import LoadedModel
 from atoll.ml.selection import NODE_LABELS, Labels
 

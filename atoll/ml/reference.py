@@ -50,7 +50,7 @@ def _attributes() -> str:
             f"`{PREFIX}{name}`",
             _values(name, schema["properties"][name], schema["$defs"]),
             _default(name),
-            _meaning(name),
+            MlAttributes.model_fields[name].description or "",
         )
         for name in NAMES
     )
@@ -72,10 +72,6 @@ def _values(name: str, field: dict[str, Any], definitions: dict[str, Any]) -> st
 def _default(name: str) -> str:
     value = DEFAULTS.get(name)
     return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _meaning(name: str) -> str:
-    return MlAttributes.model_fields[name].description or ""
 
 
 def _rules() -> Iterator[str]:

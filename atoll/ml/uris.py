@@ -8,7 +8,7 @@ again. A URI cannot leave its place (`..`, also encoded) and cannot lead to an a
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 from urllib.parse import unquote
 
@@ -154,11 +154,7 @@ def is_public(address: str) -> bool:
         found = found.ipv4_mapped
     if any(found.version == network.version and found in network for network in _CARRIERS):
         return False
-    return _is_global(found)
-
-
-def _is_global(address: IPv4Address | IPv6Address) -> bool:
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
 
 
 def _split(uri: str) -> tuple[str, str] | UriProblem:

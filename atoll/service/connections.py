@@ -34,13 +34,18 @@ class Admission:
     bytes_held: int = 0
     connections: set[Connection] = field(default_factory=set)
 
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether a bound is passed."""
+        return self.bytes_held > self.bytes_max or len(self.connections) > self.connections_max
+
     def guarded(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], Connection]:
         """Return a factory of guarded connections."""
         return lambda: Connection(self, factory())
 
     def enforce(self) -> None:
         """Cut waiting connections until the rest is within the bounds; what is worked on has bounds of its own."""
-        while len(self.connections) > self.connections_max or self.bytes_held > self.bytes_max:
+        while self.is_exceeded:
             waiting = [connection for connection in self.connections if not connection.is_worked_on]
             if self.bytes_held > self.bytes_max and any(connection.bytes_held for connection in waiting):
                 max(waiting, key=Connection.byte_seconds).cut()
@@ -58,7 +63,8 @@ class Connection(asyncio.Protocol):
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._head_deadline: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._head_since: float | None = None
         self._waiting_since = self._loop.time()
         self.bytes_held = 0
         self.is_worked_on = False
@@ -77,16 +83,18 @@ class Connection(asyncio.Protocol):
         self._protocol.connection_made(transport)
         self._admission.connections.add(self)
         self._expect_head()
-        self._admission.enforce()
+        if self._admission.is_exceeded:
+            self._admission.enforce()
 
     def data_received(self, data: bytes) -> None:
         """Count what arrives, and give the head of a request its time."""
         self.bytes_held += len(data)
         self._admission.bytes_held += len(data)
-        if not self.is_worked_on and self._head_deadline is None:
+        if self._head_since is None and not self.is_worked_on:
             self._expect_head()
         self._protocol.data_received(data)
-        self._admission.enforce()
+        if self._admission.is_exceeded:
+            self._admission.enforce()
 
     def eof_received(self) -> bool | None:
         """Pass it on."""
@@ -107,7 +115,7 @@ class Connection(asyncio.Protocol):
 
     def head_is_here(self) -> None:
         """The application has the head: from now on it sees to the time of the body itself."""
-        self._stop_deadline()
+        self._head_since = None
         self._waiting_since = self._loop.time()
 
     def work(self) -> None:
@@ -127,16 +135,24 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _expect_head(self) -> None:
-        self._waiting_since = self._loop.time()
-        self._head_deadline = self._loop.call_later(self._admission.read_seconds, self.cut)
+        """One timer serves many requests: it is armed anew where it finds that a later head has time left."""
+        self._waiting_since = self._head_since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._admission.read_seconds, self._check_head)
 
-    def _stop_deadline(self) -> None:
-        if self._head_deadline is not None:
-            self._head_deadline.cancel()
-            self._head_deadline = None
+    def _check_head(self) -> None:
+        self._timer = None
+        if self._head_since is None:
+            return
+        left_seconds = self._head_since + self._admission.read_seconds - self._loop.time()
+        if left_seconds > 0:
+            self._timer = self._loop.call_later(left_seconds, self._check_head)
+        else:
+            self.cut()
 
     def _forget(self) -> None:
-        self._stop_deadline()
+        if self._timer is not None:
+            self._timer.cancel()
         self._release_bytes()
         self._admission.connections.discard(self)
 

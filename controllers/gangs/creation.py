@@ -13,7 +13,9 @@ from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.api.times import seconds_of
 from atoll.cluster.gangs.kueue_topology import TopologyWish, wish_of, words
-from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, key_of
+from atoll.cluster.gangs.lifecycle import has_begun
+from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, has_gate, key_of
+from atoll.cluster.gangs.sizes import SizeConflict, size_conflict, size_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
@@ -27,6 +29,7 @@ POD_SET = "pods"
 AGAIN_SECONDS = 0.5
 REFUSED_SECONDS = 30.0
 NOTE_LENGTH_MAX = 900
+TOLD_MAX = 8
 RETURN_SECONDS = 600.0
 """How long after its pause a gang without pods is kept: its owner may be slow to make them."""
 NO_WISHES: Mapping[str, TopologyWish] = MappingProxyType({})
@@ -42,7 +45,7 @@ class GangMaker:
     async def make(self, key: GangKey) -> float | None:
         """Create the gang that the pods describe, if they describe one. Raises KubeError."""
         members = [pod for pod in self._cache.pods_of(key) if pod.metadata.deletion_timestamp is None]
-        if not members:
+        if not members or self.tell_conflict(key, size_conflict(members)):
             return None
         size = size_of(members)
         if size is None:
@@ -80,8 +83,17 @@ class GangMaker:
             self._record_event(members, f"GpuGang {key[1]!r} is made: {assumed}"[:NOTE_LENGTH_MAX])
         return None
 
+    def tell_conflict(self, key: GangKey, conflict: SizeConflict | None) -> bool:
+        """Record on both pods, and on others that wait, that they contradict each other; tell whether they do."""
+        if conflict is None:
+            return False
+        others = [pod for pod in self._cache.pods_of(key) if has_gate(pod) and pod not in conflict.pods]
+        self._record_event([*conflict.pods, *others], f"nobody of gang {key[1]!r} starts: {conflict}"[:NOTE_LENGTH_MAX])
+        return True
+
     async def is_outlived(self, gang: GpuGang) -> bool:
-        """Delete a gang that was made for pods that are no more, or for another owner; tell whether it was."""
+        """Delete a gang that was made for pods that are no more, for another owner, or from a size that nobody says any
+        more and of which nobody has started; tell whether it was."""
         made_for = gang.metadata.annotations.get(names.GANG_MADE_FOR)
         if made_for is None:
             return False
@@ -89,7 +101,7 @@ class GangMaker:
         owner = owner_of([pod for pod in members if pod.metadata.deletion_timestamp is None])
         is_another = owner is not None and made_for != owner.uid
         is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())
-        if not (is_another or is_empty):
+        if not (is_another or is_empty or self._is_of_another_size(gang, members)):
             return False
         options = delete_options(uid=gang.metadata.uid)
         try:
@@ -98,6 +110,16 @@ class GangMaker:
             return True
         return True
 
+    def _is_of_another_size(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
+        """Tell whether all pods say another size than the gang was made with, nobody has edited it since, and none of
+        them has a place."""
+        size = size_of(pod for pod in members if pod.metadata.deletion_timestamp is None)
+        made = gang.spec.pod_sets[0]
+        if size is None or made.name != POD_SET or made.count == size or gang.metadata.generation > 1:
+            return False
+        view = self._cache.view(gang)
+        return not (view.is_admitted or has_begun(view))
+
     def _may_come_back(self, status: GpuGangStatus) -> bool:
         """Tell whether the gang waits out a pause, or its owner was resumed a while ago and makes new pods."""
         requeue_at = seconds_of(status.requeue_state.requeue_at or "") if status.requeue_state is not None else None
@@ -105,17 +127,10 @@ class GangMaker:
         return bool(status.suspended_owners) or is_expected
 
     def _record_event(self, members: Sequence[Pod], note: str) -> None:
-        for pod in members[:8]:
+        for pod in members[:TOLD_MAX]:
             self._context.events.record(
                 pod_reference(pod), reason=names.REASON_GANG_WAITING, note=note, action="Wait", type="Warning"
             )
-
-
-def size_of(members: Iterable[Pod]) -> int | None:
-    """Return the gang's size if every member says it and all say the same."""
-    sizes = {pod.metadata.annotations.get(names.GANG_SIZE) for pod in members}
-    text = sizes.pop() if len(sizes) == 1 else None
-    return int(text) if text is not None and text.isascii() and text.isdigit() and 0 < len(text) <= 6 else None
 
 
 def owner_of(members: Sequence[Pod]) -> OwnerReference | None:

@@ -30,7 +30,7 @@ from atollctl.topo_source import (
 from tests.atollctl.matrices import saved
 from tests.builders import make_report, report_json
 from tests.fakes.api_server import FakeApiServer, answering
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 from topology.model import machine
 from topology.profiles import profile_names
 from topology.topo_text import TEXT_MAX

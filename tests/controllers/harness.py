@@ -30,7 +30,8 @@ from controllers.settings import ControllersSettings
 from tests.builders import lease_json, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer, Object
 from tests.fakes.clock import until
-from tests.kube.conftest import kubeconfig, no_wait
+from tests.fakes.listening import kubeconfig
+from tests.kube.conftest import no_wait
 
 SPEED = 5.0
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/atoll-system/leases"
@@ -246,6 +247,7 @@ async def running_controllers(
     *,
     fails_at: int = 0,
     is_after: bool = False,
+    settings: dict[str, Any] | None = None,
 ) -> AsyncIterator[ControllerHarness]:
     """Run the loops over a node n1 with eight GPUs and whatever `setup` puts on the server before they start."""
     async with InMemoryServer().running() as server:
@@ -255,7 +257,8 @@ async def running_controllers(
         beat = {"holderIdentity": "n1", "leaseDurationSeconds": 36_000, "renewTime": renewed}
         server.put(f"{HEARTBEATS}/n1", {"metadata": {"name": "n1"}, "spec": beat})
         setup(server)
-        async with leading(server, folder, lambda client: FaultyApi(client, fails_at, is_after)) as term:
+        api_of = lambda client: FaultyApi(client, fails_at, is_after)  # noqa: E731
+        async with leading(server, folder, api_of, settings=settings) as term:
             yield ControllerHarness(
                 server, term.api, term.mirror, term.notes, term.loops, term.is_leading, term.metrics
             )

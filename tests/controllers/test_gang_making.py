@@ -8,8 +8,9 @@ import pytest
 from atoll.api import names
 from atoll.api.gangs import GpuGang
 from atoll.cluster.gangs.kueue_topology import TopologyWish
+from atoll.cluster.gangs.sizes import size_of
 from atoll.cluster.objects import OwnerReference, Pod
-from controllers.gangs.creation import assumption, gang_body, owner_of, pod_sets_of, size_of, wishes_of
+from controllers.gangs.creation import assumption, gang_body, owner_of, pod_sets_of, wishes_of
 from tests.builders import make_pod
 
 JOBSET = "jobset.sigs.k8s.io/replicatedjob-name"

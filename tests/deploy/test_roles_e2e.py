@@ -75,6 +75,8 @@ ALLOWED = [
     ("controllers", "patch jobs.batch", "default"),
     ("controllers", "patch workloads.kueue.x-k8s.io", "default"),
     ("controllers", f"patch {REPORTS}", ""),
+    ("controllers", f"delete {REPORTS}", ""),
+    ("controllers", f"delete {LEASES}", NODES),
     ("controllers", "create events.events.k8s.io", "default"),
     ("controllers", "create secrets", SYSTEM),
     ("controllers", "patch secrets:atoll-authority", SYSTEM),
@@ -82,6 +84,9 @@ ALLOWED = [
 ]
 
 DENIED = [
+    ("controllers", f"declare-gone {REPORTS}", ""),
+    ("controllers", f"patch {LEASES}", NODES),
+    ("agent", f"declare-gone {REPORTS}", ""),
     ("scheduler", f"get {CLAIMS}", ""),
     ("webhook", "get secrets:atoll-webhook-tls", SYSTEM),
     ("agent", "get pods", "default"),

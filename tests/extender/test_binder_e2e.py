@@ -29,7 +29,7 @@ from tests.fakes.fault_proxy import (
     garbled,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("control_plane")]
+pytestmark = pytest.mark.e2e
 
 BINDING = r"POST .*/binding$"
 LEASE_CREATE = r"POST .*/leases$"

@@ -12,19 +12,29 @@ Admitted is written when all GPUs are reserved and before the first member may s
 is ungated where the gang is admitted, and gives them back where it is not: there is no third case.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.api import names
-from atoll.api.gangs import GpuGang, GpuGangStatus, RequeueState
+from atoll.api.gangs import GangAssignment, GpuGang, GpuGangStatus, RequeueState
 from atoll.api.times import seconds_of, text_of
 from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, without_pod_set
-from atoll.cluster.gangs.readiness import QuorumCount, owner_uid, placeable, placed, quorum, readiness
+from atoll.cluster.gangs.membership import (
+    STARTED,
+    GangMember,
+    MemberStage,
+    admission_of,
+    of_admission,
+    owner_uid,
+    without_pod_set,
+)
+from atoll.cluster.gangs.readiness import QuorumCount, placeable, placed, quorum, readiness
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
+from atoll.cluster.gangs.succeeded import known_uids, of_owners, remember
 from atoll.cluster.objects import Pod
 
 
@@ -64,12 +74,18 @@ def missing_claim(pod: Pod, reason: str) -> Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class GangView:
-    """Everything that a decision is made on. `obstacle`: what is wrong with the gang or its topology."""
+    """Everything that a decision is made on. `members` leave out those that ended in an earlier admission; `obstacle`:
+    what is wrong with the gang or its topology."""
 
     gang: GpuGang
     members: tuple[GangMember, ...]
     policy: ReadinessPolicy
     obstacle: Obstacle | None = None
+
+    def __post_init__(self) -> None:
+        status = self.status
+        members = of_admission(self.members, status.admission, known_uids(status.succeeded))
+        object.__setattr__(self, "members", members)
 
     @property
     def status(self) -> GpuGangStatus:
@@ -96,13 +112,15 @@ class LifecycleDecision:
 def decide(view: GangView, *, now_seconds: float, jitter: float = 0.0) -> LifecycleDecision:
     """Decide about one gang. `jitter` from 0 to 1 moves the end of a pause."""
     spec = view.gang.spec
-    tallied = readiness(spec, view.members)
+    succeeded = remember(view.status.succeeded, view.members, is_admitted=view.is_admitted)
+    tallied = readiness(spec, view.members, succeeded)
     status = view.status.model_copy(
         update={
             "members": sum(
                 m.stage in STARTED or m.stage in {MemberStage.GATED, MemberStage.HELD_BACK} for m in view.members
             ),
             "ready": tallied.count,
+            "succeeded": succeeded,
             "needed": spec.quorum,
             "observed_generation": view.gang.metadata.generation or None,
         }
@@ -142,18 +160,19 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     if remains and is_evicted:
         message = f"{len(remains)} members of the evicted admission have not ended yet"
         return LifecycleDecision(GangAction.EVICT, _wait(status, "WaitForRelease", message, now_seconds), remains)
-    if remains:
-        return LifecycleDecision(GangAction.NOTHING, _adopt(status, now_seconds), again_seconds=0.0)
-    requeue_at = seconds_of(state.requeue_at or "") if (state := status.requeue_state) is not None else None
-    if requeue_at is not None and requeue_at > now_seconds:
-        message = f"evicted {state.count if state else 0} times; tried again at {text_of(requeue_at)}"
+    if remains or (not is_evicted and _has_finished(view, status)):
+        return LifecycleDecision(GangAction.NOTHING, _adopt(view, status, now_seconds), again_seconds=0.0)
+    status, requeue_at = _with_pause(view, status, now_seconds)
+    if requeue_at > now_seconds:
+        count = status.requeue_state.count if status.requeue_state is not None else 0
+        message = f"evicted {count} times; tried again at {text_of(requeue_at)}"
         waiting = _wait(status, "WaitForRequeue", message, now_seconds)
         return _undo_or(view, LifecycleDecision(GangAction.NOTHING, waiting, again_seconds=requeue_at - now_seconds))
     if status.suspended_owners:
         return _undo_or(
             view, LifecycleDecision(GangAction.RESUME, _wait(status, "WaitForQuorum", "resuming owners", now_seconds))
         )
-    present = quorum(view.gang.spec, view.members)
+    present = quorum(view.gang.spec, view.members, status.succeeded)
     status = _with_quorum(status, view.members, present, now_seconds)
     if not present.is_enough:
         return _undo_or(
@@ -166,6 +185,22 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     return _undo_or(view, LifecycleDecision(GangAction.PLACE, _phase(status, "Waiting"), chosen))
 
 
+def _has_finished(view: GangView, status: GpuGangStatus) -> bool:
+    """Tell whether all of the work is done and nobody waits to do more."""
+    return not status.members and readiness(view.gang.spec, view.members, status.succeeded).is_enough
+
+
+def _with_pause(view: GangView, status: GpuGangStatus, now_seconds: float) -> tuple[GpuGangStatus, float]:
+    """Return when the pause ends. The clock of an earlier leader may have been ahead: no pause is longer than the
+    longest from now on."""
+    state = status.requeue_state
+    end = seconds_of(state.requeue_at or "") if state is not None else None
+    latest = now_seconds + view.policy.requeuing.max_seconds + 1.0
+    if state is None or end is None or end <= latest:
+        return status, end or 0.0
+    return status.model_copy(update={"requeue_state": state.model_copy(update={"requeue_at": text_of(latest)})}), latest
+
+
 def _undo_or(view: GangView, decision: LifecycleDecision) -> LifecycleDecision:
     """A gang that is not admitted holds nothing: whatever else is to be done comes after that."""
     holding = tuple(member for member in view.members if member.holds and member.is_gated)
@@ -176,16 +211,16 @@ def _decide_admitted(
     view: GangView, status: GpuGangStatus, tallied: QuorumCount, *, now_seconds: float, jitter: float
 ) -> LifecycleDecision:
     held = tuple(member for member in view.members if member.holds and member.is_gated)
-    if held and not has_begun(view) and not quorum(view.gang.spec, view.members).is_enough:
+    if held and not has_begun(view) and not quorum(view.gang.spec, view.members, status.succeeded).is_enough:
         gone = give_up(status, "members were deleted before any was ungated", now_seconds=now_seconds)
         return LifecycleDecision(GangAction.NOTHING, gone, again_seconds=0.0)
     if held:
         return LifecycleDecision(GangAction.UNGATE, _phase(status, "Starting"), held)
-    if not any(member.stage in STARTED for member in view.members) and not tallied.is_enough:
+    if not has_begun(view) and (not tallied.is_enough or _begins_anew(view, status)):
         return LifecycleDecision(GangAction.NOTHING, _without_admission(status, now_seconds), again_seconds=0.0)
     status = _with_start(status, now_seconds)
     status = _with_readiness(status, tallied, now_seconds)
-    preempted = _preempted(view)
+    preempted = _preempted(view, status)
     if preempted is not None:
         return _evict(view, status, preempted, now_seconds=now_seconds, pause=None)
     failing = _failing(view, status, tallied, now_seconds)
@@ -196,8 +231,22 @@ def _decide_admitted(
     if stuck:
         return LifecycleDecision(GangAction.DROP, _phase(status, "Recovering"), stuck, again_seconds=1.0)
     chosen, _ = placeable(view.gang.spec, view.members)
-    status = _phase(status, "Running" if tallied.is_enough else "Starting" if not status.was_ready else "Recovering")
+    status = _phase(status, _phase_of(status, tallied))
     return LifecycleDecision(GangAction.REPLACE if chosen else GangAction.NOTHING, status, chosen, again)
+
+
+def _phase_of(status: GpuGangStatus, tallied: QuorumCount) -> str:
+    """Return the phase of an admitted gang of which everybody was let go."""
+    if tallied.is_enough:
+        return "Running" if status.members else "Finished"
+    return "Recovering" if status.was_ready else "Starting"
+
+
+def _begins_anew(view: GangView, status: GpuGangStatus) -> bool:
+    """Tell whether the gang has done its work and the members that wait are others than those that its owners still
+    had to make: they start together, as any gang, and not one by one as successors."""
+    gated = {owner_uid(member) for member in view.members if member.is_gated and not member.holds}
+    return bool(gated) and not gated & {entry.owner for entry in status.succeeded if entry.owner}
 
 
 def has_begun(view: GangView) -> bool:
@@ -218,9 +267,11 @@ def _next_pause(view: GangView, status: GpuGangStatus, jitter: float) -> tuple[i
 
 
 def _with_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
-    """Start the clock: every member that was placed has been let go."""
-    assignment = status.assignment
-    if assignment is None or assignment.time:
+    """Start the clock: every member that was placed has been let go. Of a gang that was taken over nobody knows when
+    that was, and a time to come is that of another clock: then it is now."""
+    assignment = status.assignment or GangAssignment()
+    start = seconds_of(assignment.time)
+    if start is not None and start <= now_seconds:
         return status
     return status.model_copy(update={"assignment": assignment.model_copy(update={"time": text_of(now_seconds)})})
 
@@ -274,9 +325,9 @@ def _failing(view: GangView, status: GpuGangStatus, tallied: QuorumCount, now_se
     return None
 
 
-def _preempted(view: GangView) -> Obstacle | None:
+def _preempted(view: GangView, status: GpuGangStatus) -> Obstacle | None:
     """Return why the gang gives way: kube-scheduler takes members that it needs, and the rest would run in vain."""
-    if placed(view.gang.spec, view.members).is_enough:
+    if placed(view.gang.spec, view.members, status.succeeded).is_enough:
         return None
     for member in view.members:
         if member.stage in {MemberStage.ENDING, MemberStage.FAILED} and is_victim(member.pod):
@@ -323,13 +374,33 @@ def _without_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStat
 
 
 def _close_admission(status: GpuGangStatus) -> GpuGangStatus:
-    kept = conditions.drop(status.conditions, names.CONDITION_PODS_READY)
-    return status.model_copy(update={"was_ready": False, "losses": 0, "assignment": None, "conditions": kept})
+    update = {
+        "admission": "",
+        "was_ready": False,
+        "losses": 0,
+        "assignment": None,
+        "succeeded": tuple(entry for entry in status.succeeded if entry.owner),
+        "conditions": conditions.drop(status.conditions, names.CONDITION_PODS_READY),
+    }
+    return status.model_copy(update=update)
 
 
-def _adopt(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
-    """Members run, and this GpuGang knows of no admission: it was created anew, or lost its status."""
-    return meet(status, names.CONDITION_ADMITTED, "Admitted", "members that already run were taken over", now_seconds)
+def _adopt(view: GangView, status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
+    """Members run or have done all of the work, and this GpuGang knows of no admission: it was created anew, or lost
+    its status. The admission of most of them goes on under its id, and what must happen in time begins now."""
+    running = _remains(view.members) or view.members
+    known = Counter(admission_of(member) for member in running).items()
+    admission = min(((-count, one) for one, count in known), default=(0, ""))[1]
+    message = "members that already run were taken over"
+    return _let_go(status, admission, message, now_seconds)
+
+
+def _let_go(status: GpuGangStatus, admission: str, message: str, now_seconds: float) -> GpuGangStatus:
+    status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
+    status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)
+    status = fail(status, names.CONDITION_PODS_READY, "WaitForStart", "", now_seconds)
+    update = {"admission": admission, "was_ready": False, "losses": 0, "assignment": None}
+    return _phase(status.model_copy(update=update), "Starting")
 
 
 def _with_quorum(
@@ -350,14 +421,21 @@ def _with_quorum(
     )
 
 
-def admit(status: GpuGangStatus, *, now_seconds: float, message: str) -> GpuGangStatus:
-    """Return the status of a gang whose GPUs are all reserved."""
-    status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
-    status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)
-    status = fail(status, names.CONDITION_PODS_READY, "WaitForStart", "", now_seconds)
-    return _phase(
-        status.model_copy(update={"admissions": status.admissions + 1, "was_ready": False, "losses": 0}), "Starting"
+def admit(
+    status: GpuGangStatus,
+    *,
+    now_seconds: float,
+    message: str,
+    admission: str = "",
+    members: Sequence[GangMember] = (),
+) -> GpuGangStatus:
+    """Return the status of a gang whose GPUs are all reserved, under the id `admission`. What earlier members have done
+    counts on where their owners made some of these `members`."""
+    owners = {owner_uid(member) for member in members}
+    status = status.model_copy(
+        update={"admissions": status.admissions + 1, "succeeded": of_owners(status.succeeded, owners)}
     )
+    return _let_go(status, admission, message, now_seconds)
 
 
 def give_up(status: GpuGangStatus, message: str, *, now_seconds: float) -> GpuGangStatus:

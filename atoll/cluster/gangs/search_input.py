@@ -13,7 +13,7 @@ from atoll.api.gangs import GangPodSet, GpuGangSpec
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
 from atoll.api.topologies import HOSTNAME
 from atoll.cluster import host_fit, pod_fit
-from atoll.cluster.feasibility import all_positions
+from atoll.cluster.feasibility import NodeFacts, all_positions, missing_fact
 from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import GangMember
@@ -24,7 +24,6 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import device_groups, plain
 from atoll.cluster.weakness import weaknesses
-from topology.device_requests import gpus
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.spares import with_spares
@@ -91,14 +90,8 @@ class PlacementSnapshot:
         node, devices = self.nodes.get(name), self.devices.get(name)
         if node is None or devices is None:
             return ""
-        if not host_fit.is_ready(node):
-            return f"{name} is Ready"
-        if host_fit.opened(node) != node:
-            return f"{name} is uncordoned" if node.spec.unschedulable else f"{name} loses the taints of its state"
-        if name not in self.cells:
-            return f"the agent of {name} reports again"
-        missing = (all_positions(devices) & ~devices.usable).bit_count()
-        return f"{name} gives out the {gpus(missing)} that it withholds" if missing else ""
+        cell = self.cells.get(name)
+        return missing_fact(NodeFacts(node, devices, cell.free if cell is not None else None))
 
     def without_positions(self, masks: Mapping[str, int]) -> "PlacementSnapshot":
         """Return the snapshot without these positions of nodes."""
