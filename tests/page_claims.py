@@ -75,6 +75,12 @@ GANGS: Final = {
         "test_a_status_with_very_many_domains_is_summarised test_a_host_is_named_alone_where_it_is_the_lowest_level"
     ),
     "5. **Each member**": "test_a_gang_is_admitted_whole test_pinning_only_tightens",
+    "**What is remembered.**": (
+        "test_a_member_whose_object_is_collected_after_its_success_counts_on "
+        "test_the_memory_is_bounded_and_no_success_of_a_large_gang_is_lost "
+        "test_a_member_of_an_earlier_admission_says_nothing_about_this_one "
+        "test_a_gang_that_is_taken_over_has_its_time_from_then_on"
+    ),
     "Until the condition is written": (
         "test_a_leader_that_dies_at_any_write_leaves_nothing_half_done "
         "test_controllers_that_are_killed_during_an_admission_finish_or_undo_it "
@@ -257,6 +263,12 @@ LEDGER: Final = {
     "| machine rebooted before the deletion |": ROWS,
     "| card replaced in the same machine |": ROWS,
     "| card fell out of a node": ROWS,
+    "| card taken out over a reboot": ROWS,
+    "| card taken out, report from before": ROWS,
+    "| one of two cards taken out |": ROWS,
+    "| card taken out and put back |": ROWS,
+    "| machine declared gone for good |": ROWS,
+    "| machine declared gone, pod not deleted |": ROWS,
     "| only a Lease remembers the pod |": ROWS,
     "*Ended* believes the pod's own status": (
         "test_door_is_shut_by_its_policy_alone test_end_of_a_pod_by_its_own_object"
