@@ -18,6 +18,8 @@ from atollctl import (
     gpu,
     history,
     job,
+    job_server,
+    job_service,
     node,
     simulate,
     snapshot,
@@ -34,7 +36,14 @@ app = typer.Typer(name="atoll", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
 app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs and show their health.")
 app.add_typer(node.app, name="node", help="Show GPU machines; declare one gone for good.")
-app.add_typer(job.app, name="job", help="Check jobs, render them as objects, and explain where they would run.")
+app.add_typer(job.app, name="job", help="Check jobs, render and explain them, and give them to the job service.")
+app.add_typer(job_server.app, name="jobs", help="The job service.")
+job.app.command(name="submit")(job_service.submit_jobs)
+job.app.command(name="list")(job_service.list_service_jobs)
+job.app.command(name="show")(job_service.show_job)
+job.app.command(name="cancel")(job_service.cancel_job)
+job.app.command(name="retry")(job_service.retry_failed_job)
+job.app.command(name="logs")(job_service.show_logs)
 app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
 app.command(name="audit")(audit.audit_cluster)
 app.command(name="explain")(explain.explain_subject)

@@ -140,8 +140,8 @@ def changed_cluster(
     namespace: str,
 ) -> "ClusterSnapshot":
     """Return the cluster with the requested changes. Raises QuestionMistake."""
-    from atoll.explain.changes import without_pods
-    from atoll.explain.simulation import with_nodes, without_nodes
+    from atoll.explain.changes import with_nodes, without_pods
+    from atoll.explain.simulation import without_nodes
 
     known = {node.metadata.name for node in found.nodes}
     for name in remove:

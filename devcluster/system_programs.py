@@ -1,4 +1,4 @@
-"""Programs that are not built here: runc and busybox for nodes; Prometheus and a browser for tests.
+"""Programs that are not built here: runc and busybox for nodes; Prometheus, a browser and PostgreSQL for tests.
 
 runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. They come from PATH
 if suitable, else from Debian's packages, downloaded and unpacked into the cache without an installation.
@@ -21,6 +21,8 @@ from devcluster.errors import BuildError
 _PACKAGES = ("runc", "libseccomp2", "busybox-static")
 _PROMETHEUS_PACKAGES = ("prometheus",)
 _BROWSER_PACKAGES = ("chromium-headless-shell", "fonts-dejavu-core")
+_POSTGRES_PACKAGES = ("postgresql",)
+_POSTGRES_FOLDERS = "usr/lib/postgresql/*/bin"
 _FONTS = """\
 <?xml version="1.0"?>
 <fontconfig><dir>{fonts}</dir><dir>/usr/share/fonts</dir><cachedir>{cache}</cachedir></fontconfig>
@@ -85,6 +87,24 @@ def find_browser(cache: Path, *, report: Callable[[str], None]) -> Browser:
     fonts.write_text(_FONTS.format(fonts=unpacked / "usr/share/fonts", cache=unpacked / "fonts"))
     libraries = sorted({str(path.parent) for path in unpacked.glob("usr/lib/**/*.so*")})
     return Browser(program, {"LD_LIBRARY_PATH": ":".join(libraries), "FONTCONFIG_FILE": str(fonts)})
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresPrograms:
+    """The folder with initdb, pg_ctl and postgres, and the variables that they are started with."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+
+def find_postgres(cache: Path, *, report: Callable[[str], None]) -> PostgresPrograms:
+    """PostgreSQL of this machine or from the cache. Raises BuildError with what to install."""
+    for folder in sorted(Path("/").glob(_POSTGRES_FOLDERS), reverse=True):
+        if (folder / "initdb").exists():
+            return PostgresPrograms(folder, {})
+    unpacked = _kept_whole(cache, "debian-postgres", lambda: _lacking(_POSTGRES_PACKAGES), report=report)
+    libraries = sorted({str(path.parent) for path in unpacked.glob("usr/lib/**/*.so*")})
+    return PostgresPrograms(_only(unpacked, (_POSTGRES_FOLDERS,)), {"LD_LIBRARY_PATH": ":".join(libraries)})
 
 
 def _lacking(packages: Sequence[str]) -> list[str]:

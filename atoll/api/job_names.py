@@ -24,6 +24,12 @@ MODEL_ID: Final = "job.gpu.scheduling/model-id"
 MODEL_VERSION: Final = "job.gpu.scheduling/model-version"
 APP: Final = "app"
 
+# Labels of what the job service makes.
+SERVICE_ID: Final = "job.gpu.scheduling/service-id"
+"""Which service made the object: each looks after its own alone."""
+ATTEMPT: Final = "job.gpu.scheduling/attempt"
+"""Which try of the job it belongs to, from 1."""
+
 # Annotations of the object that runs the pods.
 DEADLINE: Final = "job.gpu.scheduling/deadline"
 SCHEDULED_START: Final = "job.gpu.scheduling/scheduled-start"

@@ -64,6 +64,8 @@ GANG_SUSPENDED: Final = "gpu.scheduling/suspended"
 """Annotation on a Job or another owner of members that Atoll suspended: the uid of the gang. Only these are resumed."""
 FABRIC_LEVEL: Final = "gpu.scheduling/fabric-clique"
 """Level of a Topology whose domains are NVLink fabric cliques: clusterUUID and cliqueId, as the agents report them."""
+START_TAINT_PREFIXES: Final = ("startup-taint.cluster-autoscaler.kubernetes.io/", f"{GROUP}/")
+"""What the keys of taints begin with that the controllers may take off a new node; no others, by their policy."""
 RUNTIME_CLASS: Final = "atoll-nvidia"
 """RuntimeClass whose NVIDIA handler accepts the visible-devices variable; only the webhook may set it."""
 

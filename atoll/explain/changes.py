@@ -4,7 +4,7 @@
 change. Pure: it makes new values.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -43,15 +43,19 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class ClusterChange:
-    """A change; empty fields change nothing. GPUs are (node, uuid)."""
+    """A change; empty fields change nothing. GPUs are (node, uuid).
+
+    `count`: number of GPUs, for a pod; `members`: the number that is enough, per pod set, for a gang.
+    """
 
     relaxed: tuple[str, ...] = ()
     count: int = 0
+    members: tuple[tuple[str, int], ...] = ()
     uncordoned: tuple[tuple[str, str], ...] = ()
     healed: tuple[tuple[str, str], ...] = ()
     ended: tuple[str, ...] = ()
-    opened: str = ""
-    added: Addition | None = None
+    opened: tuple[str, ...] = ()
+    added: tuple[Addition, ...] = ()
 
 
 RELAXATIONS: Final[dict[str, Callable[[DeviceClaim], DeviceClaim]]] = {
@@ -84,13 +88,10 @@ def changed(case: PodCase, change: ClusterChange) -> PodCase:
         claim = asking_less(claim, change.relaxed, count=change.count)
     if change.count:
         pod = with_count(pod, change.count, claim)
-    snapshot = freed(snapshot, uncordoned=change.uncordoned, healed=change.healed, ended=change.ended)
-    if change.opened:
-        nodes = tuple(opened(one, pod) if one.metadata.name == change.opened else one for one in snapshot.nodes)
-        node = next(one for one in snapshot.nodes if one.metadata.name == change.opened)
+    snapshot = _freed(snapshot, change)
+    for node in [one for one in snapshot.nodes if one.metadata.name in change.opened]:
+        nodes = tuple(opened(one, pod) if one is node else one for one in snapshot.nodes)
         snapshot, pod = replace(snapshot, nodes=nodes), admitted_by(pod, node)
-    if change.added is not None:
-        snapshot = with_node(snapshot, change.added)
     return PodCase(snapshot, pod, claim)
 
 
@@ -104,18 +105,24 @@ def asking_less(claim: GpuClaim, relaxed: Collection[str], *, count: int = 0) ->
     return claim.model_copy(update={"spec": claim.spec.model_copy(update={"devices": asked})})
 
 
-def freed(
-    snapshot: ClusterSnapshot,
-    *,
-    uncordoned: Collection[tuple[str, str]],
-    healed: Collection[tuple[str, str]],
-    ended: Collection[str],
-) -> ClusterSnapshot:
-    """Return the cluster with these GPUs usable again and these pods ended."""
-    if uncordoned or healed:
-        reports = (well_again(one, uncordoned, healed) for one in snapshot.reports)
+def _freed(snapshot: ClusterSnapshot, change: ClusterChange) -> ClusterSnapshot:
+    """Return the cluster with more nodes, these GPUs usable again and these pods ended."""
+    if change.uncordoned or change.healed:
+        reports = (well_again(one, change.uncordoned, change.healed) for one in snapshot.reports)
         snapshot = replace(snapshot, reports=tuple(reports))
-    return without_pods(snapshot, frozenset(ended)) if ended else snapshot
+    if change.ended:
+        snapshot = without_pods(snapshot, frozenset(change.ended))
+    return with_nodes(snapshot, change.added)
+
+
+def with_nodes(snapshot: ClusterSnapshot, added: Sequence[Addition]) -> ClusterSnapshot:
+    """Return the cluster with more nodes."""
+    return replace(
+        snapshot,
+        nodes=(*snapshot.nodes, *(one.node for one in added)),
+        reports=(*snapshot.reports, *(one.report for one in added)),
+        heartbeats=(*snapshot.heartbeats, *(one.heartbeat for one in added)),
+    )
 
 
 def with_count(pod: Pod, count: int, claim: GpuClaim | None) -> Pod:
@@ -168,16 +175,6 @@ def without_pods(snapshot: ClusterSnapshot, uids: Collection[str]) -> ClusterSna
     )
 
 
-def with_node(snapshot: ClusterSnapshot, added: Addition) -> ClusterSnapshot:
-    """Return the snapshot with one more node."""
-    return replace(
-        snapshot,
-        nodes=(*snapshot.nodes, added.node),
-        reports=(*snapshot.reports, added.report),
-        heartbeats=(*snapshot.heartbeats, added.heartbeat),
-    )
-
-
 def _without_uses(status: GpuNodeStatus, uids: Collection[str]) -> GpuNodeStatus:
     report = status.status
     if report is None or not any(entry.uid in uids for entry in report.pods):
@@ -219,22 +216,6 @@ def admitted_by(pod: Pod, node: Node) -> Pod:
     return msgspec.structs.replace(pod, spec=spec)
 
 
-@dataclass(frozen=True, slots=True)
-class GangChange:
-    """A change; empty fields change nothing. GPUs are (node, uuid).
-
-    `members`: the number that is enough, per pod set.
-    """
-
-    relaxed: tuple[str, ...] = ()
-    members: tuple[tuple[str, int], ...] = ()
-    uncordoned: tuple[tuple[str, str], ...] = ()
-    healed: tuple[tuple[str, str], ...] = ()
-    ended: tuple[str, ...] = ()
-    opened: tuple[str, ...] = ()
-    added: tuple[Addition, ...] = ()
-
-
 def _each_request(
     change: Callable[[GangTopologyRequest], GangTopologyRequest],
 ) -> Callable[[GpuGangSpec], GpuGangSpec]:
@@ -268,7 +249,7 @@ def relaxations_of_gang(snapshot: ClusterSnapshot, gang: GpuGang) -> tuple[str, 
     return (*found, *(name for name, relax in RELAXATIONS.items() if any(relax(one) != one for one in asked)))
 
 
-def changed_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> tuple[ClusterSnapshot, GpuGang]:
+def changed_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: ClusterChange) -> tuple[ClusterSnapshot, GpuGang]:
     """Return the cluster and the gang after the change."""
     if change.relaxed or change.members:
         gang = _gang_asking_less(gang, change)
@@ -276,15 +257,10 @@ def changed_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -
             snapshot, gangs=tuple(gang if key_of(one) == key_of(gang) else one for one in snapshot.gangs)
         )
         snapshot = _claims_relaxed(snapshot, gang, change.relaxed)
-    snapshot = freed(snapshot, uncordoned=change.uncordoned, healed=change.healed, ended=change.ended)
-    if change.opened:
-        snapshot = _with_open_nodes(snapshot, gang, change.opened)
-    for one in change.added:
-        snapshot = with_node(snapshot, one)
-    return snapshot, gang
+    return _with_open_nodes(_freed(snapshot, change), gang, change.opened), gang
 
 
-def _gang_asking_less(gang: GpuGang, change: GangChange) -> GpuGang:
+def _gang_asking_less(gang: GpuGang, change: ClusterChange) -> GpuGang:
     spec = gang.spec
     for name in change.relaxed:
         relax = GANG_RELAXATIONS.get(name)
@@ -310,6 +286,8 @@ def _claims_relaxed(snapshot: ClusterSnapshot, gang: GpuGang, relaxed: tuple[str
 
 def _with_open_nodes(snapshot: ClusterSnapshot, gang: GpuGang, names: tuple[str, ...]) -> ClusterSnapshot:
     """Uncordon and label nodes for the members, and let the members tolerate their taints."""
+    if not names:
+        return snapshot
     found = {node.metadata.name: node for node in snapshot.nodes}
     key, changed = key_of(gang), []
     for pod in snapshot.pods:

@@ -24,7 +24,7 @@ from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import node_devices
 from atoll.cluster.requests import Request
 from atoll.cluster.transitions import Availability
-from atoll.explain.changes import Addition, GangChange, changed_gang, relaxations_of_gang
+from atoll.explain.changes import Addition, ClusterChange, changed_gang, relaxations_of_gang
 from atoll.explain.decision import index_snapshot
 from atoll.explain.gang_decision import FindPlacesInput, GangDecision, IndexedGangs, decide_gang, index_gangs
 from atoll.explain.proposals import SHOWN_MAX, ProposalKind, Suggestions, search_all
@@ -46,7 +46,7 @@ class GangProposal:
     """One change after which the gang fits, with the number of nodes and members."""
 
     kind: ProposalKind
-    change: GangChange
+    change: ClusterChange
     members: int
     nodes: tuple[str, ...]
 
@@ -69,7 +69,7 @@ def find_gang_suggestions(gangs: IndexedGangs, gang: GpuGang, decision: GangDeci
     return search_all(_SEARCHES, _GangProposalSearch(gangs, gang, decision.asked))
 
 
-def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> GangDecision:
+def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: ClusterChange) -> GangDecision:
     """Decide about the gang on the changed cluster."""
     after, changed = changed_gang(snapshot, gang, change)
     return decide_gang(index_gangs(index_snapshot(after)), changed)
@@ -78,7 +78,7 @@ def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> 
 Hunted = tuple[list[GangProposal], bool]
 
 
-def _verified(hunt: _GangProposalSearch, kind: ProposalKind, change: GangChange) -> Iterator[GangProposal]:
+def _verified(hunt: _GangProposalSearch, kind: ProposalKind, change: ClusterChange) -> Iterator[GangProposal]:
     decision = check_gang(hunt.snapshot, hunt.gang, change)
     if decision.fits:
         nodes = tuple(sorted({seat.allocation.node for seat in decision.assignments}))
@@ -95,7 +95,9 @@ def _ending(hunt: _GangProposalSearch) -> Hunted:
         if pod.spec.node_name and (pod.metadata.deletion_timestamp is not None or pods.is_terminal(pod))
     }
     ending |= {record.holder.uid for record in scene.ledger.leases.values()} - known
-    return _least(hunt, ProposalKind.ENDING, {uid: uid for uid in sorted(ending)}, lambda uids: GangChange(ended=uids))
+    return _least(
+        hunt, ProposalKind.ENDING, {uid: uid for uid in sorted(ending)}, lambda uids: ClusterChange(ended=uids)
+    )
 
 
 def _relax(hunt: _GangProposalSearch) -> Hunted:
@@ -108,7 +110,7 @@ def _relax(hunt: _GangProposalSearch) -> Hunted:
             tried += 1
             if tried > RELAXATIONS_MAX:
                 return found, not found
-            found += _verified(hunt, ProposalKind.RELAX, GangChange(relaxed=relaxed))
+            found += _verified(hunt, ProposalKind.RELAX, ClusterChange(relaxed=relaxed))
         if found:
             return found[:SHOWN_MAX], False
     return [], False
@@ -119,14 +121,14 @@ def _count(hunt: _GangProposalSearch) -> Hunted:
     asked = hunt.asked
     one_each = tuple((one.name, 1) for one in hunt.gang.spec.pod_sets)
     for least in (one_each, (one_each[0],)) if len(one_each) > 1 else (one_each,):
-        after, gang = changed_gang(hunt.snapshot, hunt.gang, GangChange(members=least))
+        after, gang = changed_gang(hunt.snapshot, hunt.gang, ClusterChange(members=least))
         decision = decide_gang(index_gangs(index_snapshot(after)), gang)
         if not decision.fits or len(decision.assignments) >= len(asked.chosen):
             continue
         placed = {name: 0 for name, _ in one_each}
         for seat in decision.assignments:
             placed[seat.member.pod_set] += 1
-        change = GangChange(members=tuple((name, count) for name, count in placed.items() if count))
+        change = ClusterChange(members=tuple((name, count) for name, count in placed.items() if count))
         return list(_verified(hunt, ProposalKind.COUNT, change)), False
     return [], False
 
@@ -135,17 +137,17 @@ def _open(hunt: _GangProposalSearch) -> Hunted:
     """Nodes that kube-scheduler refuses only because of the Node object."""
     template = hunt.asked.chosen[0].pod
     closed = [name for name, node in sorted(hunt.gangs.scene.nodes.items()) if host_fit.node_reason(template, node)]
-    return _least(hunt, ProposalKind.OPEN, {name: name for name in closed}, lambda names: GangChange(opened=names))
+    return _least(hunt, ProposalKind.OPEN, {name: name for name in closed}, lambda names: ClusterChange(opened=names))
 
 
 def _gpu(hunt: _GangProposalSearch) -> Hunted:
     found = _withheld(hunt, {Availability.CORDONED})
-    return _least(hunt, ProposalKind.GPU, found, lambda gpus: GangChange(uncordoned=gpus))
+    return _least(hunt, ProposalKind.GPU, found, lambda gpus: ClusterChange(uncordoned=gpus))
 
 
 def _repair(hunt: _GangProposalSearch) -> Hunted:
     found = _withheld(hunt, {Availability.QUARANTINED, Availability.UNKNOWN})
-    return _least(hunt, ProposalKind.REPAIR, found, lambda gpus: GangChange(healed=gpus))
+    return _least(hunt, ProposalKind.REPAIR, found, lambda gpus: ClusterChange(healed=gpus))
 
 
 def _withheld(hunt: _GangProposalSearch, states: set[Availability]) -> dict[str, tuple[str, str]]:
@@ -165,7 +167,7 @@ def _end(hunt: _GangProposalSearch) -> Hunted:
     if not chosen:
         return [], False
     ended = tuple(sorted({uid for unit in chosen for uid in unit.uids}))
-    found = list(_verified(hunt, ProposalKind.END, GangChange(ended=ended)))
+    found = list(_verified(hunt, ProposalKind.END, ClusterChange(ended=ended)))
     return found, not found
 
 
@@ -204,13 +206,13 @@ def _add(hunt: _GangProposalSearch) -> Hunted:
         if number == SHAPES_MAX:
             return found, not found
         low, high = 0, len(additions)
-        if not list(_verified(hunt, ProposalKind.ADD, GangChange(added=additions))):
+        if not list(_verified(hunt, ProposalKind.ADD, ClusterChange(added=additions))):
             continue
         while high - low > 1:
             middle = (low + high) // 2
-            fits = any(_verified(hunt, ProposalKind.ADD, GangChange(added=additions[:middle])))
+            fits = any(_verified(hunt, ProposalKind.ADD, ClusterChange(added=additions[:middle])))
             low, high = (low, middle) if fits else (middle, high)
-        found += _verified(hunt, ProposalKind.ADD, GangChange(added=additions[:high]))
+        found += _verified(hunt, ProposalKind.ADD, ClusterChange(added=additions[:high]))
         if len(found) == SHOWN_MAX:
             break
     return found, False
@@ -223,13 +225,16 @@ def _serves(additions: Sequence[Addition], wanted: Collection[Request]) -> bool:
 
 
 def _least(
-    hunt: _GangProposalSearch, kind: ProposalKind, items: Mapping[str, T], change: Callable[[tuple[T, ...]], GangChange]
+    hunt: _GangProposalSearch,
+    kind: ProposalKind,
+    items: Mapping[str, T],
+    change: Callable[[tuple[T, ...]], ClusterChange],
 ) -> Hunted:
     """Return the change with as few items as possible, all necessary."""
     if not items:
         return [], False
 
-    def of(keys: Sequence[str]) -> GangChange:
+    def of(keys: Sequence[str]) -> ClusterChange:
         return change(tuple(items[key] for key in sorted(keys)))
 
     units = tuple(EvictionUnit(frozenset({key}), 0, name=key) for key in items)

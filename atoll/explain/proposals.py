@@ -209,7 +209,7 @@ def _open(hunt: _ProposalSearch) -> Found:
             continue
         taints = len(tolerable(pod, node)) + node.spec.unschedulable
         labels = sum(node.metadata.labels.get(key) != value for key, value in pod.spec.node_selector.items())
-        found += _verified(hunt, ProposalKind.OPEN, ClusterChange(opened=name), name, (taints + labels, name))
+        found += _verified(hunt, ProposalKind.OPEN, ClusterChange(opened=(name,)), name, (taints + labels, name))
     return _first(found), False
 
 
@@ -289,7 +289,7 @@ def _add(hunt: _ProposalSearch) -> Found:
     found: list[Proposal] = []
     for rank, addition in enumerate(additions(hunt.case.snapshot, hunt.case.pod, name=_free_name(hunt.scene))):
         name = addition.node.metadata.name
-        found += _verified(hunt, ProposalKind.ADD, ClusterChange(added=addition), name, (rank,))
+        found += _verified(hunt, ProposalKind.ADD, ClusterChange(added=(addition,)), name, (rank,))
         if len(found) == SHOWN_MAX:
             break
     return found, False

@@ -19,7 +19,7 @@ from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.membership import gang_key, key_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.pods import is_gpu_pod
-from atoll.explain.changes import Addition, with_node, without_pods
+from atoll.explain.changes import without_pods
 from atoll.explain.codec import with_objects
 from atoll.explain.decision import IndexedSnapshot, PodDecision, decide, index_snapshot
 from atoll.explain.explanation import Explanation, explain
@@ -117,13 +117,6 @@ def without_nodes(snapshot: ClusterSnapshot, gone: Sequence[str]) -> ClusterSnap
         reports=tuple(one for one in left.reports if one.metadata.name not in gone),
         heartbeats=tuple(one for one in left.heartbeats if one.metadata.name not in gone),
     )
-
-
-def with_nodes(snapshot: ClusterSnapshot, added: Sequence[Addition]) -> ClusterSnapshot:
-    """Return the snapshot with nodes added."""
-    for one in added:
-        snapshot = with_node(snapshot, one)
-    return snapshot
 
 
 def free_capacity_of(scene: IndexedSnapshot) -> FreeCapacity:

@@ -41,13 +41,12 @@ def _what(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> str:
     if proposal.kind is ProposalKind.COUNT:
         return f"ask for {change.count}"
     if proposal.kind is ProposalKind.OPEN:
-        return _opening(change.opened, scene, pod)
+        return _opening(change.opened[0], scene, pod)
     if proposal.kind in (ProposalKind.GPU, ProposalKind.REPAIR):
         gpus = ", ".join(gpu_text(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)[:NAMED_MAX])
         return f"uncordon {gpus}" if proposal.kind is ProposalKind.GPU else f"get {gpus} well"
     if proposal.kind is ProposalKind.ADD:
-        assert change.added is not None
-        return f"add a node ({change.added.shape})"
+        return f"add a node ({change.added[0].shape})"
     return when_ended([pod_text(scene, uid) for uid in change.ended], is_proof=proposal.kind is ProposalKind.ENDING)
 
 
@@ -128,8 +127,8 @@ def proposal_json(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> dict[
         "count": change.count,
         "gpus": [gpu_text(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)],
         "pods": [pod_text(scene, uid) for uid in change.ended],
-        "openedNode": change.opened,
-        "addedShape": change.added.shape if change.added is not None else "",
+        "openedNode": "".join(change.opened),
+        "addedShape": change.added[0].shape if change.added else "",
     }
 
 
