@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster worker
+PACKAGES := topology atoll extender webhook agent controllers jobs atollctl devcluster worker
 KEEP ?= 0
 SITE ?= build/site
 OLDEST := 1.35.4
@@ -84,7 +84,7 @@ bench: $(READY) tools binaries ## Speed, as ratios measured in one run
 lock: ## Write requirements.lock anew from pyproject.toml
 	$(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv
 	build/uv/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --universal \
-		--python-version 3.11 --group dev --extra fast pyproject.toml -o requirements.lock
+		--python-version 3.11 --group dev --extra fast --extra jobs pyproject.toml -o requirements.lock
 	build/uv/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --universal \
 		--python-version 3.11 --extra fast -c requirements.lock pyproject.toml -o deploy/image/requirements.lock
 

@@ -1,4 +1,4 @@
-"""Guards of the production code that can be taken away, to show that the simulation would notice.
+"""Removable guards of the production code, to show that the simulation would notice their loss.
 
 Each is one line of defence; its removal is what a careless change would do. Every one of GUARDS must make the
 simulation fail. A row's `seed` is where a failure was seen: the test begins there, and goes on from there.

@@ -1,4 +1,4 @@
-"""Traps that are known: short histories in which one line of defence decides. A part of all histories is made of them.
+"""Known traps: short histories that depend on a single guard. Part of all histories are traps.
 
 Each is what somebody saw on a real cluster, or what a review found: late Bindings, ambiguous answers, nodes deleted and
 back, containers that outlive their pod object. Times are moved a little by the seed, so that no two runs are the same.
