@@ -1,6 +1,6 @@
 """Reads a ClusterSnapshot from a live API server or a saved file.
 
-Read-only. The lists are taken together, so that they disagree by a moment at most.
+Read-only. The lists run concurrently, so that they differ by a moment at most.
 """
 
 import asyncio
@@ -50,17 +50,17 @@ STATUS_WAITS = 1
 STATUS_UNREACHABLE = 2
 
 Namespace = Annotated[
-    str, typer.Option("-n", "--namespace", help="Namespace; that of the context by default, as with kubectl.")
+    str, typer.Option("-n", "--namespace", help="Namespace; the context's by default, as with kubectl.")
 ]
 SnapshotFile = Annotated[
-    Path | None, typer.Option("--snapshot", help="Answer from this file of `atoll snapshot` instead of a cluster.")
+    Path | None, typer.Option("--snapshot", help="Use this file from `atoll snapshot` instead of a cluster.")
 ]
 
 
 def read_cluster(
     kubeconfig: Path | None, context: str | None, *, snapshot: Path | None = None, purpose: str
 ) -> ClusterSnapshot:
-    """Return the file's snapshot, or that of the cluster now. Ends the command with one sentence where it cannot."""
+    """Return the file's snapshot, or the cluster's current one. Ends the command with one sentence on failure."""
     try:
         return read_file(snapshot) if snapshot is not None else asyncio.run(read_live(kubeconfig, context))
     except (KubeError, OSError, SnapshotMistake) as error:
@@ -69,7 +69,7 @@ def read_cluster(
 
 
 def namespace_of(given: str, kubeconfig: Path | None, context: str | None, snapshot: Path | None) -> str:
-    """Return the namespace that is meant; call it after `read_cluster`, which tells what is wrong with a kubeconfig."""
+    """Return the namespace to use; call it after `read_cluster`, which reports a broken kubeconfig."""
     if given or snapshot is not None:
         return given or "default"
     return default_namespace(kubeconfig, context)
@@ -82,7 +82,7 @@ def read_file(path: Path) -> ClusterSnapshot:
 
 
 async def read_live(kubeconfig: Path | None, context: str | None) -> ClusterSnapshot:
-    """List what decisions depend on. Raises the first KubeError, and OSError where nobody answers."""
+    """List all objects that decisions depend on. Raises the first KubeError, and OSError if nothing answers."""
     try:
         return await _read_live(kubeconfig, context)
     except ExceptionGroup as errors:
@@ -93,15 +93,13 @@ TOKEN_VARIABLE = "ATOLL_EXTENDER_TOKEN"  # noqa: S105 - the name of a variable
 
 Extender = Annotated[
     str,
-    typer.Option("--extender", help=f"Address of an extender: past asks count as it does; token in ${TOKEN_VARIABLE}."),
+    typer.Option("--extender", help=f"Address of an extender whose past requests count; token in ${TOKEN_VARIABLE}."),
 ]
-ExtenderAuthority = Annotated[
-    Path | None, typer.Option("--extender-ca", help="Authority of that extender's certificate.")
-]
+ExtenderAuthority = Annotated[Path | None, typer.Option("--extender-ca", help="CA of that extender's certificate.")]
 
 
 def with_past_asks(found: ClusterSnapshot, extender: str, authority: Path | None, *, purpose: str) -> ClusterSnapshot:
-    """Return the snapshot with what an extender remembers of past asks; the same where none is named."""
+    """Return the snapshot with an extender's past requests; unchanged if no extender is named."""
     if not extender:
         return found
     try:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from atoll.api import names
 from atoll.api.gangs import RequeueTimestamp
 from atoll.cluster.gangs.readiness_policy import PolicyBounds, ReadinessPolicy, Requeuing
 from atoll.service.http import is_loopback
@@ -158,6 +159,9 @@ class ControllersSettings(Settings):
     """When GPUs that fall free begin to be kept for the waiting gang that is first in order."""
     gang_hold_seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
     """How long they are kept, at most; then other gangs and pods may have them for as long. 0: never."""
+    start_taint: str = ""
+    """Key of a taint that new nodes start with, and that is taken off once their GPUs are reported and counted; nothing
+    is taken off without it. It needs deploy/rbac/optional/start-taint.yaml."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
     forget_nodes_after_seconds: Annotated[float, Field(ge=1, le=31_536_000)] = 3600.0
@@ -176,3 +180,10 @@ class ControllersSettings(Settings):
     """Requests that may go out at once."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""
+
+    @model_validator(mode="after")
+    def _takes_off_taints_of_a_start(self) -> Self:
+        prefixes = names.START_TAINT_PREFIXES
+        if self.start_taint and not self.start_taint.startswith(prefixes):
+            raise ValueError(f"start_taint is {self.start_taint!r}; its key begins with {' or '.join(prefixes)}")
+        return self

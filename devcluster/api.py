@@ -1,7 +1,6 @@
-"""A small client of the cluster's own API server, for what the cluster itself needs: readiness, tokens, fake nodes.
+"""A small client of the cluster's API server for the cluster's own needs: readiness, tokens, fake nodes.
 
-In: the relay's port, the authority and the administrator's certificate. Out: decoded JSON. It is not atoll.kube, which
-is what tests of a cluster examine; kubectl would cost a process start per question.
+It returns decoded JSON. It does not use atoll.kube, which is under test; kubectl would cost a process start per call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The certificate authority of one development cluster and everything it signs.
-
-In: the folder and whom to name. Out: PEM files with mode 0600. Separate because the trust of a cluster should be
-readable in one place.
-"""
+"""The CA of one development cluster and the certificates it signs, as PEM files with mode 0600."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ class KeyPairFiles:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate names: Kubernetes reads common_name as the user and organization as a group."""
+    """Subject of a certificate: Kubernetes reads common_name as the user and organization as a group."""
 
     common_name: str
     organization: str | None = None

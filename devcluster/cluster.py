@@ -1,8 +1,8 @@
-"""A development cluster as its users see it: start or attach, use, stop.
+"""Interface of a development cluster: start or attach, use, stop.
 
-In: a name, the nodes, a Kubernetes version. Out: an object through which tests, the demo and benchmarks reach all of
-it. Command lines, configurations and certificates are decided in the sibling modules; this one performs them in order
-and waits. The cluster's processes run under the supervisor inside its namespaces, this code runs outside of them.
+Tests, the demo and benchmarks use a cluster through this class. Sibling modules define command lines, configurations
+and certificates; this one runs them in order and waits. The cluster's processes run under the supervisor inside its
+namespaces, this code outside.
 """
 
 from __future__ import annotations

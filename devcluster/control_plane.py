@@ -1,7 +1,7 @@
 """The control plane of a cluster: command lines of etcd, API server, controller manager and scheduler.
 
-In: where things lie. Out: argument lists and file contents, nothing is started here. All of it listens in the cluster's
-own network namespace only; the API server on the bridge, which nodes reach, the others on its loopback.
+Gives argument lists and file contents; starts nothing. All processes listen only in the cluster's own network
+namespace: the API server on the bridge, for the nodes, the others on loopback.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Kubeconfig files: an API server's address, the authority to trust, and who one is.
+"""Kubeconfig files: an API server's address, its CA, and the credentials.
 
-In: addresses and credentials. Out: one file each, mode 0600, everything embedded so that it can be moved.
+Each file has mode 0600 and embeds everything, so that it can be moved.
 """
 
 from __future__ import annotations

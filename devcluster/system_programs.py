@@ -1,8 +1,7 @@
-"""runc and busybox: programs of a node that are not built here; and what tests use: Prometheus, a browser, PostgreSQL.
+"""Programs that are not built here: runc and busybox for nodes; Prometheus, a browser and PostgreSQL for tests.
 
-runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. Taken from PATH where
-they serve, else from Debian's packages, downloaded and unpacked into the cache without installing anything.
-In: the cache folder. Out: paths. Separate from build.py because nothing here is compiled.
+runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. They come from PATH
+if suitable, else from Debian's packages, downloaded and unpacked into the cache without an installation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one node answers to a pod, down to GPUs and islands.
+"""The answer of one node to a pod, down to GPUs and islands.
 
 A NodeAnswer has the blocker, the scheduler's reason, and the islands with free, held and withheld GPUs. The reasons are
 those of `atoll.explain.decision`. Pure.
@@ -23,23 +23,23 @@ from topology.islands import islands
 
 GPUS_COUNTED: Final = "kube-scheduler counts too few free GPUs"
 LISTED_MAX: Final = 16
-"""Ids that one text lists."""
+"""Limit of ids in one text."""
 
 
 class NodeBlocker(StrEnum):
-    """What keeps a pod off a node, by what has to change."""
+    """What keeps a pod off a node, by the necessary change."""
 
     FITS = "fits"
     CLOSED = "closed"
     """The GPUs are there; kube-scheduler refuses the node for a reason of its own."""
     BUSY = "busy"
-    """The machine could serve the pod, if what others hold there were free."""
+    """The machine could serve the pod if the GPUs that others hold were free."""
     WITHHELD = "withheld"
-    """The machine could serve the pod, if cordoned or sick GPUs could be given out."""
+    """The machine could serve the pod if cordoned or unhealthy GPUs were usable."""
     SILENT = "silent"
     """No fresh report of the node's GPUs, which may serve the pod."""
     NEVER = "never"
-    """The machine cannot serve the pod even when it is empty and well."""
+    """The machine cannot serve the pod even if it is empty and healthy."""
 
 
 BLOCKERS: Final = {
@@ -51,7 +51,7 @@ BLOCKERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class IslandState:
-    """One island by device ids. `free`: could be given to this pod. `unfit`: what the claim does not accept."""
+    """One island by device ids. `free`: usable for this pod. `unfit`: not accepted by the claim."""
 
     name: str
     kind: str
@@ -84,7 +84,7 @@ def answers(scene: IndexedSnapshot, pod: Pod, request: Request, decision: PodDec
 def _reasons(
     scene: IndexedSnapshot, pod: Pod, request: Request, cells: Mapping[str, Cell], decision: PodDecision
 ) -> dict[str, str]:
-    """Return the extender's reason per node; empty where the GPUs fit. Nodes of one cell are asked once."""
+    """Return the extender's reason per node; empty if the GPUs fit. Nodes of one cell are judged once."""
     is_tied = bool(scene.ledger.leases_of(pod.metadata.uid))
     known: dict[Cell, str] = {}
     found: dict[str, str] = {}
@@ -136,7 +136,7 @@ def _answer(
 
 
 def describe_request(request: Request) -> str:
-    """Return what the request wants of a set, in words: count 3, policy island, model nvidia-h100, needs one island."""
+    """Return the request in words: count 3, policy island, model nvidia-h100, needs one island."""
     ask = request.ask
     parts = [f"count {ask.count}", f"policy {ask.policy}"]
     if ask.interconnect != "any":
@@ -199,7 +199,7 @@ def _withheld_text(scene: IndexedSnapshot, devices: NodeDevices, parts: Sequence
 
 
 def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
-    """Return what is known of a node without GPUs to judge, and what it waits for."""
+    """Return what is known of a node without a usable report, and what it waits for."""
     if name in scene.ledger.nodes:
         return "the node's agent has not been heard for too long; look at its pod"
     if name not in scene.unseen:
@@ -213,7 +213,7 @@ def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
     if reason == names.REJECT_PAST_NODE:
         uids = f"the report is of Node {report.node_uid}, the node's uid is {scene.nodes[name].metadata.uid}"
         return f"{uids}; its agent has not looked at the machine since"
-    return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent makes it anew"
+    return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent creates it again"
 
 
 def _ids(ids: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Asks the API server who the bearer of a token is, and whether they may GET a path, such as /debug/ledger.
 
-No secret is kept or compared: the API server reviews the token, and a ClusterRole with `nonResourceURLs` allows the
+It stores and compares no secret: the API server reviews the token, and a ClusterRole with `nonResourceURLs` allows the
 path.
 """
 
@@ -58,13 +58,14 @@ async def review_token(client: Api, token: str, *, audience: str = "") -> TokenU
 
 
 class PathAuthorizer:
-    """Asks the API server about each call; nothing is remembered, since such calls are rare."""
+    """Asks the API server about each call, without a cache, because such calls are rare."""
 
     def __init__(self, client: Api) -> None:
         self._client = client
 
     async def refusal(self, authorization: str, path: str) -> tuple[int, str] | None:
-        """Return None for whoever may GET the path, else a status and why; `authorization` is the header's value."""
+        """Return None if the user may GET the path, else a status and the reason; `authorization` is the header's
+        value."""
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token or len(token) > TOKEN_LENGTH_MAX:
             return 401, "a bearer token is needed: kubectl create token ..."

@@ -1,7 +1,7 @@
-"""The cluster as Atoll decides on it: watched collections folded into one ledger.
+"""Mirror of the cluster for Atoll's decisions: watched collections folded into one ledger.
 
-Extender and controllers both use it, so they hold the same truth. Listeners are called once per change, after the
-ledger. Nothing is decided here.
+Extender and controllers both use it, so their state is the same. Listeners are called once per change, after the
+ledger.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ from atoll.kube.clock import Clock
 from atoll.kube.reflector import Reflector
 
 BLIND_SECONDS_MAX = 120.0
-"""A collection that was not heard of for this long cannot be decided on; bookmarks come about once a minute."""
+"""A collection silent for this long is too old for decisions; bookmarks come about once a minute."""
 
 
 class WatchedKind(StrEnum):
-    """Which collection a change belongs to."""
+    """Collection of a change."""
 
     POD = "pod"
     NODE = "node"
@@ -63,8 +63,8 @@ Listener = Callable[[WatchedKind, Change[Any]], None]
 class ClusterMirror:
     """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims and GpuNodeStatuses; owns the ledger they make up.
 
-    `with_gangs`: GpuGangs and Topologies too, which only the controllers decide on, and the volumes that bind members
-    to nodes.
+    `with_gangs`: GpuGangs and Topologies too, which only the controllers use, and the volumes that bind members to
+    nodes.
     """
 
     def __init__(self, client: ApiClient, clock: Clock, *, with_gangs: bool = False) -> None:
@@ -135,7 +135,7 @@ class ClusterMirror:
         return self.claims.store.get((namespace, name))
 
     def unready_reason(self) -> str:
-        """Say why nothing may be decided on this mirror now; empty when all is well."""
+        """Return why no decision may use this mirror now; empty if it is ready."""
         for kind, reflector in self.reflectors.items():
             if not reflector.synced.is_set():
                 return f"list of {kind} objects is not complete yet: {reflector.last_error or 'listing'}"
@@ -144,11 +144,11 @@ class ClusterMirror:
         return ""
 
     def is_ready(self) -> bool:
-        """Tell whether every collection is complete and fresh."""
+        """True if every collection is complete and fresh."""
         return not self.unready_reason()
 
     def relist(self) -> None:
-        """Be unready until every collection was listed by a list that begins after this; expectations are dropped."""
+        """Become unready until every collection was listed by a list that begins after this call; drop expectations."""
         self.ledger.drop_all_tentative()
         for reflector in self.reflectors.values():
             reflector.relist()
@@ -198,11 +198,11 @@ class ClusterMirror:
             self.ledger.drop_report(name, why=names.REJECT_BAD_REPORT)
 
     def _is_unreadable(self, name: str) -> bool:
-        """Tell whether a node's report was changed to something that cannot be read; nobody is told of that change."""
+        """True if a node's report was changed to something unreadable, which calls no listener."""
         return ("", name) in self.node_statuses.untrusted
 
     def _take_node(self, change: Change[Node]) -> None:
-        """The Node that a report speaks of may have changed: the report counts again, or no more."""
+        """Update the ledger for a Node: its report may become valid or invalid."""
         name = change.object.metadata.name
         report = self.reports.get(name)
         if change.kind is ChangeKind.DELETED or report is None:
@@ -226,7 +226,7 @@ class ClusterMirror:
 
 
 def _has_successor(reflector: Reflector[Any], change: Change[Any]) -> bool:
-    """Tell whether a deletion is that of a predecessor: another object bears the name by now, and is not meant."""
+    """True if a deletion concerns a predecessor: another object has the name by now."""
     metadata = change.object.metadata
     present = reflector.store.get((metadata.namespace, metadata.name))
     return change.kind is ChangeKind.DELETED and present is not None and present.metadata.uid != metadata.uid

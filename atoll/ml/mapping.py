@@ -1,6 +1,6 @@
-"""The GPUs that completed attributes (after atoll.ml.infer) ask for, as a GpuClaim says it.
+"""The GPUs of completed attributes (after atoll.ml.infer), as a GpuClaim.
 
-Separate, because what is rendered into a claim and what is compared with a worker must be the same.
+Rendering and matching share this module, so that a rendered claim and the comparison with a worker agree.
 """
 
 from atoll.api.claims import DeviceClaim, InterconnectKind, Vendor
@@ -10,7 +10,7 @@ from atoll.ml.tables import claim_memory, gpu_models
 
 def device_claim(attributes: MlAttributes) -> DeviceClaim | None:
     """Return the GPUs of a job that runs in one pod; None for a job without GPUs. Raises pydantic's ValidationError for
-    more than a pod can have, see atoll.api.claims.COUNT_MAX."""
+    more GPUs than a pod can have, see atoll.api.claims.COUNT_MAX."""
     if attributes.accelerator is not Accelerator.GPU or not attributes.gpu_count:
         return None
     gpu_type, memory = attributes.gpu_type, attributes.gpu_memory_gb

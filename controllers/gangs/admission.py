@@ -16,6 +16,7 @@ from atoll.api.gangs import GpuGang
 from atoll.cluster import pods
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.gang_status import wait_for
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import (
     MemberAssignment,
@@ -288,7 +289,7 @@ class AdmissionReconciler:
         self._events.record_waiting(view, answer.message)
         decision = decide(view, now_seconds=self._cache.now_seconds())
         now_seconds = self._cache.now_seconds()
-        status = lifecycle.wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
+        status = wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
         await self._write(view, status)
         return answer
 

@@ -1,7 +1,6 @@
-"""Looks at the cluster and acts on it as a user with kubectl would, through the API server alone.
+"""Reads the cluster and acts on it like a user with kubectl, only through the API server.
 
-In: a running cluster and the namespace of the play. Out: snapshots, what containers printed, and answers that were
-waited for. Whatever does not come in time is an ExpectationFailed that names the log to read.
+A wait that takes too long raises an ExpectationFailed that names the log to read.
 """
 
 from __future__ import annotations

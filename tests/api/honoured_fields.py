@@ -23,6 +23,8 @@ CORDON = "tests/e2e/test_cordon.py::test_a_cordoned_gpu_goes_to_no_new_pod_until
 RELEASE = "tests/e2e/test_cordon.py::test_a_quarantined_gpu_is_given_out_again_when_it_is_released"
 SPARES = f"{GANGS}::test_gangs_stay_in_one_clique_and_take_spare_trays_last"
 WORKERS = "tests/ml/test_capabilities.py::test_worker_advertises_what_its_node_and_report_tell"
+WORD = "tests/controllers/test_machines.py::test_a_word_frees_what_left_and_forgets_the_rest"
+SAID = "tests/atollctl/test_node.py::test_a_word_says_who_why_when_and_of_which_machine"
 LEDGER = "tests/cluster/test_ledger.py"
 
 FIELDS = {
@@ -87,6 +89,12 @@ FIELDS = {
         "cordons.by": "tests/atollctl/test_gpu.py::test_a_cordon_names_the_card_and_says_why",
         "releases.uuid": RELEASE,
         "releases.time": "tests/cluster/test_health.py::test_an_administrators_word_ends_what_was_until_then",
+        "gone.nodeUid": WORD,
+        "gone.reason": SAID,
+        "gone.by": SAID,
+        "gone.time": SAID,
+        "gone.sequence": "tests/controllers/test_machines.py::test_a_word_that_does_not_hold_frees_nothing",
+        "gone.forget": WORD,
         "releases.reason": "tests/atollctl/test_gpu.py::test_a_release_carries_the_moment_of_the_report",
         "releases.by": "tests/atollctl/test_gpu.py::test_a_release_carries_the_moment_of_the_report",
     },
@@ -98,11 +106,16 @@ KEYS = {
     "GANG": "tests/webhook/test_gangs.py::test_a_member_is_annotated_and_gated",
     "GANG_SIZE": f"{GANGS}::test_a_gang_is_made_for_pods_that_say_how_many_they_are",
     "POD_SET": DIFFERENTLY,
+    "PREEMPTIBLE": "tests/cluster/gangs/test_gang_preemption.py::"
+    "test_whoever_may_not_be_preempted_is_no_victim_and_waited_for",
     "CLAIM_UID": "tests/e2e/test_refusals.py::test_a_claim_that_goes_away_takes_its_waiting_pods_hope",
     "ALLOCATED": f"{LEDGER}::test_each_kind_of_news_takes_the_device",
     "UUIDS": f"{LEDGER}::test_replaced_card_is_not_sold_under_the_old_id",
     "WOKEN": "tests/controllers/test_reconcilers.py::test_nomination_that_led_to_no_bind_is_withdrawn",
     "KEPT": "tests/extender/test_victims.py::test_annotation_of_the_controllers_keeps_gpus_by_itself",
+    "ADMISSION": "tests/cluster/gangs/test_identity.py::"
+    "test_a_member_of_an_earlier_admission_says_nothing_about_this_one",
+    "PREEMPTION_NOTICE": "tests/controllers/test_preemption.py::test_notice_that_nothing_followed_is_withdrawn",
     "CONTAINER_DEVICES_PREFIX": "tests/extender/test_bind_plan.py::test_every_container_sees_the_whole_set",
     "CONTAINER_UUIDS_PREFIX": "tests/extender/test_bind_plan.py::test_containers_that_asked_for_their_own_see_parts",
     "MODELS_LOADED": WORKERS,

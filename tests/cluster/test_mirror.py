@@ -6,11 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.api import names
 from atoll.api.times import format_microtime, text_of
 from atoll.cluster.leases import Holder
+from atoll.cluster.objects import decode_heartbeat
+from atoll.cluster.reports import as_stored
 from atoll.cluster.requests import request_of
 from atoll.cluster.verdicts import FilterInput, judge_nodes
 from atoll.kube import paths
@@ -291,6 +294,28 @@ async def test_an_agent_of_which_the_server_tells_no_time_has_half_of_its_own(
     await watched.until(lambda: not watched.is_stale())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "renewed"),
+    [
+        pytest.param({"time": "2026-01-31T12:00:00Z", "fieldsV1": {"f:spec": {"f:renewTime": {}}}}, "12:00", id="told"),
+        pytest.param({"time": "2026-01-31T12:00:00Z", "fieldsV1": {"f:metadata": {}}}, "09:00", id="of something else"),
+        pytest.param({"fieldsV1": {"f:spec": {"f:renewTime": {}}}}, "09:00", id="no time"),
+        pytest.param({}, "09:00", id="nothing"),
+    ],
+)
+def test_people_are_shown_when_the_server_stored_a_heartbeat(written: dict[str, Any], renewed: str) -> None:
+    """A saved snapshot and the page know the agent's time only where the server tells none."""
+    body = {
+        "metadata": {"name": "n1", "managedFields": [written]},
+        "spec": {"renewTime": "2026-01-31T09:00:00.000000Z", "leaseDurationSeconds": 180},
+    }
+
+    shown = as_stored(decode_heartbeat(msgspec.json.encode(body)))
+
+    assert (shown.spec.renew_time or "")[11:16] == renewed
+    assert shown.spec.lease_duration_seconds == 180
 
 
 async def test_renewal_that_we_see_counts_from_now(mirror: WatchedMirror) -> None:

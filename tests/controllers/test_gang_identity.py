@@ -150,7 +150,18 @@ async def test_one_that_still_terminates_since_an_earlier_admission_ends_no_late
         assert admission_of(made, "g-4") == admission_of(made, "g-2") != admission_of(made, "g-1")
 
 
-async def test_a_gang_that_is_made_anew_has_its_turn_to_make_room_of_its_own(tmp_path: Path) -> None:
+ANEW = {
+    "with its members": (True, {}),
+    "alone": (False, {}),
+    "alone, with another policy": (False, {"waitForPodsReady": QUICK}),
+    "with its members, and elastic": (True, {"minMember": 1}),
+}
+
+
+@pytest.mark.parametrize(("with_members", "spec"), ANEW.values(), ids=ANEW)
+async def test_a_gang_that_is_made_anew_has_its_turn_to_make_room_of_its_own(
+    tmp_path: Path, with_members: bool, spec: dict[str, Any]
+) -> None:
     """The first of its name had its turn, in vain, and would have to wait for ten minutes; the second begins one."""
     slow: dict[str, Any] = {"gang_hold_after_seconds": 0.0, "gang_hold_seconds": 600.0}
     async with cluster() as made, term(made, tmp_path, settings=slow) as running:
@@ -158,10 +169,12 @@ async def test_a_gang_that_is_made_anew_has_its_turn_to_make_room_of_its_own(tmp
         add_gang(made)
         kept = names.REASON_GPUS_FREEING
         await settled(running, lambda: running.notes.notes_on(kept, "g"))
-        for number in range(2):
+        for number in range(2) if with_members else ():
             made.delete(f"g-{number}")
         made.server.remove(f"{GANGS}/g")
-        add_gang(made)
+        made.add_gang("g", 2, **spec)
+        for number in range(2) if with_members else ():
+            made.add_member("g", number)
         await settled(running, lambda: len(running.notes.notes_on(kept, "g")) > 1)
 
         assert names.KEPT in made.pod("g-0")["metadata"]["annotations"]

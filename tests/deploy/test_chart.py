@@ -455,7 +455,7 @@ def test_old_clusters_are_refused() -> None:
     [
         ("values-plain.yaml", "mv /etc/kubernetes/manifests/kube-scheduler.yaml", "kubectl taint"),
         ("values-managed.yaml", "kubectl taint nodes -l nvidia.com/gpu.present=true", "mv /etc/kubernetes"),
-        ("values-simulated.yaml", "Agents PLAY machines of the kind dgx1-v100", "kubectl taint"),
+        ("values-simulated.yaml", "Agents SIMULATE machines of the kind dgx1-v100", "kubectl taint"),
     ],
 )
 def test_notes_say_what_is_left_to_do(values: str, told: str, not_told: str) -> None:

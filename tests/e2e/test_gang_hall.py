@@ -224,3 +224,40 @@ def test_pod_sets_of_a_jobset_keep_their_own_topology(hall: Hall) -> None:
         "leader": ("required", RACK),
         "workers": ("preferred", RACK),
     }
+
+
+def test_members_go_where_their_bound_volume_is(hall: Hall) -> None:
+    """Both racks hold two whole machines, the tighter one first; the volume of the members is in the other."""
+    where = racks_of_two_and_three(hall, "stored")
+    row = {"key": RACK, "operator": "In", "values": ["r1"]}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "stored"},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "hostPath": {"path": "/stored"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [row]}]}},
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "stored"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "volumeName": "stored",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    hall.api.request("POST", "/api/v1/persistentvolumes", volume)
+    hall.api.request("POST", f"/api/v1/namespaces/{NAMESPACE}/persistentvolumeclaims", claim)
+    hall.gang("stored", 2, gpus=8, topology={"mode": "required", "level": RACK})
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "stored"}}]
+    hall.members("stored", range(2), nodeSelector=where, volumes=volumes)
+
+    hall.wait_bound("stored", 2)
+    assert {node.rpartition("-")[0] for node in hall.homes("stored").values()} == {"stored-r1"}

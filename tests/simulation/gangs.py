@@ -1,4 +1,4 @@
-"""Gangs in a history: the Jobs that own members, and what is promised about whole gangs.
+"""Gangs in a history: the Jobs that own members, and the promises of whole gangs.
 
 A Job makes members until so many have succeeded, deletes them while it is suspended, and knows what is done by itself,
 so that the objects of what is done may go. `GangJudge` holds what the controllers write against the truth:
@@ -266,7 +266,7 @@ class GangJudge:
 
     def problems(self, free: Sequence[int], whole: Sequence[int]) -> Iterator[str]:
         """Yield what is not as it should be at rest. `free`, `whole`: GPUs of each node, free now and in all."""
-        yield from self.overdue()
+        yield from (f"gang {name} is admitted and not ready yet" for name in self._unready_since)
         for gang in self._server.collection(GANGS):
             yield from self._problems_of(gang, free, whole)
 

@@ -22,6 +22,16 @@ from atoll.api.gangs import GangAssignment, GpuGang, GpuGangStatus, RequeueState
 from atoll.api.times import seconds_of, text_of
 from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
+from atoll.cluster.gangs.gang_status import (
+    close_admission,
+    fail,
+    in_phase,
+    let_go,
+    meet,
+    wait_for,
+    with_quorum,
+    with_readiness,
+)
 from atoll.cluster.gangs.membership import (
     STARTED,
     GangMember,
@@ -29,7 +39,6 @@ from atoll.cluster.gangs.membership import (
     admission_of,
     of_admission,
     owner_uid,
-    without_pod_set,
 )
 from atoll.cluster.gangs.readiness import QuorumCount, placeable, placed, quorum, readiness
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
@@ -143,7 +152,7 @@ def _decide_inactive(view: GangView, status: GpuGangStatus, now_seconds: float) 
     if view.is_admitted or _remains(view.members):
         return _evict(view, status, Obstacle("Deactivated", obstacle.message), now_seconds=now_seconds, pause=None)
     status = fail(status, names.CONDITION_ADMITTED, "Inactive", obstacle.message, now_seconds)
-    return _undo_or(view, LifecycleDecision(GangAction.NOTHING, _phase(status, "Inactive")))
+    return _undo_or(view, LifecycleDecision(GangAction.NOTHING, in_phase(status, "Inactive")))
 
 
 def _activate(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
@@ -159,30 +168,32 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     remains = _remains(view.members)
     if remains and is_evicted:
         message = f"{len(remains)} members of the evicted admission have not ended yet"
-        return LifecycleDecision(GangAction.EVICT, _wait(status, "WaitForRelease", message, now_seconds), remains)
+        return LifecycleDecision(GangAction.EVICT, wait_for(status, "WaitForRelease", message, now_seconds), remains)
     if remains or (not is_evicted and _has_finished(view, status)):
         return LifecycleDecision(GangAction.NOTHING, _adopt(view, status, now_seconds), again_seconds=0.0)
     status, requeue_at = _with_pause(view, status, now_seconds)
     if requeue_at > now_seconds:
         count = status.requeue_state.count if status.requeue_state is not None else 0
         message = f"evicted {count} times; tried again at {text_of(requeue_at)}"
-        waiting = _wait(status, "WaitForRequeue", message, now_seconds)
+        waiting = wait_for(status, "WaitForRequeue", message, now_seconds)
         return _undo_or(view, LifecycleDecision(GangAction.NOTHING, waiting, again_seconds=requeue_at - now_seconds))
     if status.suspended_owners:
         return _undo_or(
-            view, LifecycleDecision(GangAction.RESUME, _wait(status, "WaitForQuorum", "resuming owners", now_seconds))
+            view,
+            LifecycleDecision(GangAction.RESUME, wait_for(status, "WaitForQuorum", "resuming owners", now_seconds)),
         )
     present = quorum(view.gang.spec, view.members, status.succeeded)
-    status = _with_quorum(status, view.members, present, now_seconds)
+    status = with_quorum(status, view.members, present, now_seconds)
     if not present.is_enough:
         return _undo_or(
-            view, LifecycleDecision(GangAction.NOTHING, _wait(status, "WaitForQuorum", str(present), now_seconds))
+            view,
+            LifecycleDecision(GangAction.NOTHING, wait_for(status, "WaitForQuorum", str(present), now_seconds)),
         )
     chosen, excess = placeable(view.gang.spec, view.members)
     if excess:
         message = f"{present}; {len(excess)} pods are beyond the counts of their pod sets and stay gated"
         status = meet(status, names.CONDITION_QUORUM, "QuorumReached", message, now_seconds)
-    return _undo_or(view, LifecycleDecision(GangAction.PLACE, _phase(status, "Waiting"), chosen))
+    return _undo_or(view, LifecycleDecision(GangAction.PLACE, in_phase(status, "Waiting"), chosen))
 
 
 def _has_finished(view: GangView, status: GpuGangStatus) -> bool:
@@ -215,11 +226,11 @@ def _decide_admitted(
         gone = give_up(status, "members were deleted before any was ungated", now_seconds=now_seconds)
         return LifecycleDecision(GangAction.NOTHING, gone, again_seconds=0.0)
     if held:
-        return LifecycleDecision(GangAction.UNGATE, _phase(status, "Starting"), held)
+        return LifecycleDecision(GangAction.UNGATE, in_phase(status, "Starting"), held)
     if not has_begun(view) and (not tallied.is_enough or _begins_anew(view, status)):
         return LifecycleDecision(GangAction.NOTHING, _without_admission(status, now_seconds), again_seconds=0.0)
     status = _with_start(status, now_seconds)
-    status = _with_readiness(status, tallied, now_seconds)
+    status = with_readiness(status, tallied, now_seconds)
     preempted = _preempted(view, status)
     if preempted is not None:
         return _evict(view, status, preempted, now_seconds=now_seconds, pause=None)
@@ -229,9 +240,9 @@ def _decide_admitted(
     again = _next_look(view, status, now_seconds)
     stuck = tuple(m for m in view.members if (refused_since(m, status) or now_seconds) + STUCK_SECONDS <= now_seconds)
     if stuck:
-        return LifecycleDecision(GangAction.DROP, _phase(status, "Recovering"), stuck, again_seconds=1.0)
+        return LifecycleDecision(GangAction.DROP, in_phase(status, "Recovering"), stuck, again_seconds=1.0)
     chosen, _ = placeable(view.gang.spec, view.members)
-    status = _phase(status, _phase_of(status, tallied))
+    status = in_phase(status, _phase_of(status, tallied))
     return LifecycleDecision(GangAction.REPLACE if chosen else GangAction.NOTHING, status, chosen, again)
 
 
@@ -274,19 +285,6 @@ def _with_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     if start is not None and start <= now_seconds:
         return status
     return status.model_copy(update={"assignment": assignment.model_copy(update={"time": text_of(now_seconds)})})
-
-
-def _with_readiness(status: GpuGangStatus, tallied: QuorumCount, now_seconds: float) -> GpuGangStatus:
-    before = conditions.find(status.conditions, names.CONDITION_PODS_READY)
-    if tallied.is_enough:
-        was_lost = before is not None and before.reason in {"WaitForRecovery", "Recovered"}
-        status = status.model_copy(update={"was_ready": True})
-        reason = "Recovered" if was_lost else "Started"
-        return meet(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
-    if status.was_ready and before is not None and before.status == "True":
-        status = status.model_copy(update={"losses": status.losses + 1})
-    reason = "WaitForRecovery" if status.was_ready else "WaitForStart"
-    return fail(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
 
 
 def _deadline(view: GangView, status: GpuGangStatus) -> float | None:
@@ -361,28 +359,16 @@ def _evict(
             message = f"{message}; eviction {count} surpasses the limit of {view.policy.requeuing.limit_count}"
             status = fail(status, names.CONDITION_ACTIVE, "RequeuingLimitExceeded", message, now_seconds)
     status = meet(status, names.CONDITION_EVICTED, why.reason, message, now_seconds)
-    status = _close_admission(_wait(status, "WaitForRelease", message, now_seconds))
+    status = close_admission(wait_for(status, "WaitForRelease", message, now_seconds))
     concerned = tuple(m for m in view.members if m.stage in STARTED or m.holds)
     return LifecycleDecision(
-        GangAction.EVICT, _phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate
+        GangAction.EVICT, in_phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate
     )
 
 
 def _without_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     """Nobody of the admission is left: its owner was suspended, or all members were deleted or failed."""
-    return _close_admission(_wait(status, "WaitForQuorum", "no member of the last admission is left", now_seconds))
-
-
-def _close_admission(status: GpuGangStatus) -> GpuGangStatus:
-    update = {
-        "admission": "",
-        "was_ready": False,
-        "losses": 0,
-        "assignment": None,
-        "succeeded": tuple(entry for entry in status.succeeded if entry.owner),
-        "conditions": conditions.drop(status.conditions, names.CONDITION_PODS_READY),
-    }
-    return status.model_copy(update=update)
+    return close_admission(wait_for(status, "WaitForQuorum", "no member of the last admission is left", now_seconds))
 
 
 def _adopt(view: GangView, status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
@@ -392,33 +378,7 @@ def _adopt(view: GangView, status: GpuGangStatus, now_seconds: float) -> GpuGang
     known = Counter(admission_of(member) for member in running).items()
     admission = min(((-count, one) for one, count in known), default=(0, ""))[1]
     message = "members that already run were taken over"
-    return _let_go(status, admission, message, now_seconds)
-
-
-def _let_go(status: GpuGangStatus, admission: str, message: str, now_seconds: float) -> GpuGangStatus:
-    status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
-    status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)
-    status = fail(status, names.CONDITION_PODS_READY, "WaitForStart", "", now_seconds)
-    update = {"admission": admission, "was_ready": False, "losses": 0, "assignment": None}
-    return _phase(status.model_copy(update=update), "Starting")
-
-
-def _with_quorum(
-    status: GpuGangStatus, members: Sequence[GangMember], present: QuorumCount, now_seconds: float
-) -> GpuGangStatus:
-    held_back = sum(member.stage is MemberStage.HELD_BACK for member in members)
-    reason = "QuorumReached" if present.is_enough else "ForeignGates" if held_back else "WaitForMembers"
-    lost = len(without_pod_set(members))
-    message = str(present) + (f"; {held_back} wait behind gates of others" if held_back else "")
-    message += f"; {lost} name no pod set of this gang" if lost else ""
-    return put(
-        status,
-        names.CONDITION_QUORUM,
-        is_met=present.is_enough,
-        reason=reason,
-        message=message,
-        now_seconds=now_seconds,
-    )
+    return let_go(status, admission, message, now_seconds)
 
 
 def admit(
@@ -435,12 +395,12 @@ def admit(
     status = status.model_copy(
         update={"admissions": status.admissions + 1, "succeeded": of_owners(status.succeeded, owners)}
     )
-    return _let_go(status, admission, message, now_seconds)
+    return let_go(status, admission, message, now_seconds)
 
 
 def give_up(status: GpuGangStatus, message: str, *, now_seconds: float) -> GpuGangStatus:
     """Return the status of a gang whose admission ends before any member was let go: it is undone, and not counted."""
-    return _close_admission(_wait(status, "AdmissionUndone", message, now_seconds))
+    return close_admission(wait_for(status, "AdmissionUndone", message, now_seconds))
 
 
 def preempt(view: GangView, message: str, *, now_seconds: float) -> GpuGangStatus:
@@ -449,39 +409,6 @@ def preempt(view: GangView, message: str, *, now_seconds: float) -> GpuGangStatu
     return _evict(view, view.status, why, now_seconds=now_seconds, pause=None).status
 
 
-def wait_for(status: GpuGangStatus, reason: str, message: str, *, now_seconds: float) -> GpuGangStatus:
-    """Return the status of a gang that found no place, or may not have one yet."""
-    return _wait(status, reason, message, now_seconds)
-
-
-def _wait(status: GpuGangStatus, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
-    return _phase(fail(status, names.CONDITION_ADMITTED, reason, message, now_seconds), "Waiting")
-
-
 def _remains(members: Sequence[GangMember]) -> tuple[GangMember, ...]:
     """Return the members that were let go and have not ended."""
     return tuple(member for member in members if member.stage in STARTED)
-
-
-def _phase(status: GpuGangStatus, phase: str) -> GpuGangStatus:
-    return status.model_copy(update={"phase": phase})
-
-
-def meet(status: GpuGangStatus, kind: str, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
-    """Return the status with one condition True."""
-    return put(status, kind, is_met=True, reason=reason, message=message, now_seconds=now_seconds)
-
-
-def fail(status: GpuGangStatus, kind: str, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
-    """Return the status with one condition False."""
-    return put(status, kind, is_met=False, reason=reason, message=message, now_seconds=now_seconds)
-
-
-def put(
-    status: GpuGangStatus, kind: str, *, is_met: bool, reason: str, message: str, now_seconds: float
-) -> GpuGangStatus:
-    """Return the status with one condition set."""
-    entries = conditions.put(
-        status.conditions, kind, is_met=is_met, reason=reason, message=message, now_seconds=now_seconds
-    )
-    return status.model_copy(update={"conditions": entries})

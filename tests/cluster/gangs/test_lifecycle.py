@@ -1,4 +1,4 @@
-"""The life of a gang, told as stories: what is decided at each step, and what the status says."""
+"""The life cycle of a gang: the decision and the status at each step."""
 
 from dataclasses import replace
 from typing import Any
@@ -79,6 +79,20 @@ def test_pods_beyond_the_count_stay_outside() -> None:
     decision = Life(make_gang(4)).look(*members(*[GATED] * 5))
 
     assert [one.rank for one in decision.members] == [0, 1, 2, 3]
+
+
+def test_a_pod_of_no_pod_set_stays_gated_and_is_counted() -> None:
+    """It takes nobody's place, and the condition says how many such pods there are."""
+    life = Life(make_gang(2))
+    stray = member(9, GATED, pod_set="")
+    decision = life.look(*members(GATED), stray)
+
+    assert decision.act is GangAction.NOTHING
+    message = next(one.message for one in decision.status.conditions if one.type == names.CONDITION_QUORUM)
+    assert "1 name no pod set of this gang" in message
+    placed = life.look(*members(GATED, GATED), stray)
+    assert placed.act is GangAction.PLACE
+    assert stray not in placed.members
 
 
 def test_each_pod_set_needs_its_own_members() -> None:
