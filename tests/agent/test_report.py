@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.evidence import EvidenceReading
 from agent.links import rows_by_uuid
-from agent.readings import DeviceReading, FabricReading, LinksReading, MachineReading
+from agent.readings import DeviceFault, DeviceReading, FabricReading, LinksReading, MachineReading
 from agent.report import ReportContext, build_report, model_slug, stock_of, uuids_by_slot
 from agent.simulated import SimulatedBackend, play
 from atoll.api import names
@@ -258,6 +258,30 @@ def test_evidence_and_fabric_are_passed_on() -> None:
     assert report.fabric is not None
     assert (report.fabric.cluster_uuid, report.fabric.clique_id, report.fabric.state) == ("c-1", "7", "completed")
     assert condition(report, names.CONDITION_EVIDENCE_READABLE) == ("False", names.REASON_EVIDENCE_UNREAD)
+
+
+@pytest.mark.parametrize(
+    ("state", "faults", "want"),
+    [
+        ("completed", {}, "True"),
+        ("completed", {1: DeviceFault(IncidentKind.FABRIC, 3, message="joining failed with code 5")}, "False"),
+        ("completed", {1: DeviceFault(IncidentKind.FABRIC_HEALTH, message="degraded")}, "True"),
+        ("completed", {1: DeviceFault(IncidentKind.XID, 79, stands=False)}, "True"),
+        ("inProgress", {0: DeviceFault(IncidentKind.FABRIC, 2, message="in progress")}, "False"),
+    ],
+    ids=["all joined", "one failed to join", "one is degraded", "one is ill", "all wait"],
+)
+def test_the_fabric_is_ready_when_no_card_is_left_out_for_it(
+    state: str, faults: dict[int, DeviceFault], want: str
+) -> None:
+    """The condition says of the machine what is said of its cards, and names the one that keeps it from being true."""
+    devices = [make_device(slot, f"g{slot}", signs=(faults[slot],) if slot in faults else ()) for slot in range(2)]
+    reading = replace(make_reading(*devices), fabric=FabricReading("cluster", "1", state))
+
+    found = next(one for one in report_of(reading).conditions if one.type == names.CONDITION_FABRIC_READY)
+
+    assert found.status == want
+    assert ("device 1: joining failed with code 5" in found.message) == ("joining" in str(faults.get(1)))
 
 
 @pytest.mark.parametrize("name", profile_names())
