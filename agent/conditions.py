@@ -30,6 +30,7 @@ def conditions(
     """All conditions in a fixed order. The time moves only when the status does."""
     before = {condition.type: condition for condition in last}
     found = [_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(evidence)]
+    found.append(_facts_readable(devices, evidence))
     found += [_fabric_ready(reading.fabric, devices)] if reading.fabric is not None else []
     told = tuple(_condition(*finding, last=before.get(finding[0]), now=now) for finding in found)
     kept = before.get(names.CONDITION_FABRIC_READY) if reading.fabric is None and reading.is_fabric_unknown else None
@@ -84,6 +85,21 @@ def _evidence_readable(evidence: EvidenceReading) -> Finding:
         return names.CONDITION_EVIDENCE_READABLE, True, names.REASON_ALL_READ, "pod cgroups and the kubelet's pod list"
     message = f"{' and '.join(unread)} cannot be read; GPUs of deleted pods stay in doubt until then"
     return names.CONDITION_EVIDENCE_READABLE, False, names.REASON_EVIDENCE_UNREAD, message
+
+
+def _facts_readable(devices: Sequence[Device], evidence: EvidenceReading) -> Finding:
+    """What is unknown of devices that answer: it is said, for it looks like nothing otherwise."""
+    sizes = [device.id for device in devices if not device.memory_bytes]
+    uses = [device.id for device in devices if device.uuid in evidence.uses_unread]
+    unread = [
+        f"{what} of {len(ids)} devices ({', '.join(map(str, ids[:PAIRS_SHOWN_MAX]))})"
+        for what, ids in (("the memory size", sizes), ("the users", uses))
+        if ids
+    ]
+    if not unread:
+        return names.CONDITION_FACTS_READABLE, True, names.REASON_ALL_READ, "memory sizes and users of every device"
+    message = f"unknown: {' and '.join(unread)}; may the agent's container monitor MIG, and see all processes?"
+    return names.CONDITION_FACTS_READABLE, False, names.REASON_FACTS_UNREAD, message
 
 
 def _fabric_ready(fabric: FabricReading, devices: Sequence[Device]) -> Finding:

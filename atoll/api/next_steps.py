@@ -66,6 +66,11 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "who still lives cannot be seen; GPUs of deleted pods stay in doubt",
         "the agent's mount of /sys/fs/cgroup, and its right to the kubelet's API",
     ),
+    (_NODE, names.CONDITION_FACTS_READABLE, names.REASON_ALL_READ): ("nothing of a device is unknown", NOTHING),
+    (_NODE, names.CONDITION_FACTS_READABLE, names.REASON_FACTS_UNREAD): (
+        "who uses a GPU, or how much memory it has, is unknown; a foreign use would not be seen",
+        "the agent's rights: NVIDIA_MIG_MONITOR_DEVICES=all for MIG, the host's processes",
+    ),
     ("Pod", names.POD_AS_PROMISED, "ForeignGpuUse"): (
         "the pod uses a GPU that it does not hold, or somebody else uses one of its own",
         "end whoever is named in the message",

@@ -271,6 +271,10 @@ class DeviceHolds:
         users = self._foreign.users(node, uuid)
         return tuple(use for use in users if not use.pod_uid or not self._may_use(node, uuid, use.pod_uid))
 
+    def is_use_unknown(self, node: str, uuid: str) -> bool:
+        """Tell whether nobody can say who uses a device."""
+        return self._foreign.is_unknown(node, uuid)
+
     def _may_use(self, node: str, uuid: str, uid: str) -> bool:
         pod = self.pods.get(uid)
         if pod is not None and pods.is_terminal(pod) and self._foreign.is_old_news(node, pod):

@@ -221,6 +221,10 @@ class Ledger:
         """Return who uses a device without holding it; see atoll.cluster.foreign."""
         return self._holds.foreign_uses(node, uuid)
 
+    def is_use_unknown(self, node: str, uuid: str) -> bool:
+        """Tell whether nobody can say who uses a device: no foreign use is told, and none is denied."""
+        return self._holds.is_use_unknown(node, uuid)
+
     def has_left(self, uid: str) -> bool:
         """Tell whether a holder of Leases was seen to end or to go."""
         return self._holds.has_left(uid)
