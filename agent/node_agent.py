@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
+from agent.driver_life import release_reason
 from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence, with_allocations
 from agent.identities import LeaseLookup, assign
 from agent.kubelet import Kubelet, kubelet_url
@@ -97,6 +98,8 @@ class NodeAgent:
         self._capacity_wake = asyncio.Event()
         self._published = asyncio.Event()
         self._looked_at = self._tried_at = clock.monotonic_seconds()
+        self._refused_at: float | None = None
+        self._signalled = ""
         self.kubelet_url = ""
         self.observations_count = 0
         self.failures_count = 0
@@ -150,6 +153,23 @@ class NodeAgent:
             return 0.0
         return self._clock.monotonic_seconds() - self._tried_at
 
+    @property
+    def driver_problem(self) -> str:
+        """Why the last look found no driver; empty where it did, or let go of it on purpose."""
+        return self._observer.problem
+
+    def seconds_refused(self) -> float:
+        """For how long the driver's library as a whole has refused without a break; 0 while it answers."""
+        return self._clock.monotonic_seconds() - self._refused_at if self._refused_at is not None else 0.0
+
+    def let_go(self, reason: str) -> None:
+        """Hold the driver no more until `let_go("")`, whatever the Node says."""
+        self._signalled = reason
+        self._wake.set()
+
+    def _release_reason(self) -> str:
+        return self._signalled or release_reason(self._nodes.store.get(("", self.node)))
+
     async def follow_pods(self) -> None:
         """Keep the pods of this node."""
         await self._wait_for_turn()
@@ -200,7 +220,9 @@ class NodeAgent:
             inventory = inventory.with_reported(pod.uid for pod in self._writer.stored_report.pods)
         self._inventory = inventory
         began_seconds = self._clock.monotonic_seconds()
-        observation, kubelet = await asyncio.gather(self._observer.observe(), self._kubelet.read())
+        looking = self._observer.observe(let_go=self._release_reason())
+        observation, kubelet = await asyncio.gather(looking, self._kubelet.read())
+        self._note_refusal()
         self.observation_seconds = self._clock.monotonic_seconds() - began_seconds
         self.observations_count += 1
         previous = self._writer.stored_report
@@ -276,6 +298,10 @@ class NodeAgent:
         slots = plugin_names(previous.devices if previous is not None else ())
         own = {uuid: uuid for uuid in (*known, *observation.machine.pids_by_uuid())}
         return with_allocations(use, observation.plugin_allocations, self.pods.by_uid.values(), slots | own)
+
+    def _note_refusal(self) -> None:
+        now = self._clock.monotonic_seconds()
+        self._refused_at = (self._refused_at or now) if self._observer.is_refused else None
 
     def _remember(self, evidence: EvidenceReading, schedule: PollSchedule) -> None:
         """Remember a observation. A deletion that arrived while it was taken is not paid by it."""
@@ -376,7 +402,7 @@ class NodeAgent:
 
     def _on_node(self, change: Change[Node]) -> None:
         self._capacity_wake.set()
-        if change.kind is not ChangeKind.MODIFIED:
+        if change.kind is not ChangeKind.MODIFIED or release_reason(change.old) != release_reason(change.object):
             self._wake.set()
 
     def _on_report(self, change: Change[GpuNodeStatus]) -> None:

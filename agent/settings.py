@@ -39,6 +39,9 @@ class AgentSettings(settings.Settings):
     """How long one look at the machine may take before its devices count as unreadable."""
     step_seconds: Seconds = 3.0
     """How long the driver may take for one step of one device; one that takes longer is left out of that look."""
+    driver_restart_seconds: Seconds = 300.0
+    """How long the driver's library as a whole may refuse (it is unknown, missing, or does not fit the driver) until
+    liveness fails: only a new container sees a new driver. Readiness says so at once. No card's own fault counts."""
     heartbeat_seconds: Seconds = 60.0
     """How often the heartbeat Lease is renewed; silent for three periods means stale."""
     start_jitter_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0

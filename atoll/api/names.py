@@ -47,6 +47,10 @@ MODEL_ANNOTATIONS: Final = (MODELS_LOADED, MODELS_CACHED)
 RUNTIMES: Final = "gpu.scheduling/runtimes"
 """Words with commas between them, such as vllm,pytorch; a node without serves every runtime."""
 
+DRIVER_HOLD: Final = "gpu.scheduling/driver-hold"
+"""Label of a Node; with the value released its agent lets go of the driver, so that it can be reloaded."""
+DRIVER_RELEASED: Final = "released"
+
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Kubelet's mark on the pod that shows a static pod; only kubelets may set it."""
 
