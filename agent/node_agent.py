@@ -107,10 +107,22 @@ class NodeAgent:
         self.publications_count = 0
         named = f"metadata.name={node}"
         self.pods = Reflector(
-            client, paths.pods(), decode_pod, on_event=self._on_pod, field_selector=f"spec.nodeName={node}", clock=clock
+            client,
+            paths.pods(),
+            decode_pod,
+            on_event=self._on_pod,
+            field_selector=f"spec.nodeName={node}",
+            clock=clock,
+            on_rewind=self._on_rewind,
         )
         self._nodes = Reflector(
-            client, paths.nodes(), self._decode_node, on_event=self._on_node, field_selector=named, clock=clock
+            client,
+            paths.nodes(),
+            self._decode_node,
+            on_event=self._on_node,
+            field_selector=named,
+            clock=clock,
+            on_rewind=self._on_rewind,
         )
         self._reports = Reflector(
             client,
@@ -119,6 +131,7 @@ class NodeAgent:
             on_event=self._on_report,
             field_selector=named,
             clock=clock,
+            on_rewind=self._on_rewind,
         )
 
     @property
@@ -418,6 +431,14 @@ class NodeAgent:
         if asked is not None and asked != before:
             self._wants_fresh_version = True
             self._request_report()
+
+    def _on_rewind(self) -> None:
+        """The API server was restored: what we know of our report and of versions is void, and it wants to be told."""
+        self._writer.stored = None
+        self._fresh_version = ""
+        for reflector in (self.pods, self._nodes, self._reports):
+            reflector.begin_anew()
+        self._request_report()
 
     def _request_report(self) -> None:
         self._schedule = self._schedule.after_deletion()

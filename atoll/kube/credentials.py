@@ -2,9 +2,9 @@
 
 Whatever rotates is taken up without a restart: tokens and plugins' answers by the header of the next request, and files
 whose content changed (the kubeconfig, authorities, client certificates, keys) by a new TLS context, which new
-connections use; those that are open go on. Kubeconfigs are read by `kubernetes.aio.config` (contexts, exec plugins, OIDC, token
-files). That import costs 20 MB and 0.3 s, so it happens here, on connect, and nowhere else;
-the three facts of a pod's own account are read without it, for an agent on every machine should stay small.
+connections use; those that are open go on. Kubeconfigs are read by `kubernetes.aio.config` (contexts, exec plugins,
+OIDC, token files). That import costs 20 MB and 0.3 s, so it happens here, on connect, and nowhere else; the three facts
+of a pod's own account are read without it, for an agent on every machine should stay small.
 """
 
 from __future__ import annotations
