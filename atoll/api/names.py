@@ -128,6 +128,7 @@ REASON_GANG_UNDONE: Final = "GangAdmissionUndone"
 REASON_GPU_ILL: Final = "GpuUnhealthy"
 REASON_GPU_WELL: Final = "GpuHealthy"
 REASON_NODE_NEEDS_DRAIN: Final = "GpuNodeNeedsDrain"
+REASON_GPUS_GONE: Final = "GpusGone"
 REASON_MACHINE_GONE: Final = "GpuMachineGone"
 REASON_MACHINE_FORGOTTEN: Final = "GpuMachineForgotten"
 EVENT_REASONS: Final = {
@@ -152,6 +153,7 @@ EVENT_REASONS: Final = {
     REASON_GPU_ILL: "a GPU must not be given out any more; on the pod that holds it and on the node, once",
     REASON_GPU_WELL: "a GPU that was ill may be given out again",
     REASON_NODE_NEEDS_DRAIN: "a GPU asks for a reboot of its node; nothing new is placed there, drain it",
+    REASON_GPUS_GONE: "a GPU of a bound pod is no longer on its machine, so that its containers cannot start again",
     REASON_MACHINE_GONE: "somebody said that a machine is gone for good; GPUs of pods that left it are freed",
     REASON_MACHINE_FORGOTTEN: "report and heartbeat of a node that has no Node any more were deleted",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",

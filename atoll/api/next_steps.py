@@ -32,6 +32,7 @@ EVENT_STEPS: Final = {
     names.REASON_GPU_ILL: "read the message; drain the pod, repair or replace the card",
     names.REASON_GPU_WELL: NOTHING,
     names.REASON_NODE_NEEDS_DRAIN: "`kubectl drain` the node, reboot it, uncordon it",
+    names.REASON_GPUS_GONE: "nothing where the message says that it is evicted; else recreate the pod",
     names.REASON_MACHINE_GONE: "nothing; if the machine runs after all, start its agent at once",
     names.REASON_MACHINE_FORGOTTEN: NOTHING,
     names.REASON_WAITING: "read the message; `atoll explain pod/NAME` tells what would help",
