@@ -119,6 +119,10 @@ class DeviceHolds:
             for uid in self.lost.observe(node, report):
                 self._renew_lost(uid)
 
+    def forget_history(self, node: str) -> None:
+        """Forget what happened to the devices of a node that is gone; what is held there stays held."""
+        self._history.forget(node)
+
     def put_lease(self, lease: Lease) -> None:
         """Take a GPU Lease. One that cannot be read still blocks what its name may mean: see `unreadable_leases`."""
         name = lease.metadata.name

@@ -88,6 +88,8 @@ class Ledger:
         """Forget a node's report, or stop counting it for the reason `why`. Holds stay for a node that comes back."""
         self._reports.drop(node, why=why)
         self._holds.observe_report(node, None)
+        if not why:
+            self._holds.forget_history(node)
         self._index.note_change(node)
 
     def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
