@@ -1,6 +1,6 @@
 """`python -m agent`: reads settings, builds the parts, runs them until a signal.
 
-In: the command line. Out: an exit status: 0 after an orderly end, 1 after a fault, 2 for settings that cannot be.
+Exit status: 0 after an orderly end, 1 after a fault, 2 for invalid settings.
 """
 
 import asyncio
@@ -104,8 +104,8 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
 
 
 async def report_once(values: AgentSettings, backend: Backend) -> str:
-    """The report of this machine as JSON text, without asking any cluster: ids are those that a new node would get,
-    pods are all that have a cgroup here, and the kubelet's list counts as unread."""
+    """Return this machine's report as JSON text without asking any cluster. Ids are those of a new node, pods are all
+    that have a cgroup here, and the kubelet's list counts as unread."""
     observation = await _observer(values, backend).observe()
     backend.close()
     uuids = uuids_by_slot(observation.machine)

@@ -1,8 +1,8 @@
-"""Faults of the agent.
+"""Errors of the agent.
 
 AgentError
 ├── ReadingFailed      the machine as a whole could not be read (no driver, broken state file); the last report stays
-├── SettingsMistake    the command line asks for something that cannot be
+├── SettingsMistake    the command line asks for something impossible
 └── TooManyDevices     no device id is left; a bound, not an expectation
 """
 
@@ -12,8 +12,8 @@ class AgentError(Exception):
 
 
 class ReadingFailed(AgentError):
-    """Nothing could be read; `source` names what was asked. is_refused: the driver's library as a whole refuses, which
-    a new container may cure, for it sees a driver that was loaded since."""
+    """Nothing could be read; `source` names what was read. is_refused: the driver's library as a whole refuses, which a
+    new container may cure, because only that sees a driver that was loaded since."""
 
     def __init__(self, source: str, problem: str, *, is_refused: bool = False) -> None:
         self.source = source
@@ -23,7 +23,7 @@ class ReadingFailed(AgentError):
 
 
 class SettingsMistake(AgentError):
-    """Two settings contradict each other, or one names nothing that exists."""
+    """Two settings contradict each other, or one names something that does not exist."""
 
 
 class TooManyDevices(AgentError):

@@ -1,21 +1,28 @@
-"""Fenced API calls on a pod: live look-up, eviction, and the annotation that keeps GPUs for it.
+"""Fenced API calls on a pod: live look-up, eviction with its notice, and the annotation that keeps GPUs for it.
 
 A cache is not proof enough for a release, so that a look-up asks the API server. Atoll ends pods of others through the
 eviction API alone, so that their disruption budgets hold. A pod that is gone, or replaced by a namesake, is no error.
 """
 
+import contextlib
 from dataclasses import dataclass
+
+import structlog
 
 from atoll.api import names
 from atoll.cluster.leases import Holder
 from atoll.cluster.objects import Pod, decode_pod
+from atoll.cluster.pods import holder_of
+from atoll.cluster.preemption_notices import notice_of
 from atoll.cluster.release import version_number
 from atoll.cluster.soft_reservations import SoftReservation
 from atoll.kube import paths
 from atoll.kube.api import Api
-from atoll.kube.errors import Conflict, NotFound, TooManyRequests
+from atoll.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, TooManyRequests
 from atoll.kube.patches import eviction, merge_patch
 from controllers.context import Context
+
+log = structlog.get_logger(__name__)
 
 BUDGET_SECONDS = 10.0
 """When to ask again where a disruption budget, or a busy API server, does not say."""
@@ -64,6 +71,47 @@ async def look_up(api: Api, holder: Holder) -> PodLookup:
 def _escape(name: str) -> str:
     """Escape what has a meaning in a field selector: the name stands on a Lease, which anybody may have written."""
     return name.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
+
+
+async def evict_with_notice(context: Context, pod: Pod) -> bool:
+    """Evict as `evict` does, after the pod's containers were told when they end. A budget that forbids the eviction is
+    found before anybody is told, as far as one can. Raises EvictionRefused, KubeError."""
+    if not await evict(context.api, pod, dry_run=True):
+        return False
+    await give_notice(context, pod)
+    try:
+        return await evict(context.api, pod)
+    except EvictionRefused:
+        await withdraw_notice(context, pod)
+        raise
+
+
+async def give_notice(context: Context, pod: Pod) -> None:
+    """Write on a pod that is about to be ended when that will be, once. Raises KubeError.
+
+    A pod that is gone needs none, and one that takes no annotation learns of its end by SIGTERM alone.
+    """
+    if names.PREEMPTION_NOTICE in pod.metadata.annotations:
+        return
+    try:
+        text = notice_of(pod, context.clock.now().timestamp())
+        await _annotate_notice(context, pod, text, resource_version=pod.metadata.resource_version)
+    except NotFound:
+        return
+    except (Forbidden, Invalid) as error:
+        log.info("A pod takes no notice", pod=str(holder_of(pod)), uid=pod.metadata.uid, err=str(error))
+
+
+async def withdraw_notice(context: Context, pod: Pod) -> None:
+    """Take away a notice that nothing followed, whatever else changed on the pod. Raises KubeError."""
+    with contextlib.suppress(ApiError):
+        await _annotate_notice(context, pod, None)
+
+
+async def _annotate_notice(context: Context, pod: Pod, text: str | None, *, resource_version: str = "") -> None:
+    metadata, annotations = pod.metadata, {names.PREEMPTION_NOTICE: text}
+    body = merge_patch(uid=metadata.uid, resource_version=resource_version, annotations=annotations)
+    await context.api.patch(paths.pods(metadata.namespace, metadata.name), body)
 
 
 async def write_kept(context: Context, pod: Pod, kept: SoftReservation | None) -> None:

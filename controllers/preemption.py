@@ -24,6 +24,7 @@ from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.island_hosts import decode_demands, refusal, unjudged
 from atoll.cluster.island_preemption import IslandPlan, PreemptionInput, may_preempt, plan_island
 from atoll.cluster.objects import Pod, decode_pod
+from atoll.cluster.preemption_notices import is_stale
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.soft_reservations import SoftReservation, soft_reservation_of
 from atoll.kube import paths
@@ -36,7 +37,7 @@ from controllers.context import Context, pod_reference
 from controllers.eviction_progress import EvictionAttempt, EvictionStatus, EvictionStep, next_step
 from controllers.gangs.cache import GangCache
 from controllers.gangs.preemption import evict_gang
-from controllers.pod_calls import EvictionRefused, evict, write_kept
+from controllers.pod_calls import EvictionRefused, evict, evict_with_notice, withdraw_notice, write_kept
 from controllers.settings import ControllersSettings
 
 log = structlog.get_logger(__name__)
@@ -110,7 +111,10 @@ class PreemptionReconciler:
         if self._context.mirror.unready_reason():
             return BLIND_SECONDS
         waits: list[float | None] = []
+        now = self._context.clock.now().timestamp()
         for uid, pod in sorted(self._context.mirror.ledger.pods.items()):
+            if is_stale(pod, now):
+                await withdraw_notice(self._context, pod)
             if soft_reservation_of(pod) is not None and names.GANG not in pod.metadata.annotations:
                 waits.append(await self._reconcile_evictions(uid, pod))
         waits += await self._begin_some(self._candidates(waits))
@@ -307,7 +311,7 @@ class PreemptionReconciler:
             if await self._end_gang(pod, victim):
                 attempt.refuse(victim.metadata.uid, self._now(), LOOK_SECONDS)
                 return
-            await evict(self._context.api, victim)
+            await evict_with_notice(self._context, victim)
         except EvictionRefused as error:
             attempt.refuse(victim.metadata.uid, self._now(), error.retry_after_seconds)
             log.info("May not evict yet", pod=_name(victim), uid=victim.metadata.uid, err=str(error))

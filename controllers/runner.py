@@ -47,6 +47,7 @@ from controllers.preemption import PreemptionReconciler
 from controllers.renumbering import RenumberingReconciler
 from controllers.requeue import RequeueReconciler
 from controllers.settings import ControllersSettings
+from controllers.start_taints import StartTaintReconciler
 from controllers.stranded import StrandedReconciler
 from controllers.topologies import TopologyReconciler
 from controllers.webhook_certs import WebhookCertReconciler
@@ -241,6 +242,7 @@ def build_loops(
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
         Loop(PreemptionReconciler(context, settings, cache), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
+        *((Loop(StartTaintReconciler(context, settings.start_taint), clock, metrics),) if settings.start_taint else ()),
         *(_gang_loops(context, cache) if cache is not None else ()),
     )
 

@@ -49,7 +49,7 @@ def choose_victims(
         if occupied is None:
             continue
         uids = tuple(victim.uid for victim in given.pods or ())
-        victims = all_victims(uids, given.pdb_violations, occupied, preemptor.request, ledger, budgets)
+        victims = all_victims(uids, given.pdb_violations, occupied, preemptor.pod, preemptor.request, ledger, budgets)
         if victims is not None and victims.uids:
             kept[node] = Victims(tuple(map(Victim, victims.uids)), victims.violations)
     return kept

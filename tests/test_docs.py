@@ -1,4 +1,4 @@
-"""Promises of the documentation: its site builds, its commands exist, generated pages are fresh, alerts are told."""
+"""Promises of the documentation: its site builds, its commands exist, generated pages are current, alerts explained."""
 
 import re
 import shlex

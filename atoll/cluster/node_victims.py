@@ -4,14 +4,21 @@
 
 The most important victim comes first: kube-scheduler takes the priority of the first for the highest of the node when
 it chooses between nodes. Its own victims keep their order; a pod without GPUs has no priority here and keeps its place.
+
+kube-scheduler does not know which pods may not be preempted. Those it chose stay; others go for them where that frees
+as much of whatever the pod needs.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from atoll.api import names
+from atoll.cluster import host_fit, pods
 from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.island_victims import find_victims
 from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Pod
 from atoll.cluster.occupants import NodeOccupancy
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import select
@@ -29,24 +36,53 @@ def all_victims(
     given: Sequence[str],
     violations: int,
     occupied: NodeOccupancy,
+    pod: Pod,
     request: Request,
     ledger: Ledger,
     budgets: DisruptionBudgets,
 ) -> NodeVictims | None:
-    """Return all victims of a node, of which kube-scheduler chose the `given`, breaking so many budgets."""
-    room = occupied.without(given)
-    known = (ledger.pods.get(uid) for uid in given)
-    broken = violations + sum(bool(budgets.gangs.of(pod)) for pod in known if pod is not None)
-    if not isinstance(select(occupied.devices, room, request), Rejection):
-        return NodeVictims(tuple(given), broken)
+    """Return all victims of a node for `pod`, of which kube-scheduler chose the `given`, breaking so many budgets."""
+    known = {uid: ledger.pods[uid] for uid in given if uid in ledger.pods}
+    spared = [victim for victim in known.values() if not pods.may_be_preempted(victim)]
+    uids = [uid for uid in given if uid not in known or pods.may_be_preempted(known[uid])]
+    room = occupied.without(uids)
+    broken = violations + sum(bool(budgets.gangs.of(known[uid])) for uid in uids if uid in known)
+    if not spared and not isinstance(select(occupied.devices, room, request), Rejection):
+        return NodeVictims(tuple(uids), broken)
     others = (occupant for occupant in occupied.evictable if occupant.uid not in given)
-    found = find_victims(occupied.devices, room, request, others, allowed=_left(budgets, ledger, given))
-    if found is None:
+    found = find_victims(occupied.devices, room, request, others, allowed=_left(budgets, ledger, uids))
+    if found is None or not _makes_up_for(spared, [ledger.pods[victim.uid] for victim in found.victims], pod):
         return None
-    uids = list(given)
     for added in sorted(found.victims, key=lambda victim: (-victim.priority, victim.since, victim.uid)):
         uids.insert(_place(uids, added.priority, ledger), added.uid)
     return NodeVictims(tuple(uids), broken + found.violations)
+
+
+def _makes_up_for(spared: Sequence[Pod], added: Iterable[Pod], pod: Pod) -> bool:
+    """Tell whether the added victims free what the pod would have had from the spared ones, or all that it needs.
+
+    GPUs were looked at already. A pod with rules about neighbours or ports of the host may have wanted just those.
+    """
+    if not spared:
+        return True
+    affinity = pod.spec.affinity
+    if affinity is not None and (affinity.pod_affinity or affinity.pod_anti_affinity):
+        return False
+    if any(port.host_port for container in pod.spec.containers for port in container.ports):
+        return False
+    lost, freed = (_sum(host_fit.needs(each) for each in group) for group in (spared, added))
+    return all(
+        freed[resource] >= min(lost[resource], amount)
+        for resource, amount in host_fit.needs(pod).items()
+        if not resource.startswith(names.GROUP)
+    )
+
+
+def _sum(amounts: Iterable[dict[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for one in amounts:
+        total.update(one)
+    return total
 
 
 def _place(uids: Sequence[str], priority: int, ledger: Ledger) -> int:

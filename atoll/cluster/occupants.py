@@ -6,7 +6,7 @@ The extender and the controllers ask the same of it; the search for victims know
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from atoll.api import names
+from atoll.cluster import pods
 from atoll.cluster.budgets import DisruptionBudgets
 from atoll.cluster.island_victims import PreemptionCandidate
 from atoll.cluster.ledger import Ledger
@@ -19,7 +19,7 @@ class NodeOccupancy:
     """One node for one pod. Masks are over the positions of `devices`.
 
     `free`: what the pod could have now. `ending`: GPUs of pods that are being deleted. `evictable`: pods of a lower
-    priority that run on. `blocked`: what is kept for others, and stays so whoever ends.
+    priority that run on and may be preempted. `blocked`: what is kept for others, and stays so whoever ends.
     """
 
     devices: NodeDevices
@@ -62,7 +62,7 @@ def occupancy(
         mask = sole_mask(ledger, devices, pod.metadata.uid)
         if pod.metadata.deletion_timestamp is not None:
             ending |= mask
-        elif pod.spec.priority < priority and names.MIRROR not in pod.metadata.annotations and mask:
+        elif pod.spec.priority < priority and pods.may_be_preempted(pod) and mask:
             evictable.append(_occupant(pod, mask, budgets))
     return NodeOccupancy(devices, free, ending, ledger.kept_mask(node, uid, priority), tuple(evictable))
 

@@ -93,6 +93,11 @@ def is_terminal(pod: Pod) -> bool:
     return pod.status.phase in TERMINAL_PHASES
 
 
+def may_be_preempted(pod: Pod) -> bool:
+    """Tell whether the pod may end for one of a higher priority: it does not say otherwise, and is no static pod."""
+    return pod.metadata.labels.get(names.PREEMPTIBLE) != "false" and names.MIRROR not in pod.metadata.annotations
+
+
 def is_waiting(pod: Pod) -> bool:
     """Tell whether kube-scheduler may still place the pod: no node, not ending, not gated."""
     return is_unplaced(pod) and not pod.spec.scheduling_gates

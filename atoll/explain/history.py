@@ -1,7 +1,7 @@
 """Timeline of one GPU: holders, health and events, the oldest entry first.
 
-Nothing is stored for it: incidents and cordons are in the node's report, holders in Leases and pods, and the API server
-deletes events after an hour by default. The timeline says what it cannot show. Pure.
+It has no storage of its own: incidents and cordons come from the node's report, holders from Leases and pods, and the
+API server deletes events after an hour by default. The timeline says what it cannot show. Pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from atoll.explain.snapshot import ClusterSnapshot
 
 
 class Regarding(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The object that an event is about."""
+    """The object of an event."""
 
     kind: str = ""
     name: str = ""
@@ -49,7 +49,7 @@ class NoSuchGpu(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One thing that happened. `time`: as the object tells it, empty where it does not; `source`: which object."""
+    """One entry. `time`: from the object, empty if it has none; `source`: the object."""
 
     time: str
     kind: str
@@ -59,7 +59,7 @@ class TimelineEntry:
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
-    """One GPU. `state`, `reason`: its standing now; `holder`: who has it now, empty for nobody."""
+    """One GPU. `state`, `reason`: its current state; `holder`: its current holder, empty for none."""
 
     gpu: str
     uuid: str
@@ -71,7 +71,7 @@ class GpuTimeline:
 
 
 def timeline_of(snapshot: ClusterSnapshot, events: Iterable[RecordedEvent], node: str, device_id: int) -> GpuTimeline:
-    """Tell the story of a GPU, one that left its machine too. Raises NoSuchGpu."""
+    """Return the timeline of a GPU, also of one that left its machine. Raises NoSuchGpu."""
     report = next((one for one in snapshot.reports if one.metadata.name == node), None)
     left = _departed(report, device_id)
     device = _device(report, device_id) or (_last_seen(left) if left is not None else None)
@@ -115,7 +115,7 @@ def _known(report: GpuNodeStatus) -> str:
 
 
 def _names(pod: Pod, node: str, device: Device) -> bool:
-    """Tell whether a pod was given the card, by uuid: numbers may have changed since."""
+    """True if a pod was given the card, by uuid: device ids may have changed since."""
     try:
         allocation = bound_allocation(pod)
     except MalformedValue:
@@ -183,7 +183,7 @@ def _leases(snapshot: ClusterSnapshot, node: str, device: Device) -> Iterator[Ti
 def _told(
     events: Iterable[RecordedEvent], gpu: str, uuid: str, node: str, holders: Iterable[Pod]
 ) -> Iterator[TimelineEntry]:
-    """Yield the events of its pods, and those of anybody else whose note names the GPU."""
+    """Yield the events of its pods, and other events whose note names the GPU."""
     own = {pod.metadata.uid for pod in holders}
     for event in events:
         about = event.regarding

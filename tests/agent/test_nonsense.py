@@ -1,4 +1,4 @@
-"""A driver that answers nonsense: the report stays valid, its card pays for it, and no other one.
+"""A driver that answers nonsense: the report stays valid, and only the affected card loses facts.
 
 The answers are those that the types of the library can carry: all bits set, texts that are empty, endless or none,
 uuids that repeat or change, instances that say what another said.
@@ -198,7 +198,7 @@ def test_a_count_that_cannot_be_is_one_clear_error(mock_environment: Path, count
     """A driver that counts four billion cards is not asked for each of them."""
     stage = Bench(mock_environment, machine_of("dgx-h100"))
     stage.machine.facts["count"] = str(count)
-    with pytest.raises(ReadingFailed, match=f"counts {count} devices, which cannot be"):
+    with pytest.raises(ReadingFailed, match=f"counts {count} devices, which is impossible"):
         stage.look()
     stage.machine.facts["count"] = "8"
 

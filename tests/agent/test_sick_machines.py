@@ -1,4 +1,4 @@
-"""What the agent makes of sick machines, through the real bindings: every story of devcluster.mock_nvml.sick.
+"""Reports of faulty machines, through the real bindings: every function of devcluster.mock_nvml.sick.
 
 GPU 3 is the one that is ill. "The others" are the seven beside it.
 """
@@ -242,7 +242,7 @@ def test_a_look_ends_with_its_step_when_the_agent_stops() -> None:
         steps.asked.wait()
         backend.close()
         steps.may_answer.set()
-        with pytest.raises(ReadingFailed, match="closed while it was read"):
+        with pytest.raises(ReadingFailed, match="closed during the reading"):
             look.result()
 
     assert steps.steps == ["identity"]

@@ -1,4 +1,4 @@
-"""`atoll gpu`: single GPUs are kept, given back and declared well, by uuid, whatever others write meanwhile."""
+"""`atoll gpu`: single GPUs are cordoned, uncordoned and declared healthy, by uuid, despite concurrent writes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from atollctl.__main__ import app
 from atollctl.gpu import TargetMistake, cordoned, released, split_target, uncordoned
 from tests.builders import report_json, uuid_of
 from tests.fakes.api_server import FakeApiServer
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 PATH = "/apis/gpu.scheduling/v1/gpunodestatuses/n1"
 

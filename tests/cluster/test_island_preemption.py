@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.api import names
 from atoll.cluster.budgets import DisruptionBudgets, decode_budget
 from atoll.cluster.island_hosts import decode_demands, refusal, unjudged
 from atoll.cluster.island_preemption import IslandPlan, PreemptionInput, may_preempt, plan_island
@@ -130,6 +131,15 @@ def test_budget_is_respected() -> None:
     assert plans(ledger_of(guarded), waiting(), budgets=budgets) == [("n1:2,3", ["b"])]
     both = [holder(name, 0, 2 * i, labels={"app": "x"}) for i, name in enumerate("ab")] + BROKEN[2:]
     assert plans(ledger_of(both), waiting(), budgets=budgets) == []
+
+
+def test_pod_that_may_not_be_preempted_is_no_victim() -> None:
+    """The next one above it goes; with none left nothing is planned."""
+    kept = {names.PREEMPTIBLE: "false"}
+    spared = [holder("a", 0, 0, labels=kept), *BROKEN[1:]]
+    assert plans(ledger_of(spared), waiting()) == [("n1:2,3", ["b"])]
+    both = [holder(name, 0, 2 * i, labels=kept) for i, name in enumerate("ab")] + BROKEN[2:]
+    assert plans(ledger_of(both), waiting()) == []
 
 
 def test_best_node_comes_first_and_nodes_tried_in_vain_are_left_out() -> None:

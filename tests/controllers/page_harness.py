@@ -28,6 +28,8 @@ LISTS = {
     "heartbeats": "heartbeats",
     "gangs": "gangs",
     "topologies": "topologies",
+    "volumes": "volumes",
+    "volume_claims": "volume_claims",
 }
 
 

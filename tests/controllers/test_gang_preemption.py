@@ -42,6 +42,17 @@ def evicted(running: Term) -> set[str]:
     return {path.split("/")[-2] for _, path in running.api.writes if path.endswith("/eviction")}
 
 
+def told(made: GangHarness) -> set[str]:
+    """Return the pods that were told when they end."""
+    sent = zip(made.server.requests, made.server.bodies, strict=True)
+    patches = ((path, body) for (method, path, _), body in sent if method == "PATCH" and path.startswith(PODS))
+    return {
+        path.rsplit("/", 1)[1]
+        for path, body in patches
+        if (body["metadata"].get("annotations") or {}).get(names.PREEMPTION_NOTICE)
+    }
+
+
 async def wait_gone(running: Term, *names: str) -> None:
     """Wait until pods are evicted."""
     uids = {f"uid-of-{name}" for name in names}
@@ -86,7 +97,7 @@ async def test_a_gang_below_goes_whole_for_one_above_it(tmp_path: Path) -> None:
         await wait_evicted(made, running, "low-0", "low-1")
         await settled(running, lambda: is_let_go(made, "high", 1), seconds=20)
 
-        assert evicted(running) == {"low-0", "low-1"}
+        assert evicted(running) == told(made) == {"low-0", "low-1"}
         assert made.reason("low", names.CONDITION_EVICTED) == "Preempted"
         assert made.reason("low") != "Admitted"
 

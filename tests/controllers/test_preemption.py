@@ -11,8 +11,11 @@ import pytest
 from aiohttp import web
 
 from atoll.api import names
+from atoll.api.times import seconds_of
 from atoll.cluster.leases import Holder
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
+from atoll.cluster.soft_reservations import SoftReservation
 from controllers.eviction_progress import (
     BUDGET_PATIENCE_SECONDS,
     UNUSED_SECONDS,
@@ -23,7 +26,7 @@ from controllers.eviction_progress import (
 )
 from controllers.preemption import IN_FLIGHT_MAX, PLANNED_MAX, PreemptionReconciler
 from controllers.settings import ControllersSettings
-from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
+from tests.builders import claim_json, lease_json, make_allocation, make_pod, make_report, pod_json, report_json
 from tests.controllers.harness import (
     CLAIMS,
     HEARTBEATS,
@@ -169,6 +172,40 @@ async def test_pod_is_told_when_its_gpus_went_to_somebody_above_it(tmp_path: Pat
         assert not is_gone(running, "b")
 
 
+async def test_victim_is_told_when_it_ends_before_it_is_evicted(tmp_path: Path) -> None:
+    """Its containers read the end of its grace period in the pod's annotation; whoever goes on is told nothing."""
+
+    def graceful(server: InMemoryServer) -> None:
+        setup(server)
+        put_holder(server, "a", 0, 0, terminationGracePeriodSeconds=120)
+
+    async with running_controllers(tmp_path, graceful) as running:
+        await running.settled(lambda: is_gone(running, "a"))
+        sent = list(zip(running.server.requests, running.server.bodies, strict=True))
+    steps = [(method, body) for (method, path, _), body in sent if path in (f"{PODS}/a", f"{PODS}/a/eviction")]
+    told = [number for number, (method, _) in enumerate(steps) if method == "PATCH"]
+    assert told == [len(steps) - 2], "told once, right before the eviction that counts"
+    assert not steps[-1][1]["deleteOptions"].get("dryRun")
+    assert seconds_of(steps[told[0]][1]["metadata"]["annotations"][names.PREEMPTION_NOTICE]) is not None
+
+
+async def test_notice_that_nothing_followed_is_withdrawn(tmp_path: Path) -> None:
+    """A controller died between notice and eviction, and the plan is gone: the training must not think that it ends."""
+    long_ago = {names.PREEMPTION_NOTICE: "2020-01-01T00:00:00Z"}
+
+    def left(server: InMemoryServer) -> None:
+        setup(server, priority=0)
+        put_holder(server, "a", 0, 0, annotations=long_ago)
+        put_holder(server, "b", 2, 10, annotations={names.PREEMPTION_NOTICE: "2999-01-01T00:00:00Z"})
+
+    async with running_controllers(tmp_path, left) as running:
+        notice = lambda name: running.server.objects[f"{PODS}/{name}"]["metadata"]["annotations"].get(  # noqa: E731
+            names.PREEMPTION_NOTICE
+        )
+        await running.settled(lambda: notice("a") is None)
+        assert notice("b") is not None
+
+
 @pytest.mark.parametrize(
     "obstacle",
     [
@@ -206,7 +243,8 @@ async def test_nobody_is_evicted_in_vain(tmp_path: Path, obstacle: dict[str, Any
 
 
 async def test_budget_that_changes_its_mind_delays_the_eviction(tmp_path: Path) -> None:
-    """The trial was allowed, the eviction is refused: it is asked for again while the GPUs stay kept."""
+    """The trial was allowed, the eviction is refused: it is asked for again while the GPUs stay kept, and the victim is
+    told that it goes on."""
     asked: list[bool] = []
 
     async def refuse(request: web.Request) -> web.StreamResponse:
@@ -219,11 +257,14 @@ async def test_budget_that_changes_its_mind_delays_the_eviction(tmp_path: Path) 
 
     def prepare(server: InMemoryServer) -> None:
         setup(server)
-        server.fail(refuse, times=3, containing="/eviction")
+        server.fail(refuse, times=5, containing="/eviction")
 
     async with running_controllers(tmp_path, prepare) as running:
         await running.settled(lambda: is_gone(running, "a"))
-        assert asked == [True, False, False]
+        assert asked == [True, True, False, True, False]
+        assert [path for method, path in running.api.writes if method == "PATCH" and path.endswith("/a")] == [
+            f"{PODS}/a"
+        ] * 5, "told, taken back, told, taken back, told"
 
 
 OBSTINATE = {
@@ -282,6 +323,25 @@ async def test_pods_that_nobody_can_help_do_not_use_up_every_pass(tmp_path: Path
 
 
 # How an attempt goes on
+
+
+def test_only_holders_of_the_kept_gpus_are_victims() -> None:
+    """Who holds other GPUs of the node is left alone; an ending holder is waited for, and is nobody's victim."""
+    ledger = Ledger()
+    ledger.put_report(make_report("n1"))
+    ledger.put_heartbeat("n1", 1000.0, 60.0)
+    for name, device in (("a", 0), ("b", 1), ("c", 2)):
+        bound = make_pod(name, uid=name, node="n1", priority=1, allocation=make_allocation("n1", device))
+        ledger.put_pod(bound)
+    waiting = make_pod("high", uid="high", priority=9)
+
+    def status(*kept: int) -> EvictionStatus:
+        return EvictionStatus.of(ledger, waiting, SoftReservation("n1", kept, 9), 1000.0)
+
+    assert [pod.metadata.name for pod in status(0, 3).victims] == ["a"]
+    assert {pod.metadata.name for pod in status(0, 1).victims} == {"a", "b"}
+    assert status(3, 4) == EvictionStatus(is_free=True)
+
 
 VICTIM = make_pod("v", uid="v")
 

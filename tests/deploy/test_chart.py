@@ -8,16 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
+from atoll.jobs.aliases import PRIORITIES
+from atoll.jobs.words import PRIORITY_VALUES
 from atoll.service import settings
 from devcluster import chart
 from devcluster.build import ensure_binaries
 from devcluster.errors import BuildError
 from tests.deploy.api_server import DEPLOY
 from tests.deploy.test_manifests import PARTS
+from tests.kubernetes_schemas import validate
 
 pytestmark = pytest.mark.timeout(1200)  # where Helm is built first
 
@@ -31,8 +33,10 @@ EVERYTHING = (
     "logLevel=debug",
     "visibleDevices=index",
     "webhook.keepNodes=gangs",
+    "priorityClasses.create=true",
+    "priorityClasses.kueue=true",
 )
-FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io")
+FOREIGN_GROUPS = ("monitoring.coreos.com", "cert-manager.io", "kueue.x-k8s.io")
 KEPT = "helm.sh/resource-policy"
 
 Object = dict[str, Any]
@@ -127,6 +131,24 @@ def test_the_package_is_the_chart(tmp_path: Path) -> None:
     assert by_name(yaml.safe_load_all(done.stdout.replace("atoll:0.2.0", "atoll:0.1.0"))) == rendered()
 
 
+def test_priorities_of_jobs_are_those_that_rendered_jobs_name() -> None:
+    """The words of jobs with the values that `atoll job` counts with, and those of ML jobs for the same; with Kueue for
+    its queues too. Nothing of it by default: the names are the whole cluster's, and may be taken."""
+    kinds = ("PriorityClass", "WorkloadPriorityClass")
+
+    def values_of(*settings: str) -> list[dict[str, int]]:
+        objects = rendered(*(word for one in settings for word in ("--set", f"priorityClasses.{one}")))
+        return [{name: body["value"] for (each, _, name), body in objects.items() if each == kind} for kind in kinds]
+
+    by_word = {priority.value: value for priority, value in PRIORITY_VALUES.items()}
+    by_class = {each.value: PRIORITY_VALUES[agreeing[0]] for each, agreeing in PRIORITIES.items()}
+
+    assert values_of() == [{}, {}]
+    assert values_of("create=true") == [by_word | by_class, {}]
+    assert values_of("create=true", "kueue=true") == [by_word | by_class] * 2
+    assert values_of("create=true", "values.low=null")[0].keys() == (by_word | by_class).keys() - {"low"}
+
+
 def without_keeping(objects: Objects) -> Objects:
     """Return the objects without the annotation that keeps kinds and a namespace when the release goes."""
     for (kind, _, name), body in objects.items():
@@ -163,7 +185,7 @@ def test_every_set_of_values_renders_valid_objects(values: tuple[str, ...], kube
 
     for (kind, _, _), body in objects.items():
         if kind != "CustomResourceDefinition" and not body["apiVersion"].startswith(FOREIGN_GROUPS):
-            kubernetes_validate.validate(body, kubernetes.rpartition(".")[0], strict=True)
+            validate(body, kubernetes.rpartition(".")[0], strict=True)
     for spec in pods(objects).values():
         for container in spec["containers"]:
             if container["image"] == "atoll:0.1.0":
@@ -359,7 +381,7 @@ def test_odd_texts_stay_texts(tmp_path: Path) -> None:
     assert all(labels.items() <= body["metadata"]["labels"].items() for body in watched)
     for (kind, _, _), body in objects.items():
         if kind in {"Deployment", "DaemonSet", "ConfigMap"}:
-            kubernetes_validate.validate(body, "1.37", strict=True)
+            validate(body, "1.37", strict=True)
 
 
 def test_kind_is_installed_by_the_chart() -> None:
@@ -433,7 +455,7 @@ def test_old_clusters_are_refused() -> None:
     [
         ("values-plain.yaml", "mv /etc/kubernetes/manifests/kube-scheduler.yaml", "kubectl taint"),
         ("values-managed.yaml", "kubectl taint nodes -l nvidia.com/gpu.present=true", "mv /etc/kubernetes"),
-        ("values-simulated.yaml", "Agents PLAY machines of the kind dgx1-v100", "kubectl taint"),
+        ("values-simulated.yaml", "Agents SIMULATE machines of the kind dgx1-v100", "kubectl taint"),
     ],
 )
 def test_notes_say_what_is_left_to_do(values: str, told: str, not_told: str) -> None:

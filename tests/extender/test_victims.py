@@ -140,6 +140,48 @@ def test_members_of_gangs_are_the_last_victims() -> None:
     assert answer(offered("bound"), preemptor(2, policy="island"), ledger) == {"n1": ({"bound"}, 1)}
 
 
+KEPT = {names.PREEMPTIBLE: "false"}
+
+
+def with_cpu(pod: Pod, cpu: str) -> Pod:
+    """Return the pod with its container asking for cpu too."""
+    container = pod.spec.containers[0]
+    resources = msgspec.structs.replace(container.resources, requests={**container.resources.requests, "cpu": cpu})
+    return msgspec.structs.replace(
+        pod,
+        spec=msgspec.structs.replace(pod.spec, containers=(msgspec.structs.replace(container, resources=resources),)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "other", "expected"),
+    [
+        pytest.param(4, {}, {"n1": ({"other"}, 0)}, id="another-goes-for-it"),
+        pytest.param(8, {}, {}, id="both-would-be-needed"),
+        pytest.param(4, {"labels": KEPT}, {}, id="the-other-neither"),
+        pytest.param(4, {"priority": 10}, {}, id="the-other-is-an-equal"),
+    ],
+)
+def test_pod_that_may_not_be_preempted_is_no_victim(count: int, other: dict[str, Any], expected: object) -> None:
+    """kube-scheduler does not know the label and chose it: it stays, whatever that means for the node."""
+    ledger = scene()
+    ledger.put_pod(holder("kept", 0, 0, 1, 2, 3, labels=KEPT))
+    ledger.put_pod(holder("other", other.get("priority", 5), 4, 5, 6, 7, labels=other.get("labels")))
+
+    assert answer(offered("kept"), preemptor(count), ledger) == expected
+
+
+@pytest.mark.parametrize(("cpu", "expected"), [("2", {"n1": ({"other"}, 0)}), ("1", {})])
+def test_another_victim_frees_as_much_of_the_host(cpu: str, expected: object) -> None:
+    """The spared pod may have been chosen for its cpu: nobody goes for it who frees less than the pod needs."""
+    ledger = scene()
+    ledger.put_pod(with_cpu(holder("kept", 0, 0, 1, 2, 3, labels=KEPT), "3"))
+    ledger.put_pod(with_cpu(holder("other", 5, 4, 5, 6, 7), cpu))
+    who = preemptor(4)
+
+    assert answer(offered("kept"), Preemptor(with_cpu(who.pod, "2"), who.request), ledger) == expected
+
+
 def test_node_without_a_fresh_report_is_dropped() -> None:
     """What nobody knows about, nobody evicts for; the same holds for a pod whose request cannot be read."""
     ledger = scene(low=(0, (0, 1, 2, 3, 4, 5, 6, 7)))

@@ -32,7 +32,7 @@ SERVICE = {"job_type": "service", "container": PORT}
 GOOD = "GpuClaim.spec.devices"
 MEMORY = "POD.spec.containers[0].resources"
 HOST = "kubernetes.io/hostname"
-PREEMPTIBLE = job_names.PREEMPTIBLE.replace(".", "~")
+PREEMPTIBLE = names.PREEMPTIBLE.replace(".", "~")
 SPOT_ELIGIBLE = job_names.SPOT_ELIGIBLE.replace(".", "~")
 QUEUE = job_names.QUEUE_NAME.replace(".", "~")
 

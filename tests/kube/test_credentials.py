@@ -17,7 +17,8 @@ from atoll.kube import credentials as module
 from atoll.kube.client import ApiClient
 from atoll.kube.credentials import Credentials, default_namespace
 from atoll.kube.errors import ConfigurationError, Unanswered
-from tests.kube.conftest import kubeconfig, no_wait
+from tests.fakes.listening import kubeconfig
+from tests.kube.conftest import no_wait
 from tests.service.certificates import Authority
 
 URL = "http://127.0.0.1:1"

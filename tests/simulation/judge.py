@@ -4,6 +4,7 @@
     2  when everything has come to rest, what nobody uses is free: in the API and in the memory of every part
     3  a pod is bound with all of its GPUs, each under a Lease of its own, or not at all
     6  by uid alone: a successor of the same name inherits nothing and loses nothing
+    7  an agent that is dead looks dead, whatever its clock said and whoever has restarted
 
 "May use": a container runs with it, kubelet would start one, or the pod is bound with it and has not ended. `Broken`
 carries the promise and the story.
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from atoll.api import names
-from tests.simulation.machines import SimulatedNode, machines_of, wanted_uuids
+from tests.simulation.machines import HEARTBEAT_DURATION_SECONDS, SimulatedNode, machines_of, wanted_uuids
 from tests.simulation.server import LEASES, PODS, Object, SimulatedServer
 
 TERMINAL = ("Succeeded", "Failed")
+SILENCE_SECONDS_MAX = HEARTBEAT_DURATION_SECONDS + 20.0
+"""A bind that was decided upon before may be carried out so much later."""
 
 
 class Broken(Exception):
@@ -41,7 +44,8 @@ class Judge:
         self.checks_count = 0
         server.listeners.append(self._on_write)
 
-    def _break(self, promise: int, text: str) -> None:
+    def break_promise(self, promise: int, text: str) -> None:
+        """Note the first breach."""
         if self.broken is None:
             self.broken = Broken(promise, text)
 
@@ -61,25 +65,30 @@ class Judge:
         if is_bound and not was_bound:
             self._on_binding(new, is_bound)
         elif wanted_uuids(old) != wanted_uuids(new):
-            self._break(1, f"the GPUs of {_name(new)} changed while it was bound")
+            self.break_promise(1, f"the GPUs of {_name(new)} changed while it was bound")
 
     def _on_binding(self, pod: Object, node: str) -> None:
         uid, uuids = pod["metadata"]["uid"], wanted_uuids(pod)
         count = int(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_RESOURCE])
         allocated, _, ids = pod["metadata"]["annotations"].get(names.ALLOCATED, "").rpartition(":")
         if len(uuids) != count or allocated != node or len(set(ids.split(","))) != count:
-            self._break(3, f"{_name(pod)} asked for {count} GPUs and was bound to {node} with {ids} = {sorted(uuids)}")
+            self.break_promise(
+                3, f"{_name(pod)} asked for {count} GPUs and was bound to {node} with {ids} = {sorted(uuids)}"
+            )
         leased = {
             lease["metadata"]["annotations"].get(names.LEASE_DEVICE_UUID)
             for lease in self._leases()
             if lease["spec"]["holderIdentity"].endswith(f"/{uid}")
         }
         if not uuids <= leased:
-            self._break(3, f"{_name(pod)} was bound without Leases for {sorted(uuids - leased)}")
+            self.break_promise(3, f"{_name(pod)} was bound without Leases for {sorted(uuids - leased)}")
+        silent = min(machine.silent_seconds for machine in machines_of(self._machines, node))
+        if silent > SILENCE_SECONDS_MAX:
+            self.break_promise(7, f"{_name(pod)} was bound to {node}, whose agent was not heard for {silent:.0f} s")
         for uuid in sorted(uuids):
             for other in self._users(node, uuid):
                 if other != uid:
-                    self._break(1, f"{uuid} was given to {_name(pod)} while {other} may still use it")
+                    self.break_promise(1, f"{uuid} was given to {_name(pod)} while {other} may still use it")
 
     def _on_lease_end(self, lease: Object) -> None:
         annotations = lease["metadata"]["annotations"]
@@ -89,7 +98,9 @@ class Judge:
         node, uuid = annotations[names.LEASE_NODE], annotations[names.LEASE_DEVICE_UUID]
         if uid in self._users(node, uuid):
             by = self._server.writer
-            self._break(1, f"Lease {lease['metadata']['name']} ended by {by} while its holder {uid} may use {uuid}")
+            self.break_promise(
+                1, f"Lease {lease['metadata']['name']} ended by {by} while its holder {uid} may use {uuid}"
+            )
 
     # Every container
 
@@ -99,7 +110,7 @@ class Judge:
         for uuid in sorted(machine.running[uid]):
             for other, uuids in machine.running.items():
                 if other != uid and uuid in uuids:
-                    self._break(1, f"containers of {uid} and {other} run on {uuid} of {machine.ident} at once")
+                    self.break_promise(1, f"containers of {uid} and {other} run on {uuid} of {machine.ident} at once")
 
     # Every request
 
@@ -111,7 +122,7 @@ class Judge:
         asked = [one for other_method, other_path, one in in_flight if (other_method, other_path) == ("POST", LEASES)]
         for other in asked:
             if other["metadata"]["name"] == name and other["spec"]["holderIdentity"] != holder:
-                self._break(1, f"one process promised {name} to {holder} and {other['spec']['holderIdentity']}")
+                self.break_promise(1, f"one process promised {name} to {holder} and {other['spec']['holderIdentity']}")
 
     # The end
 

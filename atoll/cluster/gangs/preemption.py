@@ -11,20 +11,19 @@ other in turn.
 Where nobody may be evicted, the same search says whom to wait for, and GPUs are kept as they become free.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.api import names
-from atoll.cluster import host_fit
-from atoll.cluster.gangs.gang_budgets import priority_of
+from atoll.cluster import host_fit, pods
+from atoll.cluster.gangs.gang_budgets import may_end_whole, priority_of
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.member_assignments import member_assignments
 from atoll.cluster.gangs.membership import COUNTING, STARTED, GangKey, GangMember, gang_key
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, search
-from atoll.cluster.gangs.readiness import minimum_of
+from atoll.cluster.gangs.readiness import counted, minimum_of
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import cell_of
@@ -42,7 +41,8 @@ SEARCHES_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class EvictionUnit:
-    """Pods that go together. `gang`: set where all members of that gang go."""
+    """Pods that go together. `gang`: set where all members of that gang go. `may_go`: none says that it may not be
+    preempted; such pods are waited for."""
 
     uids: frozenset[str]
     priority: int
@@ -50,6 +50,7 @@ class EvictionUnit:
     since: str = ""
     name: str = ""
     gang: GangKey | None = None
+    may_go: bool = True
 
     @property
     def importance(self) -> tuple[int, bool, tuple[int, ...], str]:
@@ -80,7 +81,8 @@ def holdings_of(ledger: Ledger) -> list[HeldDevices]:
 def units_of(
     holdings: Iterable[HeldDevices], admitted: Mapping[GangKey, GangView], *, below: int | None
 ) -> tuple[EvictionUnit, ...]:
-    """Return the units whose priority is below the given one (all of them without it), the least important first."""
+    """Return the units whose priority is below the given one and that may go (all of them without it), the least
+    important first."""
     found: list[EvictionUnit] = []
     seen: set[GangKey] = set()
     for holding in holdings:
@@ -92,16 +94,15 @@ def units_of(
         elif key not in seen:
             seen.add(key)
             found += _gang_units(key, admitted[key])
-    low = (unit for unit in found if unit.uids and (below is None or unit.priority < below))
+    low = (unit for unit in found if unit.uids and (below is None or (unit.priority < below and unit.may_go)))
     return tuple(sorted(low, key=lambda unit: unit.importance)[:UNITS_MAX])
 
 
 def _single(pod: Pod, *, is_needed: bool = True) -> EvictionUnit:
     metadata = pod.metadata
     name = f"{metadata.namespace}/{metadata.name}"
-    return EvictionUnit(
-        frozenset({metadata.uid}), pod.spec.priority, is_needed, metadata.creation_timestamp or "", name
-    )
+    since, may_go = metadata.creation_timestamp or "", pods.may_be_preempted(pod)
+    return EvictionUnit(frozenset({metadata.uid}), pod.spec.priority, is_needed, since, name, may_go=may_go)
 
 
 def _gang_units(key: GangKey, view: GangView) -> list[EvictionUnit]:
@@ -110,7 +111,12 @@ def _gang_units(key: GangKey, view: GangView) -> list[EvictionUnit]:
     priority = priority_of(view)
     created = view.gang.metadata.creation_timestamp or ""
     whole = EvictionUnit(
-        frozenset(member.uid for member in live), priority, since=created, name="/".join(key), gang=key
+        frozenset(member.uid for member in live),
+        priority,
+        since=created,
+        name="/".join(key),
+        gang=key,
+        may_go=may_end_whole(view),
     )
     extra = [_single(member.pod, is_needed=False) for member in unneeded(view)]
     return [*(replace(unit, priority=priority) for unit in extra), whole]
@@ -120,7 +126,7 @@ def unneeded(view: GangView) -> tuple[GangMember, ...]:
     """Return the members beyond what the gang needs as a whole and of each pod set, the highest ranks first."""
     spec = view.gang.spec
     counting = [member for member in view.members if member.stage in COUNTING]
-    counts = Counter(member.pod_set for member in counting)
+    counts = counted(view.members, COUNTING, view.status.succeeded)
     left, spare = counts.total() - spec.quorum, []
     for member in sorted(counting, key=lambda member: (-member.rank, member.pod_set, member.uid)):
         if left <= 0:
@@ -265,7 +271,9 @@ def with_kept(
         free = ledger.free(one.node, now_seconds=now_seconds, asking_priority=PRIORITY_TOP)
         own = free & devices.mask_of(one.device_ids) & devices.usable
         cells[one.node] = cell_of(cell.shape, cell.free | own)
-    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, cluster.pods_on, cluster.free)
+    return PlacementSnapshot(
+        cluster.nodes, cluster.devices, cells, cluster.pods_on, cluster.free, volumes=cluster.volumes
+    )
 
 
 def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: Collection[str]) -> PlacementSnapshot:
@@ -283,4 +291,4 @@ def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: C
     pods_on = dict(cluster.pods_on)
     for node, uids in left.items():
         pods_on[node] = [pod for pod in pods_on.get(node, ()) if pod.metadata.uid not in uids]
-    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, pods_on, free)
+    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, pods_on, free, volumes=cluster.volumes)

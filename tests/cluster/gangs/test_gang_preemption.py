@@ -1,4 +1,4 @@
-"""Who must go for a gang: the fewest and least important, gangs whole, members that are not needed first."""
+"""Victims of a gang's preemption: the fewest and least important, whole gangs, spare members first."""
 
 from __future__ import annotations
 
@@ -76,6 +76,22 @@ def test_mirror_pods_are_left_alone() -> None:
     """Nobody can evict a static pod."""
     pod = make_pod("static", annotations={names.MIRROR: "x"})
     assert units_of([HeldDevices(pod, "n1", 1)], {}, below=None) == ()
+
+
+def test_whoever_may_not_be_preempted_is_no_victim_and_waited_for() -> None:
+    """A pod, and a gang with one such member: the rest of it would run in vain. Both end some day."""
+    kept = {names.PREEMPTIBLE: "false"}
+    gang = GangView(
+        make_gang(3, minMember=2),
+        (*(member(number, MemberStage.READY) for number in range(2)), member(2, MemberStage.READY, labels=kept)),
+        ReadinessPolicy(),
+    )
+    held = [*holdings(gang), HeldDevices(make_pod("kept", labels=kept), "n1", 1)]
+    spare = [one.pod.metadata.name for one in unneeded(gang)]
+    assert spare == ["p2"]
+
+    assert units_of(held, {KEY: gang}, below=9) == ()
+    assert [unit.name for unit in units_of(held, {KEY: gang}, below=None)] == ["team/p2", "team/g", "team/kept"]
 
 
 @st.composite
