@@ -105,33 +105,15 @@ class NodeAgent:
         self.observation_seconds = 0.0
         self.publications_count = 0
         named = f"metadata.name={node}"
-        self.pods = Reflector(
-            client,
-            paths.pods(),
-            decode_pod,
-            on_event=self._on_pod,
-            field_selector=f"spec.nodeName={node}",
-            clock=clock,
-            on_rewind=self._on_rewind,
-        )
-        self._nodes = Reflector(
-            client,
-            paths.nodes(),
-            self._decode_node,
-            on_event=self._on_node,
-            field_selector=named,
-            clock=clock,
-            on_rewind=self._on_rewind,
-        )
-        self._reports = Reflector(
-            client,
-            paths.gpunodestatuses(),
-            stored_of,
-            on_event=self._on_report,
-            field_selector=named,
-            clock=clock,
-            on_rewind=self._on_rewind,
-        )
+
+        def watch(path: str, decode: Any, on_event: Any, selector: str = named) -> Reflector[Any]:  # noqa: ANN401
+            rewind = self._on_rewind
+            options: dict[str, Any] = {"field_selector": selector, "clock": clock, "on_rewind": rewind}
+            return Reflector(client, path, decode, on_event=on_event, **options)
+
+        self.pods: Reflector[Pod] = watch(paths.pods(), decode_pod, self._on_pod, f"spec.nodeName={node}")
+        self._nodes: Reflector[Node] = watch(paths.nodes(), self._decode_node, self._on_node)
+        self._reports: Reflector[GpuNodeStatus] = watch(paths.gpunodestatuses(), stored_of, self._on_report)
 
     @property
     def has_published(self) -> bool:

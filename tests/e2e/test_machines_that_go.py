@@ -75,8 +75,7 @@ def test_a_card_that_is_taken_out_over_a_reboot_leaves_the_inventory(room: Room)
         lambda: (world.maybe(node) or {"status": {}})["status"].get("allocatable", {}).get(names.GPU_RESOURCE) == "7",
         "the Node to offer seven",
     )
-    story = atoll(world, world.cluster.kubeconfig, "history", f"{NODE.name}/{left['id']}")
-    assert (story.returncode, "the machine was booted without it" in story.stdout) == (0, True), story
+    assert left["reason"] == "the machine was booted without it"
 
 
 def test_a_machine_that_is_gone_for_good_is_forgotten_by_its_own_verb(room: Room) -> None:
