@@ -5,6 +5,7 @@ Exit status: 0 after an orderly end, 1 after a fault, 2 for invalid settings.
 
 import asyncio
 import random
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -83,7 +84,10 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
         metrics = Metrics("agent")
         agent_metrics(metrics, agent)
         count_calls(metrics, client)
-        add_agent_health(app, agent, metrics, stale_seconds=stale_seconds)
+        add_agent_health(
+            app, agent, metrics, stale_seconds=stale_seconds, driver_seconds_max=values.driver_restart_seconds
+        )
+        heed_signals(agent)
         try:
             await supervise(
                 pods=agent.follow_pods(),
@@ -151,13 +155,27 @@ def _observer(values: AgentSettings, backend: Backend) -> MachineObserver:
     )
 
 
-def add_agent_health(app: web.Application, agent: NodeAgent, metrics: Metrics, *, stale_seconds: float) -> None:
-    """Live while looks finish; ready once the first report is published. An agent that cannot reach the API server
-    stays live: a restart would not help, and would delay its first report once the server is back."""
+def heed_signals(agent: NodeAgent) -> None:
+    """Let go of the driver on SIGUSR1, take it up again on SIGUSR2."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, agent.let_go, "the driver was let go: SIGUSR1")
+    loop.add_signal_handler(signal.SIGUSR2, agent.let_go, "")
+
+
+def add_agent_health(
+    app: web.Application, agent: NodeAgent, metrics: Metrics, *, stale_seconds: float, driver_seconds_max: float
+) -> None:
+    """Live while looks come to an end and the driver's library does not refuse for too long; ready once the first
+    report is out and the driver answers. An agent that cannot reach the API server is live: to start it again would
+    help nobody, and delay its first report once the server is back."""
     checks: Mapping[str, Check] = {
-        "looks": lambda: None if agent.seconds_stuck() <= stale_seconds else "no look at the machine finishes"
+        "looks": lambda: None if agent.seconds_stuck() <= stale_seconds else "no look at the machine comes to an end",
+        "driver": lambda: None if agent.seconds_refused() <= driver_seconds_max else agent.driver_problem,
     }
-    ready: Mapping[str, Check] = {"report": lambda: None if agent.has_published else "nothing has been published yet"}
+    ready: Mapping[str, Check] = {
+        "report": lambda: None if agent.has_published else "nothing is published yet",
+        "driver": lambda: agent.driver_problem or None,
+    }
     add_health(app, live=checks, ready=ready, metrics=metrics)
 
 

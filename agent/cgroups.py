@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
+SERVICES = "system.slice"
 PODS_MAX = 4096
 """More pod cgroups than any kubelet runs; a tree with more is not a kubelet's."""
 FOLDERS_MAX = 20_000
 
 _UID = r"[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
 _POD_FOLDER = re.compile(rf"(?:.*kubepods(?:-besteffort|-burstable)?-)?pod(?P<uid>{_UID})(?:\.slice)?")
-_POD_PATH = re.compile(rf"(?:^|[/-])pod(?P<uid>{_UID})(?:\.slice)?(?:/|$)", re.MULTILINE)
+_POD_PATH = re.compile(rf"(?:^|[/-])pod(?P<uid>{_UID})(?:\.slice)?(?:[/:]|$)", re.MULTILINE)
+_STRAY_FOLDER = re.compile(rf"(?:.*-)?kubepods-(?:.*-)?pod(?P<uid>{_UID})\.slice(?::.*)?")
 _QOS_FOLDER = re.compile(r"(?:.*kubepods-)?(?:besteffort|burstable)(?:\.slice)?")
 _VANISHED = frozenset({errno.ENOENT, errno.ENODEV})
 
@@ -43,9 +45,11 @@ def read_cgroups(root: str = "/", *, mount: Path = CGROUP_MOUNT) -> CgroupReadin
     populated: set[str] = set()
     empty: set[str] = set()
     try:
-        trees = _kubepods_trees(root, mount=mount)
-        for tree in trees:
-            _collect_pods(tree, populated=populated, empty=empty)
+        hierarchies = _hierarchies(mount)
+        trees = [tree for hierarchy in hierarchies for tree in _kubepods_trees(root, hierarchy)]
+        for folder in (*trees, *hierarchies):
+            found = _stray_folders(folder) if folder in hierarchies else _pod_folders(folder)
+            _collect_pods(folder, found, populated=populated, empty=empty)
     except OSError:
         return None
     return CgroupReading(frozenset(populated), frozenset(empty - populated)) if trees else None
@@ -58,7 +62,7 @@ def pod_uid_of(cgroup_text: str) -> str | None:
     return _plain_uid(match["uid"]) if match else None
 
 
-def _kubepods_trees(root: str, *, mount: Path) -> list[Path]:
+def _kubepods_trees(root: str, hierarchy: Path) -> list[Path]:
     parts = [part for part in root.split("/") if part]
     escaped = [part.replace("-", "_") for part in parts]
     slices = ["-".join(escaped[: depth + 1]) + ".slice" for depth in range(len(parts))]
@@ -66,7 +70,7 @@ def _kubepods_trees(root: str, *, mount: Path) -> list[Path]:
         Path(*parts, "kubepods"),
         Path(*slices, "-".join((*escaped, "kubepods.slice"))),
     )
-    return [tree for hierarchy in _hierarchies(mount) for tree in map(hierarchy.joinpath, below_mount) if tree.is_dir()]
+    return [tree for tree in map(hierarchy.joinpath, below_mount) if tree.is_dir()]
 
 
 def _hierarchies(mount: Path) -> list[Path]:
@@ -77,8 +81,8 @@ def _hierarchies(mount: Path) -> list[Path]:
     return [folder for folder in folders if (folder / "cgroup.procs").exists()]
 
 
-def _collect_pods(tree: Path, *, populated: set[str], empty: set[str]) -> None:
-    for folder, uid in _pod_folders(tree):
+def _collect_pods(tree: Path, found: Iterator[tuple[Path, str]], *, populated: set[str], empty: set[str]) -> None:
+    for folder, uid in found:
         if len(populated) + len(empty) >= PODS_MAX:
             raise OSError(f"more than {PODS_MAX} pod cgroups below {tree}")
         if uid not in populated:
@@ -89,6 +93,17 @@ def _pod_folders(tree: Path) -> Iterator[tuple[Path, str]]:
     for folder in (tree, *(entry for entry in _folders(tree) if _QOS_FOLDER.fullmatch(entry.name))):
         for entry in _folders(folder):
             match = _POD_FOLDER.fullmatch(entry.name)
+            if match:
+                yield entry, _plain_uid(match["uid"])
+
+
+def _stray_folders(hierarchy: Path) -> Iterator[tuple[Path, str]]:
+    """Containers beside the pods' cgroups: at the top, among the services, or inside the runtime's own."""
+    services = hierarchy / SERVICES
+    places = [hierarchy, services, *(entry for entry in _folders(services) if entry.name.endswith(".service"))]
+    for place in places:
+        for entry in _folders(place):
+            match = _STRAY_FOLDER.fullmatch(entry.name)
             if match:
                 yield entry, _plain_uid(match["uid"])
 

@@ -9,7 +9,8 @@ from agent.evidence import EvidenceReading
 from agent.readings import UNTOLD, FabricReading, MachineReading
 from atoll.api import names
 from atoll.api.base import Condition
-from atoll.api.node_status import Device, HealthState
+from atoll.api.node_status import Device, HealthState, IncidentKind
+from atoll.cluster.health import is_fabric_ready
 from topology.model import asymmetric_pairs
 
 PAIRS_SHOWN_MAX = 8
@@ -29,7 +30,8 @@ def conditions(
     """Return all conditions in a fixed order. The time changes only with the status."""
     before = {condition.type: condition for condition in last}
     found = [_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(evidence)]
-    found += [_fabric_ready(reading.fabric)] if reading.fabric is not None else []
+    found.append(_facts_readable(devices, evidence))
+    found += [_fabric_ready(reading.fabric, devices)] if reading.fabric is not None else []
     told = tuple(_condition(*finding, last=before.get(finding[0]), now=now) for finding in found)
     kept = before.get(names.CONDITION_FABRIC_READY) if reading.fabric is None and reading.is_fabric_unknown else None
     return (*told, kept) if kept is not None else told
@@ -85,12 +87,36 @@ def _evidence_readable(evidence: EvidenceReading) -> Finding:
     return names.CONDITION_EVIDENCE_READABLE, False, names.REASON_EVIDENCE_UNREAD, message
 
 
-def _fabric_ready(fabric: FabricReading) -> Finding:
+def _facts_readable(devices: Sequence[Device], evidence: EvidenceReading) -> Finding:
+    """What is unknown of devices that answer: it is said, for it looks like nothing otherwise."""
+    sizes = [device.id for device in devices if not device.memory_bytes]
+    uses = [device.id for device in devices if device.uuid in evidence.uses_unread]
+    unread = [
+        f"{what} of {len(ids)} devices ({', '.join(map(str, ids[:PAIRS_SHOWN_MAX]))})"
+        for what, ids in (("the memory size", sizes), ("the users", uses))
+        if ids
+    ]
+    if not unread:
+        return names.CONDITION_FACTS_READABLE, True, names.REASON_ALL_READ, "memory sizes and users of every device"
+    message = f"unknown: {' and '.join(unread)}; may the agent's container monitor MIG, and see all processes?"
+    return names.CONDITION_FACTS_READABLE, False, names.REASON_FACTS_UNREAD, message
+
+
+def _fabric_ready(fabric: FabricReading, devices: Sequence[Device]) -> Finding:
+    """True only if the fabric is set up and no card is left out for it."""
+    out = [device for device in devices if not is_fabric_ready(device)]
+    if out and fabric.state == "completed":
+        told = "; ".join(f"device {device.id}: {_fabric_fault(device)}" for device in out[:PAIRS_SHOWN_MAX])
+        return names.CONDITION_FABRIC_READY, False, names.REASON_FABRIC_NOT_READY, f"{len(out)} left out; {told}"
     if fabric.state == "completed":
         message = f"degraded: {fabric.health}" if fabric.health else "the NVLink fabric is set up"
         return names.CONDITION_FABRIC_READY, True, names.REASON_FABRIC_READY, message
     message = f"the NVLink fabric is {fabric.state}: is the fabric manager running? Nothing is placed here until it is"
     return names.CONDITION_FABRIC_READY, False, names.REASON_FABRIC_NOT_READY, message
+
+
+def _fabric_fault(device: Device) -> str:
+    return next(one.message for one in device.incidents if one.kind is IncidentKind.FABRIC and not one.ended_time)
 
 
 def _condition(kind: str, holds: bool, reason: str, message: str, *, last: Condition | None, now: str) -> Condition:  # noqa: FBT001 - a finding, unpacked

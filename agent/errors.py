@@ -12,11 +12,13 @@ class AgentError(Exception):
 
 
 class ReadingFailed(AgentError):
-    """Nothing could be read; `source` names what was read."""
+    """Nothing could be read; `source` names what was read. is_refused: the driver's library as a whole refuses, which a
+    new container may cure, because only that sees a driver that was loaded since."""
 
-    def __init__(self, source: str, problem: str) -> None:
+    def __init__(self, source: str, problem: str, *, is_refused: bool = False) -> None:
         self.source = source
         self.problem = problem
+        self.is_refused = is_refused
         super().__init__(f"cannot read {source}: {problem}")
 
 

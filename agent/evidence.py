@@ -139,6 +139,7 @@ class EvidenceReading:
     terminating: frozenset[str] = frozenset()
     processes_read: bool = True
     host_uses: tuple[HostUse, ...] = ()
+    uses_unread: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -182,6 +183,7 @@ def collect_evidence(
         empty=cgroups.empty - kubelet.listed if cgroups and kubelet else frozenset(),
         terminating=((told - inventory.present) | (inventory.unproven & live)) & inventory.with_gpus,
         processes_read=not use.unread,
+        uses_unread=tuple(sorted(use.unread))[:DEVICES_MAX],
         host_uses=_host_uses(use, tuple(last_host)),
     )
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from agent.readings import DeviceFault
 from atoll.api.node_status import IncidentKind
+from atoll.cluster.health import recovery_words
 
 CORRECTED_STORM: Final = 1024
 """Corrected ECC errors since the last reset from which they are reported."""
@@ -19,13 +20,6 @@ XIDS_MAX: Final = 32
 
 _SLOWED: Final = {0x8: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "heat", 0x80: "power brake"}
 """nvmlClocksEventReasons that mean a fault, not power saving."""
-_RECOVERY: Final = {
-    1: "GPU reset",
-    2: "node reboot",
-    3: "drain of peers",
-    4: "drain and reset",
-}
-"""nvmlDeviceGpuRecoveryAction_t."""
 _FABRIC_WAITING: Final = {1: "notStarted", 2: "inProgress"}
 _FABRIC_HEALTH: Final = (
     ("degraded bandwidth", 0, 3, 1),
@@ -98,9 +92,7 @@ def _memory(facts: Mapping[str, Any]) -> Iterable[DeviceFault]:
 def _recovery(facts: Mapping[str, Any]) -> Iterable[DeviceFault]:
     action = facts.get("recovery_action") or 0
     if action:
-        yield DeviceFault(
-            IncidentKind.RECOVERY, action, message=f"the driver asks for: {_RECOVERY.get(action, action)}"
-        )
+        yield DeviceFault(IncidentKind.RECOVERY, action, message=f"the driver asks for: {recovery_words(action)}")
 
 
 def _throttle(facts: Mapping[str, Any]) -> Iterable[DeviceFault]:

@@ -3,12 +3,13 @@
 Pure: folds the faults of a look into the incidents of the last report. The record is part of the report, so a restart
 of the agent loses nothing. The rules:
 
+* an incident ends by its own cure (atoll.cluster.health), never because another one ends;
 * an XID stays open until the card is reset or the machine reboots: no driver reports its end;
 * a lasting fault is open while it holds and for a while after: a minute the first time, twice as long each time it
   comes back, at most an hour. A flapping card is therefore not given out in between;
-* errors that only a reset clears (ECC counters, pending remaps, a recovery action) end with it. Their end is the sign
-  of a reset, and ends the card's XIDs too. A recovery action that turns into another has not ended, and one that asks
-  to drain the card's peers ends without a reset;
+* errors that only a reset clears (ECC counters, pending remaps, an action that asks for one) end with it. Their end is
+  the sign of a reset, and ends the card's XIDs too. A recovery action that turns into another has not ended; one that
+  asks for something else proves no reset when it ends, and one that asks for a reboot ends with a reboot alone;
 * a kind that could not be read keeps its state;
 * a time in the future, because the machine's clock was set back, becomes now;
 * a repeating XID counts at most once a minute, because each change writes a report; but the first after an
@@ -21,6 +22,7 @@ from typing import Final
 from agent.readings import DeviceFault
 from atoll.api.node_status import INCIDENTS_MAX, Incident, IncidentKind
 from atoll.api.times import seconds_of
+from atoll.cluster.health import IncidentCure, cure_of
 
 QUIET_SECONDS: Final = 60.0
 QUIET_DOUBLINGS_MAX: Final = 6
@@ -29,12 +31,6 @@ COUNT_MAX: Final = 1 << 40
 
 RECOVERED, RESET, REBOOT = "recovered", "reset", "reboot"
 _COUNTED_BY_DEVICE: Final = frozenset({IncidentKind.ECC, IncidentKind.ECC_CORRECTED, IncidentKind.NVLINK})
-_CLEARED_BY_RESET: Final = frozenset(
-    {IncidentKind.ECC, IncidentKind.RECOVERY, IncidentKind.ROW_REMAP, IncidentKind.RETIRED_PAGES}
-)
-
-DRAIN_OF_PEERS: Final = 3
-"""Recovery action that needs no reset."""
 
 Key = tuple[IncidentKind, int]
 
@@ -74,15 +70,10 @@ def _until(incident: Incident, now: str, released: str) -> Incident:
 
 
 def _is_cleared(incident: Incident, told: set[IncidentKind], unread: frozenset[IncidentKind]) -> bool:
-    is_open = not incident.ended_time and _needs_reset(incident)
-    return is_open and incident.kind not in unread and incident.kind not in told
-
-
-def _needs_reset(incident: Incident) -> bool:
-    return incident.kind in _CLEARED_BY_RESET and (incident.kind, incident.code) != (
-        IncidentKind.RECOVERY,
-        DRAIN_OF_PEERS,
-    )
+    """Tell whether the card was reset, because what it would still tell otherwise was read and is gone."""
+    is_open = not incident.ended_time and incident.kind is not IncidentKind.XID
+    needs_reset = cure_of(incident.kind, incident.code) is IncidentCure.RESET
+    return is_open and needs_reset and incident.kind not in unread and incident.kind not in told
 
 
 def _untold(
@@ -93,8 +84,9 @@ def _untold(
         return incident
     if incident.boot_id and boot_id and incident.boot_id != boot_id:
         return _ended(incident, REBOOT, now)
-    if incident.kind is IncidentKind.XID or _needs_reset(incident):
-        return _ended(incident, RESET, now) if was_reset else incident
+    cure = cure_of(incident.kind, incident.code)
+    if cure is not IncidentCure.QUIET:
+        return _ended(incident, RESET, now) if was_reset and cure is IncidentCure.RESET else incident
     if not incident.quiet_since:
         return incident.model_copy(update={"quiet_since": now})
     if _seconds(incident.quiet_since, now) >= quiet_seconds(incident.count):

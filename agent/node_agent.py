@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from agent.capacity import capacity_patch, in_use, offer, with_withdrawn
+from agent.driver_life import release_reason
 from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence, with_allocations
 from agent.identities import LeaseLookup, assign
 from agent.kubelet import Kubelet, kubelet_url
@@ -96,26 +97,23 @@ class NodeAgent:
         self._capacity_wake = asyncio.Event()
         self._published = asyncio.Event()
         self._looked_at = self._tried_at = clock.monotonic_seconds()
+        self._refused_at: float | None = None
+        self._signalled = ""
         self.kubelet_url = ""
         self.observations_count = 0
         self.failures_count = 0
         self.observation_seconds = 0.0
         self.publications_count = 0
         named = f"metadata.name={node}"
-        self.pods = Reflector(
-            client, paths.pods(), decode_pod, on_event=self._on_pod, field_selector=f"spec.nodeName={node}", clock=clock
-        )
-        self._nodes = Reflector(
-            client, paths.nodes(), self._decode_node, on_event=self._on_node, field_selector=named, clock=clock
-        )
-        self._reports = Reflector(
-            client,
-            paths.gpunodestatuses(),
-            stored_of,
-            on_event=self._on_report,
-            field_selector=named,
-            clock=clock,
-        )
+
+        def watch(path: str, decode: Any, on_event: Any, selector: str = named) -> Reflector[Any]:  # noqa: ANN401
+            rewind = self._on_rewind
+            options: dict[str, Any] = {"field_selector": selector, "clock": clock, "on_rewind": rewind}
+            return Reflector(client, path, decode, on_event=on_event, **options)
+
+        self.pods: Reflector[Pod] = watch(paths.pods(), decode_pod, self._on_pod, f"spec.nodeName={node}")
+        self._nodes: Reflector[Node] = watch(paths.nodes(), self._decode_node, self._on_node)
+        self._reports: Reflector[GpuNodeStatus] = watch(paths.gpunodestatuses(), stored_of, self._on_report)
 
     @property
     def has_published(self) -> bool:
@@ -148,6 +146,23 @@ class NodeAgent:
         if not all(reflector.synced.is_set() for reflector in self.watches.values()):
             return 0.0
         return self._clock.monotonic_seconds() - self._tried_at
+
+    @property
+    def driver_problem(self) -> str:
+        """Why the last look found no driver; empty where it did, or let go of it on purpose."""
+        return self._observer.problem
+
+    def seconds_refused(self) -> float:
+        """For how long the driver's library as a whole has refused without a break; 0 while it answers."""
+        return self._clock.monotonic_seconds() - self._refused_at if self._refused_at is not None else 0.0
+
+    def let_go(self, reason: str) -> None:
+        """Hold the driver no more until `let_go("")`, whatever the Node says."""
+        self._signalled = reason
+        self._wake.set()
+
+    def _release_reason(self) -> str:
+        return self._signalled or release_reason(self._nodes.store.get(("", self.node)))
 
     async def follow_pods(self) -> None:
         """Keep the pods of this node."""
@@ -199,7 +214,9 @@ class NodeAgent:
             inventory = inventory.with_reported(pod.uid for pod in self._writer.stored_report.pods)
         self._inventory = inventory
         began_seconds = self._clock.monotonic_seconds()
-        observation, kubelet = await asyncio.gather(self._observer.observe(), self._kubelet.read())
+        looking = self._observer.observe(let_go=self._release_reason())
+        observation, kubelet = await asyncio.gather(looking, self._kubelet.read())
+        self._note_refusal()
         self.observation_seconds = self._clock.monotonic_seconds() - began_seconds
         self.observations_count += 1
         previous = self._writer.stored_report
@@ -275,6 +292,10 @@ class NodeAgent:
         slots = plugin_names(previous.devices if previous is not None else ())
         own = {uuid: uuid for uuid in (*known, *observation.machine.pids_by_uuid())}
         return with_allocations(use, observation.plugin_allocations, self.pods.by_uid.values(), slots | own)
+
+    def _note_refusal(self) -> None:
+        now = self._clock.monotonic_seconds()
+        self._refused_at = (self._refused_at or now) if self._observer.is_refused else None
 
     def _remember(self, evidence: EvidenceReading, schedule: PollSchedule) -> None:
         """Remember an observation. It does not settle a deletion that arrived during it."""
@@ -375,7 +396,7 @@ class NodeAgent:
 
     def _on_node(self, change: Change[Node]) -> None:
         self._capacity_wake.set()
-        if change.kind is not ChangeKind.MODIFIED:
+        if change.kind is not ChangeKind.MODIFIED or release_reason(change.old) != release_reason(change.object):
             self._wake.set()
 
     def _on_report(self, change: Change[GpuNodeStatus]) -> None:
@@ -391,6 +412,14 @@ class NodeAgent:
         if asked is not None and asked != before:
             self._wants_fresh_version = True
             self._request_report()
+
+    def _on_rewind(self) -> None:
+        """The API server was restored: what we know of our report and of versions is void, and it wants to be told."""
+        self._writer.stored = None
+        self._fresh_version = ""
+        for reflector in (self.pods, self._nodes, self._reports):
+            reflector.begin_anew()
+        self._request_report()
 
     def _request_report(self) -> None:
         self._schedule = self._schedule.after_deletion()

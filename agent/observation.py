@@ -63,21 +63,37 @@ class MachineObserver:
         self._hanging_evidence: asyncio.Future[Observation] | None = None
         self._last: MachineReading | None = None
         self._boot_id = ""
+        self._has_let_go = False
         self.failures = 0
+        self.problem = ""
+        """Why the machine could not be read at the last look; empty where it could, or was not to be."""
+        self.is_refused = False
+        """Whether the driver's library as a whole refused: see ReadingFailed."""
 
-    async def observe(self) -> Observation:
-        """Read everything once. Failures are marked in the Observation, never raised."""
-        machine = await self._machine()
+    async def observe(self, *, let_go: str = "") -> Observation:
+        """Read everything once. Failures are marked in the Observation, never raised. let_go: why the driver must be
+        neither read nor held; empty if it may be."""
+        machine = await self._let_go(let_go) if let_go else await self._machine()
         boot_id = await self._boot()
         return await self._evidence(machine, boot_id)
 
+    async def _let_go(self, reason: str) -> MachineReading:
+        if not self._has_let_go:
+            await asyncio.to_thread(self._backend.close)
+            log.info("Let go of the driver", reason=reason)
+        self._has_let_go, self._last = True, None
+        self.failures, self.problem, self.is_refused = 0, "", False
+        return MachineReading(devices=(), problem=reason)
+
     async def _machine(self) -> MachineReading:
+        self._has_let_go = False
         try:
             self._last = await self._read_within_time()
-            self.failures = 0
+            self.failures, self.problem, self.is_refused = 0, "", False
             return self._last
         except ReadingFailed as error:
             self.failures += 1
+            self.problem, self.is_refused = str(error), error.is_refused
             log.warning("Machine cannot be read", err=str(error), failures=self.failures)
             if self._last is not None and self.failures <= FAILURES_BORNE:
                 return self._last.as_remembered()

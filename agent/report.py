@@ -99,6 +99,7 @@ def build_report(
             live_read=evidence.live_read,
             kubelet_read=evidence.kubelet_read,
             processes_read=evidence.processes_read,
+            uses_unread=evidence.uses_unread,
         ),
         host_uses=evidence.host_uses,
         conditions=conditions(

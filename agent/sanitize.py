@@ -89,7 +89,7 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "uuid": _text(_UUID),
     "product_name": bool,
     "serial": _text(re.compile(r"[!-~]{1,32}")),
-    "memory_bytes": _up_to(MEMORY_BYTES_MAX),
+    "memory_bytes": lambda value: bool(value) and _up_to(MEMORY_BYTES_MAX)(value),
     "compute_capability": _numbers(2, 99),
     "bus_id": _text(re.compile(r"[0-9A-Fa-f:.]{1,32}")),
     "minor": _up_to(1 << 20),

@@ -39,6 +39,9 @@ class AgentSettings(settings.Settings):
     """Longest time of one look at the machine; after it the devices count as unreadable."""
     step_seconds: Seconds = 3.0
     """Longest time of one driver step for one device; a slower device is left out of that look."""
+    driver_restart_seconds: Seconds = 300.0
+    """How long the driver's library as a whole may refuse (unknown error, missing, or not that of the driver) until
+    liveness fails: only a new container sees a new driver. Readiness fails at once. Faults of cards never count."""
     heartbeat_seconds: Seconds = 60.0
     """Interval of heartbeat Lease renewals; an agent is stale after three missed ones."""
     start_jitter_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0

@@ -88,7 +88,9 @@ def list_gpus(kubeconfig: Kubeconfig = None, context: ContextName = None, output
             standing = standings[device.uuid]
             name = f"{status.metadata.name}/{device.id}"
             profile = f" {device.mig.profile}" if device.mig is not None and device.mig.profile else ""
-            rows.append((name, device.model + profile, str(standing.state), standing.reason))
+            is_unread = status.status is not None and device.uuid in status.status.evidence.uses_unread
+            reason = standing.reason or ("who uses it is unknown" if is_unread else "")
+            rows.append((name, device.model + profile, str(standing.state), reason))
     if output is Output.JSON:
         show_json([dict(zip(("gpu", "model", "standing", "reason"), row, strict=True)) for row in rows])
     elif rows:

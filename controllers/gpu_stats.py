@@ -33,6 +33,7 @@ class GpuStatsPublisher:
         self._in_doubt = gauge("leases_in_doubt", "GPU Leases whose holder is gone without proof that it has ended")
         self._unreadable = gauge("leases_unreadable", "GPU Leases whose annotations cannot be read")
         self._silent = gauge("silent_nodes", "Nodes with GPUs whose agent has sent no heartbeat for three periods")
+        self._unknown = gauge("gpu_uses_unknown", "GPUs of which nobody can tell who uses them")
         metrics.before_page(self.refresh)
 
     def refresh(self) -> None:
@@ -52,6 +53,7 @@ class GpuStatsPublisher:
         self._in_doubt.set(stats.leases_in_doubt)
         self._unreadable.set(stats.leases_unreadable)
         self._silent.set(stats.silent_nodes)
+        self._unknown.set(stats.uses_unknown)
 
     def _age_seconds(self, created: str) -> float:
         """Return the age of an object by the clocks of two machines; 0 for an unreadable time."""

@@ -53,7 +53,7 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
         leases_rewritten=metrics.counter("leases_rewritten", "Unreadable Leases that were written again"),
         double_uses=metrics.counter("double_uses", "GPUs that two holders name; nothing was released"),
         pods_woken=metrics.counter("pods_woken", "Waiting pods woken because they fit"),
-        pods_evicted=metrics.counter("pods_evicted", "Pods evicted because their machine was renumbered"),
+        pods_evicted=metrics.counter("pods_evicted", "Pods evicted because their GPUs were renumbered or are gone"),
         preemptions=metrics.counter(
             "preemptions",
             "Waiting pods for which GPUs were freed by evictions",

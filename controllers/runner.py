@@ -48,6 +48,7 @@ from controllers.renumbering import RenumberingReconciler
 from controllers.requeue import RequeueReconciler
 from controllers.settings import ControllersSettings
 from controllers.start_taints import StartTaintReconciler
+from controllers.stranded import StrandedReconciler
 from controllers.topologies import TopologyReconciler
 from controllers.webhook_certs import WebhookCertReconciler
 
@@ -234,6 +235,7 @@ def build_loops(
         Loop(MissingLeaseRepair(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
         Loop(UnreadableLeaseRepair(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
+        Loop(StrandedReconciler(context, evicts=settings.stranded_pods == "evict"), clock, metrics),
         Loop(machines, clock, metrics),
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),

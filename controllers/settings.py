@@ -164,6 +164,9 @@ class ControllersSettings(Settings):
     is taken off without it. It needs deploy/rbac/optional/start-taint.yaml."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
+    stranded_pods: Literal["evict", "tell"] = "evict"
+    """What becomes of a pod that is not Ready and whose GPUs are no longer on its machine, so that it cannot start
+    again. evict: its owner makes a new one. tell: an event and the audit say so."""
     forget_nodes_after_seconds: Annotated[float, Field(ge=1, le=31_536_000)] = 3600.0
     """When report and heartbeat of a node are deleted whose Node is gone and whose agent is silent. Its GPUs in doubt
     stay so."""

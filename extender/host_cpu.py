@@ -48,11 +48,12 @@ class HostCpu:
         if change.kind is ChangeKind.ADDED:
             self._count(pod)
         ends = change.kind is ChangeKind.DELETED or pods.is_terminal(pod) or not pod.spec.node_name
-        if not ends and uid in self._pods and change.old is not None and change.old.spec == pod.spec:
+        place = None if ends else (pod.spec.node_name, needs(pod).get("cpu", 0))
+        if place is not None and self._pods.get(uid) == place:
             return
         before = self._pods.pop(uid, None)
-        if not ends:
-            self._pods[uid] = pod.spec.node_name, needs(pod).get("cpu", 0)
+        if place is not None:
+            self._pods[uid] = place
         for place, sign in ((before, -1), (self._pods.get(uid), 1)):
             if place is not None:
                 self._taken[place[0]] = self._taken.get(place[0], 0) + sign * place[1]

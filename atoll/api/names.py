@@ -54,6 +54,10 @@ MODEL_ANNOTATIONS: Final = (MODELS_LOADED, MODELS_CACHED)
 RUNTIMES: Final = "gpu.scheduling/runtimes"
 """Words separated by commas, such as vllm,pytorch; a node without it serves every runtime."""
 
+DRIVER_HOLD: Final = "gpu.scheduling/driver-hold"
+"""Label of a Node; with the value released its agent lets go of the driver, so that it can be reloaded."""
+DRIVER_RELEASED: Final = "released"
+
 MIRROR: Final = "kubernetes.io/config.mirror"
 """Kubelet's mark on a static pod's mirror; only kubelets may set it."""
 
@@ -133,6 +137,7 @@ REASON_GANG_UNDONE: Final = "GangAdmissionUndone"
 REASON_GPU_ILL: Final = "GpuUnhealthy"
 REASON_GPU_WELL: Final = "GpuHealthy"
 REASON_NODE_NEEDS_DRAIN: Final = "GpuNodeNeedsDrain"
+REASON_GPUS_GONE: Final = "GpusGone"
 REASON_MACHINE_GONE: Final = "GpuMachineGone"
 REASON_MACHINE_FORGOTTEN: Final = "GpuMachineForgotten"
 EVENT_REASONS: Final = {
@@ -157,6 +162,7 @@ EVENT_REASONS: Final = {
     REASON_GPU_ILL: "a GPU is no longer given out; once on the pod that holds it and on the node",
     REASON_GPU_WELL: "a GPU that was unhealthy may be given out again",
     REASON_NODE_NEEDS_DRAIN: "a GPU needs a reboot of its node; nothing new is placed there, drain it",
+    REASON_GPUS_GONE: "a GPU of a bound pod is no longer on its machine; its containers cannot start again",
     REASON_MACHINE_GONE: "somebody declared a machine gone for good; GPUs of pods that left it are freed",
     REASON_MACHINE_FORGOTTEN: "report and heartbeat of a node without a Node object were deleted",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
@@ -170,6 +176,8 @@ CONDITION_DEVICES_READABLE: Final = "DevicesReadable"
 CONDITION_LINKS_CONSISTENT: Final = "LinksConsistent"
 CONDITION_EVIDENCE_READABLE: Final = "EvidenceReadable"
 CONDITION_FABRIC_READY: Final = "FabricReady"
+CONDITION_FACTS_READABLE: Final = "FactsReadable"
+REASON_FACTS_UNREAD: Final = "FactsUnread"
 REASON_FABRIC_READY: Final = "FabricReady"
 REASON_FABRIC_NOT_READY: Final = "FabricNotReady"
 REASON_ALL_READ: Final = "AllRead"
@@ -235,10 +243,12 @@ REJECT_NO_REPORT: Final = "no GPU report from this node"
 REJECT_STALE_REPORT: Final = "GPU report is stale"
 REJECT_PAST_BOOT: Final = "GPU report is from before the node's reboot"
 REJECT_PAST_NODE: Final = "GPU report is of an earlier Node of this name"
+REJECT_RESTORED: Final = "GPU report is from before the API server was restored"
 REJECT_BAD_REPORT: Final = "GPU report contradicts itself"
 REJECT_NEVER_FITS: Final = "node has too few GPUs that match the claim"
 REJECT_NO_MODEL: Final = "no GPU of a claimed model"
 REJECT_NO_MEMORY: Final = "no GPU with the claimed memory"
+REJECT_MEMORY_UNKNOWN: Final = "memory size of the GPUs is unknown"
 REJECT_NO_CAPABILITY: Final = "no GPU with the claimed compute capability"
 REJECT_CLAIM_MISSING: Final = "GpuClaim of the pod is missing"
 REJECT_CLAIM_REPLACED: Final = "GpuClaim was deleted and created anew after the pod"

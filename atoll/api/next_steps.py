@@ -31,6 +31,7 @@ EVENT_STEPS: Final = {
     names.REASON_GPU_ILL: "read the message; drain the pod, repair or replace the card",
     names.REASON_GPU_WELL: NOTHING,
     names.REASON_NODE_NEEDS_DRAIN: "`kubectl drain` the node, reboot it, uncordon it",
+    names.REASON_GPUS_GONE: "nothing where the message says that it is evicted; else recreate the pod",
     names.REASON_MACHINE_GONE: "nothing; if the machine runs after all, start its agent at once",
     names.REASON_MACHINE_FORGOTTEN: NOTHING,
     names.REASON_WAITING: "read the message; `atoll explain pod/NAME` tells what would help",
@@ -64,6 +65,11 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
     (_NODE, names.CONDITION_EVIDENCE_READABLE, names.REASON_EVIDENCE_UNREAD): (
         "running pods cannot be seen; GPUs of deleted pods stay in doubt",
         "check the agent's mount of /sys/fs/cgroup, and its right to the kubelet's API",
+    ),
+    (_NODE, names.CONDITION_FACTS_READABLE, names.REASON_ALL_READ): ("nothing of a device is unknown", NOTHING),
+    (_NODE, names.CONDITION_FACTS_READABLE, names.REASON_FACTS_UNREAD): (
+        "who uses a GPU, or how much memory it has, is unknown; a foreign use would not be seen",
+        "the agent's rights: NVIDIA_MIG_MONITOR_DEVICES=all for MIG, the host's processes",
     ),
     ("Pod", names.POD_AS_PROMISED, "ForeignGpuUse"): (
         "the pod uses a GPU that it does not hold, or another process uses one of its GPUs",

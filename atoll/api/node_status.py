@@ -103,7 +103,7 @@ class Device(Model):
     model: Annotated[str, Field(max_length=63, description="slug of the product name")]
     product_name: Annotated[str, Field(description="as the driver prints it", max_length=128)] = ""
     memory_bytes: Annotated[
-        int, Field(description="as the driver reports it, a little less than the nominal size", ge=0)
+        int, Field(description="as the driver reports it, less than the nominal size; 0 if unknown", ge=0)
     ] = 0
     compute_capability: Annotated[str, Field(description="such as 9.0", max_length=7)] = ""
     island: Annotated[
@@ -222,6 +222,9 @@ class Evidence(Model):
     processes_read: Annotated[
         bool, Field(description="processes of every GPU could be read; else the last known use counts")
     ] = True
+    uses_unread: Annotated[
+        tuple[Uuid, ...], Field(description="GPUs of which it is unknown who uses them", max_length=DEVICES_MAX)
+    ] = ()
 
 
 class HostUse(Model):

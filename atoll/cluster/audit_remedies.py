@@ -45,7 +45,7 @@ REMEDIES: Mapping[Problem, Remedy] = {
         "see that controllers and the node's agent run; they free it on proof", AuditRepair.ASK
     ),
     Problem.DOUBTFUL_LEASE: Remedy(
-        "bring kubelet and agent of the node back, or reboot it; delete the Lease only if the machine is off",
+        "bring kubelet and agent of the node back, or reboot it; `atoll node release` if the machine is off for good",
         AuditRepair.ASK,
     ),
     Problem.STRAY_LEASE: Remedy("the controllers delete it once they run", AuditRepair.DELETE),
@@ -59,6 +59,7 @@ REMEDIES: Mapping[Problem, Remedy] = {
     Problem.WRONG_UUID: Remedy(f"the card was replaced or the annotations forged: {_RECREATE}"),
     Problem.WRONG_LEASE_UUID: Remedy("compare both with the node's report; recreate the pod if the Lease is right"),
     Problem.WRONG_CONTAINER_VALUE: Remedy(_RECREATE),
+    Problem.GONE_GPU: Remedy(f"its containers cannot start again; controllers evict it if they may, else {_RECREATE}"),
     Problem.STALE_NUMBERS: Remedy("the controllers evict it once its budget allows", AuditRepair.EVICT),
     Problem.WRONG_PRINTED_VALUE: Remedy(f"{_RECREATE}; look for what overrides the variables in the image"),
     Problem.WRONG_HOLDER_NAME: Remedy("compare the Lease with the pods; an administrator must decide"),

@@ -21,6 +21,7 @@ from atoll.cluster.leases import Holder, LeaseRecord, lease_name, may_be_gpu_lea
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.renumbering import stale_containers
 from atoll.cluster.repairs import LeaseState, lease_state
+from atoll.cluster.stranded import gone_gpus
 
 NEVER = "9999-12-31T23:59:59.999999Z"
 """A time after every deadline."""
@@ -44,6 +45,7 @@ class Problem(StrEnum):
     WRONG_UUID = "id and uuid of the allocation are not the same GPU in the node's report"
     WRONG_LEASE_UUID = "Lease and allocation name different GPUs under one id"
     WRONG_CONTAINER_VALUE = "the containers' annotations do not add up to the pod's GPUs"
+    GONE_GPU = "a bound pod's GPU is no longer on its machine"
     STALE_NUMBERS = "a container was told numbers that mean other GPUs since its machine was renumbered"
     WRONG_PRINTED_VALUE = "a container saw other GPUs than its annotation says"
     WRONG_HOLDER_NAME = "the Lease's holder has the uid of one pod and the name of another"
@@ -67,6 +69,7 @@ PROMISES: Mapping[Problem, int] = {
     Problem.WRONG_UUID: 4,
     Problem.WRONG_LEASE_UUID: 4,
     Problem.WRONG_CONTAINER_VALUE: 4,
+    Problem.GONE_GPU: 4,
     Problem.STALE_NUMBERS: 4,
     Problem.WRONG_PRINTED_VALUE: 4,
     Problem.WRONG_HOLDER_NAME: 6,
@@ -127,10 +130,12 @@ def audit(
     controllers should have taken back; without it none is overdue.
     """
     books = _AuditIndex({pod.metadata.uid: pod for pod in pods_seen})
-    books.reports = {status.metadata.name: status.status for status in reports if status.status is not None}
+    statuses = tuple(reports)
+    books.reports = {status.metadata.name: status.status for status in statuses if status.status is not None}
     findings = [*_read_pods(books), *_read_leases(books, leases)]
     findings += [*_double_uses(books), *_lease_holders(books, now), *_missing_leases(books)]
     findings += [*_reported_uuids(books), *_container_values(books), *_stale_numbers(books), *_processes(books)]
+    findings += _gone_gpus(books, {status.metadata.name: status for status in statuses})
     findings += [finding for value in printed for finding in _printed_value(books, value)]
     return tuple(sorted(set(findings)))
 
@@ -236,6 +241,14 @@ def _reported_uuids(books: _AuditIndex) -> Iterator[Finding]:
             if by_id.get(device_id, uuid) != uuid:
                 detail = f"id {device_id} is {by_id[device_id]} on {allocation.node}, the pod was given {uuid}"
                 yield _finding(Problem.WRONG_UUID, _name(books.pods[uid]), detail)
+
+
+def _gone_gpus(books: _AuditIndex, statuses: Mapping[str, GpuNodeStatus]) -> Iterator[Finding]:
+    for uid, allocation in books.allocations.items():
+        pod = books.pods[uid]
+        for uuid in gone_gpus(pod, statuses.get(allocation.node)):
+            detail = f"{allocation.node} has no {uuid} any more"
+            yield _finding(Problem.GONE_GPU, _name(pod), detail, pod=pods.holder_of(pod), node=allocation.node)
 
 
 def _container_values(books: _AuditIndex) -> Iterator[Finding]:

@@ -65,10 +65,15 @@ class ForeignUseCache:
     def __init__(self) -> None:
         self._uses: dict[str, NodeForeignUses] = {}
         self._former: dict[tuple[str, str], int] = {}
+        self._unread: dict[str, frozenset[str]] = {}
 
     def put(self, node: str, report: GpuNodeStatusReport | None) -> None:
         """Take what a node's report shows; None where there is none any more."""
         uses = uses_of(report) if report is not None else None
+        unread = frozenset(report.evidence.uses_unread) if report is not None else frozenset()
+        self._unread.pop(node, None)
+        if unread:
+            self._unread[node] = unread
         if uses is None:
             self._uses.pop(node, None)
         else:
@@ -102,6 +107,10 @@ class ForeignUseCache:
         if uuid in uses.hosts:
             found.append(ForeignUse(uuid, pids=uses.hosts[uuid]))
         return tuple(found)
+
+    def is_unknown(self, node: str, uuid: str) -> bool:
+        """Tell whether nobody can say who uses a GPU: that no user is told means nothing."""
+        return uuid in self._unread.get(node, frozenset())
 
     def is_old_news(self, node: str, pod: Pod) -> bool:
         """Tell whether what a node's report shows of a terminal pod counts no more: kubelet has ended it, or the report

@@ -78,6 +78,7 @@ class GpuStats:
     leases_in_doubt: int = 0
     leases_unreadable: int = 0
     silent_nodes: int = 0
+    uses_unknown: int = 0
 
 
 def gpu_stats_of(ledger: Ledger, now_seconds: float) -> GpuStats:
@@ -94,6 +95,9 @@ def gpu_stats_of(ledger: Ledger, now_seconds: float) -> GpuStats:
         leases_in_doubt=sum(bool(record.doubt) for record in ledger.leases.values()),
         leases_unreadable=len(ledger.unreadable_leases),
         silent_nodes=sum(ledger.is_stale(node, now_seconds) for node in ledger.nodes),
+        uses_unknown=sum(
+            ledger.is_use_unknown(node, device.uuid) for node, found in ledger.nodes.items() for device in found.devices
+        ),
     )
 
 

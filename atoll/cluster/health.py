@@ -10,17 +10,26 @@ stays with its pod whatever its health: only new pods are kept away.
 
 The states and what leads to them are the second table of `atoll.cluster.transitions`; this module says which
 facts lead to which event. Two tables rate incidents: XIDS for errors that the driver tells by number (classes as
-in NVIDIA's catalogue of XID errors), KINDS for everything else. A number that is not listed is worth a warning: one
-unknown word must not take cards out of work, and an error that does takes the card down in other ways that are seen.
+in NVIDIA's catalogue of XID errors), RECOVERIES for what the driver asks for, KINDS for everything else. A number that
+is not listed is the worst that its kind knows, and named as unknown. CURES says what ends an incident.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 from atoll.api.node_status import Device, GpuNodeStatus, HealthState, Incident, IncidentKind
 from atoll.cluster.transitions import Availability, HealthSignal, availability_of, health_signal_of
+
+
+class IncidentCure(StrEnum):
+    """What ends an incident. quiet: it is read, and not told for long enough; reset: of the card, or a boot of the
+    machine; reboot: nothing but that. An administrator's word outdoes each."""
+
+    QUIET = "quiet"
+    RESET = "reset"
+    REBOOT = "reboot"
 
 
 class IncidentAction(IntEnum):
@@ -33,6 +42,7 @@ class IncidentAction(IntEnum):
 
 
 XIDS: Final[Mapping[int, tuple[IncidentAction, str]]] = {
+    **dict.fromkeys((1, 2, 3, 4, 6, 7, 11, 25), (IncidentAction.IGNORE, "the program sent broken commands")),
     8: (IncidentAction.IGNORE, "the program's work took too long"),
     13: (IncidentAction.IGNORE, "error in the program's kernel"),
     31: (IncidentAction.IGNORE, "the program touched memory that is not its own"),
@@ -41,6 +51,7 @@ XIDS: Final[Mapping[int, tuple[IncidentAction, str]]] = {
     45: (IncidentAction.IGNORE, "the program was ended"),
     68: (IncidentAction.IGNORE, "error of the video engine in a program"),
     69: (IncidentAction.IGNORE, "error of the graphics engine in a program"),
+    **dict.fromkeys((39, 40, 41, 70, 71, 72), (IncidentAction.IGNORE, "error of a copy engine in a program")),
     37: (IncidentAction.WARN, "the driver's firmware had an error"),
     63: (IncidentAction.WARN, "memory was remapped or retired"),
     92: (IncidentAction.WARN, "many corrected memory errors"),
@@ -76,7 +87,20 @@ XIDS: Final[Mapping[int, tuple[IncidentAction, str]]] = {
     156: (IncidentAction.QUARANTINE, "a resource of the card was retired"),
     158: (IncidentAction.QUARANTINE, "fatal timeout of the card"),
 }
-UNLISTED_XID: Final = IncidentAction.WARN
+UNLISTED_XID: Final = IncidentAction.QUARANTINE
+NOT_KNOWN: Final = "not known to Atoll"
+
+RECOVERIES: Final[Mapping[int, tuple[IncidentAction, IncidentCure, str]]] = {
+    1: (IncidentAction.QUARANTINE, IncidentCure.RESET, "GPU reset"),
+    2: (IncidentAction.DRAIN, IncidentCure.REBOOT, "node reboot"),
+    3: (IncidentAction.QUARANTINE, IncidentCure.QUIET, "drain of peers"),
+    4: (IncidentAction.QUARANTINE, IncidentCure.RESET, "drain and reset"),
+    5: (IncidentAction.QUARANTINE, IncidentCure.QUIET, "recovery of the fabric domain (IMEX)"),
+    6: (IncidentAction.QUARANTINE, IncidentCure.RESET, "reset of the bus"),
+    7: (IncidentAction.DRAIN, IncidentCure.REBOOT, "reboot of the whole system"),
+}
+"""nvmlDeviceGpuRecoveryAction_t: worth, what ends it, words."""
+UNLISTED_RECOVERY: Final = (IncidentAction.DRAIN, IncidentCure.REBOOT)
 
 KINDS: Final[Mapping[IncidentKind, IncidentAction]] = {
     IncidentKind.LOST: IncidentAction.QUARANTINE,
@@ -86,7 +110,6 @@ KINDS: Final[Mapping[IncidentKind, IncidentAction]] = {
     IncidentKind.ECC_CORRECTED: IncidentAction.WARN,
     IncidentKind.ROW_REMAP: IncidentAction.WARN,
     IncidentKind.RETIRED_PAGES: IncidentAction.WARN,
-    IncidentKind.RECOVERY: IncidentAction.QUARANTINE,
     IncidentKind.THROTTLE: IncidentAction.WARN,
     IncidentKind.NVLINK: IncidentAction.WARN,
     IncidentKind.FABRIC: IncidentAction.WARN,
@@ -96,7 +119,16 @@ KINDS: Final[Mapping[IncidentKind, IncidentAction]] = {
 ECC_STORM: Final = 16
 """Uncorrectable errors since the last reset from which a card is quarantined."""
 ROW_REMAP_FAILED: Final = 1
-RECOVERY_NODE_REBOOT: Final = 2
+
+CURES: Final[Mapping[IncidentKind, IncidentCure]] = {
+    IncidentKind.XID: IncidentCure.RESET,
+    IncidentKind.ECC: IncidentCure.RESET,
+    IncidentKind.ROW_REMAP: IncidentCure.RESET,
+    IncidentKind.RETIRED_PAGES: IncidentCure.RESET,
+}
+"""Of kinds whose numbers do not matter; quiet where it is not listed."""
+XIDS_OF_POWER: Final = frozenset({54})
+"""Nobody connects power without a boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +182,29 @@ def action_of(incident: Incident) -> IncidentAction:
         return IncidentAction.QUARANTINE
     if incident.kind is IncidentKind.ROW_REMAP and incident.code == ROW_REMAP_FAILED:
         return IncidentAction.QUARANTINE
-    if incident.kind is IncidentKind.RECOVERY and incident.code == RECOVERY_NODE_REBOOT:
-        return IncidentAction.DRAIN
+    if incident.kind is IncidentKind.RECOVERY:
+        return RECOVERIES.get(incident.code, UNLISTED_RECOVERY)[0]
     return KINDS[incident.kind]
+
+
+def cure_of(kind: IncidentKind, code: int) -> IncidentCure:
+    """What ends such an incident, and nothing less does."""
+    if kind is IncidentKind.RECOVERY:
+        return RECOVERIES.get(code, UNLISTED_RECOVERY)[1]
+    if kind is IncidentKind.XID and code in XIDS_OF_POWER:
+        return IncidentCure.REBOOT
+    return CURES.get(kind, IncidentCure.QUIET)
+
+
+def recovery_words(code: int) -> str:
+    """What the driver asks for, in words."""
+    return RECOVERIES[code][2] if code in RECOVERIES else f"recovery action {code}, {NOT_KNOWN}"
 
 
 def describe(incident: Incident) -> str:
     """One incident in words."""
     if incident.kind is IncidentKind.XID:
-        meaning = XIDS[incident.code][1] if incident.code in XIDS else "not known to Atoll"
+        meaning = XIDS[incident.code][1] if incident.code in XIDS else NOT_KNOWN
         return f"XID {incident.code}: {meaning}"
     if incident.kind is IncidentKind.ECC:
         return f"{incident.count} or more {incident.message}"

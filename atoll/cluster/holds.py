@@ -119,6 +119,10 @@ class DeviceHolds:
             for uid in self.lost.observe(node, report):
                 self._renew_lost(uid)
 
+    def forget_history(self, node: str) -> None:
+        """Forget what happened to the devices of a node that is gone; what is held there stays held."""
+        self._history.forget(node)
+
     def put_lease(self, lease: Lease) -> None:
         """Take a GPU Lease. One that cannot be read still blocks what its name may mean: see `unreadable_leases`."""
         name = lease.metadata.name
@@ -270,6 +274,10 @@ class DeviceHolds:
         """Return who uses a device without holding it; see atoll.cluster.foreign."""
         users = self._foreign.users(node, uuid)
         return tuple(use for use in users if not use.pod_uid or not self._may_use(node, uuid, use.pod_uid))
+
+    def is_use_unknown(self, node: str, uuid: str) -> bool:
+        """Tell whether nobody can say who uses a device."""
+        return self._foreign.is_unknown(node, uuid)
 
     def _may_use(self, node: str, uuid: str, uid: str) -> bool:
         pod = self.pods.get(uid)

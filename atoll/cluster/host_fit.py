@@ -18,6 +18,7 @@ from atoll.api import names
 from atoll.cluster.labels import holds
 from atoll.cluster.objects import (
     Container,
+    ContainerStatus,
     Node,
     NodeSelector,
     NodeSelectorTerm,
@@ -29,7 +30,7 @@ from atoll.cluster.objects import (
     Toleration,
 )
 from atoll.cluster.pod_fit import NEIGHBOURS, PodNeighbours
-from atoll.cluster.pods import is_terminal
+from atoll.cluster.pods import container_statuses, is_terminal
 from atoll.cluster.quantities import parse_amount
 
 NOT_READY: Final = "not ready"
@@ -42,6 +43,7 @@ VOLUME: Final = "volume in another zone"
 REASONS: Final = (NOT_READY, CORDONED, TAINTED, SELECTOR, AFFINITY, PORTS, VOLUME, NEIGHBOURS)
 
 PODS: Final = "pods"
+RESIZE_PENDING: Final = "PodResizePending"
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 """Taint of a cordoned node: it comes and goes with the cordon."""
 STATE_TAINTS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
@@ -186,17 +188,20 @@ def needs(pod: Pod) -> dict[str, int]:
 
     As kube-scheduler counts: the sum of the containers, sidecars with them, or what a single init container needs
     beside the sidecars started before it, whichever is more; pod-level requests instead where they are given; and
-    overhead.
+    overhead. While a container is resized it takes the most of what it asks for, was promised and runs with; what the
+    kubelet found infeasible it does not ask for.
     """
     total: dict[str, int] = {}
+    told = {status.name: status for status in container_statuses(pod) if status.resources is not None}
+    asks = not told or not _is_infeasible(pod)
     for container in pod.spec.containers:
-        _add(total, _requests(container))
+        _add(total, _resized(_requests(container), told.get(container.name), asks=asks))
     sidecars: dict[str, int] = {}
     peak: dict[str, int] = {}
     for container in pod.spec.init_containers:
         own = _requests(container)
         if container.restart_policy == "Always":
-            _add(sidecars, own)
+            _add(sidecars, _resized(own, told.get(container.name), asks=asks))
             own = {}
         for resource in own.keys() | sidecars.keys():
             peak[resource] = max(peak.get(resource, 0), own.get(resource, 0) + sidecars.get(resource, 0))
@@ -263,6 +268,22 @@ def volume_requirements(pod: Pod, volumes: Volumes) -> tuple[tuple[NodeSelectorT
             if (zones := bound.metadata.labels.get(key))
         ]
     return tuple(found)
+
+
+def _resized(asked: dict[str, int], status: ContainerStatus | None, *, asks: bool) -> dict[str, int]:
+    """Return what a container takes while it may be resized. asks: what its spec asks for counts."""
+    if status is None or status.resources is None:
+        return asked
+    amounts = [_amounts(status.resources.requests), _amounts(status.allocated_resources), *([asked] if asks else [])]
+    return {
+        resource: max(amount.get(resource, 0) for amount in amounts)
+        for resource in {name for amount in amounts for name in amount}
+    }
+
+
+def _is_infeasible(pod: Pod) -> bool:
+    """Tell whether the kubelet says that its node can never give what the pod was resized to."""
+    return any(one.type == RESIZE_PENDING and one.reason == "Infeasible" for one in pod.status.conditions)
 
 
 def _requests(container: Container) -> dict[str, int]:

@@ -88,6 +88,8 @@ class Ledger:
         """Forget a node's report, or stop counting it for the reason `why`. Holds stay for a node that comes back."""
         self._reports.drop(node, why=why)
         self._holds.observe_report(node, None)
+        if not why:
+            self._holds.forget_history(node)
         self._index.note_change(node)
 
     def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
@@ -220,6 +222,10 @@ class Ledger:
     def foreign_uses(self, node: str, uuid: str) -> tuple[ForeignUse, ...]:
         """Return who uses a device without holding it; see atoll.cluster.foreign."""
         return self._holds.foreign_uses(node, uuid)
+
+    def is_use_unknown(self, node: str, uuid: str) -> bool:
+        """Tell whether nobody can say who uses a device: no foreign use is told, and none is denied."""
+        return self._holds.is_use_unknown(node, uuid)
 
     def has_left(self, uid: str) -> bool:
         """Tell whether a holder of Leases was seen to end or to go."""

@@ -6,6 +6,7 @@ Nodes with equal geometry and equal cards share one Shape, and those of one shap
 thousands of nodes are a few hundred cells, and whatever does not depend on a node's name is answered once per cell.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,9 @@ from topology.model import Machine, machine
 
 _GIB = 2**30
 _NOMINAL_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 22, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 144, 180, 192, 256, 288)
+_NOMINAL_GIB_BY_MODEL = {"nvidia-gb10": 128, "nvidia-thor": 128, "nvidia-jetson-agx-thor": 128}
+"""Machines whose processors share one memory, of which the driver tells no size of the GPU's own."""
+_SIZE_IN_MODEL = re.compile(r"-(\d{1,4})gb(?:-|$)")
 _REPORTED_SHARE_MIN = 0.9
 """ECC in GDDR takes a sixteenth of the memory and drivers keep some more, so a 48 GB card may report 44.99 GiB."""
 
@@ -230,16 +234,21 @@ def nominal_memory_bytes(device: Device) -> int:
     """Return the memory that the card is sold with: a claim of 80Gi means an 80 GB card, though it reports less.
 
     The smallest nominal size that the reported one reaches to nine tenths or more; the reported size where none is. A
-    MIG instance has the size that its profile names, such as 3g.40gb.
+    MIG instance has the size that its profile names, such as 3g.40gb. Where the driver tells none it is that of the
+    model, by table or by its name; 0 where that is unknown too.
     """
-    return _nominal(device.memory_bytes, device.mig.profile if device.mig is not None else "")
+    return _nominal(device.memory_bytes, device.mig.profile if device.mig is not None else "", device.model)
 
 
 @lru_cache(maxsize=SHAPES_MAX)
-def _nominal(memory_bytes: int, profile: str) -> int:
+def _nominal(memory_bytes: int, profile: str, model: str) -> int:
     profile_gib = profile.partition(".")[2].partition("gb")[0]
     if profile_gib.isascii() and profile_gib.isdigit():
         return int(profile_gib) * _GIB
+    if not memory_bytes:
+        named = _SIZE_IN_MODEL.search(model)
+        known = (size for name, size in _NOMINAL_GIB_BY_MODEL.items() if f"{model}-".startswith(f"{name}-"))
+        return int(named[1]) * _GIB if named else next(known, 0) * _GIB
     for size_gib in _NOMINAL_GIB:
         nominal = size_gib * _GIB
         if memory_bytes <= nominal:

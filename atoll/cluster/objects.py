@@ -185,10 +185,12 @@ class ContainerState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class ContainerStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What kubelet says of one container."""
+    """What kubelet says of one container; resources: what it runs with, allocated_resources: what it was promised."""
 
     name: str
     state: ContainerState = ContainerState()
+    resources: Resources | None = None
+    allocated_resources: dict[str, str | int | float] = {}
 
 
 class PodCondition(msgspec.Struct, frozen=True, gc=False, rename="camel"):

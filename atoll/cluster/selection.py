@@ -156,9 +156,11 @@ def _matching(shape: NodeShape, request: Request) -> int | Rejection:
     )
     left = list(enumerate(shape.cards))
     for reason, holds in tests:
-        left = [(position, card) for position, card in left if holds(card)]
-        if not left:
-            return Rejection(reason)
+        kept = [(position, card) for position, card in left if holds(card)]
+        if not kept:
+            is_unknown = reason == names.REJECT_NO_MEMORY and any(not card.memory_bytes for _, card in left)
+            return Rejection(names.REJECT_MEMORY_UNKNOWN if is_unknown else reason)
+        left = kept
     return sum(1 << position for position, _ in left)
 
 

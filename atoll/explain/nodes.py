@@ -178,7 +178,7 @@ def _free_text(parts: Sequence[IslandState]) -> str:
 
 
 def _machine_text(devices: NodeDevices) -> str:
-    models = sorted({f"{card.model} {card.memory_bytes >> 30} GiB" for card in devices.shape.cards})
+    models = sorted({f"{card.model} {card.memory_bytes >> 30 or 'unknown'} GiB" for card in devices.shape.cards})
     sizes = " + ".join(str(len(island.positions)) for island in islands(devices.machine))
     return (
         f"the whole machine has {len(devices.devices)} GPUs ({', '.join(models) or 'none'}), islands of {sizes or '0'}"

@@ -95,6 +95,10 @@ class Cache(Generic[T]):
         self._untrusted = {key: reason for key, reason in self._untrusted.items() if key in listed}
         return [self._drop(key) for key in list(self._objects) if key not in listed]
 
+    def forget_deletions(self) -> None:
+        """Know of no deletion any more: versions have begun anew, and what was deleted may be there again."""
+        self._tombstones.clear()
+
     def put(self, new: T) -> list[Change[T]]:
         """Observe an existing object. A state older than the one held, or than its own deletion, changes nothing."""
         key = key_of(new.metadata)

@@ -276,6 +276,7 @@ class ApiClient:
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, OSError) as error:
+            await self._distrusted(error)
             self._observe(call, UNANSWERED)
             raise Unanswered(f"watch failed: {_describe(error)}", path=path, sent=call.sent) from error
 
@@ -324,6 +325,7 @@ class ApiClient:
             self._observe(call, UNANSWERED)
             raise
         except (aiohttp.ClientError, OSError) as error:
+            await self._distrusted(error)
             self._observe(call, UNANSWERED)
             raise Unanswered(f"{call.method} failed: {_describe(error)}", path=call.path, sent=call.sent) from error
 
@@ -346,6 +348,7 @@ class ApiClient:
             timeout=timeout or self._session.timeout,
             allow_redirects=False,
             server_hostname=self._credentials.server_hostname,
+            ssl=self._credentials.ssl_context if self._credentials.ssl_context is not None else True,
             trace_request_ctx=call,
         )
         self._server_date = (response.headers.get("Date", ""), asyncio.get_running_loop().time())
@@ -359,6 +362,11 @@ class ApiClient:
         except (ValueError, OverflowError):
             return None
         return seconds + asyncio.get_running_loop().time() - at_seconds
+
+    async def _distrusted(self, error: BaseException) -> None:
+        """Read the credentials again where a handshake failed: authorities may have been replaced on both sides."""
+        if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+            await self._credentials.reload()
 
     def _observe(self, call: _Call, code: str) -> None:
         """Pass an attempt that was sent to the observer, with its outcome."""
@@ -405,7 +413,6 @@ def _open_session(credentials: Credentials, user_agent: str) -> aiohttp.ClientSe
     trace.on_connection_reuseconn.append(note_connection)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            ssl=credentials.ssl_context if credentials.ssl_context is not None else True,
             limit=CONNECTIONS_MAX,
             keepalive_timeout=KEEPALIVE_SECONDS,
         ),

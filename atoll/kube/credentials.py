@@ -1,8 +1,9 @@
 """The API server's address and our credentials, from a kubeconfig or the files that Kubernetes mounts into a pod.
 
-The authorization header is renewed when its source rotates. `kubernetes.aio.config` reads kubeconfigs (contexts, exec
-plugins, OIDC, token files). That import costs 20 MB and 0.3 s, so it happens only here, on connect; a pod's own account
-is read without it, to keep the agents small.
+Everything that rotates is taken up without a restart: tokens and plugins' answers with the next request, changed files
+(kubeconfig, authorities, client certificates, keys) as a new TLS context, which new connections use; open ones go on.
+`kubernetes.aio.config` reads kubeconfigs (contexts, exec plugins, OIDC, token files). That import costs 20 MB and
+0.3 s, so it happens only here, on connect; a pod's own account is read without it, to keep the agents small.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +44,8 @@ class _Loader(Protocol):
 log = structlog.get_logger(__name__)
 
 RELOAD_SECONDS = 60.0
-"""Interval of reading a rotating source; projected tokens are replaced long before they expire."""
+"""Interval of reading a source again; projected tokens are replaced long before they expire."""
+FILE_BYTES_MAX = 1 << 20
 
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -79,12 +81,24 @@ class Credentials:
     """One server and one identity. `host` has no trailing slash; `ssl_context` is None for plain HTTP."""
 
     def __init__(
-        self, configuration: _Configuration, *, read_source: Callable[[], Awaitable[object]], rotates: bool
+        self,
+        configuration: _Configuration,
+        *,
+        read_source: Callable[[], Awaitable[object]],
+        read_anew: Callable[[], Awaitable[Credentials]],
+        files: Sequence[Path],
     ) -> None:
+        """read_source: renews what a plugin or a token file says, in the same configuration. read_anew: reads all
+        again; called when the content of one of `files`, or of those that the configuration names, has changed."""
+        self._read_anew = read_anew
+        self._files = tuple(files)
+        self._adopt(configuration, read_source)
+
+    def _adopt(self, configuration: _Configuration, read_source: Callable[[], Awaitable[object]]) -> None:
         self._configuration = configuration
         self._read_source = read_source
-        self._rotates = rotates
         self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
+        self._content = self._read_files()
         self._certificate = configuration.cert_file
         self.host: str = configuration.host.rstrip("/")
         self.proxy: str | None = configuration.proxy
@@ -114,7 +128,7 @@ class Credentials:
             account.read_token()
 
         await read_source()
-        return cls(account, read_source=read_source, rotates=True)
+        return cls(account, read_source=read_source, read_anew=cls._from_pod, files=())
 
     @classmethod
     async def _from_file(cls, source: str, context: str | None) -> Credentials:
@@ -125,27 +139,40 @@ class Credentials:
         user = _user(loader)
         _check_plugin(user, configuration)
         plugin_expires = "exec" in user and hasattr(loader, "exec_plugin_expiry")
+        rotates = "tokenFile" in user or "auth-provider" in user or plugin_expires
         return cls(
             configuration,
-            read_source=lambda: loader.load_and_set(configuration),
-            rotates="tokenFile" in user or "auth-provider" in user or plugin_expires,
+            read_source=(lambda: loader.load_and_set(configuration)) if rotates else _nothing,
+            read_anew=lambda: cls._from_file(source, context),
+            files=_paths_of(source),
         )
 
     async def headers(self) -> dict[str, str]:
         """Return the headers that authenticate one request; empty if the TLS certificate does."""
-        if self._rotates and asyncio.get_running_loop().time() >= self._reload_at:
+        if asyncio.get_running_loop().time() >= self._reload_at:
             await self.reload()
         token = self._configuration.api_key.get("BearerToken")
         return {"Authorization": token.strip()} if token else {}
 
     async def reload(self) -> None:
-        """Read the source again, also after a 401. A source that cannot be read now leaves the old credentials."""
+        """Read the source again, also after a 401 or a certificate that is not trusted. A source that cannot be read
+        now leaves the old credentials."""
         self._reload_at = asyncio.get_running_loop().time() + RELOAD_SECONDS
         try:
+            if self._content != self._read_files():
+                fresh = await self._read_anew()
+                self._adopt(fresh._configuration, fresh._read_source)
+                log.info("Took up changed credentials", server=self.host)
+                return
             await self._read_source()
             self._reload_certificate()
         except Exception as error:  # noqa: BLE001 - plugins, files and identity providers fail in any way they like
             log.warning("Kept old credentials", err=truncate(str(error)))
+
+    def _read_files(self) -> tuple[bytes | None, ...]:
+        """Return what all files say that decide on TLS and identity; None for one that is not there."""
+        named = (self._configuration.ssl_ca_cert, self._configuration.cert_file, self._configuration.key_file)
+        return tuple(map(_content_of, (*self._files, *(Path(name) for name in named if name))))
 
     def _reload_certificate(self) -> None:
         certificate, key = self._configuration.cert_file, self._configuration.key_file
@@ -166,6 +193,22 @@ def default_namespace(kubeconfig: Path | None = None, context: str | None = None
     listed, current = import_module("kubernetes.aio.config").list_kube_config_contexts(source)
     chosen = current if context is None else next((one for one in listed if one["name"] == context), {})
     return str(((chosen or {}).get("context") or {}).get("namespace") or "default")
+
+
+def _paths_of(source: str) -> list[Path]:
+    return [Path(path).expanduser() for path in source.split(os.pathsep) if path]
+
+
+async def _nothing() -> None:
+    """Renew nothing: what the kubeconfig says itself is read when the file changes."""
+
+
+def _content_of(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX)
+    except OSError:
+        return None
 
 
 def _source(kubeconfig: Path | None) -> str | None:

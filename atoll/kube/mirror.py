@@ -9,6 +9,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
+import structlog
+
 from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
@@ -37,6 +39,8 @@ from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
 from atoll.kube.clock import Clock
 from atoll.kube.reflector import Reflector
+
+log = structlog.get_logger(__name__)
 
 BLIND_SECONDS_MAX = 120.0
 """A collection silent for this long is too old for decisions; bookmarks come about once a minute."""
@@ -71,6 +75,11 @@ class ClusterMirror:
         self._client = client
         self._clock = clock
         self._listeners: list[Listener] = []
+        self._rewind_listeners: list[Callable[[], None]] = []
+        self._before: dict[str, int] | None = None
+        """Since the API server was restored: the sequence of each node's report from before; None where it was not."""
+        self._audited: set[str] = set()
+        """Nodes that have reported since."""
         self.ledger = Ledger()
         self.reports: dict[str, GpuNodeStatus] = {}
 
@@ -82,7 +91,7 @@ class ClusterMirror:
                 for listener in self._listeners:
                     listener(kind, change)
 
-            return Reflector(client, path, decode, on_event=on_event, clock=clock)
+            return Reflector(client, path, decode, on_event=on_event, clock=clock, on_rewind=self._rewind)
 
         self.pods: Reflector[Pod] = watch(paths.pods(), decode_pod, self._take_pod, WatchedKind.POD)
         self.nodes: Reflector[Node] = watch(paths.nodes(), decode_node, self._take_node, WatchedKind.NODE)
@@ -130,6 +139,10 @@ class ClusterMirror:
         """Call `listener` after every change has reached the ledger; it must not block."""
         self._listeners.append(listener)
 
+    def on_rewind(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when the API server was restored: what is remembered of deletions and versions is void."""
+        self._rewind_listeners.append(listener)
+
     def claim(self, namespace: str, name: str) -> GpuClaim | None:
         """Return the GpuClaim of that name as last seen."""
         return self.claims.store.get((namespace, name))
@@ -152,6 +165,19 @@ class ClusterMirror:
         self.ledger.drop_all_tentative()
         for reflector in self.reflectors.values():
             reflector.relist()
+
+    def _rewind(self) -> None:
+        """The API server was restored from a backup. Everything is listed anew, and no node offers anything before its
+        agent has reported since: pods that were bound after the backup may run there without anybody's knowing."""
+        self._before = {name: _sequence(report) for name, report in self.reports.items()}
+        self._audited.clear()
+        for name in self._before:
+            self.ledger.drop_report(name, why=names.REJECT_RESTORED)
+        for listener in self._rewind_listeners:
+            listener()
+        self.ledger.drop_all_tentative()
+        for reflector in self.reflectors.values():
+            reflector.begin_anew()
 
     async def synced(self) -> None:
         """Wait until every collection was listed once."""
@@ -194,6 +220,9 @@ class ClusterMirror:
         heard_seconds = self._clock.monotonic_seconds() - age
         name = change.object.metadata.name
         self.ledger.put_heartbeat(name, heard_seconds, silence_seconds_max(change.object))
+        report = self.reports.get(name)
+        if report is not None and name not in self._audited and self._before is not None and self._passes_audit(report):
+            self.ledger.take_report(report, self.nodes.store.get(("", name)))
         if name in self.ledger.nodes and self._is_unreadable(name):
             self.ledger.drop_report(name, why=names.REJECT_BAD_REPORT)
 
@@ -210,6 +239,8 @@ class ClusterMirror:
         why = reason_of_the_past(report, change.object)
         if why:
             self.ledger.drop_report(name, why=why)
+        elif not self._passes_audit(report):
+            return
         elif (change.kind is ChangeKind.ADDED or name not in self.ledger.nodes) and not self._is_unreadable(name):
             self.ledger.put_report(report)
 
@@ -219,10 +250,35 @@ class ClusterMirror:
             return
         if change.kind is ChangeKind.DELETED:
             self.reports.pop(name, None)
+            self._audited.discard(name)
             self.ledger.drop_report(name)
             return
         self.reports[name] = change.object
+        if not self._passes_audit(change.object):
+            self.ledger.drop_report(name, why=names.REJECT_RESTORED)
+            return
         self.ledger.take_report(change.object, self.nodes.store.get(("", name)))
+
+    def _passes_audit(self, status: GpuNodeStatus) -> bool:
+        """Tell whether a node's agent has reported since the restore, and saw no pod that the API server does not know:
+        the kubelet ends those, and until then they may use GPUs that nobody holds."""
+        name, report = status.metadata.name, status.status
+        if self._before is None or name in self._audited:
+            return True
+        before = self._before.get(name, -1)
+        self._before[name] = min(before, _sequence(status)) if name in self._before else before
+        is_older = report is None or report.evidence.sequence <= before
+        if is_older or report is None or not report.evidence.live_read or not self.pods.synced.is_set():
+            return False
+        if any(entry.live and entry.uid not in self.pods.by_uid for entry in report.pods):
+            return False
+        self._audited.add(name)
+        log.info("A node has reported since the API server was restored", node=name)
+        return True
+
+
+def _sequence(status: GpuNodeStatus) -> int:
+    return status.status.evidence.sequence if status.status is not None else 0
 
 
 def _has_successor(reflector: Reflector[Any], change: Change[Any]) -> bool:

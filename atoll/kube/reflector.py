@@ -5,6 +5,10 @@ server can, else page by page), watches with bookmarks, and survives watches tha
 old: it continues where it stopped, or lists again and reports missed changes. Consumers decide whether the copy is
 fresh enough.
 
+Versions go back when etcd is restored from a backup. A watch from a future version says nothing, so a watch that was
+cut continues only after the server was asked how far it is. A list that is older than what was seen means a restored
+server: `on_rewind` is called when that list is complete.
+
 `on_event` runs between two reads and must not block. What it raises ends `run`: a consumer that lost a change stays
 wrong, while a restarted process does not. With a field or label selector a DELETED only means that the object no longer
 matches.
@@ -39,8 +43,14 @@ log = structlog.get_logger(__name__)
 
 GOOD_STREAM_SECONDS = 10.0
 SILENCE_SECONDS = 75.0
+EARLY_SECONDS = 5.0
+"""A watch that ends this long before its time, or more, was cut."""
 WATCH_SECONDS_MIN = 300
 WATCH_SECONDS_MAX = 600
+
+
+def _ignore() -> None:
+    """Nobody wants to know."""
 
 
 class Reflector(Generic[T]):
@@ -58,6 +68,7 @@ class Reflector(Generic[T]):
         clock: Clock,
         silence_seconds: float = SILENCE_SECONDS,
         rng: random.Random | None = None,
+        on_rewind: Callable[[], None] = _ignore,
     ) -> None:
         self._client = client
         self._path = path
@@ -74,6 +85,11 @@ class Reflector(Generic[T]):
         self._is_outdated = False
         """True if the current list began before the last call of `relist`."""
         self._page_next = False
+        self._seen = ""
+        """The newest version that was ever seen."""
+        self._on_rewind = on_rewind
+        self._watch_until = -math.inf
+        """When the watch ends by itself; one that ended before was cut."""
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
         self._stream: asyncio.Future[None] | None = None
         self.synced = asyncio.Event()
@@ -125,6 +141,12 @@ class Reflector(Generic[T]):
         if self._stream is not None:
             self._stream.cancel()
 
+    def begin_anew(self) -> None:
+        """List again as `relist` does, knowing of no version: the server's have gone back."""
+        self._seen = ""
+        self._cache.forget_deletions()
+        self.relist()
+
     async def run(self) -> None:
         """Follow the collection until cancelled, whatever the server does; raise only errors of `on_event`."""
         backoff = Backoff(self._rng)
@@ -149,6 +171,8 @@ class Reflector(Generic[T]):
 
     async def _follow(self) -> None:
         """List if needed, then watch until the stream ends."""
+        if not self._must_list and self._clock.monotonic_seconds() < self._watch_until:
+            await self._check_position()
         if not self._must_list:
             await self._watch({"resourceVersion": self.resource_version})
         elif self._page_next:
@@ -172,11 +196,21 @@ class Reflector(Generic[T]):
                 self._observe("ADDED", raw)
         self._finish_listing(version)
 
+    async def _check_position(self) -> None:
+        """Ask how far the server is, and list again where that is behind us."""
+        async with aclosing(self._client.pages(self._path, params=self._selectors, page_size=1)) as pages:
+            version = (await anext(pages)).resource_version
+        if is_older(version, self.resource_version):
+            log.warning("The server is behind what it has shown", path=self._path, seen=self._seen, version=version)
+            self._must_list = True
+
     async def _watch(self, params: Mapping[str, str]) -> None:
+        seconds = self._rng.randint(WATCH_SECONDS_MIN, WATCH_SECONDS_MAX)
+        self._watch_until = self._clock.monotonic_seconds() + seconds - EARLY_SECONDS
         query: dict[str, str | int] = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": self._rng.randint(WATCH_SECONDS_MIN, WATCH_SECONDS_MAX),
+            "timeoutSeconds": seconds,
             **self._selectors,
             **params,
         }
@@ -223,8 +257,15 @@ class Reflector(Generic[T]):
         self._heard_at = self._clock.monotonic_seconds()
         self.listings_count += 1
         self.resource_version = ""
+        has_gone_back = is_older(version, self._seen)
+        if has_gone_back:
+            log.error("Versions have gone back: etcd was restored", path=self._path, seen=self._seen, version=version)
+            self._seen = ""
+            self._cache.forget_deletions()
         self._advance(version)
         self.synced.set()
+        if has_gone_back:
+            self._on_rewind()
 
     def _observe(self, kind: str, raw: bytes) -> str:
         """Apply one object to the cache, tell the consumer, and return the object's resourceVersion."""
@@ -266,6 +307,7 @@ class Reflector(Generic[T]):
         if self._must_list or not version or is_older(version, self.resource_version):
             return
         self.resource_version = version
+        self._seen = version if not is_older(version, self._seen) else self._seen
         for wanted, reached in self._waiters:
             if not is_older(version, wanted) and not reached.done():
                 reached.set_result(None)

@@ -234,8 +234,10 @@ class EvidenceReconciler:
         self._wanted[node] = version
         return True
 
-    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:  # noqa: ARG002 - nothing concerns it
-        """Return nothing: only the release knows what is wanted."""
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
+        """Return nothing: only the release knows what is wanted. A node whose report went is not asked any more."""
+        if kind is WatchedKind.REPORT and change.kind is ChangeKind.DELETED:
+            self._asked.pop(change.object.metadata.name, None)
         return ()
 
     def all_keys(self) -> Iterable[str]:
@@ -251,6 +253,8 @@ class EvidenceReconciler:
         status = self._context.mirror.reports.get(node)
         if not version or status is None:
             self._wanted.pop(node, None)
+            if status is None:
+                self._asked.pop(node, None)
             return None
         present = version_number(status.metadata.annotations.get(names.EVIDENCE_WANTED, ""))
         if present < version or present > version_number(self._context.mirror.pods.resource_version):

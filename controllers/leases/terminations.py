@@ -43,6 +43,12 @@ class PodTerminations:
         self._seen_live: OrderedDict[str, str] = OrderedDict()
         self._open: dict[tuple[str, str], PodTermination] = {}
         self._nodes: dict[str, set[str]] = {}
+        mirror.on_rewind(self.forget_all)
+
+    def forget_all(self) -> None:
+        """Know nothing of any end: it was seen at versions that count no more. What left is looked up again."""
+        for memory in (self._gone, self._last, self._seen_live, self._open, self._nodes):
+            memory.clear()
 
     def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change of the mirror."""

@@ -15,6 +15,7 @@ def _slice(uid: str) -> str:
     return f"pod{uid.replace('-', '_')}.slice"
 
 
+PARENT = f"kubepods-burstable-{_slice(RUNNING)}"
 LAYOUTS = {
     "cgroupfs": (
         "/",
@@ -104,6 +105,30 @@ def test_every_layout_is_understood(layout: str, version: str, tmp_path: Path) -
     assert reading == CgroupReading(populated=frozenset({RUNNING, STATIC}), empty=frozenset({IDLE}))
 
 
+STRAYS = {
+    "containerd without the systemd driver": f"system.slice/containerd.service/{PARENT}:cri-containerd:0a1b",
+    "containerd, not below its service": f"system.slice/{PARENT}:cri-containerd:0a1b",
+    "k3s": f"system.slice/k3s.service/{PARENT}:cri-containerd:0a1b",
+    "docker without the systemd driver": f"{PARENT}/0a1b",
+    "below a root": f"system.slice/containerd.service/nodes-n_1-{PARENT}:cri-containerd:0a1b",
+}
+
+
+@pytest.mark.parametrize("version", HIERARCHIES)
+@pytest.mark.parametrize("stray", STRAYS)
+def test_containers_beside_their_pods_cgroup_are_found(stray: str, version: str, tmp_path: Path) -> None:
+    """Kubelet and runtime with different drivers: the pod's own cgroup is empty, and its container runs elsewhere."""
+    grow(tmp_path, {RUNNING: LAYOUTS["systemd"][1][RUNNING]}, version=version, busy=())
+    for hierarchy in HIERARCHIES[version]:
+        cgroup(tmp_path / hierarchy / "system.slice" / "sshd.service", processes="22\n", version=version)
+        cgroup(tmp_path / hierarchy / STRAYS[stray], processes="4711\n", version=version)
+        pod = (tmp_path / hierarchy / STRAYS[stray]).parent
+        if PARENT in pod.name:
+            cgroup(pod, version=version, populated=True)
+
+    assert read_cgroups(mount=tmp_path) == CgroupReading(populated=frozenset({RUNNING}), empty=frozenset())
+
+
 def test_a_process_in_any_controller_counts(tmp_path: Path) -> None:
     """On v1 a pod is live when any mounted controller still holds a process of it."""
     _, pods = LAYOUTS["cgroupfs"]
@@ -179,6 +204,17 @@ def test_a_pod_that_vanishes_while_it_is_read_is_gone(tmp_path: Path) -> None:
             id="v2 systemd",
         ),
         pytest.param(f"0::/kubepods/pod{STATIC}/1\n", STATIC, id="static pod"),
+        pytest.param(
+            f"0::/system.slice/containerd.service/{PARENT}:cri-containerd:0a1b\n", RUNNING, id="containerd's own driver"
+        ),
+        pytest.param(f"0::/{PARENT}/0a1b\n", RUNNING, id="docker's own driver"),
+        pytest.param(f"4:cpu:/kubepods/burstable/pod{RUNNING}/crio-0a1b\n", RUNNING, id="CRI-O, cgroupfs"),
+        pytest.param(f"0::/kubepods.slice/{PARENT}/crio-conmon-0a1b.scope\n", RUNNING, id="CRI-O's monitor"),
+        pytest.param(f"0::/../../{PARENT}/cri-containerd-0a1b.scope\n", RUNNING, id="cgroup namespace, v2"),
+        pytest.param(f"4:cpu:/../pod{RUNNING}/0a1b\n", RUNNING, id="cgroup namespace, v1"),
+        pytest.param(f"0::/kubelet.slice/kubelet-{PARENT}/cri-containerd-1.scope\n", RUNNING, id="kind"),
+        pytest.param(f"0::/system.slice/k3s.service/{PARENT}:cri-containerd:1/nested\n", RUNNING, id="k3s, nested"),
+        pytest.param("0::/../cri-containerd-0a1b.scope\n", None, id="a neighbour in our own pod"),
         pytest.param("0::/system.slice/sshd.service\n", None, id="no pod"),
         pytest.param("0::/podman/podcast\n", None, id="a name that begins alike"),
         pytest.param("", None, id="nothing"),

@@ -338,6 +338,7 @@ def test_a_gpu_that_could_not_be_read_is_used_by_whoever_used_it_last() -> None:
     assert {pod.uid: pod.uuids for pod in evidence.pods} == {"p": ("GPU-a",), "q": ("GPU-b",)}
     assert [one.uuid for one in evidence.host_uses] == ["GPU-a"]
     assert not evidence.processes_read
+    assert evidence.uses_unread == ("GPU-a",)
 
 
 def test_a_gpu_on_record_that_a_look_does_not_name_could_not_be_read() -> None:

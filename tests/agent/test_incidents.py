@@ -138,6 +138,13 @@ def test_whatever_happens_the_record_is_bounded_and_true(
     [
         pytest.param(1, 4, False, id="another action is asked for: nobody has reset the card"),
         pytest.param(3, 0, False, id="the card's peers were drained, which is no reset"),
+        pytest.param(5, 0, False, id="the fabric domain recovered, which is no reset"),
+        pytest.param(5, 1, False, id="the fabric domain recovered, and a reset is asked for"),
+        pytest.param(2, 0, False, id="a boot was asked for, and has not come"),
+        pytest.param(7, 0, False, id="a boot of the system was asked for, and has not come"),
+        pytest.param(99, 0, False, id="nobody knows what was asked for"),
+        pytest.param(6, 0, True, id="the bus was reset"),
+        pytest.param(4, 0, True, id="drained and reset"),
         pytest.param(1, 0, True, id="nothing is asked for any more: the card was reset"),
     ],
 )
@@ -149,6 +156,47 @@ def test_what_is_a_reset_and_what_is_not(before: int, after: int, want: bool) ->
     last = fold(last, asked[1:], unread=NOTHING, now=at(60), boot_id="b1")
 
     assert [bool(one.ended_time) for one in last if one.kind is IncidentKind.XID] == [want]
+
+
+@pytest.mark.parametrize(
+    ("fault", "ends"),
+    [
+        (DeviceFault(IncidentKind.RECOVERY, 5), True),
+        (DeviceFault(IncidentKind.RECOVERY, 3), True),
+        (DeviceFault(IncidentKind.THROTTLE), True),
+        (DeviceFault(IncidentKind.RECOVERY, 2), False),
+        (DeviceFault(IncidentKind.RECOVERY, 7), False),
+        (DeviceFault(IncidentKind.RECOVERY, 41), False),
+        (DeviceFault(IncidentKind.XID, 54, stands=False), False),
+        (DeviceFault(IncidentKind.XID, 999, stands=False), False),
+    ],
+    ids=str,
+)
+def test_an_incident_ends_by_its_own_cure(fault: DeviceFault, ends: bool) -> None:
+    """What heals by itself is over an hour later without a boot, what takes one is not; a boot ends both."""
+    later = play((0, [fault]), (3600, []), (7200, []))
+    booted = play((7300, []), boot_id="b2", last=later)
+
+    assert [bool(one.ended_time) for one in later] == [ends]
+    assert [bool(one.ended_time) for one in booted] == [True]
+
+
+def test_a_reset_does_not_end_what_takes_a_boot() -> None:
+    """Counters back at zero end an uncorrectable error, and neither missing power nor a boot that was asked for."""
+    ecc = DeviceFault(IncidentKind.ECC, count=4)
+    power, boot = DeviceFault(IncidentKind.XID, 54, stands=False), DeviceFault(IncidentKind.RECOVERY, 2)
+    last = play((0, [xid(48), power, boot, ecc]), (60, []))
+
+    open_codes = {(one.kind, one.code) for one in last if not one.ended_time}
+    assert open_codes == {(IncidentKind.XID, 54), (IncidentKind.RECOVERY, 2)}
+
+
+def test_a_card_that_nobody_sees_ends_nothing() -> None:
+    """Absent through a boot: what was wrong with it stays open until it is read again."""
+    last = play((0, [xid(79), DeviceFault(IncidentKind.RECOVERY, 5)]))
+    unseen = fold(last, [], unread=frozenset(IncidentKind), now=at(9000), boot_id="b2")
+
+    assert unseen == last
 
 
 @pytest.mark.parametrize(("released", "want"), [(0, 0), (20, 40)], ids=["before the error", "between the two"])

@@ -163,6 +163,48 @@ async def test_a_start_publishes_twice_and_then_only_news(world: World) -> None:
         assert paths.leases(names.HEARTBEAT_NAMESPACE, "n1") in world.server.objects
 
 
+async def test_a_labelled_node_has_its_driver_let_go_and_taken_up(world: World) -> None:
+    """The label is acted on at once: devices are unknown meanwhile, and the condition says why; pods are still told."""
+    world.bind()
+    async with world.agent() as agent:
+        await until(lambda: world.report.get("healthyCount") == 8)
+        labelled = {"labels": {names.DRIVER_HOLD: names.DRIVER_RELEASED}}
+        node = world.server.objects[NODE]
+        world.server.put(NODE, {**node, "metadata": {**node["metadata"], **labelled}})
+        await until(lambda: world.report["healthyCount"] == 0)
+
+        told = next(one for one in world.report["conditions"] if one["type"] == names.CONDITION_DEVICES_READABLE)
+        assert (told["status"], told["message"]) == ("False", "the driver was let go: label gpu.scheduling/driver-hold")
+        assert (world.pods(), world.report["deviceCount"], agent.driver_problem) == ({UID: True}, 8, "")
+
+        node = world.server.objects[NODE]
+        world.server.put(NODE, {**node, "metadata": {**node["metadata"], "labels": {}}})
+        await until(lambda: world.report["healthyCount"] == 8)
+        agent.let_go("the driver was let go: SIGUSR1")
+        await until(lambda: world.report["healthyCount"] == 0)
+        agent.let_go("")
+        await until(lambda: world.report["healthyCount"] == 8)
+
+
+async def test_an_agent_reports_anew_after_the_api_server_was_restored(world: World) -> None:
+    """The backup's report is old and its version lower than all that was seen: the whole of the present one is written,
+    under a number past both."""
+    async with world.agent() as agent:
+        await until(lambda: world.sequence == 2 and agent.devices)
+        server, before = world.server, world.report
+        old = {**before, "evidence": {"sequence": 1}, "devices": before["devices"][:1], "agentVersion": "0.0.9"}
+        server.sends_events = False
+        server.version = 3
+        server.put(REPORT, {"metadata": {"name": "n1"}, "status": old})
+        server.sends_events = True
+        for stream in server.open_streams:
+            stream.break_connection()
+        await until(lambda: world.sequence > 2 and len(world.report["devices"]) == 8)
+
+        assert world.report["agentVersion"] == "1"
+        assert world.position <= server.version
+
+
 async def test_a_deletion_is_followed_by_two_readings_past_it(world: World) -> None:
     """Although nothing else changed: both lie past the deletion, and neither shows the pod."""
     path = world.bind()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.evidence import EvidenceReading
 from agent.links import rows_by_uuid
-from agent.readings import DeviceReading, FabricReading, LinksReading, MachineReading
+from agent.readings import DeviceFault, DeviceReading, FabricReading, LinksReading, MachineReading, MigReading
 from agent.report import ReportContext, build_report, model_slug, stock_of, uuids_by_slot
 from agent.simulated import SimulatedBackend, play
 from atoll.api import names
@@ -236,7 +237,7 @@ def test_condition_times_move_with_the_status_alone() -> None:
     changed = report_of(MachineReading(devices=(), problem="x"), before, now=LATER)
 
     assert steady.conditions == before.conditions
-    assert [one.last_transition_time for one in changed.conditions] == [LATER, LATER, NOW]
+    assert [one.last_transition_time for one in changed.conditions] == [LATER, LATER, NOW, NOW]
 
 
 def test_evidence_and_fabric_are_passed_on() -> None:
@@ -258,6 +259,58 @@ def test_evidence_and_fabric_are_passed_on() -> None:
     assert report.fabric is not None
     assert (report.fabric.cluster_uuid, report.fabric.clique_id, report.fabric.state) == ("c-1", "7", "completed")
     assert condition(report, names.CONDITION_EVIDENCE_READABLE) == ("False", names.REASON_EVIDENCE_UNREAD)
+
+
+@pytest.mark.parametrize(
+    ("state", "faults", "want"),
+    [
+        ("completed", {}, "True"),
+        ("completed", {1: DeviceFault(IncidentKind.FABRIC, 3, message="joining failed with code 5")}, "False"),
+        ("completed", {1: DeviceFault(IncidentKind.FABRIC_HEALTH, message="degraded")}, "True"),
+        ("completed", {1: DeviceFault(IncidentKind.XID, 79, stands=False)}, "True"),
+        ("inProgress", {0: DeviceFault(IncidentKind.FABRIC, 2, message="in progress")}, "False"),
+    ],
+    ids=["all joined", "one failed to join", "one is degraded", "one is ill", "all wait"],
+)
+def test_the_fabric_is_ready_when_no_card_is_left_out_for_it(
+    state: str, faults: dict[int, DeviceFault], want: str
+) -> None:
+    """The condition says of the machine what is said of its cards, and names the one that keeps it from being true."""
+    devices = [make_device(slot, f"g{slot}", signs=(faults[slot],) if slot in faults else ()) for slot in range(2)]
+    reading = replace(make_reading(*devices), fabric=FabricReading("cluster", "1", state))
+
+    found = next(one for one in report_of(reading).conditions if one.type == names.CONDITION_FABRIC_READY)
+
+    assert found.status == want
+    assert ("device 1: joining failed with code 5" in found.message) == ("joining" in str(faults.get(1)))
+
+
+MIG_1G = MigReading("MIG-1", "1g.10gb", memory_bytes=None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "unread", "want"),
+    [
+        ({}, (), ""),
+        ({"memory_bytes": None}, (), "the memory size of 1 devices (0)"),
+        ({"mig_enabled": True, "instances": (MIG_1G,)}, (), "the memory size of 1 devices (2)"),
+        ({}, ("g0", "g1"), "the users of 2 devices (0, 1)"),
+        ({"memory_bytes": None}, ("g1",), "the memory size of 1 devices (0) and the users of 1 devices (1)"),
+        ({}, ("GPU-that-left",), ""),
+    ],
+    ids=["all told", "no memory", "an instance's", "users", "both", "users of a card that left"],
+)
+def test_what_is_not_read_of_a_sound_card_is_said(facts: dict[str, Any], unread: tuple[str, ...], want: str) -> None:
+    """A card that answers may hide who uses it, or how large it is: the condition says which."""
+    reading = make_reading(make_device(0, "g0", **facts), make_device(1, "g1"))
+    evidence = replace(SIGHTING, uses_unread=unread)
+    ids = {uuid: number for number, uuid in enumerate(uuids_by_slot(reading))}
+    report = build_report(reading, ids=ids, evidence=evidence, previous=None, context=CIRCUMSTANCES)
+
+    found = next(one for one in report.conditions if one.type == names.CONDITION_FACTS_READABLE)
+
+    assert (found.status, want in found.message) == ("False" if want else "True", True)
+    assert report.evidence.uses_unread == unread
 
 
 @pytest.mark.parametrize("name", profile_names())

@@ -136,6 +136,7 @@ KEYS = {
     "LEASE_DEADLINE": "tests/controllers/test_reconcilers.py::test_reservation_that_is_not_over_is_left_alone",
     "LEASE_FENCED": "tests/extender/test_binder_e2e.py::test_fenced_lease_is_not_relied_on",
     "LEASE_IN_DOUBT": "tests/e2e/test_release.py::test_a_paused_kubelet_keeps_the_gpus_in_doubt",
+    "DRIVER_HOLD": "tests/agent/test_node_agent.py::test_a_labelled_node_has_its_driver_let_go_and_taken_up",
     "COMPLETE_JOBS": "tests/webhook/test_configuration.py::test_jobs_are_sent_only_where_a_namespace_asks_for_it",
     "EVIDENCE_WANTED": "tests/agent/test_node_agent.py::test_a_request_made_before_the_start_is_answered",
 }

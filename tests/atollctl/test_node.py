@@ -18,7 +18,7 @@ from atollctl.node import with_word
 from tests.builders import lease_json, report_json
 from tests.controllers.harness import HEARTBEATS, LEASES, strip_version
 from tests.fakes.api_server import FakeApiServer
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 REPORT, NODE = "/apis/gpu.scheduling/v1/gpunodestatuses/n1", "/api/v1/nodes/n1"
 WHY = ("--reason", "power supply burnt out")

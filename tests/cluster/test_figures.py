@@ -5,11 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.gpu_stats import MODELS_MAX, OTHER, GpuState, PendingReason, gpu_stats_of, largest_ask
 from atoll.cluster.leases import Holder
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import cell_of
-from tests.builders import make_allocation, make_devices, make_lease, make_pod, make_report, uuid_of
+from tests.builders import (
+    make_allocation,
+    make_devices,
+    make_lease,
+    make_pod,
+    make_report,
+    report_json,
+    uuid_of,
+)
 from topology.device_requests import Policy
 
 
@@ -59,6 +68,20 @@ def test_silent_node_offers_nothing_and_keeps_what_is_held() -> None:
     assert states(ledger, now=181.0) == {"bound": 1, "silent": 7}
     assert gpu_stats_of(ledger, 181.0).silent_nodes == 1
     assert set(gpu_stats_of(ledger, 181.0).largest_ask.values()) == {0}
+
+
+def test_a_gpu_whose_users_nobody_can_tell_is_counted_as_such() -> None:
+    """Unknown is no foreign use and no absence of one: the GPU is given out, and the figure says how many are so."""
+    ledger = heard(Ledger(), "n1")
+    report = report_json("n1")
+    report["status"]["evidence"] = {"processesRead": False, "usesUnread": [uuid_of("n1", 0), uuid_of("n1", 3)]}
+    ledger.put_report(GpuNodeStatus.model_validate(report))
+    unknown = [device_id for device_id in range(8) if ledger.is_use_unknown("n1", uuid_of("n1", device_id))]
+
+    assert (unknown, gpu_stats_of(ledger, 0.0).uses_unknown) == ([0, 3], 2)
+    assert states(ledger) == {"free": 8}
+    ledger.put_report(make_report("n1"))
+    assert gpu_stats_of(ledger, 0.0).uses_unknown == 0
 
 
 def test_waiting_pods_are_counted_by_what_they_wait_behind() -> None:

@@ -20,7 +20,7 @@ from atoll.api.node_status import (
     IncidentKind,
     Mig,
 )
-from atoll.cluster.health import XIDS, IncidentAction, action_of, judge
+from atoll.cluster.health import XIDS, IncidentAction, action_of, judge, recovery_words
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.requests import Rejection, Request, request_of
 from atoll.cluster.selection import select
@@ -46,13 +46,13 @@ def card(number: int, *incidents: Incident, **fields: Any) -> Device:
     return Device(id=number, uuid=f"g{number}", model="nvidia-h100", index=number, incidents=incidents, **fields)
 
 
-@pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 92, 94, 999])
+@pytest.mark.parametrize("xid", [6, 13, 31, 39, 43, 45, 63, 92, 94])
 def test_errors_of_programs_leave_the_gpu_healthy(xid: int) -> None:
-    """An error of an application, or a number nobody knows, takes no card out of work."""
+    """An error of an application takes no card out of work."""
     assert judge(status(card(0, incident(code=xid)))).standings["g0"].may_be_given_out
 
 
-@pytest.mark.parametrize("xid", [48, 61, 62, 64, 74, 79, 95, 119, 120, 140, 145])
+@pytest.mark.parametrize("xid", [48, 61, 62, 64, 74, 79, 95, 119, 120, 140, 145, 999])
 def test_errors_of_the_card_quarantine_it(xid: int) -> None:
     """An error that only a reset clears quarantines the card and not its neighbour; the reason has the number."""
     standings = judge(status(card(0, incident(code=xid)), card(1))).standings
@@ -79,6 +79,25 @@ def test_an_administrators_word_ends_what_was_until_then(released: str, want: Av
     spec = GpuNodeStatusSpec(releases=(HealthRelease(uuid="g0", time=released),))
 
     assert judge(status(card(0, incident(code=79)), spec=spec)).standings["g0"].state is want
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [
+        (IncidentKind.XID, 999, "XID 999: not known to Atoll"),
+        (IncidentKind.XID, 0, "XID 0: not known to Atoll"),
+        (IncidentKind.RECOVERY, 8, "recovery action 8, not known to Atoll"),
+        (IncidentKind.RECOVERY, 65_535, "recovery action 65535, not known to Atoll"),
+    ],
+)
+def test_a_number_that_nobody_knows_is_the_worst_of_its_kind(kind: IncidentKind, code: int, words: str) -> None:
+    """It keeps pods away as the worst known number does, and is named as unknown."""
+    message = f"the driver asks for: {recovery_words(code)}" if kind is IncidentKind.RECOVERY else ""
+    judged = judge(status(card(0, incident(kind, code, message=message)), card(1)))
+
+    assert judged.standings["g0"].state is Availability.QUARANTINED
+    assert words in judged.standings["g0"].reason
+    assert bool(judged.drain) == (kind is IncidentKind.RECOVERY)
 
 
 def test_a_reboot_that_the_driver_asks_for_drains_the_node() -> None:
@@ -108,6 +127,11 @@ def test_a_storm_of_uncorrectable_errors_quarantines(count: int, want: bool) -> 
         (IncidentKind.ROW_REMAP, 1, IncidentAction.QUARANTINE),
         (IncidentKind.RETIRED_PAGES, 0, IncidentAction.WARN),
         (IncidentKind.RECOVERY, 1, IncidentAction.QUARANTINE),
+        (IncidentKind.RECOVERY, 2, IncidentAction.DRAIN),
+        (IncidentKind.RECOVERY, 5, IncidentAction.QUARANTINE),
+        (IncidentKind.RECOVERY, 6, IncidentAction.QUARANTINE),
+        (IncidentKind.RECOVERY, 7, IncidentAction.DRAIN),
+        (IncidentKind.RECOVERY, 8, IncidentAction.DRAIN),
         (IncidentKind.THROTTLE, 0, IncidentAction.WARN),
         (IncidentKind.NVLINK, 0, IncidentAction.WARN),
     ],

@@ -317,3 +317,64 @@ def test_what_templates_of_one_gang_say_of_each_other() -> None:
 def test_amounts(resource: str, quantity: str | float, amount: int) -> None:
     """Quantities in every spelling, rounded up; nonsense counts as none, the absurd as the most that is counted."""
     assert parse_amount(resource, quantity) == amount
+
+
+def resized(asked: str, runs_with: str | None, promised: str | None, *, why: str = "", is_sidecar: bool = False) -> Pod:
+    """A pod of one container whose cpu is being changed."""
+    container = {"name": "c", "resources": {"requests": {"cpu": asked}}}
+    status: dict[str, Any] = {"name": "c"}
+    if runs_with is not None:
+        status["resources"] = {"requests": {"cpu": runs_with}}
+    if promised is not None:
+        status["allocatedResources"] = {"cpu": promised}
+    conditions = [{"type": "PodResizePending", "status": "True", "reason": why}] if why else []
+    kind = "initContainers" if is_sidecar else "containers"
+    spec = {kind: [{**container, "restartPolicy": "Always"} if is_sidecar else container]}
+    kind = "initContainerStatuses" if is_sidecar else "containerStatuses"
+    body = {"metadata": {"name": "p"}, "spec": spec, "status": {"conditions": conditions, kind: [status]}}
+    return msgspec.convert(body, Pod)
+
+
+@pytest.mark.parametrize(
+    ("found", "cpu"),
+    [
+        (resized("2", None, None), 2000),
+        (resized("2", "2", "2"), 2000),
+        (resized("4", "2", "2"), 4000),
+        (resized("1", "2", "2"), 2000),
+        (resized("1", "2", "1"), 2000),
+        (resized("2", "1", "3"), 3000),
+        (resized("4", "2", "2", why="Deferred"), 4000),
+        (resized("100", "2", "2", why="Infeasible"), 2000),
+        (resized("100", "2", "3", why="Infeasible"), 3000),
+        (resized("100", None, None, why="Infeasible"), 100_000),
+        (resized("4", "2", "2", is_sidecar=True), 4000),
+        (resized("100", "2", "2", why="Infeasible", is_sidecar=True), 2000),
+        (resized("2", None, "3"), 2000),
+    ],
+    ids=[
+        "kubelet has not looked",
+        "as it is",
+        "larger, not given yet",
+        "smaller, not taken yet",
+        "smaller, promised, not taken yet",
+        "promised more",
+        "larger later",
+        "larger never",
+        "larger never, promised more than it runs with",
+        "larger never, and nothing told",
+        "a sidecar",
+        "a sidecar, larger never",
+        "an old kubelet",
+    ],
+)
+def test_a_pod_that_is_resized_takes_the_most_of_three(found: Pod, cpu: int) -> None:
+    """As kube-scheduler: what is asked, promised and run with; what is infeasible is not asked for."""
+    assert needs(found)["cpu"] == cpu
+
+
+def test_an_infeasible_resize_leaves_no_node_below_zero() -> None:
+    """A node of 8 cores with a pod that runs with 2 and was resized to 100 has 6 left."""
+    wanted = resized("100", "2", "2", why="Infeasible")
+
+    assert free(node("n"), [wanted])["cpu"] == 6000

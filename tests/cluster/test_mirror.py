@@ -21,7 +21,7 @@ from atoll.kube.client import ApiClient
 from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror, WatchedKind
 from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer
-from tests.fakes.clock import ManualClock
+from tests.fakes.clock import ManualClock, until
 from tests.fakes.listening import kubeconfig
 
 POD = paths.pods("team", "p")
@@ -373,3 +373,65 @@ async def test_beginning_anew_is_over_only_with_lists_that_began_later(mirror: W
     assert all(after[kind] > before[kind] for kind in before)
     assert mirror.mirror.is_ready()
     assert mirror.free() == 4
+
+
+def restored(watched: WatchedMirror, *, sequence: int) -> None:
+    """Put a backup in place: a report of that sequence and no pods; every watch is cut, as by the end of a server."""
+    server = watched.server
+    server.sends_events = False
+    server.objects.clear()
+    server.version = 10
+    put_report(watched, sequence)
+    server.sends_events = True
+    for stream in server.open_streams:
+        stream.break_connection()
+
+
+def put_report(watched: WatchedMirror, sequence: int, **pod: Any) -> None:
+    """Write a report of n1 that shows one pod, or none."""
+    body = report_json("n1", "t4-4")
+    body["status"] |= {"evidence": {"sequence": sequence, "liveRead": True}, "pods": [pod] if pod else []}
+    watched.server.put(REPORT, body)
+
+
+async def test_after_a_restore_a_node_offers_nothing_before_its_agent_has_reported(mirror: WatchedMirror) -> None:
+    """The backup knows neither the pod that was bound after it nor its Leases, and its report is old. The agent's next
+    one shows the pod; the one after its end makes the node free again."""
+    put_report(mirror, 7)
+    await mirror.until(lambda: mirror.refusal() == "")
+    await until(lambda: len(mirror.server.open_streams) >= 6 and mirror.mirror.is_ready())
+    restored(mirror, sequence=5)
+    await pass_time(mirror, lambda: mirror.mirror.is_ready() and sequence_of(mirror) == 5)
+    after = mirror.refusal()
+    put_report(mirror, 8, uid="bound-after-the-backup", live=True, kubelet=True)
+    await mirror.until(lambda: sequence_of(mirror) == 8)
+    occupied = mirror.refusal()
+    put_report(mirror, 9)
+    await mirror.until(lambda: sequence_of(mirror) == 9)
+
+    assert (after, occupied, mirror.refusal()) == (names.REJECT_RESTORED, names.REJECT_RESTORED, "")
+
+
+async def test_after_a_restore_an_agent_that_began_anew_counts_too(mirror: WatchedMirror) -> None:
+    """Its numbers go on from the backup's, below those from before the restore."""
+    put_report(mirror, 70)
+    await mirror.until(lambda: mirror.refusal() == "")
+    await until(lambda: len(mirror.server.open_streams) >= 6 and mirror.mirror.is_ready())
+    restored(mirror, sequence=5)
+    await pass_time(mirror, lambda: mirror.mirror.is_ready() and sequence_of(mirror) == 5)
+    put_report(mirror, 6)
+
+    await mirror.until(lambda: mirror.refusal() == "")
+
+
+def sequence_of(watched: WatchedMirror) -> int:
+    status = watched.mirror.reports["n1"].status if "n1" in watched.mirror.reports else None
+    return status.evidence.sequence if status is not None else 0
+
+
+async def pass_time(watched: WatchedMirror, question: Callable[[], bool]) -> None:
+    """Let back-offs pass until the answer is true."""
+    async with asyncio.timeout(20):
+        while not question():
+            await watched.clock.advance(watched.clock.next_alarm_seconds() or 0)
+            await asyncio.sleep(0)

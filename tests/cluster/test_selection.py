@@ -80,6 +80,43 @@ def test_card_counts_with_the_memory_it_is_sold_with(reported_mib: int, nominal_
 
 
 @pytest.mark.parametrize(
+    ("model", "nominal_gib"),
+    [
+        ("nvidia-gb10", 128),
+        ("nvidia-a100-80gb-pcie", 80),
+        ("nvidia-h100-80gb-hbm3", 80),
+        ("nvidia-gb100", 0),
+        ("nvidia-l4", 0),
+        ("", 0),
+    ],
+)
+def test_card_that_tells_no_memory_counts_with_that_of_its_model(model: str, nominal_gib: int) -> None:
+    """Machines whose processors share one memory tell none: by table, by the name, or unknown; never guessed."""
+    devices = make_devices(devices={0: {"memoryBytes": 0, "model": model}})
+
+    assert nominal_memory_bytes(devices.devices[0]) == nominal_gib * 2**30
+
+
+@pytest.mark.parametrize(
+    ("model", "claim", "expected"),
+    [
+        ("nvidia-l4", {"memory": "1Gi"}, names.REJECT_MEMORY_UNKNOWN),
+        ("nvidia-l4", {}, None),
+        ("nvidia-gb10", {"memory": "100Gi"}, None),
+        ("nvidia-gb10", {"memory": "200Gi"}, names.REJECT_NO_MEMORY),
+        ("nvidia-l4", {"memory": "1Gi", "models": ["nvidia-h100"]}, names.REJECT_NO_MODEL),
+    ],
+)
+def test_claim_on_memory_says_that_it_is_unknown(model: str, claim: dict[str, Any], expected: str | None) -> None:
+    """Not "too little": nobody knows how much it is. A claim without memory gets the card."""
+    devices = make_devices("n1", "t4-4", devices={number: {"memoryBytes": 0, "model": model} for number in range(4)})
+
+    found = chosen(devices, ask(1, **claim))
+
+    assert (found if isinstance(found, str) else None) == expected
+
+
+@pytest.mark.parametrize(
     ("profile", "nominal_gib"), [("1g.5gb", 5), ("3g.40gb", 40), ("1g.10gb+me", 10), ("odd", 4.75)]
 )
 def test_mig_instance_counts_with_the_memory_of_its_profile(profile: str, nominal_gib: float) -> None:

@@ -4,15 +4,21 @@ import json
 import ssl
 import subprocess
 import sys
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import yaml
+from aiohttp import web
 
 from atoll.kube import credentials as module
+from atoll.kube.client import ApiClient
 from atoll.kube.credentials import Credentials, default_namespace
-from atoll.kube.errors import ConfigurationError
+from atoll.kube.errors import ConfigurationError, Unanswered
 from tests.fakes.listening import kubeconfig
+from tests.kube.conftest import no_wait
 from tests.service.certificates import Authority
 
 URL = "http://127.0.0.1:1"
@@ -185,3 +191,146 @@ def test_namespace_is_that_of_the_context(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "ACCOUNT_FOLDER", tmp_path)
     (tmp_path / "namespace").write_text("jobs\n")
     assert default_namespace() == "jobs"
+
+
+class TlsServer:
+    """An API server behind TLS whose certificate and trusted client authority can be replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.users: list[str] = []
+
+    def serve(self, authority: Authority, *, clients: Authority | None = None) -> None:
+        """Present a new certificate from now on, to clients of an authority alone where one is named."""
+        paths = self.folder / "server.crt", self.folder / "server.key"
+        authority.issue("server", *paths)
+        self.context.load_cert_chain(*paths)
+        if clients is not None:
+            self.context.load_verify_locations(clients.write_certificate(self.folder / "clients.crt"))
+            self.context.verify_mode = ssl.CERT_REQUIRED
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        async def answer(request: web.Request) -> web.Response:
+            certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
+            subject = (certificate or {}).get("subject", ((("commonName", "nobody"),),))
+            self.users.append(subject[0][0][1])
+            token = request.headers.get("Authorization", "")
+            # Every answer ends its connection, as the end of an API server does.
+            return web.json_response({"token": token}, headers={"Connection": "close"})
+
+        app = web.Application()
+        app.router.add_get("/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.context)
+        await site.start()
+        try:
+            yield f"https://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+
+def tls_kubeconfig(folder: Path, url: str, *, inline: bool, **user: str) -> Path:
+    """Write a kubeconfig that trusts ca.crt, by its path or by its content."""
+    ca = folder / "ca.crt"
+    trusted = {"certificate-authority-data": b64encode(ca.read_bytes()).decode()} if inline else {}
+    path = kubeconfig(folder, url, dict(user))
+    content = yaml.safe_load(path.read_text())
+    content["clusters"][0]["cluster"] |= trusted or {"certificate-authority": str(ca)}
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["a file of its own", "inside the kubeconfig"])
+async def test_a_new_authority_is_taken_up_without_a_restart(tmp_path: Path, *, inline: bool) -> None:
+    """The server's authority is replaced, and on disk too: the next call that finds a stranger reads anew, and
+    afterwards the old authority is trusted no more."""
+    old, new = Authority("old"), Authority("new")
+    old.write_certificate(tmp_path / "ca.crt")
+    server = TlsServer(tmp_path)
+    server.serve(old)
+    async with (
+        server.running() as url,
+        await ApiClient.connect(tls_kubeconfig(tmp_path, url, inline=inline, token="t1"), sleep=no_wait) as client,
+    ):
+        await client.get("/before")
+        server.serve(new)
+        with pytest.raises(Unanswered):
+            await client.request("GET", "/stranger", retry=False)
+        new.write_certificate(tmp_path / "ca.crt")
+        tls_kubeconfig(tmp_path, url, inline=inline, token="t2")
+        answer = await client.get("/after")
+        server.serve(old)
+        with pytest.raises(Unanswered):
+            await client.request("GET", "/stranger", retry=False)
+
+    assert json.loads(answer) == {"token": "Bearer t2"}
+
+
+async def test_a_new_client_certificate_is_taken_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaced in place, under the same names: the next connection shows it, before anybody was refused."""
+    authority = Authority("cluster")
+    authority.write_certificate(tmp_path / "ca.crt")
+    certificate, key = tmp_path / "me.crt", tmp_path / "me.key"
+    authority.issue("first", certificate, key)
+    server = TlsServer(tmp_path)
+    server.serve(authority, clients=authority)
+    user = {"client-certificate": str(certificate), "client-key": str(key)}
+    async with server.running() as url:
+        config = tls_kubeconfig(tmp_path, url, inline=False, **user)
+        monkeypatch.setattr(module, "RELOAD_SECONDS", 0.0)
+        async with await ApiClient.connect(config, sleep=no_wait) as client:
+            await client.get("/before")
+            authority.issue("second", certificate, key)
+            await client.get("/after")
+
+    assert server.users == ["first", "second"]
+
+
+async def test_a_kubeconfig_that_is_replaced_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server and another token: both hold from the next request on."""
+    monkeypatch.setattr(module, "RELOAD_SECONDS", 0.0)
+    credentials = await Credentials.load(kubeconfig(tmp_path, URL, {"token": "t1"}))
+    kubeconfig(tmp_path, "http://127.0.0.1:2", {"token": "t2"})
+
+    assert await credentials.headers() == {"Authorization": "Bearer t2"}
+    assert credentials.host == "http://127.0.0.1:2"
+
+
+@pytest.mark.parametrize("content", ["", "{", "gone"])
+async def test_a_kubeconfig_that_breaks_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """Half-written or missing for a moment: what was read last holds, until the whole file is there."""
+    monkeypatch.setattr(module, "RELOAD_SECONDS", 0.0)
+    path = kubeconfig(tmp_path, URL, {"token": "t1"})
+    credentials = await Credentials.load(path)
+    path.write_text(content)
+    if content == "gone":
+        path.unlink()
+    broken = await credentials.headers()
+    kubeconfig(tmp_path, URL, {"token": "t2"})
+
+    assert [broken, await credentials.headers()] == [{"Authorization": f"Bearer {token}"} for token in ("t1", "t2")]
+
+
+async def test_pod_takes_up_a_new_authority(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The authority that Kubernetes mounts beside the token is trusted as it is by then."""
+    (tmp_path / "token").write_text("t1")
+    Authority("old").write_certificate(tmp_path / "ca.crt")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setattr(module, "ACCOUNT_FOLDER", tmp_path)
+    credentials = await Credentials.load()
+    before = credentials.ssl_context
+    await credentials.reload()
+    unchanged = credentials.ssl_context
+    Authority("new").write_certificate(tmp_path / "ca.crt")
+    await credentials.reload()
+
+    assert unchanged is before
+    assert credentials.ssl_context is not before
+    assert credentials.ssl_context is not None
+    assert [one["subject"][0][0][1] for one in credentials.ssl_context.get_ca_certs() if "new" in str(one)] == ["new"]

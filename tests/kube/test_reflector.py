@@ -45,6 +45,10 @@ class WatchedReflector:
     server: FakeApiServer
     clock: ManualClock
     changes: list[Change[WatchedPod]] = field(default_factory=list)
+    rewinds: int = 0
+
+    def note_rewind(self) -> None:
+        self.rewinds += 1
 
     def told(self) -> list[tuple[str, str, bool]]:
         return [(change.kind.value, change.object.metadata.uid, change.synthetic) for change in self.changes]
@@ -63,6 +67,7 @@ async def watching(
     server: FakeApiServer, client: ApiClient, clock: ManualClock, *, silence_seconds: float = 30.0, **selectors: str
 ) -> AsyncIterator[WatchedReflector]:
     changes: list[Change[WatchedPod]] = []
+    watched: WatchedReflector
     reflector = Reflector(
         client,
         paths.pods(),
@@ -71,11 +76,13 @@ async def watching(
         clock=clock,
         silence_seconds=silence_seconds,
         rng=random.Random(7),
+        on_rewind=lambda: watched.note_rewind(),
         **selectors,
     )
+    watched = WatchedReflector(reflector, server, clock, changes)
     task = asyncio.create_task(reflector.run())
     try:
-        yield WatchedReflector(reflector, server, clock, changes)
+        yield watched
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -301,8 +308,76 @@ async def test_events_out_of_order_end_in_the_newest_state(
             "c": "206",
             "d": "201",
         }
+        server.version = 206
         stream.close()
         assert (await watched.next_stream()).query["resourceVersion"] == "206"
+
+
+def restore(server: FakeApiServer, version: int, **objects: str) -> None:
+    """Put a backup in the place of what the server holds: pods by name and uid, at an older version."""
+    server.version = version - len(objects)
+    server.objects.clear()
+    for name, uid in objects.items():
+        server.put(pod(name), {"metadata": {"uid": uid}})
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+async def test_a_restored_server_is_noticed_and_listed_anew(
+    server: FakeApiServer, client: ApiClient, clock: ManualClock, end: Callable[[WatchStream], None]
+) -> None:
+    """A watch from a version that is yet to come would say nothing: the server is asked first, everything is listed,
+    and what happens at versions that were there before is followed."""
+    server.put(pod("a"), {"metadata": {"uid": "a1"}})
+    async with watching(server, client, clock) as watched:
+        stream = await watched.next_stream()
+        await until(watched.reflector.synced.is_set)
+        server.put(pod("b"), {"metadata": {"uid": "b1"}})
+        server.remove(pod("a"))
+        await until(lambda: "a1" not in watched.reflector.by_uid and "b1" in watched.reflector.by_uid)
+        server.sends_events = False
+        restore(server, 50, a="a1", c="c1")
+        server.sends_events = True
+        end(stream)
+        await watched.next_stream()
+        await until(lambda: set(watched.reflector.by_uid) == {"a1", "c1"})
+        server.put(pod("a"), {"metadata": {"uid": "a1"}, "spec": {"nodeName": "n1"}})
+        await until(lambda: watched.reflector.by_uid["a1"].spec.node_name == "n1")
+
+    assert watched.rewinds == 1
+    assert watched.reflector.listings_count == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "listings"), [(101, 1), (5000, 1), (50, 2)], ids=["as it was", "far ahead", "behind"]
+)
+async def test_a_server_that_is_not_behind_is_watched_on(
+    server: FakeApiServer, client: ApiClient, clock: ManualClock, version: int, listings: int
+) -> None:
+    """Only a server that is behind what it has shown is listed anew."""
+    server.version = 100
+    async with watching(server, client, clock) as watched:
+        stream = await watched.next_stream()
+        await until(watched.reflector.synced.is_set)
+        server.version = version
+        stream.break_connection()
+        await watched.next_stream()
+        await until(lambda: watched.reflector.listings_count == listings)
+
+    assert watched.rewinds == listings - 1
+
+
+async def test_a_watch_that_ends_in_time_asks_nothing(
+    server: FakeApiServer, client: ApiClient, clock: ManualClock
+) -> None:
+    """The usual end of a watch costs no further request."""
+    async with watching(server, client, clock) as watched:
+        stream = await watched.next_stream()
+        await until(watched.reflector.synced.is_set)
+        await clock.advance(float(stream.query["timeoutSeconds"]))
+        stream.close()
+        await watched.next_stream()
+
+    assert server.count("limit=1") == 0
 
 
 async def test_object_that_cannot_be_decoded_does_not_stop_the_rest(

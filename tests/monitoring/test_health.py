@@ -72,11 +72,19 @@ async def test_whoever_decides_is_ready_while_its_copies_are_whole_and_fresh(
 async def test_agent_is_ready_when_it_has_published_and_alive_while_it_looks() -> None:
     """An agent that hangs in the driver is not alive; one whose report never got out is alive and not ready."""
     agent = SimpleNamespace(has_published=False, age=1.0, seconds_stuck=lambda: agent.age)
+    agent.driver_problem, agent.refused, agent.seconds_refused = "", 0.0, lambda: agent.refused
     app = application()
-    add_agent_health(app, cast("NodeAgent", agent), Metrics("agent"), stale_seconds=120.0)
+    add_agent_health(app, cast("NodeAgent", agent), Metrics("agent"), stale_seconds=120.0, driver_seconds_max=300.0)
     async with TestClient(TestServer(app)) as http:
         assert await answers(http, "/readyz", "/livez") == [503, 200]
         agent.has_published = True
         assert await answers(http, "/readyz", "/livez") == [200, 200]
         agent.age = 121.0
         assert await answers(http, "/readyz", "/livez") == [200, 503]
+        agent.age, agent.driver_problem, agent.refused = 1.0, "library and driver differ", 1.0
+        assert await answers(http, "/readyz", "/livez") == [503, 200], "readiness says so at once, liveness waits"
+        assert "library and driver differ" in await (await http.get("/readyz")).text()
+        agent.refused = 301.0
+        assert await answers(http, "/readyz", "/livez") == [503, 503], "only a new container sees a new driver"
+        agent.driver_problem, agent.refused = "a card hangs", 0.0
+        assert await answers(http, "/readyz", "/livez") == [503, 200], "a new container would cure no card"

@@ -1,0 +1,115 @@
+"""Tells of pods whose GPUs are no longer on their machine, and evicts those that cannot start again.
+
+An eviction is the cure: the owner makes a new pod, which gets GPUs that are there. `stranded_pods: tell` leaves that to
+people. A pod that is Ready in spite of it is only told. Budgets may delay the eviction. The GPUs are released like
+those of any pod that ends. Keys are pod uids.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
+from atoll.cluster import pods
+from atoll.cluster.objects import Pod
+from atoll.cluster.stranded import gone_gpus, runs_on
+from atoll.kube import paths
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import NotFound
+from atoll.kube.mirror import WatchedKind
+from controllers.context import Context, node_reference, pod_reference
+from controllers.pod_calls import EvictionRefused, evict, look_up
+
+log = structlog.get_logger(__name__)
+
+
+class StrandedReconciler:
+    """No pod waits for ever for a GPU that is gone."""
+
+    name = "stranded"
+
+    def __init__(self, context: Context, *, evicts: bool) -> None:
+        self._context = context
+        self._evicts = evicts
+        self._told: dict[str, tuple[str, ...]] = {}
+
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
+        """Return the pods of a node whose devices changed, and a pod that is stranded by what the mirror holds."""
+        if change.kind is ChangeKind.DELETED:
+            self._told.pop(change.object.metadata.uid, None)
+            return ()
+        ledger = self._context.mirror.ledger
+        if kind is WatchedKind.POD:
+            uid = change.object.metadata.uid
+            return (uid,) if ledger.allocation_of(uid) is not None and self._seems_stranded(uid) else ()
+        if kind is not WatchedKind.REPORT or _uuids(change.old) == _uuids(change.object):
+            return ()
+        node = change.object.metadata.name
+        allocations = ((uid, ledger.allocation_of(uid)) for uid in ledger.pods)
+        return tuple(uid for uid, held in allocations if held is not None and held.node == node)
+
+    def all_keys(self) -> Iterable[str]:
+        """Return every pod that is stranded by what the mirror holds."""
+        ledger = self._context.mirror.ledger
+        return tuple(uid for uid in ledger.pods if ledger.allocation_of(uid) is not None and self._seems_stranded(uid))
+
+    async def reconcile(self, uid: str) -> float | None:
+        """Tell, and evict, if pod and report say so live. Raises KubeError."""
+        pod = self._context.mirror.ledger.pods.get(uid)
+        if pod is None or not self._seems_stranded(uid):
+            self._told.pop(uid, None)
+            return None
+        live = (await look_up(self._context.api, pods.holder_of(pod))).pod
+        if live is None or live.metadata.deletion_timestamp is not None:
+            return None
+        gone = gone_gpus(live, await self._live_report(live.spec.node_name))
+        if not gone:
+            return None
+        will_evict = self._evicts and not runs_on(live)
+        self._tell(live, gone, will_evict=will_evict)
+        return await self._evict(live) if will_evict else None
+
+    def _seems_stranded(self, uid: str) -> bool:
+        mirror = self._context.mirror
+        pod = mirror.ledger.pods.get(uid)
+        if pod is None or pod.metadata.deletion_timestamp is not None or pod.spec.node_name not in mirror.ledger.nodes:
+            return False
+        return bool(gone_gpus(pod, mirror.reports.get(pod.spec.node_name)))
+
+    async def _live_report(self, node: str) -> GpuNodeStatus | None:
+        """Read the report after the pod: a bind may have used a newer one than the mirror has."""
+        try:
+            return GpuNodeStatus.model_validate_json(await self._context.api.get(paths.gpunodestatuses(node)))
+        except NotFound:
+            return None
+
+    def _tell(self, pod: Pod, gone: tuple[str, ...], *, will_evict: bool) -> None:
+        uid, node = pod.metadata.uid, pod.spec.node_name
+        if self._told.get(uid) == gone:
+            return
+        self._told[uid] = gone
+        end = "the pod is evicted" if will_evict else "recreate the pod"
+        note = f"node {node} has no GPU {', '.join(gone)} any more; containers that need it cannot start again: {end}"
+        log.warning("A pod's GPUs are gone", pod=str(pods.holder_of(pod)), uid=uid, node=node, uuids=gone)
+        for reference in (pod_reference(pod), node_reference(node)):
+            self._context.events.record(
+                reference, reason=names.REASON_GPUS_GONE, note=note, action="Evict", type="Warning"
+            )
+
+    async def _evict(self, pod: Pod) -> float | None:
+        try:
+            is_evicted = await evict(self._context.api, pod)
+        except EvictionRefused as error:
+            log.info("May not evict yet", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid, err=str(error))
+            return error.retry_after_seconds
+        if is_evicted:
+            self._context.metrics.pods_evicted.inc()
+            log.warning("Evicted a pod whose GPUs are gone", pod=str(pods.holder_of(pod)), uid=pod.metadata.uid)
+        return None
+
+
+def _uuids(status: GpuNodeStatus | None) -> frozenset[str]:
+    report = status.status if status is not None else None
+    return frozenset(device.uuid for device in report.devices) if report is not None else frozenset()
