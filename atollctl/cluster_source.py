@@ -16,6 +16,7 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.reservations import GpuReservation
 from atoll.api.topologies import Topology
 from atoll.cluster.budgets import decode_budget
 from atoll.cluster.errors import MalformedValue
@@ -120,6 +121,7 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         reports = group.create_task(client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json))
         gangs = group.create_task(client.list(paths.gpugangs(), GpuGang.model_validate_json))
         topologies = group.create_task(client.list(paths.topologies(), Topology.model_validate_json))
+        reservations = group.create_task(client.list(paths.gpureservations(), GpuReservation.model_validate_json))
         budgets = group.create_task(client.list(paths.poddisruptionbudgets(), decode_budget))
         priorities = group.create_task(client.list(paths.priorityclasses(), decode_priority_class))
     return ClusterSnapshot(
@@ -132,6 +134,7 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         heartbeats=tuple(heartbeats.result().items),
         gangs=tuple(gangs.result().items),
         topologies=tuple(topologies.result().items),
+        reservations=tuple(reservations.result().items),
         budgets=tuple(budgets.result().items),
         priority_classes=tuple(priorities.result().items),
     )

@@ -45,6 +45,7 @@ from controllers.page.serving import serve_page
 from controllers.preemption import PreemptionReconciler
 from controllers.renumbering import RenumberingReconciler
 from controllers.requeue import RequeueReconciler
+from controllers.reservations import ReservationReconciler
 from controllers.settings import ControllersSettings
 from controllers.topologies import TopologyReconciler
 from controllers.webhook_certs import WebhookCertReconciler
@@ -61,6 +62,7 @@ GANG_DELAY_SECONDS = 0.05
 """The pods of a gang are created, and become ready, by the dozen."""
 ADMISSION_DELAY_SECONDS = 0.05
 FOREIGN_DELAY_SECONDS = 1.0
+RESERVATION_DELAY_SECONDS = 0.1
 """Nobody waits for this, and the pod that a report shows may be a moment behind it."""
 PREEMPTION_DELAY_SECONDS = 0.1
 """One release frees several Leases; the pods that wait for islands are weighed once after it."""
@@ -234,6 +236,7 @@ def build_loops(
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
         Loop(PreemptionReconciler(context, settings, cache), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
+        Loop(ReservationReconciler(context), clock, metrics, delay_seconds=RESERVATION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
         *(_gang_loops(context, cache) if cache is not None else ()),
     )

@@ -32,6 +32,9 @@ EVENT_STEPS: Final = {
     names.REASON_GPU_ILL: "read the message; drain the pod, repair or replace the card",
     names.REASON_GPU_WELL: NOTHING,
     names.REASON_NODE_NEEDS_DRAIN: "`kubectl drain` the node, reboot it, uncordon it",
+    names.REASON_RESERVATION_ACTIVE: NOTHING,
+    names.REASON_RESERVATION_FILLING: "nothing; where it must have them, end or preempt pods that have such GPUs",
+    names.REASON_RESERVATION_OVER: "nothing; pods that name it wait for ever, so create another one or change them",
     names.REASON_WAITING: "read the message; `atoll explain pod/NAME` tells what would help",
 }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.reservations import GpuReservation
 from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
@@ -23,6 +24,7 @@ from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
 from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
+from atoll.cluster.reservation_use import reservation_name
 
 NOW_SECONDS = 0.0
 """The moment of a snapshot on the clock of its ledger."""
@@ -43,6 +45,7 @@ class ClusterSnapshot:
     topologies: tuple[Topology, ...] = ()
     budgets: tuple[DisruptionBudget, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
+    reservations: tuple[GpuReservation, ...] = ()
     past_asks: RequestHistory | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -56,6 +59,11 @@ class ClusterSnapshot:
     def gang(self, namespace: str, name: str) -> GpuGang | None:
         """Return the GpuGang of that name."""
         return next((g for g in self.gangs if (g.metadata.namespace, g.metadata.name) == (namespace, name)), None)
+
+    def reservation_of(self, pod: Pod) -> GpuReservation | None:
+        """Return the GpuReservation that the pod names."""
+        name = reservation_name(pod)
+        return next((one for one in self.reservations if one.metadata.name == name), None) if name else None
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
         """Return what is found under the name that the pod gives."""

@@ -198,6 +198,7 @@ def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
         reports=tuple(mirror.node_statuses.store.values()),
         leases=tuple(mirror.leases.store.values()),
         heartbeats=tuple(mirror.heartbeats.store.values()),
+        reservations=tuple(mirror.reservations.store.values()),
         gangs=tuple(mirror.gangs.store.values()) if mirror.gangs is not None else (),
         topologies=tuple(mirror.topologies.store.values()) if mirror.topologies is not None else (),
     )
