@@ -112,10 +112,12 @@ def gang_lines(told: GangExplanation, scene: IndexedSnapshot, *, show_all: bool 
 
 
 def _present_text(told: GangExplanation) -> str:
-    """Return how many can start; of a gang that has started that says nothing."""
+    """Return how many can start; of a gang that has started, or never will, that says nothing."""
     if told.state in (GangState.RUNS, GangState.LACKS):
         return "members"
     count, _, short = told.present.partition("; ")
+    if told.state is GangState.NEVER:
+        return f"{count} wait"
     return f"{count} can start" + (f", {short} needed" if short else "")
 
 
