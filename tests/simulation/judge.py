@@ -3,6 +3,7 @@
     1  a GPU that some pod may still use is promised to no other, and its Lease is not ended
     2  when everything has come to rest, what nobody uses is free: in the API and in the memory of every part
     3  a pod is bound with all of its GPUs, each under a Lease of its own, or not at all
+       A pod that names a reservation has GPUs of that alone, and nobody else has any of them.
     6  by uid alone: a successor of the same name inherits nothing and loses nothing
 
 "May use": a container runs with it, kubelet would start one, or the pod is bound with it and has not ended. `Broken`
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from atoll.api import names
+from atoll.cluster.leases import RESERVATION_NAMESPACE
 from tests.simulation.machines import SimulatedNode, machines_of, wanted_uuids
 from tests.simulation.server import LEASES, PODS, Object, SimulatedServer
 
@@ -51,7 +53,7 @@ class Judge:
         self.checks_count += 1
         if path.startswith(PODS):
             self._on_pod(old, new)
-        elif path.startswith(LEASES) and new is None and old is not None:
+        elif path.startswith(LEASES) and old is not None and _holder(old) != _holder(new):
             self._on_lease_end(old)
 
     def _on_pod(self, old: Object | None, new: Object | None) -> None:
@@ -76,6 +78,15 @@ class Judge:
         }
         if not uuids <= leased:
             self._break(3, f"{_name(pod)} was bound without Leases for {sorted(uuids - leased)}")
+        is_inside = names.RESERVATION in pod["metadata"]["annotations"]
+        marks = [
+            names.RESERVATION in lease["metadata"]["annotations"]
+            for lease in self._leases()
+            if lease["spec"]["holderIdentity"].endswith(f"/{uid}")
+            and lease["metadata"]["annotations"][names.LEASE_DEVICE_UUID] in uuids
+        ]
+        if any(mark is not is_inside for mark in marks):
+            self._break(3, f"{_name(pod)} was bound {'outside' if is_inside else 'inside'} of the reservation")
         for uuid in sorted(uuids):
             for other in self._users(node, uuid):
                 if other != uid:
@@ -121,6 +132,8 @@ class Judge:
         held: set[tuple[str, str]] = set()
         found: list[str] = []
         for lease in self._leases():
+            if _holder(lease).startswith(f"{RESERVATION_NAMESPACE}/"):
+                continue
             annotations = lease["metadata"]["annotations"]
             uid, uuid = lease["spec"]["holderIdentity"].rpartition("/")[2], annotations[names.LEASE_DEVICE_UUID]
             pod = pods.get(uid)
@@ -154,6 +167,11 @@ class Judge:
             uids = {*machine.running, *machine.wants, *(event.object["metadata"]["uid"] for event in machine.unseen())}
             users |= {uid for uid in uids if machine.may_use(uid, uuid)}
         return users
+
+
+def _holder(lease: Object | None) -> str:
+    holder: str = lease["spec"].get("holderIdentity", "") if lease is not None else ""
+    return holder
 
 
 def _has_ended(pod: Object) -> bool:
