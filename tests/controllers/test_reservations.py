@@ -62,7 +62,9 @@ async def test_gpus_are_held_whichever_write_is_lost(tmp_path: Path, fails_at: i
     async with running_controllers(tmp_path, put_reservation, fails_at=fails_at, is_after=is_after) as running:
         await running.settled(lambda: holders(running) == [OWN] * 4 and status(running).get("phase") == "Active")
         assert (status(running)["idle"], status(running)["used"]) == (4, 0)
-        assert (names.REASON_RESERVATION_ACTIVE, "nightly") in running.notes.recorded or fails_at
+        await running.settled(
+            lambda: (names.REASON_RESERVATION_ACTIVE, "nightly") in running.notes.recorded or fails_at
+        )
 
 
 @pytest.mark.parametrize("fails_at", range(4))
