@@ -5,10 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PACKAGES := topology atoll extender webhook agent controllers atollctl devcluster worker
+PACKAGES := topology atoll extender webhook agent controllers jobs atollctl devcluster worker
 KEEP ?= 0
 SITE ?= build/site
 OLDEST := 1.35.4
+E2E = $(sort $(patsubst %/conftest.py,%,$(shell grep -rl --include='*.py' 'mark\.e2e' tests)))
 HISTORIES ?= 10000
 SEED ?= 0
 
@@ -46,7 +47,7 @@ test-unit: $(READY) tools ## Tests that need no cluster, on all cores
 	$(BIN)/pytest -m "not e2e and not long" -n auto -q
 
 test-e2e: $(READY) tools binaries ## Tests on the real control plane and real nodes (root on Linux)
-	$(BIN)/pytest -m "e2e and not long" -n 2 --dist loadscope --durations=20 -q
+	$(BIN)/pytest $(E2E) -m "e2e and not long" -n 2 --dist loadscope --durations=20 -q
 
 test-long: $(READY) tools binaries ## Soaks, many seeds, fresh examples, and bind, release and doors on the oldest Kubernetes
 	$(BIN)/pytest -m "hypothesis and not e2e" --hypothesis-profile=search -n auto -q
@@ -83,7 +84,7 @@ bench: $(READY) tools binaries ## Speed, as ratios measured in one run
 lock: ## Write requirements.lock anew from pyproject.toml
 	$(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv
 	build/uv/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --universal \
-		--python-version 3.11 --group dev --extra fast pyproject.toml -o requirements.lock
+		--python-version 3.11 --group dev --extra fast --extra jobs pyproject.toml -o requirements.lock
 	build/uv/bin/uv pip compile -q --generate-hashes --no-emit-index-url --no-header --universal \
 		--python-version 3.11 --extra fast -c requirements.lock pyproject.toml -o deploy/image/requirements.lock
 

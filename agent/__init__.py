@@ -1,1 +1,1 @@
-"""Node agent: reports GPUs, links, health and evidence of one node. It decides nothing."""
+"""Node agent: reports one node's GPUs, links, health and evidence. It decides nothing."""

@@ -1,6 +1,6 @@
 """`python -m agent`: reads settings, builds the parts, runs them until a signal.
 
-In: the command line. Out: an exit status: 0 after an orderly end, 1 after a fault, 2 for settings that cannot be.
+Exit status: 0 after an orderly end, 1 after a fault, 2 for invalid settings.
 """
 
 import asyncio
@@ -100,8 +100,8 @@ async def serve_agent(values: AgentSettings, backend: Backend) -> None:
 
 
 async def report_once(values: AgentSettings, backend: Backend) -> str:
-    """The report of this machine as JSON text, without asking any cluster: ids are those that a new node would get,
-    pods are all that have a cgroup here, and the kubelet's list counts as unread."""
+    """Return this machine's report as JSON text without asking any cluster. Ids are those of a new node, pods are all
+    that have a cgroup here, and the kubelet's list counts as unread."""
     observation = await _observer(values, backend).observe()
     backend.close()
     uuids = uuids_by_slot(observation.machine)
@@ -152,12 +152,12 @@ def _observer(values: AgentSettings, backend: Backend) -> MachineObserver:
 
 
 def add_agent_health(app: web.Application, agent: NodeAgent, metrics: Metrics, *, stale_seconds: float) -> None:
-    """Live while looks come to an end; ready once the first report is out. An agent that cannot reach the API server is
-    live: to start it again would help nobody, and delay its first report once the server is back."""
+    """Live while looks finish; ready once the first report is published. An agent that cannot reach the API server
+    stays live: a restart would not help, and would delay its first report once the server is back."""
     checks: Mapping[str, Check] = {
-        "looks": lambda: None if agent.seconds_stuck() <= stale_seconds else "no look at the machine comes to an end"
+        "looks": lambda: None if agent.seconds_stuck() <= stale_seconds else "no look at the machine finishes"
     }
-    ready: Mapping[str, Check] = {"report": lambda: None if agent.has_published else "nothing is published yet"}
+    ready: Mapping[str, Check] = {"report": lambda: None if agent.has_published else "nothing has been published yet"}
     add_health(app, live=checks, ready=ready, metrics=metrics)
 
 

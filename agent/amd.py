@@ -1,7 +1,7 @@
 """The real machine, read through AMD's management library.
 
-In: the answers of agent.amd_driver's steps. Out: a MachineReading. Everything that keeps one card from hiding the
-others is agent.nvml's. xGMI links that two ends tell differently are reported as told; the weaker side counts.
+Makes a MachineReading of the answers of agent.amd_driver's steps. agent.nvml has the code that keeps one card from
+hiding the others. Where the two ends of an xGMI link disagree, both are reported; the weaker side counts.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from topology.links import SELF, WORST
 
 SAME_NODE = "NODE"
 NUMA_NODES_MAX = 1024
-"""The library tells an unknown node as the greatest number there is."""
+"""The library reports an unknown node as the greatest 32-bit number."""
 
 
 class AmdBackend(NvmlBackend):
-    """The cards of this machine by amdsmi. `library` stands in for that module in tests."""
+    """Reads this machine's cards through amdsmi. `library` replaces that module in tests."""
 
     driver = "AMD SMI"
     kernel_driver = "amdgpu"
@@ -44,7 +44,7 @@ class AmdBackend(NvmlBackend):
         self.steps = own or DriverWorker(step_seconds=step_seconds, library="amdsmi")
 
     def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:  # noqa: ARG002
-        """A reading of all facts; there are no events."""
+        """Make a reading of all facts; there are no events."""
         return MachineReading(
             devices=tuple(_device(one) for one in facts),
             links=LinksReading(

@@ -1,8 +1,8 @@
-"""AMD's management library, asked step by step, like NVIDIA's in agent.driver.
+"""AMD's management library, asked step by step, as agent.driver asks NVIDIA's.
 
-In: the index of a device and the name of a step. Out: plain facts that JSON can carry; None for what the library
-refused. The library is the module amdsmi, which comes with ROCm and not with this package. A card is named as
-ROCR_VISIBLE_DEVICES names it: GPU- and the sixteen digits of its serial number.
+A step of one device gives plain facts that fit in JSON; None for what the library refused. The library is the module
+amdsmi, which comes with ROCm and not with this package. A card has the name that ROCR_VISIBLE_DEVICES uses: GPU- and
+the sixteen digits of its serial number.
 """
 
 import re
@@ -19,13 +19,13 @@ PROCESSES_MAX: Final = 1024
 _SERIAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
 _GFX: Final = re.compile(r"gfx(\d+)([0-9a-f])([0-9a-f])")
 _NOT_TOLD: Final = frozenset({"", "N/A"})
-"""How the bindings write down what the library left empty."""
+"""What the bindings return for a value that the library left empty."""
 _XGMI, _UNKNOWN_LINKS = 2, frozenset({3, 4})
 """amdsmi_link_type_t."""
 
 
 class AmdDriver:
-    """The library, open. Raises the library's own errors from `open` only."""
+    """The open library. Only `open` raises the library's own errors."""
 
     def __init__(self, library: Library) -> None:
         self._smi = library
@@ -33,7 +33,7 @@ class AmdDriver:
         self._handles: Sequence[Handle] = ()
 
     def open(self) -> Facts:
-        """Open the library where it is not, and count devices."""
+        """Open the library if it is closed, and count devices."""
         if not self._is_open:
             self._smi.amdsmi_init()
             self._is_open = True
@@ -41,25 +41,25 @@ class AmdDriver:
         return {"count": len(self._handles)}
 
     def close(self) -> None:
-        """Let go of the driver; the next `open` opens it again."""
+        """Close the driver; the next `open` opens it again."""
         if self._is_open:
             self._is_open = False
             self._ask("amdsmi_shut_down")
 
     def step(self, name: str, index: int, others: Sequence[int] = ()) -> Facts:
-        """One step for one device. others: the devices that it is compared with, for `pairs`."""
+        """Run one step for one device. others: the devices to compare it with, for `pairs`."""
         if index >= len(self._handles):
             return {"lost": "the driver counts fewer devices", "fault": ""}
         facts = _STEPS[name](self, self._handles[index], others) if name in _STEPS else {}
         return facts | {"lost": "", "fault": ""}
 
     def events(self) -> list[list[Any]]:
-        """Nothing: AMD's library tells no XIDs; memory errors are counted."""
+        """Return nothing: AMD's library reports no XIDs; it counts memory errors."""
         return []
 
     def _ask(self, call: str, *arguments: Handle) -> Answer:
-        """Call a function of the library; None when it refuses. The bindings differ from release to release, in what
-        they have and in what they raise for an answer that they do not understand."""
+        """Call a function of the library; None when it refuses. Releases of the bindings differ in what they have and
+        in what they raise for an answer that they do not understand."""
         try:
             return getattr(self._smi, call)(*arguments)
         except Exception:  # noqa: BLE001 - whatever the bindings raise costs one fact
@@ -81,8 +81,8 @@ class AmdDriver:
         }
 
     def _uuid(self, handle: Handle, serial: str | None) -> str | None:
-        """The name of a card that has a serial number or none. One that does not tell which has no name, because it
-        would be taken for another card under the other name."""
+        """Name of a card, with or without a serial number. None if the card does not say which: under the wrong name it
+        would be taken for another card."""
         return f"GPU-{serial:0>16}" if serial else _text(self._ask("amdsmi_get_gpu_device_uuid", handle))
 
     def _health(self, handle: Handle, _others: Sequence[int]) -> Facts:
@@ -93,7 +93,7 @@ class AmdDriver:
         }
 
     def _processes(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        """Pids; the library refuses where there are more than it can tell."""
+        """Pids; the library refuses when there are more than it can list."""
         found = self._ask("amdsmi_get_gpu_process_list", handle)
         if found is None or not all(isinstance(one, dict) and "pid" in one for one in found):
             return {"processes": None}
@@ -101,8 +101,8 @@ class AmdDriver:
         return {"processes": [[pid, None, None] for pid in pids[:PROCESSES_MAX]], "unlisted": len(pids) > PROCESSES_MAX}
 
     def _pairs(self, handle: Handle, others: Sequence[int]) -> Facts:
-        """[device, links] for every other one: how many xGMI links join them, 0 for none, None where it is not told.
-        A pair's greatest bandwidth is that of all of its links, the smallest that of one."""
+        """[device, links] for every other device: the number of xGMI links between the two; None if unknown.
+        A pair's greatest bandwidth is that of all its links, the smallest that of one."""
         return {"pairs": [[other, self._xgmi_links(handle, self._handles[other])] for other in others]}
 
     def _xgmi_links(self, handle: Handle, other: Handle) -> int | None:
@@ -119,7 +119,7 @@ class AmdDriver:
 
 
 def _serial(asic: Facts) -> str | None:
-    """Serial number as hexadecimal digits; None for a card that has none, which tells zero."""
+    """Serial number as hexadecimal digits; None for a card without one, which reports zero."""
     match = _SERIAL.fullmatch(str(asic.get("asic_serial", "")))
     return match[1].lower() if match and match[1].strip("0") else None
 

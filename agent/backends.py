@@ -1,7 +1,4 @@
-"""What the agent asks of the machine, whatever stands behind it.
-
-Separate, so that the real driver (agent.nvml) and the simulated machine (agent.simulated) are interchangeable.
-"""
+"""Interface between the agent and a machine, real (agent.nvml, agent.amd) or simulated (agent.simulated)."""
 
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +21,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         ...
 
 

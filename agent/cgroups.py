@@ -1,12 +1,11 @@
-"""Which pods have a cgroup on this machine, and whether processes run in it.
+"""Pods that have a cgroup on this machine, with and without processes in it.
 
-In: the mounted cgroup file systems (v1: one tree per controller; v2: one tree; hybrid: both) and the cgroup root of the
-kubelet. Out: pod UIDs, or None where the kubelet's trees cannot be found or read. Both drivers are understood:
-cgroupfs `kubepods/burstable/pod<uid>`, systemd
-`kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice` with underscores in the uid. Separate from
-agent.evidence because this is the part that touches the file system.
+Reads the mounted cgroup file systems (v1: one tree per controller; v2: one tree; hybrid: both) below the kubelet's
+cgroup root. Gives pod UIDs, or None if the kubelet's trees cannot be found or read. Understands both drivers: cgroupfs
+`kubepods/burstable/pod<uid>`, systemd
+`kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice` with underscores in the uid.
 
-On cgroup v1 the kernel hides processes of foreign process namespaces, so the agent must run in the host's.
+On cgroup v1 the kernel hides processes of other process namespaces, so the agent must run in the host's.
 """
 
 import errno
@@ -37,9 +36,9 @@ class CgroupReading:
 
 
 def read_cgroups(root: str = "/", *, mount: Path = CGROUP_MOUNT) -> CgroupReading | None:
-    """Look for pod cgroups below the kubelet's cgroup root in every mounted hierarchy.
+    """Find pod cgroups below the kubelet's cgroup root in every mounted hierarchy.
 
-    None when no hierarchy has the kubelet's tree, or one of them could not be read: then nothing is known.
+    None (nothing is known) if no hierarchy has the kubelet's tree or one could not be read.
     """
     populated: set[str] = set()
     empty: set[str] = set()
@@ -53,7 +52,7 @@ def read_cgroups(root: str = "/", *, mount: Path = CGROUP_MOUNT) -> CgroupReadin
 
 
 def pod_uid_of(cgroup_text: str) -> str | None:
-    """The pod that a process belongs to, from the text of its /proc/<pid>/cgroup; None for a process outside of
+    """Uid of the pod that a process belongs to, from the text of its /proc/<pid>/cgroup; None for a process outside
     pods."""
     match = _POD_PATH.search(cgroup_text)
     return _plain_uid(match["uid"]) if match else None
@@ -71,7 +70,7 @@ def _kubepods_trees(root: str, *, mount: Path) -> list[Path]:
 
 
 def _hierarchies(mount: Path) -> list[Path]:
-    """The trees below the mount: itself on v2, else one per controller; links such as `cpu` are followed once."""
+    """Trees below the mount: the mount itself on v2, else one per controller; links such as `cpu` are followed once."""
     if (mount / "cgroup.procs").exists():
         return [mount]
     folders = sorted({entry.resolve() for entry in mount.iterdir()})
@@ -95,7 +94,7 @@ def _pod_folders(tree: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Folders in a folder; one that vanished meanwhile has none."""
+    """Subfolders of a folder; none if it has vanished."""
     try:
         with os.scandir(folder) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -106,7 +105,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _has_process(folder: Path) -> bool:
-    """Tell whether a process runs in the cgroup or below; on v2 the kernel says so in one file."""
+    """True if a process runs in the cgroup or below; on v2 the kernel says so in one file."""
     events = _text(folder / "cgroup.events")
     return "populated 1" in events.splitlines() if events is not None else _has_listed_process(folder)
 
@@ -124,7 +123,7 @@ def _has_listed_process(folder: Path) -> bool:
 
 
 def _text(path: Path) -> str | None:
-    """The content; None for a file that does not exist, or whose cgroup was removed while it was read."""
+    """Content of a file; None if it does not exist or its cgroup was removed during the read."""
     try:
         return path.read_text()
     except OSError as error:
@@ -134,5 +133,5 @@ def _text(path: Path) -> str | None:
 
 
 def _plain_uid(text: str) -> str:
-    """The uid as the API writes it; the uid of a static pod is a hash without dashes and stays as it is."""
+    """Spell a uid as the API does; a static pod's uid is a hash without dashes and stays unchanged."""
     return text.replace("_", "-")

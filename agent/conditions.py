@@ -1,6 +1,6 @@
-"""Conditions of a report: what an administrator should know beyond single devices.
+"""Conditions of a report: facts for an administrator that concern more than one device.
 
-In: a reading, the devices as reported, the evidence. Out: conditions with the time of their last change. Pure.
+Pure; each condition has the time of its last change.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from topology.model import asymmetric_pairs
 PAIRS_SHOWN_MAX = 8
 
 Finding = tuple[str, bool, str, str]
-"""Condition type, whether it holds, reason, message."""
+"""Condition type, status, reason, message."""
 
 
 def conditions(
@@ -26,7 +26,7 @@ def conditions(
     last: Iterable[Condition],
     now: str,
 ) -> tuple[Condition, ...]:
-    """All conditions in a fixed order. The time moves only when the status does."""
+    """Return all conditions in a fixed order. The time changes only with the status."""
     before = {condition.type: condition for condition in last}
     found = [_devices_readable(reading, devices), _links_consistent(reading), _evidence_readable(evidence)]
     found += [_fabric_ready(reading.fabric)] if reading.fabric is not None else []

@@ -1,9 +1,8 @@
 """NVIDIA's management library, asked step by step. Runs in the worker process (agent.driver_worker) and in tests.
 
-In: the index of a device and the name of a step. Out: plain facts that JSON can carry: None for what the library
-refused, `lost` and `fault` in words where a refusal says that the device is sick. Separate from agent.nvml_reading,
-which makes a reading of the facts, because everything here may hang or crash with the driver: no step depends on
-another one. Every call may fail by itself, and costs one fact.
+A step of one device gives plain facts that fit in JSON: None for what the library refused, `lost` and `fault` in words
+where a refusal says that the device is unhealthy. agent.nvml_reading makes a reading of the facts. Everything here may
+hang or crash with the driver, so no step depends on another. Each failed call costs one fact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from ctypes import c_void_p, cast, pointer
 from typing import Any, Final
 
 Library = Any
-"""The module pynvml, or whatever stands in for it; untyped, like the library itself."""
+"""The module pynvml or its replacement in tests; untyped, like the library itself."""
 Handle = Any
 Answer = Any
 Facts = dict[str, Any]
@@ -19,7 +18,7 @@ Facts = dict[str, Any]
 NVLINKS_MAX: Final = 64
 PROCESSES_MAX: Final = 1024
 MASK_WORDS: Final = 16
-"""Words of 64 NUMA nodes or CPUs each that are asked for."""
+"""Number of 64-bit words requested for a set of NUMA nodes or CPUs."""
 EVENTS_MAX: Final = 256
 MIG_DEVICES_MAX: Final = 64
 
@@ -33,26 +32,26 @@ _EVENTS: Final = 0x8 | 0x2
 
 
 class Driver:
-    """The library, open. Raises the library's own NVMLError from `open` and `count` only."""
+    """The open library. Only `open` and `count` raise the library's own NVMLError."""
 
     def __init__(self, library: Library) -> None:
         self._nvml = library
         self._events: Handle = None
         self._uuid_by_handle: dict[int | None, str | None] = {}
-        """A card that has fallen off the bus does not tell who it is, and its last event comes after that."""
+        """A card that has fallen off the bus no longer gives its uuid, and its last event comes after that."""
         self._is_open = False
         self._lost = ""
         self._fault = ""
 
     def open(self) -> Facts:
-        """Open the library where it is not, and count devices."""
+        """Open the library if it is closed, and count devices."""
         if not self._is_open:
             self._nvml.nvmlInit()
             self._is_open = True
         return {"count": int(self._nvml.nvmlDeviceGetCount())}
 
     def close(self) -> None:
-        """Let go of the driver; the next `open` opens it again."""
+        """Close the driver; the next `open` opens it again."""
         if self._is_open:
             self._is_open, self._events = False, None
             self._uuid_by_handle.clear()
@@ -62,14 +61,14 @@ class Driver:
                 return
 
     def step(self, name: str, index: int, others: Sequence[int] = ()) -> Facts:
-        """One step for one device. others: the devices that it is compared with, for `pairs`."""
+        """Run one step for one device. others: the devices to compare it with, for `pairs`."""
         self._lost = self._fault = ""
         handle = self._handle(index)
         facts = {} if handle is None else _STEPS[name](self, handle, others)
         return facts | {"lost": self._lost, "fault": self._fault}
 
     def events(self) -> list[list[Any]]:
-        """What happened to the devices that are listened to since the last call, as [uuid, type, data]."""
+        """Events of the registered devices since the last call, as [uuid, type, data]."""
         nvml = self._nvml
         if self._events is None:
             return []
@@ -83,8 +82,8 @@ class Driver:
         return found
 
     def _listen(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        """Listen to a device from now on, where that is not done yet. A step of its own: a card that hangs in it shall
-        not take the events of all others along."""
+        """Register a device for events, once. This is a step of its own, so a card that hangs in it does not cost the
+        events of all others."""
         nvml = self._nvml
         if self._events is None:
             self._events = self._plain(nvml.nvmlEventSetCreate)
@@ -100,11 +99,11 @@ class Driver:
         return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
 
     def _ask(self, call: Callable[..., Any], *arguments: Handle) -> Answer:
-        """Call the library for the device of this step; None when it refuses. What it says of the device is noted."""
+        """Call the library for this step's device; None when it refuses. Notes what a refusal says about the device."""
         return self._told(call, *arguments)[0]
 
     def _told(self, call: Callable[..., Any], *arguments: Handle) -> tuple[Answer, bool]:
-        """As `_ask`, and whether the library told something: an answer, or that there is nothing of the kind."""
+        """As `_ask`, plus True if the library gave an answer or said that there is nothing of the kind."""
         if self._lost:
             return None, False
         answer, error = self._try(call, *arguments)
@@ -123,12 +122,12 @@ class Driver:
         return getattr(error, "value", None) in nothing
 
     def _plain(self, call: Callable[..., Any], *arguments: Handle) -> Answer:
-        """Call the library for nobody in particular; None when it refuses."""
+        """Call the library without noting anything about a device; None when it refuses."""
         return self._try(call, *arguments)[0]
 
     def _try(self, call: Callable[..., Any], *arguments: Handle) -> tuple[Answer, Exception | None]:
-        """The answer, or the refusal: the library's own, or that of bindings that cannot read what it answered, such as
-        a name that is no text."""
+        """Return the answer or the refusal. The refusal is the library's, or the bindings' for an answer that they
+        cannot read, such as a name that is not text."""
         try:
             return call(*arguments), None
         except Exception as error:  # noqa: BLE001 - whatever the bindings raise costs one fact
@@ -178,8 +177,8 @@ class Driver:
         }
 
     def _processes(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        """Pids with the GPU and compute instance that they run in; None where the library does not tell who computes.
-        unlisted: there may be others, because there are too many, or those that draw were not told."""
+        """Pids with their GPU and compute instance; None if the library does not list compute processes.
+        unlisted: there may be others, because there are too many or graphics processes were not listed."""
         nvml = self._nvml
         computing = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         drawing, is_told = self._told(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
@@ -193,8 +192,8 @@ class Driver:
         return {"processes": [list(one) for one in listed], "unlisted": not is_told or len(found) > len(listed)}
 
     def _links(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        """Every link as [active, kind of the far end, its bus id]; None where the library gives another answer than
-        yes, no, or no such link."""
+        """Every link as [active, kind of the far end, its bus id]; None if the library answers anything but yes, no, or
+        no such link."""
         nvml = self._nvml
         ends = {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT}
         found: list[list[Any]] = []
@@ -215,7 +214,7 @@ class Driver:
         return [True, kind, _text(pci.busId) if pci is not None else None]
 
     def _fabric(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        """The fabric as the card tells it: empty where there is none, None where that is not known."""
+        """The fabric by the card: empty if there is none, None if unknown."""
         info = self._nvml.c_nvmlGpuFabricInfo_v2_t()
         answer, is_told = self._told(self._nvml.nvmlDeviceGetGpuFabricInfoV, handle, pointer(info))
         if answer is None:
@@ -224,7 +223,7 @@ class Driver:
         return {"fabric": told | {"mask": int(info.healthMask), "cluster": bytes(info.clusterUuid).hex()}}
 
     def _mig(self, handle: Handle, _others: Sequence[int]) -> Facts:
-        """MIG mode and instances. uninstanced: there may be others, because a question about them failed."""
+        """MIG mode and instances. uninstanced: there may be others, because a query failed."""
         nvml = self._nvml
         mode = _first(self._ask(nvml.nvmlDeviceGetMigMode, handle))
         if not mode:
@@ -251,8 +250,8 @@ class Driver:
         }
 
     def _pairs(self, handle: Handle, others: Sequence[int]) -> Facts:
-        """[device, PCIe level, P2P status] for every other one of which both are told. An error is neither's fault for
-        certain, so nobody is blamed."""
+        """[device, PCIe level, P2P status] for every other device where both are known. An error cannot be attributed
+        to either device, so none is noted."""
         nvml = self._nvml
         found = []
         for other in others:
@@ -267,7 +266,7 @@ class Driver:
 
 
 STEPS: Final = ("identity", "health", "mig", "processes", "links", "fabric", "listen")
-"""Steps of one device, in the order in which they are asked; `pairs` follows when all devices are known."""
+"""Steps of one device, in order; `pairs` follows when all devices are known."""
 _STEPS: Final = {
     "identity": Driver._identity,
     "health": Driver._health,
@@ -299,7 +298,7 @@ def _first(value: Answer) -> int | None:
 
 
 def _mask(words: Answer) -> int | None:
-    """Words of a bit set as one number."""
+    """Join the words of a bit set into one number."""
     if words is None:
         return None
     return sum(int(word) << (64 * position) for position, word in enumerate(words))

@@ -1,8 +1,7 @@
-"""The agent's end of the worker: every step has a deadline, and a step that misses it costs the worker its life.
+"""The agent's end of the driver worker: every step has a deadline, and a worker that misses it is killed.
 
-In: steps. Out: facts, or a fault in words. A driver that hangs cannot be waited for in a thread of ours: threads cannot
-be ended, processes can. A worker that cannot even be killed (it waits in the kernel) is left behind and counted, and
-when too many are, no more are started until one of them is gone.
+The driver runs in a process because a process can be killed and a thread cannot. A worker that cannot be killed (it
+waits in the kernel) is left behind and counted; when too many are left, none is started until one has ended.
 """
 
 import json
@@ -20,11 +19,11 @@ from agent.driver import Driver, Facts
 LEFT_BEHIND_MAX = 4
 ANSWER_BYTES_MAX = 1 << 20
 OPEN_SECONDS = 60.0
-"""Without persistence mode the driver sets up every card first."""
+"""Without persistence mode the driver initialises every card first."""
 
 
 class DriverSilent(Exception):
-    """The step got no answer: the worker hung or died in it."""
+    """The worker hung or died in the step."""
 
 
 class DriverRefused(Exception):
@@ -32,19 +31,19 @@ class DriverRefused(Exception):
 
 
 class Steps(Protocol):
-    """Whoever answers steps."""
+    """Source of answers to steps."""
 
     def ask(self, step: str, index: int = 0, others: Sequence[int] = ()) -> Facts:
         """Facts of one step. Raises DriverSilent and DriverRefused."""
         ...
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         ...
 
 
 class OwnDriver:
-    """Steps answered in this process: for tests with a stand-in, where nothing hangs."""
+    """Steps answered in this process, for tests with a fake library that cannot hang."""
 
     def __init__(self, driver: Driver | AmdDriver) -> None:
         self._driver = driver
@@ -62,12 +61,12 @@ class OwnDriver:
             raise DriverRefused(str(error)) from error
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         self._driver.close()
 
 
 class DriverWorker:
-    """Steps answered by a worker process, started when the first is asked and again after each that went wrong."""
+    """Steps answered by a worker process, started at the first step and again after each failure."""
 
     def __init__(self, *, step_seconds: float, open_seconds: float = OPEN_SECONDS, library: str = "pynvml") -> None:
         """library: the bindings that the worker imports, pynvml or amdsmi."""
@@ -81,7 +80,7 @@ class DriverWorker:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process, while there is one."""
+        """The worker's process id, None without a worker."""
         return self._process.pid if self._process is not None else None
 
     def ask(self, step: str, index: int = 0, others: Sequence[int] = ()) -> Facts:
@@ -101,8 +100,7 @@ class DriverWorker:
         return self._facts(line, step)
 
     def _facts(self, line: bytes, step: str) -> Facts:
-        """Facts of an answer. Raises DriverRefused for one that tells an error, DriverSilent for one that tells
-        nothing."""
+        """Facts of an answer. Raises DriverRefused for an error, DriverSilent for an answer without meaning."""
         try:
             answer: Any = json.loads(line)
         except ValueError:
@@ -156,7 +154,7 @@ class DriverWorker:
         return line
 
     def _abandon(self) -> None:
-        """Kill the worker and forget it; one that does not die at once is remembered."""
+        """Kill the worker; remember it if it does not die at once."""
         process, self._process = self._process, None
         if process is None:
             return

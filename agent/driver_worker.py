@@ -1,9 +1,8 @@
-"""`python -m agent.driver_worker pynvml`: asks the driver on behalf of the agent, in a process that may be killed.
+"""`python -m agent.driver_worker pynvml`: asks the driver for the agent, in a process that may be killed.
 
 In: one JSON list per line, [step, index, others]. Out: one JSON object per line, in the same order: {"facts": ...}, or
-{"error": text} when the library as a whole refuses, or cannot be loaded. What libraries print goes to the standard
-error instead. Nothing else is imported than what that takes: this process shall stay small, and it lives as long as
-the agent.
+{"error": text} when the library as a whole refuses or cannot be loaded. Output of libraries goes to standard error.
+It imports little, to stay small: it lives as long as the agent.
 """
 
 import json
@@ -31,7 +30,7 @@ def main() -> int:
 
 
 def _driver(name: str) -> tuple[Driver | AmdDriver | None, str]:
-    """The driver by the bindings of that name; None and why where they cannot be imported."""
+    """Driver by the bindings of that name; None and the reason if they cannot be imported."""
     try:
         library = import_module(name)
     except Exception as error:  # noqa: BLE001 - AMD's raise whatever came of a library that they did not find

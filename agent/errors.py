@@ -1,8 +1,8 @@
-"""Faults of the agent.
+"""Errors of the agent.
 
 AgentError
 ├── ReadingFailed      the machine as a whole could not be read (no driver, broken state file); the last report stays
-├── SettingsMistake    the command line asks for something that cannot be
+├── SettingsMistake    the command line asks for something impossible
 └── TooManyDevices     no device id is left; a bound, not an expectation
 """
 
@@ -12,7 +12,7 @@ class AgentError(Exception):
 
 
 class ReadingFailed(AgentError):
-    """Nothing could be read; `source` names what was asked."""
+    """Nothing could be read; `source` names what was read."""
 
     def __init__(self, source: str, problem: str) -> None:
         self.source = source
@@ -21,7 +21,7 @@ class ReadingFailed(AgentError):
 
 
 class SettingsMistake(AgentError):
-    """Two settings contradict each other, or one names nothing that exists."""
+    """Two settings contradict each other, or one names something that does not exist."""
 
 
 class TooManyDevices(AgentError):

@@ -1,19 +1,19 @@
-"""What the machine shows of its pods: the evidence that GPUs in doubt are released on.
+"""Evidence of a machine's pods, on which GPUs in doubt are released.
 
-In: one reading of the cgroups, one of the kubelet's own pod list, the pods that the API names, and what the last report
-said. Out: the pods of the next report, and how far it can be trusted. Pure; the readings are taken by agent.cgroups and
-agent.kubelet. The rules, each on the safe side:
+Combines a reading of the cgroups, one of the kubelet's own pod list, the API's pods and the last report into the pods
+of the next report, and says how far these can be trusted. Pure; agent.cgroups and agent.kubelet take the readings. The
+rules, each on the safe side:
 
 * live = a process runs in the pod's cgroup (its pause container counts, so a restarting container changes nothing).
-* An empty cgroup is live too, because the sandbox may be about to start, until two readings in a row found it empty
-  while the kubelet answered and did not list the pod: a kubelet that does not know a pod starts nothing in it, and one
-  that cannot be asked may wake up and start it.
-* The cgroup reading counts only if it is plausible: where pods are said to run, at least one must be seen. A wrong
-  cgroup root or a foreign process namespace shows empty folders, and must not look like an empty machine.
+* An empty cgroup is live too, because the sandbox may be about to start, until two readings in a row find it empty
+  while the kubelet answers and does not list the pod: a kubelet that does not know a pod starts nothing in it, and one
+  that does not answer may still start it.
+* The cgroup reading counts only if it is plausible: if pods should run, it must show at least one. A wrong cgroup root
+  or another process namespace shows empty folders, and must not look like an empty machine.
 * What could not be read keeps its last known value and says so (`live_read`, `kubelet_read` False): never absent.
-* A GPU whose processes could not be read, or one of whose processes does not show its cgroup, is used by whoever used
-  it last, for all that is known.
-* A pod that never had to do with GPUs is left out, unless a process of it uses one.
+* A GPU whose processes could not be read, or one of whose processes does not show its cgroup, counts as used by its
+  last users.
+* A pod that never concerned GPUs is left out, unless one of its processes uses one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,14 +29,14 @@ from atoll.cluster.release import has_ended
 UUIDS_MAX = 64
 HOST_PIDS_MAX = 8
 UUIDS_TOTAL_MAX = 4096
-"""In-use GPUs that a report names over all of its pods; with very many pods each names fewer."""
+"""Limit of in-use GPUs over all pods of a report; with very many pods each names fewer."""
 STATIC_POD_UID = "kubernetes.io/config.hash"
-"""Annotation of a mirror pod: the uid under which the kubelet really runs a static pod."""
+"""Annotation of a mirror pod: the uid under which the kubelet runs the static pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletReading:
-    """The kubelet's pod list: every pod that it may run, and those that it says have a running container."""
+    """The kubelet's pod list: every pod that it may run, and those with a running container."""
 
     listed: frozenset[str]
     running: frozenset[str]
@@ -44,11 +44,11 @@ class KubeletReading:
 
 @dataclass(frozen=True, slots=True)
 class PodInventory:
-    """The pods of this node by the API, as of `position` in its watch, and what is remembered of those that are gone.
+    """This node's pods by the API, as of `position` in the watch, and the memory of those that are gone.
 
     with_gpus: pods that concern Atoll. plain: pods that never did. running: pods with a running container, by the API.
-    unproven: GPU pods with a terminal phase, whose containers may run on for all that the API says. claimed: uids that
-    only the annotations of mirror pods name.
+    unproven: GPU pods with a terminal phase, whose containers may still run. claimed: uids that only the annotations
+    of mirror pods name.
     """
 
     position: str = ""
@@ -60,19 +60,19 @@ class PodInventory:
     claimed: frozenset[str] = frozenset()
 
     def with_pod(self, pod: Pod) -> "PodInventory":
-        """Remember what a pod is, should it be gone before the next look."""
+        """Remember what a pod is, in case it is gone before the next look."""
         uids = _uids(pod)
         with_gpus = self.with_gpus | uids if is_gpu_pod(pod) else self.with_gpus
         return replace(self, with_gpus=with_gpus, plain=(self.plain | uids) - with_gpus)
 
     def with_reported(self, uids: Iterable[str]) -> "PodInventory":
-        """Take over the pods that the report of a former process names: it had a reason to, whatever the annotation of
-        another pod says."""
+        """Take over the pods in the report of a former process: it had a reason to name them, whatever another pod's
+        annotation says."""
         with_gpus = self.with_gpus | (frozenset(uids) - (self.plain - self.claimed))
         return replace(self, with_gpus=with_gpus, plain=self.plain - with_gpus)
 
     def with_pods(self, pods: Iterable[Pod], *, position: str) -> "PodInventory":
-        """The inventory after the watch moved on; what a pod once was, it stays."""
+        """The inventory after the watch moved on; a pod never changes from a GPU pod to a plain one."""
         listed = [(pod, _uids(pod)) for pod in pods]
         with_gpus = self.with_gpus.union(*(uids for pod, uids in listed if is_gpu_pod(pod)))
         present = frozenset().union(*(uids for _, uids in listed))
@@ -87,16 +87,16 @@ class PodInventory:
         )
 
     def forget_gone(self, seen: frozenset[str]) -> "PodInventory":
-        """Drop the memory of pods that neither the API nor a complete reading shows any more."""
+        """Forget pods that neither the API nor a complete reading shows any more."""
         known = self.present | seen
         return replace(self, with_gpus=self.with_gpus & known, plain=self.plain & known)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """Who uses the GPUs, as far as processes show it.
+    """Users of the GPUs, as far as processes show them.
 
-    pods: pod uid to uuids. host: processes outside of pods by uuid. unread: uuids of which something stays unknown.
+    pods: pod uid to uuids. host: processes outside pods by uuid. unread: uuids that are not fully known.
     """
 
     pods: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -104,17 +104,17 @@ class GpuUse:
     unread: frozenset[str] = frozenset()
 
     def with_missing(self, known: Iterable[str], told: Iterable[str]) -> "GpuUse":
-        """Count GPUs on record that this look told nothing of among those that could not be read."""
+        """Count GPUs on record that this look did not show as unread."""
         return replace(self, unread=self.unread | (frozenset(known) - frozenset(told)))
 
 
 def with_allocations(
     use: GpuUse, handed: Mapping[tuple[str, str], frozenset[str]], pods: Iterable[Pod], known: Mapping[str, str]
 ) -> GpuUse:
-    """Count what the kubelet handed to pods by device plugins as used by them.
+    """Count GPUs that the kubelet's device plugins gave to pods as used by those pods.
 
     plugin_allocations: device ids by namespace and name, because the kubelet gives no uid. known: the uuids of our GPUs
-    by what device plugins call them; ids that are not in it are other devices.
+    by their names in device plugins; other ids are other devices.
     """
     users = dict(use.pods)
     for pod in pods:
@@ -128,8 +128,8 @@ def with_allocations(
 @dataclass(frozen=True, slots=True)
 class EvidenceReading:
     """The evidence of one look. seen: every pod that is live, listed, or uses a GPU, plain ones included. empty: pods
-    with an empty cgroup that the kubelet does not list. leavers: GPU pods that should be gone and are
-    not: out of the API but live or listed, or of a terminal phase but live."""
+    with an empty cgroup that the kubelet does not list. leavers: GPU pods that should be gone and are not: gone from
+    the API but live or listed, or in a terminal phase but live."""
 
     pods: tuple[PodEvidence, ...]
     live_read: bool
@@ -142,7 +142,7 @@ class EvidenceReading:
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether absence from this look means anything."""
+        """True if absence from this look means that a pod is gone."""
         return self.live_read and self.kubelet_read
 
 
@@ -156,7 +156,7 @@ def collect_evidence(
     last_empty: frozenset[str] = frozenset(),
     last_host: Iterable[HostUse] = (),
 ) -> EvidenceReading:
-    """Judge one look. last_*: what the look before found."""
+    """Judge one look. last_*: results of the look before."""
     last = tuple(last_pods)
     gpu_users = _users(use, last)
     live_read = cgroups is not None and _is_plausible(cgroups, expected=(kubelet or inventory).running)
@@ -189,8 +189,8 @@ def collect_evidence(
 def gpu_use(
     pids_by_uuid: Mapping[str, Iterable[int]], owners: Mapping[int, str | None], *, unread: frozenset[str]
 ) -> GpuUse:
-    """Who uses which GPU. owners: the pod uid of a process, None for one outside of pods; a process that is not in it
-    has ended. unread: GPUs whose processes could not be read."""
+    """Users of each GPU. owners: pod uid by process, None outside pods; a process missing here has ended. unread: GPUs
+    whose processes could not be read."""
     pods: dict[str, set[str]] = {}
     host: dict[str, set[int]] = {}
     for uuid, pids in pids_by_uuid.items():
@@ -208,7 +208,7 @@ def gpu_use(
 
 
 def _users(use: GpuUse, last: Iterable[PodEvidence]) -> dict[str, frozenset[str]]:
-    """Pods by the GPUs they use; on a GPU that could not be read, those that used it last."""
+    """GPUs by pod; a GPU that could not be read counts for its last users."""
     users = dict(use.pods)
     for pod in last:
         kept = use.unread.intersection(pod.uuids)
@@ -236,8 +236,8 @@ def _is_plausible(cgroups: CgroupReading, *, expected: frozenset[str]) -> bool:
 
 
 def _uids(pod: Pod) -> frozenset[str]:
-    """Return the pod's uid, and the one that kubelet uses for the static pod whose mirror it is. Anybody may write that
-    annotation on any pod; that a pod is a mirror nobody can add later."""
+    """Return the pod's uid and, for a mirror pod, the uid that the kubelet uses for the static pod. Anybody may
+    annotate any pod with a uid, but nobody can turn a pod into a mirror later."""
     annotations = pod.metadata.annotations
     static = annotations.get(STATIC_POD_UID) if names.MIRROR in annotations else None
     return frozenset({pod.metadata.uid, static} if static else {pod.metadata.uid})

@@ -1,8 +1,7 @@
-"""What a device's facts say is wrong with it.
+"""Faults of a device by its facts.
 
-In: facts of the driver's steps. Out: Signs. Pure, a table of small rules; nothing is decided here: whether a sign keeps
-pods away is the business of atoll.cluster.health. Counters are told as powers of two, so that a storm of errors does
-not write a report per error.
+A pure table of small rules from facts of the driver's steps to DeviceFaults. atoll.cluster.health decides which ones
+keep pods away. Counters are rounded to powers of two, so that many errors do not cause one report each.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +11,14 @@ from agent.readings import DeviceFault
 from atoll.api.node_status import IncidentKind
 
 CORRECTED_STORM: Final = 1024
-"""Corrected ECC errors since the last reset from which they are worth telling."""
+"""Corrected ECC errors since the last reset from which they are reported."""
 EVENT_XID: Final = 0x8
 EVENT_DOUBLE_BIT: Final = 0x2
 XID_DOUBLE_BIT: Final = 48
 XIDS_MAX: Final = 32
 
 _SLOWED: Final = {0x8: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "heat", 0x80: "power brake"}
-"""nvmlClocksEventReasons that mean that something is wrong, not that power is saved."""
+"""nvmlClocksEventReasons that mean a fault, not power saving."""
 _RECOVERY: Final = {
     1: "GPU reset",
     2: "node reboot",
@@ -39,12 +38,12 @@ _FABRIC_MISCONFIGURED_SHIFT, _FABRIC_MISCONFIGURED_WIDTH = 8, 15
 
 
 def device_faults(facts: Mapping[str, Any]) -> tuple[DeviceFault, ...]:
-    """Signs that stand, by the facts of one device."""
+    """Faults that hold now, by the facts of one device."""
     return tuple(sign for rule in _RULES for sign in rule(facts))
 
 
 def event_faults(events: Sequence[Sequence[Any]], uuid: str | None) -> tuple[DeviceFault, ...]:
-    """Signs of what happened to a device, one per XID, by the driver's events as [uuid, type, data]."""
+    """Faults that happened to a device, one per XID, by the driver's events as [uuid, type, data]."""
     found: dict[int, int] = {}
     for who, kind, data in events:
         code = data if kind == EVENT_XID else XID_DOUBLE_BIT if kind == EVENT_DOUBLE_BIT else None
@@ -57,13 +56,13 @@ def event_faults(events: Sequence[Sequence[Any]], uuid: str | None) -> tuple[Dev
 
 
 def unread_kinds(facts: Mapping[str, Any]) -> frozenset[IncidentKind]:
-    """Kinds of signs that these facts say nothing of, because what they are read from could not be read."""
+    """Kinds of faults that these facts leave unknown, because their source could not be read."""
     unread = {kind for kind, name in _READ_FROM.items() if facts.get(name) is None}
     return frozenset(unread | {IncidentKind.FAULT, IncidentKind.LOST} if facts.get("silent") else unread)
 
 
 def fabric_health(mask: int) -> str:
-    """What the fabric's health mask says is degraded, in few words; empty where nothing is."""
+    """Degraded parts of the fabric by its health mask, in few words; empty if none."""
     words = [name for name, shift, width, bad in _FABRIC_HEALTH if mask >> shift & width == bad]
     if mask >> _FABRIC_MISCONFIGURED_SHIFT & _FABRIC_MISCONFIGURED_WIDTH > 1:
         words.append("wrong configuration")

@@ -1,12 +1,12 @@
-"""Device ids: which small integer stands for which GPU, for as long as the node lives.
+"""Device ids: a small integer for each GPU, stable for the life of the node.
 
-In: the ids of the last report, the uuids that are there now, and the Leases that were looked up. Out: an id for each
-new uuid, or the Leases that must be looked up first. Pure, so that the promise can be tested over every history:
+Gives each new uuid an id, by the ids of the last report and the Leases looked up, or names the Leases to look up
+first. Pure. The promises:
 
-* a known uuid keeps its id, however the machine is renumbered, rebooted or reported;
-* an id is never given to another uuid while a Lease of it exists;
-* a Lease remembers: when the report was lost, a uuid that a Lease names gets that Lease's id back;
-* otherwise a new uuid gets the lowest id that is free. New uuids are served in the order in which they are passed.
+* a known uuid keeps its id when the machine is renumbered, rebooted or reported again;
+* no id goes to another uuid while a Lease of the id exists, or while the card that had it is remembered;
+* if the report is lost, a uuid that a Lease names gets that Lease's id back;
+* any other new uuid gets the lowest free id. New uuids are served in the order of the argument.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ IDS_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class LeaseLookup:
-    """Which ids' Leases must be read before ids can be given; then ask again with what was found."""
+    """Ids whose Leases must be read first; then call `assign` again with them."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class IdAssignment:
-    """An id for every uuid that was passed, the known ones included."""
+    """An id for every uuid passed, the known ones included."""
 
     ids: Mapping[str, int]
 
@@ -34,11 +34,11 @@ class IdAssignment:
 def assign(
     uuids: Sequence[str], *, known: Mapping[str, int], leases: Mapping[int, str | None]
 ) -> IdAssignment | LeaseLookup:
-    """Give every uuid an id. Call again with more `leases` until it returns an Assignment.
+    """Give every uuid an id. Call again with more `leases` until it returns an IdAssignment.
 
-    known: uuid to id, of every device that is on record, seen or not. leases: what was found for an id so far; None
-    where no Lease exists, else the device uuid that it names, which may be empty. Without any known device the first
-    2n ids are looked at, so that a lost record is restored from the Leases. Raises TooManyDevices.
+    known: uuid to id of every device on record, seen or not, and of cards that left. leases: by id, None if no Lease
+    exists, else the device uuid that it names, which may be empty. Without any known device the first 2n ids are looked
+    up, so that a lost record is restored from the Leases. Raises TooManyDevices.
     """
     new = [uuid for uuid in dict.fromkeys(uuids) if uuid not in known]
     ids = {uuid: known[uuid] for uuid in uuids if uuid in known}

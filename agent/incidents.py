@@ -1,18 +1,18 @@
-"""The memory of what was wrong with a device: faults come and go, incidents stay on record.
+"""Incidents: the record of a device's faults.
 
-In: the incidents of the last report, the faults of this look, the time and the boot. Out: the incidents of the next
-report. Pure. The record lives in the report itself, so a restart of the agent forgets nothing. The rules:
+Pure: folds the faults of a look into the incidents of the last report. The record is part of the report, so a restart
+of the agent loses nothing. The rules:
 
-* an XID stays open until the card was reset or the machine booted: no driver says that it is over;
-* whatever holds or does not is open while it holds, and for a while after: a minute the first time, twice as long each
-  time it comes back, at most an hour. So a card that comes and goes is not given out in between;
-* errors that only a reset clears (ECC counters, pending remaps, a recovery action) end with it, and their end is how a
-  reset is recognised: it ends the card's XIDs too. A recovery action that turns into another one did not end, and one
-  that asks to drain the card's peers ends without a reset;
-* what could not be read is as it was;
-* a time that lies ahead, because the machine's clock was set back since, becomes now;
-* a report is written when something changes, so an XID that comes again and again counts at most once a minute; but
-  the first after an administrator's release counts at once, or the release would hide it.
+* an XID stays open until the card is reset or the machine reboots: no driver reports its end;
+* a lasting fault is open while it holds and for a while after: a minute the first time, twice as long each time it
+  comes back, at most an hour. A flapping card is therefore not given out in between;
+* errors that only a reset clears (ECC counters, pending remaps, a recovery action) end with it. Their end is the sign
+  of a reset, and ends the card's XIDs too. A recovery action that turns into another has not ended, and one that asks
+  to drain the card's peers ends without a reset;
+* a kind that could not be read keeps its state;
+* a time in the future, because the machine's clock was set back, becomes now;
+* a repeating XID counts at most once a minute, because each change writes a report; but the first after an
+  administrator's release counts at once, or the release would hide it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,8 +48,8 @@ def fold(
     boot_id: str,
     released: str = "",
 ) -> tuple[Incident, ...]:
-    """Take the faults of one look into the record. now: UTC time as reports carry it; unread: kinds not read; released:
-    when an administrator declared the device well, empty if never."""
+    """Add the faults of one look to the record. now: UTC time in the report's format; unread: kinds not read; released:
+    time at which an administrator declared the device well, empty if never."""
     before: dict[Key, Incident] = {(one.kind, one.code): _until(one, now, released) for one in last}
     told: dict[Key, DeviceFault] = {(fault.kind, fault.code): fault for fault in faults}
     was_reset = any(_is_cleared(one, {kind for kind, _ in told}, unread) for one in before.values())
@@ -63,9 +63,9 @@ def fold(
 
 
 def _until(incident: Incident, now: str, released: str) -> Incident:
-    """An incident none of whose times lies ahead. After the machine's clock was set back they would, and it could
-    neither end nor be released before the clock is there again. Not where the last release lies ahead too: what came
-    after it must not come before it."""
+    """Move an incident's future times to now. After the clock was set back, it could otherwise neither end nor be
+    released until the clock catches up. Nothing moves if the last release is in the future too: an incident after the
+    release must stay after it."""
     if released and _seconds(released, now) < 0.0:
         return incident
     names = ("first_time", "last_time", "quiet_since", "ended_time")
@@ -88,7 +88,7 @@ def _needs_reset(incident: Incident) -> bool:
 def _untold(
     incident: Incident, *, unread: frozenset[IncidentKind], now: str, boot_id: str, was_reset: bool
 ) -> Incident:
-    """An incident that this look did not tell of."""
+    """Update an incident that this look did not show."""
     if incident.ended_time or incident.kind in unread:
         return incident
     if incident.boot_id and boot_id and incident.boot_id != boot_id:
@@ -103,7 +103,7 @@ def _untold(
 
 
 def _seen_again(last: Incident | None, fault: DeviceFault, *, now: str, boot_id: str, released: str) -> Incident:
-    """An incident that this look told of. One that nothing changed in stays as it is, so that nothing is written."""
+    """Update an incident that this look shows; unchanged ones stay equal, so nothing is written."""
     if last is None:
         return _opened(fault, fault.count, now=now, boot_id=boot_id)
     counted = fault.kind in _COUNTED_BY_DEVICE
@@ -125,7 +125,7 @@ def _seen_again(last: Incident | None, fault: DeviceFault, *, now: str, boot_id:
 
 
 def quiet_seconds(count: int) -> float:
-    """How long an incident that came so often must be quiet before it is over."""
+    """Seconds without a recurrence after which an incident with this count is over."""
     return QUIET_SECONDS * 2.0 ** min(max(count, 1) - 1, QUIET_DOUBLINGS_MAX)
 
 
@@ -146,8 +146,8 @@ def _ended(incident: Incident, ended_by: str, now: str) -> Incident:
 
 
 def _bounded(incidents: Mapping[Key, Incident], told: Iterable[Key]) -> tuple[Incident, ...]:
-    """As many as a report holds, in a fixed order: what is told now, longest known first, so that a device with more
-    faults than that does not rewrite its report at each look; then what is open, then what ended last."""
+    """Limit to what a report holds, in a fixed order: current ones, longest known first, so that a device with too many
+    faults does not rewrite its report at each look; then open ones, then the last to end."""
     now_told = sorted(told, key=lambda key: (key[0] is IncidentKind.XID, incidents[key].first_time, key))
     newest = sorted(
         incidents.keys() - set(now_told),
@@ -159,6 +159,6 @@ def _bounded(incidents: Mapping[Key, Incident], told: Iterable[Key]) -> tuple[In
 
 
 def _seconds(since: str, now: str) -> float:
-    """Time between two texts; one that is none is very long ago."""
+    """Seconds between two times; an invalid one is very long ago."""
     then, later = seconds_of(since), seconds_of(now)
     return float("inf") if then is None or later is None else later - then

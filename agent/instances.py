@@ -1,11 +1,10 @@
 """MIG instances as devices of the report.
 
-In: a reading whose devices name their instances, and the devices as reported. Out: one Device per instance with
-profile, parent and memory, and link rows that name them too. Pure. An instance is as well as its parent. It has no
-NVLink: the driver allows no peer access between instances, so two of them are as near as their cards are over PCIe.
+Pure: makes one Device per instance, with profile, parent and memory, and adds rows to the link matrix. An instance has
+its parent's health. It has no NVLink: the driver allows no peer access between instances, so two of them are as near as
+their cards are over PCIe.
 
-An instance that is not told any more is gone (somebody took it down) if its card says so; as long as the card does not
-answer, it stays, unknown.
+An instance that its card no longer lists is gone; while the card does not answer, the instance stays as unknown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,14 @@ SAME_CARD = "PIX"
 
 
 def is_instance(device: Device) -> bool:
-    """Tell whether a device of a report is a MIG instance."""
+    """True if a device of a report is a MIG instance."""
     return device.mig is not None and bool(device.mig.profile)
 
 
 def instance_devices(
     reading: MachineReading, whole: Sequence[Device], *, ids: Mapping[str, int], record: Mapping[str, Device], now: str
 ) -> list[Device]:
-    """Instances of all devices, and those on record whose card tells nothing of them at present."""
+    """Instances of all devices, and those on record whose card does not answer now."""
     parents = {device.uuid: device for device in whole}
     told = {one.uuid for one in reading.devices if one.mig_enabled is not None and not one.instances_unread}
     seen = [
@@ -50,7 +49,7 @@ def instance_devices(
 
 
 def uuids_with_instances(reading: MachineReading) -> list[str | None]:
-    """Uuids of the devices, then of their instances: the order of `links_with_instances`."""
+    """Uuids of the devices, then of their instances, in the order of `links_with_instances`."""
     order = [device.uuid for device in reading.devices]
     return order + [instance.uuid for device in reading.devices for instance in device.instances]
 

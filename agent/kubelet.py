@@ -1,15 +1,14 @@
 """The kubelet's own pod list.
 
-In: the node's address and the headers that authenticate us. Out: a KubeletReading, or None when the kubelet did not
-give a whole answer: then nothing is known. Only `GET /pods` is used, which RBAC can grant alone (`nodes/pods`, where
-the kubelet authorizes that finely; else `nodes/proxy`).
+Gives a KubeletReading, or None (nothing is known) without a complete answer. Only `GET /pods` is used, which RBAC can
+grant alone (`nodes/pods` if the kubelet has fine-grained authorization; else `nodes/proxy`).
 
-A pod of a terminal phase stays in that list until somebody deletes its object, though the kubelet is done with it: it
-counts as listed only while the phase may be somebody else's word. The kubelet marks its own: a pod that it refused has
-its message and no condition of a bound pod, every other one a reason on its Ready condition.
+A pod in a terminal phase stays in that list until its object is deleted, although the kubelet is done with it: it
+counts as listed only while a third party may have written the phase. The kubelet marks its own: a pod that it refused
+has its message and no condition of a bound pod; any other has a reason on its Ready condition.
 
-The kubelet's serving certificate is self-signed unless the cluster signs it, and the connection goes from the node to
-the node's own address without leaving it, so it is verified only where a CA file is set.
+The kubelet's serving certificate is self-signed unless the cluster signs it, and the connection never leaves the node,
+so the certificate is verified only if a CA file is set.
 """
 
 import ssl
@@ -92,7 +91,7 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 
 
 def kubelet_url(node: bytes) -> str:
-    """Where the kubelet of a Node (its JSON) answers: its internal address; empty while it has none."""
+    """URL of a Node's kubelet (node: its JSON), at its internal address; empty while it has none."""
     try:
         status = _decode_node(node).status
     except msgspec.MsgspecError:
@@ -103,7 +102,7 @@ def kubelet_url(node: bytes) -> str:
 
 
 def parse_pod_list(body: bytes) -> KubeletReading | None:
-    """Read a PodList; None when it is not one."""
+    """Read a PodList; None if it is not one."""
     try:
         pods = _decode(body)
     except msgspec.MsgspecError:
@@ -120,7 +119,7 @@ def parse_pod_list(body: bytes) -> KubeletReading | None:
 
 
 def _is_over(status: _Status) -> bool:
-    """Tell whether the kubelet itself ended or refused the pod; a phase alone may be a third party's."""
+    """True if the kubelet itself ended or refused the pod; a third party may have written the phase alone."""
     if status.phase not in TERMINAL_PHASES:
         return False
     reasons = {one.type: one.reason for one in status.conditions or ()}
@@ -129,7 +128,7 @@ def _is_over(status: _Status) -> bool:
 
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Verify against the CA file where there is one; otherwise accept the kubelet's own certificate."""
+    """Verify against the CA file if there is one; otherwise accept the kubelet's own certificate."""
     if ca_file is not None:
         return ssl.create_default_context(cafile=str(ca_file))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -139,7 +138,7 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 
 class Kubelet:
-    """One kubelet. `url` gives its address, empty while that is unknown; `headers` those of one request, as a rule a
+    """One kubelet. `url` gives its address, empty while unknown; `headers` gives one request's headers, usually a
     bearer token."""
 
     def __init__(
@@ -156,7 +155,7 @@ class Kubelet:
         self.last_problem = ""
 
     async def read(self) -> KubeletReading | None:
-        """Ask once; None when the answer did not come, was refused, or is not a pod list."""
+        """Ask once; None if there is no answer, a refusal, or something other than a pod list."""
         url = self._url().rstrip("/")
         if not url:
             self._note("the address of the kubelet is not known yet")
@@ -171,7 +170,7 @@ class Kubelet:
         return reading
 
     def _note(self, problem: str) -> None:
-        """Log a change between well and ill, not every try."""
+        """Log changes between success and failure, not every try."""
         if problem == self.last_problem:
             return
         self.last_problem = problem

@@ -1,14 +1,14 @@
-"""The link matrix of a machine, from what each GPU says of its own links.
+"""The link matrix of a machine, from each GPU's own links.
 
-In: per device the active NVLinks and the PCIe relation to every other. Out: rows of cells. Pure; the driver is asked in
-agent.nvml_reading. The traps that make this more than counting:
+Pure: makes rows of cells from each device's active NVLinks and its PCIe relations. Counting alone is wrong in these
+cases:
 
 * On NVSwitch machines the far end of every link is a switch: two GPUs with links into switches are joined by the
-  smaller number of them, whatever address the switch has.
-* "My link is active" is not "we are joined": on bridged cards only the address of the far end tells which two are.
-* Inside a VM the switch may be invisible. Links that lead to something unknown count as one shared switch only if every
-  device has such links and none other.
-* A device whose links could not be read, or an end that cannot be matched, leaves the PCIe relation.
+  smaller of their numbers of links, whatever address the switch has.
+* An active link does not say which two cards it joins: on bridged cards the address of the far end does.
+* Inside a VM the switch may be invisible. Links to an unknown end count as one shared switch only if every
+  device has such links and no others.
+* A device with unread links, or an end that cannot be matched, leaves the PCIe relation.
 """
 
 import re
@@ -26,14 +26,14 @@ NvLinks = Sequence[tuple[NvLink, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class LinkMatrix:
-    """Rows in the order of the devices. Row i is what device i says; the other end may say something else."""
+    """Rows in the order of the devices. Row i is what device i reports; the other end may report something else."""
 
     cells: Cells
     nvswitch: bool
 
 
 def plain_bus_id(text: str) -> str:
-    """A PCI bus id in its one spelling, 00000000:07:00.0; text that is none stays as it is."""
+    """Spell a PCI bus id as 00000000:07:00.0; other text stays unchanged."""
     match = _BUS_ID.fullmatch(text.strip().lower())
     if match is None:
         return text
@@ -42,7 +42,7 @@ def plain_bus_id(text: str) -> str:
 
 
 def link_matrix(nvlinks: NvLinks, *, bus_ids: Sequence[str | None], pcie: Cells) -> LinkMatrix:
-    """Combine NVLinks and PCIe relations. nvlinks: active links per device, None where they could not be read."""
+    """Combine NVLinks and PCIe relations. nvlinks: active links per device, None if unread."""
     into_switch = _links_into_switch(nvlinks)
     rows = []
     for first, own in enumerate(nvlinks):
@@ -67,8 +67,8 @@ def _links_into_switch(nvlinks: NvLinks) -> list[int]:
 
 
 def rows_by_uuid(uuids: Sequence[str], *sources: tuple[Cells | None, Sequence[str | None]]) -> Cells:
-    """Rows in the order of `uuids`; each cell from the first source (rows and the uuids they are in the order of) that
-    has both devices, else the worst relation."""
+    """Rows in the order of `uuids`; each cell from the first source (rows, and the uuids in their order) that has both
+    devices, else the worst relation."""
     cells: dict[tuple[str, str], str] = {}
     for rows, order in reversed(sources):
         cells |= _cells_by_pair(rows, order)
@@ -93,8 +93,8 @@ def nics_by_uuid(
     now: tuple[Sequence[NicReading] | None, Sequence[str | None]],
     last: tuple[Sequence[Nic], Sequence[str]],
 ) -> tuple[Nic, ...]:
-    """Adapters with cells in the order of `uuids`; now and last: adapters and the uuids that their cells are in the
-    order of. An adapter that is not told any more was unplugged; a cell that is not told is as it was."""
+    """Adapters with cells in the order of `uuids`; now and last: adapters, and the uuids in the order of their cells.
+    An adapter missing from `now` was unplugged; a missing cell keeps its last value."""
     if now[0] is None and not last[0]:
         return ()
     before = {nic.name: dict(zip(last[1], nic.cells, strict=False)) for nic in last[0]}

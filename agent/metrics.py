@@ -1,7 +1,4 @@
-"""What an agent tells Prometheus, read from the agent when the page is asked for.
-
-In: the process's Metrics and the agent. Out: registered metrics. Separate, so that their names stand on one page.
-"""
+"""Metrics of an agent, computed at each scrape."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,7 +9,7 @@ from atoll.service.api_metrics import register_watch_metrics
 from atoll.service.metrics import Metrics, Series
 
 GPUS_MAX = 1024
-"""Series of GPUs at most: models and states of one machine are few, whatever it says."""
+"""Limit of GPU series, whatever models and states the machine reports."""
 
 
 def agent_metrics(metrics: Metrics, agent: NodeAgent) -> None:
@@ -21,11 +18,11 @@ def agent_metrics(metrics: Metrics, agent: NodeAgent) -> None:
     metrics.counter_of("publications", "Reports written", lambda: agent.publications_count)
     metrics.counter_of("failures", "Looks whose result could not be published", lambda: agent.failures_count)
     metrics.gauge_of(
-        "look_age_seconds", "Age of the last look that was published where due", agent.seconds_since_observation
+        "look_age_seconds", "Age of the last look that succeeded, with its publication", agent.seconds_since_observation
     )
-    metrics.gauge_of("look_seconds", "Time that the last look at the machine took", lambda: agent.observation_seconds)
+    metrics.gauge_of("look_seconds", "Duration of the last look at the machine", lambda: agent.observation_seconds)
     metrics.gauge_of("evidence_complete", "1 if cgroups and kubelet could be read", lambda: agent.evidence_is_complete)
-    gpus = Series(metrics.gauge("gpus", "GPUs of the node by the state of their health", labels=("model", "health")))
+    gpus = Series(metrics.gauge("gpus", "GPUs of the node by health state", labels=("model", "health")))
     metrics.before_page(lambda: gpus.tell(count_devices(agent.devices)))
     register_watch_metrics(metrics, agent.watches)
 
@@ -39,5 +36,5 @@ def count_devices(devices: Iterable[Device]) -> Mapping[tuple[str, ...], int]:
 
 
 def is_instance(device: Device) -> bool:
-    """Tell whether a device is a MIG instance of another."""
+    """True if a device is a MIG instance of another."""
     return device.mig is not None and bool(device.mig.profile)

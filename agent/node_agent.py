@@ -1,8 +1,7 @@
 """The agent at work: follows its pods, its Node and its report, looks at the machine, publishes.
 
-In: a client, a Looker, a Kubelet, a clock and a source of randomness. Out: writes to the API server. A thin shell:
-what a look means, when the next one is due and what is written are decided by pure functions elsewhere; here they are
-put in order. The order matters for evidence: the position in the pod watch is taken first, then the machine is read.
+A thin shell: pure functions elsewhere decide what a look means, when the next one is due and what is written. The order
+here matters for evidence: the position in the pod watch is taken first, then the machine is read.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from agent.observation import MachineObserver, Observation
 from agent.pod_resources import plugin_names
 from agent.poll_schedule import PollSchedule, start_wait_seconds
 from agent.publishing import StatusWriter, send_heartbeat, stored_of
-from agent.report import ReportContext, build_report, on_record, uuids_by_slot
+from agent.report import ReportContext, build_report, stock_of, uuids_by_slot
 from atoll.api import names
 from atoll.api.node_status import Device, GpuNodeStatus, GpuNodeStatusReport
 from atoll.api.times import format_microtime
@@ -65,7 +64,7 @@ class Intervals:
 
 
 class NodeAgent:
-    """Reports one node. Run `tasks()` side by side; each runs until cancelled."""
+    """Reports one node. Run the coroutines of `tasks()` concurrently; each runs until cancelled."""
 
     def __init__(
         self,
@@ -120,17 +119,17 @@ class NodeAgent:
 
     @property
     def has_published(self) -> bool:
-        """Tell whether the first report of this process is out."""
+        """True once this process has published a report."""
         return self._published.is_set()
 
     @property
     def evidence_is_complete(self) -> bool:
-        """Tell whether absence from the last look means anything."""
+        """True if absence from the last look means that a pod is gone."""
         return self._evidence is not None and self._evidence.is_complete
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Return the devices of the report that is stored."""
+        """Devices of the stored report."""
         report = self._writer.stored_report
         return report.devices if report is not None else ()
 
@@ -140,12 +139,12 @@ class NodeAgent:
         return {"pod": self.pods, "node": self._nodes, "report": self._reports}
 
     def seconds_since_observation(self) -> float:
-        """Age of the last look whose result is published where it had to be."""
+        """Age of the last look whose result is published, if it was due."""
         return self._clock.monotonic_seconds() - self._looked_at
 
     def seconds_stuck(self) -> float:
-        """Age of the last look that came to an end, published or not; 0 while nothing can be looked for yet, because
-        the API server has not answered."""
+        """Age of the last finished look, published or not; 0 before the API server's first answer, when no look can
+        start."""
         if not all(reflector.synced.is_set() for reflector in self.watches.values()):
             return 0.0
         return self._clock.monotonic_seconds() - self._tried_at
@@ -161,16 +160,16 @@ class NodeAgent:
         await self._nodes.run()
 
     async def follow_report(self) -> None:
-        """Keep what is stored of our report."""
+        """Keep the stored report."""
         await self._wait_for_turn()
         await self._reports.run()
 
     async def _wait_for_turn(self) -> None:
-        """Every list, watch and write of an agent comes after this."""
+        """Wait before the agent's first request to the API server."""
         await self._clock.sleep(start_wait_seconds(self.node, spread_seconds=self._intervals.start_spread_seconds))
 
     async def keep_observing(self) -> None:
-        """Look at the machine whenever that is due, and publish."""
+        """Look at the machine when due, and publish."""
         for reflector in (self.pods, self._nodes, self._reports):
             await reflector.synced.wait()
         self._tried_at = self._clock.monotonic_seconds()
@@ -192,7 +191,7 @@ class NodeAgent:
             await self._rest(seconds, not_before=not_before)
 
     async def observe_once(self) -> None:
-        """Take one observation, and publish it if it is new or owed. Raises KubeError."""
+        """Take one observation; publish it if it is new or owed. Raises KubeError."""
         schedule = self._schedule
         position = await self._position()
         inventory = self._inventory.with_pods(self.pods.by_uid.values(), position=position)
@@ -220,7 +219,7 @@ class NodeAgent:
         self._remember(evidence, schedule)
 
     async def keep_heartbeat(self) -> None:
-        """Renew the heartbeat Lease while looks succeed; an agent that cannot look or publish falls silent."""
+        """Renew the heartbeat Lease while looks succeed; an agent that cannot look or publish stops renewing."""
         await self._published.wait()
         intervals = self._intervals
         silent_after_seconds = max(3 * intervals.poll_seconds, intervals.heartbeat_seconds)
@@ -239,7 +238,7 @@ class NodeAgent:
             await self._clock.sleep(seconds)
 
     async def keep_capacity(self) -> None:
-        """Make the Node offer its GPUs, again whenever somebody took them away."""
+        """Make the Node offer its GPUs; restore them if somebody removes them."""
         await self._published.wait()
         backoff = Backoff(self._rng, base_seconds=0.5)
         while True:
@@ -253,7 +252,7 @@ class NodeAgent:
                 await self._clock.sleep(backoff.next_seconds())
 
     async def offer_once(self) -> None:
-        """Patch the Node's status where it does not say what is there. Raises KubeError."""
+        """Patch the Node's status if its counts are wrong. Raises KubeError."""
         node = self._nodes.store.get(("", self.node))
         report = self._writer.stored_report
         if node is None or report is None:
@@ -278,7 +277,7 @@ class NodeAgent:
         return with_allocations(use, observation.plugin_allocations, self.pods.by_uid.values(), slots | own)
 
     def _remember(self, evidence: EvidenceReading, schedule: PollSchedule) -> None:
-        """Remember a observation. A deletion that arrived while it was taken is not paid by it."""
+        """Remember an observation. It does not settle a deletion that arrived during it."""
         self._evidence = evidence
         self._looked_at = self._clock.monotonic_seconds()
         if evidence.is_complete:
@@ -290,7 +289,7 @@ class NodeAgent:
         self._capacity_wake.set()
 
     async def _rest(self, seconds: float, *, not_before: float) -> None:
-        """Wait until `seconds` are over or something calls for a observation, and in any case until `not_before`."""
+        """Wait `seconds`, or until something requests an observation, but at least until `not_before`."""
         try:
             await within(self._clock, seconds, self._woken())
         except TimeoutError:
@@ -301,7 +300,7 @@ class NodeAgent:
         await self._wake.wait()
 
     async def _position(self) -> str:
-        """How far into the pod watch we are; after a request, at least as far as the API server is now."""
+        """Position in the pod watch; after a controller's request, at least the API server's current one."""
         if self._wants_fresh_version:
             self._wants_fresh_version = False
             try:
@@ -313,7 +312,7 @@ class NodeAgent:
         return self._fresh_version if is_older(watched, self._fresh_version) else watched
 
     async def _current_version(self) -> str:
-        """The position that a list of this node's pods has now; the list itself is not needed."""
+        """Current position of a list of this node's pods; the list itself is not needed."""
         params: dict[str, str | int] = {"fieldSelector": f"spec.nodeName={self.node}", "limit": 1}
         return _decode_listing(await self._client.get(paths.pods(), params=params)).metadata.resource_version
 
@@ -325,25 +324,27 @@ class NodeAgent:
         *,
         position: str,
     ) -> GpuNodeStatusReport:
-        known = {uuid: device.id for uuid, device in on_record(previous, observation.machine).items()}
         node = self._nodes.store.get(("", self.node))
+        context = ReportContext(
+            agent_version=self._agent_version,
+            boot_id=observation.boot_id,
+            node_uid=node.metadata.uid if node is not None else "",
+            position=position,
+            now=format_microtime(self._clock.now()),
+            releases=self._writer.releases,
+        )
+        machine = observation.machine
+        known = stock_of(previous, machine, context).ids
         return build_report(
-            observation.machine,
-            ids=await self._ids(uuids_by_slot(observation.machine), known=known),
+            machine,
+            ids=await self._ids(uuids_by_slot(machine), known=known),
             evidence=evidence,
             previous=previous,
-            context=ReportContext(
-                agent_version=self._agent_version,
-                boot_id=observation.boot_id,
-                node_uid=node.metadata.uid if node is not None else "",
-                position=position,
-                now=format_microtime(self._clock.now()),
-                releases=self._writer.releases,
-            ),
+            context=context,
         )
 
     async def _ids(self, uuids: Sequence[str], *, known: dict[str, int]) -> dict[str, int]:
-        """Ids of the devices; Leases are read only where a new device needs an id."""
+        """Ids of the devices; Leases are read only if a new device needs an id."""
         leases: dict[int, str | None] = {}
         while isinstance(step := assign(uuids, known=known, leases=leases), LeaseLookup):
             for device_id in step.ids:
@@ -351,7 +352,7 @@ class NodeAgent:
         return dict(step.ids)
 
     async def _lease_uuid(self, device_id: int) -> str | None:
-        """Device that the Lease of an id names, empty if it names none; None where there is no Lease."""
+        """Device uuid in the Lease of an id, empty if it names none; None without a Lease."""
         path = paths.leases(names.SYSTEM_NAMESPACE, lease_name(self.node, device_id))
         try:
             lease = decode_lease(await self._client.get(path))

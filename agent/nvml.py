@@ -1,8 +1,8 @@
 """The real machine, read through NVIDIA's management library.
 
-In: the answers of the driver's steps (agent.driver), asked one by one with a deadline each. Out: a MachineReading.
-A device whose step hangs, or takes the library down, loses what it had not told by then, and nobody else does; it is
-asked again ever more rarely while it stays silent, so that one dead card does not cost every look its deadline.
+Runs the driver's steps (agent.driver) one by one, each with a deadline, and makes a MachineReading. A device whose step
+hangs or crashes the library loses only its own remaining facts. While it stays silent it is asked ever more rarely, so
+that one dead card does not cost every look its deadline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ from agent.sanitize import DEVICES_MAX, sanitize
 
 STEP_SECONDS: Final = 3.0
 SKIPPED_LOOKS_MAX: Final = 16
-"""A silent device is asked at least every so many looks."""
+"""A silent device is asked at least once in this many looks."""
 LISTEN: Final = "listen"
 HANGS_OF_ONE: Final = 2
-"""A device that hangs with so many others is to blame for it, not they."""
+"""A device that hangs with this many others is the cause, not they."""
 
 
 class NvmlBackend:
-    """NVML of this machine. `library` stands in for the module pynvml in tests, and is asked in this process."""
+    """NVML of this machine. `library` replaces the module pynvml in tests, in this process."""
 
     driver = "NVML"
     kernel_driver = "nvidia"
@@ -71,10 +71,15 @@ class NvmlBackend:
         self._pci.refresh()
         slots = [device.pci_bus_id for device in reading.devices]
         unseen = self._pci.slots_unseen(slots, kernel_driver=self.kernel_driver)
-        return replace(reading, links=replace(reading.links, nics=self._pci.nics(slots)), slots_unseen=unseen)
+        return replace(
+            reading,
+            links=replace(reading.links, nics=self._pci.nics(slots)),
+            slots_unseen=unseen,
+            slots_removed=self._pci.slots_removed,
+        )
 
     def assemble(self, facts: Sequence[Facts], events: Sequence[Sequence[Any]]) -> MachineReading:
-        """A reading of all facts and of what happened since the last look."""
+        """Make a reading of all facts and of the events since the last look."""
         return machine_reading(facts, events=events)
 
     def boot_id(self) -> str:
@@ -82,7 +87,7 @@ class NvmlBackend:
         return kernel_boot_id(self._boot_id_path)
 
     def close(self) -> None:
-        """Let go of the driver; the next reading opens it again. One under way in another thread ends with its step."""
+        """Close the driver; the next reading opens it again. A reading in another thread ends with its current step."""
         self._is_closed = True
         self.steps.close()
 
@@ -92,11 +97,11 @@ class NvmlBackend:
         except (DriverSilent, DriverRefused) as error:
             raise ReadingFailed(self.driver, f"{error}; is the driver loaded, and its library visible here?") from error
         if not 0 <= count <= DEVICES_MAX:
-            raise ReadingFailed(self.driver, f"counts {count} devices, which cannot be")
+            raise ReadingFailed(self.driver, f"counts {count} devices, which is impossible")
         return count
 
     def _asked_facts(self, index: int) -> Facts:
-        """Every step of one device, until one of them is its last."""
+        """Facts of all steps of one device, up to the first that fails."""
         silence = self._silent.get(index)
         if silence is not None and self._look < silence.ask_again_at:
             return {"index": index, "silent": silence.message}
@@ -113,7 +118,7 @@ class NvmlBackend:
         return self.steps.pid if isinstance(self.steps, DriverWorker) else None
 
     def _listen_again(self, facts: Sequence[Facts]) -> None:
-        """Listen to every device that answers: a worker that was lost in this look took along whom it listened to."""
+        """Register every answering device for events again: a worker lost in this look loses its registrations."""
         for one in facts:
             if LISTEN in self.device_steps and not (one.get("silent") or one.get("lost")):
                 self._ask(LISTEN, one["index"])
@@ -127,16 +132,15 @@ class NvmlBackend:
             return {"silent": str(error)}
 
     def _reopened(self) -> None:
-        """Open the driver again after a worker was lost; a device is not to blame if that fails. Raises
-        ReadingFailed."""
+        """Open the driver again after a worker was lost; a failure here is no device's fault. Raises ReadingFailed."""
         if self._is_closed:
-            raise ReadingFailed(self.driver, "closed while it was read")
+            raise ReadingFailed(self.driver, "closed during the reading")
         if isinstance(self.steps, DriverWorker) and self.steps.pid is None:
             self._count()
 
     def _compare(self, facts: Sequence[Facts]) -> None:
-        """Ask each device for its relation to the others, as far as they answer. A hang is one card's of two, and not a
-        reason to take either for ill: who hangs is left out of comparisons, ever longer."""
+        """Ask each device for its relation to the others, as far as they answer. A hang may come from either card of a
+        pair, so neither counts as unhealthy; a card that hangs is left out of comparisons for ever longer."""
         able = {one["index"]: one for one in facts if one.get("uuid") and not (one.get("silent") or one.get("lost"))}
         for index, awaited in self._incomparable.items():
             if self._look < awaited.ask_again_at:
@@ -149,8 +153,8 @@ class NvmlBackend:
                     del able[one]
 
     def _pairs(self, index: int, others: Sequence[int]) -> tuple[Facts, frozenset[int]]:
-        """The relations of one device to the others, and who of all of them hangs: the one of two that does so with
-        a third as well."""
+        """Relations of one device to the others, and the devices that hang: of a pair, the one that also hangs with a
+        third."""
         answer = self._relations(index, others)
         if answer is not None:
             self._incomparable.pop(index, None)
@@ -176,8 +180,8 @@ class NvmlBackend:
             return None
 
     def _events(self) -> list[list[Any]]:
-        """What happened since they were asked for last. Asked before a look, because what is not told yet is lost with
-        a worker that hangs, and after it: a card that is lost has its last word there."""
+        """Events since the last call. Called before a look, because a hanging worker loses pending events, and after
+        it, for the last event of a card that is lost."""
         try:
             self._reopened()
             return list(self.steps.ask("events")["events"])[: EVENTS_MAX - len(self._untold)]
@@ -189,15 +193,15 @@ FACE: Final = ("uuid", "bus_id")
 
 
 def recognized(facts: Sequence[Facts], known: Mapping[int, Facts]) -> list[Facts]:
-    """Devices with at most one to each uuid. A sick one that does not say who it is, is who was known at its index,
-    unless another says that of itself; of two that say the same, the second is nobody. Pure."""
+    """Devices with unique uuids. An unhealthy device without a uuid gets the uuid last known at its index, unless
+    another device has it; of two with one uuid, the second loses it. Pure."""
     told = {one["uuid"] for one in facts if one.get("uuid")}
     taken: set[str] = set()
     found = []
     for one in facts:
         uuid = one.get("uuid")
         if uuid in taken:
-            found.append({**one, "uuid": None, "fault": f"tells the uuid of another device: {uuid}"})
+            found.append({**one, "uuid": None, "fault": f"reports the uuid of another device: {uuid}"})
             continue
         face = known.get(one["index"], {}) if one.get("lost") or one.get("silent") else {}
         if uuid is None and face and face["uuid"] not in told:
@@ -210,7 +214,7 @@ def recognized(facts: Sequence[Facts], known: Mapping[int, Facts]) -> list[Facts
 
 
 def _with_own_instances(facts: Facts, taken: set[str]) -> Facts:
-    """A device without instances of a uuid that another device or instance has; `taken` grows by the others."""
+    """Drop instances whose uuid another device or instance has; add the rest to `taken`."""
     instances = facts.get("instances")
     if not instances:
         return facts
@@ -220,11 +224,11 @@ def _with_own_instances(facts: Facts, taken: set[str]) -> Facts:
 
 
 class _Silence:
-    """A device that did not answer: what it was asked, and at which look it is asked again."""
+    """A device that did not answer: the fault, and the look at which it is asked again."""
 
     @classmethod
     def after(cls, last: "_Silence | None", message: str, *, look: int) -> "_Silence":
-        """The silence of a device at a look: it is asked again ever later."""
+        """Silence of a device at a look; each further one lasts longer."""
         looks = min(SKIPPED_LOOKS_MAX, 2 * last.looks if last is not None else 1)
         return cls(message, looks, look + looks)
 

@@ -1,8 +1,7 @@
-"""A reading of the machine, made of what NVIDIA's library told of each device.
+"""A MachineReading from the facts of NVIDIA's library.
 
-In: the facts of agent.driver's steps, one dict per device, and what happened since the last look. Out: a
-MachineReading. Pure; what could not be read stays None. Who asks, and what becomes of a device that does not answer,
-stands in agent.nvml.
+Pure: combines the facts of agent.driver's steps, one dict per device, and the events since the last look. What could
+not be read stays None. agent.nvml runs the steps and handles devices that do not answer.
 """
 
 from collections import Counter
@@ -48,15 +47,15 @@ _ARCHITECTURES: Final = {
 }
 _FABRIC_STATES: Final = {0: "notSupported", 1: "notStarted", 2: "inProgress", 3: "completed"}
 _P2P_BROKEN: Final = frozenset({1, 3, 4})
-"""nvmlGpuP2PStatus_t: chipset or host bridge cannot, or switched off. A model that never can (2) says nothing of a
+"""nvmlGpuP2PStatus_t: chipset or host bridge cannot, or switched off. A model that never can (2) says nothing about a
 pair."""
 _NO_INSTANCE: Final = frozenset({None, 0xFFFF_FFFF})
-"""Numbers of the instance of a process that runs in none."""
+"""Instance number of a process outside instances."""
 _REMOTES: Final = {0: Remote.GPU, 1: Remote.OTHER, 2: Remote.SWITCH}
 
 
 def machine_reading(facts: Sequence[Facts], *, events: Sequence[Sequence[Any]] = ()) -> MachineReading:
-    """A reading of all facts. Pure."""
+    """Make a reading of all facts. Pure."""
     devices = [_device(one, events) for one in facts]
     links = _links(facts, devices)
     return MachineReading(
@@ -100,9 +99,9 @@ def _device(facts: Facts, events: Sequence[Sequence[Any]]) -> DeviceReading:
 
 
 def _own_processes(facts: Facts) -> tuple[tuple[int, ...] | None, bool]:
-    """Pids on the card itself, and whether there may be others. Of a card in MIG mode the driver tells those of all
-    instances too, which use their instance and not the card: else whoever holds one would be seen on what he does not
-    hold. One of an instance that is not told may be anywhere."""
+    """Pids on the card itself; True if there may be others. For a card in MIG mode the driver lists the processes of
+    all instances too. These use their instance, not the card, or a holder of one instance would appear on the rest. A
+    process of an unlisted instance may be anywhere."""
     processes, is_unlisted = facts.get("processes"), bool(facts.get("unlisted"))
     if processes is None:
         return None, is_unlisted
@@ -115,7 +114,7 @@ def _own_processes(facts: Facts) -> tuple[tuple[int, ...] | None, bool]:
 
 
 def _instances(facts: Facts) -> tuple[MigReading, ...]:
-    """The instances of a device; processes are told by the numbers of the instances."""
+    """Instances of a device; processes are matched by instance number."""
     processes = facts.get("processes")
     found = []
     for one in facts.get("instances") or ():
@@ -154,7 +153,7 @@ def _links(facts: Sequence[Facts], devices: Sequence[DeviceReading]) -> LinksRea
 
 
 def _nvlinks(links: Sequence[Sequence[Any]] | None) -> tuple[NvLink, ...] | None:
-    """Active links of a device; None where they could not be read."""
+    """Active links of a device; None if unread."""
     if links is None:
         return None
     return tuple(_nvlink(kind, bus_id) for active, kind, bus_id in links if active)
@@ -183,8 +182,8 @@ def _far_end(active: bool, kind: int | None, bus_id: str | None) -> str:  # noqa
 
 
 def _with_dead_links(device: DeviceReading, facts: Sequence[Facts], links: LinksReading) -> DeviceReading:
-    """Note links that are down where another card's of the same kind are up. On bridged cards a link may lead nowhere
-    by design; on switch machines every card has all."""
+    """Note links that are down while those of another card of the same kind are up. On bridged cards a link may be
+    unconnected by design; on switch machines every card has all."""
     own = facts[device.index].get("links")
     if not links.nvswitch or own is None:
         return device
@@ -213,7 +212,7 @@ def _pcie_cell(level: int | None, status: int | None) -> str:
 
 
 def _fabric(facts: Sequence[Facts]) -> FabricReading | None:
-    """The fabric as the card tells it that is furthest from being ready."""
+    """The fabric by the card that is least ready."""
     told = [one["fabric"] for one in facts if one.get("fabric") and one["fabric"]["state"]]
     if not told:
         return None
@@ -224,7 +223,7 @@ def _fabric(facts: Sequence[Facts]) -> FabricReading | None:
 
 
 def _numa_node(mask: int | None) -> int | None:
-    """The one NUMA node whose memory is near; several (a VM that hides them) are as good as unknown."""
+    """The nearest NUMA node; None for several (a VM that hides them)."""
     return mask.bit_length() - 1 if mask is not None and mask.bit_count() == 1 else None
 
 

@@ -1,7 +1,7 @@
-"""One look at the machine: every blocking reading, bounded in time and away from the event loop.
+"""One look at the machine: every blocking read, bounded in time and off the event loop.
 
-In: a backend and where cgroups and processes are listed. Out: a Look. A reading that hangs is abandoned, its thread is
-left behind, and no second one is started beside it: a sick driver must not eat the process.
+A reading that hangs is abandoned with its thread, and no second one starts beside it, so that a faulty driver cannot
+use up the process.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from agent.readings import MachineReading
 CGROUP_TEXT_BYTES_MAX = 65_536
 POD_RESOURCES_SECONDS = 5.0
 FAILURES_BORNE = 1
-"""This many failed readings in a row leave the devices as they were last read; one more makes them unknown."""
+"""Up to this many failed readings in a row keep the devices as last read; one more makes them unknown."""
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one look gave. cgroups None: unknown. use: whose processes use which GPU. handed: what the kubelet gave out
-    by device plugins; None where it was not asked."""
+    """Result of one look. cgroups None: unknown. use: users of each GPU by processes. handed: the kubelet's device
+    plugin allocations; None if not asked."""
 
     machine: MachineReading
     boot_id: str
@@ -41,7 +41,7 @@ class Observation:
 
 
 class MachineObserver:
-    """Looks at one machine, again and again."""
+    """Looks at one machine repeatedly."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class MachineObserver:
         self.failures = 0
 
     async def observe(self) -> Observation:
-        """Read everything once. What fails is marked in the Look, never raised."""
+        """Read everything once. Failures are marked in the Observation, never raised."""
         machine = await self._machine()
         boot_id = await self._boot()
         return await self._evidence(machine, boot_id)
@@ -84,7 +84,7 @@ class MachineObserver:
             return MachineReading(devices=(), problem=str(error))
 
     async def _read_within_time(self) -> MachineReading:
-        """Read, or wait on for the reading that hangs from before; what that one says of users is too old."""
+        """Read, or wait for an earlier reading that hangs; its users are too old and dropped."""
         is_late = self._hanging is not None
         reading = self._hanging or asyncio.ensure_future(asyncio.to_thread(self._read))
         try:
@@ -107,7 +107,7 @@ class MachineObserver:
             raise ReadingFailed("machine", f"{type(error).__name__}: {error}") from error
 
     async def _boot(self) -> str:
-        """The boot id; the last one known while it cannot be read."""
+        """The boot id, or the last known one if it cannot be read."""
         try:
             self._boot_id = await asyncio.to_thread(self._backend.boot_id)
         except ReadingFailed as error:
@@ -115,8 +115,8 @@ class MachineObserver:
         return self._boot_id
 
     async def _evidence(self, machine: MachineReading, boot_id: str) -> Observation:
-        """The evidence, read anew. While a reading hangs nothing is known: its result would come too late for whoever
-        asks now, so it is thrown away."""
+        """Read the evidence anew. While an earlier reading hangs, nothing is known; its result is dropped as too
+        old."""
         unknown = Observation(
             machine, boot_id, None, GpuUse(unread=frozenset(machine.pids_by_uuid()) | machine.uuids_unread())
         )
@@ -144,7 +144,7 @@ class MachineObserver:
         return Observation(machine, boot_id, cgroups, gpu_use(pids_by_uuid, owners, unread=unread), plugin_allocations)
 
     def _lists_processes(self) -> bool:
-        """Tell whether any process is listed: where none is, those of the GPUs have not ended but cannot be seen."""
+        """True if any process is listed. If none is, the GPUs' processes are invisible, not ended."""
         try:
             return any(entry.name.isdecimal() for entry in self._proc_mount.iterdir())
         except OSError:
@@ -156,8 +156,8 @@ class MachineObserver:
 
 
 def owners_of(pids: Iterable[int], *, read: Callable[[int], str]) -> tuple[dict[int, str | None], frozenset[int]]:
-    """Process id to the uid of its pod, None for one outside of pods; and the processes that do not show what they
-    are. Those that ended meanwhile are in neither."""
+    """Pod uid by process id, None outside pods; and the processes that do not show their cgroup. Processes that have
+    ended are in neither."""
     found: dict[int, str | None] = {}
     hidden = set()
     for pid in pids:

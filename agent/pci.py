@@ -1,9 +1,8 @@
-"""What the machine's PCI tree tells: which network adapters are near to which GPUs, and GPUs that the driver misses.
+"""The machine's PCI tree: network adapters near each GPU, and GPUs that the driver misses.
 
-In: the kernel's list of PCI devices, and the bus ids of the GPUs. Out: one NicReading per adapter, in words of
-`nvidia-smi topo`, and slots. No library of a GPU's vendor knows this, and nothing here touches a device: the kernel
-answers from its memory. A virtual function is left out, it is where its adapter is. Where adapters do RDMA, the others
-are left out: they are for logging in.
+Gives one NicReading per adapter, in the words of `nvidia-smi topo`, and the PCI slots of missed GPUs. No GPU vendor's
+library has this. Nothing here touches a device: the kernel answers from memory. Virtual functions are left out: they
+are where their adapter is. If some adapters do RDMA, the others are left out: they are for management.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,19 +17,19 @@ from topology.model import NICS_MAX
 
 PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
 LOOKED_FOR_EVERY: Final = 20
-"""Looks between two readings of the tree: what is in it is plugged in by hand."""
+"""Looks between two readings of the tree, which changes only by hand."""
 PCI_DEVICES_MAX: Final = 8192
 NAME_LENGTH_MAX: Final = 63
 _NETWORK: Final = "0x02"
 _GPUS: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Classes of PCI devices: VGA, 3D and other display controllers, and processing accelerators, as AMD's are."""
 _PORTS_OF_ONE_SWITCH: Final = 2
-"""Places below the bridge that two devices share: the switch's port and the device."""
+"""Depth below the bridge that two devices share: the switch's port and the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class PciPlace:
-    """Where a device sits: the host bridge, the bridges below it, the device itself. numa_node: None where unknown."""
+    """Place of a device: the host bridge, the bridges below it, the device itself. numa_node: None if unknown."""
 
     path: tuple[str, ...]
     numa_node: int | None
@@ -38,7 +37,7 @@ class PciPlace:
 
 @dataclass(frozen=True, slots=True)
 class NetworkAdapter:
-    """A network adapter by the name that programs use, such as mlx5_0."""
+    """A network adapter by its name in programs, such as mlx5_0."""
 
     name: str
     place: PciPlace
@@ -46,7 +45,7 @@ class NetworkAdapter:
 
 
 class PciTree:
-    """The machine's PCI devices, looked for now and then."""
+    """The machine's PCI devices, read now and then."""
 
     def __init__(self, pci_devices: Path = PCI_DEVICES) -> None:
         self._folder = pci_devices
@@ -54,10 +53,12 @@ class PciTree:
         self._places: Mapping[str, PciPlace] = {}
         self._adapters: tuple[NetworkAdapter, ...] = ()
         self._gpu_slots: Mapping[str, str] = {}
+        self.slots_removed: frozenset[str] = frozenset()
+        """Where a GPU was listed before, and nothing is now: it was taken out, or the bus was told to let it go."""
         self._is_read = False
 
     def refresh(self) -> None:
-        """Read the tree anew where that is due; one that cannot be read is as it was."""
+        """Read the tree again if due; keep the last one on failure."""
         if self._looks % LOOKED_FOR_EVERY == 0:
             try:
                 self._read()
@@ -66,8 +67,8 @@ class PciTree:
         self._looks += 1
 
     def nics(self, bus_ids: Sequence[str | None]) -> tuple[NicReading, ...] | None:
-        """Each adapter with its relation to these devices, in their order; None where the machine tells nothing of
-        them, and a relation None for a device that the kernel does not list."""
+        """Adapters with their relations to these devices, in their order; None if the tree is unknown. A relation is
+        None for a device that the kernel does not list."""
         places = [self._places.get(bus_id or "") for bus_id in bus_ids]
         if not self._is_read or not any(places):
             return None
@@ -77,8 +78,8 @@ class PciTree:
         )
 
     def slots_unseen(self, bus_ids: Sequence[str | None], *, kernel_driver: str) -> tuple[str, ...]:
-        """Slots with a GPU that this driver of the kernel drives and that is none of these; nothing where none of these
-        is in the tree. A GPU that nobody drives, or that is handed to a virtual machine, is not missed."""
+        """Slots of further GPUs bound to this kernel driver; none if no device given is in the tree. A GPU without a
+        driver, or passed through to a virtual machine, is not missed."""
         if not any(bus_id in self._gpu_slots for bus_id in bus_ids):
             return ()
         return tuple(
@@ -95,6 +96,8 @@ class PciTree:
             if kinds[slot].startswith(_NETWORK) and not (folder / "physfn").exists()
         ]
         self._adapters = tuple(([one for one in found if one.does_rdma] or found)[:NICS_MAX])
+        before = self.slots_removed | self._gpu_slots.keys()
+        self.slots_removed = frozenset(before - folders.keys()) if folders else self.slots_removed
         self._gpu_slots = {
             slot: (folder / "driver").resolve().name
             for slot, folder in folders.items()

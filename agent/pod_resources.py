@@ -1,11 +1,11 @@
-"""Devices that the kubelet's device plugins allocated to pods, by the kubelet's pod-resources API.
+"""Devices that the kubelet's device plugins gave to pods, by the kubelet's pod-resources API.
 
-Device ids by namespace and pod, or None where the kubelet does not answer. Atoll allocates nothing by device plugins,
-so a pod that shows up here with a GPU got it from another scheduler, and holds it even if no process of it runs yet.
-The API gives no uid; the names are those of pods that run now.
+Gives device ids by namespace and pod, or None if the kubelet does not answer. Atoll allocates nothing by device
+plugins, so a pod listed here with a GPU got it from another scheduler, and holds it even before its first process runs.
+The API gives no uid, only names of pods that run now.
 
-One unary gRPC call: h2 speaks HTTP/2, and the few fields of the answer are read here. Response headers are not read: a
-complete message at the end of the stream is a success, anything else is none.
+It is one unary gRPC call: h2 speaks HTTP/2, and the few fields of the answer are parsed here. Response headers are
+ignored: a complete message at the end of the stream is a success, anything else a failure.
 """
 
 import socket
@@ -41,11 +41,11 @@ _READ_BYTES: Final = 1 << 16
 _LENGTH_DELIMITED, _VARINT = 2, 0
 
 PluginAllocations = Mapping[tuple[str, str], frozenset[str]]
-"""Namespace and name of a pod to the ids of its devices."""
+"""Device ids by a pod's namespace and name."""
 
 
 def list_allocations(path: Path, *, timeout_seconds: float) -> PluginAllocations | None:
-    """Ask the kubelet once; None when it does not answer in time, or not as it should."""
+    """Ask the kubelet once; None without a valid answer in time."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             return pods_of(_call(connection, str(path), time.monotonic() + timeout_seconds))
@@ -54,13 +54,13 @@ def list_allocations(path: Path, *, timeout_seconds: float) -> PluginAllocations
 
 
 def plugin_names(devices: Iterable[Device]) -> dict[str, str]:
-    """Uuids by the PCI slots that AMD's device plugin calls its cards by; NVIDIA's uses uuids."""
+    """Uuids by their names in device plugins: AMD's plugin uses PCI slots, NVIDIA's uuids."""
     amd = (one for one in devices if one.vendor == "amd" and one.pci_bus_id)
     return {spelling: one.uuid for one in amd for spelling in (one.pci_bus_id, one.pci_bus_id.removeprefix("0000"))}
 
 
 def pods_of(message: bytes) -> PluginAllocations:
-    """Pods with devices in a ListPodResourcesResponse. Raises ValueError for what is none."""
+    """Pods with devices in a ListPodResourcesResponse. Raises ValueError for anything else."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for number, pod in _fields(message):
         if number == 1 and len(found) < PODS_MAX:
@@ -72,7 +72,7 @@ def pods_of(message: bytes) -> PluginAllocations:
 
 
 def _device_ids(pod: bytes) -> list[str]:
-    """Ids of all devices of all containers; a plugin that shares a card adds `::N` to its uuid."""
+    """Device ids of all containers; a plugin that shares a card appends `::N` to its uuid."""
     found = []
     for container in (value for number, value in _fields(pod) if number == 3):
         for devices in (value for number, value in _fields(container) if number == 2):
@@ -81,7 +81,7 @@ def _device_ids(pod: bytes) -> list[str]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Length-delimited fields of a protobuf message; numbers are passed over. Raises ValueError."""
+    """Length-delimited fields of a protobuf message; numbers are skipped. Raises ValueError."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
@@ -111,7 +111,7 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def _call(connection: socket.socket, path: str, deadline: float) -> bytes:
-    """Send the call, take its answer. Raises OSError, ValueError and H2Error."""
+    """Send the call and return its answer. Raises OSError, ValueError and H2Error."""
     connection.settimeout(_left(deadline))
     connection.connect(path)
     http = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
@@ -133,7 +133,7 @@ def _call(connection: socket.socket, path: str, deadline: float) -> bytes:
 
 
 def _received(http: H2Connection, data: bytes) -> tuple[bytes, bool]:
-    """Return the part of the answer in these bytes, and whether it is the last. Raises OSError and H2Error."""
+    """Part of the answer in these bytes; True if it is the last. Raises OSError and H2Error."""
     part, is_complete = b"", False
     for event in http.receive_data(data):
         if isinstance(event, StreamReset | ConnectionTerminated):

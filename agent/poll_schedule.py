@@ -1,31 +1,30 @@
-"""When the agent looks again, and when it must publish although nothing changed.
+"""Schedule of the agent's looks, and of reports that are due although nothing changed.
 
-In: what happened (a pod of this node deleted, a reading taken). Out: the next wait in seconds, and whether the reading
-counts as owed. Pure: no clock, no task. Separate because controllers rely on this rule to release GPUs:
+Pure: no clock, no task. The controllers rely on these rules to release GPUs:
 
 * after a start and after each deletion of a pod that had GPUs, two further complete readings are published;
-* while such a pod is gone from the API but still live or listed, evidence is read again about every second;
-* a reading that could not be completed pays nothing, and repeats ever more slowly, up to the poll interval.
+* while such a pod is gone from the API but still live or listed, evidence is read about every second;
+* an incomplete reading does not count, and repeats ever more slowly, up to the poll interval.
 
-Beside it stands where in the time over which a cluster's agents start one of them does.
+`start_wait_seconds` spreads the starts of a cluster's agents.
 """
 
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
 READINGS_OWED = 2
-"""Complete readings that prove an absence: one might have begun before the kubelet learned of the deletion."""
+"""Complete readings that prove an absence: the first may have begun before the kubelet learned of the deletion."""
 
 
 def start_wait_seconds(node: str, *, spread_seconds: float) -> float:
-    """How long a node's agent waits before it asks the API server for anything: by the node's name, so that the agents
-    of a cluster are spread evenly whatever starts them together, and one of them always waits the same."""
+    """Wait before the agent's first request to the API server, derived from the node's name: it spreads a cluster's
+    agents evenly, and is the same at each start."""
     return spread_seconds * int.from_bytes(sha256(node.encode()).digest()[:6]) / 2.0**48
 
 
 @dataclass(frozen=True, slots=True)
 class PollSchedule:
-    """Waits in seconds, and what is owed at the moment."""
+    """Waits in seconds, and the readings owed now."""
 
     poll_seconds: float
     urgent_seconds: float
@@ -33,21 +32,21 @@ class PollSchedule:
     failures: int = 0
 
     def after_deletion(self) -> "PollSchedule":
-        """A pod that had GPUs was deleted, or controllers asked: two more readings are owed, from now on and soon."""
+        """The schedule after a GPU pod was deleted or a controller asked: two more readings are due soon."""
         return replace(self, pending_reports=READINGS_OWED, failures=0)
 
     def after_reading(self, *, is_complete: bool) -> "PollSchedule":
-        """A reading was taken (and published, where it was owed and complete)."""
+        """The schedule after a reading (published, if it was owed and complete)."""
         if is_complete:
             return replace(self, pending_reports=max(0, self.pending_reports - 1), failures=0)
         return replace(self, failures=self.failures + 1)
 
     def must_publish(self, *, is_complete: bool) -> bool:
-        """Tell whether a reading is published even if it says nothing new."""
+        """True if a reading is published even without news."""
         return is_complete and self.pending_reports > 0
 
     def wait_seconds(self, *, has_terminating: bool) -> float:
-        """Return the wait before the next reading. has_terminating: a pod is gone from the API and still seen."""
+        """Seconds before the next reading. has_terminating: a pod is gone from the API and still seen."""
         if self.pending_reports == 0 and not has_terminating:
             return self.poll_seconds
         return min(self.poll_seconds, self.urgent_seconds * 2.0 ** min(self.failures, 16))

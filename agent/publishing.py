@@ -1,8 +1,7 @@
-"""Writing what the agent found: the report, when it says something new, and the heartbeat.
+"""Writes the report when it has news, and the heartbeat.
 
-In: a report. Out: the smallest merge patch of the status subresource, or nothing. The agent is the only writer of its
-node's status, so there is nothing to merge with; a patch is fenced by the object's uid, so that it cannot land on a
-successor that somebody just made. Separate from the loop, which decides when.
+A report is the smallest merge patch of the status subresource. The agent is the only writer of its node's status, so
+there is nothing to merge with. The object's uid fences a patch, so that it cannot land on a newly created successor.
 """
 
 from collections.abc import Mapping
@@ -24,15 +23,15 @@ from atoll.kube.errors import AlreadyExists, Conflict, NotFound
 
 ATTEMPTS_MAX = 3
 DIFFERENCES_MAX = 2
-"""The first may come of an old state that the patch was made for; what the second lacks, the API server left out."""
+"""The first may be due to an outdated state; what the second try lacks, the API server left out."""
 SILENT_PERIODS = 3
-"""A heartbeat that missed this many periods is stale."""
+"""A heartbeat is stale after this many missed periods."""
 
 log = structlog.get_logger(__name__)
 
 
 def json_merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """RFC 7386 patch that turns one JSON object into the other; lists are replaced as a whole."""
+    """RFC 7386 patch that turns one JSON object into the other; whole lists are replaced."""
     patch: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():
         old = before.get(key)
@@ -46,8 +45,8 @@ def json_merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
 
 
 def stored_of(raw: bytes) -> GpuNodeStatus:
-    """The object as the API server holds it. A report that this version cannot read, because a newer agent or a hand
-    wrote it, counts as none, and is written anew."""
+    """The object in the API server. A report that this version cannot read, written by a newer agent or by hand, counts
+    as none and is rewritten."""
     try:
         return GpuNodeStatus.model_validate_json(raw)
     except ValidationError as error:
@@ -57,7 +56,7 @@ def stored_of(raw: bytes) -> GpuNodeStatus:
 
 
 def says_something_new(report: GpuNodeStatusReport, stored: GpuNodeStatusReport | None) -> bool:
-    """Tell whether a report differs in more than its time, its sequence and its position in the watch."""
+    """True if a report differs in more than its time, its sequence and its position in the watch."""
     if stored is None:
         return True
     steady = {"sequence": stored.evidence.sequence, "pod_resource_version": stored.evidence.pod_resource_version}
@@ -66,7 +65,7 @@ def says_something_new(report: GpuNodeStatusReport, stored: GpuNodeStatusReport 
 
 
 class StatusWriter:
-    """Publishes the reports of one node. `stored` is the object as the API server has it, as far as is known."""
+    """Publishes the reports of one node. `stored` is the last known object in the API server."""
 
     def __init__(self, client: ApiClient, node: str, *, clock: Clock) -> None:
         self._client = client
@@ -78,23 +77,23 @@ class StatusWriter:
 
     @property
     def stored_report(self) -> GpuNodeStatusReport | None:
-        """The report as it is stored."""
+        """The stored report."""
         return self.stored.status if self.stored is not None else None
 
     @property
     def releases(self) -> Mapping[str, str]:
-        """Uuid to the time at which an administrator declared the device well."""
+        """Time at which an administrator declared a device well, by uuid."""
         return {one.uuid: one.time for one in self.stored.spec.releases} if self.stored is not None else {}
 
     def take(self, seen: GpuNodeStatus) -> None:
-        """Note the object as an answer or the watch shows it; an older state than the one known changes nothing."""
+        """Store the object from an answer or the watch, unless it is older than the known one."""
         version, known = seen.metadata.resource_version, self.stored
         if known is None or not is_older(version, known.metadata.resource_version):
             self.stored = seen
 
     def is_news(self, report: GpuNodeStatusReport) -> bool:
-        """Tell whether a report is worth a write: it says something new, and not just what the API server left out when
-        it was told, as one with older CRDs does with fields that it does not know."""
+        """True if a report is worth a write: it has news beyond fields that the API server dropped before, as one with
+        older CRDs does."""
         if not says_something_new(report, self.stored_report):
             return False
         if self._refused is None:
@@ -103,7 +102,7 @@ class StatusWriter:
         return self.stored_report != kept or says_something_new(report, sent)
 
     async def publish(self, report: GpuNodeStatusReport) -> None:
-        """Write the report under the next sequence number; makes the object where there is none. Raises KubeError."""
+        """Write the report under the next sequence number; create the object if there is none. Raises KubeError."""
         self._refused = None
         differences = 0
         for _ in range(ATTEMPTS_MAX):
@@ -145,7 +144,7 @@ class StatusWriter:
 
 
 async def send_heartbeat(client: ApiClient, node: str, *, clock: Clock, period_seconds: float) -> None:
-    """Renew the node's heartbeat Lease, or make it. Raises KubeError."""
+    """Renew or create the node's heartbeat Lease. Raises KubeError."""
     spec = {
         "holderIdentity": node,
         "leaseDurationSeconds": max(1, round(SILENT_PERIODS * period_seconds)),

@@ -1,7 +1,7 @@
-"""What one look at a machine gave, before anything is made of it.
+"""Raw result of one look at a machine.
 
-In: nothing. Out: frozen values that every backend fills and the report is built from. None always means "could not be
-read", never zero or absent: one bad call costs one field, one lost GPU never hides the others.
+Every backend fills these frozen values; the report is built from them. None always means "could not be read", never
+zero or absent: one bad call costs one field, and one lost GPU never hides the others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,11 +15,11 @@ Cells = tuple[tuple[str, ...], ...]
 
 
 UNTOLD = ""
-"""Cell of a pair whose relation was not told."""
+"""Cell of a pair whose relation is unknown."""
 
 
 class Remote(StrEnum):
-    """What stands at the far end of an NVLink."""
+    """Far end of an NVLink."""
 
     GPU = "gpu"
     SWITCH = "switch"
@@ -29,7 +29,7 @@ class Remote(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NvLink:
-    """One active NVLink of a device. `remote_pci_bus_id` tells which GPU is meant where `remote` is a GPU."""
+    """One active NVLink of a device. `remote_pci_bus_id` names the GPU if `remote` is one."""
 
     remote: Remote
     remote_pci_bus_id: str | None = None
@@ -37,10 +37,10 @@ class NvLink:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFault:
-    """One thing that is wrong with a device, or was told of it.
+    """One fault of a device.
 
-    kind and code name it (atoll.api.node_status.IncidentKind); count: how often, where the device counts itself.
-    stands: it holds now, and is over when it is not told any more; else it happened, and nobody tells when it is over.
+    kind and code name it (atoll.api.node_status.IncidentKind); count: occurrences, if the device counts itself.
+    stands: it lasts until a look no longer shows it; else it is an event whose end nothing reports.
     """
 
     kind: IncidentKind
@@ -63,11 +63,11 @@ class MigReading:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One device. `fault` is empty for a device that works, else what is wrong with it, in few words.
+    """One device. `fault`: what is wrong, in few words; empty for a device that works.
 
-    uuid None: something sits at this index, but it does not say who it is. process_ids: pids that use it. nvlinks: its
-    links by far end, such as "18 switch". signs: what is worth remembering; signs_unread: kinds that nothing is known
-    of. processes_unread: there may be more processes than those that are told; instances_unread: more instances.
+    uuid None: the device at this index does not give its uuid. process_ids: pids that use it. nvlinks: its links by
+    far end, such as "18 switch". signs: faults to remember; signs_unread: kinds of faults that could not be read.
+    processes_unread: there may be more processes than those listed; instances_unread: more instances.
     """
 
     index: int
@@ -97,7 +97,7 @@ class DeviceReading:
 
 @dataclass(frozen=True, slots=True)
 class NicReading:
-    """One network adapter and its PCIe relation to each device of the reading; None where it is not known."""
+    """One network adapter and its PCIe relation to each device of the reading; None if unknown."""
 
     name: str
     cells: tuple[str | None, ...]
@@ -105,12 +105,11 @@ class NicReading:
 
 @dataclass(frozen=True, slots=True)
 class LinksReading:
-    """How the devices of a reading are joined; rows and columns in the order of its devices.
+    """Links between the devices of a reading; rows and columns in the order of its devices.
 
-    links: NVLink where there is any, else the PCIe relation. pcie: the PCIe relation that NVLink hides. Either end of a
-    pair may tell something different; whoever compares takes the weaker side. unread: positions of devices whose
-    NVLinks could not be read, so that their cells say too little. nics: network adapters, None where the machine does
-    not tell.
+    links: NVLink if there is any, else the PCIe relation. pcie: the PCIe relation that NVLink hides. The two ends of a
+    pair may disagree; the weaker side counts. unread: positions of devices whose NVLinks could not be read, so that
+    their cells may be too weak. nics: network adapters, None if unknown.
     """
 
     links: Cells | None = None
@@ -127,7 +126,7 @@ class LinksReading:
 @dataclass(frozen=True, slots=True)
 class FabricReading:
     """The NVLink fabric that the machine belongs to; state is one of notSupported, notStarted, inProgress, completed.
-    health: what is degraded, in few words."""
+    health: degraded parts, in few words."""
 
     cluster_uuid: str
     clique_id: str
@@ -137,8 +136,9 @@ class FabricReading:
 
 @dataclass(frozen=True, slots=True)
 class MachineReading:
-    """One look at the whole machine. expected_count: how many devices the driver counts, readable or not. problem: why
-    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count.
+    """One look at the whole machine. expected_count: devices that the driver counts, readable or not. problem: why
+    nothing could be read, empty otherwise. slots_unseen: PCI slots with a GPU that the driver does not count;
+    slots_removed: PCI slots where the kernel listed a GPU before and lists nothing now.
     fabric_unread: fabric is None because it could not be read, not because there is none."""
 
     devices: tuple[DeviceReading, ...]
@@ -148,33 +148,33 @@ class MachineReading:
     vendor: str = "nvidia"
     problem: str = ""
     slots_unseen: tuple[str, ...] = ()
+    slots_removed: frozenset[str] = frozenset()
     fabric_unread: bool = False
 
     @property
     def is_fabric_unknown(self) -> bool:
-        """Tell whether a fabric that is not told may be there."""
+        """True if there may be a fabric that was not reported."""
         return self.fabric_unread or bool(self.problem)
 
     def pids_by_uuid(self) -> Mapping[str, tuple[int, ...]]:
-        """Processes of each device and MIG instance that says who it is; one whose processes could not be read has none
-        here, and is named by `uuids_unread`."""
+        """Processes of each device and MIG instance with a uuid. One with unread processes has none here and is in
+        `uuids_unread`."""
         return {uuid: pids for uuid, pids in self._users() if pids is not None}
 
     def uuids_unread(self) -> frozenset[str]:
-        """Devices and instances whose processes could not all be read: those may be many or none."""
+        """Devices and instances whose processes could not all be read."""
         unlisted = {device.uuid for device in self.devices if device.processes_unread and device.uuid is not None}
         unlisted |= {one.uuid for device in self.devices if device.processes_unread for one in device.instances}
         return frozenset(uuid for uuid, pids in self._users() if pids is None) | unlisted
 
     def as_remembered(self) -> "MachineReading":
-        """This reading in place of one that failed: what it says of the machine stands, but not who used it just then
-        and what had just happened."""
+        """This reading in place of a failed one: without its users and events."""
         known = self.without_users()
         nothing_new = frozenset(IncidentKind)
         return replace(known, devices=tuple(replace(one, signs=(), signs_unread=nothing_new) for one in known.devices))
 
     def without_users(self) -> "MachineReading":
-        """This reading without what it says of processes, which is too old."""
+        """This reading without its processes, which are too old."""
         devices = (
             replace(one, process_ids=None, instances=tuple(replace(part, process_ids=None) for part in one.instances))
             for one in self.devices

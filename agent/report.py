@@ -1,9 +1,8 @@
-"""The report: what the machine is, told so that it stays comparable over time.
+"""The report of a machine, comparable over time.
 
-In: one reading, the ids of its devices, the evidence, and the report before. Out: the next GpuNodeStatusReport, apart
-from its sequence and time, which belong to publishing. Pure. Unknown is not gone: a device that was on record and
-cannot be seen stays, as unhealthy or unknown; a field that could not be read keeps its last value. A device leaves the
-record only when a new one sits in its slot.
+Pure: makes the next GpuNodeStatusReport, except its sequence and time, which agent.publishing adds. Unknown is not
+gone: a device on record that cannot be seen stays, as unhealthy or unknown; a field that could not be read keeps its
+last value. agent.inventory decides what leaves the record.
 """
 
 import re
@@ -14,6 +13,7 @@ from agent.conditions import conditions
 from agent.evidence import EvidenceReading
 from agent.incidents import fold
 from agent.instances import instance_devices, is_instance, links_with_instances, uuids_with_instances
+from agent.inventory import MachineInventory, take_stock
 from agent.links import nics_by_uuid, rows_by_uuid
 from agent.readings import DeviceFault, DeviceReading, LinksReading, MachineReading
 from atoll.api.node_status import (
@@ -42,8 +42,8 @@ _NOT_SLUG = re.compile(r"[^a-z0-9.]+")
 
 @dataclass(frozen=True, slots=True)
 class ReportContext:
-    """What a report says beside the devices. now: UTC time as text; position: in the watch of this node's pods;
-    releases: uuid to the time at which an administrator declared the device well."""
+    """Parts of a report beside the devices. now: UTC time as text; position: in the watch of this node's pods;
+    releases: time at which an administrator declared a device well, by uuid."""
 
     agent_version: str
     boot_id: str
@@ -54,7 +54,7 @@ class ReportContext:
 
 
 def model_slug(product_name: str, *, vendor: str) -> str:
-    """The model as claims name it: `NVIDIA H100 80GB HBM3` is nvidia-h100-80gb-hbm3, `Tesla T4` is nvidia-t4."""
+    """Model name used in claims: `NVIDIA H100 80GB HBM3` is nvidia-h100-80gb-hbm3, `Tesla T4` is nvidia-t4."""
     text = product_name.lower().strip()
     for brand in _BRANDS:
         text = text.removeprefix(brand)
@@ -62,23 +62,8 @@ def model_slug(product_name: str, *, vendor: str) -> str:
     return f"{vendor}-{words}"[:63].rstrip("-.") if words else ""
 
 
-def on_record(previous: GpuNodeStatusReport | None, reading: MachineReading) -> dict[str, Device]:
-    """Devices of the last report by uuid, without those whose slot a new device has taken. A record in which two
-    devices share an id, as only a hand can write it, is none: ids come from the Leases again."""
-    record = {device.uuid: device for device in previous.devices} if previous else {}
-    if len({device.id for device in record.values()}) < len(record):
-        return {}
-    seen = {device.uuid for device in reading.devices}
-    taken_slots = {
-        device.pci_bus_id
-        for device in reading.devices
-        if device.uuid and device.uuid not in record and device.pci_bus_id
-    }
-    return {uuid: device for uuid, device in record.items() if uuid in seen or device.pci_bus_id not in taken_slots}
-
-
 def uuids_by_slot(reading: MachineReading) -> list[str]:
-    """Uuids that the reading shows, in the order in which new ones get their ids: by PCI slot, then by index."""
+    """Uuids of the reading, in the order in which new ones get ids: by PCI slot, then by index."""
     named = [device for device in reading.devices if device.uuid is not None]
     named.sort(key=lambda device: (device.pci_bus_id or "~", device.index))
     instances = [instance.uuid for device in named for instance in device.instances]
@@ -93,9 +78,9 @@ def build_report(
     previous: GpuNodeStatusReport | None,
     context: ReportContext,
 ) -> GpuNodeStatusReport:
-    """Put the report together. ids: of every uuid that the reading shows."""
-    record = on_record(previous, reading)
-    devices = _devices(reading, ids=ids, record=record, context=context)
+    """Build the report. ids: for every uuid of the reading."""
+    inventory = stock_of(previous, reading, context)
+    devices = _devices(reading, ids=ids, record=inventory.record, context=context)
     links = _links(reading, devices, previous)
     devices = _with_islands(devices, _geometry(devices, links))
     return GpuNodeStatusReport(
@@ -104,6 +89,7 @@ def build_report(
         node_uid=context.node_uid,
         observed_time=previous.observed_time if previous else None,
         devices=devices,
+        departed=inventory.departed,
         links=links,
         fabric=_fabric(reading, previous),
         pods=evidence.pods,
@@ -128,6 +114,11 @@ def build_report(
     )
 
 
+def stock_of(previous: GpuNodeStatusReport | None, reading: MachineReading, context: ReportContext) -> MachineInventory:
+    """What is on record after this look, and which ids are taken."""
+    return take_stock(previous, reading, boot_id=context.boot_id, node_uid=context.node_uid, now=context.now)
+
+
 def _devices(
     reading: MachineReading, *, ids: Mapping[str, int], record: Mapping[str, Device], context: ReportContext
 ) -> tuple[Device, ...]:
@@ -150,7 +141,7 @@ def _devices(
 def _seen_device(
     reading: DeviceReading, *, device_id: int, last: Device | None, vendor: str, told: ReportContext
 ) -> Device:
-    """One device, its last known facts standing in for those that could not be read."""
+    """One device; last known facts replace those that could not be read."""
     assert reading.uuid is not None
     facts: dict[str, object] = {
         "product_name": reading.product_name[:128] if reading.product_name is not None else None,
@@ -167,6 +158,7 @@ def _seen_device(
         "power_managed": reading.power_managed,
         "nvlinks": tuple(end[:40] for end in reading.nvlinks[:64]) if reading.nvlinks is not None else None,
         "mig": Mig(enabled=True) if reading.mig_enabled else None,
+        "boot_id": told.boot_id or None,
     }
     known = {name: value for name, value in facts.items() if value is not None}
     base = last or Device(id=device_id, uuid=reading.uuid, model="", index=reading.index, vendor=vendor)
@@ -181,8 +173,8 @@ def _seen_device(
 
 
 def _absent(device: Device, nameless: Sequence[DeviceReading], *, told: ReportContext) -> Device:
-    """A device on record that does not say who it is: sick where the driver counts something in its slot that cannot be
-    asked, else unknown."""
+    """A device on record that the reading does not identify: unhealthy if the driver counts an unreadable device in its
+    slot, else unknown."""
     found = _in_place_of(device, nameless)
     state = HealthState.UNHEALTHY if found is not None else HealthState.UNKNOWN
     reason = found.fault or REASON_NOT_SEEN if found is not None else REASON_NOT_SEEN
@@ -206,7 +198,7 @@ def _in_place_of(device: Device, nameless: Sequence[DeviceReading]) -> DeviceRea
 
 
 def _health(last: Device | None, state: HealthState, reason: str, *, now: str) -> Health:
-    """Health with the time since when it is so."""
+    """Health with the time of its last change."""
     reason = reason[:256]
     if last is not None and (last.health.state, last.health.reason) == (state, reason):
         return last.health
@@ -214,7 +206,7 @@ def _health(last: Device | None, state: HealthState, reason: str, *, now: str) -
 
 
 def _links(reading: MachineReading, devices: Sequence[Device], previous: GpuNodeStatusReport | None) -> Links:
-    """Rows in the order of the report; what this reading could not tell is as it was."""
+    """Rows in the order of the report; what this reading lacks keeps its last value."""
     if not devices or len(devices) > LINKED_DEVICES_MAX:
         return Links()
     last = previous.links if previous else Links()
@@ -272,7 +264,7 @@ def _with_islands(devices: tuple[Device, ...], geometry: Machine | None) -> tupl
 
 
 def _best_gbps(geometry: Machine, position: int, island: Sequence[int]) -> float:
-    """The best link of a device inside its island, one direction; the best PCIe path where it has no link."""
+    """Best link of a device inside its island, in one direction; its best PCIe path if it has no link."""
     peers = [peer for peer in island if peer != position]
     links = max((direct_links(geometry.links[position][peer]) for peer in peers), default=0)
     if links:

@@ -1,8 +1,7 @@
-"""Facts as a machine can have them: what no machine has counts as not told.
+"""Replace impossible driver values with None.
 
-In: the facts of one device, as a driver's steps gave them. Out: the same facts, without those that cannot be. A card
-that is falling off the bus answers with all bits set, and a single number that no report may carry would cost the
-reports of the whole node, not that card's. Pure; one row per fact. Vendors share the names of facts.
+Pure; one row per fact; vendors share the names of facts. A card that falls off the bus answers with all bits set, and
+one number outside the report's bounds would cost the whole node its reports, not just that card.
 """
 
 import re
@@ -12,7 +11,7 @@ from typing import Any, Final
 from agent.driver import Facts
 
 DEVICES_MAX: Final = 256
-"""No machine has more cards; a driver that counts more counts nonsense."""
+"""No machine has more cards; a higher count is nonsense."""
 PID_MAX: Final = 1 << 22
 """The kernel's own limit."""
 MEMORY_BYTES_MAX: Final = 1 << 50
@@ -21,19 +20,19 @@ CODE_MAX: Final = 65_535
 LINK_MBPS_MAX: Final = 10_000_000
 
 _UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,95}")
-"""It stands in annotations and variables, where commas and blanks part names."""
+"""Uuids appear in annotations and variables, where commas and blanks separate them."""
 _PROFILE: Final = re.compile(r"[0-9][A-Za-z0-9.+_-]{0,22}[A-Za-z0-9]")
-"""It becomes the name of a resource."""
+"""The profile becomes a resource name."""
 
 Check = Callable[[Any], bool]
 
 
 def sanitize(facts: Facts) -> Facts:
-    """Return the facts of one device; those that cannot be are None, as if the library had refused them."""
+    """Return the facts of one device; impossible ones are None, as if the library had refused them."""
     found = {name: value if value is None or _is_possible(name, value) else None for name, value in facts.items()}
     uuid, told = found.get("uuid"), facts.get("uuid")
     if told is not None and uuid is None and not (found.get("lost") or found.get("silent")):
-        found["fault"] = f"tells a uuid that cannot be: {str(told)[:96]!r}"
+        found["fault"] = f"reports an invalid uuid: {str(told)[:96]!r}"
     return found | _processes(found) | _instances(found)
 
 
@@ -43,7 +42,7 @@ def _is_possible(name: str, value: Any) -> bool:  # noqa: ANN401 - a fact of any
 
 
 def _processes(facts: Facts) -> Facts:
-    """A process that cannot be is one that is not told."""
+    """Drop impossible processes; there may then be others."""
     processes = facts.get("processes")
     if processes is None:
         return {}
@@ -52,7 +51,7 @@ def _processes(facts: Facts) -> Facts:
 
 
 def _instances(facts: Facts) -> Facts:
-    """Instances by uuid; one that does not say who and what it is, or says what another said, is not told."""
+    """Instances with unique uuids and a profile; drop the rest."""
     instances = facts.get("instances")
     if instances is None:
         return {}
@@ -70,7 +69,7 @@ def _instances(facts: Facts) -> Facts:
 
 
 def profile_of(product_name: str | None) -> str:
-    """MIG profile of an instance by its product name: 3g.40gb of `NVIDIA H100 80GB HBM3 MIG 3g.40gb`."""
+    """MIG profile in an instance's product name: 3g.40gb in `NVIDIA H100 80GB HBM3 MIG 3g.40gb`."""
     return (product_name or "").rpartition(" MIG ")[2].strip()
 
 

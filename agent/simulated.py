@@ -1,7 +1,7 @@
-"""A machine that is not there: plays a known profile, so that clusters without GPUs behave as if they had some.
+"""Simulated machine: plays a known profile, so that a cluster without GPUs behaves as if it had some.
 
-In: a topology profile, a seed (the node's name as a rule) and a state file that may change at any time. Out: a
-MachineReading like the driver's. Devices are told apart by their position in the profile; uuids follow from seed and
+Gives a MachineReading like the driver's, from a topology profile, a seed (usually the node's name) and a state file
+that may change at any time. A device is identified by its position in the profile; its uuid follows from seed and
 position, so a restarted agent plays the same cards. The state file is JSON, read at every look:
 
     {"bootId": "b2",                      another boot; without it the kernel's own
@@ -29,7 +29,7 @@ _NAMESPACE = uuids.UUID("6f2f4d0e-58c1-4b06-9a5f-2f3e0d1c7a55")
 
 
 class DeviceState(BaseModel):
-    """What differs from a healthy device of the profile."""
+    """Differences from a healthy device of the profile."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +41,7 @@ class DeviceState(BaseModel):
 
 
 class SimulatedState(BaseModel):
-    """The state file. Unknown keys are refused: a test that misspells one tests nothing."""
+    """The state file. Unknown keys are refused: a test with a misspelt key would test nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ class SimulatedState(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMachine:
-    """What is played: one profile under one seed. order[i] is the position of the device with index i."""
+    """One profile under one seed. order[i] is the position of the device with index i."""
 
     profile: Profile
     seed: str
@@ -60,7 +60,7 @@ class SimulatedMachine:
     given_uuids: tuple[str, ...] = ()
 
     def uuid_of(self, position: int) -> str:
-        """The given uuid of a position, else the one that follows from the seed."""
+        """Given uuid of a position, else the one from the seed."""
         if self.given_uuids:
             return self.given_uuids[position]
         prefix = "GPU-" if self.profile.machine.vendor == "nvidia" else ""
@@ -68,8 +68,8 @@ class SimulatedMachine:
 
 
 def play(profile: Profile, *, seed: str, order: str = "", given_uuids: Sequence[str] = ()) -> SimulatedMachine:
-    """Set up a machine. order: empty for the profile's, `shuffled` for one that follows from the seed, `reversed`, or
-    positions joined by commas. Raises SettingsMistake."""
+    """Set up a machine. order: empty for the profile's, `shuffled` for one from the seed, `reversed`, or positions
+    separated by commas. Raises SettingsMistake."""
     count = profile.machine.count
     if given_uuids and (len(given_uuids) != count or len(set(given_uuids)) != count):
         raise SettingsMistake(
@@ -79,7 +79,7 @@ def play(profile: Profile, *, seed: str, order: str = "", given_uuids: Sequence[
 
 
 class SimulatedBackend:
-    """Plays a machine, changed by the state file where there is one."""
+    """Plays a machine, changed by the state file if there is one."""
 
     def __init__(self, machine: SimulatedMachine, *, state_path: Path | None = None) -> None:
         self._machine = machine
@@ -106,7 +106,7 @@ class SimulatedBackend:
 
 
 def read_state(path: Path | None) -> SimulatedState:
-    """Read the state file; without one everything is as the profile says. Raises ReadingFailed for a broken one."""
+    """Read the state file; without one the machine is as in the profile. Raises ReadingFailed for a broken one."""
     if path is None:
         return SimulatedState()
     try:
@@ -122,7 +122,7 @@ def read_state(path: Path | None) -> SimulatedState:
 
 
 def reading_of(machine: SimulatedMachine, *, order: Sequence[int], states: Mapping[int, DeviceState]) -> MachineReading:
-    """The reading of a machine whose devices are in these states; positions without a state are healthy."""
+    """Reading of a machine with its devices in these states; positions without a state are healthy."""
     counted = [position for position in order if not states.get(position, DeviceState()).absent]
     geometry = machine.profile.machine
     readable = [not states.get(position, DeviceState()).lost for position in counted]

@@ -8,17 +8,42 @@ from typing import Annotated, Final
 
 import typer
 
-from atollctl import agent, audit, choose, defrag, explain, gangs, gpu, history, job, simulate, snapshot, top, topo
+from atollctl import (
+    agent,
+    audit,
+    choose,
+    defrag,
+    explain,
+    gangs,
+    gpu,
+    history,
+    job,
+    job_server,
+    job_service,
+    node,
+    simulate,
+    snapshot,
+    top,
+    topo,
+)
 from devcluster.commands import app as dev
 
 STATUS_OUTPUT_LOST: Final = 2
 OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What writing an answer to a full or broken disk raises."""
+"""Errors of a full or broken disk."""
 
 app = typer.Typer(name="atoll", no_args_is_help=True, add_completion=True)
 app.add_typer(dev, name="dev", help="A real Kubernetes with real nodes on this machine.")
-app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs, and see how they are.")
-app.add_typer(job.app, name="job", help="Jobs as objects: check them, render them, see where they would go.")
+app.add_typer(gpu.app, name="gpu", help="Cordon single GPUs and show their health.")
+app.add_typer(node.app, name="node", help="Show GPU machines; declare one gone for good.")
+app.add_typer(job.app, name="job", help="Check jobs, render and explain them, and give them to the job service.")
+app.add_typer(job_server.app, name="jobs", help="The job service.")
+job.app.command(name="submit")(job_service.submit_jobs)
+job.app.command(name="list")(job_service.list_service_jobs)
+job.app.command(name="show")(job_service.show_job)
+job.app.command(name="cancel")(job_service.cancel_job)
+job.app.command(name="retry")(job_service.retry_failed_job)
+job.app.command(name="logs")(job_service.show_logs)
 app.command(name="agent", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(agent.run_agent)
 app.command(name="audit")(audit.audit_cluster)
 app.command(name="explain")(explain.explain_subject)
@@ -48,21 +73,22 @@ def _show_version_and_end(is_asked: bool) -> None:  # noqa: FBT001 - as click ca
 def root(
     *,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version_and_end, is_eager=True, help="Print the version, end.")
+        bool,
+        typer.Option("--version", callback=_show_version_and_end, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """The right GPUs for every pod."""
 
 
 def main() -> None:
-    """Run the command line. An answer that cannot be written is told in one sentence."""
+    """Run the command line. An answer that cannot be written gives one sentence."""
     try:
         app()
     except OSError as error:
         if error.errno not in OUTPUT_LOST:
             raise
         typer.echo(f"cannot write the answer: {error.strerror}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left unwritten would be tried again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try to write the rest again at exit
         sys.exit(STATUS_OUTPUT_LOST)
 
 

@@ -1,7 +1,7 @@
 """`atoll agent`: the node agent, or one look at this machine: `atoll agent --once -o json`.
 
-The agent's own settings are passed on unchanged, and its exit status is returned. Only the node's name has a default
-here: the host name.
+Passes the agent's own settings on unchanged and returns its exit status. Only the node's name has a default here: the
+host name.
 """
 
 import socket
@@ -12,9 +12,9 @@ import typer
 
 def run_agent(
     context: typer.Context,
-    output: Annotated[Literal["json"], typer.Option("-o", "--output", help="How `--once` prints.")] = "json",  # noqa: ARG001
+    output: Annotated[Literal["json"], typer.Option("-o", "--output", help="Format of `--once`.")] = "json",  # noqa: ARG001
 ) -> None:
-    """Report the GPUs of this machine; with --once, print the report and end. See `python -m agent --help`."""
+    """Report the GPUs of this machine; with --once, print the report and exit. See `python -m agent --help`."""
     from agent.__main__ import main
 
     arguments = list(context.args)

@@ -1,4 +1,4 @@
-"""`atoll audit`: check on a live cluster that Atoll keeps its promises.
+"""`atoll audit`: checks on a live cluster that Atoll keeps its promises.
 
 Prints findings with evidence and next step, as text or JSON; exit status 1 when there is one. Read-only unless
 `--repair` is given. Lists taken one after another can disagree while pods come and go, so a finding is reported only
@@ -36,11 +36,11 @@ from atollctl.sentences import sentence
 
 PAUSE_SECONDS = 2.0
 OVERDUE_SECONDS = 60.0
-"""The controllers take back what is past its deadline within seconds; the rest is left for clocks that differ."""
+"""The controllers take back expired reservations within seconds; the rest allows for clock differences."""
 STATUS_FINDINGS = 1
 STATUS_UNREACHABLE = 2
 WIDTH_WITHOUT_TERMINAL = 240
-"""Columns where nobody looks: a log or a pipe must not cut what was found."""
+"""Width for logs and pipes, wide enough not to cut findings."""
 TOKEN_VARIABLE = "ATOLL_EXTENDER_TOKEN"  # noqa: S105 - the name of a variable
 
 
@@ -50,14 +50,15 @@ def audit_cluster(
     output: TableOption = "table",
     *,
     extender: Annotated[
-        str, typer.Option(help=f"Address of an extender whose memory is compared too; token in ${TOKEN_VARIABLE}.")
+        str, typer.Option(help=f"Address of an extender to compare as well; token in ${TOKEN_VARIABLE}.")
     ] = "",
-    extender_ca: Annotated[Path | None, typer.Option(help="Authority of that extender's certificate.")] = None,
+    extender_ca: Annotated[Path | None, typer.Option(help="CA of that extender's certificate.")] = None,
     do_repair: Annotated[
-        bool, typer.Option("--repair", help=f"Do what is proposed, as {CONTROLLERS}; needs the right to impersonate.")
+        bool,
+        typer.Option("--repair", help=f"Carry out the proposals, as {CONTROLLERS}; needs the right to impersonate."),
     ] = False,
 ) -> None:
-    """Check that no GPU is promised twice, none is leaked, and every allocation is what was promised."""
+    """Check that no GPU is promised twice or leaked, and every allocation is as promised."""
     address = ExtenderAddress(extender, os.environ.get(TOKEN_VARIABLE, ""), extender_ca) if extender else None
     try:
         findings = asyncio.run(find_twice(kubeconfig, context, extender=address))
@@ -76,7 +77,7 @@ def audit_cluster(
 async def find_twice(
     kubeconfig: Path | None, context: str | None = None, *, extender: ExtenderAddress | None = None
 ) -> tuple[Finding, ...]:
-    """Return what two audits in a row both find. Raises KubeError, and OSError where the extender does not answer."""
+    """Return findings that two audits in a row have. Raises KubeError, and OSError if the extender does not answer."""
     async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-audit") as client:
         first = await _find(client, extender)
         if not first:
@@ -89,7 +90,7 @@ async def find_twice(
 async def repair_all(
     findings: Sequence[Finding], kubeconfig: Path | None, context: str | None = None
 ) -> dict[Finding, RepairOutcome]:
-    """Repair one after another. Raises KubeError when nobody can be reached."""
+    """Repair one after another. Raises KubeError if the API server cannot be reached."""
     connect = ApiClient.connect(kubeconfig, context, user_agent="atoll-audit", impersonate=CONTROLLERS)
     async with await connect as client:
         return {finding: await repair(client, finding) for finding in findings}
@@ -110,7 +111,7 @@ async def _find(client: ApiClient, extender: ExtenderAddress | None) -> tuple[Fi
 
 
 def as_dict(finding: Finding, outcome: RepairOutcome | None = None) -> dict[str, object]:
-    """Return a finding as the JSON output has it; `problem` is its name for programs."""
+    """Return a finding for the JSON output; `problem` is its name for programs."""
     proposed = remedy(finding)
     return {
         "promise": finding.promise,

@@ -1,8 +1,9 @@
-"""The I/O of `atoll audit`: one fenced write per finding, and what an extender remembers.
+"""The I/O of `atoll audit`: one fenced write per finding, and the extender's memory.
 
-Everything is read anew before it is written: a finding is a moment old. Nothing here ends a Lease whose holder may
-still run. The extender listens on its pod's loopback: `kubectl -n atoll-system port-forward deployment/atoll-scheduler
-8888` brings it here; the extender asks the API server whether the token's bearer may read its memory.
+Each object is read again before it is written, because a finding is a moment old. No repair ends a Lease whose holder
+may still run. The extender listens on its pod's loopback: `kubectl -n atoll-system port-forward
+deployment/atoll-scheduler 8888` makes it reachable; the extender asks the API server whether the token may read its
+memory.
 """
 
 import ssl
@@ -33,19 +34,20 @@ from atoll.kube.errors import AlreadyExists, KubeError, NotFound
 from atoll.kube.patches import delete_options, eviction, merge_patch
 
 CONTROLLERS = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:atoll-controllers"
-"""Whom the policies let write. The caller needs the right to impersonate it; the API server's log shows both."""
+"""The account that the policies let write. The caller needs the right to impersonate it; the API server's log shows
+both."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
-    """What became of a finding."""
+    """Result of a repair."""
 
     is_done: bool
     text: str
 
 
 async def repair(client: ApiClient, finding: Finding) -> RepairOutcome:
-    """Do what the finding's remedy says; a person's work is left to them."""
+    """Carry out the finding's remedy; leave what a person must do."""
     act = _ACTS.get(remedy(finding).repair)
     if act is None:
         return RepairOutcome(is_done=False, text="a person must decide")
@@ -56,7 +58,7 @@ async def repair(client: ApiClient, finding: Finding) -> RepairOutcome:
 
 
 async def _ask(client: ApiClient, finding: Finding) -> RepairOutcome:
-    """Have the agent take two fresh readings, past everything that has happened so far."""
+    """Request two fresh readings from the agent, after everything that has happened so far."""
     try:
         await client.get(paths.gpunodestatuses(finding.node))
     except NotFound:
@@ -90,7 +92,7 @@ async def _delete(client: ApiClient, finding: Finding) -> RepairOutcome:
     record = parse_lease(decode_lease(await client.get(path)))
     pod = await _live(client, record.holder)
     if pod is None or lease_state(record, pod, NEVER) is not LeaseState.STRAY:
-        return RepairOutcome(is_done=False, text="the Lease is no stray any more")
+        return RepairOutcome(is_done=False, text="the Lease is no longer stray")
     await client.delete(path, delete_options(uid=record.lease_uid, resource_version=record.resource_version))
     return RepairOutcome(is_done=True, text=f"deleted Lease {finding.lease}: {record.holder} is bound to other GPUs")
 
@@ -101,7 +103,7 @@ async def _evict(client: ApiClient, finding: Finding) -> RepairOutcome:
         return RepairOutcome(is_done=False, text="the pod is gone")
     status = GpuNodeStatus.model_validate_json(await client.get(paths.gpunodestatuses(pod.spec.node_name)))
     if not stale_containers(pod, status.status.devices if status.status is not None else ()):
-        return RepairOutcome(is_done=False, text="the pod's numbers are right by now")
+        return RepairOutcome(is_done=False, text="the pod's device ids are correct by now")
     metadata = pod.metadata
     body = eviction(metadata.namespace, metadata.name, uid=metadata.uid)
     await client.create(paths.eviction(metadata.namespace, metadata.name), body)
@@ -109,7 +111,7 @@ async def _evict(client: ApiClient, finding: Finding) -> RepairOutcome:
 
 
 async def _live(client: ApiClient, holder: Holder | None) -> Pod | None:
-    """Return the pod of that uid as it is now."""
+    """Return the current pod of that uid."""
     if holder is None:
         return None
     try:
@@ -136,7 +138,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ExtenderAddress:
-    """Where an extender listens, and how it is asked. `token` is not shown."""
+    """Address and credentials of an extender. `token` is not shown."""
 
     url: str
     token: str
@@ -147,12 +149,12 @@ class ExtenderAddress:
 
 
 async def read_memory(address: ExtenderAddress) -> LedgerDump:
-    """Return the memory. Raises OSError when there is no answer, or one that says no."""
+    """Return the memory. Raises OSError for no answer or a refusal."""
     return await _read(address, MEMORY_PATH, decode_memory)
 
 
 async def read_past_asks(address: ExtenderAddress) -> RequestHistory:
-    """Return the asks of the past. Raises OSError when there is no answer, or one that says no."""
+    """Return past requests. Raises OSError for no answer or a refusal."""
     return await _read(address, PATH_OF_PAST, decode_past_asks)
 
 

@@ -1,7 +1,7 @@
-"""`atoll choose`: which GPUs of a machine Atoll would give, how good they are, and what the best would be.
+"""`atoll choose`: the GPUs of a machine that Atoll would give, their quality, and the best possible set.
 
-Needs no cluster. Status 1 when no set fits, 2 and one sentence when the input makes no sense. The choice is that of
-topology.choice, which the extender uses.
+Needs no cluster. Status 1 if no set fits, 2 and one sentence for invalid input. topology.choice decides, as in the
+extender.
 """
 
 import json
@@ -24,18 +24,18 @@ STATUS_REFUSED = 1
 
 
 def choose_gpus(
-    count: Annotated[int, typer.Option(help="How many GPUs are asked for.")],
+    count: Annotated[int, typer.Option(help="Number of GPUs.")],
     from_file: FromFile = None,
     profile_name: ProfileName = None,
     model: Model = "",
-    free: Annotated[str | None, typer.Option(help="GPUs that are free, such as 0,1,3; all by default.")] = None,
-    required: Annotated[str, typer.Option(help="GPUs that the set must hold, such as 4.")] = "",
-    policy: Annotated[Policy, typer.Option(help="How the GPUs should lie to each other.")] = Policy.CONTIGUOUS,
-    interconnect: Annotated[Interconnect, typer.Option(help="What must join every pair.")] = Interconnect.ANY,
-    min_bandwidth: Annotated[float, typer.Option(help="GB/s that the ring of the set must reach.")] = 0.0,
+    free: Annotated[str | None, typer.Option(help="Free GPUs, such as 0,1,3; all by default.")] = None,
+    required: Annotated[str, typer.Option(help="GPUs that the set must contain, such as 4.")] = "",
+    policy: Annotated[Policy, typer.Option(help="Arrangement of the GPUs.")] = Policy.CONTIGUOUS,
+    interconnect: Annotated[Interconnect, typer.Option(help="Links that must join every pair.")] = Interconnect.ANY,
+    min_bandwidth: Annotated[float, typer.Option(help="Ring bandwidth that the set must reach, in GB/s.")] = 0.0,
     output: TableOption = "table",
 ) -> None:
-    """Show which GPUs of a machine Atoll would give, and why."""
+    """Show the GPUs of a machine that Atoll would give, and why."""
     try:
         ask = ask_of(count, policy=policy, interconnect=interconnect, min_bandwidth_gbps=min_bandwidth)
         must_hold = gpu_numbers(required, option="--required")
@@ -64,8 +64,8 @@ GOALS: Final[dict[Policy, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChooseAnswer:
-    """devices: GPU numbers, none when refused; ring_gbps: None where the generation is unknown; relative_quality: 0
-    to 1 against the best set of that size on the empty machine, None when refused; best: that set, for people."""
+    """devices: GPU numbers, none if refused; ring_gbps: None if the generation is unknown; relative_quality: 0 to 1
+    against the best set of that size on the empty machine, None if refused; best: that set, for people."""
 
     devices: tuple[int, ...]
     ring_gbps: float | None
@@ -76,7 +76,7 @@ class ChooseAnswer:
     best: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that programs read."""
+        """The fields for programs."""
         return {
             "devices": list(self.devices),
             "ringGBps": self.ring_gbps,
@@ -122,7 +122,7 @@ def gpu_numbers(text: str, *, option: str) -> tuple[int, ...]:
 
 
 def ask_of(count: int, *, policy: Policy, interconnect: Interconnect, min_bandwidth_gbps: float) -> DeviceRequest:
-    """The ask that the options describe. Raises InputError."""
+    """The request from the options. Raises InputError."""
     if not 1 <= count <= DEVICES_MAX:
         raise InputError(f"--count must be 1 to {DEVICES_MAX}, got {count}")
     try:
@@ -135,7 +135,7 @@ def answer_lines(found: ChooseAnswer) -> tuple[Line, ...]:
     """The answer for people."""
     if not found.devices:
         return (((f"No set fits: {found.why}", REMARK),),)
-    rows = [("GPUs", ", ".join(map(str, found.devices)))]
+    rows = [("GPU" if len(found.devices) == 1 else "GPUs", ", ".join(map(str, found.devices)))]
     if found.ring:
         rows += [("Ring", found.ring), ("Quality", f"{found.relative_quality:.0%} of the best set of that size")]
         rows.append(("Best", f"{found.best}, when all are free"))

@@ -1,4 +1,4 @@
-"""`atoll defrag --count N`: which pods would have to move so that a set of that size fits, and where they would go.
+"""`atoll defrag --count N`: pods that would have to move so that a set of that size fits, and their new places.
 
 Prints ranked plans as text or JSON. Status 0: the set fits or a plan makes room; 1: no plan does; 2: no answer.
 Read-only: nothing is moved.
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def find_plans(
-    count: Annotated[int, typer.Option("--count", help="GPUs of the set that room is wanted for.", min=1, max=1024)],
+    count: Annotated[int, typer.Option("--count", help="GPUs of the set to make room for.", min=1, max=1024)],
     policy: Annotated[PlacementPolicy, typer.Option(help="As in a claim.")] = PlacementPolicy.ISLAND,
     interconnect: Annotated[InterconnectKind, typer.Option(help="As in a claim.")] = InterconnectKind.ANY,
     model: Annotated[list[str] | None, typer.Option(help="Accepted model; any by default.")] = None,
-    priority: Annotated[int, typer.Option(help="Of the pod that wants room: pods above it are not moved.")] = 0,
+    priority: Annotated[int, typer.Option(help="Priority of the new pod: pods with a higher one are not moved.")] = 0,
     tolerate: Annotated[
-        list[str] | None, typer.Option(help="Key of a taint that the pod endures, such as nvidia.com/gpu.")
+        list[str] | None, typer.Option(help="Key of a taint that the pod tolerates, such as nvidia.com/gpu.")
     ] = None,
     namespace: Namespace = "",
     kubeconfig: Kubeconfig = None,

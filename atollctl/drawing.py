@@ -1,8 +1,8 @@
-"""A machine for people: styled lines of text, JSON, and one SVG that loads nothing.
+"""Draws a machine: styled lines of text, JSON, and a self-contained SVG.
 
-Pure but for `print_lines`, which writes to the terminal. In the picture GPUs stand on a circle in the order of islands,
-so that islands never cross; each island is shaded, a line is as wide as it has links, GPUs behind a switch are joined
-to the switch, and dashed lines are PCIe paths inside one socket.
+Pure except `print_lines`, which writes to the terminal. The picture has the GPUs on a circle in the order of islands,
+so that islands never cross; each island is shaded, a line is wider with more links, GPUs behind a switch are joined to
+the switch, and dashed lines are PCIe paths inside one socket.
 """
 
 import itertools
@@ -42,7 +42,7 @@ def machine_lines(source: MachineSource) -> tuple[Line, ...]:
 
 
 def machine_json(source: MachineSource) -> dict[str, Any]:
-    """The same facts for programs. Bandwidths in GB/s are null where the generation is unknown."""
+    """The same facts for programs. Bandwidths in GB/s are null if the generation is unknown."""
     machine = source.machine
     by_position = island_of(machine)
     return {
@@ -71,20 +71,20 @@ def machine_json(source: MachineSource) -> dict[str, Any]:
 
 
 def print_lines(lines: tuple[Line, ...]) -> None:
-    """Write to standard output: styled on a terminal that wants it, else plain. Lines are never cut or padded."""
+    """Write to standard output: styled on a terminal that supports it, else plain. Lines are never cut or padded."""
     console = Console(highlight=False, emoji=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
     for line in lines:
         console.print(Text.assemble(*line), soft_wrap=True)
 
 
 def title(source: MachineSource) -> str:
-    """Name, number of GPUs and their product, where it is known."""
+    """Name, number of GPUs and, if known, their product."""
     count = source.machine.count
     return f"{source.name}: {count} GPU{'s' if count > 1 else ''}{f', {source.cards}' if source.cards else ''}"
 
 
 def joined_by(source: MachineSource, island: Island) -> str:
-    """What joins an island, in words."""
+    """Links of an island, in words."""
     machine = source.machine
     if len(island.positions) == 1:
         return "a GPU on its own"
@@ -99,7 +99,7 @@ def joined_by(source: MachineSource, island: Island) -> str:
 
 
 def ring_text(source: MachineSource, island: Island) -> str:
-    """Ring bandwidth of a whole island; empty for a GPU on its own."""
+    """Ring bandwidth of a whole island; empty for a single GPU."""
     if len(island.positions) == 1:
         return ""
     rating = rate(source.machine, island.positions)
@@ -107,7 +107,7 @@ def ring_text(source: MachineSource, island: Island) -> str:
 
 
 def nearest_to(adapter: AdapterRelations) -> tuple[str, tuple[int, ...]]:
-    """The best relation that an adapter has to any GPU, and the positions that have it."""
+    """The best relation of an adapter to any GPU, and the positions with it."""
     best = max(adapter.cells, key=strength)
     return best, tuple(position for position, cell in enumerate(adapter.cells) if cell == best)
 
@@ -158,7 +158,7 @@ def _islands(source: MachineSource) -> list[Line]:
 
 
 def _adapters(source: MachineSource) -> list[Line]:
-    """Each network adapter with the GPUs that are nearest to it, adapters of the same GPUs in one line."""
+    """Network adapters with their nearest GPUs, adapters of the same GPUs in one line."""
     together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for adapter in source.adapters[:ADAPTERS_SHOWN_MAX]:
         together.setdefault(nearest_to(adapter), []).append(adapter.name)
@@ -174,7 +174,7 @@ def _adapters(source: MachineSource) -> list[Line]:
 
 
 def _groups(source: MachineSource) -> list[Line]:
-    """Fully linked groups, where they tell more than the islands."""
+    """Fully linked groups, if they add something to the islands."""
     lines: list[Line] = []
     whole = {island.positions for island in islands(source.machine)}
     groups = [group for group in cliques(source.machine) if group not in whole]
@@ -212,7 +212,7 @@ TITLE_HEIGHT, ROW_HEIGHT = 44, 22
 WIDTH_MIN: Final = 760
 LINK_WIDTH, LINK_WIDTH_MAX = 1.5, 14.0
 COLOURS: Final = ("#cfe3f7", "#f9dfc2", "#d5ecd0", "#ead6ee", "#f6d0d3", "#e3e0cf")
-"""Told apart by eyes that do not tell red from green; every island is named in the legend as well."""
+"""Colours that red-green colour-blind people can tell apart; the legend names every island as well."""
 
 Point = tuple[float, float]
 
@@ -229,7 +229,7 @@ role="img" aria-labelledby="title description" font-family="sans-serif" font-siz
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where things stand: centre of each GPU by position, and the size of the picture, in pixels."""
+    """Centre of each GPU by position, and the size of the picture, in pixels."""
 
     width: int
     height: int
@@ -291,7 +291,7 @@ def _links(source: MachineSource, layout: _Layout) -> Iterator[str]:
 
 
 def _switch(source: MachineSource, layout: _Layout, island: Island) -> Iterator[str]:
-    """The switch in the middle of its GPUs; a line for the links of each."""
+    """The switch in the middle of its GPUs; a line for each GPU's links."""
     if island.kind != "nvlink":
         return
     members = [layout.points[position] for position in island.positions]

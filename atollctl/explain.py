@@ -1,6 +1,6 @@
 """`atoll explain`: why a pod waits, down to GPUs and islands, and what would help.
 
-Takes pod/NAME, gang/NAME or claim/NAME. Status 0: all of it runs or fits; 1: something waits; 2: no answer.
+Takes pod/NAME, gang/NAME or claim/NAME. Status 0: everything runs or fits; 1: something waits; 2: no answer.
 `atoll.explain` makes the answers. Read-only.
 """
 
@@ -42,7 +42,7 @@ def explain_subject(
     snapshot: SnapshotFile = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say why a pod or a gang waits for its GPUs, and what would help."""
+    """Explain why a pod or a gang waits for its GPUs, and what would help."""
     with without_collector():
         found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="explain")
         _explain(found, subject, namespace_of(namespace, kubeconfig, context, snapshot), output)
@@ -90,7 +90,7 @@ def _explain_gang(scene: "IndexedSnapshot", subject: str, namespace: str, output
 
 
 def elsewhere(namespaces: "Iterable[str]") -> str:
-    """Return how to go on where an object of that name is in other namespaces, or in none."""
+    """Return a hint: other namespaces that have an object of that name, or that there is none."""
     told = sorted(set(namespaces))
     if not told:
         return ", and in no other; `kubectl get` lists what there is"
@@ -104,7 +104,7 @@ def _refuse(message: str, subject: str) -> NoReturn:
 
 
 def pods_of(found: "ClusterSnapshot", subject: str, namespace: str) -> "list[Pod]":
-    """Return the pods that are meant. Ends the command with one sentence where there are none."""
+    """Return the pods of the subject. Ends the command with one sentence if there are none."""
     from atoll.cluster import pods
 
     kind, slash, name = subject.rpartition("/")

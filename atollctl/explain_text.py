@@ -18,7 +18,7 @@ from atoll.explain.nodes import IslandState, NodeAnswer
 from atoll.explain.wording import HELPLESS, group_text, holders_text, sentence
 
 NODES_SHOWN: Final = 4
-"""Nodes of one group, unless all are wanted."""
+"""Nodes shown per group, unless all are requested."""
 WIDTH: Final = 110
 LEGEND: Final = "islands: 3 free, 3# held, 3! not given out, 3- not what the claim accepts"
 
@@ -54,7 +54,7 @@ def _group(group: NodeGroup, scene: IndexedSnapshot, *, show_all: bool) -> Itera
 
 
 def picture(one: NodeAnswer) -> str:
-    """Return the islands of a node in brackets, each GPU with the mark of its state."""
+    """Return the islands of a node in brackets, each GPU with the mark for its state."""
     return "  ".join(f"{part.name} [{' '.join(_marks(part))}]" for part in one.islands)
 
 
@@ -70,7 +70,7 @@ def _marks(part: IslandState) -> list[str]:
 
 
 def _help(texts: Sequence[str], useless: Sequence[str], cut: Sequence[str]) -> Iterator[str]:
-    """What would help, what would not, and which searches hit their limit."""
+    """Yield what would help, what would not, and searches that hit their limit."""
     if texts:
         yield ""
         yield "What would help, the cheapest first; each was decided again:"
@@ -84,7 +84,7 @@ def _help(texts: Sequence[str], useless: Sequence[str], cut: Sequence[str]) -> I
 
 
 def waits_text(seconds: float) -> str:
-    """Return since when something is there; empty where that is not known."""
+    """Return the age of an object; empty if unknown."""
     if not isfinite(seconds):
         return ""
     minutes, rest = divmod(int(seconds), 60)
@@ -94,7 +94,7 @@ def waits_text(seconds: float) -> str:
 
 
 DOMAINS_SHOWN: Final = 4
-"""Domains of one level, unless all are wanted."""
+"""Domains shown per level, unless all are requested."""
 MEMBERS_SHOWN: Final = 8
 
 
@@ -105,6 +105,9 @@ def gang_lines(told: GangExplanation, scene: IndexedSnapshot, *, show_all: bool 
     yield from wrap(told.headline, WIDTH, initial_indent="  ", subsequent_indent="  ")
     stages = "; ".join(f"{count} {stage}" for stage, count in told.stages)
     yield f"  {_present_text(told)}" + (f": {stages}" if stages else "")
+    for pod_set, asked in told.asked:
+        subject = f"pod set {pod_set}" if pod_set else "all members together"
+        yield from wrap(f"{subject}: {asked}", WIDTH, initial_indent="  ", subsequent_indent="    ")
     yield from _domains(told, show_all=show_all)
     yield from _seats(told, show_all=show_all)
     texts = [gang_sentence(proposal, scene) for proposal in told.help.proposals]
@@ -112,7 +115,7 @@ def gang_lines(told: GangExplanation, scene: IndexedSnapshot, *, show_all: bool 
 
 
 def _present_text(told: GangExplanation) -> str:
-    """Return how many can start; of a gang that has started, or never will, that says nothing."""
+    """Return how many members can start; empty for a gang that has started, or never will."""
     if told.state in (GangState.RUNS, GangState.LACKS):
         return "members"
     count, _, short = told.present.partition("; ")
@@ -122,7 +125,7 @@ def _present_text(told: GangExplanation) -> str:
 
 
 def _domains(told: GangExplanation, *, show_all: bool) -> Iterator[str]:
-    """Each pod set by itself, level by level."""
+    """Yield the domains of each pod set by itself, level by level."""
     for pod_set, fits in groupby(told.domains, key=lambda fit: fit.pod_set):
         yield ""
         yield f"pod set {pod_set}, by itself:"

@@ -1,4 +1,4 @@
-"""`atoll gangs`: every gang with its members, what it waits for, and where it lies.
+"""`atoll gangs`: every gang with its members, what it waits for, and where it runs.
 
 Prints a table or JSON. Read-only; the states are those of `atoll explain`.
 """
@@ -16,7 +16,7 @@ TEXT_LENGTH_MAX = 100
 
 
 def list_gangs(
-    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Gangs of this namespace alone.")] = "",
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Only gangs of this namespace.")] = "",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
@@ -45,7 +45,7 @@ def list_gangs(
 
 
 def gang_rows(found: Any, namespace: str) -> list[dict[str, Any]]:  # noqa: ANN401 - a ClusterSnapshot
-    """Return a row of plain values per gang, by namespace and name."""
+    """Return a row of plain values per gang, sorted by namespace and name."""
     from atoll.api.gangs import GpuGangStatus
     from atoll.cluster.gangs.membership import key_of
     from atoll.explain.decision import index_snapshot

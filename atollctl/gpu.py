@@ -1,8 +1,8 @@
 """`atoll gpu`: cordon single GPUs, uncordon them, declare them healthy.
 
 Each command patches the spec of the node's GpuNodeStatus once; that spec belongs to administrators. The entry names the
-card by uuid, so it stays with it when numbers change. The patch is fenced by the object's version: two administrators
-do not undo each other's entries.
+card by uuid, so it stays with the card if device ids change. The object's version fences the patch, so two
+administrators do not undo each other's entries.
 """
 
 import asyncio
@@ -28,18 +28,16 @@ ATTEMPTS_MAX = 5
 STATUS_REFUSED = 2
 CLOCKS_APART_MAX = timedelta(minutes=1)
 
-app = typer.Typer(help="Cordon single GPUs, and see how they are.", no_args_is_help=True)
+app = typer.Typer(help="Cordon single GPUs and show their health.", no_args_is_help=True)
 
-Target = Annotated[
-    str, typer.Argument(metavar="NODE/ID", help="Node, and the GPU's id there as `atoll topo` shows it.")
-]
-Reason = Annotated[str, typer.Option(help="Why, for whoever looks at it later.")]
+Target = Annotated[str, typer.Argument(metavar="NODE/ID", help="Node, and the GPU's id as in `atoll topo`.")]
+Reason = Annotated[str, typer.Option(help="Reason, shown to later readers.")]
 
 Change = Callable[[GpuNodeStatus, Device], GpuNodeStatusSpec]
 
 
 class TargetMistake(Exception):
-    """The text names no GPU of the cluster."""
+    """The text does not name a GPU of the cluster."""
 
 
 class ClockMistake(Exception):
@@ -48,7 +46,7 @@ class ClockMistake(Exception):
 
 @app.command()
 def cordon(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
-    """Keep one GPU from new pods; whoever holds it keeps it."""
+    """Keep new pods off one GPU; its current holder keeps it."""
     if not reason.strip():
         _refuse("--reason must say why; it is shown to whoever waits for the GPU")
     _change(target, kubeconfig, context, lambda status, device: cordoned(status.spec, device.uuid, reason, by=_who()))
@@ -57,14 +55,14 @@ def cordon(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, contex
 
 @app.command()
 def uncordon(target: Target, kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
-    """Give one GPU back to new pods."""
+    """Allow new pods on one GPU again."""
     _change(target, kubeconfig, context, lambda status, device: uncordoned(status.spec, device.uuid))
     typer.echo(f"GPU {target} is no longer cordoned")
 
 
 @app.command()
 def release(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, context: ContextName = None) -> None:
-    """Declare a quarantined GPU well: what was wrong with it until now counts no more."""
+    """Declare a quarantined GPU healthy: its faults until now no longer count."""
     if not reason.strip():
         _refuse("--reason must say why the GPU is well again")
 
@@ -78,7 +76,7 @@ def release(target: Target, reason: Reason, kubeconfig: Kubeconfig = None, conte
 
 @app.command(name="list")
 def list_gpus(kubeconfig: Kubeconfig = None, context: ContextName = None, output: OutputOption = Output.TEXT) -> None:
-    """Show every GPU with its standing, and why."""
+    """Show every GPU with its state and the reason."""
     try:
         statuses = asyncio.run(_statuses(kubeconfig, context))
     except KubeError as error:
@@ -100,7 +98,7 @@ def list_gpus(kubeconfig: Kubeconfig = None, context: ContextName = None, output
 
 
 def cordoned(spec: GpuNodeStatusSpec, uuid: str, reason: str, *, by: str) -> GpuNodeStatusSpec:
-    """The spec with the card cordoned for this reason."""
+    """The spec with the card cordoned, with this reason."""
     entry = Cordon(uuid=uuid, reason=reason[:256], by=by[:256])
     return spec.model_copy(update={"cordons": (*uncordoned(spec, uuid).cordons, entry)})
 
@@ -111,15 +109,15 @@ def uncordoned(spec: GpuNodeStatusSpec, uuid: str) -> GpuNodeStatusSpec:
 
 
 def released(spec: GpuNodeStatusSpec, uuid: str, time: str, reason: str, *, by: str) -> GpuNodeStatusSpec:
-    """The spec in which the card's incidents up to `time` count no more."""
+    """The spec in which the card's incidents up to `time` no longer count."""
     others = tuple(one for one in spec.releases if one.uuid != uuid)
     entry = HealthRelease(uuid=uuid, time=time, reason=reason[:256], by=by[:256])
     return spec.model_copy(update={"releases": (*others, entry)})
 
 
 def moment_of(status: GpuNodeStatus, *, now: datetime) -> str:
-    """The time of a report, by the clock that its incidents are told by: a release covers what the report tells, and
-    nothing that the machine tells later. Raises ClockMistake."""
+    """The time of a report by the node's clock, which its incidents use too: a release covers the incidents in the
+    report and none after it. Raises ClockMistake."""
     told = status.status.observed_time if status.status is not None else None
     if not told:
         return format_microtime(now)
@@ -155,7 +153,7 @@ def _change(target: str, kubeconfig: Path | None, context: str | None, change: C
 
 
 async def _change_spec(target: str, kubeconfig: Path | None, context: str | None, change: Change) -> DeviceHealth:
-    """Change the entry, and return the standing of the GPU after that."""
+    """Change the entry, and return the GPU's health afterwards."""
     node, device_id = split_target(target)
     async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-gpu") as client:
         for attempt in range(ATTEMPTS_MAX):

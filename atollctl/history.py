@@ -1,6 +1,6 @@
 """`atoll history NODE/ID`: holders and health of one GPU over time, as far as objects still show them.
 
-Prints lines, the oldest first, or JSON; status 2 when there is no such GPU. A saved snapshot has no events. Read-only.
+Prints lines, the oldest first, or JSON; status 2 if there is no such GPU. A saved snapshot has no events. Read-only.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ def show_history(
     snapshot: SnapshotFile = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Tell the story of one GPU: who held it, what was wrong with it, what was said of it."""
+    """Show the history of one GPU: its holders, faults and events."""
     from atoll.explain.history import NoSuchGpu, timeline_of
     from atoll.kube.errors import KubeError
 
-    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="tell the story")
+    found = read_cluster(kubeconfig, context, snapshot=snapshot, purpose="show the history")
     events: tuple[RecordedEvent, ...] = ()
     try:
         node, device_id = split_target(target)
@@ -38,7 +38,7 @@ def show_history(
             events = asyncio.run(read_events(kubeconfig, context))
         story = timeline_of(found, events, node, device_id)
     except (NoSuchGpu, TargetMistake, KubeError, OSError) as error:
-        typer.echo(f"cannot tell the story: {sentence(error)}", err=True)
+        typer.echo(f"cannot show the history: {sentence(error)}", err=True)
         raise typer.Exit(STATUS_UNREACHABLE) from error
     if output is Output.JSON:
         show_json(asdict(story))
@@ -51,5 +51,5 @@ def show_history(
         show_table(("TIME", "WHAT", "TEXT", "SOURCE"), rows)
     elif rows:
         show_table(("TIME", "WHAT", "TEXT"), [row[:3] for row in rows])
-    told = "a snapshot holds no events" if snapshot is not None else "events are gone after an hour by default"
-    typer.echo(f"{len(rows)} entries; pods that are deleted are told by events alone, and {told}")
+    told = "a snapshot has no events" if snapshot is not None else "events are gone after an hour by default"
+    typer.echo(f"{len(rows)} entries; deleted pods appear only in events, and {told}")

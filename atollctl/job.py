@@ -1,8 +1,7 @@
-"""`atoll job`: what a job asks for, checked, as objects, and where it would go.
+"""`atoll job`: checks jobs, renders them as objects, and explains where they would run.
 
-In: files with a job each. Out: problems with their lines, manifests that kubectl can apply, or an answer of the cluster
-or of a saved snapshot. No service is needed, and nothing is written anywhere. Status 1 where a job is refused or waits,
-2 where it cannot be answered.
+In: files with one job each. Out: problems with their lines, manifests for kubectl, or an answer for the cluster or a
+saved snapshot. It needs no service and writes nothing. Status 1: a job is refused or waits; 2: no answer.
 """
 
 from datetime import UTC, datetime
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-Files = Annotated[list[Path], typer.Option("-f", "--filename", help="A job, as YAML or JSON; may be given again.")]
+Files = Annotated[list[Path], typer.Option("-f", "--filename", help="A job, as YAML or JSON; may be repeated.")]
 SettingsFile = Annotated[
-    Path | None, typer.Option("--settings", help="What the administrator says about the cluster, as YAML.")
+    Path | None, typer.Option("--settings", help="The administrator's settings for the cluster, as YAML.")
 ]
 
 
 @app.command(name="validate")
 def validate_jobs(files: Files, settings: SettingsFile = None) -> None:
-    """Check jobs: every attribute, what they say together, and whether they can become objects."""
+    """Check jobs: every attribute, their combination, and whether they can become objects."""
     from atoll.jobs.errors import JobMistake, NodesUnknown
 
     chosen, refused = _settings(settings), False
@@ -68,18 +67,18 @@ def validate_jobs(files: Files, settings: SettingsFile = None) -> None:
 @app.command(name="render")
 def render_jobs(
     files: Files,
-    namespace: Annotated[str, typer.Option("-n", "--namespace", help="For jobs that name none.")] = "",
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Namespace of jobs that name none.")] = "",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
     settings: SettingsFile = None,
     *,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Ask the cluster for its nodes, for rules that Kubernetes cannot express.")
+        bool, typer.Option("--cluster", help="Read the cluster's nodes, for rules that Kubernetes cannot express.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A List as JSON, without comments.")] = False,
 ) -> None:
-    """Print the objects that jobs become, with comments that say which attribute became what."""
+    """Print the objects that jobs become, with comments that map attributes to fields."""
     nodes, chosen = None, _settings(settings)
     if cluster or snapshot is not None:
         from atollctl.job_answer import known_nodes
@@ -108,7 +107,7 @@ def explain_jobs(
     settings: SettingsFile = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say where jobs would go, what they wait for, and what would help; nothing is created."""
+    """Explain where jobs would run, what they wait for, and what would help; nothing is created."""
     from atollctl.job_answer import answer_job, answer_json, answer_lines, known_nodes
     from atollctl.manifests import ManifestMistake
     from atollctl.simulate import QuestionMistake
@@ -137,7 +136,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _parsed(file: Path, settings: "RenderSettings") -> "ParsedJob":
-    """Read one job, and tell all that is wrong with it. Ends the command where the file cannot be read."""
+    """Read one job and report all its faults. Ends the command if the file cannot be read."""
     from atoll.jobs.documents import parse_job
     from atoll.ml.document import BYTES_MAX
     from atoll.ml.policy import MlPolicy
@@ -156,7 +155,7 @@ def _parsed(file: Path, settings: "RenderSettings") -> "ParsedJob":
 def _rendered(
     file: Path, settings: "RenderSettings", *, nodes: "tuple[KnownNode, ...] | None", namespace: str
 ) -> "tuple[Job, Rendered]":
-    """Return a job and what it becomes. Ends the command where it is refused, with the reason told."""
+    """Return a job and its objects. Ends the command with the reason if the job is refused."""
     from atoll.jobs.errors import JobMistake
 
     parsed = _parsed(file, settings)
@@ -179,7 +178,7 @@ def _render(job: "Job", settings: "RenderSettings", nodes: "tuple[KnownNode, ...
 
 
 def _settings(file: Path | None) -> "RenderSettings":
-    """Return the administrator's settings. Ends the command where the file says something else."""
+    """Return the administrator's settings. Ends the command if the file is not valid settings."""
     from pydantic import ValidationError
 
     from atoll.jobs.settings import RenderSettings

@@ -1,7 +1,6 @@
-"""Where a job would go, what it waits for and what would help, by the functions of `atoll simulate`.
+"""Where a job would run, what it waits for and what would help, by the functions of `atoll simulate`.
 
-In: a snapshot of the cluster, a job, the objects that it becomes. Out: a JobAnswer, and its lines or plain values.
-Quotas are not asked: Kueue holds a job that is over them before any of this counts.
+Quotas are not checked: Kueue holds a job that exceeds them before any of this counts.
 """
 
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ OF_HELM: Final = "Helm makes the pods: ask `helm template` for them, and `atoll 
 
 @dataclass(frozen=True, slots=True)
 class JobAnswer:
-    """What would become of one job. `gang`: why its gang would wait; `hints`: what to set up first."""
+    """The answer for one job. `gang`: why its gang would wait; `hints`: what to set up first."""
 
     job: Job
     rendered: Rendered
@@ -49,7 +48,7 @@ class JobAnswer:
 
     @property
     def fits(self) -> bool:
-        """Tell whether every pod has a place, as far as Atoll gives places."""
+        """True if every pod that Atoll places has a place."""
         return all(
             one.allocation is not None or (one.explanation is not None and one.explanation.state is PodState.NO_GPUS)
             for one in self.simulation.outcomes
@@ -57,14 +56,14 @@ class JobAnswer:
 
 
 def known_nodes(found: ClusterSnapshot) -> tuple[KnownNode, ...]:
-    """Return the nodes with their labels and what is in the machines, as rules name it."""
+    """Return the nodes with their labels and hardware, by the names used in rules."""
     reports = {one.metadata.name: one for one in found.reports}
     workers = (capability_of(node, reports.get(node.metadata.name)) for node in found.nodes)
     return tuple(KnownNode(worker.worker_id, worker.labels) for worker in workers)
 
 
 def answer_job(found: ClusterSnapshot, job: Job, rendered: Rendered, *, namespace: str, file: Path) -> JobAnswer:
-    """Place the job's pods. Raises ManifestMistake and QuestionMistake where the cluster would refuse its objects."""
+    """Place the job's pods. Raises ManifestMistake and QuestionMistake if the cluster would refuse its objects."""
     wanted = sort_documents([(file, one) for one in rendered.objects], namespace=namespace)
     found = with_objects(found, claims=new_claims(found, wanted.claims))
     found, hints = _with_priorities(found, rendered)
@@ -77,7 +76,7 @@ def answer_job(found: ClusterSnapshot, job: Job, rendered: Rendered, *, namespac
 
 
 def _with_priorities(found: ClusterSnapshot, rendered: Rendered) -> tuple[ClusterSnapshot, tuple[str, ...]]:
-    """Return the cluster as if the job's PriorityClass was there, and what to do where it is not."""
+    """Return the cluster with the job's PriorityClass, and a hint if it is missing."""
     known = {one.metadata.name for one in (*BUILT_IN, *found.priority_classes)}
     templates = [one["spec"]["template"]["spec"] for one in rendered.objects if "template" in one["spec"]]
     missing = {spec["priorityClassName"] for spec in templates} - known
@@ -99,7 +98,7 @@ def _waiting_gang(found: ClusterSnapshot, asking: list[Pod], gang: GpuGang) -> G
 
 
 def job_text(job: Job, rendered: Rendered) -> str:
-    """Return one line about a job: what it is, and what it asks for."""
+    """Return one line about a job: its kind and its request."""
     needs = rendered.needs
     workload = next((one for one in rendered.objects if "template" in one["spec"]), None)
     spec = workload["spec"] if workload is not None else {}

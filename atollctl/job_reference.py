@@ -1,7 +1,6 @@
-"""The page of a job's fields, from the models that read them.
+"""Generates the page of a job's fields from its models.
 
-In: the JSON Schemas of Job and of the administrator's settings. Out: Markdown. Beside atollctl.reference, which writes
-the page with the others.
+Turns the JSON Schemas of Job and of the administrator's settings into Markdown; atollctl.reference writes the page.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,11 +17,11 @@ from atoll.jobs.words import PRIORITY_MEANINGS, PRIORITY_VALUES
 HEAD: Final = """\
 # Fields of a job
 
-What `atoll job` reads, as YAML or JSON; see [From a model to pods](jobs.md). An asterisk marks what must be given, `[]`
-is a list. The `ext_ml_*` attributes have [a page of their own](attributes.md).
+`atoll job` reads these fields as YAML or JSON; see [From a model to pods](jobs.md). An asterisk marks a required field,
+`[]` a list. The `ext_ml_*` attributes have [a page of their own](attributes.md).
 """
 ELSEWHERE: Final = ("attributes", "liveness", "startup")
-"""Fields whose parts stand on another page, or are those of `readiness`."""
+"""Fields whose parts are on another page, or are those of `readiness`."""
 
 
 def page() -> Iterator[str]:
@@ -56,7 +55,7 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _below(schema: Mapping[str, Any], parts: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield path, type, default and meaning of every field, depth first; attributes stand on another page."""
+    """Yield path, type, default and meaning of every field, depth first; attributes are on another page."""
     required = set(schema.get("required", ()))
     for name, field in schema.get("properties", {}).items():
         shape = _shape(field, parts)
@@ -69,7 +68,7 @@ def _below(schema: Mapping[str, Any], parts: Mapping[str, Any], path: str) -> It
 
 
 def _shape(field: Mapping[str, Any], parts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema with its reference followed, without the null of what may be absent."""
+    """Return a schema with its reference resolved, without the null of optional fields."""
     for one in field.get("anyOf", ()):
         if one.get("type") != "null":
             return _shape(one, parts)

@@ -1,7 +1,7 @@
 """Turns manifests (YAML or JSON) into the pods that the API server would store, and claims.
 
-Owners are multiplied into pods. The webhook's own `mutate` shapes each pod, so a pod that it would deny is denied here
-with the same words. Nothing is sent.
+Owners become as many pods as they have replicas. The webhook's own `mutate` changes each pod, so a pod that it would
+deny is denied here with the same words. Nothing is sent.
 """
 
 import copy
@@ -34,14 +34,14 @@ REPLICATED: Final[Mapping[str, str]] = {
     "ReplicaSet": "replicas",
     "StatefulSet": "replicas",
 }
-"""Kinds whose pods come from a template, and the field that says how many run at once."""
+"""Kinds whose pods come from a template, and the field with the number that run at once."""
 
 
 BUILT_IN: Final = (
     PriorityClass(Metadata("system-cluster-critical"), 2_000_000_000),
     PriorityClass(Metadata("system-node-critical"), 2_000_001_000),
 )
-"""What every API server has."""
+"""PriorityClasses of every API server."""
 
 M = TypeVar("M", GpuClaim, GpuGang)
 
@@ -52,7 +52,7 @@ class ManifestMistake(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """What the files hold. `makes_pods`: scaled to none, too. `ignored`: objects of other kinds, as KIND/NAME."""
+    """Content of the files. `makes_pods`: also if scaled to zero. `ignored`: objects of other kinds, as KIND/NAME."""
 
     pods: tuple[dict[str, Any], ...]
     makes_pods: bool
@@ -68,7 +68,7 @@ def read_manifests(files: Sequence[Path], *, namespace: str) -> Manifests:
 
 
 def sort_documents(documents: Iterable[tuple[Path, dict[str, Any]]], *, namespace: str) -> Manifests:
-    """Return objects by what they are; each comes with the file that messages name. Raises ManifestMistake."""
+    """Sort objects by kind; each comes with its file for messages. Raises ManifestMistake."""
     pods: list[dict[str, Any]] = []
     claims: list[GpuClaim] = []
     gangs: list[GpuGang] = []
@@ -97,15 +97,15 @@ def sort_documents(documents: Iterable[tuple[Path, dict[str, Any]]], *, namespac
 
 
 def shaped(documents: Iterable[dict[str, Any]], *, namespace: str, cluster: ClusterSnapshot) -> list[Pod]:
-    """Return the pods as the API server and the webhook would leave them. Raises ManifestMistake with the webhook's
-    words where it denies one, for a priorityClassName that nobody has defined, and for a name that is taken."""
+    """Return the pods as the API server and the webhook would store them. Raises ManifestMistake with the webhook's
+    words if it denies one, for an undefined priorityClassName, and for a name that is taken."""
     known = {one.metadata.name: one for one in (*BUILT_IN, *cluster.priority_classes)}
     named = _Names(cluster, namespace)
     return [_shaped(_with_priority(named.given(document), known), cluster) for document in documents]
 
 
 class _Names:
-    """Gives every pod the name, the namespace and the uid that it would have: two pods never share them."""
+    """Gives every pod its own name, namespace and uid."""
 
     def __init__(self, cluster: ClusterSnapshot, namespace: str) -> None:
         self._namespace = namespace
@@ -114,7 +114,7 @@ class _Names:
         self._numbers: dict[tuple[str, str], Iterator[int]] = {}
 
     def given(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the manifest with these. Raises ManifestMistake where a name was chosen that another pod has."""
+        """Return the manifest with these. Raises ManifestMistake if another pod has the chosen name."""
         metadata = document.get("metadata") or {}
         space = str(metadata.get("namespace") or self._namespace)
         name, prefix = str(metadata.get("name") or ""), str(metadata.get("generateName") or "pod-")
@@ -122,7 +122,7 @@ class _Names:
             numbers = self._numbers.setdefault((space, prefix), count())
             name = next(one for number in numbers if self._is_free(space, one := f"{prefix}{number}"))
         elif (space, name) in self._given:
-            raise ManifestMistake(f"pod {space}/{name} stands twice in the files; each needs a name of its own")
+            raise ManifestMistake(f"pod {space}/{name} is in the files twice; each needs its own name")
         before = self._known.get((space, name))
         if before is not None and before.spec.node_name:
             raise ManifestMistake(
@@ -138,7 +138,7 @@ class _Names:
 
 
 def _with_priority(document: dict[str, Any], known: Mapping[str, PriorityClass]) -> dict[str, Any]:
-    """Return the pod with what its priorityClassName means, as the API server's admission does it."""
+    """Return the pod with its priorityClassName resolved, as the API server's admission does."""
     spec = document.get("spec")
     if not isinstance(spec, dict):
         return document
@@ -177,7 +177,7 @@ def _shaped(document: dict[str, Any], cluster: ClusterSnapshot) -> Pod:
 
 
 _UNWRITABLE: Final = (OverflowError, RecursionError)
-"""What YAML can say and JSON cannot: numbers beyond 64 bits, and a document within itself."""
+"""Values that YAML allows and JSON does not: numbers beyond 64 bits, and a document that contains itself."""
 
 
 def _documents(file: Path) -> list[dict[str, Any]]:
@@ -224,7 +224,7 @@ def _priority_class(document: dict[str, Any], file: Path) -> PriorityClass:
 
 
 def _replicas(document: dict[str, Any], field: str, file: Path) -> list[dict[str, Any]]:
-    """Return as many pods as run at once; their names are made up, as their owner would."""
+    """Return as many pods as run at once, with names like their owner's."""
     try:
         metadata, spec = document["metadata"], document["spec"]
         name, template = str(metadata["name"]), spec["template"]
@@ -242,7 +242,7 @@ def _replicas(document: dict[str, Any], field: str, file: Path) -> list[dict[str
 
 
 def _apply(body: dict[str, Any], operation: Mapping[str, Any]) -> None:
-    """Do one operation of the webhook's patch, which only adds and removes (RFC 6902)."""
+    """Apply one operation of the webhook's patch, which only adds and removes (RFC 6902)."""
     *path, last = (
         part.replace("~1", "/").replace("~0", "~") for part in str(operation["path"]).removeprefix("/").split("/")
     )

@@ -1,9 +1,9 @@
-"""Options that several commands have: which cluster they ask. Separate, so that they are called and told alike."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; the usual one by default.")]
+Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig; kubectl's by default.")]
 ContextName = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]

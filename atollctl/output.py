@@ -10,21 +10,21 @@ import typer
 
 
 class Output(StrEnum):
-    """How the answer is shown. wide: everything, without cutting."""
+    """Format of the answer. wide: everything, uncut."""
 
     TEXT = "text"
     WIDE = "wide"
     JSON = "json"
 
 
-OUTPUT = typer.Option("-o", "--output", help="How to show it.")
+OUTPUT = typer.Option("-o", "--output", help="Format.")
 OutputOption = Annotated[Output, OUTPUT]
 TableOption = Annotated[Literal["table", "json"], OUTPUT]
 DrawingOption = Annotated[Literal["table", "svg", "json"], OUTPUT]
 
 
 def plain(text: str) -> str:
-    """Return the text with control characters spelled out: what others wrote may not steer the reader's terminal."""
+    """Return the text with control characters escaped, so that foreign text cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
@@ -41,7 +41,7 @@ def show_json(value: Any) -> None:  # noqa: ANN401 - plain values
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table without frames; columns are as wide as what stands in them, and the last is not padded."""
+    """Print a table without frames; columns are as wide as their content, and the last is not padded."""
     told = [columns, *([plain(cell) for cell in row] for row in rows)]
     widths = [max(len(row[number]) for row in told) for number in range(len(columns))]
     for row in told:
@@ -50,12 +50,12 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """Return a number with the words for one or for many."""
+    """Return a number with its singular or plural noun."""
     return f"{number} {one if number == 1 else many}"
 
 
 def age_text(seconds: float) -> str:
-    """Return a duration as kubectl shows it: 45s, 12m, 3h, 2d; - where it is not known."""
+    """Return a duration as in kubectl: 45s, 12m, 3h, 2d; - if unknown."""
     if not isfinite(seconds):
         return "-"
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "m")):

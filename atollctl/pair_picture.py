@@ -1,4 +1,4 @@
-"""The picture at the top of README: two of four free GPUs, taken by their count and taken by their links.
+"""The picture at the top of README: two of four free GPUs, chosen by count and by links.
 
 The figures come from the functions that choose in a cluster. `python -m atollctl.reference` writes the file.
 """
@@ -17,7 +17,7 @@ from topology.quality import rate
 PROFILE: Final = "h100-nvl-8"
 FREE: Final = (1, 2, 3, 5)
 INK, GREY, BLUE, RED = "#1a1a1a", "#c8ccd2", "#0b5fa5", "#b5532a"
-DESCRIPTION: Final = "One machine, the same four free GPUs, a pod that asks for two: what each choice carries"
+DESCRIPTION: Final = "A pod asks for two GPUs on a machine with four free: bandwidth of each choice"
 
 
 def pair_picture() -> str:
@@ -26,10 +26,13 @@ def pair_picture() -> str:
     chosen = choose(known.machine, mask_of(FREE), DeviceRequest(2))
     assert isinstance(chosen, Choice)
     body = [
-        *_row(known.machine, FREE[:2], y=92, heading="By count: the first two that are free"),
-        *_row(known.machine, chosen.positions, y=212, heading="By links: Atoll takes one island"),
+        *_row(known.machine, FREE[:2], y=92, heading="By count: the first two free GPUs"),
+        *_row(known.machine, chosen.positions, y=212, heading="By links: Atoll chooses one island"),
         _text(
-            24, 276, f"{known.product_name}, 8 GPUs in bridged pairs. Coloured: given. White: free. Grey: in use.", 13
+            24,
+            276,
+            f"{known.product_name}, 8 GPUs. Coloured: given. White: free. Grey: in use. Thick bars: NVLink bridges.",
+            13,
         ),
     ]
     return "\n".join(

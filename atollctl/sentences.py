@@ -15,7 +15,7 @@ _OWN_COLLECTION: Final = re.compile(rf"/apis/{re.escape(names.GROUP)}/[a-z0-9]+/
 
 
 def sentence(error: Exception, *, roles: str = READERS) -> str:
-    """Return what failed and what to do next. `roles`: what allows the command, for somebody who lacks rights."""
+    """Return what failed and what to do next. `roles`: the roles that allow the command, for users who lack rights."""
     if isinstance(error, Unanswered) and not error.sent:
         found = _NOBODY.search(str(error))
         what = f"no API server answers at {found[1]} ({found[2]})" if found else str(error)
@@ -32,6 +32,6 @@ def sentence(error: Exception, *, roles: str = READERS) -> str:
 
 
 def faults(error: ValidationError) -> str:
-    """Return what is wrong with the fields of an object, in one line."""
+    """Return the faults of an object's fields in one line."""
     told = [(".".join(map(str, fault["loc"])), fault["msg"], repr(fault["input"])[:60]) for fault in error.errors()]
     return "; ".join(f"{field}: {text}, got {given}" for field, text, given in told)[:500]

@@ -37,16 +37,16 @@ _ADDED = re.compile(r"(?:([0-9]{1,4})x)?([a-z0-9][a-z0-9.-]{0,252})", re.ASCII)
 
 
 class QuestionMistake(ValueError):
-    """The question names something that is not there."""
+    """The question names an object that does not exist."""
 
 
 def simulate_pods(
     manifests: Annotated[list[Path], typer.Option("-f", "--filename", help="Pods, workloads and GpuClaims.")],
     add: Annotated[
-        list[str] | None, typer.Option(help="Nodes that come: COUNTxSHAPE of a known machine, or COUNTxNODE.")
+        list[str] | None, typer.Option(help="Nodes to add: COUNTxSHAPE of a known machine, or COUNTxNODE.")
     ] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="A node that goes, with its pods.")] = None,
-    without: Annotated[list[str] | None, typer.Option(help="A pod that ends first: NAMESPACE/NAME or NAME.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A node to remove, with its pods.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="A pod to end first: NAMESPACE/NAME or NAME.")] = None,
     namespace: Namespace = "",
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
@@ -55,9 +55,9 @@ def simulate_pods(
     extender_ca: ExtenderAuthority = None,
     output: OutputOption = Output.TEXT,
     *,
-    no_preemption: Annotated[bool, typer.Option("--no-preemption", help="Nobody is pushed out.")] = False,
+    no_preemption: Annotated[bool, typer.Option("--no-preemption", help="Evict no pods.")] = False,
 ) -> None:
-    """Say what would become of pods that are not created yet."""
+    """Show where pods that do not exist yet would run."""
     from atoll.explain.codec import with_objects
     from atoll.explain.simulation import simulate
     from atollctl.manifests import ManifestMistake, read_manifests, shaped
@@ -93,8 +93,8 @@ def simulate_pods(
 
 
 def new_claims(found: "ClusterSnapshot", claims: "Sequence[GpuClaim]") -> "list[GpuClaim]":
-    """Return the claims that are not there yet. Raises QuestionMistake for one that is there and asks for something
-    else: the API server would not take it."""
+    """Return the claims that do not exist yet. Raises QuestionMistake for an existing one with another request, which
+    the API server would refuse."""
     new = []
     for claim in claims:
         space, name = claim.metadata.namespace, claim.metadata.name
@@ -110,10 +110,11 @@ def new_claims(found: "ClusterSnapshot", claims: "Sequence[GpuClaim]") -> "list[
 
 
 def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequence[GpuGang]") -> "list[GpuGang]":
-    """Return the GpuGangs that the controllers would make for members that say how many they are."""
+    """Return the GpuGangs that the controllers would create for members that give their number."""
     from atoll.api.gangs import GpuGang
     from atoll.cluster.gangs.membership import gang_key
-    from controllers.gangs.creation import gang_body, pod_sets_of, size_of, topology_of
+    from atoll.cluster.gangs.sizes import size_of
+    from controllers.gangs.creation import gang_body, pod_sets_of, wishes_of
 
     known = {(one.metadata.namespace, one.metadata.name) for one in (*found.gangs, *given)}
     members: dict[tuple[str, str], list[Pod]] = {}
@@ -125,8 +126,9 @@ def made_gangs(found: "ClusterSnapshot", asking: "Sequence[Pod]", given: "Sequen
     for key, pods in members.items():
         size = size_of(pods)
         sets = pod_sets_of(pods, size) if size is not None else None
-        if sets is not None:
-            made.append(GpuGang.model_validate(gang_body(key, sets, None, topology_of(pods))))
+        wishes = wishes_of(pods)
+        if sets is not None and not isinstance(wishes, str):
+            made.append(GpuGang.model_validate(gang_body(key, sets, None, wishes)))
     return made
 
 
@@ -137,9 +139,9 @@ def changed_cluster(
     without: Sequence[str],
     namespace: str,
 ) -> "ClusterSnapshot":
-    """Return the cluster that the question is about. Raises QuestionMistake."""
-    from atoll.explain.changes import without_pods
-    from atoll.explain.simulation import with_nodes, without_nodes
+    """Return the cluster with the requested changes. Raises QuestionMistake."""
+    from atoll.explain.changes import with_nodes, without_pods
+    from atoll.explain.simulation import without_nodes
 
     known = {node.metadata.name for node in found.nodes}
     for name in remove:

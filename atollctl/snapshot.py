@@ -1,6 +1,6 @@
-"""`atoll snapshot`: save what Atoll's decisions depend on in one JSON file, for a bug report or to work offline.
+"""`atoll snapshot`: saves all input of Atoll's decisions in one JSON file, for a bug report or offline work.
 
-`atoll explain` and `atoll simulate` answer from the file as from the cluster. It has no environment, image or command;
+`atoll explain` and `atoll simulate` accept the file in place of the cluster. It has no environment, image or command;
 with `--replace-names` no names either. Read-only.
 """
 
@@ -22,7 +22,7 @@ from atollctl.sentences import sentence
 
 
 def save_snapshot(
-    file: Annotated[Path, typer.Argument(help="Where to write it.")],
+    file: Annotated[Path, typer.Argument(help="File to write.")],
     kubeconfig: Kubeconfig = None,
     context: ContextName = None,
     snapshot: SnapshotFile = None,
@@ -30,7 +30,7 @@ def save_snapshot(
     extender_ca: ExtenderAuthority = None,
     *,
     replace_names: Annotated[
-        bool, typer.Option("--replace-names", help="Names, labels, uids and uuids become numbers; order is kept.")
+        bool, typer.Option("--replace-names", help="Replace names, labels, uids and uuids by numbers; order is kept.")
     ] = False,
 ) -> None:
     """Save nodes, pods, claims, GPU reports and Leases, gangs and topologies as one file."""

@@ -1,4 +1,4 @@
-"""`atoll top`: the cluster as islands of GPUs, who holds what, how they are, and which pods wait for what.
+"""`atoll top`: the cluster's islands of GPUs, their holders and health, and the waiting pods.
 
 Shows a live view on a terminal, one picture with `--once` or into a pipe, or JSON. Read-only, by LIST. The view uses at
 most one part in LOAD_PARTS of a core, so a large cluster is refreshed less often.
@@ -30,9 +30,9 @@ MARKS: Final = {"free": "", "held": "#", "foreign": "?"}
 STYLES: Final = {"free": "green", "held": "yellow", "foreign": "magenta"}
 LEGEND: Final = "3 free, 3# held, 3! not given out, 3? used by somebody who does not hold it"
 
-Seconds = Annotated[float, typer.Option(help="Seconds between two looks, at least.", min=0.5, max=3600)]
+Seconds = Annotated[float, typer.Option(help="Least seconds between two looks.", min=0.5, max=3600)]
 NamespaceOption = Annotated[
-    str, typer.Option("-n", "--namespace", help="Waiting pods and holders of this namespace alone.")
+    str, typer.Option("-n", "--namespace", help="Only waiting pods and holders of this namespace.")
 ]
 
 
@@ -44,9 +44,9 @@ def show_top(
     snapshot: SnapshotFile = None,
     output: OutputOption = Output.TEXT,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
 ) -> None:
-    """Show nodes, islands and GPUs, who holds what, and the pods that wait."""
+    """Show nodes, islands and GPUs, their holders, and waiting pods."""
     from rich.console import Console
 
     first = _seen(read_cluster(kubeconfig, context, snapshot=snapshot, purpose="show the cluster"), namespace)
@@ -74,14 +74,14 @@ def _seen(found: "ClusterSnapshot", namespace: str) -> "Overview":
 
 
 def pause_seconds(refresh: float, spent: float) -> float:
-    """Return how long to rest after a look that took so many seconds of a core."""
+    """Return the pause after a look that took `spent` CPU seconds."""
     return max(refresh, spent * (LOAD_PARTS - 1))
 
 
 def watch(
     console: "Console", first: "Overview", look: "Callable[[], Overview]", refresh: float, *, is_wide: bool
 ) -> None:
-    """Show look after look until the user ends it. One that fails leaves the last picture, and says that it is old."""
+    """Show look after look until the user ends it. A failed look leaves the last picture and says that it is old."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text

@@ -1,6 +1,6 @@
 """`atoll topo`: draw a machine's islands and links.
 
-The machine is a node, a saved matrix or a known machine. Prints text, SVG or JSON; status 2 and one sentence when there
+The machine is a node, a saved matrix or a known machine. Prints text, SVG or JSON; status 2 and one sentence if there
 is nothing to draw. Read-only.
 """
 

@@ -1,7 +1,7 @@
 """The machine that `atoll topo` and `atoll choose` show: from a saved matrix, a known machine or a node's report.
 
-Every function returns a frozen MachineSource or raises InputError, whose message is the sentence that the user sees.
-`read_text`, `read_offline` and `read_node` do I/O; the rest is pure.
+Every function returns a frozen MachineSource or raises InputError, whose message the user sees. `read_text`,
+`read_offline` and `read_node` do I/O; the rest is pure.
 """
 
 import codecs
@@ -31,21 +31,21 @@ from topology.rates import rates_known
 from topology.topo_text import TEXT_MAX, TopologyText, machine_of, read_topology
 
 LINE_LENGTH_MAX: Final = 4096
-"""A row of 64 GPUs and 64 adapters with its CPU lists has some two thousand characters."""
+"""Limit; a row of 64 GPUs and 64 adapters with its CPU lists has some two thousand characters."""
 ID_DIGITS_MAX: Final = 5
 TITLE_LENGTH_MAX: Final = 72
 TEXT_SHOWN_MAX: Final = 2048
 _LEGEND: Final = re.compile(r"^[ \t]*(NIC\d{1,5}): (\S{1,63})[ \t\r]*$", re.MULTILINE)
 HOW_TO_SAVE: Final = "save the output of `nvidia-smi topo -m` unchanged"
-RELATIVE: Final = "The generation of the links is unknown, so bandwidths are relative; --model tells it."
+RELATIVE: Final = "The generation of the links is unknown, so bandwidths are relative; give --model."
 RELATIVE_STILL: Final = "The model is not known to have such links, so bandwidths are relative."
 SLOW_SOCKETS: Final = (
-    "Traffic between sockets counts as the slowest known, because a saved matrix does not tell its speed."
+    "Traffic between sockets counts at the slowest known rate, because a saved matrix does not show its speed."
 )
 
 
 class InputError(Exception):
-    """What the user gave cannot be used; the message says what, and what to do instead."""
+    """Invalid input; the message says what is wrong and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class AdapterRelations:
 @dataclass(frozen=True, slots=True)
 class MachineSource:
     """One machine. ids: the GPU number of each position; cards: product or model name, empty where unknown; unusable:
-    positions that are sick, cordoned or cut into MIG instances; remarks: sentences that any answer has to carry;
-    adapters: network adapters with their PCIe relation to each position."""
+    positions that are unhealthy, cordoned or split into MIG instances; remarks: sentences that every answer must
+    include; adapters: network adapters with their PCIe relation to each position."""
 
     name: str
     machine: Machine
@@ -72,7 +72,7 @@ class MachineSource:
 
     @property
     def rates_known(self) -> bool:
-        """Whether bandwidths are GB/s."""
+        """True if bandwidths are in GB/s."""
         return rates_known(self.machine)
 
     def ids_of(self, positions: tuple[int, ...]) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class MachineSource:
         return tuple(self.ids[position] for position in positions)
 
     def bandwidth(self, gbps: float) -> str:
-        """A ring bandwidth in words: GB/s where the rates are known, else as a multiple of the best pair's."""
+        """A ring bandwidth in words: GB/s if the rates are known, else as a multiple of the best pair's."""
         if self.rates_known:
             return f"{round(gbps, 1):g} GB/s"
         unit = best_pair_gbps(self.machine)
@@ -89,13 +89,13 @@ class MachineSource:
 
 @lru_cache(maxsize=16)
 def best_pair_gbps(machine: Machine) -> float:
-    """Ring bandwidth of the best pair, which is the unit of relative bandwidths; 0 where there is no pair."""
+    """Ring bandwidth of the best pair, the unit of relative bandwidths; 0 without a pair."""
     pairs = itertools.combinations(range(machine.count), 2)
     return max((rate(machine, pair).ring_gbps for pair in pairs), default=0.0)
 
 
 def source_of_text(text: str, *, name: str, model: str = "") -> MachineSource:
-    """The machine that a saved matrix shows. Raises InputError."""
+    """The machine of a saved matrix. Raises InputError."""
     if any(len(line) > LINE_LENGTH_MAX for line in text.splitlines()):
         raise InputError(f"{printable(name)} has a line of more than {LINE_LENGTH_MAX} characters; {HOW_TO_SAVE}")
     known = known_model(model) if model else None
@@ -109,7 +109,7 @@ def source_of_text(text: str, *, name: str, model: str = "") -> MachineSource:
     if matrix.strange:
         remarks.append(f"Not understood and counted as SYS: {printable(', '.join(matrix.strange))[:TITLE_LENGTH_MAX]}.")
     if matrix.rowless:
-        remarks.append(f"Left out, for want of a row of their own: {printable(', '.join(matrix.rowless))}.")
+        remarks.append(f"Left out, because they have no row: {printable(', '.join(matrix.rowless))}.")
     if not rates_known(geometry):
         remarks.append(RELATIVE if known is None else RELATIVE_STILL)
     elif any("SYS" in row for row in geometry.links):
@@ -136,7 +136,7 @@ def source_of_profile(name: str) -> MachineSource:
 
 
 def source_of_report(status: GpuNodeStatus) -> MachineSource:
-    """The machine that a node's agent reports. Raises InputError when there is nothing that can be drawn."""
+    """The machine in a node's report. Raises InputError if there is nothing to draw."""
     name = printable(status.metadata.name)
     devices = node_devices(status)
     if devices is None or not devices.devices:
@@ -166,7 +166,7 @@ def _adapters_of(status: GpuNodeStatus) -> tuple[AdapterRelations, ...]:
 
 
 def _adapters_of_text(matrix: TopologyText, text: str) -> tuple[AdapterRelations, ...]:
-    """Adapters of a matrix under the names of its legend, where there is one."""
+    """Adapters of a matrix, with the names of its legend if there is one."""
     names = dict(_LEGEND.findall(text))
     return tuple(
         AdapterRelations(printable(names.get(nic.name, nic.name)), tuple(map(clean_cell, nic.cells)))
@@ -175,7 +175,7 @@ def _adapters_of_text(matrix: TopologyText, text: str) -> tuple[AdapterRelations
 
 
 def _standing_remarks(status: GpuNodeStatus, devices: NodeDevices) -> tuple[str, ...]:
-    """Why each GPU that is not given out is not, and what is worth knowing of the others."""
+    """Why GPUs are not given out, and notable states of the others."""
     standings = judge(status).standings
     told = ((device.id, standings[device.uuid]) for device in devices.devices)
     return tuple(
@@ -188,7 +188,7 @@ def _standing_remarks(status: GpuNodeStatus, devices: NodeDevices) -> tuple[str,
 def known_model(text: str) -> Profile:
     """A known machine with GPUs of that model: product name, slug or a part such as `H100`.
 
-    Raises InputError when none is known, or when several are that differ in link or PCIe generation.
+    Raises InputError if there is none, or if several differ in link or PCIe generation.
     """
     slug = "-".join(re.findall(r"[a-z0-9]+", text.lower()))
     found = [known for known in map(profile, profile_names()) if slug and f"-{slug}-" in f"-{known.model}-"]
@@ -202,12 +202,12 @@ def known_model(text: str) -> Profile:
 
 
 def printable(text: str) -> str:
-    """The text on one line, without anything that a terminal or XML would act upon; long text is cut."""
+    """The text on one line, without characters special to a terminal or XML; long text is cut."""
     return "".join(character if character.isprintable() else "?" for character in text[:TEXT_SHOWN_MAX])
 
 
 def shortened(text: str) -> str:
-    """Text that fits into a title."""
+    """Text cut to the length of a title."""
     return text if len(text) <= TITLE_LENGTH_MAX else f"{text[: TITLE_LENGTH_MAX - 1]}…"
 
 
@@ -229,7 +229,7 @@ def ranges(ids: tuple[int, ...]) -> str:
 
 
 def _geometry(matrix: TopologyText, known: Profile | None) -> Machine:
-    """The model tells generations and the vendor; the rest is this machine's own and stays unknown."""
+    """The model gives generations and the vendor; the rest is specific to this machine and stays unknown."""
     facts = known.machine if known is not None else None
     geometry = machine_of(
         matrix,
@@ -261,11 +261,11 @@ def _generation(known: Profile) -> tuple[int | None, float | None, int | None, s
 
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""How a text begins that was saved by PowerShell."""
+"""First bytes of a text saved by PowerShell."""
 
 
 def read_text(path: Path) -> str:
-    """Read a saved matrix; `-` is standard input. Raises InputError when it cannot be read or is too large."""
+    """Read a saved matrix; `-` is standard input. Raises InputError if it cannot be read or is too large."""
     try:
         if str(path) == "-":
             data = _standard_input().read(TEXT_MAX + 1)
@@ -288,9 +288,9 @@ def _standard_input() -> BinaryIO:
 
 
 def read_offline(from_file: Path | None, profile_name: str | None, model: str, *, or_this: str = "") -> MachineSource:
-    """The machine that exactly one of file and profile names. Raises InputError, which tells `or_this` as a way too."""
+    """The machine of exactly one of file and profile. Raises InputError, which also suggests `or_this`."""
     if profile_name is not None and (from_file is not None or model):
-        raise InputError("a known machine tells its own GPUs; leave out --from and --model")
+        raise InputError("a known machine has its own GPUs; leave out --from and --model")
     if profile_name is not None:
         return source_of_profile(profile_name)
     if from_file is None:
@@ -301,16 +301,16 @@ def read_offline(from_file: Path | None, profile_name: str | None, model: str, *
 
 
 def refuse_options_of_files(from_file: Path | None, profile_name: str | None, model: str) -> None:
-    """Raise InputError when a node is named and something else as well."""
+    """Raise InputError if a node and another source are given."""
     if from_file is not None or profile_name is not None or model:
-        raise InputError("a node tells its own GPUs; leave out --from, --profile and --model")
+        raise InputError("a node has its own GPUs; leave out --from, --profile and --model")
 
 
 async def read_node(node: str, kubeconfig: Path | None, context: str | None) -> MachineSource:
-    """The machine that the node's agent reports. Raises InputError."""
+    """The machine in the node's report. Raises InputError."""
     name = printable(node)
     if node in {"", ".", ".."}:
-        raise InputError(f"{name!r} is no name of a node")
+        raise InputError(f"{name!r} is not a node name")
     try:
         async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-topo") as client:
             status = GpuNodeStatus.model_validate_json(await client.get(paths.gpunodestatuses(node)))

@@ -1,8 +1,8 @@
-"""`python -m bench.agent_cost`: what an agent costs an idle node: CPU per poll, memory, bytes written per hour.
+"""`python -m bench.agent_cost`: cost of an agent on an idle node: CPU per poll, memory, bytes written per hour.
 
-The agent is the real process with the real NVML bindings, over the mock of the driver's library that plays an 8-GPU
-machine; the API server is a stub that stores one report and counts what it is sent. The mock answers faster than a
-driver: see bench.hardware for what a driver adds. In: the command line. Out: a table.
+The agent is the real process with the real NVML bindings, over a mock of the driver's library that plays an 8-GPU
+machine; the API server is a stub that stores one report and counts the bytes it receives. The mock answers faster than
+a driver: see bench.hardware for what a driver adds.
 """
 
 import argparse
@@ -39,7 +39,7 @@ COLLECTIONS = frozenset({"pods", "nodes", "leases", "gpunodestatuses"})
 
 @dataclass
 class Stub:
-    """An API server for one agent: an empty cluster with one Node, and whatever the agent writes."""
+    """An API server for one agent: an empty cluster with one Node and the agent's own writes."""
 
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     report_bytes: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Stub:
     version: int = 1
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Lists are empty, watches silent, writes are kept and counted with their headers."""
+        """Answer lists and watches with nothing; store writes and count them with their headers."""
         if request.method == "GET" and request.query.get("watch"):
             return await self._watch(request)
         if request.method == "GET":
@@ -89,7 +89,7 @@ class Stub:
 def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.agent_cost", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long the agent is watched")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of observation")
     parser.add_argument("--machine", default="dgx-h100", help="name of a known machine")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +130,7 @@ async def _measure(folder: Path, name: str, seconds: float) -> list[Row]:
 
 
 async def _looks(health: int) -> float:
-    """How often the agent looked so far, by its own count: on a busy machine that is less than was planned."""
+    """The agent's own count of looks so far: fewer than planned on a busy machine."""
     async with ClientSession() as session, session.get(f"http://127.0.0.1:{health}/metrics") as response:
         text = await response.text()
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("atoll_agent_looks_total "))

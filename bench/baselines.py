@@ -1,16 +1,16 @@
-"""The rules of other allocators, re-created from their descriptions and checked against their own published answers.
+"""The rules of other allocators, re-created from their descriptions and checked against their published answers.
 
-In: what is free on one machine, and a size. Out: the positions that the peer would give, or None where it gives up.
-Pure functions on small inputs; the churn (bench/churn.py) keeps their answers by free mask and tells which node a peer
-takes. Fragmentation gradient descent, which is a rule for nodes, stands in bench/baselines_fgd.py.
+Pure functions from the free GPUs of one machine and a size to the positions that the peer would give, or None if it
+gives up. The churn (bench/churn.py) caches their answers by free mask and chooses the node. Fragmentation gradient
+descent, which is a rule for nodes, is in bench/baselines_fgd.py.
 
 - `lowest`: the lowest free positions, as a plain device plugin gives them.
-- `best_effort`: NVIDIA/go-gpuallocator. All free GPUs are divided into sets of the asked size; of the division with the
-  largest sum of pair scores the best set is given. Links behind an NVSwitch do not count: their far end is no GPU.
+- `best_effort`: NVIDIA/go-gpuallocator. All free GPUs are divided into sets of the requested size; the best set of the
+  division with the largest sum of pair scores is given. Links behind an NVSwitch do not count: their far end is no GPU.
 - `worst_card` and `best_combination`: Project-HAMi/HAMi, policy topology-aware. One GPU: the one with the least sum of
   scores to the other free ones; several: the set with the largest sum. Devices are looked at from the highest index.
-- `partition`: koordinator-sh/koordinator, GPU partitions. Only sets of a table are given; of the free ones that which
-  leaves most for larger sets. Without a set in the table, the tree of node, NUMA nodes and PCIe switches decides.
+- `partition`: koordinator-sh/koordinator, GPU partitions. Only sets of a table are given, preferring the free one
+  that leaves most for larger sets. Without a set in the table, the tree of node, NUMA nodes and PCIe switches decides.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from topology.model import Machine
 from topology.rates import pcie_cell
 
 PAIR_SCORES: Final = {"NS": 0, "SYS": 10, "NODE": 20, "PHB": 30, "PXB": 40, "PIX": 50, "PSB": 60}
-"""What a PCIe relation counts for NVIDIA and HAMi."""
+"""Score of a PCIe relation in NVIDIA's and HAMi's rules."""
 LINK_SCORE: Final = 100
-"""What each NVLink counts."""
+"""Score of each NVLink."""
 LEFT_SCORES: Final = {8: 10_000, 4: 100, 2: 1}
-"""What a set of that size counts for Koordinator when it stays whole."""
+"""Score of a set of that size in Koordinator's rule while it stays whole."""
 BLANK: Final = -1
-"""Fills the list of free devices up to a multiple of the asked size."""
+"""Pads the list of free devices to a multiple of the requested size."""
 SAME_SWITCH: Final = ("PIX", "PXB", "PSB")
 
 Set = tuple[int, ...]
@@ -45,8 +45,7 @@ def lowest(free: Sequence[int], count: int) -> Set | None:
 
 
 def pair_scores(machine: Machine, *, through_switch: bool) -> list[list[int]]:
-    """Score of every pair: PCIe relation and LINK_SCORE per link; through_switch: whether links behind an NVSwitch
-    count."""
+    """Score of every pair: PCIe relation and LINK_SCORE per link; through_switch: links behind an NVSwitch count."""
 
     def score(first: int, second: int) -> int:
         if first == second:
@@ -63,7 +62,7 @@ def set_score(scores: Scores, members: Sequence[int]) -> int:
 
 
 def best_effort(scores: Scores, free: Sequence[int], count: int, *, required: Sequence[int] = ()) -> Set | None:
-    """NVIDIA's choice: the best set of the best division of everything that is free."""
+    """NVIDIA's choice: the best set of the best division of all free GPUs."""
     if not 1 <= count <= len(free) or len(required) > count:
         return None
     best: tuple[Set, ...] | None = None
@@ -79,7 +78,7 @@ def best_effort(scores: Scores, free: Sequence[int], count: int, *, required: Se
 
 
 def _divisions(free: Set, count: int) -> Iterator[tuple[Set, ...]]:
-    """All divisions into sets of one size, in NVIDIA's order; one set is smaller where the size does not divide them
+    """All divisions into sets of one size, in NVIDIA's order; one set is smaller if the size does not divide them
     evenly. One GPU: each alone."""
     if count == 1:
         yield from (((one,),) for one in free)
@@ -89,7 +88,7 @@ def _divisions(free: Set, count: int) -> Iterator[tuple[Set, ...]]:
 
 
 def _divided(devices: Set, *, count: int, blanks: int) -> Iterator[tuple[Set, ...]]:
-    """The first device with every choice of others, then what is left; all blanks go into one set."""
+    """The first device with every choice of others, then the rest; all blanks go into one set."""
     if not devices:
         yield ()
         return

@@ -1,14 +1,14 @@
 """Fragmentation gradient descent, re-created (Weng et al., ATC'23, and hkust-adsl/kubernetes-scheduler-simulator).
 
-In: what is free on nodes (CPU in milli-CPU, each GPU in thousandths) and the typical pods of a cluster. Out: how much
-of what is free no typical pod can use, in thousandths of a GPU, and the score of a node for a pod.
+From the free resources of nodes (CPU in milli-CPU, each GPU in thousandths) and the typical pods of a cluster: the free
+amount that no typical pod can use, in thousandths of a GPU, and the score of a node for a pod.
 
-For each typical pod, weighted by its share: everything that is free counts as lost where the pod does not fit on the
-node (too little CPU, too few GPUs, or it asks for no GPU at all); where it fits, only the GPUs that are too small for
-it. The score of a node is 100 x sigmoid(what is lost before - what is lost after, in GPUs), cut to a whole number.
+For each typical pod, weighted by its share: all free GPUs count as lost if the pod does not fit on the node (too little
+CPU, too few GPUs, or it asks for no GPU at all); if it fits, only the GPUs that are too small for it. The score of a
+node is 100 x sigmoid(lost before - lost after, in GPUs), truncated to a whole number.
 
-The published rule leaves ties, which are many, to chance; the caller breaks them. Equal on both sides of a comparison:
-the fullest node, which serves this rule best of the ties that were tried.
+The published rule breaks its many ties at random; here the caller breaks them by the fullest node, which is the best of
+the tie-breaks tried for this rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class FgdPodKind:
-    """What a pod asks: milli-CPU, GPUs, thousandths of each GPU (1000: whole ones), models it may run on ("": any)."""
+    """A pod's request: milli-CPU, GPUs, thousandths of each GPU (1000: whole ones), models it may run on ("": any)."""
 
     cpu_milli: int
     gpus: int
@@ -40,7 +40,7 @@ class FgdPodKind:
     models: str = ""
 
     def may_run_on(self, model: str) -> bool:
-        """Whether a node of that GPU model is allowed."""
+        """True if a node of that GPU model is allowed."""
         return not self.models or model in self.models.split("|")
 
 
@@ -55,7 +55,7 @@ class Typical:
     shares: Floats
 
     def allowed_on(self, model: str) -> Bools:
-        """Which kinds may run on a model."""
+        """For each kind, whether it may run on a model."""
         return np.array([kind.may_run_on(model) for kind in self.kinds], dtype=np.bool_)
 
 
@@ -100,5 +100,5 @@ def lost(pods: Typical, cpu_milli: Ints, gpu_milli: Ints, allowed: Bools) -> Flo
 
 
 def scores(before: Floats, after: Floats) -> Ints:
-    """Score of each node for a pod, 0 to 100, from what is lost before and after."""
+    """Score of each node for a pod, 0 to 100, from the loss before and after."""
     return (100 / (1 + np.exp((after - before) / MILLI))).astype(np.int64)

@@ -1,10 +1,9 @@
 """Churn: pods of mixed sizes come and go on nodes of one shape, under several rules (bench/rules.py).
 
-In: a known machine, a number of nodes, a size mix, a load and a seed. Out: per rule the mean relative quality of the
-sets given to pods of two or more GPUs, the share of rejected pods of the largest size, the GPU-weighted share of
-rejections, and the share of GPUs in use. Loss model: arrivals are Poisson, life times exponential, a pod that does not
-fit is gone. All rules see the same arrivals. The load is what is asked for relative to all GPUs: 1 and 1.3 are a demand
-of 100 % and 130 %.
+Gives per rule the mean relative quality of the sets given to pods of two or more GPUs, the share of rejected pods of
+the largest size, the GPU-weighted share of rejections, and the share of GPUs in use. Loss model: arrivals are Poisson,
+life times exponential, a pod that does not fit is dropped. All rules see the same arrivals. The load is the demand
+relative to all GPUs: 1 and 1.3 are a demand of 100 % and 130 %.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from topology.fragmentation import losses, relative_qualities
 from topology.model import Machine
 
 WARM: Final = 5.0
-"""Mean life times until the cluster counts as filled."""
+"""Mean life times after which the cluster counts as filled."""
 
 Arrivals = list[tuple[float, float, int]]
 """(time, life time, count) of every pod."""
@@ -29,8 +28,8 @@ Arrivals = list[tuple[float, float, int]]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How it stands after a pod has come: mean quality of the pods that run, GPUs lost to fragmentation of those free,
-    both as shares."""
+    """State after an arrival: mean quality of the running pods, and the share of free GPUs lost to fragmentation, both
+    0 to 1."""
 
     time: float
     quality: float
@@ -51,7 +50,7 @@ class ChurnResult:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What comes: sizes with shares, offered load relative to all GPUs, number of arrivals, seed."""
+    """Arrivals: sizes with shares, offered load relative to all GPUs, number of arrivals, seed."""
 
     demand: Demand = PRIOR
     load: float = 0.92
@@ -60,7 +59,7 @@ class Load:
 
 
 def run(machine: Machine, *, nodes: int, load: Load, rules: dict[str, Rule], moments: int = 0) -> list[ChurnResult]:
-    """Play the same arrivals under every rule; moments: how many times to look in between."""
+    """Play the same arrivals under every rule; moments: number of samples in between."""
     arrivals = _arrivals(machine, nodes=nodes, load=load)
     every = max(1, len(arrivals) // moments) if moments else len(arrivals) + 1
     return [_play(name, rule, machine, nodes=nodes, arrivals=arrivals, every=every) for name, rule in rules.items()]
@@ -89,7 +88,7 @@ def _arrivals(machine: Machine, *, nodes: int, load: Load) -> Arrivals:
 
 
 class _Nodes:
-    """What is free, and which pods run until when."""
+    """Free GPUs, and running pods with their end times."""
 
     def __init__(self, machine: Machine, nodes: int) -> None:
         self.free: Ints = np.full(nodes, machine.full, dtype=np.int64)
@@ -111,11 +110,11 @@ class _Nodes:
         heapq.heappush(self._ends, (until, node, mask))
 
     def open_gpus(self) -> int:
-        """GPUs that nobody holds."""
+        """Number of free GPUs."""
         return int(np.bitwise_count(self.free.astype(np.uint64)).sum())
 
     def running(self) -> list[int]:
-        """Masks of the pods that run."""
+        """Masks of the running pods."""
         return [mask for _, _, mask in self._ends]
 
 

@@ -1,8 +1,8 @@
-"""How long an explanation of a large cluster takes, and what `atoll top` costs: `python -m bench.explain_speed`.
+"""Time of an explanation of a large cluster, and the cost of `atoll top`: `python -m bench.explain_speed`.
 
-Nodes of eight GPUs, all held by pods of one GPU, and a pod that wants four of them on one island. Seconds of CPU of one
-process, the least of some repeats, without reading the cluster: ready the snapshot, explain with all proposals, look at
-everything as `top` does. The share of a core is that of `top` with its own pauses.
+Nodes of eight GPUs, all held by pods of one GPU, and a pod that wants four of them on one island. Measures seconds of
+CPU of one process, the least of some repeats, without reading the cluster: prepare the snapshot, explain with all
+proposals, read everything as `top` does. The share of a core is that of `top` with its own pauses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REFRESH_SECONDS: Final = 2.0
 
 
 def cluster(nodes: int) -> Situation:
-    """Return so many full machines, and the pod that waits."""
+    """Return this many full machines, and the waiting pod."""
     holders = [holder(f"h{i}-{j}", f"n{i:05}", j, cpu="4") for i in range(nodes) for j in range(8)]
     told = {f"n{i:05}": {"profile": "dgx-h100"} for i in range(nodes)}
     return situation(told, holders, waiting(4, claim={"policy": "island"}))

@@ -1,12 +1,12 @@
-"""How long filter and prioritize take, against an aiohttp handler that parses the same body and returns all names.
+"""Time of filter and prioritize, relative to an aiohttp handler that parses the same body and returns all names.
 
     python -m bench.extender_calls [--nodes 100 1000 5000] [--rounds 200]
 
 Extender and baseline run in one process of their own on one event loop; calls alternate between them, so that both see
-the same machine. Node names come in one order with a rotating start, as kube-scheduler walks its list. What is compared
-is what kube-scheduler waits for: filter and then prioritize of one pod, against two calls of the baseline with the same
-bodies. `least` is the fastest call, `cpu` the processor time of the serving process as the kernel counts it: on a busy
-machine these tell more than the others.
+the same machine. Node names come in one order with a rotating start, as kube-scheduler walks its list. The figure
+is the time that kube-scheduler waits: filter and then prioritize of one pod, against two calls of the baseline with the
+same bodies. `least` is the fastest call, `cpu` the processor time of the serving process as the kernel counts it: on a
+busy machine these two are the most reliable.
 """
 
 import argparse
@@ -43,11 +43,11 @@ PROFILES = ("dgx-h100", "dgx1-v100", "l40s-8", "dgx-a100")
 SEED = 7
 WARM_ROUNDS = 20
 UIDS = 8
-"""Pods that are filtered and not bound yet at any time; each keeps an expectation."""
+"""Pods filtered but not yet bound at any time; each keeps an expectation."""
 
 
 class StillMirror:
-    """A ledger that nothing changes, in the place of a mirror."""
+    """A constant ledger in place of a mirror."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -64,7 +64,7 @@ class StillMirror:
 
 
 class NoBinder:
-    """Nothing is bound here."""
+    """A binder that binds nothing."""
 
     def failed_nodes(self, _uid: str) -> frozenset[str]:
         """No bind failed."""
@@ -72,7 +72,7 @@ class NoBinder:
 
 
 def node_name(number: int) -> str:
-    """Return a name as clouds give them."""
+    """Return a node name like a cloud provider's."""
     return f"gke-train-h100-pool-{number * 2654435761 % 2**32:08x}"
 
 
@@ -165,7 +165,7 @@ async def _serve(nodes: int, ready: Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Milliseconds of one or more calls: until the whole answer was there, and of the server's processor."""
+    """Milliseconds of one or more calls: until the whole answer arrived, and of the server's CPU."""
 
     wall: float
     cpu: float
@@ -175,14 +175,14 @@ class Spent:
 
 
 class Caller:
-    """One keep-alive connection, as kube-scheduler has."""
+    """One keep-alive connection, like kube-scheduler's."""
 
     def __init__(self, port: int, pid: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
         self._schedule = Path(f"/proc/{pid}/schedstat")
 
     def call(self, verb: str, content: bytes) -> tuple[Spent, Any]:
-        """Return what the call took, and the answer."""
+        """Return the cost of the call, and the answer."""
         cpu, started = self._cpu_milliseconds(), time.perf_counter()
         self._connection.request("POST", f"/{verb}", content, {"Content-Type": "application/json"})
         answer = self._connection.getresponse().read()
@@ -194,7 +194,7 @@ class Caller:
 
 
 def measure(nodes: int, rounds: int) -> dict[str, list[Spent]]:
-    """Return what every call took by what was called."""
+    """Return the cost of every call, by the kind of call."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(nodes, there))
     process.start()

@@ -1,6 +1,6 @@
-"""Arithmetic of the benchmarks: percentiles, rates, latencies of things that happen several at a time, one table.
+"""Arithmetic of the benchmarks: percentiles, rates, latencies of concurrent events, one table.
 
-Pure. In: samples in seconds. Out: numbers and text. Separate, so that it can be tested without a cluster.
+Pure; samples are in seconds.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the result: what was measured, its value, and how it was got."""
+    """One line of the result: what was measured, its value, and how."""
 
     what: str
     value: str
@@ -37,21 +37,22 @@ def rate(moments: Sequence[float]) -> float:
 
 
 def delays(causes: Sequence[float], effects: Sequence[float]) -> list[float]:
-    """Pair the first cause with the first effect, and so on; return how long each effect took.
+    """Pair the first cause with the first effect, and so on; return the delay of each effect.
 
-    Raises ValueError where the numbers differ.
+    Raises ValueError if the numbers differ.
     """
     return [effect - cause for cause, effect in zip(sorted(causes), sorted(effects), strict=True)]
 
 
 def spread(samples_seconds: Sequence[float]) -> str:
-    """Return p50 and p99 in milliseconds, and of how many."""
+    """Return p50 and p99 in milliseconds, and the number of samples."""
     p50, p99 = (1000 * percentile(samples_seconds, percent) for percent in (50, 99))
     return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms (n={len(samples_seconds)})"
 
 
 def read_calls(text: str) -> dict[str, list[float]]:
-    """Read the timing proxy's log, `verb seconds` a line, into the seconds of each verb; a torn last line is left."""
+    """Read the timing proxy's log, `verb seconds` per line, into the seconds of each verb; ignore an incomplete last
+    line."""
     calls: dict[str, list[float]] = {}
     for line in text.splitlines(keepends=True):
         verb, _, seconds = line.partition(" ")
@@ -61,7 +62,7 @@ def read_calls(text: str) -> dict[str, list[float]]:
 
 
 def cpu_seconds(stat: str, *, ticks_per_second: int) -> float:
-    """Return user and system time of a process from its /proc/PID/stat; its name may hold blanks and brackets."""
+    """Return user and system time of a process from its /proc/PID/stat; its name may contain blanks and brackets."""
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / ticks_per_second
 

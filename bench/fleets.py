@@ -1,7 +1,7 @@
 """A fleet of nodes for benchmarks and tests: the arrays that the extender reads, filled without a cluster.
 
-In: machines, and per node its machine, its free mask and how many pods hold the rest. Out: the node and the set that
-the extender would name, by the calls that `atoll.cluster.verdicts` makes.
+Finds the node and the set that the extender would choose, through the same calls as `atoll.cluster.verdicts`. Each node
+has a machine, a free mask and a number of pods that hold the rest.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class FilledFleet:
-    """Nodes of a few machines. Node i is named so that the order of names is the order of indices."""
+    """Nodes of a few machines. The order of names is the order of indices."""
 
     def __init__(self, machines: Sequence[Machine], machine_of_node: Ints, *, demand: Demand = PRIOR) -> None:
-        self._shapes = [shape_of(one, (_card(index),) * one.count) for index, one in enumerate(machines)]
+        self._shapes = [shape_of(one, (card_of(f"model-{index}"),) * one.count) for index, one in enumerate(machines)]
         self._shape_of_node = [self._shapes[index] for index in machine_of_node.tolist()]
         self._demand = demand
         self._free: Ints = np.full(len(machine_of_node), -1, dtype=np.int64)
@@ -47,13 +47,13 @@ class FilledFleet:
             self.rows = np.array([self.fleet.row_of(name_of(node)) for node in range(len(free_of_node))])
 
     def keys(self, ask: DeviceRequest) -> npt.NDArray[np.float64]:
-        """Return the key of each node; infinity where nothing fits."""
+        """Return the key of each node; infinity if nothing fits."""
         request, states = request_of(ask), self.fleet.states_of(self.rows)
         found = self.fleet.keys(states, request, self._demand)
         return self.fleet.with_node_costs(found, self.rows, states, ask, self._demand)
 
     def best(self, ask: DeviceRequest) -> int | None:
-        """Return the index of the node that the extender names; None where no node fits."""
+        """Return the index of the node that the extender would choose; None if no node fits."""
         keys = self.keys(ask)
         if not np.isfinite(keys.min(initial=np.inf)):
             return None
@@ -90,9 +90,5 @@ def request_of(ask: DeviceRequest) -> Request:
 
 
 def card_of(model: str) -> DeviceAttributes:
-    """Return a card of a model, of which nothing else is known."""
+    """Return a card of a model without any other facts."""
     return DeviceAttributes(model=model, vendor=VENDOR, memory_bytes=0, compute_capability=(0, 0), mig_profile="")
-
-
-def _card(index: int) -> DeviceAttributes:
-    return card_of(f"model-{index}")

@@ -1,9 +1,9 @@
-"""How long a gang takes from its last pod to its last bind: `python -m bench.gang_admission`.
+"""Time of a gang from its last pod's creation to its last bind: `python -m bench.gang_admission`.
 
-In: how many fake nodes, how many members. Out: a table. The real control plane and all of Atoll as in
-`bench.whole_path`. Gangs and as many single pods of the same claim take turns on one cluster; the ratio is what coming
-together costs: the decision, every Lease before the first gate, and two more writes per member. The GpuGang is made by
-the controllers meanwhile, from the size that the pods tell. Exits 1 when something was not bound in time.
+Uses a real control plane and all of Atoll, as in `bench.whole_path`. Gangs and as many single pods of the same claim
+take turns on one cluster; the ratio is the cost of starting together: the decision, every Lease before the first gate,
+and two more writes per member. The controllers create the GpuGang meanwhile, from the size on the pods. Exits 1 if
+something was not bound in time.
 """
 
 import argparse

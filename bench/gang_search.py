@@ -1,8 +1,8 @@
-"""How long a plan for a whole gang takes: `python -m bench.gang_search`.
+"""Time of a search for a whole gang: `python -m bench.gang_search`.
 
 Three levels (block, rack, host) of DGX H100 nodes, a share of which is in use. Measured: one gang of 512 pods x 8 GPUs
 (every node of it empty), the same with slices of a rack, the same with 4 GPUs per pod on scattered nodes, a gang that
-does not fit, and a queue of waiting gangs that is gone through once. Milliseconds of CPU of one process and thread, the
+does not fit, and one pass over a queue of waiting gangs. Milliseconds of CPU of one process and thread, the
 least of some repeats; the limit is 1,000 ms for 512 pods on 1,000 nodes, and no more
 racks than in Kueue's order.
 """
@@ -51,7 +51,7 @@ def gang(count: int, gpus: int, request: TopologyRequest) -> Gang:
 
 
 def timed(act: Callable[[], object], repeats: int) -> float:
-    """Least milliseconds of CPU of some repeats; other work on the machine does not count."""
+    """Least CPU milliseconds of some repeats; other work on the machine does not count."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -61,7 +61,7 @@ def timed(act: Callable[[], object], repeats: int) -> float:
 
 
 def questions(nodes: int) -> dict[str, tuple[Gang, float]]:
-    """What is measured, with the share of nodes in use."""
+    """The gangs measured, each with the share of nodes in use."""
     pods = min(512, nodes * 3 // 5 // 16 * 16)
     rack = (Slice("rack", 16),)
     return {
@@ -75,7 +75,7 @@ def questions(nodes: int) -> dict[str, tuple[Gang, float]]:
 
 
 def queue_ms(nodes: int, gangs: int) -> tuple[float, int, int]:
-    """Milliseconds for one pass over a queue, how many of it found places, and how many did not."""
+    """Milliseconds for one pass over a queue, and how many gangs found places and how many did not."""
     state = cluster(nodes, used=0.6, seed=2)
     rng = random.Random(3)
     start = time.process_time()
@@ -92,7 +92,7 @@ def queue_ms(nodes: int, gangs: int) -> tuple[float, int, int]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print one JSON line per size; 1 when the limit is not kept."""
+    """Print one JSON line per size; return 1 if the limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m bench.gang_search", description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000])
     parser.add_argument("--gangs", type=int, default=1000)

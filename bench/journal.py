@@ -1,7 +1,7 @@
-"""When what happened to the benchmark's pods, as two watches show it.
+"""Times of events of the benchmark's pods, from two watches.
 
-In: the administrator's kubeconfig. Out: moments on this process's monotonic clock, by the pod's name (names are used
-once in a run). The watches run in a thread of their own, so that whoever creates pods does not delay the moments.
+Times are on this process's monotonic clock, by the pod's name (each name is used once in a run). The watches run in
+their own thread, so that creating pods does not delay them.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ CHECK_SECONDS = 0.5
 
 
 class TooSlow(Exception):
-    """Something did not come within its time; `args[0]` says what."""
+    """Something did not happen in time; `args[0]` says what."""
 
 
 class Journal:
-    """A context: it watches one namespace's pods and all GPU Leases inside its block."""
+    """A context manager that watches one namespace's pods and all GPU Leases."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self._kubeconfig = kubeconfig
@@ -44,9 +44,9 @@ class Journal:
         self.rejected: set[str] = set()
         self.bound_at: dict[str, float] = {}
         self.ended_at: dict[str, float] = {}
-        """When the pod's GPUs could not be used any more: terminal, or deleted without having been bound."""
+        """Time at which the pod could no longer use its GPUs: terminal, or deleted without a bind."""
         self.freed_at: dict[str, float] = {}
-        """When the last Lease of the pod was deleted."""
+        """Time at which the pod's last Lease was deleted."""
         self.leases: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class Journal:
         self._thread.join(10.0)
 
     def wait(self, question: Callable[[], bool], what: str, timeout_seconds: float) -> None:
-        """Wait until `question` is true, asked after every change. Raises TooSlow, or what broke the watches."""
+        """Wait until `question` is true, checked after every change. Raises TooSlow, or the watches' error."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while not question():

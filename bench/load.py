@@ -1,48 +1,61 @@
-"""What Atoll costs a large cluster that does nothing, and how long it takes to be back: on a real control plane.
+"""Atoll's cost on a large idle cluster, and its time to recover, on a real control plane.
 
     python -m bench.load [--nodes 1000] [--pending 2000] [--idle-seconds 60] [--planted]
 
-Every GPU of every node is held (a whole-machine pod each, bound by Atoll, so 8 Leases per node), and pods wait for
-more. Then nothing happens for a while: requests in the API server's audit log, by program (kube-scheduler shares the
-extender's account), CPU and memory of each process. Then extender and controllers are killed, one after the
-other, and the time until they are ready again is held against one LIST of the objects that they read. At last a pod
-ends, and waiting ones must get its GPUs.
+Every GPU of every node is held (one whole-machine pod per node, bound by Atoll, so 8 Leases per node), and pods wait
+for more. The cluster then idles for a while, and the benchmark measures requests in the API server's audit log by
+program (kube-scheduler shares the extender's account), and each process's CPU and memory. Then extender and controllers
+are killed, one after the other, and the time until they are ready again is compared with one LIST of the objects that
+they read. Finally a pod ends, and waiting pods must get its GPUs.
 
-Nodes are fake (kwok), their reports written once: what agents would send is told as arithmetic, not measured. Times
-include the start of a Python interpreter. Exits 1 when something did not come in time.
+Nodes are fake (kwok), their reports written once: the agents' load is calculated, not measured. Times include the start
+of a Python interpreter. Exits 1 if something did not happen in time.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import format_microtime
+from atoll.cluster import pods
+from atoll.cluster.allocations import Allocation, ContainerDevices, allocation_annotations
+from atoll.cluster.leases import Reservation, lease_body
+from atoll.cluster.objects import decode_pod
 from atoll.kube import paths
+from atoll.kube.client import ApiClient
+from atoll.service.clock import SystemClock
 from bench.figures import Row, table
 from bench.journal import TooSlow
-from bench.planting import plant
 from bench.stand import GPUS, NAMESPACE, Stand, open_stand
 from devcluster.errors import DevclusterError
 
 WAIT_SECONDS = 900.0
 REVIVE_SECONDS = 10.0
 SETTLE_SECONDS = 20.0
-"""Until wake-ups, claim status and the last back-offs of filling are over."""
+"""Time for wake-ups, claim status and the last back-offs of filling to end."""
 HEARTBEAT_SECONDS = 60.0
 SHOWN = 6
-"""Kinds of requests told per row."""
+"""Kinds of requests shown per row."""
 READ = (paths.pods(), paths.leases(names.SYSTEM_NAMESPACE), paths.gpunodestatuses())
-"""What extender and controllers list, but for the small collections."""
+"""Collections that extender and controllers list, without the small ones."""
+SCHEDULER = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:atoll-scheduler"
+AT_ONCE = 16
+ANSWER_SECONDS = 60.0
 
 
 def asked(lines: Iterable[str]) -> Counter[tuple[str, str]]:
-    """Return how often whom asked for what, like ("kube-scheduler", "patch events"), from lines of an audit log.
+    """Count requests by program and kind, like ("kube-scheduler", "patch events"), from lines of an audit log.
 
-    Whom by the program's name, Atoll's parts and kube-scheduler alike; a watch counts when it ends.
+    Atoll's parts and kube-scheduler go by program name; a watch counts when it ends.
     """
     found: Counter[tuple[str, str]] = Counter()
     for line in lines:
@@ -56,7 +69,7 @@ def asked(lines: Iterable[str]) -> Counter[tuple[str, str]]:
 
 
 def wait(stand: Stand, question: Callable[[], bool], what: str) -> None:
-    """Wait, and start again meanwhile what lost its leadership on a busy machine and ended. Raises TooSlow."""
+    """Wait, and restart processes that lost leadership on a busy machine and exited. Raises TooSlow."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
@@ -69,7 +82,7 @@ def wait(stand: Stand, question: Callable[[], bool], what: str) -> None:
 
 
 def fill(stand: Stand, nodes: int, pending: int, *, is_planted: bool = False) -> list[Row]:
-    """Hold every GPU, bound by Atoll or planted, then let pods wait. Raises TooSlow."""
+    """Hold every GPU, bound by Atoll or planted, then create waiting pods. Raises TooSlow."""
     journal = stand.journal
     if is_planted:
         stand.cluster.stop_scheduler()
@@ -90,8 +103,49 @@ def fill(stand: Stand, nodes: int, pending: int, *, is_planted: bool = False) ->
     ]
 
 
+def plant(kubeconfig: Path, namespace: str, planted: Sequence[str]) -> None:
+    """Give each pod all GPUs of a node of its own, by name, by the writes of a bind as the scheduler's account.
+
+    For machines that are too slow to bind thousands of pods in a run. Raises KubeError.
+    """
+    asyncio.run(_plant(kubeconfig, namespace, planted))
+
+
+async def _plant(kubeconfig: Path, namespace: str, planted: Sequence[str]) -> None:
+    limit = asyncio.Semaphore(AT_ONCE)
+    connect = ApiClient.connect(kubeconfig, requests_per_second=1000, burst=1000, impersonate=SCHEDULER)
+    async with await connect as client:
+        reports = (await client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json)).items
+
+        async def one(name: str, report: GpuNodeStatus) -> None:
+            async with limit:
+                await _bind(client, namespace, name, report)
+
+        ordered = sorted(reports, key=lambda report: report.metadata.name)
+        await asyncio.gather(*(one(name, report) for name, report in zip(planted, ordered, strict=True)))
+
+
+async def _bind(client: ApiClient, namespace: str, name: str, report: GpuNodeStatus) -> None:
+    assert report.status is not None
+    node, devices = report.metadata.name, report.status.devices
+    pod = decode_pod(await client.get(paths.pods(namespace, name), timeout_seconds=ANSWER_SECONDS))
+    now = format_microtime(SystemClock().now())
+    holder, claim = pods.holder_of(pod), pods.claim_name(pod)
+    reservation = Reservation(node, report.status.node_uid, holder, claim, "planted", now, now)
+    for device in devices:
+        body = lease_body(reservation, device.id, device.uuid)
+        await client.create(paths.leases(names.SYSTEM_NAMESPACE), body, timeout_seconds=ANSWER_SECONDS)
+    allocation = Allocation(node, tuple(device.id for device in devices), tuple(device.uuid for device in devices))
+    uuids = ",".join(allocation.uuids)
+    values = tuple(ContainerDevices(one, uuids, uuids) for one in pods.all_container_names(pod))
+    metadata: dict[str, Any] = {"name": name, "uid": pod.metadata.uid}
+    metadata["annotations"] = allocation_annotations(allocation, values)
+    binding = {"metadata": metadata, "target": {"kind": "Node", "name": node}}
+    await client.create(paths.binding(namespace, name), binding, timeout_seconds=ANSWER_SECONDS)
+
+
 def idle(stand: Stand, nodes: int, seconds: float) -> list[Row]:
-    """Measure what is used while nothing happens."""
+    """Measure requests, CPU and memory while idle."""
     time.sleep(SETTLE_SECONDS)
     log, cpu, began = stand.cluster.layout.audit_log, stand.cpu_seconds(), time.monotonic()
     with log.open() as lines:
@@ -116,7 +170,7 @@ def idle(stand: Stand, nodes: int, seconds: float) -> list[Row]:
 
 
 def restart(stand: Stand) -> list[Row]:
-    """Kill and start the two that remember; the ratio is to one LIST of what they read. Raises StartError."""
+    """Kill and restart the two processes with state; the ratio is to one LIST of what they read. Raises StartError."""
     began = time.monotonic()
     sizes = [len(stand.cluster.api.get(path)["items"]) for path in READ]
     listing = time.monotonic() - began
@@ -143,7 +197,7 @@ def restart(stand: Stand) -> list[Row]:
 
 
 def move_on(stand: Stand) -> list[Row]:
-    """End one pod; a waiting one must get its GPUs. Raises TooSlow."""
+    """End one pod; waiting pods must get its GPUs. Raises TooSlow."""
     journal = stand.journal
     holder = next(pod for pod in sorted(journal.bound_at))
     bound = len(journal.bound_at)
@@ -186,7 +240,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000, help=f"fake nodes of {GPUS} GPUs, each held whole")
     parser.add_argument("--pending", type=int, default=2000, help="pods that wait for a GPU")
-    parser.add_argument("--idle-seconds", type=float, default=60.0, help="how long nothing happens")
+    parser.add_argument("--idle-seconds", type=float, default=60.0, help="seconds of idle measurement")
     parser.add_argument("--planted", action="store_true", help="write Leases and Bindings here, on slow machines")
     parser.add_argument("--name", default="bench-load", help="name of the cluster")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
-"""An extender that decides nothing: every node fits, none is better, and bind posts a bare Binding.
+"""An extender without decisions: every node fits, all score the same, and bind posts a bare Binding.
 
-Run as `python -m bench.noop_extender --kubeconfig FILE`. It stands where Atoll's extender would, under the same
-scheduler configuration, so that the difference between the two is what Atoll costs.
+Run as `python -m bench.noop_extender --kubeconfig FILE`. It replaces Atoll's extender under the same
+scheduler configuration, so that the difference between the two is Atoll's cost.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""Cases that other allocators' tests expect, put to Atoll: `python -m bench.peer_cases device FILE.jsonl`.
+"""Runs cases from other allocators' tests on Atoll: `python -m bench.peer_cases device FILE.jsonl`.
 
 For gangs, `python -m bench.peer_cases domain FILE.jsonl`: see bench.peer_domains. For devices:
 
 In: one JSON object per line: topology (a known machine, rows of cells, or an object with `links`), or links beside it;
-available, required, size and want; or start and a sequence of {size, want}. Missing: all GPUs are available, none
-required, the size is that of `want`; without `want` there is nothing to compare with. `want` may list several sets.
+available, required, size and want; or start and a sequence of {size, want}. Defaults: all GPUs are available, none
+required, the size is that of `want`; without `want` nothing is compared. `want` may list several sets.
 Out: one JSON line per case (id, wanted, chosen, wantedQuality, chosenQuality, verdict, why) and a summary line.
 
 Verdicts: same (the same set), equal (another set of equal ring bandwidth), better (more bandwidth, or served where the
-peer gives up), worse. Where a policy does not ask for bandwidth (packed, spread), a poorer ring is equal as long as the
-set serves the policy's own end at least as well as the wanted one. Exit code 1 when any case is worse.
+peer gives up), worse. For a policy that does not ask for bandwidth (packed, spread), a poorer ring is equal if the set
+serves the policy's own goal at least as well as the wanted one. Exit code 1 if any case is worse.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WORDS: Final = frozenset(
         *("matrix", "nvswitch", "pcie_generation", "pcie_gen", "smp_GBps"),
     )
 )
-"""Everything that a case may say and that is weighed, or needs no weighing."""
+"""Fields of a case that are evaluated or can be ignored."""
 _NUMBERED: Final = re.compile(
     r"(?:gpu|cuda|nvidia|device)?[-_: ]*([0-9]{1,4})(?:::[0-9]{1,4}|-([0-9]{1,4}))?", re.ASCII | re.IGNORECASE
 )
@@ -63,9 +63,9 @@ _NUMBERED: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CaseStep:
-    """One ask of a case: what is free before it, what is required, how many, and the sets that the peer may give.
+    """One request of a case: the free GPUs before it, the required ones, the size, and the sets that the peer may give.
 
-    foreign: something that is required is no GPU of the machine. wants: None where the case names none."""
+    foreign: a required GPU is not one of the machine's. wants: None if the case names none."""
 
     free: int
     required: int
@@ -76,9 +76,9 @@ class CaseStep:
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:
-    """What Atoll gives for a step, with both qualities (0 for nothing); serves: as well as the wanted set by the
-    policy's own measure; note: why nothing was given, or why by another policy; givable: whether what is wanted is
-    free, of the asked size and with all that is required (not looked at in a sequence: the peer left other GPUs)."""
+    """Atoll's answer to a step, with both qualities (0 for nothing); serves: as well as the wanted set by the policy's
+    own measure; note: why nothing was given, or why by another policy; givable: the wanted set is free, of the
+    requested size and has all required GPUs (not checked in a sequence: the peer left other GPUs)."""
 
     want: tuple[int, ...] | None
     chosen: tuple[int, ...]
@@ -90,7 +90,7 @@ class CaseOutcome:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a file of cases; 0 unless a case is worse."""
+    """Run a file of cases; return 1 if any case is worse, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.peer_cases", description=__doc__)
     parser.add_argument("kind", choices=["device", "domain"])
     parser.add_argument("file", type=Path)
@@ -117,7 +117,7 @@ def _unreadable(name: str, why: str) -> dict[str, Any]:
 
 
 def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:
-    """Answer one case, a single ask or a sequence of them. name: of a case without an id."""
+    """Answer one case, a single request or a sequence. name: for a case without an id."""
     if not isinstance(case, dict):
         raise TypeError(f"a case is an object, not {type(case).__name__}")
     subject, named = _machine(case)
@@ -145,7 +145,7 @@ def answer_case(case: dict[str, Any], *, name: str) -> dict[str, Any]:
 
 
 def _machine(case: dict[str, Any]) -> tuple[Machine, str]:
-    """The machine of a case, and a word where another stands for it."""
+    """The machine of a case, and a note if another replaces it."""
     topology = case.get("topology")
     told = topology if isinstance(topology, dict) else case
     links = topology if isinstance(topology, list) else _first_told(told, "links", "matrix")
@@ -169,8 +169,8 @@ def _machine(case: dict[str, Any]) -> tuple[Machine, str]:
 
 
 def _known_machine(case: dict[str, Any], name: str) -> tuple[Machine, str]:
-    """The known machine of that name, however it is spelled, or the only one whose name holds it or is held by it; else
-    one of as many GPUs as the case names."""
+    """The known machine of that name in any spelling, or the only one whose name contains it or is contained in it;
+    else one with as many GPUs as the case names."""
     wanted = _letters(name)
     known = [one for one in profile_names() if _letters(one) == wanted]
     near = [one for one in profile_names() if wanted and (wanted in _letters(one) or _letters(one) in wanted)]
@@ -185,7 +185,7 @@ def _known_machine(case: dict[str, Any], name: str) -> tuple[Machine, str]:
 
 
 def _gpus_named(case: dict[str, Any]) -> int:
-    """How many GPUs a machine needs for all that a case names."""
+    """Number of GPUs that a machine needs for all that a case names."""
     steps = [step for step in [case, *(case.get("sequence") or ())] if isinstance(step, dict)]
     lists = [_members(step.get(key)) for step in steps for key in ("available", "start", "required")]
     lists += [list(members) for step in steps for members in _wants(step.get("want")) or ()]
@@ -224,7 +224,7 @@ def _single(subject: Machine, case: dict[str, Any], *, policy: Policy) -> CaseOu
 
 
 def _play(subject: Machine, case: dict[str, Any], *, policy: Policy) -> Iterator[CaseOutcome]:
-    """A sequence on one machine: each ask meets what Atoll itself has left."""
+    """A sequence on one machine: each request sees what Atoll itself has left."""
     start = _first_told(case, "start", "available")
     free = subject.full if start is None else _mask(subject, start)
     for ask in case["sequence"]:
@@ -267,7 +267,7 @@ def _wants(told: object) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _members(told: object) -> list[Any]:
-    """GPUs as numbers, whether told as 3, "3" or "GPU3", or several in one text; what is none is left as it is."""
+    """GPUs as numbers, from 3, "3" or "GPU3", or several in one text; other values stay unchanged."""
     if told is None:
         return []
     parts = told.replace(",", " ").split() if isinstance(told, str) else told
@@ -319,7 +319,7 @@ def _chosen(subject: Machine, step: CaseStep, policy: Policy) -> tuple[tuple[int
 def _serves(
     subject: Machine, step: CaseStep, policy: Policy, *, want: tuple[int, ...] | None, chosen: tuple[int, ...]
 ) -> bool:
-    """Whether the chosen set is no worse than the wanted one by the policy's own cost, where that is not bandwidth."""
+    """True if the chosen set is no worse than the wanted one by the policy's own cost, if that is not bandwidth."""
     if POLICIES[policy].ranks_quality or not want or not chosen or len(set(want)) != step.size:
         return False
     costs = [
@@ -346,7 +346,7 @@ def _quality(subject: Machine, members: tuple[int, ...]) -> float:
 
 
 def _verdict(outcomes: list[CaseOutcome], *, policy: Policy) -> tuple[str, str]:
-    """Worse when one ask went unserved or the sum of qualities fell; better when it rose or more was served."""
+    """Worse if a request was not served or the sum of qualities fell; better if it rose or more was served."""
     told = [one for one in outcomes if one.want is not None]
     note = next((one.note for one in outcomes if one.note), "")
     refused = next((one for one in told if one.want and not one.chosen), None)

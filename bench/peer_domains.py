@@ -1,4 +1,4 @@
-"""Gang scenarios that another scheduler's tests expect, put to Atoll: `python -m bench.peer_cases domain FILE.jsonl`.
+"""Runs gang scenarios from another scheduler's tests on Atoll: `python -m bench.peer_cases domain FILE.jsonl`.
 
 In: one JSON object per line: levels, nodes, usage and pod sets, each with what the peer answers (want, want_fail); a
 first line with `meta` explains the fields. Out: one JSON line per scenario (id, found, peerFound, valid, domains,
@@ -30,7 +30,7 @@ Places = dict[str, dict[str, int]]
 
 
 def answers(lines: Iterable[str], order: Order = Order.NEAREST) -> Iterator[dict[str, Any]]:
-    """Return one answer per scenario in one of the orders; one that cannot be read counts as worse, with the reason."""
+    """Return one answer per scenario in one of the orders; an unreadable one counts as worse, with the reason."""
     defaults: dict[str, Any] = {}
 
     def answer(case: Any, name: str) -> dict[str, Any] | None:  # noqa: ANN401 - whatever JSON may hold
@@ -44,7 +44,7 @@ def answers(lines: Iterable[str], order: Order = Order.NEAREST) -> Iterator[dict
 
 
 def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - whatever JSON may hold
-    """Return the value without the fields that are null."""
+    """Return the value without null fields."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -112,7 +112,7 @@ def _answer(scenario: Scenario, order: Order) -> tuple[Places | None, str]:
 
 
 def _leading(scenario: Scenario) -> list[AskedPodSet]:
-    """Pod sets whose own request counts: a leader is placed by the request of its workers."""
+    """Pod sets whose own request counts: a leader is placed by its workers' request."""
     largest: dict[str, AskedPodSet] = {}
     for asked in scenario.asked:
         other = largest.get(asked.group)
@@ -122,7 +122,7 @@ def _leading(scenario: Scenario) -> list[AskedPodSet]:
 
 
 def _grouped(scenario: Scenario) -> Iterator[PodSet]:
-    """Pod sets under numbers as names, for names may be empty or repeated."""
+    """Pod sets with numbers as names, because names may be empty or repeated."""
     for number, asked in enumerate(scenario.asked):
         one = asked.pod_set
         yield PodSet(
@@ -137,7 +137,7 @@ def _grouped(scenario: Scenario) -> Iterator[PodSet]:
 
 
 def _repaired(scenario: Scenario) -> tuple[Places | None, str]:
-    """Lost members anew, the others where they are; first beside them, else as if they took nothing."""
+    """Place lost members anew, the others stay; first beside them, else as if they used nothing."""
     if scenario.kept:
         return {name: dict(rows) for name, rows in scenario.existing.items()}, "kept: its only pod is not moved"
     gone = [
@@ -210,7 +210,7 @@ def _domains(scenario: Scenario, places: Places) -> int:
 
 
 def problems(scenario: Scenario, places: Places) -> list[str]:
-    """What a placement breaks of the scenario's constraints; counted anew, without the search's code."""
+    """Constraints of the scenario that a placement violates, checked without the search's code."""
     found: list[str] = []
     if scenario.kept:
         return found
@@ -252,7 +252,7 @@ def _request_problems(scenario: Scenario, asked: AskedPodSet, there: Mapping[str
 
 
 def _group_problems(scenario: Scenario, places: Places) -> list[str]:
-    """A group's leader lies in the domain that its workers require."""
+    """Problem if a group's leader is outside the domain that its workers require."""
     found: list[str] = []
     for leading in _leading(scenario):
         if leading.group and leading.pod_set.request.mode is Mode.REQUIRED:

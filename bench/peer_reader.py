@@ -1,6 +1,6 @@
 """Reads files of peers' cases, one JSON object per line, and prints one answer per case and a summary.
 
-A line that makes no sense becomes an answer that says why; a file always ends with its summary.
+An invalid line becomes an answer that says why; the summary always comes last.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from topology.errors import TopologyError
 UNREADABLE: Final = (
     TopologyError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration
 )  # fmt: skip
-"""What a case without sense may raise: wrong types, missing fields, deep nesting, numbers without end."""
+"""Errors of an invalid case: wrong types, missing fields, deep nesting, endless numbers."""
 Row = dict[str, Any]
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines of a file; bytes that are no text are replaced. Raises OSError."""
+    """Return the lines of a file; bytes that are not text are replaced. Raises OSError."""
     return file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
 
 
 def answers(
     lines: Iterable[str], answer: Callable[[Any, str], Row | None], unreadable: Callable[[str, str], Row]
 ) -> Iterator[Row]:
-    """Answer case by case. answer: of a case and the name of its line; None prints nothing. unreadable: the row for a
-    line's name and the reason."""
+    """Answer case by case. answer: takes a case and the name of its line; None prints nothing. unreadable: gives the
+    row for a line's name and the reason."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -43,7 +43,7 @@ def answers(
 
 
 def report(rows: Iterable[Row], *, noun: str, verdicts: Sequence[str]) -> int:
-    """Print the rows and how many there are of each verdict; return 1 when any is worse, else 0."""
+    """Print the rows and the number of each verdict; return 1 if any is worse, else 0."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts[row["verdict"]] += 1

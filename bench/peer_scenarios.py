@@ -1,9 +1,9 @@
-"""One gang scenario of another scheduler's tests as Atoll's own question.
+"""One gang scenario from another scheduler's tests as input of Atoll's search.
 
-In: a JSON object with levels, nodes, usage and pod sets. Out: a `Scenario`: a snapshot of what that scheduler's tree of
-domains holds, and pod sets with what kube-scheduler would refuse taken out. Nodes that are not ready, unschedulable, of
-another flavor or without a level's label are outside. Where the lowest level is no host, the nodes of one domain are
-one place with the sum of what they have, and selectors and taints do not count: so the peer sees them.
+In: a JSON object with levels, nodes, usage and pod sets. Out: a `Scenario`: a snapshot of that scheduler's tree of
+domains, and pod sets that exclude the nodes that kube-scheduler would refuse. Nodes that are not ready, unschedulable,
+of another flavor or without a level's label are outside. If the lowest level is not the host, the nodes of one domain
+are one place with the sum of their resources, and selectors and taints do not count, as in the peer.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ Json = Mapping[str, Any]
 
 
 class Unsupported(Exception):
-    """The scenario is about the peer's own objects."""
+    """The scenario concerns the peer's own objects."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedPodSet:
-    """One pod set as asked; problem: why it cannot be asked at all. level: what its domains are counted at."""
+    """One pod set of the scenario; problem: why it is impossible. level: the level at which its domains are counted."""
 
     pod_set: PodSet
     group: str
@@ -84,8 +84,8 @@ class AskedPodSet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scenario:
-    """paths: of every place by name, those outside of the tree included. existing: (place, count) per pod set that
-    is to be repaired. kept: the placement stays as it is, whatever became of its hosts. odd: fields nobody knows."""
+    """paths: of every place by name, including those outside the tree. existing: (place, count) per pod set to repair.
+    kept: the placement stays, whatever happened to its hosts. odd: unknown fields."""
 
     id: str
     levels: tuple[str, ...]
@@ -99,12 +99,12 @@ class Scenario:
 
     @property
     def peer_found(self) -> bool:
-        """Whether the peer answers with places for every pod set."""
+        """True if the peer's answer has places for every pod set."""
         return all(asked.want is not None for asked in self.asked)
 
 
 def scenario_of(case: Json, defaults: Json) -> Scenario:
-    """Read a scenario. Raises Unsupported, and KeyError, TypeError or ValueError for what is no scenario."""
+    """Read a scenario. Raises Unsupported, and KeyError, TypeError or ValueError for anything else."""
     gates = {**GATES, **defaults, **case.get("gates", {})}
     if gates["ElasticJobsViaWorkloadSlicesWithTAS"] and any("previous" in row for row in case["podsets"]):
         raise Unsupported("resizes an earlier placement (elastic workload slices)")
@@ -136,7 +136,7 @@ def scenario_of(case: Json, defaults: Json) -> Scenario:
 
 
 def _odd(case: Json) -> tuple[str, ...]:
-    """Fields that nobody knows: they may change the answer, so they are named."""
+    """Unknown fields, named because they may change the answer."""
     odd = set(case.keys() - KNOWN)
     odd |= {f"nodes.{key}" for node in case["nodes"] for key in node.keys() - KNOWN_OF_NODES}
     odd |= {f"podsets.{key}" for row in case["podsets"] for key in row.keys() - KNOWN_OF_POD_SETS}
@@ -148,12 +148,12 @@ def _short(level: str) -> str:
 
 
 def _named(rows: Iterable[Json], kind: str) -> Iterable[Json]:
-    """Rows, those without a name under their number."""
+    """Rows; those without a name get their number."""
     return [{"name": f"{kind} {number}", **row} for number, row in enumerate(rows)]
 
 
 def _expanded(nodes: Iterable[Json]) -> Iterable[Json]:
-    """`repeat` identical nodes get names of their own, and host labels of their own where they have one."""
+    """Expand `repeat` into nodes with their own names and, if they have one, host labels."""
     for node in nodes:
         count = int(node.get("repeat", 1))
         if count > REPEAT_MAX:
@@ -168,7 +168,7 @@ def _expanded(nodes: Iterable[Json]) -> Iterable[Json]:
 
 
 def _labels(node: Json) -> dict[str, str]:
-    """Labels by their own and by their short names."""
+    """Labels by full and by short name."""
     labels = dict(node.get("labels", {}))
     full = {short: key for key, short in SHORT.items()}
     both = {**labels, **{_short(key): value for key, value in labels.items()}}
@@ -192,7 +192,7 @@ def _is_inside(node: Json, levels: tuple[str, ...], flavor: Json) -> bool:
 def _free(
     case: Json, nodes: Iterable[Json], levels: tuple[str, ...], *, overlapping: bool
 ) -> dict[str, dict[str, int]]:
-    """What is left per place after other pods and what flavors have reserved."""
+    """Free resources per place after other pods and flavors' reservations."""
     free: dict[str, dict[str, int]] = {}
     place_of: dict[str, str] = {}
     for node in nodes:
@@ -262,7 +262,7 @@ def _asked(row: Json, case: Json, nodes: Iterable[Json], levels: tuple[str, ...]
 def _request(
     row: Json, slices: list[tuple[str, Any]], levels: tuple[str, ...], *, balanced: bool
 ) -> tuple[TopologyRequest, int, str]:
-    """The request, the index of the level that its domains are counted at, and what makes it impossible."""
+    """The request, the index of the level at which its domains are counted, and what makes it impossible."""
     whole = tuple(Slice(level, size) for level, size in slices if size)
     lowest = len(levels) - 1
     name = _short(str(row.get("required") or row.get("preferred") or ""))

@@ -1,12 +1,12 @@
 """Placement benchmarks: `python -m bench.placement speed|churn [--json]`.
 
 speed: scoring thousands of nodes as filter and prioritize do once their rows are known, in microseconds and as a ratio
-to plainly gathering and minimising one array of that many floats in numpy; building a class's tables for all counts,
-once its qualities are known, in milliseconds and as a ratio to the plain pair sums of all its sets; the memory that a
-class's tables take. churn: quality of placement, rejections and GPUs in use, of Atoll and of the re-created rules of
-others on the same arrivals (bench/churn.py), at the load of the targets and at 100 % and 130 % demand. Speed is CPU
-time of one run on one machine; only ratios and the churn's shares can be compared between machines. Traces of real
-clusters: `python -m bench.traces`.
+to gathering and minimising one array of that many floats in numpy; building a class's tables for all counts once its
+qualities are known, in milliseconds and as a ratio to the pair sums of all its sets; the memory of a class's tables.
+churn: quality of placement, rejections and GPUs in use, for Atoll and the re-created rules of others on the same
+arrivals (bench/churn.py), at the target load and at 100 % and 130 % demand. Speed is CPU time of one run on one
+machine; only ratios and the churn's shares can be compared between machines. Traces of real clusters: `python -m
+bench.traces`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ CHURN_SHAPES: Final = ("dgx1-v100", "h100-nvl-8", "mi250x-8gcd", "dgx-h100", "l4
 NODES: Final = (1_000, 5_000, 50_000)
 REPEATS: Final = 31
 SEEDS: Final = tuple(range(7001, 7011))
-"""Seeds that no weight was tuned on."""
+"""Seeds that were not used for tuning weights."""
 LOAD: Final = 0.92
 QUALITY_TARGET: Final = 0.99
 REJECTED_TARGET: Final = 0.01
-"""How much more often than under best fit the largest asks may be rejected."""
+"""Allowed excess over best fit in rejections of the largest requests."""
 
 
 def main(arguments: list[str]) -> int:
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
         type=float,
         nargs="+",
         default=[LOAD],
-        help="asked GPUs, relative to all; 1 and 1.3 are a demand of 100 and 130 %%",
+        help="requested GPUs relative to all; 1 and 1.3 are a demand of 100 and 130 %%",
     )
     parser.add_argument("--arrivals", type=int, default=20_000)
     parser.add_argument("--nodes", type=int, default=64)
@@ -79,7 +79,7 @@ def _mix(words: str) -> Demand:
 
 
 def speed() -> Iterator[dict[str, Any]]:
-    """Builds of all shapes, while nothing is kept yet, then scores of all nodes."""
+    """Time builds of all shapes with empty caches, then scores of all nodes."""
     yield from map(_build_figures, SHAPES)
     yield from map(_score_figures, NODES)
 
@@ -94,7 +94,7 @@ def _churns(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def churn(shape: str, loads: Sequence[Load], *, nodes: int, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Means over the loads (one per seed), per rule, on one shape; Atoll's row tells whether it met its targets."""
+    """Means over the loads (one per seed), per rule, on one shape; Atoll's row says whether it met its targets."""
     machine = profile(shape).machine
     rules = {name: rule for name, rule in rules_for(machine, loads[0].demand).items() if name in set(names)}
     results = [result for load in loads for result in run(machine, nodes=nodes, load=load, rules=rules)]
@@ -154,7 +154,7 @@ def _build_figures(name: str) -> dict[str, Any]:
 
 
 def _pair_sums_in_python(machine: Machine) -> list[int]:
-    """The yardstick of builds: what the simplest rule would do, the pair sum of every set."""
+    """Baseline of builds: the simplest rule, the pair sum of every set."""
     return [
         sum(strength(machine.links[first][second]) for first, second in itertools.combinations(members, 2))
         for count in range(1, machine.count + 1)
@@ -168,7 +168,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _once(action: Callable[[], object]) -> float:
-    """CPU seconds, which other work on the machine disturbs least."""
+    """CPU seconds of one run; other work on the machine affects them least."""
     start = time.process_time()
     action()
     return time.process_time() - start

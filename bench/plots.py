@@ -1,10 +1,10 @@
 """Pictures of placement as plain SVG: `python -m bench.plots DIRECTORY`.
 
-In: a directory. Out: `placement-sets.svg` (which five GPUs of the DGX-1V mesh, and what their links carry) and
-`placement-loss.svg` (how a pair and a single GPU are weighed on a bridged machine), which docs/placement.md shows; with
-`--churn SHAPE` also quality and fragmentation over time for each rule, `churn-SHAPE.svg`. Plain text rather than the
-work of a plotting library, which would be a large dependency for four kinds of marks. The background is white, so that
-the pictures can be read in dark pages and in print.
+Writes `placement-sets.svg` (the choice of five GPUs of the DGX-1V mesh, and what their links carry) and
+`placement-loss.svg` (the choice of a single GPU on a bridged machine) for docs/placement.md; with `--churn SHAPE` also
+quality and fragmentation over time for each rule, `churn-SHAPE.svg`. The SVG is written as text, because a plotting
+library would be a large dependency for four kinds of marks. The background is white, so that the pictures can be read
+on dark pages and in print.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def line(start: Point, end: Point, *, width: float = 1.0, colour: str = INK) -> 
 
 
 def disc(at: Point, words: str, *, filled: bool) -> str:
-    """A GPU: filled when it belongs to the set."""
+    """A GPU; filled if it belongs to the set."""
     fill, ink = (STRONG, "#ffffff") if filled else ("#ffffff", INK)
     circle = f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="17" fill="{fill}" stroke="{INK}"/>'
     return circle + text((at[0], at[1] + 5), words, anchor="middle", colour=ink, bold=True)
@@ -73,7 +73,7 @@ def path(points: Sequence[Point], *, colour: str, width: float = 1.6) -> str:
 
 
 def sets_picture() -> str:
-    """Five GPUs on the DGX-1V mesh: a quad and one more beside the set that is chosen."""
+    """Five GPUs on the DGX-1V mesh: a quad plus one, beside the chosen set."""
     machine = profile("dgx1-v100").machine
     answer = choose(machine, machine.full, DeviceRequest(5))
     assert isinstance(answer, Choice)
@@ -104,7 +104,7 @@ def _mesh(machine: Machine, members: tuple[int, ...], *, centre: Point, words: s
 
 
 def loss_picture() -> str:
-    """One GPU on the bridged machine: what each possible choice would leave behind, and what that loses."""
+    """One GPU on the bridged machine: what each possible choice would leave, and the loss."""
     machine = profile("h100-nvl-8").machine
     lost = losses(machine, PRIOR)
     rows = [(0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 4, 5), (0, 1, 4, 5)]
@@ -138,7 +138,7 @@ def _pairs(machine: Machine, free: tuple[int, ...], given: int, *, y: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Where one curve sheet stands, and the range of its values."""
+    """Place of one chart, and the range of its values."""
 
     top: float
     height: float
@@ -152,7 +152,7 @@ class Panel:
 
 
 def churn_picture(results: Sequence[ChurnResult], *, shape: str) -> str:
-    """Mean quality of the pods that run, and the part of free GPUs lost to fragmentation, over time for each rule."""
+    """Mean quality of running pods, and the share of free GPUs lost to fragmentation, over time for each rule."""
     parts = [text((20, 28), f"{shape}: every rule meets the same pods", size=16, bold=True)]
     quality = [[moment.quality for moment in result.moments] for result in results]
     lost = [[moment.lost for moment in result.moments] for result in results]
@@ -179,7 +179,7 @@ def _sheet(panel: Panel, words: str, rows: Sequence[Sequence[float]]) -> list[st
 
 
 def smoothed(moments: Sequence[Moment], *, over: int) -> tuple[Moment, ...]:
-    """Means of so many moments each."""
+    """Means of `over` moments each."""
     groups = [moments[at : at + over] for at in range(0, len(moments) - over + 1, over)]
     return tuple(
         Moment(group[0].time, sum(m.quality for m in group) / over, sum(m.lost for m in group) / over)
@@ -188,7 +188,7 @@ def smoothed(moments: Sequence[Moment], *, over: int) -> tuple[Moment, ...]:
 
 
 def churn_results(shape: str, *, arrivals: int, nodes: int = 64, seed: int = 2001) -> list[ChurnResult]:
-    """All rules on one shape, looked at 480 times, eight looks to a point."""
+    """All rules on one shape, with 480 samples, eight per point."""
     machine = profile(shape).machine
     load = Load(arrivals=arrivals, seed=seed)
     results = run(machine, nodes=nodes, load=load, rules=rules_for(machine, PRIOR), moments=480)

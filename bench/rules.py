@@ -1,9 +1,8 @@
-"""The rules that a churn compares: which node and which set each takes, on nodes of one shape.
+"""The rules that a churn compares: each chooses a node and a set, on nodes of one shape.
 
-In: the machine, the demand. Out: `Rule`s by name; each answers (free masks of all nodes, size, number of pods on all
-nodes) with a node and a mask, or None. The peers choose GPUs as bench/baselines.py re-creates them; the node is the
-fullest one that fits, unless the rule is one for nodes. Everything that depends on one node alone is kept by (size,
-free mask).
+A `Rule` takes (free masks of all nodes, size, number of pods on all nodes) and gives a node and a mask, or None. Peers
+choose GPUs by bench/baselines.py; the node is the fullest one that fits, unless the rule is one for nodes. Results that
+depend on one node only are cached by (size, free mask).
 
 - `first-fit`: first node that fits, lowest positions.
 - `best-fit`: fullest node that fits, lowest positions.
@@ -11,7 +10,7 @@ free mask).
 - `worst-card`: fullest node; HAMi's topology-aware policy.
 - `partition`: fullest node; Koordinator's table of aligned sets, else its tree.
 - `fgd`: the node by fragmentation gradient descent, equal scores to the fullest; lowest positions.
-- `atoll`: node and set as the extender names them (`atoll.cluster.fleet`).
+- `atoll`: node and set of the extender (`atoll.cluster.fleet`).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def rules_for(machine: Machine, demand: Demand) -> dict[str, Rule]:
 
 
 def _by_order(order: Orders, sets: Sets) -> Rule:
-    """The first node whose free mask has the least order for the size; the set by mask and size."""
+    """Choose the first node whose free mask has the least order for the size; the set by mask and size."""
 
     def place(free: Ints, count: int, _pods: Ints) -> Place | None:
         of_nodes = order(count)[free]
@@ -75,7 +74,7 @@ def _by_order(order: Orders, sets: Sets) -> Rule:
 
 
 def _kept(choice: Callable[[tuple[int, ...], int], tuple[int, ...] | None]) -> Sets:
-    """A choice of positions as one of masks, kept."""
+    """Turn a choice of positions into a cached choice of masks."""
 
     @cache
     def chosen(free: int, count: int) -> int:
@@ -102,7 +101,7 @@ def _fullest(machine: Machine) -> Orders:
 
 
 def _descending(machine: Machine, demand: Demand) -> Orders:
-    """Fragmentation gradient descent where only GPUs are short: the order depends on the number of free ones."""
+    """Fragmentation gradient descent if only GPUs are scarce: the order depends on the number of free ones."""
     pods = typical((FgdPodKind(0, size), share) for size, share in demand.shares if size <= machine.count)
     rows = np.array([[MILLI * (at < free) for at in range(machine.count)] for free in range(machine.count + 1)])
     fragments = lost(

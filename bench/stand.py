@@ -1,8 +1,8 @@
-"""A control plane, fake nodes, and either Atoll or the no-op extender behind one and the same kube-scheduler.
+"""A control plane, fake nodes, and either Atoll or the no-op extender behind the same kube-scheduler.
 
-In: how many nodes. Out: pods created, bound and deleted on demand, and what each process used for it. Everything in
-deploy/ is applied unchanged, policies and webhook included; only what agents would write (GpuNodeStatus and heartbeat)
-is written here, once.
+Creates, binds and deletes pods on demand, and measures the CPU and memory of each process. Everything in deploy/ is
+applied unchanged, including policies and webhook; only the agents' objects (GpuNodeStatus and heartbeat) are written
+here, once.
 """
 
 import os
@@ -38,13 +38,13 @@ CONTENDERS = {
     "timed": ("controllers", "extender", "proxy"),
     "noop": ("noop",),
 }
-"""Which processes run beside the control plane and the webhook, by who answers kube-scheduler."""
+"""Processes beside the control plane and the webhook, by the extender in use."""
 WATCHED = ("kube-scheduler", "kube-apiserver", "etcd", "extender", "noop", "controllers", "webhook")
 
 
 @contextmanager
 def open_stand(name: str, nodes: int, *, audit_log: bool = False) -> Iterator["Stand"]:
-    """A cluster of that name with Atoll beside fake nodes; gone afterwards. Raises DevclusterError."""
+    """A cluster of that name with Atoll and fake nodes; deleted afterwards. Raises DevclusterError."""
     with DevCluster.start(name, scheduler=False, audit_log=audit_log) as cluster:
         make_namespace(cluster)
         with Journal(cluster.kubeconfig, NAMESPACE) as journal:
@@ -54,7 +54,7 @@ def open_stand(name: str, nodes: int, *, audit_log: bool = False) -> Iterator["S
 
 
 class Stand:
-    """One cluster; `use` says who answers kube-scheduler."""
+    """One cluster; `use` selects the extender."""
 
     def __init__(self, cluster: DevCluster, journal: Journal) -> None:
         self.cluster = cluster
@@ -70,7 +70,7 @@ class Stand:
         parts["proxy"] = AtollPart("proxy", "bench.timing_proxy", self._direct.account, (), EXTENDER_PORT)
 
     def set_up(self, nodes: int) -> None:
-        """Install Atoll beside fake nodes; every part runs afterwards."""
+        """Install Atoll and fake nodes; every part runs afterwards."""
         self.cluster.start_kwok()
         self.cluster.create_fake_nodes(nodes, labels={}, allocatable={names.GPU_RESOURCE: str(GPUS)})
         self.installation.apply_manifests()
@@ -85,9 +85,9 @@ class Stand:
             self.cluster.api.request("POST", paths.gpuclaims(NAMESPACE), body)
 
     def use(self, contender: str) -> None:
-        """Let `atoll` answer, or the same `timed` by a proxy that notes every call, or `noop`.
+        """Select `atoll`, the same `timed` by a proxy that records every call, or `noop`.
 
-        With `noop` no process of Atoll that watches pods runs.
+        With `noop`, no process of Atoll that watches pods runs.
         """
         wanted = CONTENDERS[contender]
         if contender == self._contender:
@@ -104,7 +104,7 @@ class Stand:
 
     @property
     def has_leases(self) -> bool:
-        """Tell whether pods hold Leases."""
+        """True if pods hold Leases."""
         return self._contender != "noop"
 
     def create(self, count: int, *, gpus: int = 1, annotations: Mapping[str, str] | None = None) -> list[str]:
@@ -122,7 +122,7 @@ class Stand:
         self.journal.wait(lambda: all(pod in bound for pod in pods), f"the binding of {len(pods)} pods", WAIT_SECONDS)
 
     def delete(self, pods: Sequence[str]) -> None:
-        """Ask for the graceful end of pods."""
+        """Delete pods gracefully."""
         options = delete_options(grace_period_seconds=GRACE_SECONDS)
         self.cluster.api.request_all(AdminRequest("DELETE", paths.pods(NAMESPACE, pod), options) for pod in pods)
 
@@ -134,7 +134,7 @@ class Stand:
 
     @contextmanager
     def paused(self, *processes: str) -> Iterator[None]:
-        """Stop processes inside the block; they go on where they were."""
+        """Pause processes inside the block; they continue afterwards."""
         for name in processes:
             self.cluster.signal(name, "STOP")
         try:
@@ -144,7 +144,7 @@ class Stand:
                 self.cluster.signal(name, "CONT")
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return what each running process has used so far."""
+        """Return the CPU seconds of each running process so far."""
         running = {name: status.pid for name, status in self._processes().items() if name in WATCHED}
         stats = self.cluster.run("cat", *(f"/proc/{pid}/stat" for pid in running.values())).stdout.splitlines()
         ticks = os.sysconf("SC_CLK_TCK")
@@ -158,7 +158,7 @@ class Stand:
         return {name: status for name, status in self.cluster.processes().items() if status.running}
 
     def revive(self) -> list[str]:
-        """Start what has ended by itself, because it lost its leadership; return the names."""
+        """Restart processes that exited because they lost leadership; return their names."""
         ended = [name for name in (*CONTENDERS[self._contender], "webhook", "kube-scheduler") if not self._runs(name)]
         for name in ended:
             if name == "kube-scheduler":
@@ -186,9 +186,9 @@ class Stand:
 
 
 def write_reports(cluster: DevCluster, shapes: Sequence[str] = PROFILES, *, prefix: str = "") -> None:
-    """Write what agents would: reports of machines of these shapes in turn, and heartbeats that last for a day.
+    """Write the agents' objects: reports of machines of these shapes in turn, and heartbeats that last for a day.
 
-    With `prefix` for the nodes alone whose names begin with it.
+    With `prefix`, only for nodes whose names begin with it.
     """
     nodes = [
         (number, node["metadata"]["name"], node["metadata"]["uid"])
@@ -222,7 +222,7 @@ def write_reports(cluster: DevCluster, shapes: Sequence[str] = PROFILES, *, pref
 
 
 def make_namespace(cluster: DevCluster) -> None:
-    """Make the namespace of the benchmark's pods, with its account."""
+    """Create the namespace of the benchmark's pods, with its account."""
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     cluster.api.request("POST", paths.namespaces(), body)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}

@@ -1,7 +1,7 @@
-"""Stands between kube-scheduler and the extender and notes how long each answer took.
+"""Proxy between kube-scheduler and the extender that records the time of each answer.
 
-Run as `python -m bench.timing_proxy --upstream URL --log FILE`. The log holds `verb seconds` a line: from when the
-whole call was here until the whole answer was. So the extender is timed exactly and from outside, unchanged.
+Run as `python -m bench.timing_proxy --upstream URL --log FILE`. The log has one line `verb seconds` per call, from
+the whole call received to the whole answer received. The extender itself stays unchanged.
 """
 
 import argparse

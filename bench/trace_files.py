@@ -1,7 +1,7 @@
-"""Traces of whole clusters as frozen values: the machines, the pods, and the order in which pods come.
+"""Traces of whole clusters as frozen values: the machines, the pods, and the order of arrivals.
 
-In: two CSV files in the format of the openb traces (nodes: sn, cpu_milli, memory_mib, gpu, model; pods: name,
-cpu_milli, memory_mib, num_gpu, gpu_milli and, where told, gpu_spec). Out: Nodes, Pods, and by a seed the arrivals.
+Reads two CSV files in the format of the openb traces (nodes: sn, cpu_milli, memory_mib, gpu, model; pods: name,
+cpu_milli, memory_mib, num_gpu, gpu_milli and optionally gpu_spec). A seed gives the order of arrivals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GPUS_MAX: Final = 16
 
 
 class TraceError(ValueError):
-    """A file that is no trace. Says which file, which line and what is wrong with it."""
+    """A file is not a trace; the message names the file, the line and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TracePod:
 
     @property
     def whole(self) -> bool:
-        """Whether it asks for whole GPUs."""
+        """True if it asks for whole GPUs."""
         return self.kind.gpus > 0 and self.kind.gpu_milli == MILLI
 
     @property
@@ -99,7 +99,7 @@ def _number(row: dict[str, str], column: str, most: int = 1 << 40) -> int:
 
 
 def arrivals(pods: Sequence[TracePod], gpus: int, *, seed: int) -> list[TracePod]:
-    """Pods by chance until they ask for OVERLOAD of the GPUs: those of the list first, then drawn again from it."""
+    """Shuffled pods until they ask for OVERLOAD of the GPUs: those of the list first, then drawn again from it."""
     if not any(pod.milli for pod in pods):
         raise TraceError("no pod asks for a GPU")
     random = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""The rules that a trace is played under: which node and which GPUs each pod gets.
+"""The rules that a trace is played under: each chooses a node and GPUs for a pod.
 
-In: what is free on every node (`TraceCapacity`), a pod. Out: a node and positions, or None. Every rule sees only nodes
-with enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters see to.
+A rule takes the free capacity of every node (`TraceCapacity`) and a pod, and gives a node and positions, or None. It
+sees only nodes with enough CPU, memory and GPUs of an allowed model, like kube-scheduler's own filters.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from topology.model import Machine, machine, mask_of
 from topology.profiles import profile
 
 KNOWN: Final = {("V100M16", 8): "dgx1-v100", ("V100M32", 8): "dgx1-v100", ("G2", 8): "dgx-h100", ("G3", 8): "dgx-h100"}
-"""Shapes of the models that have links; G2 and G3 are hidden names, taken for NVSwitch machines. Others: PCIe alone."""
+"""Shapes of the models that have links; G2 and G3 are anonymised names, taken for NVSwitch machines. Others: PCIe
+only."""
 
 
 class TraceCapacity:
-    """What is free on every node. Changed by `take` alone."""
+    """Free capacity of every node; only `take` changes it."""
 
     def __init__(self, nodes: Sequence[TraceNode]) -> None:
         self.nodes = tuple(nodes)
@@ -41,7 +42,7 @@ class TraceCapacity:
         self._allowed: dict[str, Bools] = {}
 
     def allowed(self, models: str) -> Bools:
-        """Which nodes have a GPU model that a pod may run on."""
+        """For each node, whether a pod may run on its GPU model."""
         if models not in self._allowed:
             kind = FgdPodKind(0, 0, 0, models)
             self._allowed[models] = np.array([kind.may_run_on(node.model) for node in self.nodes], dtype=np.bool_)
@@ -85,7 +86,7 @@ def first_fit(room: TraceCapacity, pod: TracePod) -> Place | None:
 
 
 def by_chance(seed: int) -> Rule:
-    """Any node that fits."""
+    """A random node that fits."""
     random = np.random.default_rng(seed)
 
     def place(room: TraceCapacity, pod: TracePod) -> Place | None:
@@ -110,7 +111,7 @@ def first_positions(room: TraceCapacity, node: int, pod: TracePod) -> tuple[int,
 class Gradient:
     """Fragmentation gradient descent; of equal scores the node with the fewest free GPUs, then the least free CPU.
 
-    Scores are kept by kind of pod, and only those of nodes that have changed since are computed anew.
+    Scores are cached by kind of pod; only those of changed nodes are computed again.
     """
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
@@ -137,7 +138,7 @@ class Gradient:
         return node, first_positions(room, node, pod) if kept.at[node] < 0 else (int(kept.at[node]),)
 
     def _look(self, room: TraceCapacity) -> None:
-        """Note which nodes have changed since the last look; all where it is another room."""
+        """Note the nodes that changed since the last look; all for another room."""
         self._moment += 1
         if self._seen is not room:
             self._seen = room
@@ -148,7 +149,7 @@ class Gradient:
         self._cpu_milli, self._gpu_milli = room.cpu_milli.copy(), room.gpu_milli.copy()
 
     def _scores(self, room: TraceCapacity, rows: Ints, pod: TracePod) -> tuple[Ints, Ints]:
-        """The score of these nodes, and the GPU it is reached with where the pod asks for a fraction, else -1."""
+        """The score of these nodes, and its GPU if the pod asks for a fraction, else -1."""
         before = lost(self._typical, room.cpu_milli[rows], room.gpu_milli[rows], self._allowed[rows])
         best = np.full(len(rows), -1, dtype=np.int64)
         at = np.full(len(rows), -1, dtype=np.int64)
@@ -160,7 +161,7 @@ class Gradient:
         return best, at
 
     def _after(self, room: TraceCapacity, rows: Ints, pod: TracePod, position: int | None) -> tuple[np.ndarray, Bools]:
-        """What is lost after placing, and where that GPU can hold the pod."""
+        """Loss after placing, and where that GPU can hold the pod."""
         gpu_milli = room.gpu_milli[rows]
         able = np.ones(len(rows), dtype=np.bool_)
         if position is not None:
@@ -178,7 +179,7 @@ class Gradient:
 
 
 class _Scores:
-    """What one kind of pod scores on every node, as of a moment, and on which GPU."""
+    """Scores of one kind of pod on every node, and the GPUs, as of a moment."""
 
     def __init__(self, nodes: int) -> None:
         self.moment = 0
@@ -187,7 +188,7 @@ class _Scores:
 
 
 def machine_of(node: TraceNode) -> Machine:
-    """The geometry a node is taken for: a known one, or GPUs joined by PCIe."""
+    """The assumed geometry of a node: a known one, or GPUs joined by PCIe."""
     known = KNOWN.get((node.model, node.gpus))
     if known is not None:
         return profile(known).machine
@@ -196,8 +197,8 @@ def machine_of(node: TraceNode) -> Machine:
 
 
 class Atoll:
-    """The extender's own choice of a node and a set, over the nodes that kube-scheduler's filters leave; pods without
-    GPUs go by best fit. It knows what CPU the nodes have left and the asks of all pods, as after a while of service.
+    """The extender's own choice of a node and a set, among the nodes that pass kube-scheduler's filters; pods without
+    GPUs use best fit. It knows the nodes' free CPU and the requests of all pods, as after some time of service.
     """
 
     def __init__(
@@ -250,7 +251,7 @@ class Atoll:
         return int(name), answer.choice.positions
 
     def _renew(self, room: TraceCapacity, index: int) -> None:
-        """Tell the fleet what is free on a node now."""
+        """Update the fleet with the free GPUs of a node."""
         shape, name, total = self._shapes[index], name_of(index), room.nodes[index].cpu_milli
         if shape is None:
             return
@@ -265,7 +266,7 @@ def _shape(node: TraceNode) -> NodeShape:
 
 
 def _shared(room: TraceCapacity, fits: Ints, pod: TracePod) -> Place | None:
-    """The fullest GPU that is shared already and holds the pod."""
+    """The fullest GPU that is already shared and can hold the pod."""
     gpu_milli = room.gpu_milli[fits]
     open_milli = np.where((gpu_milli >= pod.kind.gpu_milli) & (gpu_milli < MILLI), gpu_milli, MILLI)
     if not len(fits) or open_milli.min() == MILLI:
@@ -275,7 +276,7 @@ def _shared(room: TraceCapacity, fits: Ints, pod: TracePod) -> Place | None:
 
 
 def demand_of(pods: Iterable[TracePod]) -> Demand:
-    """The sizes that the pods ask for, as Atoll's histogram counts them."""
+    """The pods' sizes, as Atoll's histogram counts them."""
     histogram = Histogram()
     for pod in pods:
         if pod.kind.gpus:

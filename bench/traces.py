@@ -1,17 +1,17 @@
-"""Traces of whole clusters, played under several rules: `python -m bench.traces --pods FILE --nodes FILE`.
+"""Plays traces of whole clusters under several rules: `python -m bench.traces --pods FILE --nodes FILE`.
 
 In: two CSV files in the format of the openb traces (nodes: sn, cpu_milli, memory_mib, gpu, model; pods: name,
-cpu_milli, memory_mib, num_gpu, gpu_milli and, where told, gpu_spec). Out: one line per rule with the GPU allocation
-rate, in shares of all GPUs, when pods that ask for 100 % and for 130 % of them have come. Pods arrive and stay; the
-list is filled up with pods drawn from it by chance, or cut by chance, until it asks for 130 %, and shuffled.
+cpu_milli, memory_mib, num_gpu, gpu_milli and optionally gpu_spec). Out: one line per rule with the share of GPUs
+allocated when the arrived pods ask for 100 % and for 130 % of them. Pods arrive and stay; random pods are drawn from
+the list, or cut, until it asks for 130 %, and the list is shuffled.
 
-Every rule sees only nodes with enough CPU, memory and GPUs of an allowed model, as kube-scheduler's own filters see to.
+Every rule sees only nodes with enough CPU, memory and GPUs of an allowed model, like kube-scheduler's own filters.
 
-- `whole` plays only the pods that ask for whole GPUs. `atoll` is the product's own choice, through the arrays that the
-  extender answers from; `atoll, blind` is the same where the CPU that nodes have left is not known.
-- `full` plays all pods. Atoll's claims know no fraction of a GPU: `share` lets pods that ask for one share a GPU that
-  was given as one whole (the fullest that fits), and asks Atoll for a new one where none fits; `round-up` gives each
-  a GPU of its own, of which only the asked fraction counts as allocated. Both are told; the other rules share.
+- `whole` plays only the pods that ask for whole GPUs. `atoll` is the product's own choice, through the
+  extender's arrays; `atoll, blind` is the same without the nodes' free CPU.
+- `full` plays all pods. Atoll's claims have no fractions of a GPU: `share` lets pods that ask for one share a whole
+  allocated GPU (the fullest that fits), and asks Atoll for a new one if none fits; `round-up` gives each its own GPU,
+  of which only the requested fraction counts as allocated. Both are shown; the other rules share.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from bench.trace_files import TraceError, TraceNode, TracePod, arrivals, read_no
 from bench.trace_rules import Rule, TraceCapacity, rules
 
 SEEDS: Final = tuple(range(201, 206))
-"""Seeds on which no weight was chosen; that was done on 42."""
+"""Seeds that were not used for tuning weights, which used 42."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
-    """One play. Shares of all GPUs; refused: share of the pods that found no place, by GPUs asked."""
+    """One run. Shares of all GPUs; refused: share of the pods without a place, by number of GPUs."""
 
     allocated_100: float
     allocated_130: float
@@ -88,7 +88,7 @@ def run(
 
 
 def main(arguments: list[str]) -> int:
-    """Play one trace and print a line per rule; 2 when a file is no trace."""
+    """Play one trace and print a line per rule; return 2 if a file is not a trace."""
     parser = argparse.ArgumentParser(prog="python -m bench.traces", description=__doc__)
     parser.add_argument("--pods", type=Path, required=True)
     parser.add_argument("--nodes", type=Path, required=True)
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
             for row in run(nodes, pods, seeds=seeds, full=full):
                 print(json.dumps(row) if options.json else _shown(row), flush=True)
     except (OSError, TraceError) as error:
-        print(f"no trace can be played: {error}", file=sys.stderr)
+        print(f"cannot play the trace: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,14 +1,14 @@
-"""The whole path of a pod on a real control plane: how many are bound per second, how long calls and wake-ups take.
+"""The whole path of a pod on a real control plane: binds per second, time of calls and wake-ups.
 
     python -m bench.whole_path [--nodes 100] [--pods 300] [--rounds 3] [--start]
 
 Etcd, API server, kube-scheduler with the shipped configuration and flags, and Atoll's processes under their own
-ServiceAccounts are real; the nodes are fake (kwok), and their reports are written by this script. What Atoll costs is
-told as a ratio to the same kube-scheduler with an extender that only binds (bench.noop_extender), in alternating rounds
-on the same cluster. While binds are counted kwok stands still, since its writes would be those of other machines.
+ServiceAccounts are real; the nodes are fake (kwok), and this script writes their reports. Atoll's cost is a ratio to
+the same kube-scheduler with an extender that only binds (bench.noop_extender), in alternating rounds on the same
+cluster. kwok is paused while binds are counted, since its writes would come from other machines.
 
-Exits 1 when some pod was not bound or some GPU not freed in time. A busy machine lowers the rates and widens the
-ratios; CPU per pod and p50 suffer least.
+Exits 1 if a pod was not bound or a GPU not freed in time. A busy machine lowers the rates and widens the ratios; it
+affects CPU per pod and p50 least.
 """
 
 import argparse
@@ -30,9 +30,9 @@ SEED = 7
 CONTENDERS = ("noop", "atoll")
 WARM_PODS = 40
 SINGLE_NODES = 4
-"""So many machines are filled by pods of one GPU, from which GPUs are freed; the others by whole-machine pods."""
+"""Number of machines filled by pods of one GPU, from which GPUs are freed; whole-machine pods fill the others."""
 SETTLE_SECONDS = {1: 2.0, 100: 6.0}
-"""By number of waiting pods: after this nobody is in back-off any more (1 s at first, 5 s at most)."""
+"""By number of waiting pods: seconds until no pod is in back-off (1 s at first, 5 s at most)."""
 FREED = {1: 1, 100: 4}
 CYCLES = {1: 5, 100: 3}
 LONE_CALLS = 50
@@ -41,7 +41,7 @@ SHAPES = ("dgx1-v100", "dgx-a100", "dgx-h100", "l40s-8")
 
 @dataclass(slots=True)
 class Burst:
-    """What one contender did with bursts of pods."""
+    """Results of one contender for bursts of pods."""
 
     rates: list[float] = field(default_factory=list)
     cpu_ms: list[dict[str, float]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Requeue:
 
 
 def burst(stand: Stand, count: int, into: Burst | None) -> None:
-    """Bind `count` pods that were all created before, then delete them. Raises TooSlow."""
+    """Bind `count` pods that all exist before, then delete them. Raises TooSlow."""
     with stand.paused("kwok"):
         with stand.paused("kube-scheduler"):
             pods = stand.create(count)
@@ -90,7 +90,7 @@ def fill(stand: Stand, nodes: int) -> list[str]:
 
 
 def requeue(stand: Stand, singles: list[str], waiting: int, rng: random.Random) -> Requeue:
-    """Free GPUs of a full cluster under `waiting` pods, again and again. `singles` is kept. Raises TooSlow."""
+    """Repeatedly free GPUs of a full cluster with `waiting` pods. `singles` is updated. Raises TooSlow."""
     journal, found = stand.journal, Requeue([], [])
     waiters = stand.create(waiting)
     for _ in range(CYCLES[waiting]):
@@ -106,7 +106,7 @@ def requeue(stand: Stand, singles: list[str], waiting: int, rng: random.Random) 
 
 
 def free(stand: Stand, freed: list[str], waiters: list[str], into: Requeue) -> list[str]:
-    """Delete pods, wait until as many of the waiting ones are bound, and return those. Raises TooSlow."""
+    """Delete pods, wait until as many waiting ones are bound, and return those. Raises TooSlow."""
     journal = stand.journal
     stand.delete(freed)
     journal.wait(

@@ -3,9 +3,11 @@
 The generation is the resourceVersion of the newest such change.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from atoll.api.reservations import GpuReservation
+from atoll.cluster.feasibility import NodeFacts, unseen_nodes
 from atoll.cluster.host_fit import is_ready
 from atoll.cluster.objects import Node
 from atoll.cluster.release import version_number
@@ -27,12 +29,12 @@ class CapacityChanges:
 
     def observe(self, kind: WatchedKind, change: Change[Any]) -> bool:
         """Return whether a change may let a waiting pod in; if so, its version becomes the generation."""
-        observers = {
+        observers: dict[WatchedKind, Callable[[Change[Any]], bool]] = {
             WatchedKind.LEASE: self._lease_ended,
             WatchedKind.REPORT: self._devices_came,
             WatchedKind.NODE: self._node_opened,
             WatchedKind.HEARTBEAT: self._agent_came_back,
-            WatchedKind.CLAIM: self._claim_came,
+            WatchedKind.CLAIM: lambda change: change.kind is ChangeKind.ADDED,
             WatchedKind.RESERVATION: self._reservation_moved,
         }
         if kind not in observers or not observers[kind](change):
@@ -65,6 +67,11 @@ class CapacityChanges:
         before, after = change.old, change.object
         return not isinstance(before, GpuReservation) or before.spec != after.spec or _phase(before) != _phase(after)
 
+    def unseen(self) -> tuple[NodeFacts, ...]:
+        """Return the nodes that `capacities` leaves out although they have GPUs or may have some."""
+        nodes = {name: node for (_, name), node in self._mirror.nodes.store.items()}
+        return unseen_nodes(nodes, self._mirror.ledger, self._clock.monotonic_seconds())
+
     def _devices_came(self, change: Change[Any]) -> bool:
         node = change.object.metadata.name
         before = self._usable.get(node, 0)
@@ -95,9 +102,6 @@ class CapacityChanges:
             return False
         self._stale.discard(node)
         return True
-
-    def _claim_came(self, change: Change[Any]) -> bool:
-        return change.kind is ChangeKind.ADDED
 
 
 def _phase(reservation: GpuReservation) -> str:

@@ -253,9 +253,8 @@ class RequeueReconciler:
             if not self._event_bucket.try_take():
                 return
             self._recorded_at[uid] = now
-            self._context.events.record(
-                pod_reference(pod), reason=names.REASON_WAITING, note=waiting_note(pod, request, rooms), action="Wait"
-            )
+            note = waiting_note(pod, request, rooms, self._changes.unseen())
+            self._context.events.record(pod_reference(pod), reason=names.REASON_WAITING, note=note, action="Wait")
 
     def _observe_pod(self, change: Change[Any]) -> bool:
         """Keep the set of waiting pods; tell whether the pod has just been set aside by kube-scheduler."""

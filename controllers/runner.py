@@ -40,6 +40,7 @@ from controllers.leases.release import EvidenceReconciler, ReleaseReconciler
 from controllers.leases.repair import MissingLeaseRepair, UnreadableLeaseRepair
 from controllers.leases.terminations import PodTerminations
 from controllers.loops import Loop
+from controllers.machines import MachineReconciler, MachineWords
 from controllers.metrics import ControllerMetrics, controller_metrics
 from controllers.page.serving import serve_page
 from controllers.preemption import PreemptionReconciler
@@ -47,6 +48,7 @@ from controllers.renumbering import RenumberingReconciler
 from controllers.requeue import RequeueReconciler
 from controllers.reservations import ReservationReconciler
 from controllers.settings import ControllersSettings
+from controllers.start_taints import StartTaintReconciler
 from controllers.topologies import TopologyReconciler
 from controllers.webhook_certs import WebhookCertReconciler
 
@@ -222,7 +224,9 @@ def build_loops(
         if request.want(node, version):
             evidence.add_after(node, EVIDENCE_DELAY_SECONDS)
 
-    release = Loop(ReleaseReconciler(context, terminations, ask), clock, metrics)
+    words = MachineWords(context)
+    release = Loop(ReleaseReconciler(context, terminations, ask, words), clock, metrics)
+    machines = MachineReconciler(context, words, release.add, forget_after_seconds=settings.forget_nodes_after_seconds)
     wake = RequeueReconciler(context, wakes_per_second=settings.wakes_per_second, burst=settings.wakes_burst)
     cache = _gang_cache(context, settings) if context.mirror.gangs is not None else None
     return (
@@ -232,12 +236,14 @@ def build_loops(
         Loop(MissingLeaseRepair(context), clock, metrics, delay_seconds=REPAIR_DELAY_SECONDS),
         Loop(UnreadableLeaseRepair(context), clock, metrics),
         Loop(RenumberingReconciler(context), clock, metrics),
+        Loop(machines, clock, metrics),
         Loop(HealthReconciler(context), clock, metrics),
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
         Loop(PreemptionReconciler(context, settings, cache), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
         Loop(ReservationReconciler(context), clock, metrics, delay_seconds=RESERVATION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
+        *((Loop(StartTaintReconciler(context, settings.start_taint), clock, metrics),) if settings.start_taint else ()),
         *(_gang_loops(context, cache) if cache is not None else ()),
     )
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from atoll.api import names
 from atoll.api.gangs import RequeueTimestamp
 from atoll.cluster.gangs.readiness_policy import PolicyBounds, ReadinessPolicy, Requeuing
 from atoll.service.http import is_loopback
@@ -33,6 +34,9 @@ class WaitForPodsReadySettings(Settings):
     """From the moment when the members may start until they must be ready."""
     recovery_timeout_seconds: Annotated[float | None, Field(ge=1, le=86_400)] = None
     """How long a gang that was ready may lack members; without it, for ever."""
+    recovery_limit_count: Annotated[int | None, Field(ge=0, le=1000)] = None
+    """How often a gang may lose ready members in one admission; the loss beyond so many evicts it, and counts as an
+    eviction. Without it, as often as it likes."""
     block_admission: bool = False
     """Admit no gang while an admitted one is not ready. It needs a recovery timeout, and gangs may only choose shorter
     timeouts than these."""
@@ -73,6 +77,7 @@ class WaitForPodsReadySettings(Settings):
             timeout_seconds=self.timeout_seconds,
             recovery_timeout_seconds=self.recovery_timeout_seconds,
             block_admission=self.block_admission,
+            recovery_limit_count=self.recovery_limit_count,
             requeuing=requeuing,
         )
 
@@ -154,8 +159,14 @@ class ControllersSettings(Settings):
     """When GPUs that fall free begin to be kept for the waiting gang that is first in order."""
     gang_hold_seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
     """How long they are kept, at most; then other gangs and pods may have them for as long. 0: never."""
+    start_taint: str = ""
+    """Key of a taint that new nodes start with, and that is taken off once their GPUs are reported and counted; nothing
+    is taken off without it. It needs deploy/rbac/optional/start-taint.yaml."""
     wait_for_pods_ready: WaitForPodsReadySettings = WaitForPodsReadySettings()
     """What is demanded of admitted gangs."""
+    forget_nodes_after_seconds: Annotated[float, Field(ge=1, le=31_536_000)] = 3600.0
+    """When report and heartbeat of a node are deleted whose Node is gone and whose agent is silent. Its GPUs in doubt
+    stay so."""
     page: PageSettings = PageSettings()
     """The web page."""
     keep_certificates: bool = True
@@ -169,3 +180,10 @@ class ControllersSettings(Settings):
     """Requests that may go out at once."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""
+
+    @model_validator(mode="after")
+    def _takes_off_taints_of_a_start(self) -> Self:
+        prefixes = names.START_TAINT_PREFIXES
+        if self.start_taint and not self.start_taint.startswith(prefixes):
+            raise ValueError(f"start_taint is {self.start_taint!r}; its key begins with {' or '.join(prefixes)}")
+        return self

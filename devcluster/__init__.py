@@ -1,10 +1,10 @@
 """A real Kubernetes with several real nodes on one machine, for the demo, the tests and the benchmarks.
 
-etcd, API server, controller manager, scheduler, kubelets, containerd and runc, all in namespaces of their own: nothing
-of a cluster is left when it ends, however it ends. See cluster.py for what one can do with it.
+etcd, API server, controller manager, scheduler, kubelets, containerd and runc run in their own namespaces: however a
+cluster ends, nothing is left. See cluster.py for its interface.
 
-The names below are looked up when they are first used, so that `python -m devcluster.build` and the supervisor load
-nothing but what they need.
+The names below are imported at first use, so that `python -m devcluster.build` and the supervisor load only what they
+need.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A small client of the cluster's own API server, for what the cluster itself needs: readiness, tokens, fake nodes.
+"""A small client of the cluster's API server for the cluster's own needs: readiness, tokens, fake nodes.
 
-In: the relay's port, the authority and the administrator's certificate. Out: decoded JSON. It is not atoll.kube, which
-is what tests of a cluster examine; kubectl would cost a process start per question.
+It returns decoded JSON. It does not use atoll.kube, which is under test; kubectl would cost a process start per call.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from devcluster.certificates import KeyPair
+from devcluster.certificates import KeyPairFiles
 from devcluster.errors import AdminApiError
 
 Json: TypeAlias = Any
@@ -37,7 +36,7 @@ class AdminRequest:
 class AdminApi:
     """Requests as the cluster's administrator, safe to share between threads."""
 
-    def __init__(self, port: int, *, authority: KeyPair, client: KeyPair) -> None:
+    def __init__(self, port: int, *, authority: KeyPairFiles, client: KeyPairFiles) -> None:
         """Reach the API server through the relay on 127.0.0.1:port."""
         self._port = port
         self._context = ssl.create_default_context(cafile=str(authority.certificate))

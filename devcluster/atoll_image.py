@@ -1,8 +1,8 @@
 """Atoll's image without a container engine: Debian's Python, the locked dependencies, Atoll's packages; a layer each.
 
-In: Debian's package index of this machine, deploy/image/requirements.lock and the packages. Out: an OCI archive for
-`ctr images import`, `docker load` or `podman load`. Layers are kept in the cache, keyed by what is in them. What the
-image starts is what deploy/image/Dockerfile says; a test compares the two.
+Uses this machine's Debian package index and deploy/image/requirements.lock, and writes an OCI archive for
+`ctr images import`, `docker load` or `podman load`. Layers are cached by their content. The image starts the same
+command as deploy/image/Dockerfile; a test compares the two.
 
 `python -m devcluster.atoll_image FILE` writes it to a file.
 """

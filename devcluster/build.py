@@ -1,11 +1,10 @@
 """Builds the programs of a development cluster into the cache, once.
 
-In: a Kubernetes version and what the cluster needs. Out: the path of each program. Every program is built under a name
-of its own and renamed when it is whole, so an interrupted build goes on where it stopped; the folder is keyed by all
-that decides the result (module files, Go version, flags), so a change never meets a stale binary. A lock on the
-module's folder keeps two starters from building the same thing twice.
+Every program is built under a temporary name and renamed when complete, so an interrupted build continues where it
+stopped; the folder is keyed by all inputs (module files, Go version, flags), so a change never uses a stale binary. A
+lock on the module's folder prevents concurrent builds of the same program.
 
-`python -m devcluster.build` fills the cache on its own.
+`python -m devcluster.build` fills the cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The certificate authority of one development cluster and everything it signs.
-
-In: the folder and whom to name. Out: PEM files with mode 0600. Separate because the trust of a cluster should be
-readable in one place.
-"""
+"""The CA of one development cluster and the certificates it signs, as PEM files with mode 0600."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ _CLOCK_SKEW = dt.timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyPair:
+class KeyPairFiles:
     """Paths of a certificate and of its private key."""
 
     certificate: Path
@@ -32,7 +28,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate names: Kubernetes reads common_name as the user and organization as a group."""
+    """Subject of a certificate: Kubernetes reads common_name as the user and organization as a group."""
 
     common_name: str
     organization: str | None = None
@@ -46,7 +42,7 @@ class CertificateAuthority:
     def __init__(self, folder: Path, *, now: dt.datetime) -> None:
         """Load the authority of the folder, or make it; certificates are valid for a year from now."""
         self.folder = folder
-        self.pair = KeyPair(certificate=folder / "ca.crt", key=folder / "ca.key")
+        self.pair = KeyPairFiles(certificate=folder / "ca.crt", key=folder / "ca.key")
         self._now = now
         if self.pair.key.exists():
             self._key = load_key(self.pair.key)
@@ -58,9 +54,9 @@ class CertificateAuthority:
             write_private(self.pair.key, key_bytes(self._key))
             write_private(self.pair.certificate, pem(self._certificate))
 
-    def issue(self, file_name: str, subject: Subject) -> KeyPair:
+    def issue(self, file_name: str, subject: Subject) -> KeyPairFiles:
         """Sign a certificate for client and server use and write it with its key."""
-        pair = KeyPair(certificate=self.folder / f"{file_name}.crt", key=self.folder / f"{file_name}.key")
+        pair = KeyPairFiles(certificate=self.folder / f"{file_name}.crt", key=self.folder / f"{file_name}.key")
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         builder = (

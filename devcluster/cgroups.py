@@ -1,7 +1,7 @@
 """The cgroup folders of a cluster's nodes, in every hierarchy of this machine (version 1, 2 or both side by side).
 
-In: the name of a node's cgroup root, like /atoll-demo-dgx1. Out: nothing but folders made and removed. Separate because
-it is the only thing a cluster leaves outside of its namespaces when it is killed.
+The name of a node's cgroup root is like /atoll-demo-dgx1. These folders are all that a killed cluster leaves outside
+its namespaces.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Atoll's Helm chart, rendered by the real Helm, and the plain manifests that are rendered from it.
+"""Renders Atoll's Helm chart with the real Helm, and from it the plain manifests.
 
-In: deploy/chart and values. Out: manifests as text, and the files of deploy/ that hold the chart's parts for
-`kubectl apply -k deploy`. What no value changes stands in deploy/ alone, and the chart links to it.
+The files of deploy/ that depend on values are rendered from the chart for `kubectl apply -k deploy`. The other files
+are only in deploy/, and the chart links to them.
 
-`python -m devcluster.chart` writes the files, with `--check` it says which are stale; with `--package FOLDER` it makes
-the archive that `helm install` takes too.
+`python -m devcluster.chart` writes the files; `--check` lists stale ones; `--package FOLDER` creates an archive for
+`helm install`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A development cluster as its users see it: start or attach, use, stop.
+"""Interface of a development cluster: start or attach, use, stop.
 
-In: a name, the nodes, a Kubernetes version. Out: an object through which tests, the demo and benchmarks reach all of
-it. Command lines, configurations and certificates are decided in the sibling modules; this one performs them in order
-and waits. The cluster's processes run under the supervisor inside its namespaces, this code runs outside of them.
+Tests, the demo and benchmarks use a cluster through this class. Sibling modules define command lines, configurations
+and certificates; this one runs them in order and waits. The cluster's processes run under the supervisor inside its
+namespaces, this code outside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Self
 from devcluster import control_plane, fake_nodes, state
 from devcluster.api import AdminApi
 from devcluster.build import Binaries, Report, ensure_binaries, report_to_stderr
-from devcluster.certificates import KeyPair
+from devcluster.certificates import KeyPairFiles
 from devcluster.control import Control, ProcessStatus
 from devcluster.control_plane import Layout
 from devcluster.errors import ClusterStateError, ControlError
@@ -52,7 +52,7 @@ class DevCluster:
         self.control = Control(self.layout.folder)
         self._authority = control_plane.authority(self.layout)
         pki = self.layout.pki
-        administrator = KeyPair(certificate=pki / "admin.crt", key=pki / "admin.key")
+        administrator = KeyPairFiles(certificate=pki / "admin.crt", key=pki / "admin.key")
         self._binaries = Binaries(paths={name: Path(path) for name, path in record.binaries.items()})
         self.api = AdminApi(record.port, authority=self._authority.pair, client=administrator)
         self._fleet = RealNodes(record.name, self.layout, control=self.control, api=self.api)

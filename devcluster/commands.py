@@ -1,7 +1,6 @@
 """`atoll dev`: a development cluster from the command line.
 
-In: words of a command line. Out: lines on the terminal and an exit code. Only turns options into calls of cluster.py
-and errors into one sentence; the command line of Atoll mounts `app` as it is.
+Only turns options into calls of cluster.py and errors into one sentence; Atoll's command line mounts `app`.
 """
 
 from __future__ import annotations

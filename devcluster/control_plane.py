@@ -1,7 +1,7 @@
 """The control plane of a cluster: command lines of etcd, API server, controller manager and scheduler.
 
-In: where things lie. Out: argument lists and file contents, nothing is started here. All of it listens in the cluster's
-own network namespace only; the API server on the bridge, which nodes reach, the others on its loopback.
+Gives argument lists and file contents; starts nothing. All processes listen only in the cluster's own network
+namespace: the API server on the bridge, for the nodes, the others on loopback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from devcluster.build import Binaries
-from devcluster.certificates import CertificateAuthority, KeyPair, Subject, write_signing_key
+from devcluster.certificates import CertificateAuthority, KeyPairFiles, Subject, write_signing_key
 from devcluster.errors import StartError
 from devcluster.fake_nodes import FAKE_ANNOTATION, KWOK
 from devcluster.kubeconfigs import write_kubeconfig
@@ -105,7 +105,7 @@ def write_identities(layout: Layout, *, port: int) -> None:
     write_inside(layout, signer, name="admin-inside", client=administrator)
 
 
-def write_inside(layout: Layout, signer: CertificateAuthority, *, name: str, client: KeyPair) -> Path:
+def write_inside(layout: Layout, signer: CertificateAuthority, *, name: str, client: KeyPairFiles) -> Path:
     """A kubeconfig for use inside of the cluster's namespaces."""
     return write_kubeconfig(
         layout.kubeconfig(name), server=SERVER_INSIDE, authority=signer.pair.certificate, client=client

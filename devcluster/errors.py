@@ -1,4 +1,4 @@
-"""What can go wrong with a development cluster.
+"""Errors of a development cluster.
 
 DevclusterError
 ├── RealNodesUnavailableError   this machine cannot run real nodes (not root, not Linux, a tool is missing)
@@ -8,7 +8,7 @@ DevclusterError
 ├── ControlError                the supervisor refused a request or cannot be reached
 └── ApiError                    the API server of the cluster answered with an error; carries the status code
 
-They are our own so that commands can turn each of them into one sentence with a way out.
+Commands turn each of them into one sentence with a way out.
 """
 
 from __future__ import annotations

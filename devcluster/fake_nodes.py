@@ -1,7 +1,7 @@
 """Fake nodes by the thousand, for benchmarks: Node objects without a machine, whose pods kwok declares to be running.
 
-In: how many, with which labels and which resources. Out: Node objects, and the stages by which kwok plays their pods'
-lives. Pods end as they do under a kubelet: first every container is terminated, then the object goes.
+Gives Node objects, and kwok's stages for their pods. Pods end as under a kubelet: first every container terminates,
+then the object is deleted.
 """
 
 from __future__ import annotations

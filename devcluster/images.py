@@ -1,8 +1,7 @@
 """Container images without a registry: OCI archives assembled from static programs.
 
-In: which files and links an image holds and what it starts. Out: a tar file in OCI layout for `ctr images import`. The
-same input gives the same bytes, so an archive in the cache is good for ever. Separate because it knows nothing of
-clusters.
+Gives a tar file in OCI layout for `ctr images import`. The same input gives the same bytes, so cached archives never
+become stale.
 """
 
 from __future__ import annotations

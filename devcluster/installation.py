@@ -1,8 +1,8 @@
 """Atoll on a development cluster: the shipped manifests, and every part as a process under its own identity.
 
-In: a running cluster and the profile of each node. Out: parts that can be killed, restarted and asked for their health.
-The manifests are the ones in deploy/, unchanged; what a Deployment would do is done by processes: each gets a token of
-its own ServiceAccount, the agents' tokens bound to their Node, and the extender shares kube-scheduler's.
+The parts can be killed, restarted and asked for their health. The manifests of deploy/ are applied unchanged, but
+processes replace Deployments: each gets a token of its own ServiceAccount, the agents' tokens are bound to their Node,
+and the extender shares kube-scheduler's.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Kubeconfig files: an API server's address, the authority to trust, and who one is.
+"""Kubeconfig files: an API server's address, its CA, and the credentials.
 
-In: addresses and credentials. Out: one file each, mode 0600, everything embedded so that it can be moved.
+Each file has mode 0600 and embeds everything, so that it can be moved.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from devcluster.certificates import KeyPair, write_private
+from devcluster.certificates import KeyPairFiles, write_private
 
 
 def write_kubeconfig(
-    path: Path, *, server: str, authority: Path, client: KeyPair | None = None, token: str | None = None
+    path: Path, *, server: str, authority: Path, client: KeyPairFiles | None = None, token: str | None = None
 ) -> Path:
     """Write a kubeconfig with a client certificate or a bearer token; JSON, which is YAML too."""
     user: dict[str, Any] = {"token": token} if token is not None else {}

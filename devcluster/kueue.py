@@ -1,9 +1,8 @@
 """The real Kueue beside a development cluster: its shipped manifests, and its manager as a process of the cluster.
 
-In: a running cluster. Out: a Kueue that can be started, stopped and asked whether it serves. The manifests come from
-the same Go module as the program. What a Deployment and kubelet would do is done here: the process gets a token of the
-shipped ServiceAccount, the webhook's Service an endpoint, and the certificate that Kueue writes into its Secret is laid
-where kubelet would mount it.
+The manifests come from the same Go module as the program. This module does the work of a Deployment and kubelet: the
+process gets a token of the shipped ServiceAccount, the webhook's Service gets an endpoint, and the certificate from
+Kueue's Secret is written where kubelet would mount it.
 """
 
 from __future__ import annotations

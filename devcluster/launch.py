@@ -1,7 +1,6 @@
-"""Starts the supervisor of a cluster in namespaces of its own, and checks beforehand that this machine can.
+"""Starts the supervisor of a cluster in its own namespaces, after checking that this machine can.
 
-In: the cluster's claimed folder and who owns it. Out: the process that holds the namespaces, and the port on the host's
-loopback address that leads to the API server inside.
+Gives the process that holds the namespaces, and the port on the host's loopback that leads to the API server inside.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""GPUs of a node, played: what the driver's library tells of them, and what NVIDIA's runtime may hand out.
+"""Simulated GPUs of a node: facts for the driver's library, and the device list of NVIDIA's runtime.
 
-In: a machine as the mock of its vendor's library describes it. Out: two files in the node's folder, which agent and
-runtime of that node read, and the environment of a program whose bindings are to see the machine. Both files are
-written together, or a container could be given a GPU that the agent does not report. For AMD's cards there is no
-runtime here, and so no list.
+Writes two files in the node's folder, for that node's agent and runtime, and gives the environment of a program whose
+bindings see the machine. Both files are written together, or a container could get a GPU that the agent does not
+report. There is no runtime for AMD's cards here, and so no list.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One real node: the configuration of containerd, CNI and kubelet, and the script that makes the node's own world.
+"""One real node: the configuration of containerd, CNI and kubelet, and the script that sets up the node's namespaces.
 
-In: what the node is called and which number it has. Out: files and command lines, nothing is started here. The number
-decides the addresses, so that nodes of one cluster never collide; nodes of different clusters live in different network
-namespaces and may share them.
+Gives files and command lines; starts nothing. The node's number decides its addresses, so that nodes of one cluster
+never collide; nodes of different clusters are in different network namespaces and may share addresses.
 """
 
 from __future__ import annotations

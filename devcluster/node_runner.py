@@ -1,8 +1,7 @@
 """Starts, stops and repairs the real nodes of a running cluster.
 
-In: records of nodes. Out: nodes that are Ready. Each is three processes under the supervisor: `node@NAME` holds the
-node's namespaces, `containerd@NAME` and `kubelet@NAME` live in them, apart from each other so that either can be
-restarted while containers run on.
+A node is three processes under the supervisor: `node@NAME` holds the node's namespaces, `containerd@NAME` and
+`kubelet@NAME` run in them, separately, so that either can restart while containers keep running.
 """
 
 from __future__ import annotations

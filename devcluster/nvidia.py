@@ -1,8 +1,8 @@
-"""NVIDIA's container runtime on a node whose GPUs are only played: its configuration and its list of devices.
+"""NVIDIA's container runtime on a node with simulated GPUs: its configuration and its list of devices.
 
-In: the node's GPUs as the mock of the driver's library tells them. Out: texts, nothing is started or written here. The
-runtime is the real one in the mode that needs neither a driver nor libnvidia-container (CDI): it reads
-NVIDIA_VISIBLE_DEVICES from the container's environment and adds the device nodes that the list gives under that name.
+Gives texts; starts and writes nothing. The runtime is the real one in the mode without a driver and libnvidia-container
+(CDI): it reads NVIDIA_VISIBLE_DEVICES from the container's environment and adds the device nodes listed under that
+name.
 """
 
 from __future__ import annotations

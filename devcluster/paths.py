@@ -1,7 +1,7 @@
-"""Where a development cluster keeps things on this machine.
+"""Folders of development clusters on this machine.
 
-Two roots: the cache (binaries and images, kept between clusters, safe to delete) and the state (one folder per running
-cluster, removed with it). Separate from everything else so that no other module spells a path outside of a cluster.
+There are two roots: the cache (binaries and images, kept between clusters, safe to delete) and the state (one folder
+per running cluster, removed with it).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A machine's PCI tree, played: folders as the kernel shows them below /sys, with the bridges above each device.
+"""A simulated PCI tree: folders like the kernel's below /sys, with the bridges above each device.
 
-In: devices by their path from the host bridge. Out: a folder that stands for /sys/bus/pci/devices. What the agent reads
-of it is which network adapters are near to which GPUs; no library of a GPU's vendor tells that.
+It replaces /sys/bus/pci/devices, from which the agent reads which network adapters are near which GPUs; no GPU vendor's
+library has that.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""The processes of a cluster, as its supervisor keeps them.
-
-In: requests to start, signal and forget a named process; process ids that were reaped. Out: the state of each. Linux
-only. Separate from supervisor.py, which owns the socket and the life of the whole.
-"""
+"""Supervisor's table of processes: starts, signals and forgets named processes, and notes their ends. Linux only."""
 
 from __future__ import annotations
 

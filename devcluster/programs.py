@@ -1,7 +1,7 @@
-"""Which programs a development cluster is made of, and from which pinned Go module each of them is built.
+"""The programs of a development cluster, and the pinned Go module of each.
 
-Pure tables: in goes a Kubernetes version, out come rows of (program, module folder, package, link flags). The versions
-themselves stand in modules/*/go.mod, so that Go's own tools and checksums guard them.
+Pure tables of (program, module folder, package, link flags) by Kubernetes version. The versions themselves are in
+modules/*/go.mod, under Go's own tools and checksums.
 """
 
 from __future__ import annotations

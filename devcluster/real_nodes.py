@@ -1,8 +1,7 @@
 """The real nodes of one cluster together: numbers them, starts them side by side, finds them by name.
 
-In: the nodes as the caller wants them. Out: nodes that are Ready, and a record of them on disk that was written before
-anything of a node existed, so that whoever sweeps a killed cluster finds all of it. One node's steps are in
-node_runner.py.
+Their record on disk is written before anything else of a node, so that a sweep of a killed cluster finds all of it. One
+node's steps are in node_runner.py.
 """
 
 from __future__ import annotations

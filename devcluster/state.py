@@ -1,8 +1,7 @@
-"""What a running cluster leaves on disk for others to find it by, and how it is removed.
+"""Files of a running cluster on disk, and their removal.
 
 One folder per cluster below the state root: cluster.json (the record), control.sock, lock, logs, and the data of its
-parts. The supervisor holds the lock for as long as it lives, so a free lock means a dead cluster: no process id is
-trusted. In: names. Out: records, and dead clusters swept.
+parts. The supervisor holds the lock while it lives, so a free lock means a dead cluster: process ids are not trusted.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The first process inside the namespaces of a cluster: owns every other process there.
 
 In: JSON lines on a Unix socket in the cluster's folder (spawn, signal, wait, forget, status, disown, stop). Out: one
-JSON line for each. It decides nothing about Kubernetes and restarts nothing. It ends, and everything with it, when it
-is told to, or when its owner's end of a pipe closes, whatever killed the owner, unless the owner let go of it; then it
-also removes the folder and the cgroups.
+JSON line for each. It restarts nothing. It ends, with all other processes, on request or when its owner's end of a pipe
+closes, unless the owner has disowned it; then it also removes the folder and the cgroups.
 
-Being process 1 of its own process namespace it reaps orphans, and the kernel kills all the others when it dies.
+As process 1 of its own process namespace it reaps orphans, and the kernel kills all others when it dies.
 """
 
 from __future__ import annotations

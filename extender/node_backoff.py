@@ -1,13 +1,17 @@
-"""Remembers which nodes refuse an owner's pods again and again, so that its next pods try other nodes first.
+"""Remembers which nodes refuse an owner's pods again and again: its next pods try other nodes first, and then pause.
 
 A machine whose kubelet refuses every pod (a broken device plugin, a resource that only kubelet counts) looks free, and
-an owner that replaces each refused pod would fill the cluster with failed ones. A refusal holds no GPU and proves
-nothing, so the ledger knows nothing of it.
+an owner that replaces each refused pod would fill the cluster with failed ones. A ReplicaSet does so at once and
+without an end, but makes no further pod while one waits: after a few refusals in a row the next pod is kept waiting,
+twice as long each time, until a pod of the owner starts. A refusal holds no GPU and proves nothing, so the ledger knows
+nothing of it. Gangs have their own pauses.
 """
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.api import names
 from atoll.cluster import pods
 from atoll.cluster.objects import Pod
 from atoll.kube.cache import Change, ChangeKind
@@ -17,6 +21,34 @@ from atoll.kube.mirror import WatchedKind
 REFUSALS_MAX = 3
 WINDOW_SECONDS = 300.0
 OWNERS_MAX = 4096
+ROW_MAX = 5
+"""Refusals in a row, on whatever nodes, after which the owner's next pod waits."""
+PAUSE_SECONDS_MIN = 5.0
+PAUSE_SECONDS_MAX = 300.0
+"""kube-scheduler by itself tries a pod again no more rarely than that."""
+ROW_FORGOTTEN_SECONDS = 900.0
+
+
+@dataclass(slots=True)
+class OwnerRefusals:
+    """What kubelets refused of one owner: the last refusals by node, how many came in a row, when the last one did."""
+
+    by_node: dict[str, deque[float]] = field(default_factory=dict)
+    row: int = 0
+    last_seconds: float = 0.0
+
+    def add(self, node: str, now_seconds: float) -> None:
+        """Note a refusal; a row that is long over begins anew."""
+        self.by_node.setdefault(node, deque(maxlen=REFUSALS_MAX)).append(now_seconds)
+        self.row = self.row + 1 if now_seconds - self.last_seconds < ROW_FORGOTTEN_SECONDS else 1
+        self.last_seconds = now_seconds
+
+    @property
+    def paused_until_seconds(self) -> float:
+        """When the next pod may be tried."""
+        if self.row < ROW_MAX:
+            return 0.0
+        return self.last_seconds + min(PAUSE_SECONDS_MIN * (1 << min(self.row - ROW_MAX, 16)), PAUSE_SECONDS_MAX)
 
 
 class NodeBackoff:
@@ -24,7 +56,7 @@ class NodeBackoff:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._seen: OrderedDict[str, dict[str, deque[float]]] = OrderedDict()
+        self._seen: OrderedDict[str, OwnerRefusals] = OrderedDict()
 
     def observe(self, kind: WatchedKind, change: Change[Any]) -> None:
         """Take a change; only a pod that was seen to live counts, not one that had failed before we came."""
@@ -34,25 +66,39 @@ class NodeBackoff:
         is_new = isinstance(change.old, Pod) and not pods.is_terminal(change.old)
         owner = owner_uid(pod)
         if is_new and owner and is_refused(pod):
-            nodes = self._seen.setdefault(owner, {})
+            self._seen.setdefault(owner, OwnerRefusals()).add(pod.spec.node_name, self._clock.monotonic_seconds())
             self._seen.move_to_end(owner)
-            nodes.setdefault(pod.spec.node_name, deque(maxlen=REFUSALS_MAX)).append(self._clock.monotonic_seconds())
             if len(self._seen) > OWNERS_MAX:
                 self._seen.popitem(last=False)
+        elif owner in self._seen and has_begun(pod):
+            self._seen[owner].row = 0
 
     def nodes(self, pod: Pod) -> frozenset[str]:
         """Return the nodes that refused as many pods of this pod's owner as are too many."""
         since = self._clock.monotonic_seconds() - WINDOW_SECONDS
-        seen = self._seen.get(owner_uid(pod), {})
+        seen = self._seen.get(owner_uid(pod), NOTHING_REFUSED).by_node
         return frozenset(node for node, at in seen.items() if len(at) == REFUSALS_MAX and at[0] > since)
+
+    def pauses(self, pod: Pod) -> bool:
+        """Tell whether the pod has to wait, because kubelets refused the last pods of its owner in a row."""
+        known = self._seen.get(owner_uid(pod), NOTHING_REFUSED)
+        is_single = names.GANG not in pod.metadata.annotations
+        return is_single and self._clock.monotonic_seconds() < known.paused_until_seconds
+
+
+NOTHING_REFUSED = OwnerRefusals()
+
+
+def has_begun(pod: Pod) -> bool:
+    """Tell whether a container of the pod was ever begun."""
+    states = [status.state for status in pods.container_statuses(pod)]
+    return any(state.running is not None or state.terminated is not None for state in states)
 
 
 def is_refused(pod: Pod) -> bool:
     """Tell whether kubelet refused a GPU pod: it failed for a reason on its node, and no container was ever begun."""
-    states = [status.state for status in pods.container_statuses(pod)]
-    begun = any(state.running is not None or state.terminated is not None for state in states)
     has_failed = pod.status.phase == "Failed" and bool(pod.status.reason)
-    return has_failed and bool(pod.spec.node_name) and not begun and pods.is_gpu_pod(pod)
+    return has_failed and bool(pod.spec.node_name) and not has_begun(pod) and pods.is_gpu_pod(pod)
 
 
 def owner_uid(pod: Pod) -> str:

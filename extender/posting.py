@@ -20,7 +20,7 @@ from atoll.kube.errors import ApiError, KubeError, ServerError, TooManyRequests,
 from extender.bind_plan import BindPlan, binding_body, fits_annotations
 from extender.errors import BindInDoubt, BindRefused
 from extender.reading import describe, read_live, standing_allocation
-from extender.reservations import BindAttempt, ReservedGpus, still_held
+from extender.reservations import BindAttempt, ReservedGpus, still_held, withdrawn_text
 
 BINDING_SECONDS = 4.0
 VERSIONS_MAX = 8
@@ -60,6 +60,8 @@ async def post_binding(client: ApiClient, clock: Clock, held: ReservedGpus) -> A
         if not fits_annotations(live, plan.annotations):
             raise BindRefused(f"{describe(pod)}: {names.REJECT_ANNOTATIONS}")
         await _check_still_held(client, pod, held.attempt)
+        if withdrawn := held.withdrawn():
+            raise BindRefused(f"{describe(pod)} cannot be bound: {withdrawn_text(withdrawn)}")
         version = live.metadata.resource_version
     raise BindRefused(f"{describe(pod)} changed faster than it could be bound; kube-scheduler tries again")
 

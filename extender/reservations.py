@@ -38,6 +38,7 @@ from atoll.kube.patches import delete_options
 from extender.bind_plan import BindPlan, plan_on_node
 from extender.errors import BindRefused
 from extender.reading import decode_answer, read_live
+from topology.model import positions_of
 
 log = structlog.get_logger(__name__)
 
@@ -66,12 +67,19 @@ class BindAttempt:
 
 @dataclass(slots=True)
 class ReservedGpus:
-    """What the body of a scope works with. It sets `standing` to what the pod holds once the Binding has landed."""
+    """What the body of a scope works with. It sets `standing` to what the pod holds once the Binding has landed.
+    `withdrawn`: tells which of the GPUs may not be given out any more."""
 
     pod: Pod
     plan: BindPlan
     attempt: BindAttempt
+    withdrawn: Callable[[], frozenset[str]]
     standing: Allocation | None = None
+
+
+def withdrawn_text(uuids: frozenset[str]) -> str:
+    """Return what happened to GPUs that were well when they were chosen."""
+    return f"{', '.join(sorted(uuids))} fell ill or was withdrawn while it was being reserved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ class Reserver:
         try:
             plan = await self._reserve(pod, request, attempt)
             keep = frozenset(attempt.leases)
-            held = ReservedGpus(pod, plan, attempt)
+            held = ReservedGpus(pod, plan, attempt, partial(self.withdrawn, plan.allocation))
             yield held
             if held.standing is not None:
                 keep = _lease_names(held.standing)
@@ -139,19 +147,32 @@ class Reserver:
         Every round looks at the node as it is now: its report may have changed while the Leases were written.
         """
         node, lost = attempt.reservation.node, frozenset[str]()
+        why = ""
         for _ in range(DEVICES_MAX):
             now = self.clock.monotonic_seconds()
             plan = plan_on_node(pod, node, request, self.ledger, self.default_mode, lost=lost, now_seconds=now)
             if isinstance(plan, Rejection):
-                raise BindRefused(f"node {node}: {plan.reason}")
+                raise BindRefused(f"node {node}: {plan.reason}{why}")
             token, reservation = attempt.reservation.attempt, request.reservation
             self.ledger.assume(pod.metadata.uid, plan.allocation, attempt=token, reservation=reservation)
             newly_lost = await create_leases(self.client, attempt, plan.allocation)
+            if withdrawn := self.withdrawn(plan.allocation):
+                why = f"; {withdrawn_text(withdrawn)}"
+                newly_lost |= withdrawn
             if not newly_lost:
                 await unreserve(self.client, self.clock, attempt, keep=_lease_names(plan.allocation))
                 return plan
             lost |= newly_lost
         raise BindRefused(f"node {node}: every matching GPU was taken by other pods meanwhile")
+
+    def withdrawn(self, allocation: Allocation) -> frozenset[str]:
+        """Return the devices that may not be given out any more, by the node's report as it stands now: ill, cordoned,
+        gone, or of a node that nobody hears of. A report may come in while Leases are written."""
+        devices = self.ledger.nodes.get(allocation.node)
+        if devices is None or self.ledger.is_stale(allocation.node, self.clock.monotonic_seconds()):
+            return frozenset(allocation.uuids)
+        usable = {devices.devices[position].uuid for position in positions_of(devices.usable)}
+        return frozenset(allocation.uuids) - usable
 
     def _expect(self, uid: str, standing: Allocation) -> None:
         """Count what stands as taken until the watch shows the bound pod."""

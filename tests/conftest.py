@@ -23,32 +23,65 @@ settings.register_profile("search", max_examples=1000)
 settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parent.parent
-WITH_NODES = ("agent", "devcluster", "e2e")
-"""The folders whose end-to-end tests start real nodes."""
+OWN_NODES = ("tests/devcluster", "tests/agent", "tests/e2e/test_as_pods.py")
+"""End-to-end tests that start nodes of their own and end them."""
+MACHINE_ROOM = tuple(f"tests/e2e/test_{name}.py" for name in ("amd", "cordon", "hardware_chain", "isolation"))
+CONTROL_PLANE = ("tests/e2e/test_jobs.py", "tests/extender", "tests/kube", "tests/agent/test_mass_start.py")
+"""Those that share the fixtures `machine_room` and `control_plane`."""
 E2E_SECONDS = 900
 """An end-to-end test's share may include the start of its cluster; the waits inside of it are bounded by themselves."""
 
 
+def cluster_of(nodeid: str) -> str:
+    """Return which cluster an end-to-end test shares with others: those of a folder have one, but for some modules."""
+    path = nodeid.partition("::")[0]
+    if path.startswith(CONTROL_PLANE):
+        return "control plane"
+    if path.startswith((*OWN_NODES, *MACHINE_ROOM)):
+        return "machine room"
+    return path if path.endswith("test_scheduler_facts.py") else path.rpartition("/")[0]
+
+
+ORDER = ("tests/e2e", "machine room", "control plane", "tests/deploy")
+"""The clusters whose tests take longest, in this order."""
+
+
+def place_of(item: pytest.Item) -> tuple[int, bool]:
+    """Order the clusters, and the tests that end their nodes before those that keep them till the end of the run."""
+    if not item.get_closest_marker("e2e"):
+        return -1, False
+    cluster = cluster_of(item.nodeid)
+    return ORDER.index(cluster) if cluster in ORDER else len(ORDER), item.nodeid.startswith(MACHINE_ROOM)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give end-to-end tests the time that a machine several times slower needs, where they name none themselves."""
-    for item in items:
-        if item.get_closest_marker("e2e") and not item.get_closest_marker("timeout"):
+    """Order the end-to-end tests, and give those the time that a machine several times slower needs that name none."""
+    items.sort(key=place_of)
+    for item in (item for item in items if item.get_closest_marker("e2e")):
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(E2E_SECONDS))
+        for fixture in ("machine_room", "control_plane"):
+            if fixture in getattr(item, "fixturenames", ()) and cluster_of(item.nodeid) != fixture.replace("_", " "):
+                raise pytest.UsageError(f"{item.nodeid}: name its module in {fixture.upper()} of {__file__}")
 
 
-class NodesTogether(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests that start nodes run in one process, those that need a control plane alone in another.
+class ClusterScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests of one cluster run in one process, the longest first; whichever process has ended its own takes the next.
 
-    Ten kubelets use up the inotify instances that Linux gives a user; nodes of several processes at once would be more.
+    A node takes about ten of the 128 inotify instances that Linux gives a user. At most eight nodes run at a time: the
+    four of the installation in one process, in the other those of one test module or the three of the machine room.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "nodes" if nodeid.split("/")[1] in WITH_NODES else "plane"
+        return cluster_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> NodesTogether | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ClusterScheduling | None:
     """Part the tests so for `--dist loadscope`, with which `make test-e2e` runs them."""
-    return NodesTogether(config, log) if config.getvalue("dist") == "loadscope" else None
+    if config.getvalue("dist") != "loadscope":
+        return None
+    config.option.loadscopereorder = False  # by the number of tests, which says nothing here
+    return ClusterScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

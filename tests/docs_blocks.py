@@ -16,6 +16,8 @@ REASONS = {
     "ends the cluster that the other blocks run on",
     "installs, upgrades or takes away what the other blocks run on, as tests of the chart do",
     "runs the tests",
+    "starts the job service, as tests of its own do",
+    "needs the job service, whose own tests run it",
     "sets up what runs the other blocks",
     "forwards until it is ended",
     "goes into an image of a training",

@@ -10,7 +10,6 @@ SHARED = {
     "Api": "what each consumer of the API client needs of it, declared by the consumer",
     "Clock": "the protocol of atoll.kube stands beside its user, which may not import atoll.service",
     "Killed": "the end of a process that a test plays, in two harnesses that share no code",
-    "KeyPair": "a certificate with its key, in the product and in the development cluster, which share no code for it",
 }
 """Names that several classes may bear, and why. A private class (`_Row`) belongs to its module alone."""
 

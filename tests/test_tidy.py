@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-PACKAGES = ("topology", "atoll", "extender", "webhook", "agent", "controllers", "atollctl", "devcluster", "worker")
+PACKAGES = (
+    "topology",
+    "atoll",
+    "extender",
+    "webhook",
+    "agent",
+    "controllers",
+    "jobs",
+    "atollctl",
+    "devcluster",
+    "worker",
+)
 FUNCTION_LINES_MAX = 60
 MODULE_LINES_MAX = 500
 NESTING_MAX = 4

@@ -1,14 +1,13 @@
-"""Machines that differ only in how their GPUs are numbered: one form for all of them.
+"""One canonical form for all machines that differ only in the numbering of their GPUs.
 
-In: a Machine. Out: the same machine renumbered in the canonical way, its NUMA nodes by first occurrence, and the order
-that leads there. Ring bandwidths and tables are computed for canonical machines alone, so that all isomorphic machines
-of a cluster share them. Separate, because it is the one place that reasons about relabelling.
+Renumbers a Machine, its NUMA nodes by first occurrence, and returns the order used. Ring bandwidths and tables are
+computed for canonical machines only, so that all isomorphic machines of a cluster share them.
 
-Method: colours are refined by what a GPU sees of each colour until nothing changes. Where several GPUs keep one colour
-each of them is marked in turn; of those that swapping two GPUs turns into one another, one is enough. The least matrix
-of all orders found this way is the canonical one (McKay and Piperno, individualisation and refinement). Bounded: after
-LEAVES_MAX orders the least of these is taken. Then two isomorphic machines may not be recognised as such; two others
-are never taken for isomorphic.
+Method: colours are refined by what a GPU sees of each colour until nothing changes. If several GPUs keep one colour,
+each is marked in turn; of GPUs that can be swapped without a change, one is enough. The least matrix of all orders
+found this way is canonical (McKay and Piperno, individualisation and refinement). Bounded: after LEAVES_MAX orders the
+least of these is taken. Two isomorphic machines may then go unrecognised; different machines are never taken for
+isomorphic.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ import numpy.typing as npt
 from topology.model import Machine, near_nics
 
 LEAVES_MAX: Final = 400
-"""Orders that are compared. Four alike pairs in two sockets have eight, a random machine has one."""
+"""Limit of orders compared. Four equal pairs in two sockets have eight, a random machine has one."""
 
 Ints = npt.NDArray[np.int64]
 Pairs = tuple[tuple[int, ...], ...]
-"""One number per pair: all that a machine tells of it."""
+"""One number per pair, for all facts of the pair."""
 Colours = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Canonical:
-    """order: for each position of the canonical machine, which position of the given one it is."""
+    """order: for each position of the canonical machine, the position in the given one."""
 
     machine: Machine
     order: tuple[int, ...]
 
     def there(self, masks: Ints) -> Ints:
-        """Masks over the canonical machine of masks over the given one."""
+        """Translate masks over the given machine to the canonical one."""
         found = np.zeros_like(masks)
         for index, position in enumerate(self.order):
             found |= (masks >> position & 1) << index
         return found
 
     def here(self, masks: Ints) -> Ints:
-        """Masks over the given machine of masks over the canonical one."""
+        """Translate masks over the canonical machine to the given one."""
         found = np.zeros_like(masks)
         for index, position in enumerate(self.order):
             found |= (masks >> index & 1) << position
@@ -57,7 +56,7 @@ class Canonical:
 
 @lru_cache(maxsize=1024)
 def canonical(machine: Machine) -> Canonical:
-    """The canonical form; equal for isomorphic machines, the machine itself where it is in that form already."""
+    """The canonical form; equal for isomorphic machines; the machine itself if it is canonical already."""
     pairs = _pairs(machine)
     orders = itertools.islice(_orders(pairs, _refined(pairs, (0,) * machine.count)), LEAVES_MAX)
     forms = (Canonical(renumbered(machine, order), order) for order in orders)
@@ -65,7 +64,7 @@ def canonical(machine: Machine) -> Canonical:
 
 
 def renumbered(machine: Machine, order: Sequence[int]) -> Machine:
-    """The machine with its GPUs in another order, its NUMA nodes numbered by first occurrence."""
+    """The machine with its GPUs in another order and its NUMA nodes numbered by first occurrence."""
     nodes = dict.fromkeys(machine.numa[position] for position in order)
     number = {node: index for index, node in enumerate(node for node in nodes if node is not None)}
     return replace(
@@ -87,7 +86,7 @@ def _permuted(rows: Sequence[Sequence[str]], order: Sequence[int]) -> tuple[tupl
 
 
 def _pairs(machine: Machine) -> Pairs:
-    """Numbers of pairs that do not depend on the numbering of the GPUs."""
+    """Pair numbers that do not depend on the numbering of the GPUs."""
     devices = range(machine.count)
 
     nics = machine.nics or ((),) * machine.count
@@ -104,7 +103,7 @@ def _pairs(machine: Machine) -> Pairs:
 
 
 def _refined(pairs: Pairs, colours: Sequence[object]) -> Colours:
-    """Colours as ranks, split by what each GPU sees until that splits no colour any more."""
+    """Colours as ranks, split by what each GPU sees until no colour splits further."""
     ranks = _ranks(colours)
     while True:
         seen = [
@@ -123,7 +122,7 @@ def _ranks(colours: Sequence[Any]) -> Colours:
 
 
 def _orders(pairs: Pairs, colours: Colours) -> Iterator[tuple[int, ...]]:
-    """Every order that marking one of several alike GPUs after another leads to."""
+    """Orders reached by marking each of several equal GPUs in turn."""
     shared = next((colour for colour in range(max(colours) + 1) if colours.count(colour) > 1), None)
     if shared is None:
         yield tuple(sorted(range(len(colours)), key=colours.__getitem__))
@@ -136,7 +135,7 @@ def _orders(pairs: Pairs, colours: Colours) -> Iterator[tuple[int, ...]]:
 
 
 def _twins(pairs: Pairs, first: int, second: int) -> bool:
-    """Whether swapping two GPUs changes nothing."""
+    """True if swapping two GPUs changes nothing."""
     alike = pairs[first][first] == pairs[second][second] and pairs[first][second] == pairs[second][first]
     return alike and all(
         pairs[first][other] == pairs[second][other] for other in range(len(pairs)) if other not in (first, second)

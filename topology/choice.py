@@ -1,8 +1,8 @@
-"""Choosing GPUs on one machine: the one function that filter, prioritize and bind share.
+"""Choice of GPUs on one machine, shared by filter, prioritize and bind.
 
-In: a Machine, the free positions as a bit mask, an Ask. Out: a frozen Choice, or a Refusal with a short constant
-reason. Pure: the same input gives the same answer. Total order: least cost (see topology.policies), then least
-positions, lexicographically; across machines the caller breaks equal costs by the node's name.
+Gives a frozen Choice, or a ChoiceRefusal with a short constant reason. Pure: the same input gives the same answer.
+Total order: least cost (see topology.policies), then least positions, lexicographically; across machines the caller
+breaks equal costs by the node's name.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from topology.tables import (
 )
 
 ANSWERS_MAX: Final = 1 << 14
-"""Answers kept: node after node in the same state asks the same."""
+"""Answers cached: many nodes in the same state ask the same."""
 
 
 class Reason(StrEnum):
-    """Why a machine cannot serve an ask: constant phrases that aggregate in messages."""
+    """Reasons why a machine cannot serve a request: constant phrases that aggregate in messages."""
 
     TOO_FEW_GPUS = "too few GPUs on the machine"
     TOO_FEW_FREE = "too few free GPUs"
@@ -49,7 +49,7 @@ class Reason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The best set. cost: comparable across machines; ring_gbps: GB/s, 0 for one GPU; relative_quality: 0 to 1
-    against the best set of this size on the empty machine; bounded: a search limit was hit, a better set may
+    against the best set of this size on the empty machine; bounded: a search limit was hit, so a better set may
     exist."""
 
     positions: tuple[int, ...]
@@ -109,7 +109,7 @@ def _choose(
 
 @lru_cache(maxsize=4096)
 def would_ever_fit(machine: Machine, ask: DeviceRequest) -> ChoiceRefusal | None:
-    """None when the empty machine can serve the ask, else why it never will."""
+    """None if the empty machine can serve the request, else why it never can."""
     if ask.count > machine.count:
         return ChoiceRefusal(Reason.TOO_FEW_GPUS)
     answer = choose(machine, machine.full, ask)
@@ -150,7 +150,7 @@ def _described(
 
 
 def _refused_by(machine: Machine, free: int, ask: DeviceRequest, *, required: int) -> Reason:
-    """The condition that the last remaining sets fail: joined by NVLink or PCIe, then one island, then bandwidth."""
+    """The condition that rules out the last sets: joined by NVLink or PCIe, then one island, then bandwidth."""
     masks = subsets(machine.count, ask.count)
     masks = masks[(masks & ~free == 0) & (masks & required == required)]
     joined = meets_interconnect(machine, masks, interconnect=ask.interconnect)

@@ -1,8 +1,7 @@
-"""Closeness of pairs: the last tie-break, and the heart of spreading.
+"""Closeness of pairs: the last tie-break, and the measure for spreading.
 
-Where link quality and fragmentation leave a tie (every NVSwitch machine), sets should share PCIe switches, NICs and
-NUMA nodes, leave such groups whole, and leave the better-linked GPUs free. In: a Machine. Out: pair weights and, per
-mask, sums over its pairs.
+If link quality and fragmentation tie (on every NVSwitch machine), sets should share PCIe switches, NICs and NUMA
+nodes, leave such groups whole, and leave the better-linked GPUs free. Gives pair weights and their sums per mask.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ Pairs = tuple[tuple[float, ...], ...]
 
 @lru_cache(maxsize=256)
 def closeness(machine: Machine) -> Pairs:
-    """Weight per pair, 0 to 1: half for its share of the most links of a pair, half for PCIe switch, NUMA node and,
-    where adapters are known, a network adapter that is nearest to both."""
+    """Weight per pair, 0 to 1: half for its links relative to the best pair's, half for a shared PCIe switch, NUMA
+    node and, if adapters are known, a network adapter nearest to both."""
     nearest = max(PCIE_CLOSENESS.values()) + (1 if machine.nics is None else 2)
     most_links = max(max(direct_links(cell) for row in machine.links for cell in row), 1)
 
@@ -48,13 +47,13 @@ def crowding(machine: Machine) -> Pairs:
 
 
 def share_nic(machine: Machine, first: int, second: int) -> bool:
-    """Whether an adapter is among the nearest of both devices, and no farther than one host bridge."""
+    """True if an adapter is among the nearest of both devices, at most one host bridge away."""
     return not nearest_nics(machine)[first].isdisjoint(nearest_nics(machine)[second])
 
 
 @lru_cache(maxsize=256)
 def nearest_nics(machine: Machine) -> tuple[frozenset[int], ...]:
-    """The nearest adapters of each device, as columns of `nics`; none where none shares a host bridge with it."""
+    """Nearest adapters of each device, as columns of `nics`; empty if none shares a host bridge with it."""
     far = PCIE_CLOSENESS[SAME_NODE]
 
     def nearest(cells: tuple[str, ...]) -> frozenset[int]:
@@ -65,7 +64,7 @@ def nearest_nics(machine: Machine) -> tuple[frozenset[int], ...]:
 
 
 def pair_sums(pairs: Pairs) -> Floats:
-    """Sum of the pair weights inside every mask."""
+    """Sum of pair weights inside every mask."""
     count = len(pairs)
     sums = np.zeros(1 << count)
     for position in range(count):

@@ -1,6 +1,6 @@
-"""What a pod asks of one machine, as frozen values.
+"""A pod's request to one machine, as frozen values.
 
-Separate because webhook, extender and command line all build asks, while only the engine answers them.
+Webhook, extender and command line build requests; the engine answers them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ def gpus(count: int) -> str:
 
 
 class Policy(StrEnum):
-    """How the devices of a set should lie to each other."""
+    """Arrangement of a set's devices."""
 
     __hash__ = str.__hash__
-    """Enum's own is written in Python, and tables are looked up by asks thousands of times a second."""
+    """Enum's own hash is written in Python, and tables are looked up by request thousands of times a second."""
 
     CONTIGUOUS = "contiguous"
-    """The best-connected set there is; one island wherever one fits; never refused for links."""
+    """The best-connected set; one island if one fits; never refused for links."""
     ISLAND = "island"
     """One island or nothing."""
     PACKED = "packed"
-    """Links do not matter; fragment least and fill machines that are already in use."""
+    """Ignore links; fragment least and fill machines that are already in use."""
     SPREAD = "spread"
-    """Different islands and NUMA nodes; prefer what is least used."""
+    """Different islands and NUMA nodes; prefer the least used."""
 
 
 class Interconnect(StrEnum):
-    """Which links must join the set."""
+    """Links required between the devices of a set."""
 
     __hash__ = str.__hash__
 
@@ -43,7 +43,7 @@ class Interconnect(StrEnum):
     NVLINK = "nvlink"
     """Every pair is joined by NVLink (or xGMI), directly or through a switch."""
     PCIE = "pcie"
-    """No pair is joined by NVLink: machines and pairs with NVLink stay for those who need it."""
+    """No pair is joined by NVLink, which leaves machines and pairs with NVLink to pods that need it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,21 @@
-"""Faults of the placement geometry.
+"""Errors of the placement geometry.
 
 TopologyError
-├── MachineError   a machine whose shape cannot be (not square, too many devices, ...)
-├── AskError       an ask that no machine could be asked (count below one, a bandwidth that is no number, ...)
-├── PositionError  positions or a free mask that point outside of the machine
-├── ProfileError   no known machine of that name
-└── TopologyTextError  text that holds no link matrix at all
+├── MachineError        a machine of impossible shape (not square, too many devices, ...)
+├── DeviceRequestError  an invalid request (count below one, a bandwidth that is not a number, ...)
+├── PositionError       positions or a free mask outside the machine
+├── ProfileError        no known machine of that name
+└── TopologyTextError   text without a link matrix
 
-Odd link cells are no fault: they degrade to the weaker side (see topology.links). An ask that does not fit is no fault
-either: it is a Refusal (see topology.choice).
+Odd link cells are not an error: they degrade to the weaker side (see topology.links). A request that does not fit is a
+ChoiceRefusal, not an error (see topology.choice).
 """
 
 from __future__ import annotations
 
 
 class TopologyError(ValueError):
-    """Base of every fault that this package raises."""
+    """Base of this package's errors."""
 
 
 class MachineError(TopologyError):
@@ -28,7 +28,7 @@ class MachineError(TopologyError):
 
 
 class DeviceRequestError(TopologyError):
-    """An ask that makes no sense on any machine."""
+    """A request that makes no sense on any machine."""
 
     def __init__(self, problem: str, *, value: object) -> None:
         self.problem = problem
@@ -46,7 +46,7 @@ class PositionError(TopologyError):
 
 
 class ProfileError(TopologyError):
-    """A known machine was asked for by a name that is not known."""
+    """No machine profile has this name."""
 
     def __init__(self, name: str, *, known: tuple[str, ...]) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class ProfileError(TopologyError):
 
 
 class TopologyTextError(TopologyError):
-    """Text that was offered as output of `nvidia-smi topo` and holds no GPU row."""
+    """Text given as output of `nvidia-smi topo` that has no GPU row."""
 
     def __init__(self, problem: str, *, excerpt: str) -> None:
         self.problem = problem

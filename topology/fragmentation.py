@@ -1,16 +1,15 @@
-"""Fragmentation: how much a machine's free GPUs have lost of their ability to serve the sizes that really occur.
+"""Fragmentation: how much of a machine's free GPUs the sizes in demand can no longer use well.
 
-For each size k that pods ask for, a free set can serve `k x (most disjoint k-sets of full quality)` of its GPUs at
-their best; the rest is lost to that size. The measure is the expected loss over the sizes, in GPUs:
+For each size k in demand, a free set can use `k x (most disjoint k-sets of full quality)` of its GPUs at full
+quality; the rest is lost to that size. The measure is the expected loss over the sizes, in GPUs:
 
     loss[free] = sum over k of weight(k) x (|free| - k x fits_k[free])
 
-where weight(k) is the share of all asked GPUs that asks of size k make up, times WHOLE for an ask of the whole machine.
-Counting pods instead of GPUs would let the many small asks, which fit nearly anywhere, outweigh the few large ones.
+where weight(k) is the share of size k in all GPUs asked for, times WHOLE for the whole machine. Counting pods instead
+of GPUs would let the many small requests, which fit nearly anywhere, outweigh the few large ones.
 
-Being a capacity it has no plateaus, unlike counting whether one more pod fits (Weng et al., ATC'23). In: a Machine
-and the shares of sizes. Out: one array over free masks. Bounded: a size with more than SETS_MAX full-quality sets
-counts as if any sets of that size would do.
+A capacity has no plateaus, unlike a count of whether one more pod fits (Weng et al., ATC'23). The result is one array
+over free masks. Bounded: a size with more than SETS_MAX full-quality sets counts as if any set of that size would do.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from topology.quality import Bools, Floats, Ints, qualities, sizes_of
 
 SETS_MAX: Final = 512
 WHOLE: Final = 1.5
-"""An ask for a whole machine finds no second-best place, so it counts more than its share."""
+"""A request for a whole machine has no second-best place, so it counts more than its share."""
 FULL: Final = 1e-9
 """Relative slack below which two ring bandwidths count as equal."""
 
 
 @lru_cache(maxsize=256)
 def relative_qualities(machine: Machine) -> Floats:
-    """Ring bandwidth of every set relative to the best set of its size on the empty machine; 1 below two members."""
+    """Ring bandwidth of every set, relative to the best set of its size on the empty machine; 1 below two members."""
     ring = qualities(machine).ring_gbps
     sizes = sizes_of(machine.count)
     relative = np.ones(len(ring))
@@ -59,7 +58,7 @@ def losses(machine: Machine, demand: Demand = PRIOR) -> Floats:
 
 
 def served_shares(machine: Machine, demand: Demand) -> tuple[tuple[int, float], ...]:
-    """Sizes that the machine can serve, each with its share of the GPUs that those sizes ask for in all."""
+    """Sizes that the machine can serve, each with its share of the GPUs of all those sizes."""
     asked = [(count, count * share) for count, share in demand.shares if count <= machine.count]
     total = sum(gpus for _, gpus in asked)
     return tuple((count, gpus / total) for count, gpus in asked)
@@ -67,7 +66,7 @@ def served_shares(machine: Machine, demand: Demand) -> tuple[tuple[int, float], 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fits:
-    """most: disjoint sets that fit, per free mask; exact: whether SETS_MAX was kept."""
+    """most: disjoint sets that fit, per free mask; exact: SETS_MAX was not reached."""
 
     most: Ints
     exact: bool
@@ -85,12 +84,12 @@ def fits(machine: Machine, count: int) -> Fits:
 
 
 def losses_exact(machine: Machine, demand: Demand = PRIOR) -> bool:
-    """Whether the losses hold no estimate."""
+    """True if the losses contain no estimate."""
     return all(fits(machine, count).exact for count, _ in demand.shares if count <= machine.count)
 
 
 def _most_disjoint(count: int, sets: list[int]) -> Ints:
-    """Dynamic program over masks by highest position: leave it out, or take one set that contains it."""
+    """Dynamic program over masks by their highest position: leave it out, or take one set that contains it."""
     most = np.zeros(1 << count, dtype=np.int64)
     below = np.arange(1 << count, dtype=np.int64)
     for position in range(count):

@@ -1,6 +1,6 @@
 """Cliques of direct links and NUMA nodes of a machine, as tuples of positions.
 
-For people's views and explanations; choices are made from topology.tables.
+For displays and explanations; choices use topology.tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topology.islands import link_graph
 from topology.model import Machine
 
 CLIQUES_MAX: Final = 1_000
-"""Cliques that are listed; sparse meshes of known machines have at most a few dozen."""
+"""Limit of cliques listed; sparse meshes of known machines have at most a few dozen."""
 
 Group = tuple[int, ...]
 

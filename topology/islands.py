@@ -1,10 +1,10 @@
-"""Islands: which GPUs of a machine belong together.
+"""Islands: GPUs of a machine that belong together.
 
 An island is a maximal set of GPUs joined by NVLink (or xGMI), directly or through others or a switch. GPUs without
-any such link are grouped by NUMA node; where the NUMA node is unknown, by PCIe relations better than "SYS". Every GPU
-lies in exactly one island. In: a Machine. Out: islands, NVLink ones first, each ordered by its lowest position.
+any such link are grouped by NUMA node; if the NUMA node is unknown, by PCIe relations better than "SYS". Every GPU
+is in exactly one island. NVLink islands come first, ordered by their lowest positions.
 
-networkx is imported by `link_graph` alone: the agent on every machine needs islands, and not the 11 MB of a library.
+Only `link_graph` imports networkx: the agent on every machine needs islands, but not an 11 MB library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Island:
 
 @lru_cache(maxsize=1024)
 def islands(machine: Machine) -> tuple[Island, ...]:
-    """All islands of the machine; together they hold every position once."""
+    """All islands of the machine; each position is in exactly one."""
     edges = [(first, second) for first, second, _ in _linked_pairs(machine)]
     parts = _components(range(machine.count), edges)
     linked = [part for part in parts if len(part) > 1]
@@ -95,7 +95,7 @@ def _pcie_islands(machine: Machine, *, lonely: list[int]) -> list[Island]:
 
 
 def _linked_pairs(machine: Machine) -> Iterator[tuple[int, int, int]]:
-    """Pairs of positions that links join, and how many."""
+    """Pairs of linked positions, and their number of links."""
     for first in range(machine.count):
         for second in range(first + 1, machine.count):
             count = direct_links(machine.links[first][second])
@@ -104,7 +104,7 @@ def _linked_pairs(machine: Machine) -> Iterator[tuple[int, int, int]]:
 
 
 def _components(positions: Iterable[int], edges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Connected parts, each sorted, in the order of their lowest position."""
+    """Connected components, each sorted, in the order of their lowest position."""
     part_of = {position: [position] for position in positions}
     for first, second in edges:
         if part_of[first] is not part_of[second]:

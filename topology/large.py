@@ -1,9 +1,8 @@
-"""Choosing on machines with more devices than a table can hold (17 to 64): a bounded greedy search.
+"""Choice on machines with more devices than a table can hold (17 to 64): a bounded greedy search.
 
-In: a Machine, a free mask, an Ask. Out: the best set found, or None. From every free start the set grows by the
-device that is joined best to it; the finished sets are compared by the same weights as elsewhere, without the
-fragmentation term. Every answer is bounded: a better set may exist. Complexity: starts x count x devices, at most 64
-x 64 x 64.
+From every free start the set grows by the device with the best link to it; the finished sets are compared by the same
+weights as elsewhere, without the fragmentation term. Every answer is bounded: a better set may exist. Complexity:
+starts x count x devices, at most 64 x 64 x 64.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SLACK: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LargeChoice:
-    """The best set that the search met."""
+    """The best set found."""
 
     positions: tuple[int, ...]
     cost: float
@@ -36,9 +35,9 @@ class LargeChoice:
 
 
 def choose_large(machine: Machine, free: int, ask: DeviceRequest, *, required: int = 0) -> LargeChoice | None:
-    """Best set by (cost, ring bandwidth, positions) among the greedy sets of all starts; None when none will do.
+    """Best set by (cost, ring bandwidth, positions) among the greedy sets of all starts; None if none fits.
 
-    Sets grow from the required positions where there are any.
+    Sets grow from the required positions if there are any.
     """
     best_gbps = _best_gbps(machine, ask.count)
     starts = [positions_of(required)] if required else [(start,) for start in positions_of(free)]
@@ -59,7 +58,7 @@ def _best_gbps(machine: Machine, count: int) -> float:
 
 
 def _grow(machine: Machine, start: tuple[int, ...], *, free: int, ask: DeviceRequest) -> tuple[int, ...]:
-    """The set from one start, sorted; empty when the conditions leave too few devices."""
+    """The set from one start, sorted; empty if the conditions leave too few devices."""
     pulls, may_join = _pulls(machine, ask.policy), _may_join(machine, ask)
     members = list(start)
     if not all(may_join[first][second] for first in start for second in start):
@@ -83,7 +82,7 @@ def _pull(pulls: tuple[Pairs, Pairs], members: list[int], other: int) -> tuple[f
 
 @lru_cache(maxsize=64)
 def _may_join(machine: Machine, ask: DeviceRequest) -> tuple[tuple[bool, ...], ...]:
-    """Whether a pair may lie in one set."""
+    """For each pair, whether it may be in one set."""
     island = island_of(machine)
 
     def together(first: int, second: int) -> bool:

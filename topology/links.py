@@ -1,9 +1,8 @@
-"""The words of a link matrix: what one cell says about two GPUs.
+"""Cells of a link matrix: the relation of two GPUs in one word.
 
-In: cells as `nvidia-smi topo` or an agent writes them. Out: their meaning (direct links, closeness over PCIe) and the
-weaker of two. Separate because every other module reasons in these words and only this one knows how they are
-spelled. An unknown, missing or broken cell means the worst that usually is true: "SYS". Only a pair that is known to
-have no peer access ("NS") stands below.
+Parses cells from `nvidia-smi topo` or an agent into direct links and closeness over PCIe, and finds the weaker of two.
+Only this module knows the spelling. An unknown, missing or broken cell means "SYS", the worst usual relation. Only a
+pair known to have no peer access ("NS") ranks lower.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ SAME_NODE: Final = "NODE"
 SAME_BOARD: Final = "PSB"
 NO_PEER: Final = "NS"
 LINKS_MAX: Final = 64
-"""More links than any GPU has; a larger number is a misread cell."""
+"""No GPU has more links; a larger number is a misread cell."""
 
 PCIE_CLOSENESS: Final[dict[str, int]] = {"NS": -1, "SYS": 0, "NODE": 1, "PHB": 2, "PXB": 3, "PIX": 4, "PSB": 5}
 """PCIe relations from far to near: no peer traffic at all (copies through host memory), across sockets, host bridges
@@ -32,7 +31,7 @@ _DIRECT: Final = re.compile(r"(NV|XGMI)([1-9][0-9]?)")
 
 
 def direct_links(cell: str) -> int:
-    """How many NVLink or xGMI links the cell counts; 0 for any PCIe relation.
+    """Number of NVLink or xGMI links in the cell; 0 for any PCIe relation.
 
     On switch machines these are links into the switch, not to the peer.
     """
@@ -41,7 +40,7 @@ def direct_links(cell: str) -> int:
 
 
 def clean_cell(cell: object) -> str:
-    """The cell in its one spelling; whatever is not understood becomes the worst relation."""
+    """Normalise a cell; anything unknown becomes the worst relation."""
     if not isinstance(cell, str):
         return WORST
     text = cell.strip().upper()
@@ -58,5 +57,5 @@ def strength(cell: str) -> int:
 
 
 def weaker(first: str, second: str) -> str:
-    """The weaker of two clean cells: what may be promised when two ends of one link disagree."""
+    """The weaker of two clean cells; it counts if the two ends of a link disagree."""
     return min(first, second, key=lambda cell: (strength(cell), cell))

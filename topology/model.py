@@ -1,8 +1,8 @@
 """One machine's geometry, as frozen facts over dense positions 0..n-1.
 
-In: link cells, NUMA nodes and bandwidth facts from an agent, a saved matrix or a profile. Out: a `Machine`, the only
-input of every choice. Two machines with equal facts are equal, hash alike and share all tables. Positions are dense;
-device ids, uuids and NVML indices belong to the caller.
+A `Machine` holds link cells, NUMA nodes and bandwidth facts from an agent, a saved matrix or a profile, and is the only
+input of every choice. Machines with equal facts are equal, have one hash and share all tables. The caller maps
+positions to device ids, uuids and NVML indices.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from topology.errors import MachineError, PositionError
 from topology.links import PCIE_CLOSENESS, SAME_NODE, SELF, WORST, clean_cell, direct_links, weaker
 
 DEVICES_MAX: Final = 64
-"""A free mask fits one machine word; no known machine has more GPUs or MIG devices that are chosen together."""
+"""Fits a free mask in one machine word; no known machine has more GPUs or MIG devices to choose from together."""
 
 LINK_GBPS_MAX: Final = 200.0
-"""Twice what the fastest announced links have, per link and direction; a driver that tells more tells nonsense."""
+"""Twice the fastest announced link, per link and direction; a higher value from a driver is nonsense."""
 
 NICS_MAX: Final = 64
-"""Adapters that are looked at; the rest is left out."""
+"""Limit of adapters considered; the rest is left out."""
 
 Rows = tuple[tuple[str, ...], ...]
 Number = TypeVar("Number", int, float)
@@ -32,9 +32,9 @@ Number = TypeVar("Number", int, float)
 class Machine:
     """Geometry of one machine. Build it with `machine()`, which makes the cells symmetric and known.
 
-    links: cells such as "NV12", "PIX", "SYS"; "X" on the diagonal. pcie: the relation that NVLink hides, where known.
+    links: cells such as "NV12", "PIX", "SYS"; "X" on the diagonal. pcie: the relation that NVLink hides, if known.
     link_gbps: GB/s per link and direction as specified or read; inter_socket_gbps: GB/s between sockets.
-    nics: per device its PCIe relation to each network adapter that is near to some device, where known.
+    nics: per device its PCIe relation to each network adapter near some device, if known.
     """
 
     links: Rows
@@ -72,11 +72,11 @@ def machine(
     vendor: str = "nvidia",
     nics: Sequence[Sequence[object]] | None = None,
 ) -> Machine:
-    """Build a machine; a cell that is missing, unknown or told differently by its two ends becomes the weaker side.
+    """Build a machine; a cell that is missing, unknown or different at its two ends becomes the weaker side.
 
     nics: one row of cells per device, one column per adapter, in any order.
-    Raises MachineError when there is no device, more than DEVICES_MAX, or more cells in a row than there are rows.
-    A number that cannot be (negative, not finite, more than LINK_GBPS_MAX for a link) counts as unknown.
+    Raises MachineError for no device, more than DEVICES_MAX, or a row longer than the number of rows.
+    An impossible number (negative, not finite, more than LINK_GBPS_MAX for a link) counts as unknown.
     """
     count = len(links)
     if not 1 <= count <= DEVICES_MAX:
@@ -100,8 +100,8 @@ def machine(
 
 
 def near_nics(rows: Sequence[Sequence[object]], *, count: int) -> Rows | None:
-    """Cells to the adapters that share a host bridge or less with some device, adapters in an order of their cells;
-    None when there is none. Others tell no more than NUMA nodes do. Raises MachineError."""
+    """Cells to the adapters that share at least a host bridge with some device, sorted by their cells; None if there is
+    none. Other adapters add nothing to the NUMA nodes. Raises MachineError."""
     if len(rows) != count or any(isinstance(row, str) for row in rows):
         raise MachineError(f"needs {count} rows of adapter cells", value=len(rows))
     columns = min(max(map(len, rows)), NICS_MAX)
@@ -112,7 +112,7 @@ def near_nics(rows: Sequence[Sequence[object]], *, count: int) -> Rows | None:
 
 
 def asymmetric_pairs(links: Sequence[Sequence[object]]) -> tuple[tuple[int, int], ...]:
-    """Pairs of positions whose two ends tell different things; reports show them as a condition."""
+    """Pairs of positions whose two ends disagree; reports show them as a condition."""
     count = len(links)
     return tuple(
         (first, second)
@@ -123,7 +123,7 @@ def asymmetric_pairs(links: Sequence[Sequence[object]]) -> tuple[tuple[int, int]
 
 
 def mask_of(positions: Sequence[int]) -> int:
-    """Bit mask of positions; positions repeat or not, order does not matter."""
+    """Bit mask of positions, in any order, repeated or not."""
     mask = 0
     for position in positions:
         mask |= 1 << position
@@ -136,7 +136,7 @@ def positions_of(mask: int) -> tuple[int, ...]:
 
 
 def check_free(machine: Machine, free: int) -> None:
-    """Raise PositionError when the mask names a position that the machine does not have."""
+    """Raise PositionError if the mask has a position that the machine lacks."""
     if not 0 <= free <= machine.full:
         raise PositionError(f"free mask needs bits 0 to {machine.count - 1} only", value=free)
 

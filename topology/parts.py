@@ -1,9 +1,8 @@
-"""Some devices of a machine as a machine of their own.
+"""Part of a machine's devices as a machine of their own.
 
-Whole GPUs, and the slices of GPUs that were divided (MIG instances of one profile, replicas of a GPU that several pods
-share), never serve one ask together: each kind is a class of devices with tables of its own. In: a Machine and the
-positions of one kind. Out: a Part, with masks translated both ways. Separate, so that the engine itself need not know
-why some devices are left out.
+Whole GPUs and slices of GPUs (MIG instances of one profile, replicas of a GPU that several pods share) never serve one
+request together: each kind is a class of devices with its own tables. A SubMachine has the devices of one kind and
+translates masks both ways, so that the engine need not know why devices are left out.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ PARTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class SubMachine:
-    """positions: in the whole machine, ascending; the part's position i is positions[i]."""
+    """positions: in the whole machine, ascending; position i of the part is positions[i]."""
 
     machine: Machine
     positions: tuple[int, ...]
     is_whole: bool
 
     def inside(self, mask: int) -> int:
-        """Mask over the part of a mask over the whole; what lies outside of the part is dropped."""
+        """Translate a mask over the whole to the part; bits outside the part are dropped."""
         if self.is_whole:
             return mask & self.machine.full
         return sum((mask >> position & 1) << index for index, position in enumerate(self.positions))
 
     def inside_all(self, masks: Ints) -> Ints:
-        """The same for many masks of a machine with fewer than 63 devices."""
+        """`inside` for many masks of a machine with fewer than 63 devices."""
         if self.is_whole:
             return masks & self.machine.full
         inside = masks & 0
@@ -43,13 +42,14 @@ class SubMachine:
         return inside
 
     def outside(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """Positions in the whole of positions in the part."""
+        """Translate positions in the part to the whole."""
         return tuple(self.positions[position] for position in positions)
 
 
 @lru_cache(maxsize=PARTS_MAX)
 def part_of(machine: Machine, mask: int) -> SubMachine:
-    """The devices of the mask as a machine. Raises PositionError when the mask is empty or names foreign positions."""
+    """The devices of the mask as a machine. Raises PositionError if the mask is empty or has positions outside the
+    machine."""
     if not 0 < mask <= machine.full:
         raise PositionError(f"a part needs some of positions 0 to {machine.count - 1}", value=mask)
     positions = positions_of(mask)

@@ -2,8 +2,8 @@
 
 A set's cost on a machine, comparable across machines (the least cost wins, then the node's name):
 
-    cost = alpha x (1 - relative quality)      link quality given up
-         + apart   if it spans islands         one island wherever one fits
+    cost = alpha x (1 - relative quality)      link quality lost
+         + apart   if it spans islands         one island if one fits
          + unlinked if its ring needs PCIe     an NVLink ring beats any PCIe ring
          + crowd x crowding of its pairs       only for spreading
          + loss x (lost[free - set] - lost[free])  fragmentation it causes, in expected GPUs
@@ -11,7 +11,7 @@ A set's cost on a machine, comparable across machines (the least cost wins, then
          + pack x |free|                       fuller machines first (emptier ones when spreading)
 
 Within one machine `ranks_quality` makes links decide before everything else; across machines alpha weighs them against
-fragmentation. Separate so that the numbers stand in one place and a policy is data.
+fragmentation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Known machines as data: the shapes that simulated agents, development clusters, tests and benchmarks play.
+"""Known machines as data, for simulated agents, development clusters, tests and benchmarks.
 
-In: profiles.json beside this module (uniform matrices as one cell, others as rows of cells; `evidence` tells whether
-a real dump was seen, a test fixture, or the shape is derived from specifications). Out: frozen Profiles by name.
+Read from profiles.json beside this module: uniform matrices as one cell, others as rows of cells; `evidence` says
+whether the shape comes from a real dump, a test fixture or specifications.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES_PER_MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One known machine. product_name: as the driver prints it; model: its slug, as claims name it; memory_bytes: per
+    """One known machine. product_name: as the driver prints it; model: its slug in claims; memory_bytes: per
     device, as the driver reports it; compute_capability: "major.minor"; evidence: observed, fixture or derived."""
 
     name: str
@@ -40,7 +40,7 @@ def profile_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def profile(name: str) -> Profile:
-    """The known machine of that name. Raises ProfileError when there is none."""
+    """The known machine of that name. Raises ProfileError if there is none."""
     record = _records().get(name)
     if record is None:
         raise ProfileError(name, known=profile_names())

@@ -1,16 +1,16 @@
-"""Quality of a set of GPUs: the ring bandwidth that collective communication could use on it.
+"""Quality of a set of GPUs: the ring bandwidth available to collective communication.
 
-In: a Machine. Out: GB/s for every subset (up to 16 devices) or for one set. Source of the model: NCCL runs as many
-rings as edge-disjoint ring channels fit into the links (its search in src/graph/search.cc); where no ring of links
-passes through all members, one ring runs at the slowest step of the best round trip over links and PCIe. Pairwise
-sums, the usual proxy, rank meshes wrongly: a quad plus one sums up well and has no ring.
+Gives GB/s for every subset of a Machine (up to 16 devices) or for one set. Source of the model: NCCL runs as many rings
+as edge-disjoint ring channels fit into the links (its search in src/graph/search.cc); if no ring of links passes
+through all members, one ring runs at the slowest step of the best round trip over links and PCIe. Pairwise sums, the
+usual proxy, rank meshes wrongly: a quad plus one has a high sum and no ring.
 
     two members        links x rate, or the PCIe path
     switch             the weakest member's links x rate
     link rings exist   one-way rings that fit x rate          (topology.rings)
     none               slowest step of the best round trip    (here)
 
-Limits: a model, not a measurement; it knows no latency, no tree algorithms and no traffic of other sets.
+Limits: this is a model, not a measurement; it ignores latency, tree algorithms and traffic of other sets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ TABLE_DEVICES_MAX: Final = 16
 RINGS_DEVICES_MAX: Final = 8
 """Up to this many members rings are packed exactly; beyond, bounds are compared."""
 EXACT_SETS_MAX: Final = 400
-"""On machines with more than RINGS_DEVICES_MAX devices: so many sets of one size are packed exactly, or none."""
+"""On machines with more than RINGS_DEVICES_MAX devices, sets of one size are packed exactly up to this number of
+sets."""
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -71,7 +72,7 @@ def link_counts(machine: Machine) -> Links:
 def qualities(machine: Machine) -> Qualities:
     """Ratings of every subset of a machine with at most TABLE_DEVICES_MAX devices.
 
-    Computed once for all machines that differ only in how their GPUs are numbered.
+    Computed once for all machines that differ only in the numbering of their GPUs.
     """
     assert machine.count <= TABLE_DEVICES_MAX
     form = canonical(machine)
@@ -117,7 +118,7 @@ def sizes_of(count: int) -> Ints:
 
 
 def round_trips(steps: Matrix) -> Floats:
-    """For every mask: the slowest step of the best round trip through all members (0 below two members)."""
+    """For every mask, the slowest step of the best round trip through all members (0 below two members)."""
     count = len(steps)
     values = sorted({steps[row][column] for row in range(count) for column in range(row)})
     best = np.zeros(1 << count)
@@ -131,7 +132,7 @@ def round_trips(steps: Matrix) -> Floats:
 
 
 def _hamiltonian(adjacent: tuple[int, ...]) -> Bools:
-    """Which masks have a round trip; two joined members count. Dynamic program over the ends of paths from the lowest
+    """Masks that have a round trip; two joined members count. Dynamic program over the ends of paths from the lowest
     member."""
     count = len(adjacent)
     masks = np.arange(1 << count, dtype=np.int64)
@@ -156,7 +157,7 @@ def _hamiltonian(adjacent: tuple[int, ...]) -> Bools:
 
 @lru_cache(maxsize=256)
 def _step_gbps(machine: Machine) -> Matrix:
-    """GB/s of one step between two members: one pair uses all its links, else the PCIe path."""
+    """GB/s of one step between two members: all links of a linked pair, else the PCIe path."""
     paths, links, each = pcie_paths_gbps(machine), link_counts(machine), link_gbps(machine)
     return tuple(
         tuple(max(paths[row][column], links[row][column] * each) for column in range(machine.count))
@@ -186,7 +187,7 @@ def _inside(links: Links, members: tuple[int, ...]) -> Links:
 
 
 def _switch_packings(links: Links) -> list[tuple[int, Packing]]:
-    """Behind a switch every ring order is equal: the member with the fewest links into the switch decides."""
+    """Behind a switch all ring orders are equal: the member with the fewest links into the switch decides."""
     count = len(links)
     fewest = np.full(1 << count, max(map(max, links)), dtype=np.int64)
     masks = np.arange(1 << count)
@@ -199,11 +200,11 @@ def _switch_packings(links: Links) -> list[tuple[int, Packing]]:
 
 
 def _cycle_packings(links: Links) -> list[tuple[int, Packing]]:
-    """Machines with more devices: sets with a cycle of links, those of one size all by one means, so that they compare.
+    """Machines with more devices: sets with a cycle of links; one method per size, so that ratings are comparable.
 
-    Sizes with at most EXACT_SETS_MAX sets up to RINGS_DEVICES_MAX members are packed exactly. Of others equal links
-    have their closed form, and for the rest a lower bound holds: the cycle whose poorest pair has the most links, run
-    over all of them. It is exact where some member has no links for more.
+    Sizes with at most EXACT_SETS_MAX sets and up to RINGS_DEVICES_MAX members are packed exactly. Otherwise equal links
+    have a closed form, and the rest gets a lower bound: the cycle whose weakest pair has the most links, used as often
+    as it fits. The bound is exact if some member has no links left for more.
     """
     lower, upper, alike = _cycle_bounds(links)
     sizes = sizes_of(len(links))
@@ -221,8 +222,8 @@ def _cycle_packings(links: Links) -> list[tuple[int, Packing]]:
 
 
 def _cycle_bounds(links: Links) -> tuple[Ints, Ints, Ints]:
-    """For every mask: one-way rings that surely fit, that may fit at most, and the links of a pair where all are
-    alike (else 0)."""
+    """For every mask: one-way rings that fit for certain, one-way rings that may fit at most, and the links of a pair
+    if all pairs are equal (else 0)."""
     count = len(links)
     masks = np.arange(1 << count, dtype=np.int64)
     lower = np.zeros(1 << count, dtype=np.int64)

@@ -1,9 +1,9 @@
-"""GB/s that collective communication can expect of a link or a PCIe path, per direction.
+"""GB/s that collective communication can expect from a link or a PCIe path, per direction.
 
-In: the bandwidth facts of a Machine. Out: effective rates, which are below the data sheet's. The figures are those
-that NCCL's and RCCL's own topology models use (NCCL src/graph/topo.h: NVLink 18/20/20/20.6/40.1 per link by
+Effective rates are below the data sheet's. The figures are those of NCCL's and RCCL's own topology models
+(NCCL src/graph/topo.h: NVLink 18/20/20/20.6/40.1 per link by
 generation, 12 on GA102; PCIe x16 12/24/48 for generations 3/4/5; peer-to-peer over a host bridge costs 6/5; sockets 6
-to 40. RCCL: xGMI 24, 36, 48), so that a figure here is one NCCL would print, not a measurement of this machine.
+to 40. RCCL: xGMI 24, 36, 48). A figure here is what NCCL would print, not a measurement of this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topology.model import Machine
 
 LINK_GBPS_BY_GENERATION: Final[dict[int, float]] = {1: 18.0, 2: 20.0, 3: 20.0, 4: 20.6, 5: 40.1}
 NVLINK_RATES: Final[tuple[tuple[float, float], ...]] = ((14.0625, 12.0), (20.0, 18.0), (25.0, 20.0), (50.0, 40.1))
-"""(specified, effective) GB/s per link, for when the rate is told; 25 means 20.6 in generation 4."""
+"""(specified, effective) GB/s per link, for known rates; 25 means 20.6 in generation 4."""
 XGMI_RATES: Final[tuple[tuple[float, float], ...]] = ((46.0, 24.0), (50.0, 36.0), (64.0, 48.0))
 PCIE_GBPS_BY_GENERATION: Final[dict[int, float]] = {3: 12.0, 4: 24.0, 5: 48.0}
 HOST_BRIDGE_COST: Final = 1.2
@@ -26,11 +26,11 @@ RATE_TOLERANCE: Final = 0.1
 UNKNOWN_LINK_GBPS: Final = 12.0
 UNKNOWN_PCIE_GBPS: Final = 12.0
 UNKNOWN_SOCKET_GBPS: Final = 6.0
-"""Where a fact is missing, the slowest known rate stands in: unknown never scores above known."""
+"""The slowest known rate replaces a missing fact: unknown never scores above known."""
 
 
 def rates_known(machine: Machine) -> bool:
-    """Whether ring bandwidths are GB/s of this machine rather than figures relative to slow stand-ins."""
+    """True if ring bandwidths are GB/s of this machine; else they are relative to slow defaults."""
     has_links = any(direct_links(cell) for row in machine.links for cell in row)
     if has_links:
         return machine.nvlink_generation in LINK_GBPS_BY_GENERATION or machine.link_gbps is not None
@@ -61,7 +61,7 @@ def pcie_gbps(machine: Machine) -> float:
 
 
 def pcie_cell(machine: Machine, first: int, second: int) -> str:
-    """The PCIe relation of two positions; where NVLink hides it, NUMA tells at least the socket."""
+    """The PCIe relation of two positions; if NVLink hides it, NUMA gives at least the socket."""
     if machine.pcie is not None:
         return machine.pcie[first][second]
     cell = machine.links[first][second]
@@ -94,7 +94,7 @@ def _path_gbps(machine: Machine, first: int, second: int) -> float:
 
 
 def _nearest(told: float, rates: tuple[tuple[float, float], ...]) -> float:
-    """The effective rate of the nearest known rate within tolerance, else scaled down by the poorest ratio."""
+    """The effective rate of the nearest known rate within tolerance, else scaled down by the lowest ratio."""
     specified, effective = min(rates, key=lambda pair: abs(pair[0] - told))
     if abs(told - specified) <= RATE_TOLERANCE * specified:
         return effective

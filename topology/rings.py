@@ -1,7 +1,7 @@
-"""How many rings fit into the links of a set of GPUs: the packing problem behind the quality of a set.
+"""Number of rings that fit into the links of a set of GPUs: the packing problem behind the quality of a set.
 
-Collective communication runs over rings through all GPUs of a set, several at a time, each on links of its own. In: the
-matrix of link counts inside the set. Out: the largest number of one-way rings whose links do not overlap.
+Collective communication runs over rings through all GPUs of a set, several at a time, each on links of its own. From
+the matrix of link counts inside the set follows the largest number of one-way rings whose links do not overlap.
 
 With relay (NVIDIA: a GPU of the set may pass traffic on for a pair that has no link of its own), rings are directed
 and an unlinked step takes one link to the relay and one from it. Without relay (AMD), rings are cycles that serve
@@ -21,11 +21,11 @@ from functools import lru_cache
 from typing import Final
 
 CANDIDATES_MAX: Final = 2_000
-"""Candidate rings that are looked at; beyond, the packing is a lower bound."""
+"""Limit of candidate rings; beyond it, the packing is a lower bound."""
 SEARCHED_MAX: Final = 1_000
 DEPTH_MAX: Final = 8
-"""A better packing than the greedy one is searched for among so many candidates and up to so many rings; above, the
-greedy packing is relatively close and a search hopeless."""
+"""A better packing than the greedy one is searched for up to this many candidates and rings; above, the greedy packing
+is relatively close and a search would take too long."""
 WORK_MAX: Final = 400_000
 STEP_WORK: Final = 50
 """Bound of one search, in tests of one ring against the links left; a step counts as STEP_WORK of them."""
@@ -49,7 +49,7 @@ class Packing:
 def pack_rings(capacity: Capacity, *, relay: bool) -> Packing:
     """Largest number of one-way rings through all members; a pair counts its links.
 
-    Answers are kept by a form of the matrix that most relabellings share, so that alike sets are solved once.
+    Answers are cached by a form of the matrix that most relabellings share, so that equal sets are solved once.
     """
     return _pack(_sorted_form(capacity), relay=relay)
 
@@ -81,8 +81,8 @@ def _pack(capacity: Capacity, *, relay: bool) -> Packing:
 def _sorted_form(capacity: Capacity) -> Capacity:
     """The matrix with members sorted by what they see, refined once from each member; the least of these orders.
 
-    Equal forms always mean isomorphic matrices. The reverse holds for nearly all small machines, which is enough: a
-    miss costs a second search, never a wrong answer.
+    Equal forms always mean isomorphic matrices. The reverse holds for nearly all small machines: a miss costs a
+    second search, never a wrong answer.
     """
     size = len(capacity)
     if size <= 2:
@@ -136,7 +136,7 @@ def complete_rings(size: int, *, links: int, relay: bool) -> int:
 
 
 def _upper_bound(capacity: Capacity, *, relay: bool) -> int:
-    """Every one-way ring leaves every part of the set over a link of its own; cycles cross twice."""
+    """Upper bound: every one-way ring leaves every part of the set over its own link; cycles cross twice."""
     size = len(capacity)
     bound = min(sum(row) for row in capacity)
     for part in range(1, 1 << min(size - 1, 10)):
@@ -156,7 +156,7 @@ def _upper_bound(capacity: Capacity, *, relay: bool) -> int:
 def _candidates(capacity: Capacity, *, relay: bool) -> Iterator[tuple[Arc, ...]]:
     """Every ring that fits alone, as the sorted arcs it takes, once per set of arcs.
 
-    Without relay an arc and its reverse are one link, written upwards, so a cycle appears once, not once per direction.
+    Without relay an arc and its reverse are one link, written upwards, so each cycle appears once.
     """
     size = len(capacity)
     seen: set[tuple[Arc, ...]] = set()
@@ -172,7 +172,7 @@ def _candidates(capacity: Capacity, *, relay: bool) -> Iterator[tuple[Arc, ...]]
 
 
 def _orders(capacity: Capacity, *, relay: bool) -> Iterator[tuple[int, ...]]:
-    """Orders of members 1.. in which every step of the ring from 0 and back to 0 has a way, lexicographic."""
+    """Orders of members 1.. in which every step of the ring from 0 back to 0 is possible, lexicographic."""
     size = len(capacity)
     reach = [
         [other for other in range(size) if other != member and _ways(capacity, member, other, relay=relay)]
@@ -227,7 +227,7 @@ class _Counters:
         return sum(1 << self._shift[arc] for arc in arcs)
 
     def fits(self, left: int, taken: int) -> bool:
-        """Whether every counter stays at zero or above."""
+        """True if every counter stays at zero or above."""
         return ((left | self._guards) - taken) & self._guards == self._guards
 
 
@@ -254,7 +254,7 @@ def _densest(
 
 
 def _greedy(counters: _Counters, takes: list[int]) -> int:
-    """The better of two plain orders: each ring as often as it fits, or all rings in turns."""
+    """The better of two simple orders: each ring as often as it fits, or all rings in turns."""
     exhausting, exhausted = counters.full, 0
     turning, turned, before = counters.full, 0, -1
     for taken in takes:
@@ -278,7 +278,7 @@ class _Search:
         self.work_left = work
 
     def packs(self, left: int, takes: list[int], count: int) -> bool:
-        """Whether `count` of the rings, each as often as it fits, can be taken from what is left; False at the limit.
+        """True if `count` of the rings, each as often as it fits, can be taken from what is left; False at the limit.
 
         Either some ring uses the pivot link (branch on which), or none does (the link is struck out).
         """
@@ -297,7 +297,7 @@ class _Search:
         return False
 
     def _pivot(self, left: int, count: int) -> int | None:
-        """A link of the tightest star; None when some member has too few links, in or out, for so many rings."""
+        """A link of the tightest member; None if some member has too few links, in or out, for that many rings."""
         tightest, pivot = None, None
         for shifts in self._counters.stars:
             links = sum(left >> shift & FIELD for shift in shifts)

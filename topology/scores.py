@@ -1,19 +1,18 @@
-"""What a request costs on many free masks of a machine at once, and what weighs nodes against each other.
+"""Cost of a request on many free masks of a machine at once, and the costs that compare nodes.
 
-The costs come from topology.tables, so the node named by them gives exactly the set that `choose` takes. A machine of
-more devices than a table holds is asked mask by mask. `atoll.cluster.fleet` keeps the results per node.
+The costs come from topology.tables, so the node chosen by them gives exactly the set that `choose` takes. A machine
+with more devices than a table holds is evaluated mask by mask. `atoll.cluster.fleet` keeps the results per node.
 
-Two more costs weigh nodes against each other. They are the same for every set of one node, so that the set is still
-that of the tables.
+Two more costs compare nodes. They are the same for every set of one node, so that the tables still decide the set.
 
-- A machine is whole again when the last of its pods has ended, and with n pods that run equally long that takes
-  1 + 1/2 + ... + 1/n of their time. One more pod adds 1/(n + 1) of it, EMPTYING x which it pays: machines with few pods
-  are left to become empty, and those that stay broken up for long take what comes.
-- The last whole machines of a class are reserved: one in RESERVED_ONE_IN of its nodes is kept for asks of the whole
-  machine, and a smaller ask that would break one of them pays RESERVE, more than what links are worth and less than a
-  set that spans islands. Few nodes reserve nothing.
+- A machine is whole again after its last pod ends. With n pods of equal mean run time that takes 1 + 1/2 + ... + 1/n of
+  it. One more pod adds 1/(n + 1) and costs EMPTYING x that: machines with few pods can become empty, and machines that
+  stay in use for long take new pods.
+- The last whole machines of a class are reserved: one in RESERVED_ONE_IN of its nodes is kept for requests of the whole
+  machine. A smaller request that would break one of them pays RESERVE, more than links are worth and less than a set
+  that spans islands. Classes of few nodes reserve nothing.
 
-Asks that spread pay neither.
+Requests that spread pay neither.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ ALIKE: Final = 1e-7
 DECIMALS: Final = 6
 PODS_MAX: Final = 64
 EMPTYING_BY_PODS: Final[Floats] = np.round(EMPTYING / np.arange(1, PODS_MAX + 2), DECIMALS)
-"""What one more pod pays on a machine with so many pods; more than PODS_MAX are as many."""
+"""Cost of one more pod by the number of pods on the machine, capped at PODS_MAX."""
 
 Indices = npt.NDArray[np.integer]
 
 
 def reserves(machine: Machine, ask: DeviceRequest, demand: Demand = PRIOR) -> bool:
-    """Whether an ask must leave the last whole machines alone: it takes less than one, packs, and whole ones are asked
-    for."""
+    """True if a request must avoid the last whole machines: it takes less than one and packs, and there is demand for
+    whole ones."""
     smaller = ask.count < machine.count and ask.policy is not Policy.SPREAD
     return smaller and any(count == machine.count for count, _ in demand.shares)
 
 
 def costs_of(machine: Machine, free: Indices, ask: DeviceRequest, demand: Demand = PRIOR) -> Floats:
-    """Return the cost of the request for many free masks of one machine, as `choose` gives it; inf where no set fits.
+    """Cost of the request for many free masks of one machine, as `choose` gives it; inf if no set fits.
 
     Costs are in GPUs lost and the weights of topology.policies.
     """

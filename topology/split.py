@@ -1,8 +1,7 @@
-"""Splitting one allocation into disjoint, well-linked parts, one per container that asked for its own count.
+"""Splits one allocation into disjoint, well-linked parts, one per container with its own count.
 
-In: a Machine, the positions of the allocation, counts in container order. Out: the parts in that order. Up to
-EXACT_POSITIONS_MAX positions the best split is found by trying all; above, each container in turn takes its best
-part. Order of splits: most relative quality summed over the parts, then the parts, lexicographically.
+Parts are in container order. Up to EXACT_POSITIONS_MAX positions all splits are tried; above, each container in turn
+takes its best part. Order of splits: most relative quality summed over the parts, then the parts, lexicographically.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Parts = tuple[tuple[int, ...], ...]
 def split(machine: Machine, positions: Sequence[int], counts: Sequence[int]) -> Parts:
     """Parts of the given sizes, in the order of `counts`; a count of 0 gives an empty part.
 
-    Raises PositionError when the counts do not add up to the positions, or the positions are not the machine's.
+    Raises PositionError if the counts do not add up to the positions, or the positions are not the machine's.
     """
     ordered = tuple(sorted(set(positions)))
     if len(ordered) != len(positions) or not ordered or not 0 <= ordered[0] <= ordered[-1] < machine.count:
@@ -83,7 +82,7 @@ def _best_part(machine: Machine, positions: tuple[int, ...], count: int) -> tupl
 
 
 def _worth(machine: Machine, part: tuple[int, ...]) -> float:
-    """Quality of one part: relative to the best set of its size where the machine has tables, else GB/s."""
+    """Quality of one part: relative to the best set of its size if the machine has tables, else GB/s."""
     if len(part) < 2:
         return 0.0
     if machine.count <= TABLE_DEVICES_MAX:

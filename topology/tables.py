@@ -1,8 +1,8 @@
-"""Tables: for one machine and one ask, the best set and its cost for every free mask.
+"""Tables: the best set and its cost for every free mask, for one machine and one request.
 
-In: a Machine, an Ask, the Demand that fragmentation is weighed with. Out: a `Table`, kept by value, so that filter,
-prioritize and bind read the same cells and cannot disagree. Up to EAGER_DEVICES_MAX devices a table is filled at once
-(256 cells, about a millisecond); up to TABLE_DEVICES_MAX its cells are filled when a free mask first occurs.
+A `Table` is cached by value, so that filter, prioritize and bind read the same cells and cannot disagree. Up to
+EAGER_DEVICES_MAX devices a table is filled at once (256 cells, about a millisecond); up to TABLE_DEVICES_MAX its cells
+are filled when a free mask first occurs.
 
 Total order of sets: rank, then link quality, then positions, lexicographically. Costs are rounded to a millionth so
 that equal sums tie.
@@ -39,8 +39,8 @@ BANDWIDTH_SLACK: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sets:
-    """All sets of one size that an ask admits, by link quality and then positions, with the parts of their cost that do
-    not depend on what else is free. lost: link quality given up."""
+    """All sets of one size that a request admits, by link quality and then positions, with the parts of their cost that
+    do not depend on what else is free. lost: link quality lost."""
 
     masks: Ints
     cost: Floats
@@ -50,7 +50,7 @@ class Sets:
 
 
 class Table:
-    """Best set and cost per free mask. `costs` holds inf where no set fits and nan where nothing was computed yet."""
+    """Best set and cost per free mask. `costs` is inf if no set fits and nan if not computed yet."""
 
     def __init__(self, machine: Machine, ask: DeviceRequest, demand: Demand) -> None:
         weights = POLICIES[ask.policy]
@@ -65,7 +65,7 @@ class Table:
 
     @property
     def memory_bytes(self) -> int:
-        """What the arrays of this table hold; those that tables of one machine share are left out."""
+        """Bytes of this table's arrays, without those that tables of one machine share."""
         own = (self.costs, self._chosen, self.sets.masks, self.sets.cost, self.sets.rank, self.sets.lost)
         return sum(array.nbytes for array in own)
 
@@ -81,7 +81,7 @@ class Table:
         return cost if not math.isnan(cost) else float(self.costs_of(np.array([free]))[0])
 
     def costs_of(self, free_masks: Ints) -> Floats:
-        """Costs of many free masks at once; cells that were not known yet are computed and kept."""
+        """Costs of many free masks at once; unknown cells are computed and kept."""
         costs = self.costs[free_masks]
         unknown = np.unique(free_masks[np.isnan(costs)])
         if len(unknown):
@@ -95,8 +95,8 @@ class Table:
         return (int(masks[0]), cost) if len(masks) else None
 
     def equals(self, free: int, required: int = 0) -> tuple[Ints, float]:
-        """All sets inside `free` that contain `required` and are first but for their positions, lexicographically, and
-        their cost."""
+        """All sets inside `free` that contain `required` and tie for first place, in the order of positions, and their
+        cost."""
         fitting = np.flatnonzero((self.sets.masks & ~free == 0) & (self.sets.masks & required == required))
         if not len(fitting):
             return self.sets.masks[:0], math.inf
@@ -134,7 +134,7 @@ class Table:
 
 
 class RelabelledTable:
-    """The table of an isomorphic machine, read through other numbers. Ties go by this machine's own positions, so that
+    """The table of an isomorphic machine, read through a renumbering. This machine's own positions break ties, so that
     sharing changes no answer."""
 
     def __init__(self, shared: Table, form: Canonical) -> None:
@@ -145,7 +145,7 @@ class RelabelledTable:
 
     @property
     def memory_bytes(self) -> int:
-        """What the shared table and the costs in this machine's order hold."""
+        """Bytes of the shared table and of the costs in this machine's order."""
         return self.shared.memory_bytes + self.costs.nbytes
 
     @cached_property
@@ -179,20 +179,20 @@ class RelabelledTable:
 
 
 def table(machine: Machine, ask: DeviceRequest, demand: Demand = PRIOR) -> Table | RelabelledTable:
-    """The table of one ask on machines of this geometry, built on first use; isomorphic machines share one."""
+    """The table of one request on machines of this geometry, built on first use; isomorphic machines share one."""
     kept = _small_table if machine.count <= EAGER_DEVICES_MAX else _large_table
     return kept(machine, ask, demand)
 
 
 @lru_cache(maxsize=2048)
 def _small_table(machine: Machine, ask: DeviceRequest, demand: Demand) -> Table | RelabelledTable:
-    """Three kilobytes each."""
+    """A cached table of about three kilobytes."""
     return _built(machine, ask, demand, _small_table)
 
 
 @lru_cache(maxsize=64)
 def _large_table(machine: Machine, ask: DeviceRequest, demand: Demand) -> Table | RelabelledTable:
-    """Up to a megabyte each."""
+    """A cached table of up to a megabyte."""
     return _built(machine, ask, demand, _large_table)
 
 
@@ -217,7 +217,7 @@ def subsets(devices: int, count: int) -> Ints:
 
 
 def admitted_sets(machine: Machine, ask: DeviceRequest) -> Sets:
-    """The sets that meet every hard condition of the ask, with their own costs."""
+    """The sets that meet every hard condition of the request, with their own costs."""
     masks = subsets(machine.count, ask.count)
     weights = POLICIES[ask.policy]
     keep = meets_island(machine, masks, one_island=weights.one_island)
@@ -232,18 +232,18 @@ def admitted_sets(machine: Machine, ask: DeviceRequest) -> Sets:
 
 
 def in_one_island(machine: Machine, masks: Ints) -> Bools:
-    """Whether each set lies inside one island."""
+    """For each set, whether it is inside one island."""
     inside: Bools = np.any([masks & ~island.mask == 0 for island in islands(machine)], axis=0)
     return inside
 
 
 def meets_island(machine: Machine, masks: Ints, *, one_island: bool) -> Bools:
-    """Whether each set lies inside one island, where that is a condition."""
+    """For each set, whether it is inside one island; all True if that is not a condition."""
     return in_one_island(machine, masks) if one_island else np.ones(len(masks), dtype=np.bool_)
 
 
 def meets_interconnect(machine: Machine, masks: Ints, *, interconnect: Interconnect) -> Bools:
-    """Whether the pairs of each set are joined as asked."""
+    """For each set, whether its pairs are joined as requested."""
     meets = np.ones(len(masks), dtype=np.bool_)
     if interconnect is Interconnect.ANY:
         return meets
@@ -256,7 +256,7 @@ def meets_interconnect(machine: Machine, masks: Ints, *, interconnect: Interconn
 
 
 def meets_bandwidth(machine: Machine, masks: Ints, *, gbps: float) -> Bools:
-    """Whether the ring of each set reaches the bandwidth; one GPU needs no ring."""
+    """For each set, whether its ring reaches the bandwidth; one GPU needs no ring."""
     ring = qualities(machine).ring_gbps[masks]
     reaches: Bools = (ring >= gbps * (1 - BANDWIDTH_SLACK)) | (sizes_of(machine.count)[masks] < 2)
     return reaches
@@ -279,7 +279,7 @@ def _own_costs(machine: Machine, masks: Ints, *, weights: Weights, spread: bool)
 
 @lru_cache(maxsize=256)
 def _potential(machine: Machine, policy: Policy, demand: Demand) -> Floats:
-    """What a free set is worth keeping, per mask: the cost of leaving `rest` is potential[rest] - potential[free]."""
+    """Potential per free mask: the cost of leaving `rest` is potential[rest] - potential[free]."""
     weights = POLICIES[policy]
     if weights.crowd:
         return weights.near * pair_sums(crowding(machine))

@@ -1,10 +1,10 @@
-"""Reading a saved `nvidia-smi topo -m` or `-mp`: text in, link cells, NUMA nodes and NIC relations out.
+"""Parser for saved output of `nvidia-smi topo -m` or `-mp`: gives link cells, NUMA nodes and NIC relations.
 
-The tool prints for eyes, not for programs: columns run together once they are wide, headers carry terminal codes, NIC
-rows and columns have several spellings, trailing columns come and go, and a legend follows. So the text is read by
-known words, never by width: a line that begins with a GPU's label is a row, its first cells are its relations to all
-GPUs and NICs in the header's order, and what follows are CPU affinity, NUMA affinity and the GPU's own NUMA id. What
-is not understood counts as the worst relation (topology.links); only text without any GPU row is a fault.
+The output is not meant for programs: wide columns run together, headers contain terminal codes, NIC rows and columns
+have several spellings, trailing columns vary, and a legend follows. The parser therefore goes by known words, never by
+width: a line that begins with a GPU's label is a row, its first cells are its relations to all GPUs and NICs in the
+header's order, then come CPU affinity, NUMA affinity and the GPU's own NUMA id. An unknown word counts as the worst
+relation (topology.links); only text without any GPU row is an error.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from topology.links import NO_PEER, SELF, WORST, clean_cell, direct_links
 from topology.model import DEVICES_MAX, Machine, asymmetric_pairs, machine
 
 UNKNOWN: Final = "U"
-"""What the tool itself prints for a peer state that it does not know."""
+"""The tool's own output for an unknown peer state."""
 TEXT_MAX: Final = 1 << 20
-"""Characters that are read; a matrix of 64 GPUs and 64 NICs has some fifty thousand."""
+"""Limit of characters read; a matrix of 64 GPUs and 64 NICs has some fifty thousand."""
 STRANGE_MAX: Final = 8
-"""Words that are told as not understood."""
+"""Limit of unknown words reported."""
 LINKS_PER_GPU_MAX: Final = 18
-"""No GPU has more links of its own; cells that add up to more count links into a switch."""
+"""No GPU has more links; cells that add up to more count links into a switch."""
 
 _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ROW: Final = re.compile(r"\s*GPU(\d+)(?!\d)(.*)")
@@ -38,7 +38,7 @@ _NUMBER: Final = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class TextNic:
-    """One network adapter: its column name and its relation to every GPU, in positions."""
+    """One network adapter: its column name and its relation to every GPU, by position."""
 
     name: str
     cells: tuple[str, ...]
@@ -46,8 +46,8 @@ class TextNic:
 
 @dataclass(frozen=True, slots=True)
 class TopologyText:
-    """What the text says, GPUs in the order of their rows. asymmetric: pairs whose two ends disagree; strange: some
-    words that stand where relations should and are not understood; rowless: GPUs that have a column and no row."""
+    """Content of the text, GPUs in the order of their rows. asymmetric: pairs whose two ends disagree; strange: some
+    unknown words in place of relations; rowless: GPUs that have a column and no row."""
 
     labels: tuple[str, ...]
     links: tuple[tuple[str, ...], ...]
@@ -67,7 +67,7 @@ class _Row:
 
 
 def read_topology(text: str) -> TopologyText:
-    """Read the matrix. Raises TopologyTextError when there is no GPU row, or more GPUs than a machine can have."""
+    """Read the matrix. Raises TopologyTextError for no GPU row, or more GPUs than a machine can have."""
     lines = _TERMINAL_CODE.sub("", text[:TEXT_MAX]).splitlines()
     names = _columns(lines)
     columns = {name: index for index, name in reversed(list(enumerate(names)))}
@@ -101,10 +101,10 @@ def machine_of(
     pcie_generation: int | None = None,
     inter_socket_gbps: float | None = None,
 ) -> Machine:
-    """The machine that a matrix shows. pcie: what `-mp` printed, peers: what `-p2p r` printed, both of the same GPUs;
-    nvswitch: None = judge by the cells.
+    """The machine in a matrix. pcie: output of `-mp`, peers: output of `-p2p r`, both for the same GPUs; nvswitch: None
+    = judge by the cells.
 
-    The text tells no generation: without it bandwidths are relative (topology.rates.rates_known).
+    The text has no generation; without one, bandwidths are relative (topology.rates.rates_known).
     """
     return machine(
         _without_peers(matrix, peers),
@@ -120,12 +120,12 @@ def machine_of(
 
 
 def looks_switched(links: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether the cells must count links into a switch: some GPU would otherwise have more links than any GPU has."""
+    """True if the cells must count links into a switch: some GPU would otherwise have more links than any GPU has."""
     return any(sum(direct_links(clean_cell(cell)) for cell in row) > LINKS_PER_GPU_MAX for row in links)
 
 
 def _without_peers(matrix: TopologyText, peers: TopologyText | None) -> tuple[tuple[str, ...], ...]:
-    """Cells, with the pairs that may not talk marked as such, whatever joins them."""
+    """Cells, with pairs without peer access marked as such, whatever joins them."""
     if peers is None or peers.labels != matrix.labels:
         return matrix.links
     devices = range(len(matrix.links))
@@ -136,7 +136,7 @@ def _without_peers(matrix: TopologyText, peers: TopologyText | None) -> tuple[tu
 
 
 def _columns(lines: list[str]) -> list[str]:
-    """Column names of the header, also where they run together; empty when no line looks like one."""
+    """Column names of the header, even if they run together; empty if no line looks like a header."""
     for line in lines:
         names = [match.group(0) for match in _COLUMN.finditer(line)]
         if not names or not names[0].startswith("GPU") or not line.strip().startswith(names[0]):
@@ -147,7 +147,7 @@ def _columns(lines: list[str]) -> list[str]:
 
 
 def _named(titles: str) -> list[str]:
-    """Names of columns: words, those split that are several known names in a row. Adapters have any names."""
+    """Column names: words, split if they are several known names in a row. Adapters may have any name."""
     names: list[str] = []
     for word in titles.split():
         known = [match.group(0) for match in _COLUMN.finditer(word)]
@@ -170,7 +170,7 @@ def _row(line: str, columns: list[str]) -> _Row | None:
 
 
 def _first_of_each(rows: list[_Row]) -> list[_Row]:
-    """Rows up to where labels repeat: a file may hold several matrices, and the first is read."""
+    """Rows up to the first repeated label: a file may hold several matrices, and the first is read."""
     by_label: dict[str, _Row] = {}
     for row in rows:
         by_label.setdefault(row.label, row)
@@ -178,7 +178,7 @@ def _first_of_each(rows: list[_Row]) -> list[_Row]:
 
 
 def _cells(text: str, *, expected: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Words of cells, as many as the header promises or as there are known words, and the words after them."""
+    """Words of cells, as many as the header has or as there are known words, and the words after them."""
     cells: list[str] = []
     at = 0
     while not expected or len(cells) < expected:
@@ -193,7 +193,7 @@ def _cells(text: str, *, expected: int) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def _is_trailer(text: str) -> bool:
-    """Whether a CPU list follows: fewer cells than columns were printed."""
+    """True if a CPU list follows: fewer cells than columns were printed."""
     return re.match(r"\s*\d", text) is not None
 
 
@@ -208,7 +208,7 @@ def _has_numa_column(lines: list[str]) -> bool:
 
 def _numa(rows: list[_Row], *, has_column: bool) -> tuple[int | None, ...]:
     """NUMA node per GPU: the second trailing word. A range such as 0-1 is unknown. Without the column, equal CPU
-    lists stand for one node, if there are several lists."""
+    lists mean one node, if there are several lists."""
     if has_column:
         words = [row.trailer[1] if len(row.trailer) > 1 else "" for row in rows]
         return tuple(int(word) if _NUMBER.fullmatch(word) else None for word in words)

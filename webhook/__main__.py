@@ -21,6 +21,7 @@ from atoll.service.metrics import Metrics
 from atoll.service.runtime import run, supervise
 from webhook.app import webhook_application
 from webhook.claims import ClaimFinder
+from webhook.device_lookup import DeviceFinder
 from webhook.metrics import webhook_metrics
 from webhook.requests import Defaults
 from webhook.serving import ServingCertificate, TlsSecret, decode_secret
@@ -71,7 +72,12 @@ async def serve_webhook(values: WebhookSettings) -> None:
             inject_runtime_class=values.inject_runtime_class,
             keep_nodes=values.keep_nodes,
         )
-        app = webhook_application(claims=ClaimFinder(client, claims, counted), defaults=defaults, metrics=counted)
+        app = webhook_application(
+            claims=ClaimFinder(client, claims, counted),
+            devices=DeviceFinder(client),
+            defaults=defaults,
+            metrics=counted,
+        )
 
         async def serve_reviews() -> None:
             await certificate.loaded.wait()

@@ -15,7 +15,8 @@ from webhook.errors import WebhookError
 from webhook.jobs import complete_template
 from webhook.metrics import WebhookMetrics
 from webhook.mutation import is_mirror, mutate
-from webhook.requests import ClaimLookup, Defaults, claim_name_of
+from webhook.pods import AdmittedPod
+from webhook.requests import ClaimLookup, Defaults, claim_name_of, concerns_atoll
 from webhook.review import BODY_BYTES_MAX, Denial, Mutation, Review, decode_review, encode_answer
 
 log = structlog.get_logger(__name__)
@@ -29,17 +30,27 @@ class ClaimSource(Protocol):
     async def find(self, namespace: str, name: str) -> ClaimLookup: ...
 
 
-def webhook_application(*, claims: ClaimSource, defaults: Defaults, metrics: WebhookMetrics) -> web.Application:
+class DeviceSource(Protocol):
+    """What is needed of the lookup of other devices."""
+
+    async def refusal(self, namespace: str, pod: AdmittedPod) -> Denial | None: ...
+
+
+def webhook_application(
+    *, claims: ClaimSource, devices: DeviceSource, defaults: Defaults, metrics: WebhookMetrics
+) -> web.Application:
     """Return the application that answers reviews; health and metrics live on another port."""
     app = application(body_bytes_max=BODY_BYTES_MAX)
-    app.router.add_post(MUTATE_PATH, _handler(claims=claims, defaults=defaults, metrics=metrics))
+    app.router.add_post(MUTATE_PATH, _handler(claims=claims, devices=devices, defaults=defaults, metrics=metrics))
     return app
 
 
-async def decide(review: Review, *, claims: ClaimSource, defaults: Defaults) -> Mutation | Denial:
+async def decide(
+    review: Review, *, claims: ClaimSource, devices: DeviceSource, defaults: Defaults
+) -> Mutation | Denial:
     """Answer one review; raises MalformedPod."""
     if review.writes_job:
-        return await _decide_job(review, claims=claims, defaults=defaults)
+        return await _decide_job(review, claims=claims, devices=devices, defaults=defaults)
     if not review.creates_pod:
         return Mutation()
     pod = review.pod()
@@ -49,27 +60,33 @@ async def decide(review: Review, *, claims: ClaimSource, defaults: Defaults) -> 
     if isinstance(name, Denial):
         return name
     claim = None if name is None else await claims.find(review.namespace, name)
-    return mutate(pod, namespace=review.namespace, user=review.user, claim=claim, defaults=defaults)
+    decision = mutate(pod, namespace=review.namespace, user=review.user, claim=claim, defaults=defaults)
+    if isinstance(decision, Denial) or not concerns_atoll(pod):
+        return decision
+    return await devices.refusal(review.namespace, pod) or decision
 
 
-async def _decide_job(review: Review, *, claims: ClaimSource, defaults: Defaults) -> Mutation | Denial:
+async def _decide_job(
+    review: Review, *, claims: ClaimSource, devices: DeviceSource, defaults: Defaults
+) -> Mutation | Denial:
     template = review.template()
     name = claim_name_of(template)
     if name is None or isinstance(name, Denial):
         return name or Mutation()
     claim = await claims.find(review.namespace, name)
     is_new = review.operation == "CREATE"
-    return complete_template(template, namespace=review.namespace, claim=claim, defaults=defaults, is_new=is_new)
+    decision = complete_template(template, namespace=review.namespace, claim=claim, defaults=defaults, is_new=is_new)
+    return decision if isinstance(decision, Denial) else await devices.refusal(review.namespace, template) or decision
 
 
 def _handler(
-    *, claims: ClaimSource, defaults: Defaults, metrics: WebhookMetrics
+    *, claims: ClaimSource, devices: DeviceSource, defaults: Defaults, metrics: WebhookMetrics
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         with metrics.seconds.time():
             try:
                 review = decode_review(await request.read())
-                decision = await decide(review, claims=claims, defaults=defaults)
+                decision = await decide(review, claims=claims, devices=devices, defaults=defaults)
             except WebhookError as error:
                 metrics.reviews.labels("malformed").inc()
                 log.warning("Refused a malformed review", err=str(error))

@@ -18,6 +18,7 @@ from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX, annotations_bytes
 from atoll.kube.patches import add_op, pointer, remove_op
 from webhook.autoscalers import keep_node
 from webhook.counts import count_gpus
+from webhook.device_claims import FOREIGN_RESOURCE_PREFIXES
 from webhook.gangs import inject_gate
 from webhook.pods import AdmittedPod, placed_containers
 from webhook.requests import ClaimLookup, Defaults, ResolvedRequest, concerns_atoll, resolve_request
@@ -29,8 +30,6 @@ CONTAINERS_MAX: Final = 256
 OTHER_ANNOTATIONS_BYTES_MAX: Final = ANNOTATIONS_BYTES_MAX // 2
 """What a pod that asks for GPUs may bring along, so that bind finds room for the allocation."""
 NODES_GROUP: Final = "system:nodes"
-FOREIGN_RESOURCE_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
-"""Counted and handed out by the vendors' device plugins, which know nothing of Atoll's choice."""
 DEVICE_MOUNT: Final = "/var/run/nvidia-container-devices"
 """NVIDIA's runtime can be set up to read the wanted GPUs from mounts below this folder instead of the variable."""
 

@@ -74,6 +74,21 @@ class AdmittedGate(WireView, frozen=True):
     name: str = ""
 
 
+class PodResourceClaim(WireView, frozen=True):
+    """One entry of `spec.resourceClaims`: devices by Kubernetes' own allocation."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+    @property
+    def words(self) -> str:
+        """What the entry is called in a message."""
+        if self.resource_claim_template_name:
+            return f"ResourceClaimTemplate {self.resource_claim_template_name[:120]!r} of resource claim {self.name!r}"
+        return f"ResourceClaim {(self.resource_claim_name or '')[:120]!r}"
+
+
 class AdmittedPodSpec(WireView, frozen=True):
     """The part of `spec` that decides what a pod may see."""
 
@@ -84,6 +99,7 @@ class AdmittedPodSpec(WireView, frozen=True):
     node_name: str = ""
     runtime_class_name: str | None = None
     scheduling_gates: tuple[AdmittedGate, ...] = ()
+    resource_claims: tuple[PodResourceClaim, ...] = ()
 
 
 class AdmittedMetadata(WireView, frozen=True):

@@ -1,7 +1,7 @@
-"""What a training imports inside of its container: the notice of a preemption, and checkpoints that survive one.
+"""Library for a training's container: preemption notice, and checkpoints that survive a preemption.
 
-Needs Python alone for `file://`; `fsspec` and `obstore` for `s3://`, `gs://` and `az://`; torch for nothing, though
-state dicts are saved through it where it is installed. Knows nothing of Kubernetes' API.
+`file://` needs only Python; `s3://`, `gs://` and `az://` need `fsspec` and `obstore`. torch is optional: if installed,
+it saves state dicts. The library does not use Kubernetes' API.
 """
 
 from worker.checkpoints import Checkpoints, Restored, State

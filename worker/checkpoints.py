@@ -1,17 +1,15 @@
-"""Checkpoints of one job at one place: saved so that a kill at any moment costs the one that was being saved, no more.
-
-In: a step and what to save after it. Out: records; after a restart the newest that is whole.
+"""Checkpoints of one job at one place. A kill at any moment loses at most the checkpoint that was being saved.
 
     Initiated ──▶ Uploading ──▶ Committed ──▶ Expired
     nothing is    parts are     the record    pushed out by newer ones:
     written yet   written       is there      the record goes, then the parts
 
-The record is created last and in one piece; it is the checkpoint. Parts without a record do not exist, and a record
-goes before its parts, so that at no moment a record names parts that are not there.
+The record is created last and atomically; it is the checkpoint. Parts without a record are ignored, and a record is
+deleted before its parts, so that a record never names missing parts.
 
-Every start of the job claims the next generation, which the store gives to one process alone. A process that finds a
-newer generation stops saving (Fenced). One that was asleep between looking and committing commits late, and that harms
-nobody: its checkpoint is whole, stands behind all of the newer generation's, and is the first to expire.
+Every start of the job claims the next generation, which the store gives to only one process. A process that finds a
+newer generation stops saving (Fenced). One that slept between check and commit may commit late, which is harmless: its
+checkpoint is complete, ranks behind all of the newer generation's, and expires first.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class State(StrEnum):
-    """Where a checkpoint stands."""
+    """State of a checkpoint."""
 
     INITIATED = "Initiated"
     UPLOADING = "Uploading"
@@ -58,19 +56,19 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint whose parts lie in local files that agree with their checksums."""
+    """A checkpoint whose parts are in local files with verified checksums."""
 
     record: Record
     paths: Mapping[str, Path]
 
     @property
     def next_step(self) -> int:
-        """The step to go on with."""
+        """The step to continue with."""
         return self.record.step + 1
 
 
 def _unobserved(version: Version, state: State) -> None:
-    """Tell nobody."""
+    """Observe nothing."""
 
 
 class Checkpoints:
@@ -88,7 +86,7 @@ class Checkpoints:
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Claim the next generation at the place, which fences whoever saved there before. Raises CheckpointError."""
+        """Claim the next generation at the place, which fences earlier writers. Raises CheckpointError."""
         if not 0 < len(job_id) <= records.JOB_ID_LENGTH_MAX or kept < 1:
             raise ValueError(f"job id {job_id!r:.300} and kept {kept}: a name of 1 to 253 characters, and one at least")
         self._store, self._job_id, self._uri = store, job_id, uri
@@ -111,7 +109,7 @@ class Checkpoints:
     ) -> Checkpoints:
         """Checkpoints at a URI below an allowed prefix; filesystem: of fsspec, instead of the built-in client.
 
-        Raises PlaceRefused, StoreUnfit, and what the disk or the network raises.
+        Raises PlaceRefused, StoreUnfit, and errors of the disk or the network.
         """
         prefixes = tuple(allowed)
         place = allowed_place(uri, prefixes)
@@ -119,7 +117,7 @@ class Checkpoints:
         return cls(store, job_id=job_id, uri=place.uri, kept=kept, interval_seconds=interval_seconds)
 
     def is_due(self) -> bool:
-        """Whether the interval since the last commit, or since the start, is over."""
+        """True if the interval since the last commit, or since the start, is over."""
         return self._monotonic() >= self._due_at
 
     def save(
@@ -131,17 +129,17 @@ class Checkpoints:
         loss: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Record:
-        """Save what stands after a step; a part is bytes, or a function that writes into an open binary file.
+        """Save the state after a step; a part is bytes, or a function that writes into an open binary file.
 
-        Returns when the checkpoint is committed; a step that is saved already stays as it is. Raises Fenced where a
-        newer attempt of the job has begun, ValueError for a step or a name that cannot be one, and what the store
-        raises; the checkpoints before stay as they are.
+        Returns when the checkpoint is committed; a step saved before does not change. Raises Fenced if a newer attempt
+        of the job has begun, ValueError for an invalid step or name, and errors of the store; earlier checkpoints do
+        not change.
         """
         self._check(step, parts)
         version = Version(self.generation, step)
         with self._saving:
             self._enter(version, State.INITIATED)
-            if version in records.committed(self._unfenced()):  # by this process, which may not have heard the answer
+            if version in records.committed(self._unfenced()):  # by this process, whose answer may have been lost
                 return records.decode(self._store.read(version.record_key), version=version, job_id=self._job_id)
             self._enter(version, State.UPLOADING)
             written = tuple(
@@ -164,10 +162,10 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def restore(self) -> Iterator[Restored | None]:
-        """The newest whole checkpoint, for as long as the block lasts; None where there is none: start from zero.
+        """The newest complete checkpoint, for the duration of the block; None to start from zero.
 
-        A corrupt one is told of and passed over for the one before. What the store raises passes through, because a
-        store that cannot be read may well hold checkpoints.
+        A corrupt one is logged and skipped for the one before. Errors of the store pass through, because an unreadable
+        store may have checkpoints.
         """
         with scratch_folder() as folder:
             restored = self._newest_whole(folder)
@@ -179,7 +177,7 @@ class Checkpoints:
             yield restored
 
     def _claim(self) -> int:
-        """Create the next attempt. Raises StoreUnfit where the store would let somebody else create it too."""
+        """Create the next attempt. Raises StoreUnfit if the store would let another process create it too."""
         claim = json.dumps({"job_id": self._job_id}).encode()
         for _ in range(CLAIMS_MAX):
             newest = records.newest_attempt(self._store.list_sizes())
@@ -207,7 +205,7 @@ class Checkpoints:
             )
 
     def _unfenced(self) -> dict[str, int]:
-        """Return what lies at the place. Raises Fenced where somebody newer has begun."""
+        """Return the objects at the place. Raises Fenced if a newer attempt has begun."""
         keys = self._store.list_sizes()
         newest = records.newest_attempt(keys)
         if newest > self.generation:
@@ -228,7 +226,7 @@ class Checkpoints:
         tell_last(record)
 
     def _expire(self, keys: list[str]) -> None:
-        """Remove what newer checkpoints push out. A failure is told and made up for by the next save."""
+        """Remove expired checkpoints. A failure is logged; the next save tries again."""
         expired, loose = records.leftovers(keys, generation=self.generation, kept=self._kept)
         try:
             for version in expired:
@@ -250,14 +248,14 @@ class Checkpoints:
                     return self._fetch(version, sizes, folder)
                 except CorruptCheckpoint as error:
                     if version.record_key not in self._store.list_sizes():
-                        break  # it expired while we looked: newer ones are there
-                    logger.warning("Passed over a corrupt checkpoint for the one before: %s%s", self._uri, error)
+                        break  # it expired meanwhile: newer ones exist
+                    logger.warning("Skipped a corrupt checkpoint for the one before: %s%s", self._uri, error)
             else:
                 return None
         raise CheckpointError(f"{self._uri}: checkpoints expire faster than they can be read; end the other writer")
 
     def _fetch(self, version: Version, sizes: Mapping[str, int], folder: Path) -> Restored:
-        """Raises CorruptCheckpoint where anything is missing or differs."""
+        """Raises CorruptCheckpoint if anything is missing or differs."""
         try:
             if sizes[version.record_key] > records.RECORD_BYTES_MAX:
                 raise CorruptCheckpoint(f"record {version.name} has {sizes[version.record_key]} bytes")

@@ -1,26 +1,25 @@
-"""What can go wrong between a training and its checkpoints.
+"""Errors of checkpoints.
 
 CheckpointError
-├── PlaceRefused       the URI is none of ours, or leads to where nobody allowed us
+├── PlaceRefused       the URI is invalid, or outside the allowed prefixes
 ├── StoreUnfit         the store lets two writers create one object; checkpoints would not be safe there
 ├── Fenced             a newer attempt of this job has begun; this process must save no more and end
-└── CorruptCheckpoint  what lies there is not what was committed; restore takes the one before
+└── CorruptCheckpoint  the data differ from what was committed; restore takes the one before
 
-Errors of the network and the disk pass through as they are: whoever took them for a missing checkpoint would throw work
-away.
+Errors of the network and the disk pass through unchanged: treating them as a missing checkpoint would lose work.
 """
 
 
 class CheckpointError(Exception):
-    """Base of what this package raises itself."""
+    """Base of this package's errors."""
 
 
 class PlaceRefused(CheckpointError, ValueError):
-    """The URI is malformed, or outside of what is allowed."""
+    """The URI is malformed, or outside the allowed prefixes."""
 
 
 class StoreUnfit(CheckpointError):
-    """The store does not refuse to create what exists."""
+    """The store does not refuse to create an existing object."""
 
 
 class Fenced(CheckpointError):

@@ -1,9 +1,8 @@
 """S3, Google's and Azure's object stores through one client without dependencies, as a file system of fsspec.
 
-In: a scheme; addresses and credentials come from the variables and metadata servers that the clouds' own tools know.
-Out: the calls of fsspec's interface that checkpoints need. Separate, because it alone needs `obstore`; other file
-systems of fsspec do as well. Not obstore's own one, which overwrites where it should create, downloads into memory, and
-now and then aborts a process that is about to end well.
+Addresses and credentials come from the variables and metadata servers of the clouds' own tools. It has only the calls
+of fsspec's interface that checkpoints need; other file systems of fsspec work as well. obstore's own file system does
+not: it overwrites instead of creating, downloads into memory, and sometimes aborts a process at its regular end.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ class Objects(AbstractFileSystem):  # type: ignore[misc]
     """Buckets of one scheme; a path is `bucket/key`."""
 
     def __init__(self, scheme: str) -> None:
-        """Connects to nothing yet."""
+        """Does not connect yet."""
         super().__init__(skip_instance_cache=True)
         self.protocol = scheme
         self._bucket = cache(lambda bucket: from_url(f"{scheme}://{bucket}"))
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: object) -> None:
-        """Write an object; in mode `create` only if there is none, as the server sees it."""
+        """Write an object; in mode `create` only if the server has none."""
         store, key = self._split(path)
         try:
             store.put(key, value, mode=mode)

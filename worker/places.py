@@ -1,7 +1,7 @@
-"""Where checkpoints may lie: a URI is parsed, held against the allowed prefixes, or refused.
+"""Places of checkpoints: parses a URI and checks it against the allowed prefixes.
 
-In: text. Out: a frozen Place. Pure and strict: no percent signs, no dots, nothing that two readers could understand in
-two ways, because the same text later names objects that are read into the training.
+Pure and strict: no percent signs, no dots, nothing ambiguous, because the same text later names objects that are loaded
+into the training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _SEGMENT: Final = re.compile(r"[A-Za-z0-9_=+@~,-][A-Za-z0-9._=+@~,-]*")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """scheme: one of SCHEMES. bucket: empty for files. path: no slash in front, one behind unless it is empty."""
+    """scheme: one of SCHEMES. bucket: empty for files. path: no leading slash, one trailing slash unless it is
+    empty."""
 
     scheme: str
     bucket: str
@@ -31,17 +32,17 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """The text that names the place."""
+        """The URI of the place."""
         return f"{self.scheme}://{self.bucket}/{self.path}"
 
     def holds(self, other: Place) -> bool:
-        """Whether the other place is this one or lies below it."""
+        """True if the other place is this one or below it."""
         is_same_bucket = (self.scheme, self.bucket) == (other.scheme, other.bucket)
         return is_same_bucket and other.path.startswith(self.path)
 
 
 def parse_place(uri: str) -> Place:
-    """Return the place that a URI names: `s3://bucket/run/`, `file:///checkpoints/`. Raises PlaceRefused."""
+    """Return the place of a URI: `s3://bucket/run/`, `file:///checkpoints/`. Raises PlaceRefused."""
     if len(uri) > LENGTH_MAX:
         raise PlaceRefused(f"checkpoint URI of {len(uri)} characters: at most {LENGTH_MAX} are taken; shorten the path")
     found = _URI.fullmatch(uri)
@@ -65,7 +66,7 @@ def parse_place(uri: str) -> Place:
 
 
 def allowed_place(uri: str, allowed: Iterable[str]) -> Place:
-    """Return the place of a URI that lies below one of the allowed prefixes. Raises PlaceRefused."""
+    """Return the place of a URI below one of the allowed prefixes. Raises PlaceRefused."""
     place = parse_place(uri)
     prefixes = [parse_place(prefix) for prefix in allowed]
     if not any(prefix.holds(place) for prefix in prefixes):

@@ -1,11 +1,11 @@
-"""Hears that the container is about to be ended, and says how much time is left.
+"""Notices that the container is about to be ended, and how much time is left.
 
-In: SIGTERM, and a file that shows the pod's annotation `gpu.scheduling/preemption-notice`. Out: `seconds_left()`, an
-event to wait for, a callback. The file comes first where somebody writes the annotation; SIGTERM comes always.
+Sources: SIGTERM, and a file with the pod's annotation `gpu.scheduling/preemption-notice`. Gives `seconds_left()`, an
+event to wait for, and a callback. The file comes first if the annotation is written; SIGTERM always comes.
 
-The signal handler does as little as one may do there: it writes a byte into a pipe and calls whoever handled SIGTERM
-before. A thread reads the pipe and the file. Where nobody else has taken Python's wake-up descriptor, the byte is
-written while the main thread is still in a long call of a library, so that the time is counted from the signal itself.
+The signal handler does very little: it writes a byte into a pipe and calls the previous handler of SIGTERM. A thread
+reads the pipe and the file. If Python's wake-up descriptor is unused, the byte is written even while the main thread is
+in a long call of a library, so that the time counts from the signal itself.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from types import FrameType
 from typing import Any, Final, Self
 
 ANNOTATION: Final = "gpu.scheduling/preemption-notice"
-"""On the pod: when it ends, in RFC 3339, or in how many seconds. Empty or absent: nobody has said so."""
+"""On the pod: the time of its end, in RFC 3339, or the number of seconds. Empty or absent: no notice."""
 FILE_VARIABLE: Final = "ATOLL_PREEMPTION_FILE"
 GRACE_VARIABLE: Final = "ATOLL_GRACE_SECONDS"
 NOTICE_FILE: Final = "/etc/atoll/preemption-notice"
 GRACE_SECONDS: Final = 30.0
-"""Kubernetes' own between SIGTERM and SIGKILL."""
+"""Kubernetes' default between SIGTERM and SIGKILL."""
 POLL_SECONDS: Final = 1.0
 NOTICE_BYTES_MAX: Final = 256
 EXIT_PREEMPTED: Final = 128 + signal.SIGTERM
-"""Exit code of a training that saved and stopped before its end: 0 would count as done."""
+"""Exit code of a training that saved and stopped early: 0 would count as done."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Preemption:
-    """One watch for the whole process; begin it in the main thread, after handlers of your own."""
+    """One watch for the whole process; start it in the main thread, after your own handlers."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class Preemption:
         callback: Callable[[float], object] | None = None,
         variables: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Begin to watch. callback: called once per notice with the seconds left, in a thread of its own.
+        """Start the watch. callback: called once per notice with the seconds left, in its own thread.
 
-        A handler of SIGTERM that was there is called too; that the process ends of SIGTERM is what this takes away.
-        Raises ValueError outside of the main thread, as Python's `signal` does.
+        An existing handler of SIGTERM is called too; SIGTERM alone no longer ends the process. Raises ValueError
+        outside the main thread, as Python's `signal` does.
         """
         found = cls(
             notice_file=Path(variables.get(FILE_VARIABLE) or NOTICE_FILE),
@@ -99,16 +99,16 @@ class Preemption:
         self._thread.start()
 
     def seconds_left(self) -> float | None:
-        """How long until the container is killed, 0 at least; None while nobody has said that it will be."""
+        """Seconds until the container is killed, at least 0; None without a notice."""
         known = [deadline for deadline in (self._from_signal, self._from_file) if deadline is not None]
         return max(0.0, min(known) - self._monotonic()) if known else None
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait for a notice; whether there is one."""
+        """Wait for a notice; True if there is one."""
         return self._noticed.wait(timeout_seconds)
 
     def close(self) -> None:
-        """Give the signal back to whoever had it, unless somebody took it over since."""
+        """Restore the previous signal handler, unless another one was installed since."""
         if not self._is_open:
             return
         self._is_open = False
@@ -123,7 +123,7 @@ class Preemption:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it behind the block."""
+        """Close it after the block."""
         self.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -145,14 +145,14 @@ class Preemption:
                 signal.set_wakeup_fd(other)
 
     def _hold(self) -> None:
-        """Keep SIGTERM back while a child is forked: until it has left, its signal would go into our pipe."""
+        """Block SIGTERM during a fork: until the child has detached, its signal would go into our pipe."""
         self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _let_go(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
 
     def _leave_child(self) -> None:
-        """A forked child, such as a loader of data, is no part of this: its SIGTERM must end it and tell us nothing."""
+        """Detach a forked child, such as a data loader: its SIGTERM must end it and not reach us."""
         if self._is_open:
             self._is_open = False
             with contextlib.suppress(ValueError):  # forked by another thread, which is the child's main thread now
@@ -168,7 +168,7 @@ class Preemption:
             self._tell()
 
     def _read_file(self) -> None:
-        """Take the notice over; kubelet empties the file when the annotation is taken away again."""
+        """Read the notice; kubelet empties the file when the annotation is removed."""
         try:
             with self._file.open("rb") as file:
                 text = file.read(NOTICE_BYTES_MAX).decode(errors="replace").strip()
@@ -185,7 +185,7 @@ class Preemption:
             self._noticed.clear()
         elif not self._noticed.is_set():
             self._noticed.set()
-            logger.warning("Heard that this container is going to be ended: %.0f seconds left", left)
+            logger.warning("Received notice of this container's end: %.0f seconds left", left)
             if self._callback is not None:
                 threading.Thread(target=self._call, args=(left,), name="preemption-callback", daemon=True).start()
 
@@ -198,14 +198,14 @@ class Preemption:
 
 
 def _seconds_of(text: str, *, now: datetime, default: float) -> float:
-    """Return the seconds that a notice leaves; the default for one that cannot be read: it is a notice all the same."""
+    """Return the seconds left by a notice; the default for an unreadable one, which is still a notice."""
     try:
         if text.isascii() and text.replace(".", "", 1).isdigit():
             return min(float(text), threading.TIMEOUT_MAX)
         end = datetime.fromisoformat(text)
         return (end - now).total_seconds()
     except (ValueError, TypeError, OverflowError):
-        logger.warning("Took an unreadable preemption notice for one of %.0f seconds: %r", default, text)
+        logger.warning("Treated an unreadable preemption notice as %.0f seconds: %r", default, text)
         return default
 
 

@@ -1,11 +1,10 @@
-"""The record that makes a checkpoint exist: what it holds, how it is written, and in which order records stand.
+"""The record of a checkpoint: its content, format and order.
 
-In: bytes and names out of a store. Out: frozen records, or CorruptCheckpoint. Pure. A record carries a checksum of
-itself and one of each part; nothing else in it is believed before these agree. Names are built from two numbers and
-never read out of a record, so that no record can point somewhere else.
+Pure. A record has a checksum of itself and one of each part, which are verified before anything else. Names are built
+from two numbers and never read from a record, so that no record can point elsewhere.
 
-    attempts/GENERATION.json               one per start of the job, created by whoever was first
-    weights/GENERATION-STEP/PART           what was saved; does not exist for anybody without its record
+    attempts/GENERATION.json               one per start of the job, created by the first process
+    weights/GENERATION-STEP/PART           the saved data; ignored without its record
     committed/GENERATION-STEP.json         the record
 """
 
@@ -41,23 +40,23 @@ _LEADING: Final = re.compile(r"(?:attempts|weights|committed|staging)/(?P<genera
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """Which checkpoint: a newer attempt of the job goes before any step of an older one."""
+    """Version of a checkpoint: a newer attempt of the job ranks before any step of an older one."""
 
     generation: int
     step: int
 
     @property
     def name(self) -> str:
-        """The name that sorts as the numbers do."""
+        """The name, which sorts like the numbers."""
         return f"{self.generation:08d}-{self.step:015d}"
 
     @property
     def record_key(self) -> str:
-        """Where its record lies."""
+        """Key of its record."""
         return f"{COMMITTED}{self.name}.json"
 
     def part_key(self, part: str) -> str:
-        """Where one of its parts lies."""
+        """Key of one of its parts."""
         return f"{WEIGHTS}{self.name}/{part}"
 
 
@@ -89,7 +88,7 @@ class Record:
         return self.version.step
 
     def told(self) -> dict[str, Any]:
-        """What the metadata of the job says of its last checkpoint."""
+        """The last checkpoint for the job's metadata."""
         return {
             "job_id": self.job_id,
             "epoch": self.epoch,
@@ -102,26 +101,26 @@ class Record:
 
 
 def check_part_name(name: str) -> None:
-    """Raise ValueError for a name that is no plain file name."""
+    """Raise ValueError for anything but a plain file name."""
     if not _PART.fullmatch(name):
         raise ValueError(f"part {name!r}: up to 100 letters, digits and . _ -, and no dot in front")
 
 
 def finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that JSON can carry, METRICS_MAX at most, in their order: one that diverged stops no save."""
+    """Return the finite metrics, up to METRICS_MAX, in order: a diverged one must not stop a save."""
     kept = {str(key)[:100]: float(value) for key, value in numbers.items() if math.isfinite(value)}
     return dict(list(kept.items())[:METRICS_MAX])
 
 
 def encode(record: Record) -> bytes:
-    """Return the bytes of a record, its own checksum among them."""
+    """Return the bytes of a record, including its own checksum."""
     told = {"format": FORMAT, "generation": record.version.generation, **record.told()}
     body = {**told, "parts": [asdict(part) for part in record.parts]}
     return _canonical({"record": body, "sha256": hashlib.sha256(_canonical(body)).hexdigest()})
 
 
 def decode(data: bytes, *, version: Version, job_id: str) -> Record:
-    """Return the record under a version's name. Raises CorruptCheckpoint for anything but what was written."""
+    """Return the record of a version. Raises CorruptCheckpoint for anything but what was written."""
     try:
         document = json.loads(data)
         body = document["record"]
@@ -160,21 +159,21 @@ def committed(keys: Iterable[str]) -> list[Version]:
 
 
 def newest_attempt(keys: Iterable[str]) -> int:
-    """Return the highest generation that anybody has begun; 0 where nobody has."""
+    """Return the highest generation begun; 0 for none."""
     return max((generation_of(key) or 0 for key in keys if key.startswith(ATTEMPTS)), default=0)
 
 
 def generation_of(key: str) -> int | None:
-    """Return the attempt that a key belongs to, None for a key that is none of ours."""
+    """Return the attempt that a key belongs to, None for a foreign key."""
     found = _LEADING.match(key)
     return int(found["generation"]) if found else None
 
 
 def leftovers(keys: Iterable[str], *, generation: int, kept: int) -> tuple[list[Version], list[str]]:
-    """Return the versions that the count pushes out, the oldest first, and keys that no record needs.
+    """Return expired versions, the oldest first, and keys that no record needs.
 
-    What the attempt right before this one left behind is spared: its process may still be ending, and write. What two
-    attempts before left, and what failed in this one, goes.
+    Leftovers of the previous attempt stay, because its process may still be writing. Leftovers of older attempts, and
+    of failures in this one, are returned.
     """
     keys = list(keys)
     versions = committed(keys)

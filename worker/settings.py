@@ -1,7 +1,6 @@
-"""What the job tells its containers about checkpoints, in variables.
+"""Settings of checkpoints from the container's variables.
 
-In: the environment. Out: frozen settings, or a ValueError that names the variable. Separate, so that the names stand in
-one place.
+A ValueError names the bad variable.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ COUNT_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """uri: where to save. prefixes: where it is allowed to. interval_seconds: between saves. kept: the newest n."""
+    """uri: place of the checkpoints. prefixes: allowed places. interval_seconds: between saves. kept: the newest n."""
 
     job_id: str
     uri: str
@@ -34,7 +33,7 @@ class CheckpointSettings:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> CheckpointSettings:
-        """Read the variables; ATOLL_CHECKPOINT_PREFIXES holds URIs with spaces between them. Raises ValueError."""
+        """Read the variables; ATOLL_CHECKPOINT_PREFIXES has URIs separated by spaces. Raises ValueError."""
         missing = [name for name in (JOB_ID, URI, PREFIXES) if not variables.get(name)]
         if missing:
             raise ValueError(f"{missing[0]} is not set: a job with checkpoints sets it; set it yourself elsewhere")
@@ -47,7 +46,7 @@ class CheckpointSettings:
         )
 
     def open(self) -> Checkpoints:
-        """Begin an attempt at the place; see Checkpoints.open."""
+        """Start an attempt at the place; see Checkpoints.open."""
         return Checkpoints.open(
             self.uri,
             job_id=self.job_id,

@@ -1,1 +1,1 @@
-"""Models of the custom resources, every name that appears on an object, and the generation of CRDs from the models."""
+"""Models of the custom resources, all names that appear on objects, and the generation of CRDs from the models."""

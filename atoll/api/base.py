@@ -1,7 +1,7 @@
 """The common shape of Atoll's custom resources: camelCase on the wire, frozen in memory, bounded fields.
 
-In: JSON of the API server or a manifest. Out: frozen pydantic models. Unknown fields are ignored when an object is
-read, because the API server prunes what the CRD does not know and a newer peer may know more than we do.
+Unknown fields are ignored when an object is read, because the API server prunes fields that the CRD does not have, and
+a newer peer may know more fields.
 """
 
 from typing import Annotated, Any
@@ -45,9 +45,9 @@ class Condition(Model):
     status: Annotated[str, Field(description="True, False or Unknown", max_length=7, pattern="^(True|False|Unknown)$")]
     reason: Annotated[str, Field(description="a word for programs, in CamelCase", max_length=1024)]
     message: Annotated[str, Field(description="a sentence for people, with the next step", max_length=4096)] = ""
-    observed_generation: Annotated[int, Field(description="generation of the spec that this is about", ge=0)] | None = (
-        None
-    )
+    observed_generation: (
+        Annotated[int, Field(description="generation of the spec that this describes", ge=0)] | None
+    ) = None
     last_transition_time: Annotated[
         str, Field(description="when status last changed", max_length=64, json_schema_extra={"format": "date-time"})
     ]

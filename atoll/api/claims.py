@@ -1,8 +1,7 @@
-"""GpuClaim: what a pod needs. A request template: every pod that names it gets GPUs of its own.
+"""GpuClaim: the GPU request of a pod. It is a template: every pod that names it gets its own GPUs.
 
-In: a manifest or the API server's JSON. Out: a frozen, validated model. Rules that concern several fields stand in
-`DEVICE_RULES` and `SPEC_RULES` as CEL, so that the API server enforces them, and in `check` here, so that nobody acts
-on an object that came in before the rules did.
+Rules over several fields are in `DEVICE_RULES` and `SPEC_RULES` as CEL, for the API server, and in `check` here, for
+objects that were stored before the rules.
 """
 
 from enum import StrEnum
@@ -13,13 +12,13 @@ from pydantic import ConfigDict, Field, model_validator
 from atoll.api.base import Conditions, Model, ObjectMeta, ShortText, list_map, rules
 
 COUNT_MAX = 64
-"""GPUs of one pod at most: more than any machine that exists, few enough that every search stays bounded."""
+"""Limit of GPUs per pod: more than any existing machine has, few enough to bound every search."""
 ALLOCATIONS_MAX = 256
-"""Entries of `status.allocations` at most; `status.allocatedPods` counts all of them."""
+"""Limit of `status.allocations` entries; `status.allocatedPods` counts all of them."""
 
 
 class PlacementPolicy(StrEnum):
-    """How the GPUs of one pod should lie to each other."""
+    """Arrangement of a pod's GPUs."""
 
     CONTIGUOUS = "contiguous"
     ISLAND = "island"
@@ -28,7 +27,7 @@ class PlacementPolicy(StrEnum):
 
 
 class InterconnectKind(StrEnum):
-    """Which link every pair of the pod's GPUs must have."""
+    """Link that every pair of the pod's GPUs must have."""
 
     ANY = "any"
     NVLINK = "nvlink"
@@ -36,14 +35,14 @@ class InterconnectKind(StrEnum):
 
 
 class Vendor(StrEnum):
-    """Whose variable the webhook injects; fixed at CREATE."""
+    """Vendor whose variable the webhook injects; fixed at CREATE."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
 
 
 class VisibleDevices(StrEnum):
-    """What `CUDA_VISIBLE_DEVICES` carries."""
+    """Content of `CUDA_VISIBLE_DEVICES`."""
 
     UUID = "uuid"
     INDEX = "index"
@@ -78,7 +77,7 @@ class DeviceClaim(Model):
     policy: Annotated[
         PlacementPolicy,
         Field(
-            description="contiguous: the best-connected set there is, never refused for links; "
+            description="contiguous: the best-connected set, never refused for links; "
             "island: one island or wait; packed: ignore links, fragment least; spread: different islands or NUMA nodes",
         ),
     ] = PlacementPolicy.CONTIGUOUS
@@ -88,14 +87,14 @@ class DeviceClaim(Model):
             max_length=16, description="any of these models, in order of preference; matched by dash-separated prefix"
         ),
     ] = ()
-    mixed_models: Annotated[bool, Field(description="allow one pod GPUs of several models")] = False
+    mixed_models: Annotated[bool, Field(description="allow GPUs of several models for one pod")] = False
     memory: Annotated[
         str | None,
-        Field(max_length=24, pattern="^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$", description="memory of each GPU at least"),
+        Field(max_length=24, pattern="^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$", description="least memory of each GPU"),
     ] = None
     compute_capability: Annotated[
         str | None,
-        Field(max_length=7, pattern="^[0-9]{1,3}(\\.[0-9]{1,3})?$", description="compute capability at least"),
+        Field(max_length=7, pattern="^[0-9]{1,3}(\\.[0-9]{1,3})?$", description="least compute capability"),
     ] = None
     interconnect: Annotated[
         InterconnectKind,
@@ -107,13 +106,17 @@ class DeviceClaim(Model):
     ] = 0.0
     mig_profile: Annotated[
         str,
-        Field(max_length=24, pattern="^([1-9]g\\.[0-9]{1,4}gb(\\+[a-z]+)?)?$", description="count MIG instances of it"),
+        Field(
+            max_length=24,
+            pattern="^([1-9]g\\.[0-9]{1,4}gb(\\+[a-z]+)?)?$",
+            description="count MIG instances of this profile",
+        ),
     ] = ""
     vendor: Vendor = Vendor.NVIDIA
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse what contradicts itself; the same rules stand in DEVICE_RULES as CEL."""
+        """Refuse contradictions; the same rules are in DEVICE_RULES as CEL."""
         if self.policy is PlacementPolicy.SPREAD and self.interconnect is InterconnectKind.NVLINK:
             msg = "policy spread puts GPUs on different islands, interconnect nvlink keeps them on one; choose either"
             raise ValueError(msg)
@@ -134,7 +137,7 @@ class GpuClaimSpec(Model):
     devices: DeviceClaim
     visible_devices: Annotated[
         VisibleDevices | None,
-        Field(description="what CUDA_VISIBLE_DEVICES carries; the cluster's setting decides when absent"),
+        Field(description="content of CUDA_VISIBLE_DEVICES; the cluster's setting by default"),
     ] = None
     gang_ref: Annotated[
         str | None,
@@ -146,11 +149,11 @@ class ClaimAllocation(Model):
     """The GPUs of one pod that uses the claim."""
 
     pod: Annotated[str, Field(description="name of the pod", max_length=253)]
-    uid: Annotated[str, Field(description="uid of the pod: one of the same name is another pod", max_length=64)]
+    uid: Annotated[str, Field(description="uid of the pod; another pod may have the same name", max_length=64)]
     node: Annotated[str, Field(description="node of the GPUs", max_length=253)]
     ids: Annotated[
         tuple[int, ...],
-        Field(description="Atoll's own numbers of the GPUs on that node, as in Leases", max_length=COUNT_MAX),
+        Field(description="Atoll's ids of the GPUs on that node, as in Leases", max_length=COUNT_MAX),
     ]
     uuids: Annotated[
         tuple[Annotated[str, Field(max_length=96)], ...],
@@ -167,7 +170,7 @@ class ClaimPhase(StrEnum):
 
 
 class GpuClaimStatus(Model):
-    """What became of the pods that name the claim."""
+    """Status of the pods that name the claim."""
 
     phase: ClaimPhase = ClaimPhase.UNUSED
     allocations: Annotated[
@@ -180,9 +183,9 @@ class GpuClaimStatus(Model):
     ] = ()
     allocated_pods: Annotated[int, Field(description="pods that have their GPUs", ge=0)] = 0
     waiting_pods: Annotated[int, Field(description="pods that wait; atoll explain says why", ge=0)] = 0
-    observed_generation: Annotated[int, Field(description="generation of the spec that this is about", ge=0)] | None = (
-        None
-    )
+    observed_generation: (
+        Annotated[int, Field(description="generation of the spec that this describes", ge=0)] | None
+    ) = None
     conditions: Conditions = ()
 
 

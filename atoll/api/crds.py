@@ -1,8 +1,7 @@
 """The CustomResourceDefinitions, generated from the pydantic models: structural schemas, CEL rules, printer columns.
 
-In: the models of this package. Out: dictionaries, and with `python -m atoll.api.crds` the files of
-`deploy/crds`. Separate, because only this module knows how JSON Schema, as pydantic writes it, differs from the
-structural schemas that the API server takes. What it cannot translate it refuses; it never guesses.
+`python -m atoll.api.crds` writes the files of `deploy/crds`. Only this module handles the differences between
+pydantic's JSON Schema and the API server's structural schemas. It refuses what it cannot translate.
 """
 
 import argparse
@@ -48,7 +47,7 @@ _HEADER: Final = "# Generated from the models in atoll/api by `python -m atoll.a
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of `kubectl get`; those with `wide` show under `-o wide` only."""
+    """One column of `kubectl get`; `wide` ones appear only with `-o wide`."""
 
     name: str
     path: str
@@ -62,7 +61,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomResource:
-    """What a CustomResourceDefinition says beyond its schema."""
+    """The parts of a CustomResourceDefinition beside its schema."""
 
     kind: str
     plural: str
@@ -87,7 +86,7 @@ CUSTOM_RESOURCES: Final = (
         plural="gpuclaims",
         short_names=("gclaim", "gclaims"),
         namespaced=True,
-        description="What a pod needs: a template of a request. Every pod that names the claim gets GPUs of its own.",
+        description="GPU request of a pod, as a template: every pod that names the claim gets its own GPUs.",
         spec=GpuClaimSpec,
         status=GpuClaimStatus,
         spec_required=True,
@@ -108,7 +107,7 @@ CUSTOM_RESOURCES: Final = (
         plural="gpunodestatuses",
         short_names=("gns",),
         namespaced=False,
-        description="The GPUs that are really in a machine, as its agent reads them. Named like the node.",
+        description="The GPUs of a machine as its agent reads them. Named like the node.",
         spec=GpuNodeStatusSpec,
         status=GpuNodeStatusReport,
         spec_required=False,
@@ -169,7 +168,7 @@ CUSTOM_RESOURCES: Final = (
         plural="topologies",
         short_names=(),
         namespaced=False,
-        description="How the machines stand to each other: levels of node labels, NVLink fabric cliques among them.",
+        description="Topology of the machines: levels of node labels, including NVLink fabric cliques.",
         spec=TopologySpec,
         status=TopologyStatus,
         spec_required=True,
@@ -184,10 +183,10 @@ CUSTOM_RESOURCES: Final = (
 
 
 class UnsupportedSchemaError(ValueError):
-    """A model uses something that has no structural form; `path` tells where."""
+    """A model uses something without a structural form; `path` says where."""
 
     def __init__(self, path: str, problem: str) -> None:
-        """Keep the place, so that the author of the model finds it."""
+        """Keep the path for the author of the model."""
         super().__init__(f"{path}: {problem}; change the model, or teach atoll.api.crds its structural form")
         self.path = path
 
@@ -195,7 +194,7 @@ class UnsupportedSchemaError(ValueError):
 def structural_schema(model: type[Model], *, defaults: bool) -> Schema:
     """Return the structural schema of `model`.
 
-    `defaults` keeps the defaults that say something: spec is written by people, so the API server completes it;
+    `defaults` keeps meaningful defaults: people write spec, so the API server completes it;
     status is written whole by our own programs. Raises UnsupportedSchemaError.
     """
     schema = model.model_json_schema(by_alias=True)
@@ -203,7 +202,7 @@ def structural_schema(model: type[Model], *, defaults: bool) -> Schema:
 
 
 def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any], *, path: str, defaults: bool) -> Schema:
-    """Translate one schema node and all below it."""
+    """Translate one schema node and all its descendants."""
     node = _without_null(_inlined(node, definitions), definitions, path=path)
     unknown = set(node) - _KEPT - _DROPPED - {"properties", "items", "additionalProperties", "$defs"}
     if unknown or "type" not in node:
@@ -223,7 +222,7 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any], *, path: s
 
 
 def _inlined(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Replace a reference by what it refers to; what stands beside the reference wins."""
+    """Replace a reference by its target; keywords beside the reference win."""
     if "$ref" not in node:
         return dict(node)
     target = definitions[node["$ref"].removeprefix("#/$defs/")]
@@ -231,7 +230,7 @@ def _inlined(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
 
 
 def _without_null(node: Schema, definitions: Mapping[str, Any], *, path: str) -> Schema:
-    """Turn "X or null" into X: the API server drops a null where the field is not nullable, as if it were absent."""
+    """Turn "X or null" into X: the API server drops a null of a field that is not nullable."""
     if "anyOf" not in node:
         return node
     choices = [choice for choice in node["anyOf"] if choice.get("type") != "null"]
@@ -241,7 +240,7 @@ def _without_null(node: Schema, definitions: Mapping[str, Any], *, path: str) ->
 
 
 def custom_resource_definition(resource: CustomResource) -> Schema:
-    """Return the CustomResourceDefinition of `resource` as the API server takes it."""
+    """Return the CustomResourceDefinition of `resource` for the API server."""
     schema: Schema = {
         "type": "object",
         "description": resource.description,
@@ -293,7 +292,7 @@ def rendered_files() -> dict[str, str]:
 
 
 def stale_files(directory: Path) -> tuple[str, ...]:
-    """Return the names of generated files that are missing, differ, or belong to no resource (any more)."""
+    """Return the names of generated files that are missing, differ, or belong to no resource."""
     wanted = rendered_files()
     present = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.yaml")}
     return tuple(sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name)))

@@ -1,8 +1,7 @@
 """GpuGang: pods that start together and near each other, or wait without holding anything.
 
-Namespaced. `spec` belongs to users, `status` to the controllers. In: a manifest or the API server's JSON. Out: a
-frozen, validated model. Rules that concern several fields stand here as CEL, so that the API server enforces them, and
-in `check`, so that nobody acts on an object that came in before the rules did.
+Namespaced. `spec` belongs to users, `status` to the controllers. Rules over several fields are here as CEL, for the API
+server, and in `check`, for objects that were stored before the rules.
 """
 
 from enum import StrEnum
@@ -17,8 +16,12 @@ MEMBERS_MAX = 100_000
 POD_SETS_MAX = 16
 SLICE_LAYERS_MAX = 3
 DOMAINS_MAX = 200
-"""Domains of one pod set that a status lists; more of them are summarised at a wider level."""
+"""Limit of domains listed per pod set; more are summarised at a wider level."""
 OWNERS_MAX = 64
+SUCCEEDED_MAX = 256
+"""Pod sets and owners whose succeeded members a status counts."""
+PRESENT_MAX = 1000
+"""Succeeded members, in all, that a status names because their objects are still there."""
 DURATION = "^([0-9]{1,5}h)?([0-9]{1,6}m)?([0-9]{1,8}s)?$"
 
 Duration = Annotated[str, Field(min_length=2, max_length=24, pattern=DURATION)]
@@ -30,7 +33,7 @@ PodSetName = Annotated[str, Field(min_length=1, max_length=63, pattern="^[a-z0-9
 class TopologyMode(StrEnum):
     """How near the members must be.
 
-    required: one domain of the level, or wait. preferred: the same, else level by level wider, else anywhere.
+    required: one domain of the level, or wait. preferred: one domain of the level, else of wider levels, else anywhere.
     unconstrained: anywhere, packed into few domains. auto: one domain of the lowest level that fits, else wider.
     """
 
@@ -41,7 +44,7 @@ class TopologyMode(StrEnum):
 
 
 class RequeueTimestamp(StrEnum):
-    """Whether an evicted gang waits behind those that came meanwhile (Eviction), or keeps its age (Creation)."""
+    """An evicted gang waits behind gangs that came meanwhile (Eviction), or keeps its age (Creation)."""
 
     EVICTION = "Eviction"
     CREATION = "Creation"
@@ -63,18 +66,22 @@ LEVEL_RULES = (
         "has(self.subGroupCount) == has(self.subGroupIndexLabel)",
         "subGroupIndexLabel and subGroupCount belong together; set both or neither",
     ),
+    (
+        "!self.balanced || self.mode == 'preferred'",
+        "balanced spreads members over the domains below a preferred level; set mode: preferred, or leave it out",
+    ),
 )
 
 
 class SliceRequest(Model):
-    """Members are cut into slices of `size` consecutive ones; each slice lies in one domain of `level`."""
+    """Members form slices of `size` consecutive ranks; each slice is in one domain of `level`."""
 
     size: Annotated[MemberCount, Field(description="members of one slice")]
     level: Annotated[NodeLabel, Field(description="a nodeLabel of the topology")]
 
 
 class GangTopologyRequest(Model):
-    """Where the members of a pod set, or all members together, may lie."""
+    """Placement of the members of a pod set, or of all members together."""
 
     model_config = ConfigDict(json_schema_extra=rules(*LEVEL_RULES))
 
@@ -83,17 +90,20 @@ class GangTopologyRequest(Model):
     slices: Annotated[
         tuple[SliceRequest, ...], Field(max_length=SLICE_LAYERS_MAX, description="outermost first; inner ones nest")
     ] = ()
+    balanced: Annotated[
+        bool, Field(description="spread evenly over few domains below the preferred level, not one after the other")
+    ] = False
     pod_index_label: Annotated[
-        NodeLabel | None, Field(description="label of the pods that carries their rank; known kinds need none")
+        NodeLabel | None, Field(description="label of the pods with their rank; known kinds need none")
     ] = None
     sub_group_index_label: Annotated[
-        NodeLabel | None, Field(description="label of the pods that carries the index of their sub-group")
+        NodeLabel | None, Field(description="label of the pods with the index of their sub-group")
     ] = None
-    sub_group_count: Annotated[MemberCount | None, Field(description="sub-groups that the members are cut into")] = None
+    sub_group_count: Annotated[MemberCount | None, Field(description="number of sub-groups of the members")] = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse what contradicts itself; the same rules stand in LEVEL_RULES as CEL."""
+        """Refuse contradictions; the same rules are in LEVEL_RULES as CEL."""
         if (self.mode in {TopologyMode.REQUIRED, TopologyMode.PREFERRED}) != (self.level is not None):
             raise ValueError(LEVEL_RULES[0][1])
         pairs = zip(self.slices, self.slices[1:], strict=False)
@@ -101,6 +111,8 @@ class GangTopologyRequest(Model):
             raise ValueError(LEVEL_RULES[1][1])
         if (self.sub_group_count is None) != (self.sub_group_index_label is None):
             raise ValueError(LEVEL_RULES[2][1])
+        if self.balanced and self.mode is not TopologyMode.PREFERRED:
+            raise ValueError(LEVEL_RULES[3][1])
         return self
 
 
@@ -112,12 +124,15 @@ class GangPodSet(Model):
 
     model_config = ConfigDict(json_schema_extra=rules(*POD_SET_RULES))
 
-    name: Annotated[PodSetName, Field(description="as the annotation gpu.scheduling/pod-set names it")]
+    name: Annotated[PodSetName, Field(description="name in the annotation gpu.scheduling/pod-set")]
     count: Annotated[MemberCount, Field(description="members of this kind")]
-    min_count: Annotated[MemberCount | None, Field(description="fewest members that are of use; count when absent")] = (
+    min_count: Annotated[MemberCount | None, Field(description="least useful number of members; count by default")] = (
         None
     )
     topology: GangTopologyRequest | None = None
+    group: Annotated[
+        PodSetName | None, Field(description="a leader and its workers name the same one, and are placed as one")
+    ] = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -152,7 +167,7 @@ DURATION_RULES = (
 
 
 class WaitForPodsReady(Model):
-    """The gang's own choice inside the administrator's bounds; what is absent is the administrator's."""
+    """The gang's own choice within the administrator's bounds; absent values are the administrator's."""
 
     model_config = ConfigDict(json_schema_extra=rules(*DURATION_RULES))
 
@@ -161,11 +176,15 @@ class WaitForPodsReady(Model):
     recovery_timeout: Annotated[
         Duration | None, Field(description="how long a gang that was ready may lack members")
     ] = None
+    recovery_limit_count: Annotated[
+        int | None,
+        Field(ge=0, le=1000, description="losses of ready members in one admission after which the next one evicts"),
+    ] = None
     requeuing_strategy: RequeuingStrategy | None = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse timeouts of no time."""
+        """Refuse timeouts of zero."""
         for text in (self.timeout, self.recovery_timeout):
             if text is not None and duration_seconds(text) < 1:
                 raise ValueError(DURATION_RULES[0][1])
@@ -192,20 +211,44 @@ GANG_RULES = (
         ),
         "slices cut the members of one pod set; with several, or beside a topology of the pod set, set them there",
     ),
+    (
+        (
+            "!has(self.topology) || !self.topology.balanced || "
+            "(self.podSets.size() == 1 && !has(self.podSets[0].topology))"
+        ),
+        "balanced deals out the members of one pod set; with several, or beside its own topology, set it there",
+    ),
+    (
+        (
+            "self.podSets.all(p, !has(p.group) || "
+            "(self.podSets.filter(q, has(q.group) && q.group == p.group).size() == 2 && "
+            "self.podSets.exists(q, has(q.group) && q.group == p.group && q.count == 1)))"
+        ),
+        "a group is a leader and its workers: two pod sets that name it, one of them with count 1",
+    ),
+    (
+        (
+            "self.podSets.all(p, !has(p.group) || !has(p.topology) || self.podSets.all(q, !has(q.group) || "
+            "q.group != p.group || q.count < p.count || (has(q.topology) && q.topology == p.topology)))"
+        ),
+        "a leader lies by the topology of its workers; write the same for both, or leave the leader's out",
+    ),
 )
 
 
 class GpuGangSpec(Model):
-    """Who belongs together, and how near."""
+    """Members of the gang, and their placement."""
 
     model_config = ConfigDict(json_schema_extra=rules(*GANG_RULES))
 
-    active: Annotated[bool, Field(description="false gives everything back; true again forgets past evictions")] = True
-    min_member: Annotated[
-        MemberCount | None, Field(description="members without which none starts; all of them when absent")
-    ] = None
+    active: Annotated[
+        bool, Field(description="false releases everything; true again resets the count of evictions")
+    ] = True
+    min_member: Annotated[MemberCount | None, Field(description="members needed to start; all of them by default")] = (
+        None
+    )
     topology_name: Annotated[
-        LabelText | None, Field(description="a Topology; not needed where only one covers the nodes")
+        LabelText | None, Field(description="a Topology; optional if only one covers the nodes")
     ] = None
     topology: Annotated[GangTopologyRequest | None, Field(description="for all members together")] = None
     pod_sets: Annotated[
@@ -221,7 +264,7 @@ class GpuGangSpec(Model):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse what contradicts itself; the same rules stand in GANG_RULES as CEL."""
+        """Refuse contradictions; the same rules are in GANG_RULES as CEL."""
         pod_set_names = [pod_set.name for pod_set in self.pod_sets]
         if len(set(pod_set_names)) < len(pod_set_names):
             msg = "podSets names one pod set twice; each may stand once"
@@ -235,7 +278,28 @@ class GpuGangSpec(Model):
                 raise ValueError(GANG_RULES[2][1])
             if self.topology.slices and (len(self.pod_sets) > 1 or self.pod_sets[0].topology is not None):
                 raise ValueError(GANG_RULES[3][1])
+            if self.topology.balanced and (len(self.pod_sets) > 1 or self.pod_sets[0].topology is not None):
+                raise ValueError(GANG_RULES[4][1])
+        self._check_groups()
         return self
+
+    def _check_groups(self) -> None:
+        for group in {pod_set.group for pod_set in self.pod_sets if pod_set.group is not None}:
+            mates = sorted((one for one in self.pod_sets if one.group == group), key=lambda one: one.count)
+            if len(mates) != 2 or mates[0].count != 1:
+                raise ValueError(GANG_RULES[5][1])
+            leader, workers = mates
+            is_alike = leader.topology == workers.topology
+            if not is_alike and (leader.topology is not None or leader.count == workers.count):
+                raise ValueError(GANG_RULES[6][1])
+
+    def topology_of(self, pod_set: GangPodSet) -> GangTopologyRequest | None:
+        """Return what a pod set is placed by: its own topology, or that of the workers for the leader of a group."""
+        if pod_set.topology is not None or pod_set.group is None:
+            return pod_set.topology
+        mates = (one.topology for one in self.pod_sets if one.group == pod_set.group)
+        found = next((topology for topology in mates if topology is not None), None)
+        return found.model_copy(update={"slices": ()}) if found is not None else None
 
     @property
     def size(self) -> int:
@@ -244,13 +308,13 @@ class GpuGangSpec(Model):
 
     @property
     def quorum(self) -> int:
-        """Members without which none starts: minMember, and never fewer than the minCounts of the pod sets."""
+        """Members needed to start: minMember, and never fewer than the pod sets' minCounts."""
         least = sum(pod_set.min_count if pod_set.min_count is not None else 0 for pod_set in self.pod_sets)
         return max(self.min_member if self.min_member is not None else self.size, least)
 
 
 class DomainShare(Model):
-    """How many members lie in one domain. `values` go from the widest of the listed levels down."""
+    """Number of members in one domain. `values` go from the widest of the listed levels down."""
 
     values: Annotated[
         tuple[LabelText, ...], Field(description="the domain, by its labels' values", max_length=LEVELS_MAX)
@@ -259,36 +323,36 @@ class DomainShare(Model):
 
 
 class PodSetAssignment(Model):
-    """Where the members of one pod set lie."""
+    """Places of one pod set's members."""
 
     name: Annotated[PodSetName, Field(description="the pod set")]
-    count: Annotated[int, Field(description="members that were placed", ge=0)]
+    count: Annotated[int, Field(description="members with a place", ge=0)]
     levels: Annotated[
         tuple[NodeLabel, ...],
-        Field(max_length=LEVELS_MAX, description="labels that `values` belong to; hostname alone where it is lowest"),
+        Field(max_length=LEVELS_MAX, description="labels of `values`; only the hostname if it is the lowest level"),
     ] = ()
     domain_count: Annotated[int, Field(ge=0, description="domains of the lowest level, listed or not")] = 0
     domains: Annotated[
         tuple[DomainShare, ...],
-        Field(max_length=DOMAINS_MAX, description="where there are too many, those of a wider level instead"),
+        Field(max_length=DOMAINS_MAX, description="if there are too many, those of a wider level"),
     ] = ()
 
 
 class GangAssignment(Model):
-    """The placement that the members were started with."""
+    """The placement of the members at their start."""
 
-    topology: Annotated[LabelText, Field(description="the Topology that was placed by")] = ""
-    time: Annotated[str, Field(max_length=64, description="when the members were let go")] = ""
+    topology: Annotated[LabelText, Field(description="the Topology of the placement")] = ""
+    time: Annotated[str, Field(max_length=64, description="time at which the members' gates opened")] = ""
     pod_sets: Annotated[
         tuple[PodSetAssignment, ...],
-        Field(description="where the members lie", max_length=POD_SETS_MAX, json_schema_extra=list_map("name")),
+        Field(description="places of the members", max_length=POD_SETS_MAX, json_schema_extra=list_map("name")),
     ] = ()
 
 
 class RequeueState(Model):
-    """What past evictions mean for the next admission."""
+    """Effect of past evictions on the next admission."""
 
-    count: Annotated[int, Field(ge=0, description="evictions for pods that were not ready in time")] = 0
+    count: Annotated[int, Field(ge=0, description="evictions because pods were not ready in time")] = 0
     requeue_at: Annotated[str, Field(description="not tried again before then", max_length=64)] | None = None
 
 
@@ -301,15 +365,39 @@ class SuspendedOwner(Model):
     uid: Annotated[str, Field(description="of the owner", max_length=64)]
 
 
+class SucceededMembers(Model):
+    """Members of one pod set and one owner that have done their work. They count on when their objects are deleted."""
+
+    pod_set: Annotated[PodSetName, Field(description="the pod set")]
+    owner: Annotated[str, Field(description="uid of their controller; empty for bare pods", max_length=64)]
+    count: Annotated[int, Field(description="members that have succeeded", ge=0)]
+    present: Annotated[
+        tuple[Annotated[str, Field(max_length=64)], ...],
+        Field(max_length=PRESENT_MAX, description="uids of those among them whose objects were still there"),
+    ] = ()
+
+
 class GpuGangStatus(Model):
-    """What became of the gang."""
+    """Status of the gang."""
 
     phase: Annotated[str, Field(description="one word for people", max_length=32)] = ""
     members: Annotated[int, Field(description="members that exist", ge=0)] = 0
     ready: Annotated[int, Field(ge=0, description="members that are ready or have succeeded")] = 0
-    needed: Annotated[int, Field(description="members without which none starts", ge=0)] = 0
+    needed: Annotated[int, Field(description="members needed to start", ge=0)] = 0
     admissions: Annotated[int, Field(ge=0, description="how often the gang was admitted")] = 0
+    admission: Annotated[
+        str, Field(description="id of the admission; its members are annotated with it", max_length=64)
+    ] = ""
     was_ready: Annotated[bool, Field(description="ready at least once in this admission")] = False
+    succeeded: Annotated[
+        tuple[SucceededMembers, ...],
+        Field(
+            description="members that have done their work, also those whose pods are deleted",
+            max_length=SUCCEEDED_MAX,
+            json_schema_extra=list_map("podSet", "owner"),
+        ),
+    ] = ()
+    losses: Annotated[int, Field(ge=0, description="how often it was ready and lost members, in this admission")] = 0
     assignment: GangAssignment | None = None
     requeue_state: RequeueState | None = None
     suspended_owners: Annotated[
@@ -320,9 +408,9 @@ class GpuGangStatus(Model):
             json_schema_extra=list_map("uid"),
         ),
     ] = ()
-    observed_generation: Annotated[int, Field(description="generation of the spec that this is about", ge=0)] | None = (
-        None
-    )
+    observed_generation: (
+        Annotated[int, Field(description="generation of the spec that this describes", ge=0)] | None
+    ) = None
     conditions: Conditions = ()
 
 

@@ -1,7 +1,6 @@
 """Every label, annotation and environment variable on the objects that a job becomes.
 
-In: nothing. Out: constants. Beside atoll.api.names, because they mean nothing to the scheduler: whoever keeps records
-of jobs reads them, and so do containers.
+Beside atoll.api.names, because the scheduler does not use them: containers and systems that track jobs read them.
 """
 
 from typing import Final
@@ -25,11 +24,17 @@ MODEL_ID: Final = "job.gpu.scheduling/model-id"
 MODEL_VERSION: Final = "job.gpu.scheduling/model-version"
 APP: Final = "app"
 
+# Labels of what the job service makes.
+SERVICE_ID: Final = "job.gpu.scheduling/service-id"
+"""Which service made the object: each looks after its own alone."""
+ATTEMPT: Final = "job.gpu.scheduling/attempt"
+"""Which try of the job it belongs to, from 1."""
+
 # Annotations of the object that runs the pods.
 DEADLINE: Final = "job.gpu.scheduling/deadline"
 SCHEDULED_START: Final = "job.gpu.scheduling/scheduled-start"
 ML_ANNOTATION_PREFIX: Final = "ml.gpu.scheduling/"
-"""With the name of an attribute, its underscores as dashes: what the job says, word for word."""
+"""With the name of an attribute, its underscores as dashes: the job's own value."""
 
 # What others look for.
 QUEUE_NAME: Final = "kueue.x-k8s.io/queue-name"
@@ -40,23 +45,24 @@ ML_VARIABLE_PREFIX: Final = "ML_"
 """With the name of an attribute in capitals: ML_MODEL_ID, ML_MAX_TOKENS."""
 JOB_NAME_VARIABLE: Final = "ATOLL_JOB_NAME"
 JOB_ID_VARIABLE: Final = "ATOLL_JOB_ID"
-"""The id of the job, or its name where it has none."""
+"""The id of the job, or its name if it has none."""
 GRACE_VARIABLE: Final = "ATOLL_GRACE_SECONDS"
 WORKERS_VARIABLE: Final = "ATOLL_WORKERS"
-"""How many pods work as one; the rank of a pod is in JOB_COMPLETION_INDEX, as Kubernetes sets it."""
+"""Number of pods that work together; a pod's rank is in JOB_COMPLETION_INDEX, set by Kubernetes."""
 GPUS_VARIABLE: Final = "ATOLL_GPUS_PER_WORKER"
 CHECKPOINT_URI: Final = "ATOLL_CHECKPOINT_URI"
 CHECKPOINT_PREFIXES: Final = "ATOLL_CHECKPOINT_PREFIXES"
-"""Where checkpoints may be: URIs with spaces between them."""
+"""Allowed places of checkpoints: URIs separated by spaces."""
 CHECKPOINT_INTERVAL: Final = "ATOLL_CHECKPOINT_INTERVAL_SECONDS"
 CHECKPOINT_COUNT: Final = "ATOLL_CHECKPOINT_MAX_COUNT"
 CHECKPOINT_ON_PREEMPTION: Final = "ATOLL_CHECKPOINT_ON_PREEMPTION"
-"""true or false: a checkpoint is saved when the pod is told to end."""
+"""true or false: a checkpoint is saved when the pod is ended."""
 NOTICE_FOLDER: Final = "/etc/atoll"
 NOTICE_FILE: Final = "preemption-notice"
 MASTER_ADDRESS: Final = "MASTER_ADDR"
 MASTER_PORT: Final = "MASTER_PORT"
 MASTER_PORT_NUMBER: Final = 29_500
-"""Where the pods of a training meet: the name of the first one, at PyTorch's usual port."""
+"""Rendezvous of a training's pods: the name of the first one, at PyTorch's usual port."""
 TORCHRUN_VARIABLES: Final = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
-"""What torchrun reads in place of its options --nnodes, --nproc-per-node, --node-rank, --master-addr, --master-port."""
+"""Variables that torchrun reads in place of its options --nnodes, --nproc-per-node, --node-rank, --master-addr,
+--master-port."""

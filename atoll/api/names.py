@@ -1,6 +1,6 @@
 """Every label, annotation, resource, gate, finalizer and event reason that Atoll writes on an object or reads from one.
 
-In: nothing. Out: constants. Separate, so that a name is spelled once and a reader finds all of them on one page.
+Each name is spelled only here.
 """
 
 from typing import Final
@@ -38,32 +38,36 @@ ALLOCATED: Final = "gpu.scheduling/allocated"
 UUIDS: Final = "gpu.scheduling/uuids"
 WOKEN: Final = "gpu.scheduling/woken"
 KEPT: Final = "gpu.scheduling/kept"
-"""On a waiting pod: NODE:ID,ID of the GPUs that are kept for it; others leave them alone. See soft_reservations."""
+"""On a waiting pod: NODE:ID,ID of the GPUs kept for it; other pods do not get them. See soft_reservations."""
+ADMISSION: Final = "gpu.scheduling/admission"
+"""On a member of a gang with an open gate: the id of the admission, as in its gang's status.admission."""
 PREEMPTION_NOTICE: Final = "gpu.scheduling/preemption-notice"
-"""On a pod that is going to be ended: when, in RFC 3339. Its containers may read it through the downward API."""
+"""On a pod that is about to be ended: the time, in RFC 3339. Its containers may read it through the downward API."""
 CONTAINER_DEVICES_PREFIX: Final = "devices.gpu.scheduling/"
 CONTAINER_UUIDS_PREFIX: Final = "uuids.gpu.scheduling/"
-OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, PREEMPTION_NOTICE)
+OWN_ANNOTATIONS: Final = (CLAIM_UID, ALLOCATED, UUIDS, WOKEN, KEPT, ADMISSION, PREEMPTION_NOTICE)
 OWN_ANNOTATION_PREFIXES: Final = (CONTAINER_DEVICES_PREFIX, CONTAINER_UUIDS_PREFIX)
 
-# Annotations on a Node, or on a pod that serves models, for machine-learning jobs that look for theirs.
+# Annotations on a Node, or on a pod that serves models, for the placement of machine-learning jobs.
 MODELS_LOADED: Final = "gpu.scheduling/models-loaded"
 """JSON: a list of mappings with model_id, model_version and model_format."""
 MODELS_CACHED: Final = "gpu.scheduling/models-cached"
 MODEL_ANNOTATIONS: Final = (MODELS_LOADED, MODELS_CACHED)
 RUNTIMES: Final = "gpu.scheduling/runtimes"
-"""Words with commas between them, such as vllm,pytorch; a node without serves every runtime."""
+"""Words separated by commas, such as vllm,pytorch; a node without it serves every runtime."""
 
 MIRROR: Final = "kubernetes.io/config.mirror"
-"""Kubelet's mark on the pod that shows a static pod; only kubelets may set it."""
+"""Kubelet's mark on a static pod's mirror; only kubelets may set it."""
 
 GANG_GATE: Final = "gpu.scheduling/gang-admission"
 GANG_MADE_FOR: Final = "gpu.scheduling/made-for"
-"""Annotation on a GpuGang that Atoll made from the pods' annotations: the uid of their owner, or `pods`."""
+"""Annotation on a GpuGang that Atoll created from the pods' annotations: the uid of their owner, or `pods`."""
 GANG_SUSPENDED: Final = "gpu.scheduling/suspended"
-"""Annotation on a Job or another owner of members that Atoll suspended: the uid of the gang. Only such are resumed."""
+"""Annotation on a Job or another owner of members that Atoll suspended: the uid of the gang. Only these are resumed."""
 FABRIC_LEVEL: Final = "gpu.scheduling/fabric-clique"
 """Level of a Topology whose domains are NVLink fabric cliques: clusterUUID and cliqueId, as the agents report them."""
+START_TAINT_PREFIXES: Final = ("startup-taint.cluster-autoscaler.kubernetes.io/", f"{GROUP}/")
+"""What the keys of taints begin with that the controllers may take off a new node; no others, by their policy."""
 RUNTIME_CLASS: Final = "atoll-nvidia"
 """RuntimeClass whose NVIDIA handler accepts the visible-devices variable; only the webhook may set it."""
 
@@ -83,7 +87,7 @@ VISIBLE_DEVICES_VARIABLES: Final = (
 )
 """A claimed pod may not set any of these itself."""
 
-# Labels and annotations on GPU Leases. Identity stands in annotations, because label values end at 63 characters.
+# Labels and annotations on GPU Leases. Identity is in annotations, because label values end at 63 characters.
 LEASE_KIND_LABEL: Final = "gpu.scheduling/lease"
 LEASE_KIND_GPU: Final = "gpu"
 LEASE_NODE: Final = "gpu.scheduling/node"
@@ -95,17 +99,17 @@ LEASE_GANG: Final = "gpu.scheduling/gang"
 LEASE_ATTEMPT: Final = "gpu.scheduling/attempt"
 LEASE_DEADLINE: Final = "gpu.scheduling/reservation-deadline"
 LEASE_FENCED: Final = "gpu.scheduling/fenced"
-"""Set before a reservation is taken back: no bind may rely on the Lease any more."""
+"""Set before a reservation is taken back: no bind may use the Lease from then on."""
 LEASE_IN_DOUBT: Final = "gpu.scheduling/in-doubt"
 
 CONTROLLERS_LEADER_LEASE: Final = "atoll-controllers"
 SCHEDULER_LEADER_LEASE: Final = "atoll-scheduler"
-"""kube-scheduler's own, as the shipped configuration names it; a change of its holder makes extenders read all anew."""
+"""kube-scheduler's Lease in the shipped configuration; a change of its holder makes extenders read everything again."""
 WEBHOOK_SERVICE: Final = "atoll-webhook"
 WEBHOOK_CONFIGURATION: Final = "zz-atoll-webhook"
-"""Sorted last, so that it sees what other webhooks made of the pod."""
+"""Sorted last, so that it sees the changes of other webhooks."""
 WEBHOOK_SECRET: Final = "atoll-webhook-tls"  # noqa: S105 - the name of a Secret
-"""Serving certificate of the webhook; the authority's key lives in a Secret of its own that the webhook cannot read."""
+"""Serving certificate of the webhook; the CA's key is in a separate Secret that the webhook cannot read."""
 AUTHORITY_SECRET: Final = "atoll-authority"  # noqa: S105 - the name of a Secret
 
 # Event reasons, PascalCase. docs/reference.md carries the same table; a test compares them.
@@ -134,36 +138,40 @@ REASON_NODE_NEEDS_DRAIN: Final = "GpuNodeNeedsDrain"
 REASON_RESERVATION_ACTIVE: Final = "ReservationActive"
 REASON_RESERVATION_FILLING: Final = "ReservationFilling"
 REASON_RESERVATION_OVER: Final = "ReservationOver"
+REASON_MACHINE_GONE: Final = "GpuMachineGone"
+REASON_MACHINE_FORGOTTEN: Final = "GpuMachineForgotten"
 EVENT_REASONS: Final = {
     REASON_GPUS_RELEASED: "proof arrived that the pod can no longer use its GPUs; they are free again",
-    REASON_GPUS_IN_DOUBT: "the pod is gone, but nothing proves yet that its containers are; nobody gets its GPUs",
+    REASON_GPUS_IN_DOUBT: "the pod is gone, but no proof yet that its containers are; its GPUs are not given out",
     REASON_LEASE_RECREATED: "a bound pod had no Lease for one of its GPUs; the Lease was written again",
     REASON_DOUBLE_USE: "two bound pods name one GPU; nothing was released, an administrator must decide",
     REASON_POD_WOKEN: "GPUs that fit the waiting pod became free; kube-scheduler was asked to try it again",
     REASON_ORPHAN_LEASE: "a Lease named a holder that never bound this GPU; it was deleted",
-    REASON_UNREADABLE_LEASE: "a GPU Lease does not say what it should; nobody gets its GPU until it is readable again",
-    REASON_GPUS_RENUMBERED: "a reboot gave the numbers that the pod was told to other GPUs; the pod is evicted",
+    REASON_UNREADABLE_LEASE: "a GPU Lease is unreadable or contradicts its name; its GPU is not given out meanwhile",
+    REASON_GPUS_RENUMBERED: "after a reboot the pod's GPU indices belong to other GPUs; the pod is evicted",
     REASON_GANG_ADMITTED: "every member of the gang got its GPUs, and all of them may start",
-    REASON_GANG_WAITING: "the gang holds nothing and waits; the message says for what",
+    REASON_GANG_WAITING: "the gang holds nothing and waits; the message says what for",
     REASON_GANG_EVICTED: "the whole gang gives its GPUs back; the message says why, and whether it comes back",
-    REASON_GANG_DEACTIVATED: "the gang was put out of action; set spec.active to true to try it again",
+    REASON_GANG_DEACTIVATED: "the gang was deactivated; set spec.active to true to try it again",
     REASON_GANG_RESUMED: "the pause after the eviction is over; the owner of the members was resumed",
     REASON_GANG_UNDONE: "an admission could not be finished, so every reservation of it was taken back",
-    REASON_GPUS_FREEING: "pods of lower priority are evicted, so that the pod gets GPUs that its claim wants joined",
-    REASON_PREEMPTED: "the pod is evicted for one of higher priority whose claim wants GPUs that are joined",
+    REASON_GPUS_FREEING: "pods of lower priority are evicted, so that the pod gets linked GPUs for its claim",
+    REASON_PREEMPTED: "the pod is evicted for one of higher priority whose claim needs linked GPUs",
     REASON_PREEMPTION_ENDED: "the pod did not get the GPUs that were freed for it; the message says why",
-    REASON_FOREIGN_USE: "a GPU is used by somebody who does not hold it; nobody gets it meanwhile",
-    REASON_GPU_ILL: "a GPU must not be given out any more; on the pod that holds it and on the node, once",
-    REASON_GPU_WELL: "a GPU that was ill may be given out again",
-    REASON_NODE_NEEDS_DRAIN: "a GPU asks for a reboot of its node; nothing new is placed there, drain it",
     REASON_RESERVATION_ACTIVE: "a GpuReservation holds all the GPUs that it should",
     REASON_RESERVATION_FILLING: "a GpuReservation holds too few GPUs; it takes more as they become free",
     REASON_RESERVATION_OVER: "a GpuReservation has ended or was not used; it holds nothing more",
+    REASON_FOREIGN_USE: "a GPU is in use by a process that does not hold it; it is not given out meanwhile",
+    REASON_GPU_ILL: "a GPU is no longer given out; once on the pod that holds it and on the node",
+    REASON_GPU_WELL: "a GPU that was unhealthy may be given out again",
+    REASON_NODE_NEEDS_DRAIN: "a GPU needs a reboot of its node; nothing new is placed there, drain it",
+    REASON_MACHINE_GONE: "somebody declared a machine gone for good; GPUs of pods that left it are freed",
+    REASON_MACHINE_FORGOTTEN: "report and heartbeat of a node without a Node object were deleted",
     REASON_WAITING: "no node can give the pod its GPUs now; the message says what is missing",
 }
 
 POD_AS_PROMISED: Final = "gpu.scheduling/GpusAsPromised"
-"""Condition of a pod: False while it uses a GPU that it does not hold, or somebody else uses one of its own."""
+"""Condition of a pod: False while it uses a GPU that it does not hold, or another process uses one of its GPUs."""
 
 # Conditions of a GpuNodeStatus, and their reasons.
 CONDITION_DEVICES_READABLE: Final = "DevicesReadable"
@@ -185,7 +193,7 @@ CONDITION_ADMITTED: Final = "Admitted"
 CONDITION_PODS_READY: Final = "PodsReady"
 CONDITION_EVICTED: Final = "Evicted"
 CONDITION_LEVELS: Final = "LevelsFound"
-"""Of a Topology: every level has a value on some node, and no two nodes share a host name."""
+"""Condition of a Topology: every level has a value on some node, and no two nodes share a host name."""
 GANG_CONDITIONS: Final = {
     CONDITION_ACTIVE: (
         "Active",
@@ -215,6 +223,7 @@ GANG_CONDITIONS: Final = {
     CONDITION_EVICTED: (
         "NotEvicted",
         "PodsReadyTimeout",
+        "RecoveryLimitExceeded",
         "SchedulerRefused",
         "MemberRefused",
         "Preempted",
@@ -223,13 +232,13 @@ GANG_CONDITIONS: Final = {
 }
 
 COMPLETE_JOBS: Final = "gpu.scheduling/complete-jobs"
-"""Label of a namespace, "true": templates of Jobs that name a claim are completed, so that quotas count their GPUs."""
+"""Label of a namespace; "true" completes templates of Jobs that name a claim, so that quotas count their GPUs."""
 
 EVIDENCE_WANTED: Final = "gpu.scheduling/evidence-wanted"
-"""Annotation on a GpuNodeStatus. Whenever its value changes, the agent lists its pods anew, takes two complete readings
-that begin after that, and publishes them: for whoever lost sight of a deletion and needs a report from beyond it."""
+"""Annotation on a GpuNodeStatus. When its value changes, the agent lists its pods again, then takes and publishes two
+complete readings: for a controller that missed a deletion and needs a later report."""
 
-# Rejections that kube-scheduler shows per node: short constant phrases, because it counts equal texts.
+# Rejections per node for kube-scheduler: short constant phrases, because it counts equal texts.
 REJECT_NO_REPORT: Final = "no GPU report from this node"
 REJECT_STALE_REPORT: Final = "GPU report is stale"
 REJECT_PAST_BOOT: Final = "GPU report is from before the node's reboot"
@@ -253,14 +262,16 @@ REJECT_RESERVATION_OVER: Final = "GpuReservation of the pod is over"
 REJECT_RESERVATION_SMALL: Final = "GpuReservation of the pod is smaller than the pod"
 REJECT_RESERVATION_GANG: Final = "a gang cannot use a GpuReservation yet"
 REJECT_RESERVATION_ELSEWHERE: Final = "GpuReservation of the pod has nothing here"
+REJECT_REFUSED: Final = "kubelets refused the last pods of this owner, the next waits a while"
 REJECT_FABRIC: Final = "NVLink fabric of the node is not ready"
 
 
 def is_own_annotation(key: str) -> bool:
-    """Tell whether only Atoll may write the annotation `key` on a pod."""
+    """True if only Atoll may write the annotation `key` on a pod."""
     return key in OWN_ANNOTATIONS or key.startswith(OWN_ANNOTATION_PREFIXES)
 
 
 def mig_resource(profile: str) -> str:
-    """Return the resource that counts MIG instances of a profile; a resource name cannot hold the + of `1g.10gb+me`."""
+    """Return the resource that counts MIG instances of a profile; a resource name cannot contain the + of
+    `1g.10gb+me`."""
     return MIG_RESOURCE_PREFIX + profile.replace("+", ".")

@@ -1,7 +1,6 @@
 """What to do about each event and each condition: the third column of the tables in docs/reference.md.
 
-In: the names of `atoll.api.names`. Out: texts by reason. Separate from the names, which programs compare: this is for
-people. `python -m atoll.api.reasons` writes both into the page.
+These texts are for people, by the names in `atoll.api.names`; `python -m atoll.api.reasons` writes both into the page.
 """
 
 from typing import Final
@@ -12,20 +11,20 @@ NOTHING: Final = "nothing"
 
 EVENT_STEPS: Final = {
     names.REASON_GPUS_RELEASED: NOTHING,
-    names.REASON_GPUS_IN_DOUBT: "bring kubelet and agent of the node back, or see GPUs in doubt in operations.md",
-    names.REASON_LEASE_RECREATED: "nothing; if it recurs, find out who deletes Leases in atoll-system",
+    names.REASON_GPUS_IN_DOUBT: "restart kubelet and agent of the node, or see GPUs in doubt in operations.md",
+    names.REASON_LEASE_RECREATED: "nothing; if it recurs, find out what deletes Leases in atoll-system",
     names.REASON_DOUBLE_USE: "end one of the two pods, then run `atoll audit`",
     names.REASON_POD_WOKEN: "nothing; kube-scheduler tries the pod within seconds",
     names.REASON_ORPHAN_LEASE: NOTHING,
-    names.REASON_UNREADABLE_LEASE: "compare the Lease with the reference; a bound pod's is written anew by itself",
-    names.REASON_GPUS_RENUMBERED: "nothing; its owner makes a new pod. Mode `uuid` avoids it",
+    names.REASON_UNREADABLE_LEASE: "compare the Lease with the reference; Atoll rewrites that of a bound pod",
+    names.REASON_GPUS_RENUMBERED: "nothing; its owner creates a new pod. Mode `uuid` avoids it",
     names.REASON_GPUS_FREEING: "nothing; the pod starts when the victims have ended",
-    names.REASON_PREEMPTED: "nothing; its owner makes a new pod, which waits for GPUs",
+    names.REASON_PREEMPTED: "nothing; its owner creates a new pod, which waits for GPUs",
     names.REASON_PREEMPTION_ENDED: "read the message; `atoll explain pod/NAME` tells what would help",
-    names.REASON_FOREIGN_USE: "end the process or pod that is named; keep device plugins off the node",
+    names.REASON_FOREIGN_USE: "end the process or pod in the message; keep device plugins off the node",
     names.REASON_GANG_ADMITTED: NOTHING,
     names.REASON_GANG_WAITING: "read the message; `atoll explain gang/NAME` tells what would help",
-    names.REASON_GANG_EVICTED: "read the message; if the gang comes back by itself, nothing",
+    names.REASON_GANG_EVICTED: "read the message; nothing if the gang comes back",
     names.REASON_GANG_DEACTIVATED: "remove the cause, then set spec.active to true",
     names.REASON_GANG_RESUMED: NOTHING,
     names.REASON_GANG_UNDONE: "nothing; it is tried again. If it recurs, read the message",
@@ -35,6 +34,8 @@ EVENT_STEPS: Final = {
     names.REASON_RESERVATION_ACTIVE: NOTHING,
     names.REASON_RESERVATION_FILLING: "nothing; where it must have them, end or preempt pods that have such GPUs",
     names.REASON_RESERVATION_OVER: "nothing; pods that name it wait for ever, so create another one or change them",
+    names.REASON_MACHINE_GONE: "nothing; if the machine runs after all, start its agent at once",
+    names.REASON_MACHINE_FORGOTTEN: NOTHING,
     names.REASON_WAITING: "read the message; `atoll explain pod/NAME` tells what would help",
 }
 
@@ -42,7 +43,7 @@ _NODE, _GANG = "GpuNodeStatus", "GpuGang"
 CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
     (_NODE, names.CONDITION_DEVICES_READABLE, names.REASON_ALL_READ): ("every GPU answers", NOTHING),
     (_NODE, names.CONDITION_DEVICES_READABLE, names.REASON_DEVICES_MISSING): (
-        "a GPU is missing, ill or does not answer",
+        "a GPU is missing, unhealthy or does not answer",
         "read the message, then `nvidia-smi` and the kernel's log on the node",
     ),
     (_NODE, names.CONDITION_LINKS_CONSISTENT, names.REASON_ALL_READ): ("both ends of every link agree", NOTHING),
@@ -51,7 +52,7 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "`nvidia-smi topo -m` on the node; restart the agent when it works",
     ),
     (_NODE, names.CONDITION_LINKS_CONSISTENT, names.REASON_LINKS_ASYMMETRIC): (
-        "two ends of a pair tell different links; the weaker counts",
+        "the two ends of a pair disagree; the weaker counts",
         "`nvidia-smi nvlink -s` on the node: a link may be down",
     ),
     (_NODE, names.CONDITION_FABRIC_READY, names.REASON_FABRIC_READY): ("the NVLink fabric is set up", NOTHING),
@@ -64,27 +65,27 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         NOTHING,
     ),
     (_NODE, names.CONDITION_EVIDENCE_READABLE, names.REASON_EVIDENCE_UNREAD): (
-        "who still lives cannot be seen; GPUs of deleted pods stay in doubt",
-        "the agent's mount of /sys/fs/cgroup, and its right to the kubelet's API",
+        "running pods cannot be seen; GPUs of deleted pods stay in doubt",
+        "check the agent's mount of /sys/fs/cgroup, and its right to the kubelet's API",
     ),
     ("Pod", names.POD_AS_PROMISED, "ForeignGpuUse"): (
-        "the pod uses a GPU that it does not hold, or somebody else uses one of its own",
-        "end whoever is named in the message",
+        "the pod uses a GPU that it does not hold, or another process uses one of its GPUs",
+        "end the process or pod in the message",
     ),
-    ("Pod", names.POD_AS_PROMISED, "AsPromised"): ("it did, and does not any more", NOTHING),
+    ("Pod", names.POD_AS_PROMISED, "AsPromised"): ("it did, but no longer does", NOTHING),
     ("Topology", names.CONDITION_LEVELS, "LevelsFound"): ("every level has a value on some node", NOTHING),
     ("Topology", names.CONDITION_LEVELS, "LevelMissing"): (
-        "no node carries the label of a level",
+        "no node has the label of a level",
         "label the nodes, or correct spec.levels",
     ),
     ("Topology", names.CONDITION_LEVELS, "HostnamesShared"): (
-        "two nodes carry one host name",
+        "two nodes have one host name",
         "give every node a `kubernetes.io/hostname` of its own",
     ),
     (_GANG, names.CONDITION_ACTIVE, "Active"): ("the gang may be admitted", NOTHING),
     (_GANG, names.CONDITION_ACTIVE, "Deactivated"): ("spec.active is false", "set it to true to try again"),
     (_GANG, names.CONDITION_ACTIVE, "RequeuingLimitExceeded"): (
-        "it was evicted as often as it may be",
+        "it reached the limit of evictions",
         "find out why its pods do not get ready, then set spec.active to true",
     ),
     (_GANG, names.CONDITION_ACTIVE, "TopologyMissing"): (
@@ -100,12 +101,12 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "ask for a level that the Topology lists",
     ),
     (_GANG, names.CONDITION_ACTIVE, "HostnamesShared"): (
-        "two nodes of its Topology carry one host name",
+        "two nodes of its Topology have one host name",
         "give every node a `kubernetes.io/hostname` of its own",
     ),
     (_GANG, names.CONDITION_ACTIVE, "OutOfBounds"): (
-        "its waitForPodsReady lies outside of the administrator's bounds",
-        "choose values inside them",
+        "its waitForPodsReady is outside the administrator's bounds",
+        "choose values within them",
     ),
     (_GANG, names.CONDITION_ACTIVE, "Invalid"): ("its spec contradicts itself or its pods", "read the message"),
     (_GANG, names.CONDITION_QUORUM, "QuorumReached"): ("enough members exist", NOTHING),
@@ -114,8 +115,8 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "create the missing pods; look at their owner and at quotas",
     ),
     (_GANG, names.CONDITION_QUORUM, "ForeignGates"): (
-        "members carry gates of others",
-        "whoever set them must remove them",
+        "members have foreign gates",
+        "the programs that set them must remove them",
     ),
     (_GANG, names.CONDITION_ADMITTED, "Admitted"): ("every member has its GPUs", NOTHING),
     (_GANG, names.CONDITION_ADMITTED, "Inactive"): ("see the condition Active", "as told there"),
@@ -125,19 +126,19 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "wait, or `atoll explain gang/NAME`",
     ),
     (_GANG, names.CONDITION_ADMITTED, "WaitForNodes"): (
-        "machines that could hold it are closed, withheld or have not reported yet",
+        "machines that could hold it are closed, have withheld GPUs, or have not reported yet",
         "read the message: uncordon, repair, or look at the agents of these nodes",
     ),
     (_GANG, names.CONDITION_ADMITTED, "NeverFits"): (
-        "the machines do not give it even when empty",
-        "lower what it asks for, or add machines",
+        "it would not fit even on the empty machines",
+        "lower its request, or add machines",
     ),
     (_GANG, names.CONDITION_ADMITTED, "WaitForRequeue"): (
         "it was evicted and pauses",
         "wait for the time in the message",
     ),
     (_GANG, names.CONDITION_ADMITTED, "WaitForOtherGangs"): (
-        "gangs before it have their turn",
+        "it is the turn of gangs before it",
         "wait, or raise its priority",
     ),
     (_GANG, names.CONDITION_ADMITTED, "WaitForRelease"): (
@@ -154,7 +155,7 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
     ),
     (_GANG, names.CONDITION_PODS_READY, "Started"): ("every member is ready", NOTHING),
     (_GANG, names.CONDITION_PODS_READY, "WaitForRecovery"): (
-        "a member that was ready is not any more",
+        "a member is no longer ready",
         "look at that member; after recoveryTimeout the gang is evicted",
     ),
     (_GANG, names.CONDITION_PODS_READY, "Recovered"): ("every member is ready again", NOTHING),
@@ -163,12 +164,16 @@ CONDITION_STEPS: Final[dict[tuple[str, str, str], tuple[str, str]]] = {
         "its pods did not get ready in time",
         "look at their logs and events",
     ),
+    (_GANG, names.CONDITION_EVICTED, "RecoveryLimitExceeded"): (
+        "it lost ready members more often than recoveryLimitCount allows",
+        "look at what ends its members; it is admitted anew after a pause",
+    ),
     (_GANG, names.CONDITION_EVICTED, "SchedulerRefused"): (
-        "kube-scheduler refused a member on the node that it was given",
-        "nothing; it is admitted anew. If it recurs, read the message",
+        "kube-scheduler refused a member on its node",
+        "nothing; it is admitted again. If it recurs, read the message",
     ),
     (_GANG, names.CONDITION_EVICTED, "MemberRefused"): (
-        "the API server refuses what a member needs",
+        "the API server refuses a write for a member",
         "read the message; an admission policy or a quota may be in the way",
     ),
     (_GANG, names.CONDITION_EVICTED, "Preempted"): (

@@ -1,7 +1,7 @@
-"""GpuNodeStatus: what is really in a machine. Cluster-scoped, named like its node.
+"""GpuNodeStatus: the devices of a machine. Cluster-scoped, named like its node.
 
-`spec` belongs to administrators (cordons), `status` to the agent of that node alone. The agent reports evidence and
-decides nothing. In: the agent's readings or the API server's JSON. Out: a frozen, bounded model.
+`spec` belongs to administrators (cordons), `status` only to that node's agent. The agent reports evidence and decides
+nothing.
 """
 
 from enum import StrEnum
@@ -12,8 +12,11 @@ from pydantic import Field
 from atoll.api.base import Conditions, LabelText, Model, ObjectMeta, ShortText, list_map
 
 DEVICES_MAX = 512
-"""Devices of one machine at most, MIG instances included."""
+"""Limit of devices per machine, including MIG instances."""
 PODS_MAX = 1024
+DEPARTED_MAX = 64
+"""Cards that left, whose ids no other card gets: eight swaps of eight."""
+DEPARTED_INCIDENTS_MAX = 4
 
 Uuid = Annotated[str, Field(min_length=1, max_length=96)]
 Cell = Annotated[str, Field(min_length=1, max_length=8)]
@@ -32,16 +35,16 @@ class Health(Model):
     """Health of one device as the agent reads it."""
 
     state: HealthState = HealthState.HEALTHY
-    reason: Annotated[ShortText, Field(description="what the agent reads, in words")] = ""
-    since: Annotated[str, Field(description="when it was first read so", max_length=64)] | None = None
+    reason: Annotated[ShortText, Field(description="the agent's finding, in words")] = ""
+    since: Annotated[str, Field(description="time of the first such reading", max_length=64)] | None = None
 
 
 class IncidentKind(StrEnum):
-    """What an incident tells of.
+    """Kind of an incident.
 
-    xid: the driver told of an error, `code` is its number. The others hold or do not: lost (the card does not answer),
+    xid: an error event of the driver, `code` is its number. The others are states: lost (the card does not answer),
     fault (the driver refuses it), silent (a call hung), ecc (uncorrectable errors since the last reset), eccCorrected
-    (a storm of corrected ones), rowRemap (0: pending, 1: failed), retiredPages (pending), recovery (the driver asks for
+    (very many corrected ones), rowRemap (0: pending, 1: failed), retiredPages (pending), recovery (the driver asks for
     an action, `code` is its number), throttle (slowed down by heat or power), nvlink (links are down), fabric (the
     NVLink fabric is not ready), fabricHealth (it is degraded).
     """
@@ -62,20 +65,20 @@ class IncidentKind(StrEnum):
 
 
 class Incident(Model):
-    """One thing that was wrong with a device, kept over restarts of the agent.
+    """One fault of a device, kept across restarts of the agent.
 
-    Open while `endedTime` is empty. The agent tells facts; what follows from them is decided in atoll.cluster.health.
+    Open while `endedTime` is empty. The agent reports facts; atoll.cluster.health decides the consequences.
     """
 
     kind: IncidentKind
-    code: Annotated[int, Field(description="number of the error, where it has one", ge=0, le=65535)] = 0
-    count: Annotated[int, Field(ge=1, description="how often it came, or what the device counts")] = 1
+    code: Annotated[int, Field(description="number of the error, if it has one", ge=0, le=65535)] = 0
+    count: Annotated[int, Field(ge=1, description="occurrences, or the device's own count")] = 1
     message: Annotated[str, Field(description="in words", max_length=128)] = ""
-    first_time: Annotated[str, Field(description="when it was first told", max_length=64)] = ""
-    last_time: Annotated[str, Field(description="when it was last told", max_length=64)] = ""
-    quiet_since: Annotated[str, Field(max_length=64, description="not told any more since then, and soon over")] = ""
-    boot_id: Annotated[str, Field(max_length=64, description="boot in which it was last told")] = ""
-    ended_time: Annotated[str, Field(description="when it was over; empty while it is open", max_length=64)] = ""
+    first_time: Annotated[str, Field(description="when it was first reported", max_length=64)] = ""
+    last_time: Annotated[str, Field(description="when it was last reported", max_length=64)] = ""
+    quiet_since: Annotated[str, Field(max_length=64, description="absent since then, and over soon")] = ""
+    boot_id: Annotated[str, Field(max_length=64, description="boot in which it was last reported")] = ""
+    ended_time: Annotated[str, Field(description="when it ended; empty while it is open", max_length=64)] = ""
     ended_by: Annotated[str, Field(max_length=16, description="recovered, reset or reboot")] = ""
 
 
@@ -96,17 +99,17 @@ class Device(Model):
     """One GPU or MIG instance."""
 
     id: Annotated[int, Field(ge=0, le=65535, description="stable per node, kept by uuid over reboots")]
-    uuid: Annotated[Uuid, Field(description="the driver's name for the card, the same for ever")]
+    uuid: Annotated[Uuid, Field(description="the driver's permanent name for the card")]
     model: Annotated[str, Field(max_length=63, description="slug of the product name")]
     product_name: Annotated[str, Field(description="as the driver prints it", max_length=128)] = ""
     memory_bytes: Annotated[
-        int, Field(description="as the driver reports it, a little less than the card is sold with", ge=0)
+        int, Field(description="as the driver reports it, a little less than the nominal size", ge=0)
     ] = 0
     compute_capability: Annotated[str, Field(description="such as 9.0", max_length=7)] = ""
     island: Annotated[
-        LabelText, Field(description="GPUs of one island are joined by NVLink, or lie on one NUMA node")
+        LabelText, Field(description="GPUs of one island are joined by NVLink, or are on one NUMA node")
     ] = ""
-    numa_node: Annotated[int, Field(description="NUMA node, -1 where the machine does not tell", ge=-1)] | None = None
+    numa_node: Annotated[int, Field(description="NUMA node, -1 if unknown", ge=-1)] | None = None
     pci_bus_id: Annotated[str, Field(description="place on the PCI bus", max_length=32)] = ""
     index: Annotated[int, Field(ge=0, description="NVML index of the current boot")]
     minor: Annotated[int, Field(description="number of the device file", ge=0)] | None = None
@@ -119,26 +122,44 @@ class Device(Model):
         tuple[Annotated[str, Field(max_length=40)], ...],
         Field(max_length=64, description="links by far end, such as 18 switch"),
     ] = ()
+    boot_id: Annotated[str, Field(description="boot in which the driver last named the card", max_length=64)] = ""
     incidents: Annotated[
-        tuple[Incident, ...], Field(description="what was or is wrong with it", max_length=INCIDENTS_MAX)
+        tuple[Incident, ...], Field(description="past and present faults", max_length=INCIDENTS_MAX)
     ] = ()
     vendor: Annotated[str, Field(description="nvidia or amd", max_length=16)] = "nvidia"
     health: Health = Health()
     mig: Mig | None = None
     bandwidth_gbps: Annotated[
-        float, Field(alias="bandwidthGBps", ge=0, description="best link inside the island, PCIe where it has none")
+        float, Field(alias="bandwidthGBps", ge=0, description="best link inside the island, PCIe if it has none")
     ] = 0.0
+
+
+class DepartedDevice(Model):
+    """A card that left the machine: no pod can use it there any more. Its id is kept for it."""
+
+    id: Annotated[int, Field(ge=0, le=65535, description="its id; no other card gets it meanwhile")]
+    uuid: Annotated[Uuid, Field(description="the card")]
+    model: Annotated[str, Field(max_length=63, description="slug of the product name")] = ""
+    vendor: Annotated[str, Field(description="nvidia or amd", max_length=16)] = "nvidia"
+    serial: Annotated[str, Field(description="serial number", max_length=32)] = ""
+    pci_bus_id: Annotated[str, Field(description="where it was on the PCI bus", max_length=32)] = ""
+    boot_id: Annotated[str, Field(description="boot in which it was last seen", max_length=64)] = ""
+    left_time: Annotated[str, Field(description="when it was found gone", max_length=64)] = ""
+    reason: Annotated[ShortText, Field(description="what shows that it is gone")] = ""
+    incidents: Annotated[
+        tuple[Incident, ...], Field(description="what was wrong with it at last", max_length=DEPARTED_INCIDENTS_MAX)
+    ] = ()
 
 
 class Nic(Model):
     """One network adapter, and its PCIe relation to each device in the order of `devices`."""
 
-    name: Annotated[str, Field(description="as programs name it, such as mlx5_0", min_length=1, max_length=63)]
+    name: Annotated[str, Field(description="name in programs, such as mlx5_0", min_length=1, max_length=63)]
     cells: Annotated[Row, Field(description="cells such as PIX or SYS, one per device")] = ()
 
 
 class Links(Model):
-    """Link matrix in the order of `devices`, and what two machines of one matrix may differ in."""
+    """Link matrix in the order of `devices`, and further facts of the links."""
 
     nvlink: Annotated[
         tuple[Row, ...], Field(description="cells such as NV12 or SYS, a row per device", max_length=DEVICES_MAX)
@@ -175,48 +196,48 @@ class Fabric(Model):
 
 
 class PodEvidence(Model):
-    """What the machine shows of one pod; absent entries mean not seen, never 'unknown'."""
+    """Evidence of one pod on the machine; absent entries mean not seen, never 'unknown'."""
 
     uid: Annotated[str, Field(description="uid of the pod", max_length=64)]
     live: Annotated[bool, Field(description="a sandbox or cgroup of the pod exists")] = False
     kubelet: Annotated[bool, Field(description="kubelet lists it, and not as terminal")] = False
     uuids: Annotated[
-        tuple[Uuid, ...], Field(max_length=64, description="GPUs that its processes use, or a device plugin gave it")
+        tuple[Uuid, ...], Field(max_length=64, description="GPUs in use by its processes, or given by a device plugin")
     ] = ()
 
 
 class Evidence(Model):
     """How far a report can be trusted as proof of release.
 
-    `pod_resource_version` is the position in the watch of this node's pods that the report has processed. A report
-    whose source could not be read says so here, and proves nothing.
+    `pod_resource_version` is the report's position in the watch of this node's pods. A report with an unreadable
+    source says so here, and proves nothing.
     """
 
-    sequence: Annotated[int, Field(ge=0, description="grows with every reading that was published")] = 0
+    sequence: Annotated[int, Field(ge=0, description="grows with every published reading")] = 0
     pod_resource_version: Annotated[
-        str, Field(description="position in the watch of the node's pods that was processed", max_length=32)
+        str, Field(description="position in the watch of the node's pods", max_length=32)
     ] = ""
     live_read: Annotated[bool, Field(description="sandboxes and cgroups could be read")] = False
     kubelet_read: Annotated[bool, Field(description="kubelet's list of pods could be read")] = False
     processes_read: Annotated[
-        bool, Field(description="processes of every GPU could be read; else their GPUs are as last read")
+        bool, Field(description="processes of every GPU could be read; else the last known use counts")
     ] = True
 
 
 class HostUse(Model):
-    """Processes outside of any pod that use a GPU: nobody placed them, and they may use it as long as they run."""
+    """Processes outside pods that use a GPU: Atoll did not place them, and they may use it while they run."""
 
     uuid: Annotated[Uuid, Field(description="the GPU")]
     count: Annotated[int, Field(description="how many processes", ge=1)] = 1
-    pids: Annotated[tuple[int, ...], Field(description="some of them, as the host counts", max_length=8)] = ()
+    pids: Annotated[tuple[int, ...], Field(description="some of them, by the host's pids", max_length=8)] = ()
 
 
 class GpuNodeStatusReport(Model):
     """The agent's report."""
 
     agent_version: Annotated[str, Field(description="version of the agent", max_length=64)] = ""
-    boot_id: Annotated[str, Field(description="boot of the machine that this is about", max_length=64)] = ""
-    node_uid: Annotated[str, Field(description="uid of the Node that this is about", max_length=64)] = ""
+    boot_id: Annotated[str, Field(description="boot of the machine that this describes", max_length=64)] = ""
+    node_uid: Annotated[str, Field(description="uid of the Node that this describes", max_length=64)] = ""
     observed_time: Annotated[str, Field(description="when it was read", max_length=64)] | None = None
     devices: Annotated[
         tuple[Device, ...],
@@ -226,16 +247,26 @@ class GpuNodeStatusReport(Model):
             json_schema_extra=list_map("uuid"),
         ),
     ] = ()
+    departed: Annotated[
+        tuple[DepartedDevice, ...],
+        Field(
+            description="cards that left the machine, the oldest first",
+            max_length=DEPARTED_MAX,
+            json_schema_extra=list_map("uuid"),
+        ),
+    ] = ()
     links: Links = Links()
     fabric: Fabric | None = None
     pods: Annotated[
         tuple[PodEvidence, ...],
-        Field(description="what the machine shows of the pods", max_length=PODS_MAX, json_schema_extra=list_map("uid")),
+        Field(
+            description="evidence of the pods on the machine", max_length=PODS_MAX, json_schema_extra=list_map("uid")
+        ),
     ] = ()
     host_uses: Annotated[
         tuple[HostUse, ...],
         Field(
-            description="GPUs that processes outside of pods use",
+            description="GPUs in use by processes outside pods",
             max_length=DEVICES_MAX,
             json_schema_extra=list_map("uuid"),
         ),
@@ -243,48 +274,74 @@ class GpuNodeStatusReport(Model):
     evidence: Evidence = Evidence()
     conditions: Conditions = ()
     device_count: Annotated[int, Field(description="number of devices", ge=0)] = 0
-    healthy_count: Annotated[int, Field(description="devices that may be given out as far as the agent sees", ge=0)] = 0
+    healthy_count: Annotated[int, Field(description="devices that may be given out by the agent's readings", ge=0)] = 0
     models: Annotated[str, Field(description="models of the devices, for people", max_length=256)] = ""
 
 
 class Cordon(Model):
-    """One GPU that an administrator keeps from new pods."""
+    """One GPU that an administrator closes to new pods."""
 
-    uuid: Annotated[Uuid, Field(description="the card, wherever it is numbered")]
-    reason: Annotated[str, Field(description="why, for whoever waits for it", max_length=256)] = ""
+    uuid: Annotated[Uuid, Field(description="the card, whatever its id")]
+    reason: Annotated[str, Field(description="reason, shown to waiting users", max_length=256)] = ""
     by: Annotated[str, Field(description="who cordoned it", max_length=256)] = ""
 
 
 class HealthRelease(Model):
-    """An administrator's word that a GPU is well again: its incidents up to `time` count no more."""
+    """An administrator's declaration that a GPU is healthy again: its incidents up to `time` no longer count."""
 
     uuid: Annotated[Uuid, Field(description="the card")]
     time: Annotated[
         str,
         Field(
-            description="incidents up to then count no more",
+            description="incidents up to then no longer count",
             max_length=64,
             pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{6})?Z$",
         ),
     ]
-    reason: Annotated[str, Field(description="why it is well again", max_length=256)] = ""
-    by: Annotated[str, Field(description="who said so", max_length=256)] = ""
+    reason: Annotated[str, Field(description="why it is healthy again", max_length=256)] = ""
+    by: Annotated[str, Field(description="who declared it", max_length=256)] = ""
+
+
+class GoneMachine(Model):
+    """The word of somebody who knows that a machine is gone for good: GPUs of pods that left it are free."""
+
+    node_uid: Annotated[str, Field(description="uid of the Node that the machine had", min_length=1, max_length=64)]
+    reason: Annotated[str, Field(description="how that is known", max_length=256)] = ""
+    by: Annotated[str, Field(description="who says so, by name at the API server", max_length=256)] = ""
+    time: Annotated[str, Field(description="when it was said", max_length=64)] = ""
+    sequence: Annotated[
+        int, Field(description="the machine's last report at that time; a later one takes the word back", ge=0)
+    ] = 0
+    forget: Annotated[bool, Field(description="delete report and heartbeat as well, once there is no Node")] = False
+
+
+GONE_MAX = 16
 
 
 class GpuNodeStatusSpec(Model):
-    """What administrators want."""
+    """Settings by administrators."""
 
     cordons: Annotated[
         tuple[Cordon, ...],
         Field(
-            description="GPUs that get no new pod; whoever holds one keeps it",
+            description="GPUs that get no new pod; current holders keep them",
             max_length=DEVICES_MAX,
             json_schema_extra=list_map("uuid"),
         ),
     ] = ()
     releases: Annotated[
         tuple[HealthRelease, ...],
-        Field(description="GPUs that were declared well", max_length=DEVICES_MAX, json_schema_extra=list_map("uuid")),
+        Field(
+            description="GPUs that were declared healthy", max_length=DEVICES_MAX, json_schema_extra=list_map("uuid")
+        ),
+    ] = ()
+    gone: Annotated[
+        tuple[GoneMachine, ...],
+        Field(
+            description="machines of this name that are gone for good; takes the right to declare-gone",
+            max_length=GONE_MAX,
+            json_schema_extra=list_map("nodeUid"),
+        ),
     ] = ()
 
 

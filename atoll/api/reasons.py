@@ -1,7 +1,6 @@
 """Writes the tables of event reasons and conditions into docs/reference.md, between their marks.
 
-In: `names` and `next_steps`. Out: the page, or with --check the news that it is stale. Separate from the CRDs'
-generator, because a page is written by people too.
+Reads `names` and `next_steps`; people write the rest of the page. With --check it only reports a stale page.
 """
 
 import argparse
@@ -31,7 +30,7 @@ def sections() -> dict[str, str]:
 
 
 def rendered(page: str) -> str:
-    """Return the page with its generated sections as they should be. Raises ValueError where a mark is missing."""
+    """Return the page with its generated sections updated. Raises ValueError if a mark is missing."""
     for name, text in sections().items():
         begin, end = f"<!-- generated: {name}, by python -m atoll.api.reasons -->\n", f"<!-- end of {name} -->\n"
         pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
@@ -42,7 +41,7 @@ def rendered(page: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or with --check report that it is stale and return 1."""
+    """Write the page, or with --check report a stale one and return 1."""
     parser = argparse.ArgumentParser(prog="python -m atoll.api.reasons", description="Generate tables of reasons.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page (%(default)s)")

@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them: RFC 3339 in UTC. The one place that reads and prints them; none reads a clock.
+"""Times in Kubernetes' format, RFC 3339 in UTC. Only this module parses and prints them; it reads no clock.
 
 The API server refuses a Lease whose time has not exactly six digits, and Python's isoformat() prints none when the
 microseconds happen to be zero. Conditions and creation timestamps have whole seconds.
@@ -36,7 +36,7 @@ def parse_microtime(text: str) -> datetime:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return the seconds since 1970 of an RFC 3339 time such as 2026-01-31T12:00:00Z; None for text that is none."""
+    """Return the seconds since 1970 of an RFC 3339 time such as 2026-01-31T12:00:00Z; None for other text."""
     try:
         return parse_microtime(text).timestamp()
     except (ValueError, OverflowError):
@@ -44,5 +44,5 @@ def seconds_of(text: str) -> float | None:
 
 
 def text_of(seconds: float) -> str:
-    """Return the time of whole seconds since 1970, rounded down, as conditions carry it. OverflowError after 9999."""
+    """Return the time of whole seconds since 1970, rounded down, as in conditions. OverflowError after 9999."""
     return (_EPOCH + timedelta(seconds=math.floor(seconds))).strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0")

@@ -1,7 +1,6 @@
-"""Topology: how the machines of a cluster stand to each other, by node labels, and NVLink fabric cliques.
+"""Topology: levels of a cluster's machines, by node labels and NVLink fabric cliques.
 
-Cluster-scoped, written by administrators. In: a manifest or the API server's JSON. Out: a frozen, validated model. What
-the levels mean on real nodes is decided in `atoll.cluster.gangs`.
+Cluster-scoped, written by administrators. `atoll.cluster.gangs` applies the levels to nodes.
 """
 
 from typing import Annotated, Self
@@ -49,14 +48,14 @@ TOPOLOGY_RULES = (
 
 
 class Spares(Model):
-    """Whole machines that are kept for the day another one fails, in every domain of a level."""
+    """Spare whole machines for failures, in every domain of a level."""
 
     level: Annotated[NodeLabel, Field(description="a nodeLabel of levels, for example that of the fabric clique")]
     count: Annotated[int, Field(ge=1, le=1024, description="machines per domain")]
 
 
 class TopologySpec(Model):
-    """Which nodes the topology covers, and its levels from the widest to the narrowest."""
+    """Nodes that the topology covers, and its levels from the widest to the narrowest."""
 
     model_config = ConfigDict(json_schema_extra=rules(*TOPOLOGY_RULES))
 
@@ -80,12 +79,12 @@ class TopologySpec(Model):
 
     spares: Annotated[
         Spares | None,
-        Field(description="gangs take these last: only where they could not lie as near without, and for repairs"),
+        Field(description="gangs use these last: only if they could not be placed as near otherwise, and for repairs"),
     ] = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse a level that stands twice, and spares of none, as the API server does."""
+        """Refuse a repeated level, and spares of an unknown one, as the API server does."""
         labels = [level.node_label for level in self.levels]
         if len(set(labels)) < len(labels):
             msg = "levels names one node label twice; each may stand once"
@@ -103,7 +102,7 @@ class TopologySpec(Model):
 
 
 class TopologyStatus(Model):
-    """What the levels came to on the nodes that there are."""
+    """Result of the levels on the existing nodes."""
 
     nodes: Annotated[int, Field(ge=0, description="nodes that the selector covers")] = 0
     outside: Annotated[int, Field(ge=0, description="covered nodes that lack a level and are in no domain")] = 0

@@ -1,11 +1,20 @@
 """Does a request fit, will it, may it, or never: the four answers for pods and gangs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
+from atoll.api import names
+from atoll.cluster import host_fit
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices, cell_of, is_mig_parent
+from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import offer, plain
+from topology.device_requests import gpus
+
+FACTS_SHOWN: Final = 3
 
 
 class Verdict(StrEnum):
@@ -31,7 +40,85 @@ def could_serve(devices: NodeDevices, request: Request, *, only_well: bool = Fal
     return not isinstance(offer(cell_of(devices.shape, mask), plain(request)), Rejection)
 
 
-def fits_none(machines: Iterable[NodeDevices], request: Request) -> bool:
-    """Tell whether no machine could ever serve the request."""
-    one_of_each = {devices.shape: devices for devices in machines}
-    return not any(could_serve(devices, request) for devices in one_of_each.values())
+def machine_verdict(devices: NodeDevices, request: Request) -> Verdict:
+    """Judge a machine that cannot serve the request now: others hold it, some of it is withheld, or never."""
+    answer = offer(cell_of(devices.shape, all_positions(devices)), plain(request))
+    if isinstance(answer, Rejection):
+        return Verdict.UNKNOWN if answer.reason == names.REJECT_FABRIC else Verdict.NEVER
+    return Verdict.BUSY if could_serve(devices, request, only_well=True) else Verdict.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is known of a node that has GPUs or may have some. `devices`: None without a report that counts; `free`:
+    None when the agent is silent."""
+
+    node: Node
+    devices: NodeDevices | None
+    free: int | None = None
+
+
+def node_verdict(pod: Pod, request: Request, facts: NodeFacts) -> Verdict:
+    """Judge one node for one pod.
+
+    A node whose own state is against the pod (cordoned, not ready) may yet serve it; one that its selector, affinity or
+    another taint refuses never does.
+    """
+    node, devices = facts.node, facts.devices
+    if host_fit.node_reason(pod, host_fit.opened(node)):
+        return Verdict.NEVER
+    if devices is None:
+        return Verdict.UNKNOWN
+    verdict = machine_verdict(devices, request)
+    if verdict is not Verdict.BUSY:
+        return verdict
+    if facts.free is None or host_fit.node_reason(pod, node):
+        return Verdict.UNKNOWN
+    answer = offer(cell_of(devices.shape, facts.free & devices.usable), plain(request))
+    return Verdict.BUSY if isinstance(answer, Rejection) else Verdict.FITS
+
+
+def unseen_nodes(nodes: Mapping[str, Node], ledger: Ledger, now_seconds: float) -> tuple[NodeFacts, ...]:
+    """Return the nodes that have GPUs or may have some, and of which no fresh report counts, by name."""
+    found = []
+    for name in sorted(nodes):
+        devices = ledger.nodes.get(name)
+        if devices is None and not (name in ledger.uncounted or host_fit.may_have_gpus(nodes[name])):
+            continue
+        if devices is None or ledger.is_stale(name, now_seconds):
+            found.append(NodeFacts(nodes[name], devices))
+    return tuple(found)
+
+
+def pod_verdict(pod: Pod, request: Request, nodes: Iterable[NodeFacts]) -> tuple[Verdict, tuple[str, ...]]:
+    """Judge all nodes for one pod: the verdict nearest to a yes, and where facts are missing, `missing_fact` of each.
+
+    Stops at the first node that fits or is busy: no caller tells these two apart.
+    """
+    facts: list[str] = []
+    for one in nodes:
+        verdict = node_verdict(pod, request, one)
+        if verdict in (Verdict.FITS, Verdict.BUSY):
+            return verdict, ()
+        if verdict is Verdict.UNKNOWN:
+            facts.append(missing_fact(one))
+    return (Verdict.UNKNOWN, tuple(facts)) if facts else (Verdict.NEVER, ())
+
+
+def missing_fact(facts: NodeFacts) -> str:
+    """Return what has to change so that all of a machine counts, as the end of "fits when"; empty for nothing."""
+    node, devices, name = facts.node, facts.devices, facts.node.metadata.name
+    if not host_fit.is_ready(node):
+        return f"{name} is Ready"
+    if host_fit.opened(node) != node:
+        return f"{name} is uncordoned" if node.spec.unschedulable else f"{name} loses the taints of its state"
+    if devices is None or facts.free is None:
+        return f"the agent of {name} reports" + (" again" if devices is not None else "")
+    missing = (all_positions(devices) & ~devices.usable).bit_count()
+    return f"{name} gives out the {gpus(missing)} that it withholds" if missing else ""
+
+
+def listed(facts: Sequence[str], word: str) -> str:
+    """Join the first `FACTS_SHOWN` facts by a word, and count the rest."""
+    more = len(facts) - FACTS_SHOWN
+    return f" {word} ".join(facts[:FACTS_SHOWN]) + (f" {word} {more} more" if more > 0 else "")

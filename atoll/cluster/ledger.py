@@ -95,6 +95,11 @@ class Ledger:
         self._reports.put_heartbeat(node, now_seconds, silence_seconds_max)
         self._index.note_heartbeat(node)
 
+    def drop_heartbeat(self, node: str) -> None:
+        """Forget that the node's agent was ever heard: its heartbeat was deleted."""
+        self._reports.drop_heartbeat(node)
+        self._index.note_change(node)
+
     def is_stale(self, node: str, now_seconds: float) -> bool:
         """Tell whether the agent was silent for too long, or was never heard: nothing new may be placed there."""
         return self._reports.is_stale(node, now_seconds)

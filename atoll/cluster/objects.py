@@ -319,7 +319,29 @@ class Lease(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     spec: LeaseSpec = LeaseSpec()
 
 
+class WrittenFields(msgspec.Struct, frozen=True, gc=False, rename={"fields": "fieldsV1"}):
+    """Which fields of an object somebody wrote, and when, by the clock of the API server."""
+
+    time: str | None = None
+    fields: dict[str, Any] = {}
+
+
+class HeartbeatMetadata(Metadata, frozen=True, gc=False, rename="camel"):
+    """Metadata with who wrote what."""
+
+    managed_fields: tuple[WrittenFields, ...] = ()
+
+
+class Heartbeat(Lease, frozen=True, gc=False, rename="camel"):
+    """The Lease that a node's agent renews."""
+
+    metadata: HeartbeatMetadata
+
+
 decode_pod = msgspec.json.Decoder(Pod).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_lease = msgspec.json.Decoder(Lease).decode
+decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
+decode_volume = msgspec.json.Decoder(PersistentVolume).decode
+decode_volume_claim = msgspec.json.Decoder(PersistentVolumeClaim).decode
 decode_priority_class = msgspec.json.Decoder(PriorityClass).decode

@@ -10,6 +10,8 @@ that names the rule, or a Doubt that says what is missing. Time is deliberately 
                kubelet, where it can be asked, no longer lists it as one to run (it would start its sandbox again)
     unlisted   the agent never saw one, and kubelet's own pod list lacks the pod in two reports past the end
     rebooted   the pod was deleted, a report past that came from one boot of the machine, and a later one from the next
+    removed    a report past the end says that every card of the Leases has left the machine
+    declared   somebody who knows it says that the machine is gone for good; see atoll.cluster.machine_life
 
 A deletion that was only inferred (a relist, a look-up that found nothing) says when at the latest the pod was gone,
 but not whether it had a node; an agent's report that could not read its sources proves nothing. Nor does a report of
@@ -40,6 +42,8 @@ class Proof(StrEnum):
     VANISHED = "vanished"
     UNLISTED = "unlisted"
     REBOOTED = "rebooted"
+    REMOVED = "removed"
+    DECLARED = "declared"
 
 
 class Doubt(StrEnum):
@@ -67,7 +71,8 @@ class PodTermination:
     holds for the boot `boot_id`, of which `boot_is_past` says whether a report past `version` came from it.
     `sequences_without` holds the evidence sequences of complete reports past `version` that neither showed nor listed
     the pod. `node_uid` and `device_uuids` stand on the Leases; where both are empty any report of the node counts.
-    `is_of_machine`: `boot_id` is that of a report of the machine that the Leases name.
+    `is_of_machine`: `boot_id` is that of a report of the machine that the Leases name. `is_declared`: it is said to be
+    gone for good, and nothing contradicts that. `has_lost_cards`: a report past the end knows all devices as departed.
     """
 
     uid: str
@@ -85,6 +90,8 @@ class PodTermination:
     node_uid: str = ""
     device_uuids: frozenset[str] = frozenset()
     is_of_machine: bool = False
+    is_declared: bool = False
+    has_lost_cards: bool = False
 
 
 def observe(termination: PodTermination, report: GpuNodeStatusReport) -> PodTermination:
@@ -97,6 +104,7 @@ def observe(termination: PodTermination, report: GpuNodeStatusReport) -> PodTerm
             seen_live=False,
             boot_is_past=False,
             is_of_machine=False,
+            has_lost_cards=False,
         )
     known = replace(_fold_boot(termination, report.boot_id), is_of_machine=True)
     entry = next((pod for pod in report.pods if pod.uid == termination.uid), None)
@@ -104,7 +112,9 @@ def observe(termination: PodTermination, report: GpuNodeStatusReport) -> PodTerm
         known = replace(known, seen_live=True)
     if version_number(report.evidence.pod_resource_version) < termination.version:
         return known
-    known = replace(known, boot_is_past=bool(known.boot_id))
+    left = {card.uuid for card in report.departed} - {device.uuid for device in report.devices}
+    has_lost_cards = bool(known.device_uuids) and known.device_uuids <= left
+    known = replace(known, boot_is_past=bool(known.boot_id), has_lost_cards=has_lost_cards)
     return _fold_evidence(known, report, entry)
 
 
@@ -125,6 +135,10 @@ def judge(termination: PodTermination) -> Proof | Doubt:
         return Proof.VANISHED
     if len(termination.sequences_without) >= UNLISTED_REPORTS:
         return Proof.UNLISTED
+    if termination.has_lost_cards:
+        return Proof.REMOVED
+    if termination.is_declared:
+        return Proof.DECLARED
     return termination.doubt
 
 
@@ -159,15 +173,17 @@ def version_number(resource_version: str) -> int:
 
 
 def _is_same_machine(termination: PodTermination, report: GpuNodeStatusReport) -> bool:
-    """Tell whether the report comes from the machine of the Leases: by a device of theirs, by the Node's uid, or by the
-    boot id of a report that did: a Node that is made anew and a card that falls out do not make another machine."""
+    """Tell whether the report comes from the machine of the Leases: by a device of theirs, there or departed, by the
+    Node's uid, or by the boot id of a report that did: a Node that is made anew and a card that falls out do not make
+    another machine."""
     if not termination.node_uid and not termination.device_uuids:
         return True
     if termination.node_uid and termination.node_uid == report.node_uid:
         return True
     if termination.is_of_machine and termination.boot_id and termination.boot_id == report.boot_id:
         return True
-    return any(device.uuid in termination.device_uuids for device in report.devices)
+    known = {device.uuid for device in report.devices} | {card.uuid for card in report.departed}
+    return not known.isdisjoint(termination.device_uuids)
 
 
 def _fold_boot(termination: PodTermination, boot_id: str) -> PodTermination:

@@ -48,7 +48,8 @@ def stale_containers(pod: Pod, devices: Iterable[Device]) -> tuple[StaleContaine
         told = _numbers(annotations.get(names.CONTAINER_DEVICES_PREFIX + container, ""))
         uuids = annotations.get(names.CONTAINER_UUIDS_PREFIX + container, "").split(",")
         current = tuple(device.index for device in counted if device.uuid in uuids)
-        foreign = (device.index for device in counted if device.uuid not in uuids and _is_healthy(device))
+        others = (device for device in counted if device.uuid not in uuids)
+        foreign = (device.index for device in others if device.health.state is HealthState.HEALTHY)
         if told and (not set(told).issuperset(current) or not set(told).isdisjoint(foreign)):
             stale.append(StaleContainer(container, told, tuple(sorted(current))))
     return tuple(stale)
@@ -63,10 +64,6 @@ def _is_bound(pod: Pod) -> bool:
 
 def _is_instance(device: Device) -> bool:
     return device.mig is not None and bool(device.mig.profile)
-
-
-def _is_healthy(device: Device) -> bool:
-    return device.health.state is HealthState.HEALTHY
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -8,10 +8,13 @@ heartbeat is. Boot ids are compared only where both are the kernel's own, which 
 import math
 from typing import Final
 
+import msgspec
+
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.times import seconds_of, text_of
 from atoll.cluster.machines import NodeDevices, node_devices
-from atoll.cluster.objects import Lease, Node
+from atoll.cluster.objects import HeartbeatMetadata, Lease, Metadata, Node
 from atoll.cluster.transitions import Availability, HealthSignal, availability_of
 
 BOOT_ID_LENGTH: Final = 36
@@ -22,6 +25,40 @@ HEARTBEAT_SECONDS_DEFAULT: Final = 60
 def silence_seconds_max(heartbeat: Lease) -> float:
     """Return for how long a report stays fresh after this heartbeat of its agent."""
     return float(heartbeat.spec.lease_duration_seconds or SILENCE_PERIODS * HEARTBEAT_SECONDS_DEFAULT)
+
+
+def stored_seconds(heartbeat: Lease) -> float | None:
+    """Return when the API server stored the last renewal, in seconds since 1970 by its own clock; None where it does
+    not tell. What the agent wrote as the time is that of the agent's clock, which may be off by minutes."""
+    metadata = heartbeat.metadata
+    if not isinstance(metadata, HeartbeatMetadata):
+        return None
+    renewals = (one for one in metadata.managed_fields if "f:renewTime" in (one.fields.get("f:spec") or {}))
+    times = (seconds_of(one.time or "") for one in renewals)
+    return max((time for time in times if time is not None), default=None)
+
+
+def age_at_first_sight(heartbeat: Lease, server_seconds: float | None) -> float:
+    """Return how old a heartbeat is whose renewal nobody here has seen; infinity for one that tells no time.
+
+    The API server says by one clock when it stored the renewal and what time it is. Where it does not, the agent has
+    half of its time left: one that lives renews within a third of it, and one that does not is silent soon.
+    """
+    if seconds_of(heartbeat.spec.renew_time or "") is None:
+        return math.inf
+    stored = stored_seconds(heartbeat)
+    if stored is None or server_seconds is None:
+        return silence_seconds_max(heartbeat) / 2
+    return max(0.0, server_seconds - stored)
+
+
+def as_stored(heartbeat: Lease) -> Lease:
+    """Return the heartbeat with the time at which the API server stored it in place of the agent's own, if it tells."""
+    stored = stored_seconds(heartbeat)
+    if stored is None or seconds_of(heartbeat.spec.renew_time or "") is None:
+        return heartbeat
+    metadata = Metadata(heartbeat.metadata.name, heartbeat.metadata.namespace, heartbeat.metadata.uid)
+    return Lease(metadata, msgspec.structs.replace(heartbeat.spec, renew_time=text_of(stored)))
 
 
 def reason_of_the_past(status: GpuNodeStatus, node: Node | None) -> str:
@@ -63,12 +100,19 @@ class NodeReports:
     def drop(self, node: str, *, why: str = "") -> None:
         """Forget a node's report, or stop counting it for the reason `why`."""
         self.nodes.pop(node, None)
-        self.uncounted[node] = why
+        if why:
+            self.uncounted[node] = why
+        else:
+            self.uncounted.pop(node, None)
 
     def put_heartbeat(self, node: str, now_seconds: float, silence_seconds_max: float) -> None:
         """Note that the node's agent was heard at `now_seconds`, and for how long its report stays fresh."""
         self._heard[node] = (now_seconds, silence_seconds_max)
         self.next_silent_seconds = min(self.next_silent_seconds, now_seconds + silence_seconds_max)
+
+    def drop_heartbeat(self, node: str) -> None:
+        """Forget that the node's agent was ever heard."""
+        self._heard.pop(node, None)
 
     def is_stale(self, node: str, now_seconds: float) -> bool:
         """Tell whether the agent was silent for too long, or was never heard."""

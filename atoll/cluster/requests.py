@@ -81,7 +81,7 @@ def _request_of(pod: Pod, claim: GpuClaim | None, *, is_admitted: bool) -> Reque
     total, counts = _counts(pod, names.mig_resource(devices.mig_profile) if devices.mig_profile else names.GPU_RESOURCE)
     if total != devices.count:
         return Rejection(names.REJECT_COUNT_MISMATCH)
-    return _request(devices, claim_name, claim.spec.visible_devices, counts)
+    return device_request(devices, claim_name, claim.spec.visible_devices, counts)
 
 
 def _counts(pod: Pod, resource: str) -> tuple[int, tuple[tuple[str, int], ...]]:
@@ -93,12 +93,16 @@ def _counts(pod: Pod, resource: str) -> tuple[int, tuple[tuple[str, int], ...]]:
 @lru_cache(maxsize=1024)
 def bare_request(total: int, counts: tuple[tuple[str, int], ...] = (), *, models: tuple[str, ...] = ()) -> Request:
     """Return what a pod without a claim asks for: most pods of a cluster ask for one of a few counts."""
-    return _request(DeviceClaim(count=total, models=models), "", None, counts)
+    return device_request(DeviceClaim(count=total, models=models), counts=counts)
 
 
-def _request(
-    devices: DeviceClaim, claim: str, visible_devices: VisibleDevices | None, counts: tuple[tuple[str, int], ...]
+def device_request(
+    devices: DeviceClaim,
+    claim: str = "",
+    visible_devices: VisibleDevices | None = None,
+    counts: tuple[tuple[str, int], ...] = (),
 ) -> Request:
+    """Return what a search for a claim's GPUs must satisfy; without `counts` all containers see the whole set."""
     return Request(
         ask=DeviceRequest(
             count=devices.count,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from atoll.api import names
 from atoll.cluster import pods
-from atoll.cluster.feasibility import fits_none
+from atoll.cluster.feasibility import NodeFacts, Verdict, listed, pod_verdict
 from atoll.cluster.host_fit import node_reason, required_affinity
 from atoll.cluster.machines import NodeDevices, NodeShape
 from atoll.cluster.objects import Node, Pod
@@ -237,15 +237,20 @@ def missing_for(pod: Pod, request: Request, rooms: Sequence[NodeCapacity]) -> tu
     return tuple(sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
-def waiting_note(pod: Pod, request: Request, rooms: Sequence[NodeCapacity]) -> str:
-    """Return the event of a waiting pod: what is missing, whether it is busy or never fits, and what to do next."""
+def waiting_note(pod: Pod, request: Request, rooms: Sequence[NodeCapacity], unseen: Sequence[NodeFacts] = ()) -> str:
+    """Return the event of a waiting pod: what is missing, the verdict, and what to do next.
+
+    `unseen`: see `feasibility.unseen_nodes`.
+    """
     missing = ", ".join(f"{count} {reason}" for reason, count in missing_for(pod, request, rooms)) or "no report"
-    if rooms and fits_none((room.devices for room in rooms), request):
-        verdict = f"fits no machine of the {len(rooms)} here, not even an empty one"
-    else:
-        verdict = f"no node of {len(rooms)} can give them now"
+    known = (NodeFacts(room.node, room.devices, room.free) for room in rooms)
+    verdict, facts = pod_verdict(pod, request, (*known, *unseen))
+    sentence = {
+        Verdict.NEVER: f"fits no machine of the {len(rooms)} here, not even an empty one",
+        Verdict.UNKNOWN: f"fits no machine of {len(rooms)} as they are now, and may fit when {listed(facts, 'or')}",
+    }.get(verdict, f"no node of {len(rooms)} can give them now")
     next_step = f"`atoll explain pod/{pod.metadata.name} -n {pod.metadata.namespace}` says what would help"
-    return f"{gpus(request.ask.count)} asked, {verdict}: {missing}; {next_step}"
+    return f"{gpus(request.ask.count)} asked, {sentence}: {missing}; {next_step}"
 
 
 def _rank(entry: tuple[Pod, Request]) -> tuple[int, str, str]:

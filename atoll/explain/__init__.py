@@ -1,1 +1,1 @@
-"""Answers for people: why a pod waits and what would help, by the scheduler's own functions on a frozen cluster."""
+"""Explains why a pod waits and what would help, by the scheduler's own functions on a snapshot of the cluster."""

@@ -1,12 +1,12 @@
 """Replaces every name in a snapshot by a number, for users who may not share names.
 
-Decisions stay the same: equal names stay equal, and order, sizes and counts stay. What
-Kubernetes and Atoll themselves name stays readable: the prefixes in KEPT_GROUPS, effects, operators, models of GPUs.
+Decisions stay the same: equal names stay equal, and order, sizes and counts stay. Names
+from Kubernetes and Atoll themselves stay readable: the prefixes in KEPT_GROUPS, effects, operators, models of GPUs.
 Free text for people is left out.
 
-A word is replaced where it can be a name: a claim may be called `nvlink`, a namespace `amd`, a pod `0`, and neither a
-claim's interconnect nor a count changes for that. So fields of fixed words (PLAIN_FIELDS) and quantities stay, and a
-number is replaced only where a name must stand.
+A word is replaced only where it can be a name: a claim may be called `nvlink`, a namespace `amd`, a pod `0`, but a
+claim's interconnect and counts must not change. So fields of fixed words (PLAIN_FIELDS) and quantities stay, and a
+number is replaced only in the place of a name.
 """
 
 import re
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from atoll.api import names
+from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import LEADER, WORKER
 from atoll.cluster.leases import lease_name
 from atoll.cluster.reports import BOOT_ID_LENGTH
@@ -32,6 +33,8 @@ KINDS: Final = (
     "leases",
     "budgets",
     "priorityClasses",
+    "volumes",
+    "volumeClaims",
 )
 PLAIN_FIELDS: Final = frozenset(
     {
@@ -86,7 +89,7 @@ PLAIN_FIELDS: Final = frozenset(
         "visibleDevices",
     }
 )
-"""Fields that hold a word of a fixed list, a time, a size, or what a driver prints: never a name that somebody gave."""
+"""Fields with a word of a fixed list, a time, a size, or driver output: never a name that somebody gave."""
 _QUANTITIES: Final = frozenset({"limits", "requests", "allocatable", "capacity", "overhead"})
 _MAPS: Final = frozenset({"labels", "annotations", "matchLabels", "nodeSelector"})
 _KEYS: Final = frozenset(
@@ -101,10 +104,10 @@ _NAMING_LEASE: Final = frozenset(
     {names.LEASE_NODE, names.LEASE_NODE_UID, names.LEASE_ATTEMPT, names.LEASE_DEVICE_UUID, names.GANG_SUSPENDED}
 )
 _ON_NODE: Final = (names.ALLOCATED, names.KEPT)
-"""Annotations that say NODE:ID,ID."""
+"""Annotations of the form NODE:ID,ID."""
 FOREIGN_KIND: Final = "Foreign"
 _FIXED: Final = frozenset({LEADER, WORKER, "pods"})
-"""Pod sets that mean something by their name."""
+"""Pod sets whose names have a meaning."""
 
 
 def anonymize(snapshot: ClusterSnapshot) -> ClusterSnapshot:
@@ -118,7 +121,7 @@ def anonymize(snapshot: ClusterSnapshot) -> ClusterSnapshot:
 
 
 class _Pseudonyms:
-    """Which word stands for which: per kind numbered in order, so that whatever is sorted stays sorted."""
+    """Replacement of each word: numbered in order per kind, so that sorted names stay sorted."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         found: dict[str, set[str]] = {kind: set() for kind in ("node", "name", "uid", "label")}
@@ -138,32 +141,32 @@ class _Pseudonyms:
         }
 
     def name(self, text: str) -> str:
-        """Return what stands for a text that is a name and nothing else."""
+        """Return the replacement of a text that is only a name."""
         return self._words.get(text, text)
 
     def word(self, text: str) -> str:
-        """Return what stands for a word, or for the words of a list; numbers count and stay."""
+        """Return the replacement of a word, or of the words of a list; numbers stay."""
         if text in self._words and not _is_number(text):
             return self._words[text]
         return "".join(part if _is_number(part) else self._words.get(part, part) for part in _PARTS.split(text))
 
     def key(self, key: str) -> str:
-        """Return what stands for the key of a label or an annotation."""
+        """Return the replacement of a label or annotation key."""
         for prefix in names.OWN_ANNOTATION_PREFIXES:
             if key.startswith(prefix):
                 return prefix + self.name(key.removeprefix(prefix))
         return key if key == FILLER or _is_kept(key.rpartition("/")[0]) else self.name(key)
 
     def resource(self, resource: str) -> str:
-        """Return what stands for a counted resource; Kubernetes' own have no group."""
+        """Return the replacement of a counted resource; Kubernetes' own have no group."""
         return self.key(resource) if "/" in resource else resource
 
     def lease(self, text: str, number: int) -> str:
-        """Return what stands for the name of a GPU's Lease, in which node and device must still be found."""
+        """Return the replacement of a GPU Lease's name, which must still give node and device."""
         return self._leases.get(text, f"gpu-unknown-{number:06d}")
 
     def entry(self, key: str, text: str) -> str:
-        """Return what stands for the value of a label or an annotation."""
+        """Return the replacement of a label or annotation value."""
         if key == FILLER:
             return text
         if key in _ON_NODE:
@@ -221,7 +224,7 @@ def _ids(report: Mapping[str, Any]) -> set[int]:
 
 
 def _collect(value: Any, found: dict[str, set[str]], key: str) -> None:  # noqa: ANN401 - a JSON document
-    """Note every word that names something."""
+    """Collect every word that is a name."""
     if isinstance(value, dict):
         for name, entry in value.items():
             _collect_entry(name, entry, found, key)
@@ -261,6 +264,8 @@ def _collect_annotations(entry: Mapping[str, str], found: dict[str, set[str]]) -
     found["node"].update(filter(None, (entry.get(names.LEASE_NODE),)))
     for key in (_NAMING | _NAMING_LEASE) - {names.CLAIM, names.GANG, names.POD_SET, names.LEASE_NODE}:
         found["uid"].update(filter(None, (entry.get(key),)))
+    found["name"].update(filter(None, (entry.get(kueue_topology.GROUP),)))
+    found["label"].update(_own_keys(entry[key] for key in kueue_topology.LEVELS if entry.get(key)))
     for key, value in entry.items():
         if key == names.UUIDS or key.startswith(names.CONTAINER_UUIDS_PREFIX):
             found["uid"].update(filter(None, value.split(",")))
@@ -273,7 +278,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_uuid(text: str) -> bool:
-    """A uid keeps its form, because boot ids are compared only where both are the kernel's own."""
+    """True for a uid, which keeps its form: boot ids are compared only if both are the kernel's own."""
     return len(text) == BOOT_ID_LENGTH and text.count("-") == 4
 
 
@@ -286,7 +291,7 @@ def _is_kept(group: str) -> bool:
 
 
 def _is_public(api_version: str) -> bool:
-    """Tell whether a kind is Kubernetes' own, or of a group that everybody knows."""
+    """True if a kind is Kubernetes' own or of a well-known group."""
     group = api_version.rpartition("/")[0]
     return "." not in group or _is_kept(group)
 
@@ -329,7 +334,9 @@ _RULES: Final[Mapping[str, Callable[[str, dict[str, set[str]], str], None]]] = {
     "name": _note_name,
     "namespace": _note("name"),
     "claimName": _note("name"),
+    "volumeName": _note("name"),
     "gangRef": _note("name"),
+    "group": _note("name"),
     "topologyName": _note("name"),
     "pod": _note("name"),
     "schedulerName": _note_scheduler,

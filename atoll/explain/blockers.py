@@ -1,8 +1,7 @@
-"""Finds the pods that block a node, and the smallest sets of them whose end makes room.
+"""Finds the pods that block a node, and the smallest sets of them that would make room if they ended.
 
-Per node: the holders of its GPUs, with the masks that only they hold, and searches over sets of them. Fast, because it
-works on bit masks with the tables that bind chooses by; what it finds is decided again on the changed cluster by
-`atoll.explain.proposals`. Bounded: a search that was cut says so.
+Searches sets of the GPU holders of each node, on bit masks and with the tables that bind uses, which is fast;
+`atoll.explain.proposals` decides each result again on the changed cluster. Bounded: a search that was cut says so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,16 +21,16 @@ from atoll.explain.decision import IndexedSnapshot
 from atoll.explain.snapshot import NOW_SECONDS
 
 SETS_MAX: Final = 20_000
-"""Sets of holders that are tried on one node."""
+"""Limit of sets of holders tried on one node."""
 ALTERNATIVES_MAX: Final = 3
-"""Sets of one node that are proposed."""
+"""Limit of sets proposed for one node."""
 UNENDING: Final = "\0"
-"""Stands for what no pod's end would free: processes outside of pods, a Lease that cannot be read."""
+"""Holder of GPUs that no pod's end would free: processes outside pods, an unreadable Lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHolders:
-    """One node. `free`: mask that the pod could have now; `held[i]`: uids of all who hold position i; `uids`: all of
+    """One node. `free`: mask that the pod could have now; `held[i]`: uids of all holders of position i; `uids`: all of
     them."""
 
     node: str
@@ -41,14 +40,14 @@ class NodeHolders:
     uids: tuple[str, ...]
 
     def mask_of(self, uid: str) -> int:
-        """Return the mask of the positions that somebody holds, alone or with others."""
+        """Return the mask of the positions that a pod holds, alone or with others."""
         return sum(1 << position for position, holders in enumerate(self.held) if uid in holders)
 
 
 def holders_of(
     scene: IndexedSnapshot, node: str, pod: Pod, kept: Sequence[tuple[str, SoftReservation]]
 ) -> NodeHolders | None:
-    """Look at one node, of which `kept` is for others; None without a fresh report."""
+    """Find the holders of one node, of which `kept` is for others; None without a fresh report."""
     ledger = scene.ledger
     devices = ledger.nodes.get(node)
     if devices is None or ledger.is_stale(node, NOW_SECONDS):
@@ -65,10 +64,10 @@ def holders_of(
 
 
 def smallest_sets(scene: IndexedSnapshot, found: Sequence[NodeHolders], pod: Pod, request: Request) -> "Ends":
-    """Return sets of the smallest size whose end makes room on some node, in GPUs and counted resources both: of each
-    node those whose dearest pod is the cheapest.
+    """Return the smallest sets whose end makes room on some node, in both GPUs and counted resources: for each node
+    those whose most expensive pod is the cheapest.
 
-    Nodes in the same situation, whose holders differ by name alone, are searched once.
+    Nodes in the same situation, whose holders differ only by name, are searched once.
     """
     alike: dict[_EndsInput, list[_NodeEnds]] = {}
     against = opponents_of(scene, pod)
@@ -95,7 +94,7 @@ def smallest_sets(scene: IndexedSnapshot, found: Sequence[NodeHolders], pod: Pod
 
 
 def _cheapest_first(count: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yield the sets of so many of the first `count` numbers, those with the smallest largest number first."""
+    """Yield the sets of `size` of the first `count` numbers, smallest maximum first."""
     for top in range(size - 1, count):
         for others in combinations(range(top), size - 1):
             yield (*others, top)
@@ -103,7 +102,7 @@ def _cheapest_first(count: int, size: int) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """(node, uids) of the sets that were found. is_cut: larger sets were not tried on some node."""
+    """(node, uids) of the sets found. is_cut: larger sets were not tried on some node."""
 
     sets: tuple[tuple[str, tuple[str, ...]], ...]
     is_cut: bool
@@ -111,9 +110,9 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class _EndsInput:
-    """One node without names. `held[i]`: mask of the positions that candidate i holds; `unending`: mask of those that
-    nobody's end frees; `must`: candidates without whose end nothing helps; `short`: how much of each resource is
-    missing; `gives[i]`: what candidate i gives of it."""
+    """One node without names. `held[i]`: mask of the positions that candidate i holds; `unending`: mask of positions
+    that no pod's end frees; `must`: candidates that must end in any case; `short`: how much of each resource is
+    missing; `gives[i]`: how much of it candidate i frees."""
 
     shape: NodeShape
     request: Request
@@ -126,7 +125,7 @@ class _EndsInput:
     gives: tuple[tuple[int, ...], ...]
 
     def sets_of(self, size: int) -> Iterator[tuple[int, ...]]:
-        """Yield the sets of so many candidates in which are all that must go, the cheapest first."""
+        """Yield the sets of `size` candidates that include all that must end, cheapest first."""
         others = [index for index in range(len(self.held)) if index not in self.must]
         if size == len(self.must):
             yield self.must
@@ -135,7 +134,7 @@ class _EndsInput:
                 yield (*self.must, *(others[index] for index in chosen))
 
     def fits(self, gone: Sequence[int]) -> bool:
-        """Tell whether the pod fits after the end of these candidates."""
+        """True if the pod fits after the end of these candidates."""
         left = self.unending
         for index, mask in enumerate(self.held):
             if index not in gone:
@@ -151,7 +150,7 @@ class _EndsInput:
 
 @dataclass(frozen=True, slots=True)
 class _NodeEnds:
-    """One node where enough ends would make room, and whose end is meant by the numbers of its question."""
+    """One node where enough ends would make room, and the uids of its candidates."""
 
     node: str
     candidates: tuple[str, ...]
@@ -161,7 +160,7 @@ class _NodeEnds:
     def of(
         cls, scene: IndexedSnapshot, holders: NodeHolders, pod: Pod, request: Request, against: frozenset[str]
     ) -> "_NodeEnds | None":
-        """None where not even the end of everybody helps. `against`: uids of pods that keep the pod off the node."""
+        """None if not even the end of all pods helps. `against`: uids of pods that keep the pod off the node."""
         node = scene.nodes.get(holders.node)
         if node is None or host_fit.node_reason(pod, node):
             return None
@@ -191,7 +190,7 @@ class _NodeEnds:
 
 
 def opponents_of(scene: IndexedSnapshot, pod: Pod) -> dict[str, frozenset[str]]:
-    """Return by node the uids of running pods whose wish to be apart, or the pod's own, keeps it off that node."""
+    """Return by node the uids of running pods whose anti-affinity, or the pod's own, keeps it off that node."""
     if not scene.minds_neighbours(pod):
         return {}
     nodes = list(scene.nodes.values())
@@ -207,7 +206,7 @@ Price = tuple[int, int, str]
 
 
 def price(scene: IndexedSnapshot, uid: str) -> Price:
-    """Return a pod's priority, the GPUs that it asked for and its name: what its end would cost."""
+    """Return the cost of a pod's end: its priority, requested GPUs and name."""
     known = scene.prices.get(uid)
     if known is not None:
         return known
@@ -221,7 +220,7 @@ def price(scene: IndexedSnapshot, uid: str) -> Price:
 
 
 def _given(scene: IndexedSnapshot, pod: Pod | None, resources: tuple[str, ...]) -> tuple[int, ...]:
-    """Return how much of each resource the end of a pod frees; one that has ended frees nothing more."""
+    """Return how much of each resource the end of a pod frees; a pod that has ended frees nothing more."""
     if not resources or pod is None or pods.is_terminal(pod):
         return (0,) * len(resources)
     needed = scene.needs(pod)
@@ -234,7 +233,7 @@ def _gives(scene: IndexedSnapshot, pod: Pod, short: Mapping[str, int]) -> bool:
 
 
 def kept_for_others(ledger: Ledger, pod: Pod) -> dict[str, list[tuple[str, SoftReservation]]]:
-    """Return by node who else keeps GPUs that this pod must leave alone."""
+    """Return by node the soft reservations of others that this pod must leave alone."""
     found: dict[str, list[tuple[str, SoftReservation]]] = {}
     for uid in ledger.pods:
         kept = ledger.kept(uid)
@@ -246,7 +245,7 @@ def kept_for_others(ledger: Ledger, pod: Pod) -> dict[str, list[tuple[str, SoftR
 def _holders(
     ledger: Ledger, node: str, device_id: int, uuid: str, kept: Sequence[tuple[str, SoftReservation]]
 ) -> frozenset[str]:
-    """Return the uids of everybody through whom a device is not free."""
+    """Return the uids of all who keep a device from being free."""
     found = {uid for uid, one in kept if device_id in one.device_ids}
     for hold in ledger.holds(node, device_id, uuid):
         if hold.source is HoldSource.LEASE:

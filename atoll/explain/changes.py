@@ -1,10 +1,10 @@
-"""One thing that could be different for a pod or a gang, and the cluster in which it is.
+"""A possible change for a pod or a gang, and the cluster after it.
 
-`changed` and `changed_gang` return the changed case, to be decided again: who proposes a change and who checks it mean
-the same. Pure: nothing is changed, new values are made.
+`changed` and `changed_gang` return the changed case, to be decided again, so that proposals and checks use the same
+change. Pure: it makes new values.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +24,7 @@ from atoll.explain.snapshot import ClusterSnapshot
 
 @dataclass(frozen=True, slots=True)
 class PodCase:
-    """A pod in a cluster, with the claim that it is judged by."""
+    """A pod in a cluster, with its claim."""
 
     snapshot: ClusterSnapshot
     pod: Pod
@@ -43,15 +43,19 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class ClusterChange:
-    """What is different; every field that is empty changes nothing. GPUs stand as (node, uuid)."""
+    """A change; empty fields change nothing. GPUs are (node, uuid).
+
+    `count`: number of GPUs, for a pod; `members`: the number that is enough, per pod set, for a gang.
+    """
 
     relaxed: tuple[str, ...] = ()
     count: int = 0
+    members: tuple[tuple[str, int], ...] = ()
     uncordoned: tuple[tuple[str, str], ...] = ()
     healed: tuple[tuple[str, str], ...] = ()
     ended: tuple[str, ...] = ()
-    opened: str = ""
-    added: Addition | None = None
+    opened: tuple[str, ...] = ()
+    added: tuple[Addition, ...] = ()
 
 
 RELAXATIONS: Final[dict[str, Callable[[DeviceClaim], DeviceClaim]]] = {
@@ -63,11 +67,11 @@ RELAXATIONS: Final[dict[str, Callable[[DeviceClaim], DeviceClaim]]] = {
     "no memory": lambda asked: asked.model_copy(update={"memory": None}),
     "no computeCapability": lambda asked: asked.model_copy(update={"compute_capability": None}),
 }
-"""What a claim can ask less of, the least painful first. A policy other than island is refused for links by none."""
+"""What a claim can ask less of, the least painful first. Only the policy island refuses for links."""
 
 
 def relaxations_of(claim: GpuClaim | None) -> tuple[str, ...]:
-    """Return the relaxations that would make a claim ask less."""
+    """Return the relaxations that make a claim ask for less."""
     if claim is None:
         return ()
     asked = claim.spec.devices
@@ -78,24 +82,21 @@ def relaxations_of(claim: GpuClaim | None) -> tuple[str, ...]:
 
 
 def changed(case: PodCase, change: ClusterChange) -> PodCase:
-    """Return the case in which the change has happened."""
+    """Return the case after the change."""
     claim, pod, snapshot = case.claim, case.pod, case.snapshot
     if claim is not None and (change.relaxed or change.count):
         claim = asking_less(claim, change.relaxed, count=change.count)
     if change.count:
         pod = with_count(pod, change.count, claim)
-    snapshot = freed(snapshot, uncordoned=change.uncordoned, healed=change.healed, ended=change.ended)
-    if change.opened:
-        nodes = tuple(opened(one, pod) if one.metadata.name == change.opened else one for one in snapshot.nodes)
-        node = next(one for one in snapshot.nodes if one.metadata.name == change.opened)
+    snapshot = _freed(snapshot, change)
+    for node in [one for one in snapshot.nodes if one.metadata.name in change.opened]:
+        nodes = tuple(opened(one, pod) if one is node else one for one in snapshot.nodes)
         snapshot, pod = replace(snapshot, nodes=nodes), admitted_by(pod, node)
-    if change.added is not None:
-        snapshot = with_node(snapshot, change.added)
     return PodCase(snapshot, pod, claim)
 
 
 def asking_less(claim: GpuClaim, relaxed: Collection[str], *, count: int = 0) -> GpuClaim:
-    """Return the claim after these relaxations, and with another count where one is given."""
+    """Return the claim after these relaxations, with another count if one is given."""
     asked = claim.spec.devices
     for name in relaxed:
         asked = RELAXATIONS[name](asked)
@@ -104,22 +105,28 @@ def asking_less(claim: GpuClaim, relaxed: Collection[str], *, count: int = 0) ->
     return claim.model_copy(update={"spec": claim.spec.model_copy(update={"devices": asked})})
 
 
-def freed(
-    snapshot: ClusterSnapshot,
-    *,
-    uncordoned: Collection[tuple[str, str]],
-    healed: Collection[tuple[str, str]],
-    ended: Collection[str],
-) -> ClusterSnapshot:
-    """Return the cluster in which these GPUs may be given out again and these pods have ended."""
-    if uncordoned or healed:
-        reports = (well_again(one, uncordoned, healed) for one in snapshot.reports)
+def _freed(snapshot: ClusterSnapshot, change: ClusterChange) -> ClusterSnapshot:
+    """Return the cluster with more nodes, these GPUs usable again and these pods ended."""
+    if change.uncordoned or change.healed:
+        reports = (well_again(one, change.uncordoned, change.healed) for one in snapshot.reports)
         snapshot = replace(snapshot, reports=tuple(reports))
-    return without_pods(snapshot, frozenset(ended)) if ended else snapshot
+    if change.ended:
+        snapshot = without_pods(snapshot, frozenset(change.ended))
+    return with_nodes(snapshot, change.added)
+
+
+def with_nodes(snapshot: ClusterSnapshot, added: Sequence[Addition]) -> ClusterSnapshot:
+    """Return the cluster with more nodes."""
+    return replace(
+        snapshot,
+        nodes=(*snapshot.nodes, *(one.node for one in added)),
+        reports=(*snapshot.reports, *(one.report for one in added)),
+        heartbeats=(*snapshot.heartbeats, *(one.heartbeat for one in added)),
+    )
 
 
 def with_count(pod: Pod, count: int, claim: GpuClaim | None) -> Pod:
-    """Return the pod with another count of GPUs: on the first container that asks for any, on no other."""
+    """Return the pod with another count of GPUs, all on the first container that asks for any."""
     profile = claim.spec.devices.mig_profile if claim is not None else ""
     resource = names.mig_resource(profile) if profile else names.GPU_RESOURCE
     left = [count]
@@ -144,7 +151,7 @@ def with_count(pod: Pod, count: int, claim: GpuClaim | None) -> Pod:
 def well_again(
     status: GpuNodeStatus, uncordoned: Collection[tuple[str, str]], healed: Collection[tuple[str, str]]
 ) -> GpuNodeStatus:
-    """Return the report in which these GPUs are no longer cordoned, or have nothing wrong with them any more."""
+    """Return the report with these GPUs no longer cordoned, or healthy."""
     node = status.metadata.name
     cordons = tuple(one for one in status.spec.cordons if (node, one.uuid) not in uncordoned)
     status = status.model_copy(update={"spec": status.spec.model_copy(update={"cordons": cordons})})
@@ -158,23 +165,13 @@ def well_again(
 
 
 def without_pods(snapshot: ClusterSnapshot, uids: Collection[str]) -> ClusterSnapshot:
-    """Return the snapshot after the proven end of these pods: no Lease, no allocation, no process of theirs is left."""
+    """Return the snapshot after the proven end of these pods: without their Leases, allocations and processes."""
     reports = tuple(_without_uses(one, uids) for one in snapshot.reports)
     return replace(
         snapshot,
         pods=tuple(pod for pod in snapshot.pods if pod.metadata.uid not in uids),
         leases=tuple(lease for lease in snapshot.leases if not _is_held_by(lease, uids)),
         reports=reports,
-    )
-
-
-def with_node(snapshot: ClusterSnapshot, added: Addition) -> ClusterSnapshot:
-    """Return the snapshot with one more node."""
-    return replace(
-        snapshot,
-        nodes=(*snapshot.nodes, added.node),
-        reports=(*snapshot.reports, added.report),
-        heartbeats=(*snapshot.heartbeats, added.heartbeat),
     )
 
 
@@ -187,7 +184,7 @@ def _without_uses(status: GpuNodeStatus, uids: Collection[str]) -> GpuNodeStatus
 
 
 def _is_held_by(lease: Lease, uids: Collection[str]) -> bool:
-    """A Lease that cannot be read belongs to nobody whose end would free it."""
+    """True if the Lease names one of the uids; no pod's end frees an unreadable Lease."""
     if lease.spec.holder_identity.rpartition("/")[2] not in uids:
         return False
     try:
@@ -197,8 +194,7 @@ def _is_held_by(lease: Lease, uids: Collection[str]) -> bool:
 
 
 def opened(node: Node, pod: Pod) -> Node:
-    """Return the Node without its cordon and the taint that comes with it, and with the labels that the pod's selector
-    names."""
+    """Return the Node without its cordon and that cordon's taint, and with the labels of the pod's selector."""
     labels = {**node.metadata.labels, **pod.spec.node_selector}
     taints = tuple(taint for taint in node.spec.taints if taint.key != host_fit.UNSCHEDULABLE)
     return msgspec.structs.replace(
@@ -209,31 +205,15 @@ def opened(node: Node, pod: Pod) -> Node:
 
 
 def tolerable(pod: Pod, node: Node) -> list[Taint]:
-    """Return the taints that the pod could be told to tolerate; one that tells how the node is would not go by that."""
+    """Return the taints that the pod could tolerate, without those that report the node's condition."""
     return [taint for taint in host_fit.untolerated(pod, node) if not host_fit.tells_state(taint)]
 
 
 def admitted_by(pod: Pod, node: Node) -> Pod:
-    """Return the pod that tolerates the node's taints. Selector and affinity are left: they say what the user wants."""
+    """Return the pod that tolerates the node's taints. Selector and affinity stay: they are the user's wish."""
     more = tuple(Toleration(taint.key, "Equal", taint.value, taint.effect) for taint in tolerable(pod, node))
     spec = msgspec.structs.replace(pod.spec, tolerations=(*pod.spec.tolerations, *more))
     return msgspec.structs.replace(pod, spec=spec)
-
-
-@dataclass(frozen=True, slots=True)
-class GangChange:
-    """What is different; every field that is empty changes nothing. GPUs stand as (node, uuid).
-
-    `members`: how many are enough, per pod set.
-    """
-
-    relaxed: tuple[str, ...] = ()
-    members: tuple[tuple[str, int], ...] = ()
-    uncordoned: tuple[tuple[str, str], ...] = ()
-    healed: tuple[tuple[str, str], ...] = ()
-    ended: tuple[str, ...] = ()
-    opened: tuple[str, ...] = ()
-    added: tuple[Addition, ...] = ()
 
 
 def _each_request(
@@ -259,17 +239,17 @@ GANG_RELAXATIONS: Final[dict[str, Callable[[GpuGangSpec], GpuGangSpec]]] = {
     "topology mode: preferred": _each_request(_preferred),
     "no slices": _each_request(lambda asked: asked.model_copy(update={"slices": ()})),
 }
-"""What a gang can ask less of its places, the least painful first; then what its claims can, RELAXATIONS."""
+"""What a gang can ask less of its places, the least painful first; RELAXATIONS of its claims follow."""
 
 
 def relaxations_of_gang(snapshot: ClusterSnapshot, gang: GpuGang) -> tuple[str, ...]:
-    """Return the relaxations that would make the gang or a claim of its members ask less."""
+    """Return the relaxations that make the gang or a member's claim ask for less."""
     found = [name for name, relax in GANG_RELAXATIONS.items() if relax(gang.spec) != gang.spec]
     asked = [claim.spec.devices for claim in snapshot.claims if _is_of(snapshot, gang, claim.metadata.name)]
     return (*found, *(name for name, relax in RELAXATIONS.items() if any(relax(one) != one for one in asked)))
 
 
-def changed_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> tuple[ClusterSnapshot, GpuGang]:
+def changed_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: ClusterChange) -> tuple[ClusterSnapshot, GpuGang]:
     """Return the cluster and the gang after the change."""
     if change.relaxed or change.members:
         gang = _gang_asking_less(gang, change)
@@ -277,15 +257,10 @@ def changed_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -
             snapshot, gangs=tuple(gang if key_of(one) == key_of(gang) else one for one in snapshot.gangs)
         )
         snapshot = _claims_relaxed(snapshot, gang, change.relaxed)
-    snapshot = freed(snapshot, uncordoned=change.uncordoned, healed=change.healed, ended=change.ended)
-    if change.opened:
-        snapshot = _with_open_nodes(snapshot, gang, change.opened)
-    for one in change.added:
-        snapshot = with_node(snapshot, one)
-    return snapshot, gang
+    return _with_open_nodes(_freed(snapshot, change), gang, change.opened), gang
 
 
-def _gang_asking_less(gang: GpuGang, change: GangChange) -> GpuGang:
+def _gang_asking_less(gang: GpuGang, change: ClusterChange) -> GpuGang:
     spec = gang.spec
     for name in change.relaxed:
         relax = GANG_RELAXATIONS.get(name)
@@ -310,7 +285,9 @@ def _claims_relaxed(snapshot: ClusterSnapshot, gang: GpuGang, relaxed: tuple[str
 
 
 def _with_open_nodes(snapshot: ClusterSnapshot, gang: GpuGang, names: tuple[str, ...]) -> ClusterSnapshot:
-    """Nodes are uncordoned and labelled for the members, which tolerate their taints."""
+    """Uncordon and label nodes for the members, and let the members tolerate their taints."""
+    if not names:
+        return snapshot
     found = {node.metadata.name: node for node in snapshot.nodes}
     key, changed = key_of(gang), []
     for pod in snapshot.pods:

@@ -1,7 +1,7 @@
 """A snapshot as one JSON document, and back.
 
-It has only the fields that decisions read, in the shape of the API server's objects: no environment, no image, no
-command, no foreign annotation. The document names its format, so that a later version can tell.
+It has only the fields that decisions read, in the form of the API server's objects: no environment, image, command or
+foreign annotation. The document names its format for later versions.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,23 +22,24 @@ from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.errors import MalformedValue
+from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.membership import RANKING_ANNOTATIONS
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolumeClaim, Pod, PriorityClass
 from atoll.cluster.request_history import RequestHistory, recall
 from atoll.explain.snapshot import ClusterSnapshot
 
 FORMAT: Final = "atoll-snapshot/1"
 BYTES_MAX: Final = 1 << 30
 FILLER: Final = "filler"
-"""Annotation that stands for foreign ones, where those are so many that the pod is refused for it."""
+"""Annotation that replaces foreign ones, if those are so large that the pod is refused."""
 
 M = TypeVar("M", bound=Model)
-T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass)
+T = TypeVar("T", Node, Lease, DisruptionBudget, PriorityClass, PersistentVolume, PersistentVolumeClaim)
 
 
 class SnapshotMistake(ValueError):
-    """The bytes are no snapshot that this version can read."""
+    """The bytes are not a snapshot that this version can read."""
 
 
 def encode_snapshot(snapshot: ClusterSnapshot) -> bytes:
@@ -48,7 +49,7 @@ def encode_snapshot(snapshot: ClusterSnapshot) -> bytes:
 
 def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """Return the document as plain values."""
-    ranking = frozenset({*RANKING_ANNOTATIONS, *_index_labels(snapshot.gangs)})
+    ranking = frozenset({*RANKING_ANNOTATIONS, *kueue_topology.WISHES, *_index_labels(snapshot.gangs)})
     return {
         "format": FORMAT,
         "takenAt": snapshot.taken_at,
@@ -63,6 +64,8 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
         **({"reservations": [_model(one) for one in snapshot.reservations]} if snapshot.reservations else {}),
         "budgets": [_plain(_without_foreign(budget)) for budget in snapshot.budgets],
         "priorityClasses": [_plain(_without_foreign(one)) for one in snapshot.priority_classes],
+        "volumes": [_plain(_without_foreign(one)) for one in snapshot.volumes],
+        "volumeClaims": [_plain(_without_foreign(one)) for one in snapshot.volume_claims],
         **({"pastAsks": msgspec.to_builtins(snapshot.past_asks)} if snapshot.past_asks is not None else {}),
     }
 
@@ -98,6 +101,8 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             budgets=msgspec.convert(document.get("budgets", []), tuple[DisruptionBudget, ...]),
             past_asks=msgspec.convert(document.get("pastAsks"), RequestHistory | None),
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
+            volumes=msgspec.convert(document.get("volumes", []), tuple[PersistentVolume, ...]),
+            volume_claims=msgspec.convert(document.get("volumeClaims", []), tuple[PersistentVolumeClaim, ...]),
         )
         if found.past_asks is not None:
             recall(Ledger(), found.past_asks)
@@ -114,8 +119,8 @@ def _models(document: Mapping[str, Any], key: str, kind: type[M]) -> tuple[M, ..
 
 
 def _sized(pod: Pod, ranking: Collection[str]) -> Pod:
-    """Leave out what others wrote on the pod, which may be private; its size stays where it matters, and so does what
-    ranks the members of a gang."""
+    """Leave out foreign annotations and labels, which may be private; keep their size if it matters, and keys that rank
+    and place members of a gang."""
     annotations = pod.metadata.annotations
     own = {key: value for key, value in annotations.items() if _is_read(key) or key in ranking}
     size_bytes = annotations_bytes(annotations)
@@ -125,13 +130,13 @@ def _sized(pod: Pod, ranking: Collection[str]) -> Pod:
 
 
 def _without_foreign(thing: T) -> T:
-    """Leave out what others wrote on any other object: `kubectl apply` alone writes the whole manifest there."""
+    """Leave out foreign annotations on any other object: `kubectl apply` writes the whole manifest there."""
     own = {key: value for key, value in thing.metadata.annotations.items() if _is_read(key)}
     return msgspec.structs.replace(thing, metadata=msgspec.structs.replace(thing.metadata, annotations=own))
 
 
 def _index_labels(gangs: Iterable[GpuGang]) -> Iterator[str]:
-    """Yield the keys by which gangs say that their members are ranked; an annotation counts like a label."""
+    """Yield the keys that rank members in their gangs; an annotation counts like a label."""
     for gang in gangs:
         for request in (gang.spec.topology, *(one.topology for one in gang.spec.pod_sets)):
             keys = (request.pod_index_label, request.sub_group_index_label) if request is not None else ()
@@ -151,7 +156,7 @@ def _model(model: GpuClaim | GpuNodeStatus | GpuGang | Topology | GpuReservation
 
 @lru_cache(maxsize=256)
 def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Any], ...]:
-    """Return (name, name on the wire, default) of every field; NODEFAULT where there is none."""
+    """Return (name, name on the wire, default) of every field; NODEFAULT if there is none."""
     found = []
     for field in msgspec.structs.fields(kind):
         default = field.default
@@ -162,7 +167,7 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Any], ...]:
 
 
 def _plain(value: object) -> object:
-    """Return a thin object as plain values, without what stands at its default."""
+    """Return a thin object as plain values, without defaults."""
     if isinstance(value, msgspec.Struct):
         given = ((wire, getattr(value, name), default) for name, wire, default in _fields(type(value)))
         return {

@@ -12,6 +12,7 @@ from typing import Final
 from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.cluster import host_fit, pod_fit, pods
+from atoll.cluster.feasibility import NodeFacts, unseen_nodes
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.quantities import parse_amount
@@ -25,7 +26,7 @@ INSUFFICIENT: Final = "insufficient "
 
 @dataclass(frozen=True, slots=True)
 class IndexedSnapshot:
-    """A snapshot made ready for questions: many pods are judged on one. The ledger is only asked, never told."""
+    """A snapshot indexed for many decisions. The ledger is only read."""
 
     snapshot: ClusterSnapshot
     ledger: Ledger
@@ -33,17 +34,19 @@ class IndexedSnapshot:
     pods_by_node: Mapping[str, Sequence[Pod]]
     by_uid: Mapping[str, Pod]
     has_neighbour_rules: bool
+    unseen: Mapping[str, NodeFacts]
+    """Nodes that have GPUs or may have some, without a fresh report that counts."""
     _left: dict[str, dict[str, int]] = field(default_factory=dict)
     _needs: dict[str, Mapping[str, int]] = field(default_factory=dict)
     prices: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    """What the end of a pod would cost, once it was asked for; see atoll.explain.blockers."""
+    """Cache of the cost of each pod's end; see atoll.explain.blockers."""
 
     def minds_neighbours(self, pod: Pod) -> bool:
-        """Tell whether pods of other nodes can matter to the pod: by a rule of its own, or of one that is here."""
+        """True if pods on other nodes can matter to the pod, by its own rule or that of an existing pod."""
         return self.has_neighbour_rules or pod_fit.minds_neighbours(pod)
 
     def left(self, node: str) -> dict[str, int]:
-        """Return what a node has left of counted resources."""
+        """Return a node's remaining counted resources."""
         found = self._left.get(node)
         if found is None:
             there = self.pods_by_node.get(node, ())
@@ -51,7 +54,7 @@ class IndexedSnapshot:
         return found
 
     def needs(self, pod: Pod) -> Mapping[str, int]:
-        """Return what a pod of the snapshot takes of counted resources; computed once."""
+        """Return a pod's counted resources; computed once."""
         found = self._needs.get(pod.metadata.uid)
         if found is None:
             found = self._needs[pod.metadata.uid] = host_fit.needs(pod)
@@ -60,8 +63,8 @@ class IndexedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PodDecision:
-    """What would become of a pod now. `closed`: per node what kube-scheduler itself has against it; `full`: nodes of
-    which it counts fewer GPUs as free than the pod asks for; `verdicts`: the extender's answer about all the others."""
+    """The decision about a pod now. `closed`: per node, kube-scheduler's own reasons against it; `full`: nodes where
+    kube-scheduler counts too few free GPUs for the pod; `verdicts`: the extender's answer about all others."""
 
     request: Request | Rejection
     closed: Mapping[str, tuple[str, ...]]
@@ -70,32 +73,35 @@ class PodDecision:
 
     @property
     def best(self) -> Candidate | None:
-        """Return where the pod would go, None where it fits nowhere."""
+        """Return where the pod would run; None if it fits nowhere."""
         return self.verdicts.best
 
     @property
     def fits(self) -> bool:
-        """Tell whether any node would take the pod now."""
+        """True if some node would take the pod now."""
         return self.verdicts.best is not None
 
 
 def index_snapshot(snapshot: ClusterSnapshot) -> IndexedSnapshot:
-    """Make a snapshot ready."""
+    """Index a snapshot."""
     has_rules = any(map(pod_fit.minds_neighbours, snapshot.pods))
+    nodes = {node.metadata.name: node for node in snapshot.nodes}
+    ledger = ledger_of(snapshot)
     scene = IndexedSnapshot(
         snapshot=snapshot,
-        ledger=ledger_of(snapshot),
-        nodes={node.metadata.name: node for node in snapshot.nodes},
+        ledger=ledger,
+        nodes=nodes,
         pods_by_node=pods_by_node(snapshot.pods),
         by_uid={pod.metadata.uid: pod for pod in snapshot.pods},
         has_neighbour_rules=has_rules,
+        unseen={one.node.metadata.name: one for one in unseen_nodes(nodes, ledger, NOW_SECONDS)},
     )
     _load_cpu(scene)
     return scene
 
 
 def _load_cpu(scene: IndexedSnapshot) -> None:
-    """Tell the ledger's fleet of CPU as the extender does: it decides between nodes that are equal in GPUs."""
+    """Load free CPU into the ledger's fleet as the extender does: it decides between nodes with equal GPUs."""
     for name, node in scene.nodes.items():
         allocatable = parse_amount("cpu", node.status.allocatable.get("cpu", ""))
         if allocatable:
@@ -110,7 +116,7 @@ def _load_cpu(scene: IndexedSnapshot) -> None:
 def decide(
     scene: IndexedSnapshot, pod: Pod, claim: GpuClaim | None, *, only: Sequence[str] | None = None
 ) -> PodDecision:
-    """Decide about the pod as kube-scheduler and extender would together; `only` these nodes, all by default."""
+    """Decide about the pod as kube-scheduler and extender would; `only` these nodes, all by default."""
     asked = list(scene.nodes) if only is None else [name for name in only if name in scene.nodes]
     return decide_beside(scene, pod, claim, closed_nodes(scene, pod, asked), asked)
 
@@ -122,7 +128,7 @@ def decide_beside(
     closed: Mapping[str, tuple[str, ...]],
     asked: Sequence[str],
 ) -> PodDecision:
-    """Decide where `closed_nodes` is known: it is the same for pods that differ in their GPUs alone."""
+    """Decide with a known `closed_nodes`, which is the same for pods that differ only in their GPUs."""
     request = request_for(scene, pod, claim)
     full = full_nodes(scene, pod, [name for name in asked if name not in closed])
     open_nodes = [name for name in asked if name not in closed and name not in full]
@@ -130,13 +136,13 @@ def decide_beside(
 
 
 def request_for(scene: IndexedSnapshot, pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
-    """Return what the pod asks for, as the extender resolves it."""
+    """Return the pod's request as the extender resolves it."""
     is_admitted = bool(scene.ledger.leases_of(pod.metadata.uid))
     return request_of(pod, claim, is_admitted=is_admitted, reservation=scene.snapshot.reservation_of(pod))
 
 
 def judge(scene: IndexedSnapshot, pod: Pod, request: Request | Rejection, node_names: Sequence[str]) -> NodeVerdicts:
-    """Ask the extender's own function about these nodes."""
+    """Judge these nodes by the extender's own function."""
     question = FilterInput(
         uid=pod.metadata.uid,
         request=request,
@@ -148,7 +154,7 @@ def judge(scene: IndexedSnapshot, pod: Pod, request: Request | Rejection, node_n
 
 
 def closed_nodes(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return what kube-scheduler's filters other than the GPU count have against the pod, per node that they refuse."""
+    """Return the reasons of kube-scheduler's filters, without the GPU count, per refused node."""
     needed = {resource: amount for resource, amount in host_fit.needs(pod).items() if not _is_gpus(resource)}
     found: dict[str, tuple[str, ...]] = {}
     for name, reason in _refused(scene, pod, node_names).items():
@@ -161,20 +167,20 @@ def closed_nodes(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) ->
 
 
 def shortages(left: Mapping[str, int], needed: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a reason per resource of which too little is left."""
+    """Return a reason per resource with too little left."""
     return tuple(
         INSUFFICIENT + resource for resource, amount in sorted(needed.items()) if amount > left.get(resource, 0)
     )
 
 
 def full_nodes(scene: IndexedSnapshot, pod: Pod, node_names: Iterable[str]) -> frozenset[str]:
-    """Return the nodes of which kube-scheduler counts fewer GPUs as free than the pod asks for."""
+    """Return the nodes where kube-scheduler counts too few free GPUs for the pod."""
     needed = {resource: amount for resource, amount in host_fit.needs(pod).items() if _is_gpus(resource) and amount}
     return frozenset(name for name in node_names if shortages(scene.left(name), needed))
 
 
 def _refused(scene: IndexedSnapshot, pod: Pod, node_names: Sequence[str]) -> dict[str, str]:
-    """Other nodes matter only for rules about neighbours; without any, only these nodes are looked at."""
+    """Return kube-scheduler's refusals; other nodes matter only for rules about neighbours."""
     has_rules = scene.minds_neighbours(pod)
     nodes = list(scene.nodes.values()) if has_rules else [scene.nodes[name] for name in node_names]
     on_nodes = scene.pods_by_node if has_rules or host_fit.host_ports(pod) else {}

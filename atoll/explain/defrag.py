@@ -1,13 +1,13 @@
-"""Which pods would have to move so that a set of a named size fits, and where they would go.
+"""Pods that would have to move so that a set of a given size fits, and their new places.
 
-Returns MovePlans, the cheapest first. Pure: a move is an eviction after which the owner creates the pod again; nothing
+Returns MovePlans, the cheapest first. A move is an eviction after which the owner creates the pod again. Pure: nothing
 is evicted here.
 
-Each plan is decided again on the changed state: the pods of the plan are taken away, the asked set is placed on their
-node, then the pods are placed one after the other, anywhere, by the scheduler's own decision. A plan in which one of
-them finds no place is none. A pod is moved only if something makes it anew, it is in no gang (a member that stops may
-stop all), it is no static pod, its priority is not above that of the asked set, and all moves of a plan together break
-no PodDisruptionBudget. Sets of movable pods are searched on each node, the fewest first.
+Each plan is decided again on the changed state: the pods of the plan are removed, the requested set is placed on their
+node, then the pods are placed one after the other, anywhere, by the scheduler's own decision. A plan is dropped if one
+of them finds no place. A pod may move only if a controller recreates it, it is in no gang (a member that stops may stop
+all), it is not a static pod, its priority is not above that of the requested set, and all moves of a plan together
+break no PodDisruptionBudget. Sets of movable pods are searched on each node, the fewest first.
 """
 
 from collections import Counter
@@ -36,16 +36,16 @@ from atoll.explain.simulation import allocation_of, bound_pod
 from atoll.explain.snapshot import NOW_SECONDS
 
 SETS_MAX: Final = 4096
-"""Sets of pods of one node that are tried on bit masks."""
+"""Limit of sets of pods tried on bit masks per node."""
 CHECKED_MAX: Final = 48
-"""Plans, the cheapest, that are decided again."""
+"""Limit of plans, cheapest first, that are decided again."""
 SHOWN_MAX: Final = 5
 ASKING: Final = "asked-set"
 
 
 @dataclass(frozen=True, slots=True)
 class DefragRequest:
-    """What room is wanted for. `claim`: the requests beyond the count; `tolerated`: keys of taints that are endured."""
+    """The set to make room for. `claim`: the request beyond the count; `tolerated`: keys of tolerated taints."""
 
     claim: GpuClaim
     priority: int = 0
@@ -63,14 +63,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """Moves after which the asked set fits: where, and on which GPUs."""
+    """Moves after which the requested set fits, with its node and GPUs."""
 
     moves: tuple[Move, ...]
     room: Allocation
 
     @property
     def cost(self) -> tuple[int, int, int, str, tuple[str, ...]]:
-        """Order of plans: fewest moves, fewest GPUs that move, lowest priorities, then names."""
+        """Order of plans: fewest moves, fewest moved GPUs, lowest priorities, then names."""
         priorities = max((move.pod.spec.priority for move in self.moves), default=0)
         gpus = sum(len(move.source.device_ids) for move in self.moves)
         return len(self.moves), gpus, priorities, self.room.node, tuple(_named(move.pod) for move in self.moves)
@@ -78,8 +78,8 @@ class MovePlan:
 
 @dataclass(frozen=True, slots=True)
 class Defrag:
-    """The answer. `fits`: where the set fits without any move; `unmoved`: why pods that hold GPUs stay, by reason;
-    `closed`: why kube-scheduler would put no such pod on nodes with GPUs, by reason."""
+    """The answer. `fits`: where the set fits without a move; `unmoved`: GPU pods that cannot move, by reason; `closed`:
+    GPU nodes that kube-scheduler refuses for such a pod, by reason."""
 
     fits: Allocation | None
     plans: tuple[MovePlan, ...]
@@ -89,7 +89,7 @@ class Defrag:
 
 
 def find_moves(scene: IndexedSnapshot, ask: DefragRequest) -> Defrag:
-    """Return the plans that make room, the cheapest first; none where the set fits already."""
+    """Return the plans that make room, the cheapest first; none if the set fits already."""
     asking = asking_pod(ask)
     decision = decide(scene, asking, ask.claim)
     if decision.best is not None:
@@ -132,7 +132,7 @@ def asking_pod(ask: DefragRequest) -> Pod:
 
 
 def check_moves(scene: IndexedSnapshot, ask: DefragRequest, node: str, moved: Sequence[Pod]) -> MovePlan | None:
-    """Decide again: without the pods the set is placed on the node, then each pod anywhere; None where one finds no
+    """Decide again: without the pods the set is placed on the node, then each pod anywhere; None if one finds no
     place."""
     sources = {pod.metadata.uid: scene.ledger.allocation_of(pod.metadata.uid) for pod in moved}
     after = without_pods(scene.snapshot, frozenset(sources))
@@ -157,7 +157,7 @@ def check_moves(scene: IndexedSnapshot, ask: DefragRequest, node: str, moved: Se
 
 
 def unplaced(pod: Pod) -> Pod:
-    """Return the pod that its owner would make anew."""
+    """Return the pod as its owner would recreate it."""
     kept = (names.CLAIM_UID,)
     annotations = {
         key: value for key, value in pod.metadata.annotations.items() if key in kept or not names.is_own_annotation(key)
@@ -172,7 +172,7 @@ def unplaced(pod: Pod) -> Pod:
 def _movable(
     scene: IndexedSnapshot, ask: DefragRequest, budgets: DisruptionBudgets
 ) -> tuple[dict[str, list[Pod]], dict[str, int]]:
-    """Return the pods that may be moved, by node, and how many others stay for which reason."""
+    """Return the pods that may move, by node, and the number of others by reason."""
     allowed = budgets.allowed()
     found: dict[str, list[Pod]] = {}
     unmoved: dict[str, int] = {}
@@ -187,7 +187,7 @@ def _movable(
 
 
 def _stays(pod: Pod, ask: DefragRequest, budgets: DisruptionBudgets, allowed: Mapping[str, int]) -> str:
-    """Return why a pod is not moved, an empty text when it may be."""
+    """Return why a pod may not move; empty if it may."""
     if pods.is_terminal(pod) or pod.metadata.deletion_timestamp is not None:
         return "ends anyway"
     if names.MIRROR in pod.metadata.annotations:
@@ -202,14 +202,14 @@ def _stays(pod: Pod, ask: DefragRequest, budgets: DisruptionBudgets, allowed: Ma
 
 
 def _shut(decision: PodDecision, node: str) -> str:
-    """Return why kube-scheduler refuses a node whoever leaves it; an empty text where it does not."""
+    """Return why kube-scheduler refuses a node even if pods leave it; empty if it does not."""
     return next((reason for reason in decision.closed.get(node, ()) if not reason.startswith(INSUFFICIENT)), "")
 
 
 def _sets(
     scene: IndexedSnapshot, decision: PodDecision, movable: Mapping[str, Sequence[Pod]], budgets: DisruptionBudgets
 ) -> tuple[list[tuple[str, tuple[Pod, ...]]], bool]:
-    """Return sets of pods per node, without any that holds a smaller one, whose GPUs would make room."""
+    """Return minimal sets of pods per node whose GPUs would make room."""
     request = decision.request
     assert isinstance(request, Request)
     allowed, found, is_cut = budgets.allowed(), [], False

@@ -1,7 +1,7 @@
-"""Why a pod waits: the decision, grouped by what would have to change, with what would help.
+"""Why a pod waits: the decision, grouped by the necessary change, with what would help.
 
 An Explanation has one headline, the nodes grouped by reason, and proposals. The headline is one bounded line, short
-enough for an event; figures of single nodes are in the nodes' answers. Pure.
+enough for an event; details of single nodes are in the nodes' answers. Pure.
 """
 
 from collections import Counter
@@ -26,30 +26,30 @@ HEADLINE_LENGTH_MAX: Final = 900
 
 
 class PodState(StrEnum):
-    """What becomes of the pod."""
+    """State of the pod."""
 
     BOUND = "bound"
     ENDED = "ended"
     NO_GPUS = "no-gpus"
     """The pod does not ask Atoll for anything."""
     REFUSED = "refused"
-    """The request itself cannot be served as it is written."""
+    """The request itself is invalid."""
     GATED = "gated"
-    """Somebody else's gate holds the pod."""
+    """A foreign scheduling gate holds the pod."""
     FITS = "fits"
     BUSY = "busy"
     WITHHELD = "withheld"
     CLOSED = "closed"
-    """The nodes that could serve the pod are closed to it by kube-scheduler's own rules."""
+    """kube-scheduler's own rules exclude the nodes that could serve the pod."""
     UNKNOWN = "unknown"
-    """No machine that is known could serve it, and some nodes have no fresh report."""
+    """No known machine could serve it, and some nodes have no fresh report."""
     NEVER = "never"
     """No machine of the cluster could serve it, not even an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes with the same standing for the same reason."""
+    """Nodes with the same blocker and the same reason."""
 
     standing: NodeBlocker
     reason: str
@@ -62,7 +62,7 @@ NO_HELP: Final[Suggestions[Proposal]] = Suggestions()
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything about one pod. `waits_seconds`: since it was created; infinity where that is not known."""
+    """The answer about one pod. `waits_seconds`: since its creation; infinity if unknown."""
 
     pod: str
     state: PodState
@@ -76,7 +76,7 @@ class Explanation:
 
 
 FOREIGN_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
-"""GPUs as the vendors' device plugins offer them."""
+"""GPU resources of the vendors' device plugins."""
 
 REMEDIES: Final = {
     names.REJECT_CLAIM_MISSING: "create the GpuClaim that annotation gpu.scheduling/claim names",
@@ -90,7 +90,7 @@ REMEDIES: Final = {
     names.REJECT_RESERVATION_SMALL: "create a larger one, or ask for fewer GPUs",
     names.REJECT_RESERVATION_GANG: "create its pods without the annotation gpu.scheduling/reservation",
 }
-"""What to do about a request that is refused before any node is looked at."""
+"""What to do about a request that is refused before any node is examined."""
 
 
 def explain(scene: IndexedSnapshot, pod: Pod) -> Explanation:
@@ -99,7 +99,7 @@ def explain(scene: IndexedSnapshot, pod: Pod) -> Explanation:
 
 
 def explain_without_help(scene: IndexedSnapshot, pod: Pod) -> Explanation:
-    """Explain one pod, and leave out what would help: that is most of the work."""
+    """Explain one pod without what would help, which is most of the work."""
     return _explained(scene, pod, has_help=False)
 
 
@@ -134,7 +134,7 @@ def _explained(scene: IndexedSnapshot, pod: Pod, *, has_help: bool) -> Explanati
 
 
 def grouped(found: Sequence[NodeAnswer]) -> tuple[NodeGroup, ...]:
-    """Return the answers by standing, reason and other reasons: the nearest to a yes first, then the largest."""
+    """Group the answers by blocker, reason and other reasons: nearest to fitting first, then largest."""
     by_key: dict[tuple[NodeBlocker, str, tuple[str, ...]], list[NodeAnswer]] = {}
     for one in found:
         by_key.setdefault((one.standing, one.reason, one.others), []).append(one)
@@ -153,7 +153,7 @@ SENTENCES: Final = {
 
 
 def headline(request: Request, state: PodState, groups: Sequence[NodeGroup]) -> str:
-    """Return one line: what is asked, what it waits for, and how many nodes say what."""
+    """Return one line: the request, what it waits for, and the number of nodes per reason."""
     count = sum(len(group.nodes) for group in groups)
     reasons: Counter[str] = Counter()
     for group in groups:
@@ -179,7 +179,7 @@ def _gang_remedy(scene: IndexedSnapshot, pod: Pod) -> str:
 
 
 def _foreign_text(pod: Pod) -> str:
-    """Return what the pod asks of somebody else's GPUs, which often was meant for Atoll."""
+    """Return the pod's requests for other schedulers' GPUs, which were often meant for Atoll."""
     containers = (*pod.spec.init_containers, *pod.spec.containers)
     asked = sorted({name for one in containers for name in one.resources.limits if name in FOREIGN_RESOURCES})
     return f"; {', '.join(asked)} is not Atoll's, ask for {names.GPU_RESOURCE}" if asked else ""
@@ -227,7 +227,7 @@ def _told(
 
 
 def _state(found: Sequence[NodeAnswer]) -> PodState:
-    """What has to change for the pod, over all nodes: the least that would do."""
+    """State by the smallest change on any node that would help the pod."""
     standings = {one.standing for one in found if not one.others}
     for standing, state in (
         (NodeBlocker.FITS, PodState.FITS),

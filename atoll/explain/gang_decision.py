@@ -1,7 +1,7 @@
-"""The decision about one gang, computed anew: what the controllers would do about it now, and where members would go.
+"""Recomputes the decision about one gang: what the controllers would do now, and where members would run.
 
-`atoll.cluster.gangs.lifecycle.decide` says what is to be done, `find_places` and `place_missing` find places: the
-functions of the controllers. `index_gangs` prepares a snapshot for that; `gang_victims` names who would be evicted.
+The controllers' functions are used: `atoll.cluster.gangs.lifecycle.decide` decides what to do, `find_places` and
+`place_missing` find places. `index_gangs` prepares a snapshot; `gang_victims` names the pods that would be evicted.
 Pure.
 """
 
@@ -23,6 +23,7 @@ from atoll.cluster.gangs.preemption import EvictionUnit, GangRequest, holdings_o
 from atoll.cluster.gangs.readiness_policy import ReadinessPolicy
 from atoll.cluster.gangs.replacements import place_missing
 from atoll.cluster.gangs.search_input import GangSearchInput, PlacementSnapshot, search_input
+from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Request, request_of
 from atoll.explain.decision import IndexedSnapshot
@@ -31,22 +32,25 @@ from atoll.explain.snapshot import NOW_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class IndexedGangs:
-    """A scene made ready for questions about gangs; many gangs share the landscape."""
+    """A scene indexed for decisions about gangs; all gangs share the landscape."""
 
     scene: IndexedSnapshot
     landscape: PlacementSnapshot
     pods_of: Mapping[GangKey, tuple[Pod, ...]]
 
     def view(self, gang: GpuGang) -> GangView:
-        """Return everything that a decision about the gang is made on."""
+        """Return all input of a decision about the gang."""
         found = self.pods_of.get(key_of(gang), ())
         ledger = self.scene.ledger
         members = members_of(found, gang.spec, {p.metadata.uid: bool(ledger.leases_of(p.metadata.uid)) for p in found})
+        conflict = size_conflict_of(gang, found)
+        if conflict is not None:
+            return GangView(gang, members, ReadinessPolicy(), Obstacle("Invalid", str(conflict)))
         site = self.site(gang)
         return GangView(gang, members, ReadinessPolicy(), site if isinstance(site, Obstacle) else None)
 
     def site(self, gang: GpuGang) -> NodeDomains | Obstacle:
-        """Return where the nodes stand for the gang."""
+        """Return the nodes' domains for the gang."""
         snapshot = self.scene.snapshot
         topology = choose_topology(gang.spec, sorted(snapshot.topologies, key=lambda one: one.metadata.name))
         if isinstance(topology, Obstacle):
@@ -57,7 +61,7 @@ class IndexedGangs:
         return node_domains_of(topology, snapshot.nodes, reports, strict=is_strict, confined=is_confined)
 
     def requests(self, members: Iterable[GangMember]) -> dict[str, Request] | Obstacle:
-        """Return what each member asks for, by uid; or why one of them cannot be served."""
+        """Return each member's request, by uid; or why one of them is invalid."""
         found: dict[str, Request] = {}
         for member in members:
             request = request_of(member.pod, self.scene.snapshot.claim_of(member.pod), is_admitted=True)
@@ -73,7 +77,7 @@ class IndexedGangs:
 
 
 def index_gangs(scene: IndexedSnapshot) -> IndexedGangs:
-    """Make a scene ready for gangs."""
+    """Index a scene for gangs."""
     on: dict[str, list[Pod]] = {}
     members: dict[GangKey, list[Pod]] = {}
     for pod in scene.snapshot.pods:
@@ -89,19 +93,23 @@ def index_gangs(scene: IndexedSnapshot) -> IndexedGangs:
         cells=dict(scene.ledger.cells(now_seconds=NOW_SECONDS)),
         pods_on=on,
         free={name: host_fit.free(node, on.get(name, ())) for name, node in scene.nodes.items()},
+        volumes=host_fit.Volumes(
+            {(one.metadata.namespace, one.metadata.name): one for one in scene.snapshot.volume_claims},
+            {one.metadata.name: one for one in scene.snapshot.volumes},
+        ),
     )
     return IndexedGangs(scene, landscape, {key: tuple(found) for key, found in members.items()})
 
 
 def _coming_to(scene: IndexedSnapshot, pod: Pod) -> str:
-    """Return the node that a pod without one is about to start on, as far as an object says so."""
+    """Return the node on which an unbound pod is about to start, if an object names it."""
     leases = scene.ledger.leases_of(pod.metadata.uid) if names.GANG in pod.metadata.annotations else ()
     return leases[0].node if leases else pod.status.nominated_node_name
 
 
 @dataclass(frozen=True, slots=True)
 class FindPlacesInput:
-    """What the search is asked: everything that `find_places` takes."""
+    """All arguments of `find_places`."""
 
     view: GangView
     chosen: tuple[GangMember, ...]
@@ -110,15 +118,15 @@ class FindPlacesInput:
     landscape: PlacementSnapshot
 
     def question(self) -> GangSearchInput | None:
-        """Return the question of the search; None where it contradicts itself."""
+        """Return the input of the search; None if it contradicts itself."""
         found = search_input(self.view.gang.spec, self.chosen, self.requests, self.site, self.landscape)
         return None if isinstance(found, Obstacle) else found
 
 
 @dataclass(frozen=True, slots=True)
 class GangDecision:
-    """What would become of a gang now. `reason`, `message`: as the condition Admitted gives them. `seats`: where those
-    members would go that have no GPUs yet; `asked`: None where nobody is to be placed."""
+    """The decision about a gang now. `reason`, `message`: as in the condition Admitted. `seats`: places of members that
+    have no GPUs yet; `asked`: None if no member is to be placed."""
 
     view: GangView
     act: GangAction
@@ -129,7 +137,7 @@ class GangDecision:
 
     @property
     def fits(self) -> bool:
-        """Tell whether every member that is to be placed, or as many as are enough, finds its place."""
+        """True if enough of the members to be placed find a place."""
         if self.asked is None:
             return False
         return bool(self.assignments) and (
@@ -138,7 +146,7 @@ class GangDecision:
 
 
 def decide_gang(gangs: IndexedGangs, gang: GpuGang) -> GangDecision:
-    """Decide about a gang as the controllers would at the moment of the snapshot."""
+    """Decide about a gang as the controllers would at the time of the snapshot."""
     view = gangs.view(gang)
     now = seconds_of(gangs.scene.snapshot.taken_at) or 0.0
     decision = decide(view, now_seconds=now)
@@ -163,12 +171,12 @@ def decide_gang(gangs: IndexedGangs, gang: GpuGang) -> GangDecision:
 
 
 def seats_for(gangs: IndexedGangs, found: FoundPlacement) -> tuple[MemberAssignment, ...]:
-    """Return who gets which GPUs."""
+    """Return each member's GPUs."""
     return member_assignments(found.placement, found.question.asked, gangs.scene.ledger.nodes)
 
 
 def _landscape(gangs: IndexedGangs, decision: LifecycleDecision) -> PlacementSnapshot:
-    """What is kept for members of the gang is free for it."""
+    """Landscape in which GPUs kept for members of the gang count as free."""
     kept = (gangs.scene.ledger.kept(member.uid) for member in decision.members)
     own = [one for one in kept if one is not None]
     if not own:
@@ -177,7 +185,7 @@ def _landscape(gangs: IndexedGangs, decision: LifecycleDecision) -> PlacementSna
 
 
 def _told(decision: LifecycleDecision) -> tuple[str, str]:
-    """Return what the condition Admitted says after the decision."""
+    """Return reason and message of the condition Admitted after the decision."""
     found = conditions.find(decision.status.conditions, names.CONDITION_ADMITTED)
     return (found.reason, found.message) if found is not None else ("", "")
 
@@ -189,7 +197,7 @@ def _placed(found: FoundPlacement) -> str:
 
 
 def gang_victims(gangs: IndexedGangs, decision: GangDecision) -> tuple[Pod, ...]:
-    """Return the pods that would be evicted for the gang; none where it may not, or where that would not help."""
+    """Return the pods that would be evicted for the gang; none if it may not preempt or that would not help."""
     asked = decision.asked
     if asked is None:
         return ()

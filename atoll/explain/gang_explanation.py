@@ -4,11 +4,13 @@ The headline is the message that the controllers write into the gang's condition
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from atoll.api.gangs import GpuGang
+from atoll.api.gangs import GpuGang, GpuGangSpec
+from atoll.cluster.gangs.kueue_topology import TopologyWish, words
 from atoll.cluster.gangs.lifecycle import GangAction
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.readiness import quorum
@@ -19,30 +21,30 @@ from topology.gangs.domains import DomainFit, domain_fits
 
 
 class GangState(StrEnum):
-    """What becomes of the gang."""
+    """State of the gang."""
 
     RUNS = "runs"
     """Admitted, and nothing is missing."""
     FITS = "fits"
-    """It, or what it lacks, has a place; the controllers have yet to take it."""
+    """It, or its missing members, has a place; the controllers have yet to use it."""
     LACKS = "lacks"
-    """It runs without some members, for which there is no room where they would have to lie."""
+    """It runs without some members, for which there is no room in the required domain."""
     BUSY = "busy"
-    """It waits for GPUs that others hold, or that are not given out."""
+    """It waits for GPUs that others hold or that are withheld."""
     UNKNOWN = "not known yet"
-    """It waits for facts: machines that could hold it are closed or silent, or have not reported."""
+    """It waits for information: machines that could hold it are closed, silent, or have not reported."""
     NEVER = "never"
-    """It would not fit the machines if nobody was on them."""
+    """It would not fit even on empty machines."""
     MEMBERS = "members"
-    """Too few members are there, or the members contradict each other."""
+    """Too few members exist, or the members contradict each other."""
     INACTIVE = "inactive"
-    """It is put out of action, or its topology cannot be read."""
+    """It is deactivated, or its topology cannot be read."""
     ENDING = "ending"
-    """What it had is being given back, or it waits out a pause."""
+    """Its GPUs are being released, or it waits out a pause."""
 
 
 CONTENT: Final = frozenset({GangState.RUNS, GangState.FITS})
-"""States in which nothing has to be done."""
+"""States that need no action."""
 
 
 NO_HELP: Final[Suggestions[GangProposal]] = Suggestions()
@@ -50,7 +52,9 @@ NO_HELP: Final[Suggestions[GangProposal]] = Suggestions()
 
 @dataclass(frozen=True, slots=True)
 class GangExplanation:
-    """Everything about one gang. `stages`: how many members stand how; `waits_seconds`: since it was created."""
+    """The answer about one gang. `stages`: number of members by stage; `waits_seconds`: since its creation.
+
+    `asked`: requests for the members' places, of the whole gang (an empty name) and of each pod set."""
 
     gang: str
     state: GangState
@@ -59,13 +63,14 @@ class GangExplanation:
     present: str
     stages: tuple[tuple[str, int], ...]
     waits_seconds: float
+    asked: tuple[tuple[str, str], ...] = ()
     domains: tuple[DomainFit, ...] = ()
     help: Suggestions[GangProposal] = NO_HELP
     assignments: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
 
 def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
-    """Explain one gang. Members that go somewhere stand in `seats`: name, node, device ids."""
+    """Explain one gang. `seats` has the placed members: name, node, device ids."""
     decision = decide_gang(gangs, gang)
     state = state_of(decision)
     stages = Counter(_stage(member) for member in decision.view.members)
@@ -77,6 +82,7 @@ def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
         present=str(quorum(gang.spec, decision.view.members)),
         stages=tuple(sorted(stages.items())),
         waits_seconds=gangs.scene.snapshot.age_seconds(gang.metadata.creation_timestamp),
+        asked=tuple(_asked(gang.spec)),
         domains=_domains(decision) if state in (GangState.BUSY, GangState.UNKNOWN, GangState.NEVER) else (),
         help=find_gang_suggestions(gangs, gang, decision),
         assignments=tuple(
@@ -87,7 +93,7 @@ def explain_gang(gangs: IndexedGangs, gang: GpuGang) -> GangExplanation:
 
 
 def state_of(decision: GangDecision) -> GangState:
-    """Return what becomes of the gang, by what the controllers would do and the condition that they would write."""
+    """Return the gang's state, by what the controllers would do and the condition that they would write."""
     if decision.fits:
         return GangState.FITS
     if decision.act is GangAction.REPLACE:
@@ -106,6 +112,14 @@ _STATES: Final = {
     "WaitForRelease": GangState.ENDING,
     "WaitForRequeue": GangState.ENDING,
 }
+
+
+def _asked(spec: GpuGangSpec) -> Iterator[tuple[str, str]]:
+    """Yield what is asked of the places; nothing for a gang that asks for nothing anywhere."""
+    wishes = [(one.name, TopologyWish(spec.topology_of(one), one.group or "")) for one in spec.pod_sets]
+    found = [("", TopologyWish(spec.topology)), *wishes]
+    if any(wish != TopologyWish() for _, wish in found):
+        yield from ((name, words(wish)) for name, wish in found if name or wish != TopologyWish())
 
 
 def _domains(decision: GangDecision) -> tuple[DomainFit, ...]:

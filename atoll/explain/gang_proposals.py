@@ -1,12 +1,12 @@
-"""What would help a gang that waits for room: changes, each of them decided again before it is proposed.
+"""Proposals for a gang that waits for room: changes, each decided again before it is proposed.
 
 Returns GangProposals, the cheapest first, and the kinds of change that do not help. The kinds and their order are those
 of `atoll.explain.proposals`. Pure and deterministic.
 
-A gang takes many nodes, so a change does too: all that a kind offers is tried first. If that does not help, nothing of
-the kind does; if it does, what can be spared is left out again, by the search with which the controllers choose whom to
-evict (`atoll.cluster.gangs.preemption.fewest_units`), until nothing can. Evictions are tried on the landscape, all
-else on the changed snapshot; whatever is proposed was decided again on the latter.
+A gang takes many nodes, so a change does too: each kind first tries everything it offers. If that does not help,
+nothing of the kind does; if it does, the search by which the controllers choose victims
+(`atoll.cluster.gangs.preemption.fewest_units`) leaves out all unnecessary parts. Evictions are tried on the landscape,
+other changes on the changed snapshot; every proposal is decided again on the latter.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import node_devices
 from atoll.cluster.requests import Request
 from atoll.cluster.transitions import Availability
-from atoll.explain.changes import Addition, GangChange, changed_gang, relaxations_of_gang
+from atoll.explain.changes import Addition, ClusterChange, changed_gang, relaxations_of_gang
 from atoll.explain.decision import index_snapshot
 from atoll.explain.gang_decision import FindPlacesInput, GangDecision, IndexedGangs, decide_gang, index_gangs
 from atoll.explain.proposals import SHOWN_MAX, ProposalKind, Suggestions, search_all
@@ -34,19 +34,19 @@ from atoll.explain.snapshot import ClusterSnapshot
 T = TypeVar("T")
 
 ADDED_MAX: Final = 64
-"""Nodes that one proposal adds."""
+"""Limit of nodes that one proposal adds."""
 SHAPES_MAX: Final = 16
-"""Kinds of nodes that are tried, of those that could serve some member."""
+"""Limit of kinds of nodes tried, of those that could serve some member."""
 RELAXATIONS_MAX: Final = 64
-"""Sets of relaxations that are tried."""
+"""Limit of sets of relaxations tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangProposal:
-    """One change after which the gang fits; on how many nodes its members then lie, and how many of them."""
+    """One change after which the gang fits, with the number of nodes and members."""
 
     kind: ProposalKind
-    change: GangChange
+    change: ClusterChange
     members: int
     nodes: tuple[str, ...]
 
@@ -63,13 +63,13 @@ class _GangProposalSearch:
 
 
 def find_gang_suggestions(gangs: IndexedGangs, gang: GpuGang, decision: GangDecision) -> Suggestions[GangProposal]:
-    """Return what would help a gang whose members find no place now; nothing for one that waits for something else."""
+    """Return proposals for a gang whose members find no place now; none if it waits for something else."""
     if decision.asked is None or decision.fits or decision.act is not GangAction.PLACE:
         return Suggestions()
     return search_all(_SEARCHES, _GangProposalSearch(gangs, gang, decision.asked))
 
 
-def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> GangDecision:
+def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: ClusterChange) -> GangDecision:
     """Decide about the gang on the changed cluster."""
     after, changed = changed_gang(snapshot, gang, change)
     return decide_gang(index_gangs(index_snapshot(after)), changed)
@@ -78,7 +78,7 @@ def check_gang(snapshot: ClusterSnapshot, gang: GpuGang, change: GangChange) -> 
 Hunted = tuple[list[GangProposal], bool]
 
 
-def _verified(hunt: _GangProposalSearch, kind: ProposalKind, change: GangChange) -> Iterator[GangProposal]:
+def _verified(hunt: _GangProposalSearch, kind: ProposalKind, change: ClusterChange) -> Iterator[GangProposal]:
     decision = check_gang(hunt.snapshot, hunt.gang, change)
     if decision.fits:
         nodes = tuple(sorted({seat.allocation.node for seat in decision.assignments}))
@@ -86,7 +86,7 @@ def _verified(hunt: _GangProposalSearch, kind: ProposalKind, change: GangChange)
 
 
 def _ending(hunt: _GangProposalSearch) -> Hunted:
-    """All pods that end anyway, wherever they are; and Leases of pods that are gone."""
+    """All pods that are ending anyway, and Leases of pods that are gone."""
     scene = hunt.gangs.scene
     known = {pod.metadata.uid for pod in scene.snapshot.pods}
     ending = {
@@ -95,7 +95,9 @@ def _ending(hunt: _GangProposalSearch) -> Hunted:
         if pod.spec.node_name and (pod.metadata.deletion_timestamp is not None or pods.is_terminal(pod))
     }
     ending |= {record.holder.uid for record in scene.ledger.leases.values()} - known
-    return _least(hunt, ProposalKind.ENDING, {uid: uid for uid in sorted(ending)}, lambda uids: GangChange(ended=uids))
+    return _least(
+        hunt, ProposalKind.ENDING, {uid: uid for uid in sorted(ending)}, lambda uids: ClusterChange(ended=uids)
+    )
 
 
 def _relax(hunt: _GangProposalSearch) -> Hunted:
@@ -108,44 +110,44 @@ def _relax(hunt: _GangProposalSearch) -> Hunted:
             tried += 1
             if tried > RELAXATIONS_MAX:
                 return found, not found
-            found += _verified(hunt, ProposalKind.RELAX, GangChange(relaxed=relaxed))
+            found += _verified(hunt, ProposalKind.RELAX, ClusterChange(relaxed=relaxed))
         if found:
             return found[:SHOWN_MAX], False
     return [], False
 
 
 def _count(hunt: _GangProposalSearch) -> Hunted:
-    """As many members as fit, whole slices of them: the search itself says how many."""
+    """As many members as fit, in whole slices, by the search itself."""
     asked = hunt.asked
     one_each = tuple((one.name, 1) for one in hunt.gang.spec.pod_sets)
     for least in (one_each, (one_each[0],)) if len(one_each) > 1 else (one_each,):
-        after, gang = changed_gang(hunt.snapshot, hunt.gang, GangChange(members=least))
+        after, gang = changed_gang(hunt.snapshot, hunt.gang, ClusterChange(members=least))
         decision = decide_gang(index_gangs(index_snapshot(after)), gang)
         if not decision.fits or len(decision.assignments) >= len(asked.chosen):
             continue
         placed = {name: 0 for name, _ in one_each}
         for seat in decision.assignments:
             placed[seat.member.pod_set] += 1
-        change = GangChange(members=tuple((name, count) for name, count in placed.items() if count))
+        change = ClusterChange(members=tuple((name, count) for name, count in placed.items() if count))
         return list(_verified(hunt, ProposalKind.COUNT, change)), False
     return [], False
 
 
 def _open(hunt: _GangProposalSearch) -> Hunted:
-    """Nodes that kube-scheduler refuses for what stands on the Node alone."""
+    """Nodes that kube-scheduler refuses only because of the Node object."""
     template = hunt.asked.chosen[0].pod
     closed = [name for name, node in sorted(hunt.gangs.scene.nodes.items()) if host_fit.node_reason(template, node)]
-    return _least(hunt, ProposalKind.OPEN, {name: name for name in closed}, lambda names: GangChange(opened=names))
+    return _least(hunt, ProposalKind.OPEN, {name: name for name in closed}, lambda names: ClusterChange(opened=names))
 
 
 def _gpu(hunt: _GangProposalSearch) -> Hunted:
     found = _withheld(hunt, {Availability.CORDONED})
-    return _least(hunt, ProposalKind.GPU, found, lambda gpus: GangChange(uncordoned=gpus))
+    return _least(hunt, ProposalKind.GPU, found, lambda gpus: ClusterChange(uncordoned=gpus))
 
 
 def _repair(hunt: _GangProposalSearch) -> Hunted:
     found = _withheld(hunt, {Availability.QUARANTINED, Availability.UNKNOWN})
-    return _least(hunt, ProposalKind.REPAIR, found, lambda gpus: GangChange(healed=gpus))
+    return _least(hunt, ProposalKind.REPAIR, found, lambda gpus: ClusterChange(healed=gpus))
 
 
 def _withheld(hunt: _GangProposalSearch, states: set[Availability]) -> dict[str, tuple[str, str]]:
@@ -158,14 +160,14 @@ def _withheld(hunt: _GangProposalSearch, states: set[Availability]) -> dict[str,
 
 
 def _end(hunt: _GangProposalSearch) -> Hunted:
-    """The units that the controllers would evict, whatever their priority: the least important first. Where these do
-    not suffice, pods without GPUs too, which may have the cpu, a port, or a wish to be apart."""
+    """The units that the controllers would evict, whatever their priority, the least important first. If these do not
+    suffice, pods without GPUs too, which may hold cpu, a port, or have an anti-affinity."""
     holdings = holdings_of(hunt.gangs.scene.ledger)
     chosen = _fewest_to_end(hunt, holdings) or _fewest_to_end(hunt, [*holdings, *_without_gpus(hunt, holdings)])
     if not chosen:
         return [], False
     ended = tuple(sorted({uid for unit in chosen for uid in unit.uids}))
-    found = list(_verified(hunt, ProposalKind.END, GangChange(ended=ended)))
+    found = list(_verified(hunt, ProposalKind.END, ClusterChange(ended=ended)))
     return found, not found
 
 
@@ -181,7 +183,7 @@ def _fewest_to_end(hunt: _GangProposalSearch, holdings: Sequence[HeldDevices]) -
 
 
 def _without_gpus(hunt: _GangProposalSearch, holdings: Sequence[HeldDevices]) -> Iterator[HeldDevices]:
-    """Yield the other running pods, as holders of no GPU."""
+    """Yield the other running pods, as holders without GPUs."""
     known = {one.pod.metadata.uid for one in holdings}
     for node, there in hunt.gangs.scene.pods_by_node.items():
         for pod in there:
@@ -204,32 +206,35 @@ def _add(hunt: _GangProposalSearch) -> Hunted:
         if number == SHAPES_MAX:
             return found, not found
         low, high = 0, len(additions)
-        if not list(_verified(hunt, ProposalKind.ADD, GangChange(added=additions))):
+        if not list(_verified(hunt, ProposalKind.ADD, ClusterChange(added=additions))):
             continue
         while high - low > 1:
             middle = (low + high) // 2
-            fits = any(_verified(hunt, ProposalKind.ADD, GangChange(added=additions[:middle])))
+            fits = any(_verified(hunt, ProposalKind.ADD, ClusterChange(added=additions[:middle])))
             low, high = (low, middle) if fits else (middle, high)
-        found += _verified(hunt, ProposalKind.ADD, GangChange(added=additions[:high]))
+        found += _verified(hunt, ProposalKind.ADD, ClusterChange(added=additions[:high]))
         if len(found) == SHOWN_MAX:
             break
     return found, False
 
 
 def _serves(additions: Sequence[Addition], wanted: Collection[Request]) -> bool:
-    """Tell whether a machine of the kind could serve some member."""
+    """True if a machine of the kind could serve some member."""
     devices = node_devices(additions[0].report)
     return devices is not None and any(could_serve(devices, request) for request in wanted)
 
 
 def _least(
-    hunt: _GangProposalSearch, kind: ProposalKind, items: Mapping[str, T], change: Callable[[tuple[T, ...]], GangChange]
+    hunt: _GangProposalSearch,
+    kind: ProposalKind,
+    items: Mapping[str, T],
+    change: Callable[[tuple[T, ...]], ClusterChange],
 ) -> Hunted:
-    """Return the change by as few of the items as can be, none of which can be spared."""
+    """Return the change with as few items as possible, all necessary."""
     if not items:
         return [], False
 
-    def of(keys: Sequence[str]) -> GangChange:
+    def of(keys: Sequence[str]) -> ClusterChange:
         return change(tuple(items[key] for key in sorted(keys)))
 
     units = tuple(EvictionUnit(frozenset({key}), 0, name=key) for key in items)

@@ -20,11 +20,11 @@ GANG_HELPLESS = {
     ProposalKind.END: "no end of other pods would make room",
     ProposalKind.ADD: "no nodes of a known shape would fit it",
 }
-"""What it means that nothing of a kind helps a gang."""
+"""Sentence for each kind of change that does not help a gang."""
 
 
 def gang_sentence(proposal: GangProposal, scene: IndexedSnapshot) -> str:
-    """Return what to do, and what the gang then gets."""
+    """Return what to do, and the result for the gang."""
     nodes = listed(proposal.nodes)
     return f"{_what(proposal, scene)}: then {proposal.members} members fit on {nodes}"
 
@@ -35,7 +35,7 @@ def _what(proposal: GangProposal, scene: IndexedSnapshot) -> str:
         return f"ask for less: {', '.join(change.relaxed)}"
     if proposal.kind is ProposalKind.COUNT:
         counts = ", ".join(f"{count} of {name}" for name, count in change.members)
-        return f"be content with {counts} (minMember {sum(count for _, count in change.members)})"
+        return f"accept {counts} (minMember {sum(count for _, count in change.members)})"
     if proposal.kind is ProposalKind.OPEN:
         return (
             f"open {nodes_text(len(change.opened))} to its members (uncordon, tolerate, label): {listed(change.opened)}"
@@ -50,7 +50,7 @@ def _what(proposal: GangProposal, scene: IndexedSnapshot) -> str:
 
 
 def domain_text(fit: DomainFit) -> str:
-    """Return one domain in a line: rack r1 fits 3 of 8 pods; 4 hosts; excluded: too few free GPUs: 2."""
+    """Return one domain as a line: rack r1 fits 3 of 8 pods; 4 hosts; excluded: too few free GPUs: 2."""
     where = f"{fit.level.rpartition('/')[2]} {'/'.join(fit.path)} fits" if fit.level else "all hosts fit"
     hosts = "1 host" if fit.hosts == 1 else f"{fit.hosts} hosts"
     text = f"{where} {fit.fits} of {fit.of} {fit.unit}s; {hosts}"
@@ -68,6 +68,7 @@ def gang_json(told: GangExplanation, scene: IndexedSnapshot) -> dict[str, Any]:
         "present": told.present,
         "stages": dict(told.stages),
         "waitsSeconds": round(told.waits_seconds) if isfinite(told.waits_seconds) else None,
+        "asked": [{"podSet": name, "topology": asked} for name, asked in told.asked],
         "domains": [
             {
                 "podSet": fit.pod_set,

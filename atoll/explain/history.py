@@ -1,7 +1,7 @@
 """Timeline of one GPU: holders, health and events, the oldest entry first.
 
-Nothing is stored for it: incidents and cordons are in the node's report, holders in Leases and pods, and the API server
-deletes events after an hour by default. The timeline says what it cannot show. Pure.
+It has no storage of its own: incidents and cordons come from the node's report, holders from Leases and pods, and the
+API server deletes events after an hour by default. The timeline says what it cannot show. Pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from atoll.api import names
-from atoll.api.node_status import Device, GpuNodeStatus
+from atoll.api.node_status import DepartedDevice, Device, GpuNodeStatus
 from atoll.cluster import pods
 from atoll.cluster.allocations import bound_allocation
 from atoll.cluster.errors import MalformedValue
@@ -21,7 +21,7 @@ from atoll.explain.snapshot import ClusterSnapshot
 
 
 class Regarding(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The object that an event is about."""
+    """The object of an event."""
 
     kind: str = ""
     name: str = ""
@@ -49,7 +49,7 @@ class NoSuchGpu(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One thing that happened. `time`: as the object tells it, empty where it does not; `source`: which object."""
+    """One entry. `time`: from the object, empty if it has none; `source`: the object."""
 
     time: str
     kind: str
@@ -59,7 +59,7 @@ class TimelineEntry:
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
-    """One GPU. `state`, `reason`: its standing now; `holder`: who has it now, empty for nobody."""
+    """One GPU. `state`, `reason`: its current state; `holder`: its current holder, empty for none."""
 
     gpu: str
     uuid: str
@@ -71,14 +71,15 @@ class GpuTimeline:
 
 
 def timeline_of(snapshot: ClusterSnapshot, events: Iterable[RecordedEvent], node: str, device_id: int) -> GpuTimeline:
-    """Tell the story of a GPU. Raises NoSuchGpu."""
+    """Return the timeline of a GPU, also of one that left its machine. Raises NoSuchGpu."""
     report = next((one for one in snapshot.reports if one.metadata.name == node), None)
-    device = _device(report, device_id) if report is not None else None
+    left = _departed(report, device_id)
+    device = _device(report, device_id) or (_last_seen(left) if left is not None else None)
     if report is None or device is None:
         known = _known(report) if report is not None else "no agent reports that node"
         raise NoSuchGpu(f"there is no GPU {node}/{device_id}: {known}")
     holders = [pod for pod in snapshot.pods if _names(pod, node, device)]
-    standing = judge_health(report).standings[device.uuid]
+    standing = judge_health(report).standings.get(device.uuid)
     entries = [
         *_health(report, device),
         *_holders(holders),
@@ -86,14 +87,26 @@ def timeline_of(snapshot: ClusterSnapshot, events: Iterable[RecordedEvent], node
         *_told(events, f"{node}/{device_id}", device.uuid, node, holders),
     ]
     now = next((_named(pod) for pod in holders if not pods.is_terminal(pod)), "")
+    state, reason = (str(standing.state), standing.reason) if standing is not None else ("gone", "")
+    if left is not None and standing is None:
+        reason = left.reason
+        entries.append(TimelineEntry(left.left_time, "left", left.reason, f"GpuNodeStatus/{node}"))
     ordered = tuple(sorted(entries, key=lambda entry: (entry.time, entry.kind, entry.text)))
-    state, reason = str(standing.state), standing.reason
     return GpuTimeline(f"{node}/{device_id}", device.uuid, device.model, state, reason, now, ordered)
 
 
-def _device(report: GpuNodeStatus, device_id: int) -> Device | None:
-    devices = report.status.devices if report.status is not None else ()
+def _device(report: GpuNodeStatus | None, device_id: int) -> Device | None:
+    devices = report.status.devices if report is not None and report.status is not None else ()
     return next((device for device in devices if device.id == device_id), None)
+
+
+def _departed(report: GpuNodeStatus | None, device_id: int) -> DepartedDevice | None:
+    cards = report.status.departed if report is not None and report.status is not None else ()
+    return next((card for card in reversed(cards) if card.id == device_id), None)
+
+
+def _last_seen(left: DepartedDevice) -> Device:
+    return Device(id=left.id, uuid=left.uuid, model=left.model, index=0, incidents=left.incidents)
 
 
 def _known(report: GpuNodeStatus) -> str:
@@ -102,7 +115,7 @@ def _known(report: GpuNodeStatus) -> str:
 
 
 def _names(pod: Pod, node: str, device: Device) -> bool:
-    """Tell whether a pod was given the card, by uuid: numbers may have changed since."""
+    """True if a pod was given the card, by uuid: device ids may have changed since."""
     try:
         allocation = bound_allocation(pod)
     except MalformedValue:
@@ -170,7 +183,7 @@ def _leases(snapshot: ClusterSnapshot, node: str, device: Device) -> Iterator[Ti
 def _told(
     events: Iterable[RecordedEvent], gpu: str, uuid: str, node: str, holders: Iterable[Pod]
 ) -> Iterator[TimelineEntry]:
-    """Yield the events of its pods, and those of anybody else whose note names the GPU."""
+    """Yield the events of its pods, and other events whose note names the GPU."""
     own = {pod.metadata.uid for pod in holders}
     for event in events:
         about = event.regarding

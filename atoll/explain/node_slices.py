@@ -1,4 +1,4 @@
-"""Cuts out of a snapshot what the GPUs of one node depend on, to decide a change there on that part alone. Pure."""
+"""Extracts the part of a snapshot that one node's GPUs depend on, to decide a change there on that part only. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from atoll.explain.snapshot import ClusterSnapshot
 
 @dataclass(frozen=True, slots=True)
 class NodeSlices:
-    """The lists of one scene by node. `leases_anywhere`: those that cannot be read, each may mean any node that its
-    name could; `leases_by_uid`: by the uid of the holder; `unbound`: pods without a node."""
+    """The lists of one scene by node. `leases_anywhere`: unreadable ones, each of which may belong to any node that
+    matches its name; `leases_by_uid`: by the uid of the holder; `unbound`: pods without a node."""
 
     scene: IndexedSnapshot
     unbound: tuple[Pod, ...]
@@ -22,7 +22,7 @@ class NodeSlices:
 
     @classmethod
     def of(cls, scene: IndexedSnapshot) -> "NodeSlices":
-        """Index what a scene does not hold by node."""
+        """Index the scene's lists by node."""
         by_node: dict[str, list[Lease]] = {}
         by_uid: dict[str, list[Lease]] = {}
         anywhere: list[Lease] = []
@@ -37,8 +37,8 @@ class NodeSlices:
         return cls(scene, unbound, by_node, by_uid, tuple(anywhere))
 
     def around(self, node: str, *, holder_uid: str, has_neighbours: bool) -> ClusterSnapshot:
-        """Return what one node's GPUs depend on, and the Leases of one pod. Other nodes and their pods stay only where
-        they are neighbours that can matter; a node that nobody knows has nothing."""
+        """Return the part that one node's GPUs depend on, and the Leases of one pod. Other nodes and their pods stay
+        only if neighbours can matter; an unknown node gives an empty part."""
         whole = self.scene.snapshot
         here = self.scene.nodes.get(node)
         leases = (*self.leases_by_node.get(node, ()), *self.leases_anywhere, *self.leases_by_uid.get(holder_uid, ()))

@@ -1,4 +1,4 @@
-"""What one node answers to a pod, down to GPUs and islands.
+"""The answer of one node to a pod, down to GPUs and islands.
 
 A NodeAnswer has the blocker, the scheduler's reason, and the islands with free, held and withheld GPUs. The reasons are
 those of `atoll.explain.decision`. Pure.
@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from atoll.api import names
-from atoll.cluster.feasibility import could_serve
+from atoll.cluster.feasibility import Verdict, machine_verdict, node_verdict
 from atoll.cluster.health import judge as judge_health
 from atoll.cluster.machines import Cell, NodeDevices
 from atoll.cluster.objects import Pod
@@ -23,28 +23,35 @@ from topology.islands import islands
 
 GPUS_COUNTED: Final = "kube-scheduler counts too few free GPUs"
 LISTED_MAX: Final = 16
-"""Ids that one text lists."""
+"""Limit of ids in one text."""
 
 
 class NodeBlocker(StrEnum):
-    """What keeps a pod off a node, by what has to change."""
+    """What keeps a pod off a node, by the necessary change."""
 
     FITS = "fits"
     CLOSED = "closed"
     """The GPUs are there; kube-scheduler refuses the node for a reason of its own."""
     BUSY = "busy"
-    """The machine could serve the pod, if what others hold there were free."""
+    """The machine could serve the pod if the GPUs that others hold were free."""
     WITHHELD = "withheld"
-    """The machine could serve the pod, if cordoned or sick GPUs could be given out."""
+    """The machine could serve the pod if cordoned or unhealthy GPUs were usable."""
     SILENT = "silent"
-    """No fresh report of the node's GPUs."""
+    """No fresh report of the node's GPUs, which may serve the pod."""
     NEVER = "never"
-    """The machine cannot serve the pod even when it is empty and well."""
+    """The machine cannot serve the pod even if it is empty and healthy."""
+
+
+BLOCKERS: Final = {
+    Verdict.BUSY: NodeBlocker.BUSY,
+    Verdict.UNKNOWN: NodeBlocker.WITHHELD,
+    Verdict.NEVER: NodeBlocker.NEVER,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class IslandState:
-    """One island by device ids. `free`: could be given to this pod. `unfit`: what the claim does not accept."""
+    """One island by device ids. `free`: usable for this pod. `unfit`: not accepted by the claim."""
 
     name: str
     kind: str
@@ -71,13 +78,13 @@ def answers(scene: IndexedSnapshot, pod: Pod, request: Request, decision: PodDec
     cells = scene.ledger.cells(now_seconds=NOW_SECONDS, asking_uid=pod.metadata.uid, asking_priority=pod.spec.priority)
     fitting = frozenset(decision.verdicts.feasible)
     reasons = {**_reasons(scene, pod, request, cells, decision), **dict.fromkeys(fitting, "")}
-    return tuple(_answer(scene, name, reasons[name], request, cells, decision) for name in sorted(scene.nodes))
+    return tuple(_answer(scene, name, reasons[name], pod, request, cells, decision) for name in sorted(scene.nodes))
 
 
 def _reasons(
     scene: IndexedSnapshot, pod: Pod, request: Request, cells: Mapping[str, Cell], decision: PodDecision
 ) -> dict[str, str]:
-    """Return the extender's reason per node; empty where the GPUs fit. Nodes of one cell are asked once."""
+    """Return the extender's reason per node; empty if the GPUs fit. Nodes of one cell are judged once."""
     is_tied = bool(scene.ledger.leases_of(pod.metadata.uid))
     known: dict[Cell, str] = {}
     found: dict[str, str] = {}
@@ -96,20 +103,29 @@ def _reasons(
 
 
 def _answer(
-    scene: IndexedSnapshot, name: str, reason: str, request: Request, cells: Mapping[str, Cell], decision: PodDecision
+    scene: IndexedSnapshot,
+    name: str,
+    reason: str,
+    pod: Pod,
+    request: Request,
+    cells: Mapping[str, Cell],
+    decision: PodDecision,
 ) -> NodeAnswer:
     others = decision.closed.get(name, ())
     devices = scene.ledger.nodes.get(name)
     if devices is None or name not in cells:
         unseen = reason or names.REJECT_NO_REPORT
-        return NodeAnswer(name, NodeBlocker.SILENT, unseen, others, _silence(scene, name, unseen), ())
+        facts = scene.unseen.get(name)
+        is_open = facts is not None and node_verdict(pod, request, facts) is Verdict.UNKNOWN
+        standing = NodeBlocker.SILENT if is_open else NodeBlocker.NEVER
+        return NodeAnswer(name, standing, unseen, others, _silence(scene, name, unseen), ())
     if not reason:
         is_fit = name in decision.verdicts.feasible
         told = "" if is_fit else ", ".join(others) or GPUS_COUNTED
         standing = NodeBlocker.FITS if is_fit else NodeBlocker.CLOSED if others else NodeBlocker.BUSY
         parts = _islands(devices, cells[name], request)
         return NodeAnswer(name, standing, told, others, _free_text(parts), parts)
-    standing = _blocker(devices, request, reason)
+    standing = BLOCKERS[machine_verdict(devices, request)]
     parts = _islands(devices, cells[name], request)
     detail = (
         f"{_free_text(parts)}; {describe_request(request)}"
@@ -120,7 +136,7 @@ def _answer(
 
 
 def describe_request(request: Request) -> str:
-    """Return what the request wants of a set, in words: count 3, policy island, model nvidia-h100, needs one island."""
+    """Return the request in words: count 3, policy island, model nvidia-h100, needs one island."""
     ask = request.ask
     parts = [f"count {ask.count}", f"policy {ask.policy}"]
     if ask.interconnect != "any":
@@ -131,14 +147,6 @@ def describe_request(request: Request) -> str:
     parts += [f"MIG profile {request.mig_profile}"] if request.mig_profile else []
     needs = ", needs them on one island" if ask.policy == "island" and ask.count > 1 else ""
     return "asked: " + ", ".join(parts) + needs
-
-
-def _blocker(devices: NodeDevices, request: Request, reason: str) -> NodeBlocker:
-    if reason == names.REJECT_FABRIC:
-        return NodeBlocker.WITHHELD
-    if not could_serve(devices, request):
-        return NodeBlocker.NEVER
-    return NodeBlocker.BUSY if could_serve(devices, request, only_well=True) else NodeBlocker.WITHHELD
 
 
 def _islands(devices: NodeDevices, cell: Cell, request: Request) -> tuple[IslandState, ...]:
@@ -191,9 +199,11 @@ def _withheld_text(scene: IndexedSnapshot, devices: NodeDevices, parts: Sequence
 
 
 def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
-    """Return what is known of a node without GPUs to judge, and what it waits for."""
+    """Return what is known of a node without a usable report, and what it waits for."""
     if name in scene.ledger.nodes:
         return "the node's agent has not been heard for too long; look at its pod"
+    if name not in scene.unseen:
+        return "no label or resource of the node says that it has GPUs, and no agent has reported it"
     report = next((one.status for one in scene.snapshot.reports if one.metadata.name == name), None)
     if report is None:
         return "no agent has reported this node; it may not run there"
@@ -203,7 +213,7 @@ def _silence(scene: IndexedSnapshot, name: str, reason: str) -> str:
     if reason == names.REJECT_PAST_NODE:
         uids = f"the report is of Node {report.node_uid}, the node's uid is {scene.nodes[name].metadata.uid}"
         return f"{uids}; its agent has not looked at the machine since"
-    return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent makes it anew"
+    return "its devices or links contradict each other; delete the GpuNodeStatus, and its agent creates it again"
 
 
 def _ids(ids: Sequence[int]) -> str:

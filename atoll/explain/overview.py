@@ -1,4 +1,4 @@
-"""The cluster at a glance: nodes with their islands, who holds what, how the GPUs are, and which pods wait for what.
+"""Overview of the cluster: nodes with their islands, holders, health, and waiting pods.
 
 `atoll top` and the page show it. Waiting pods have the reasons of `atoll.explain.explanation`, without proposals; pods
 with equal requests are decided once, up to a limit. Pure.
@@ -24,12 +24,12 @@ from atoll.explain.snapshot import NOW_SECONDS
 from topology.islands import islands
 
 QUESTIONS_MAX: Final = 32
-"""Different questions of waiting pods that are answered; the others are counted."""
+"""Limit of different requests of waiting pods that are decided; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `state`: free, held, in use by a stranger, or why it is not given out; `holders`: pods by name."""
+    """One GPU. `state`: free, held, in foreign use, or why it is withheld; `holders`: pods by name."""
 
     id: int
     model: str
@@ -49,8 +49,8 @@ class IslandLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """One node with GPUs. `silence`: why its report does not count, the extender's words; `closed`: why kube-scheduler
-    uses it for none. Both are empty for a node that is well."""
+    """One node with GPUs. `silence`: why its report does not count, in the extender's words; `closed`: why
+    kube-scheduler places no pod there. Both are empty for a healthy node."""
 
     node: str
     models: str
@@ -60,7 +60,7 @@ class NodeLine:
 
     @property
     def is_silent(self) -> bool:
-        """Tell whether nothing that counts is known of its GPUs."""
+        """True if its GPUs have no usable report."""
         return bool(self.silence)
 
     @property
@@ -69,13 +69,13 @@ class NodeLine:
         return tuple(gpu for island in self.islands for gpu in island.gpus)
 
     def count(self, state: str) -> int:
-        """How many GPUs stand so."""
+        """Number of GPUs in a state."""
         return sum(gpu.state == state for gpu in self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingLine:
-    """One pod that waits, how many GPUs it asks for, since when, and for what."""
+    """One waiting pod: its number of GPUs, its age, and what it waits for."""
 
     pod: str
     asked: int
@@ -92,7 +92,7 @@ class Overview:
     waiting: tuple[WaitingLine, ...]
 
     def count(self, state: str = "") -> int:
-        """How many GPUs of the cluster stand so; all by default."""
+        """Number of GPUs of the cluster in a state; all by default."""
         return sum(node.count(state) if state else len(node.gpus) for node in self.nodes)
 
 
@@ -102,7 +102,7 @@ FOREIGN: Final = "foreign"
 
 
 def overview(scene: IndexedSnapshot, *, namespace: str = "") -> Overview:
-    """Look at the cluster; waiting pods and holders of one namespace alone, where one is given."""
+    """Return the overview; with a namespace, only its waiting pods and holders."""
     holders = _holders(scene, namespace)
     nodes = tuple(
         _node(scene, report, holders.get(report.metadata.name, {}))
@@ -114,7 +114,7 @@ def overview(scene: IndexedSnapshot, *, namespace: str = "") -> Overview:
 
 
 def _holders(scene: IndexedSnapshot, namespace: str) -> dict[str, dict[int, list[str]]]:
-    """Return who holds which device, by node and device id."""
+    """Return the holders by node and device id."""
     found: dict[str, dict[int, list[str]]] = {}
 
     def note(node: str, device_id: int, space: str, name: str) -> None:
@@ -175,7 +175,7 @@ def _is_foreign(scene: IndexedSnapshot, node: str, device_id: int, uuid: str) ->
 
 
 def _waiting(scene: IndexedSnapshot, found: Iterable[Pod]) -> Iterable[WaitingLine]:
-    """Yield the pods that wait, the longest first."""
+    """Yield the waiting pods, the longest first."""
     gangs = {key_of(gang): gang for gang in scene.snapshot.gangs}
     known: dict[object, str] = {}
     waiting = [pod for pod in found if pods.is_gpu_pod(pod) and pods.is_unplaced(pod)]

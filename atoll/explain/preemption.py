@@ -1,15 +1,15 @@
-"""Victims of a pod that fits nowhere: by kube-scheduler's preemption with the extender's, or by that for islands.
+"""Victims of a pod that fits nowhere: by kube-scheduler's preemption with the extender's, or by preemption for islands.
 
-Returns Preemptions in the order in which they would be tried, each a node and its victims. Pure. Where counts are short
-kube-scheduler looks for victims itself and the extender adds those whose GPUs the claim's links take
-(`atoll.cluster.node_victims`); where only the links do not suit, the controllers plan (`atoll.cluster.
-island_preemption`), first with members that their gangs do not need, then with gangs that give way whole.
+Returns ForetoldPreemptions in the order in which they would be tried, each a node and its victims. Pure. If counts are
+short, kube-scheduler looks for victims itself and the extender adds those whose GPUs the claim's links need
+(`atoll.cluster.node_victims`); if only the links do not suit, the controllers plan (`atoll.cluster.
+island_preemption`), first with members that their gangs do not need, then with whole gangs.
 
-kube-scheduler's own steps are followed here: on each node all pods of a lower priority are taken away, then spared
-again one by one, those that a disruption budget protects first, the most important first; of the nodes the one with
-the fewest broken budgets, the lowest priority of the first victim, the lowest sum, the fewest and the youngest victims.
-Of pods of one priority the one that started earlier is the more important. A rule about neighbours is weighed anew
-without the victims where it keeps the pod off the node now.
+It follows kube-scheduler's own steps: on each node all pods of a lower priority are removed, then reprieved one by one,
+those that a disruption budget protects first, the most important first. The node with the fewest violated budgets wins,
+then the lowest priority of the first victim, the lowest sum, the fewest and the youngest victims. Of pods with one
+priority the one that started earlier is more important. A rule about neighbours that keeps the pod off the node is
+evaluated again without the victims.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,12 +33,12 @@ from atoll.explain.snapshot import NOW_SECONDS
 
 PRIORITY_SHIFT = 2**31
 NOT_STARTED = "~"
-"""After every time: kube-scheduler takes a pod that has not started for one that starts now."""
+"""Later than every time: kube-scheduler counts a pod that has not started as starting now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForetoldPreemption:
-    """Evict `victims` from `node`, the most important first; `violations`: how many of them break a promise."""
+    """Evict `victims` from `node`, the most important first; `violations`: how many of them violate a budget."""
 
     node: str
     victims: tuple[Pod, ...]
@@ -46,7 +46,7 @@ class ForetoldPreemption:
 
 
 def preemptions_for(scene: IndexedSnapshot, pod: Pod, decision: PodDecision) -> Iterator[ForetoldPreemption]:
-    """Yield whom the pod would push out, of which the first that makes room counts; nothing where it may not."""
+    """Yield the preemptions of the pod, of which the first that makes room counts; none if it may not preempt."""
     request = decision.request
     if isinstance(request, Rejection) or pod.spec.preemption_policy == "Never" or decision.fits:
         return
@@ -83,7 +83,8 @@ def _with_gangs(victims: tuple[Pod, ...], admitted: Sequence[GangView]) -> tuple
 def _by_count(
     scene: IndexedSnapshot, pod: Pod, request: Request, budgets: DisruptionBudgets
 ) -> ForetoldPreemption | None:
-    """Nodes that kube-scheduler refuses for what others hold there; those that only the extender refuses are none."""
+    """The preemption on nodes that kube-scheduler refuses for what others hold, not on those that only the extender
+    refuses."""
     holders = pods_by_node(scene.ledger)
     found: list[ForetoldPreemption] = []
     now = _neighbours(scene, pod, scene.pods_by_node) if scene.minds_neighbours(pod) else None
@@ -116,7 +117,7 @@ def _by_count(
 
 
 def _order(one: ForetoldPreemption) -> tuple[int, int, int, int, tuple[int, ...], str]:
-    """Order over nodes as kube-scheduler's, smaller is better: last, the younger the oldest of the most important."""
+    """kube-scheduler's order over nodes, smaller is better; the last tie-break prefers younger victims."""
     priorities = [victim.spec.priority for victim in one.victims]
     since = min(_started(v) for v in one.victims if v.spec.priority == max(priorities))
     young = tuple(-ord(character) for character in since)
@@ -131,7 +132,7 @@ def _started(pod: Pod) -> str:
 def _reprieved(
     room: "_NodeSimulation", there: Sequence[Pod], budgets: DisruptionBudgets
 ) -> tuple[tuple[Pod, ...], int]:
-    """Return the victims of one node by kube-scheduler's own filters, and how many of them break a budget."""
+    """Return the victims of one node by kube-scheduler's own filters, and how many of them violate a budget."""
     priority = room.pod.spec.priority
     running = [one for one in there if not pods.is_terminal(one)]
     low = [one for one in running if one.spec.priority < priority]
@@ -161,8 +162,8 @@ def _reprieved(
 
 
 def _counted_budgets(pod: Pod, budgets: DisruptionBudgets) -> tuple[str, ...]:
-    """Return the budgets that kube-scheduler counts for a pod: unlike the API server it takes an empty selector for one
-    that means nobody."""
+    """Return the budgets that kube-scheduler counts for a pod: unlike the API server, it treats an empty selector as
+    matching no pod."""
     return tuple(
         budget.key
         for budget in budgets.all
@@ -179,8 +180,8 @@ def _neighbours(scene: IndexedSnapshot, pod: Pod, pods_on: Mapping[str, Sequence
 
 @dataclass(frozen=True, slots=True)
 class _NodeSimulation:
-    """Whether the pod fits on one node beside some of its pods, by kube-scheduler's filters. `has_neighbours`: a rule
-    about neighbours keeps it off the node now."""
+    """Checks by kube-scheduler's filters whether the pod fits on one node beside some of its pods. `has_neighbours`: a
+    rule about neighbours keeps it off the node now."""
 
     scene: IndexedSnapshot
     pod: Pod

@@ -1,16 +1,16 @@
-"""What would help a pod that waits: changes, each of them decided again before it is proposed.
+"""Proposals for a waiting pod: changes, each decided again before it is proposed.
 
 Returns Proposals, the cheapest first, and the kinds of change that do not help. The cost is a fixed order over
-kinds: what is under way anyway, what the user asks, what an administrator says with one word, what takes other pods
-their GPUs, what costs money. Pure and deterministic.
+kinds: changes already under way, the user's request, an administrator's settings, GPUs of other pods, new
+machines. Pure and deterministic.
 
     ending     a pod that is being deleted, or has ended without proof, goes     gpu    cordoned GPUs are given out
-    relax      the claim asks less of the set or of the cards                   repair sick GPUs get well
+    relax      the claim asks less of the set or of the cards                   repair sick GPUs recover
     count      fewer GPUs                                                       end    running pods end
     open       a node is uncordoned, its taints tolerated, labelled             add    a node is added
 
-Each kind is searched alone. Within a kind the smallest change is found: fewest relaxations, the largest count, fewest
-GPUs, fewest pods, all on the one node where the pod then fits. The pods of other nodes are not moved.
+Each kind is searched by itself. Within a kind the smallest change is found: fewest relaxations, the largest count,
+fewest GPUs, fewest pods, all on the one node where the pod then fits. Pods of other nodes do not move.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,15 +38,15 @@ P = TypeVar("P")
 H = TypeVar("H")
 
 SHOWN_MAX: Final = 3
-"""Proposals of one kind."""
+"""Limit of proposals of one kind."""
 END_SETS_MAX: Final = 64
-"""Sets of pods, the cheapest, that are decided again."""
+"""Limit of sets of pods, cheapest first, that are decided again."""
 GPU_SETS_MAX: Final = 4096
-"""Sets of withheld GPUs that are tried on one node."""
+"""Limit of sets of withheld GPUs tried on one node."""
 
 
 class ProposalKind(StrEnum):
-    """What has to be different, the cheapest first."""
+    """Kinds of change, the cheapest first."""
 
     ENDING = "ending"
     RELAX = "relax"
@@ -60,7 +60,7 @@ class ProposalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One change after which the pod fits, where, and on which GPUs. `cost` orders proposals of one kind."""
+    """One change after which the pod fits, with its node and GPUs. `cost` orders proposals of one kind."""
 
     kind: ProposalKind
     change: ClusterChange
@@ -79,7 +79,7 @@ class Suggestions(Generic[P]):
 
 
 def search_all(searches: Mapping[ProposalKind, Callable[[H], tuple[list[P], bool]]], hunt: H) -> Suggestions[P]:
-    """Search every kind by itself. A search gives what it found, and whether it was cut."""
+    """Search every kind by itself. A search gives its results, and whether it was cut."""
     proposals: list[P] = []
     helpless: list[ProposalKind] = []
     cut: list[ProposalKind] = []
@@ -95,7 +95,7 @@ def search_all(searches: Mapping[ProposalKind, Callable[[H], tuple[list[P], bool
 
 @dataclass(frozen=True, slots=True)
 class _ProposalSearch:
-    """What every search needs. `holders`: of every node; `surroundings`: all by node; `closed`: see Decision."""
+    """Input of every search. `holders`: of every node; `surroundings`: all by node; `closed`: see PodDecision."""
 
     case: PodCase
     scene: IndexedSnapshot
@@ -106,7 +106,7 @@ class _ProposalSearch:
 
 
 def find_suggestions(scene: IndexedSnapshot, pod: Pod, decision: PodDecision) -> Suggestions[Proposal]:
-    """Return what would help a pod that fits nowhere now; nothing for one whose request cannot be read."""
+    """Return proposals for a pod that fits nowhere now; none for an invalid request."""
     if isinstance(decision.request, Rejection) or decision.fits:
         return Suggestions()
     case = PodCase(scene.snapshot, pod, scene.snapshot.claim_of(pod))
@@ -118,7 +118,7 @@ def find_suggestions(scene: IndexedSnapshot, pod: Pod, decision: PodDecision) ->
 
 
 def check(case: PodCase, change: ClusterChange) -> PodDecision:
-    """Decide about the pod on the changed cluster, all of it."""
+    """Decide about the pod on the whole changed cluster."""
     after = changed(case, change)
     return decide(index_snapshot(after.snapshot), after.pod, after.claim)
 
@@ -126,7 +126,7 @@ def check(case: PodCase, change: ClusterChange) -> PodDecision:
 def _verified(
     hunt: _ProposalSearch, kind: ProposalKind, change: ClusterChange, node: str, cost: tuple[Any, ...]
 ) -> Iterator[Proposal]:
-    """Decide again on what the change leaves of this node; yield the proposal if the pod fits there."""
+    """Decide again on this node after the change; yield the proposal if the pod fits there."""
     has_neighbours = hunt.scene.minds_neighbours(hunt.case.pod)
     small = hunt.surroundings.around(node, holder_uid=hunt.case.pod.metadata.uid, has_neighbours=has_neighbours)
     after = changed(replace(hunt.case, snapshot=small), change)
@@ -153,7 +153,8 @@ def _proposal(
 def _claim_change(
     hunt: _ProposalSearch, kind: ProposalKind, change: ClusterChange, cost: tuple[Any, ...]
 ) -> Iterator[Proposal]:
-    """The cluster stays as it is, so its scene serves again, and what it has against the pod beside GPUs."""
+    """Decide with another claim: the scene and its reasons beside GPUs stay valid, because the cluster does not
+    change."""
     after = changed(hunt.case, change)
     decision = decide_beside(hunt.scene, after.pod, after.claim, hunt.closed, list(hunt.scene.nodes))
     if decision.fits:
@@ -164,7 +165,7 @@ Found = tuple[list[Proposal], bool]
 
 
 def _ending(hunt: _ProposalSearch) -> Found:
-    """Pods that end anyway, all that concern one node together."""
+    """Pods that are ending anyway, all of one node together."""
     found: list[Proposal] = []
     against = opponents_of(hunt.scene, hunt.case.pod)
     for one in hunt.holders:
@@ -199,7 +200,7 @@ def _count(hunt: _ProposalSearch) -> Found:
 
 
 def _open(hunt: _ProposalSearch) -> Found:
-    """Nodes whose GPUs fit, and which kube-scheduler refuses for what stands on the Node alone."""
+    """Nodes whose GPUs fit, which kube-scheduler refuses only because of the Node object."""
     pod = hunt.case.pod
     found: list[Proposal] = []
     for name, node in sorted(hunt.scene.nodes.items()):
@@ -208,7 +209,7 @@ def _open(hunt: _ProposalSearch) -> Found:
             continue
         taints = len(tolerable(pod, node)) + node.spec.unschedulable
         labels = sum(node.metadata.labels.get(key) != value for key, value in pod.spec.node_selector.items())
-        found += _verified(hunt, ProposalKind.OPEN, ClusterChange(opened=name), name, (taints + labels, name))
+        found += _verified(hunt, ProposalKind.OPEN, ClusterChange(opened=(name,)), name, (taints + labels, name))
     return _first(found), False
 
 
@@ -221,7 +222,7 @@ def _repair(hunt: _ProposalSearch) -> Found:
 
 
 def _withheld(hunt: _ProposalSearch, kind: ProposalKind) -> Found:
-    """The fewest GPUs of one node that would have to be given out again."""
+    """The fewest withheld GPUs of one node that would have to become usable."""
     reports = {one.metadata.name: one for one in hunt.case.snapshot.reports}
     found: list[Proposal] = []
     is_cut = False
@@ -244,7 +245,7 @@ def _withheld(hunt: _ProposalSearch, kind: ProposalKind) -> Found:
 
 
 def _sets_of(kind: ProposalKind, status: GpuNodeStatus) -> Iterator[ClusterChange]:
-    """Yield the changes that give GPUs back, by how many."""
+    """Yield the changes that make withheld GPUs usable, by their number."""
     node, standings = status.metadata.name, judge_health(status).standings
     is_cordon = kind is ProposalKind.GPU
     states = {Availability.CORDONED} if is_cordon else {Availability.QUARANTINED, Availability.UNKNOWN}
@@ -277,18 +278,18 @@ def _end(hunt: _ProposalSearch) -> Found:
 
 
 def _total(price_of: Mapping[str, Price], uids: Iterable[str]) -> tuple[int, int, tuple[str, ...]]:
-    """Order of victims: the highest priority among them, then how many GPUs they hold, then their names."""
+    """Order of victims: the highest priority among them, then the number of GPUs they hold, then their names."""
     prices = [price_of[uid] for uid in uids]
     named = tuple(sorted(name for _, _, name in prices))
     return max(priority for priority, _, _ in prices), sum(gpus for _, gpus, _ in prices), named
 
 
 def _add(hunt: _ProposalSearch) -> Found:
-    """A node like one of the cluster's, then known machines, the smallest first."""
+    """One more node like the cluster's, then known machines, the smallest first."""
     found: list[Proposal] = []
     for rank, addition in enumerate(additions(hunt.case.snapshot, hunt.case.pod, name=_free_name(hunt.scene))):
         name = addition.node.metadata.name
-        found += _verified(hunt, ProposalKind.ADD, ClusterChange(added=addition), name, (rank,))
+        found += _verified(hunt, ProposalKind.ADD, ClusterChange(added=(addition,)), name, (rank,))
         if len(found) == SHOWN_MAX:
             break
     return found, False
@@ -306,7 +307,7 @@ def _all_on(scene: IndexedSnapshot, one: NodeHolders) -> set[str]:
 
 
 def _is_ending(scene: IndexedSnapshot, uid: str) -> bool:
-    """Tell whether a holder goes anyway: it is deleted, has ended, or is gone and only its Leases are left."""
+    """True if a holder is ending anyway: it is deleted, has ended, or only its Leases are left."""
     found = scene.by_uid.get(uid)
     if found is None:
         return bool(scene.ledger.leases_of(uid))

@@ -1,4 +1,4 @@
-"""Nodes that could be added: copies of machines that the cluster has, and known machines.
+"""Nodes that could be added: copies of the cluster's machines, and known machines.
 
 An Addition is an empty, healthy machine with a fresh heartbeat that matches the pod's selector. The same name gives the
 same node. Pure.
@@ -26,13 +26,13 @@ from atoll.explain.snapshot import ClusterSnapshot
 from topology.profiles import profile, profile_names
 
 ALLOCATABLE = {"cpu": "192", "memory": "2Ti", "ephemeral-storage": "4Ti", "pods": "110"}
-"""What a known machine is taken to have beside GPUs."""
+"""Assumed resources of a known machine beside GPUs."""
 
 
 def additions(snapshot: ClusterSnapshot, pod: Pod, *, name: str = "new-node") -> Iterator[Addition]:
-    """Yield one node per kind of machine in the cluster that the pod could go to, by the name of the first, then every
-    known one by the number of its GPUs. Nodes of a kind have the same GPUs and the same values of the labels by which
-    the pod keeps near to others or apart."""
+    """Yield one node per kind of machine in the cluster that the pod could use, by the name of the first, then every
+    known machine by its number of GPUs. Nodes of a kind have the same GPUs and the same values of the labels in the
+    pod's affinity and anti-affinity."""
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     keys = {term.topology_key for term in (*pod_fit.anti_terms(pod), *pod_fit.affinity_terms(pod))} - {HOSTNAME}
     seen = set()
@@ -68,12 +68,12 @@ def additions_for(snapshot: ClusterSnapshot, pod: Pod, names: Sequence[str]) -> 
 
 
 def _machine(status: GpuNodeStatusReport) -> tuple[object, ...]:
-    """Return what machines of one kind have in common."""
+    """Return the properties that machines of one kind share."""
     return status.links, tuple((device.model, device.memory_bytes, device.mig) for device in status.devices)
 
 
 def like_node(snapshot: ClusterSnapshot, node: Node, report: GpuNodeStatus, *, name: str) -> Addition:
-    """Return another node like this one: its labels and taints, its machine, empty and well."""
+    """Return another node like this one: its labels and taints, its machine, empty and healthy."""
     assert report.status is not None
     uuids = {device.uuid: f"{name}-{position}" for position, device in enumerate(report.status.devices)}
     devices = tuple(_fresh(device, uuids) for device in report.status.devices)
@@ -86,7 +86,7 @@ def like_node(snapshot: ClusterSnapshot, node: Node, report: GpuNodeStatus, *, n
 
 
 def _emptied(node: Node, name: str) -> Node:
-    """Return the Node of such a machine on its first day: without a cordon, or a taint that tells how the node is."""
+    """Return the Node of a new machine: without a cordon or a taint that reports its condition."""
     labels = {**node.metadata.labels, HOSTNAME: name}
     taints = tuple(taint for taint in node.spec.taints if not host_fit.tells_state(taint))
     spec = msgspec.structs.replace(node.spec, unschedulable=False, taints=taints)
@@ -94,7 +94,7 @@ def _emptied(node: Node, name: str) -> Node:
 
 
 def _may_take(node: Node, pod: Pod) -> bool:
-    """Tell whether kube-scheduler would put the pod on the empty node, whatever GPUs it has."""
+    """True if kube-scheduler would accept the empty node for the pod, whatever its GPUs."""
     left = host_fit.free(node, ())
     return not host_fit.node_reason(pod, node) and all(
         amount <= left.get(resource, 0) for resource, amount in host_fit.needs(pod).items()

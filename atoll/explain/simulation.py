@@ -1,8 +1,8 @@
-"""What would become of pods that nobody has created yet: where, with which devices, and what is left.
+"""Simulates pods that do not exist yet: their nodes, their devices, and the remaining capacity.
 
-Returns one Outcome per pod, and the capacity before and after. Each pod is decided by `atoll.explain.decision`, each
-gang by `atoll.explain.gang_decision`, and counted as bound before the next, in the order in which they would be taken:
-priority, then the order given. Who finds no place and may preempt pushes others out, which are not placed again. Pure.
+Returns one PodOutcome per pod, and the capacity before and after. `atoll.explain.decision` decides each pod,
+`atoll.explain.gang_decision` each gang, in the order of priority, then as given; each counts as bound before the next.
+A pod without a place that may preempt evicts others, which are not placed again. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from atoll.cluster.gangs import lifecycle
 from atoll.cluster.gangs.membership import gang_key, key_of
 from atoll.cluster.objects import Pod
 from atoll.cluster.pods import is_gpu_pod
-from atoll.explain.changes import Addition, with_node, without_pods
+from atoll.explain.changes import without_pods
 from atoll.explain.codec import with_objects
 from atoll.explain.decision import IndexedSnapshot, PodDecision, decide, index_snapshot
 from atoll.explain.explanation import Explanation, explain
@@ -34,8 +34,8 @@ NO_GANG: Final = "its GpuGang is missing: put it into the files, or create it; w
 
 @dataclass(frozen=True, slots=True)
 class PodOutcome:
-    """One pod. It fits where `allocation` is given; else `explanation` says why not, and what would help, or `note` why
-    its gang does not start. `evicted`: pods that it, or its gang, pushes out."""
+    """One pod. `allocation`: its place if it fits; else `explanation` says why not and what would help, or `note` why
+    its gang does not start. `evicted`: pods that it or its gang evicts."""
 
     pod: Pod
     node: str = ""
@@ -50,7 +50,7 @@ class PodOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FreeCapacity:
-    """GPUs that could be given out, per node, and the largest set of them on one island anywhere."""
+    """Usable free GPUs per node, and the largest set of them on one island."""
 
     free: Mapping[str, int]
     largest_island: int
@@ -58,7 +58,7 @@ class FreeCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The answer. `after`: the cluster as it would then be."""
+    """The answer. `after`: the cluster afterwards."""
 
     outcomes: tuple[PodOutcome, ...]
     before: FreeCapacity
@@ -68,8 +68,8 @@ class Simulation:
 def simulate(
     snapshot: ClusterSnapshot, asking: Sequence[Pod], gangs: Sequence[GpuGang] = (), *, preempts: bool = True
 ) -> Simulation:
-    """Place pods and gangs one after another; a gang's turn is that of its last member. Their claims stand in the
-    snapshot; a gang that is there already is what `gangs` says from now on. Without `preempts` nobody is pushed out."""
+    """Place pods and gangs one after another; a gang's turn is that of its last member. Their claims are in the
+    snapshot; `gangs` replaces the specs of existing gangs. Without `preempts` no pod is evicted."""
     snapshot = _with_gangs(snapshot, gangs)
     scene = index_snapshot(snapshot)
     before = free_capacity_of(scene)
@@ -85,7 +85,7 @@ def simulate(
 
 
 def _with_gangs(snapshot: ClusterSnapshot, gangs: Sequence[GpuGang]) -> ClusterSnapshot:
-    """Apply the gangs: a new spec changes neither who the gang is nor what became of it."""
+    """Apply the gangs: a new spec changes neither a gang's identity nor its status."""
     applied = {key_of(gang): gang.model_copy(update={"status": None}) for gang in gangs}
     for before in snapshot.gangs:
         now = applied.get(key_of(before))
@@ -97,7 +97,7 @@ def _with_gangs(snapshot: ClusterSnapshot, gangs: Sequence[GpuGang]) -> ClusterS
 
 
 def _in_order(asking: Sequence[Pod]) -> list[tuple[Pod, ...]]:
-    """Return single pods and gangs in the order of their turns: priority, then as they were given."""
+    """Return single pods and gangs in the order of their turns: priority, then as given."""
     units: dict[object, list[Pod]] = {}
     for number, pod in enumerate(asking):
         key = gang_key(pod)
@@ -108,7 +108,7 @@ def _in_order(asking: Sequence[Pod]) -> list[tuple[Pod, ...]]:
 
 
 def without_nodes(snapshot: ClusterSnapshot, gone: Sequence[str]) -> ClusterSnapshot:
-    """Return the snapshot without these nodes, and without the pods that ran there."""
+    """Return the snapshot without these nodes and their pods."""
     there = {pod.metadata.uid for pod in snapshot.pods if pod.spec.node_name in gone}
     left = without_pods(snapshot, there)
     return replace(
@@ -119,15 +119,8 @@ def without_nodes(snapshot: ClusterSnapshot, gone: Sequence[str]) -> ClusterSnap
     )
 
 
-def with_nodes(snapshot: ClusterSnapshot, added: Sequence[Addition]) -> ClusterSnapshot:
-    """Return the snapshot with nodes added."""
-    for one in added:
-        snapshot = with_node(snapshot, one)
-    return snapshot
-
-
 def free_capacity_of(scene: IndexedSnapshot) -> FreeCapacity:
-    """Return what every node can give out now."""
+    """Return the usable free GPUs of every node."""
     cells = scene.ledger.cells(now_seconds=NOW_SECONDS)
     largest = (
         (cell.free & island.mask).bit_count() for cell in set(cells.values()) for island in islands(cell.shape.machine)
@@ -136,7 +129,7 @@ def free_capacity_of(scene: IndexedSnapshot) -> FreeCapacity:
 
 
 def _place(scene: IndexedSnapshot, pod: Pod, *, preempts: bool) -> tuple[PodOutcome, IndexedSnapshot]:
-    """Return what becomes of a pod, and the scene afterwards."""
+    """Return the outcome of a pod, and the scene afterwards."""
     if not is_gpu_pod(pod) or pod.spec.scheduling_gates:
         return PodOutcome(pod, explanation=explain(scene, pod)), scene
     decision = decide(scene, pod, scene.snapshot.claim_of(pod))
@@ -161,7 +154,7 @@ def _place(scene: IndexedSnapshot, pod: Pod, *, preempts: bool) -> tuple[PodOutc
 def place_gang(
     scene: IndexedSnapshot, members: Sequence[Pod], *, preempts: bool
 ) -> tuple[list[PodOutcome], IndexedSnapshot]:
-    """Return what becomes of the members of one gang, and the scene afterwards: all have their GPUs, or none."""
+    """Return the outcomes of one gang's members, and the scene afterwards: all have their GPUs, or none."""
     key = gang_key(members[0])
     scene = index_snapshot(with_objects(scene.snapshot, pods=members))
     gang = scene.snapshot.gang(*key) if key is not None else None
@@ -189,7 +182,7 @@ def place_gang(
 
 
 def _admitted(snapshot: ClusterSnapshot, gang: GpuGang) -> ClusterSnapshot:
-    """Note on the gang that it is admitted, so that it counts as one when others want room."""
+    """Mark the gang as admitted, so that it counts as a gang when others need room."""
     now = seconds_of(snapshot.taken_at) or 0.0
     status = lifecycle.admit(gang.status or GpuGangStatus(), now_seconds=now, message="simulated")
     admitted = gang.model_copy(update={"status": status})
@@ -201,7 +194,7 @@ def _named(pod: Pod) -> str:
 
 
 def allocation_of(scene: IndexedSnapshot, decision: PodDecision) -> Allocation:
-    """Return what bind would write for a pod that fits."""
+    """Return the allocation that bind would write for a pod that fits."""
     assert decision.best is not None
     devices = scene.ledger.nodes[decision.best.node].devices
     chosen = [devices[position] for position in decision.best.choice.positions]
@@ -209,7 +202,7 @@ def allocation_of(scene: IndexedSnapshot, decision: PodDecision) -> Allocation:
 
 
 def bound_pod(pod: Pod, allocation: Allocation) -> Pod:
-    """Return the pod as it is once it runs with these GPUs."""
+    """Return the pod running with these GPUs."""
     annotations = {**pod.metadata.annotations, **allocation_annotations(allocation, ())}
     return msgspec.structs.replace(
         pod,
@@ -220,6 +213,6 @@ def bound_pod(pod: Pod, allocation: Allocation) -> Pod:
 
 
 def numbered(wanted: int, shape: str, taken: Collection[str]) -> Iterator[str]:
-    """Yield the names of nodes that are added; none of them is taken."""
+    """Yield unused names for added nodes."""
     free = (name for number in count(1) if (name := f"added-{shape}-{number}") not in taken)
     return islice(free, wanted)

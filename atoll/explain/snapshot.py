@@ -1,10 +1,10 @@
-"""The cluster at one moment, as frozen values: all that a decision about a pod depends on.
+"""The cluster at one moment, as frozen values: all input of a decision about a pod.
 
 It also gives the Ledger that extender and controllers would have after reading the same lists. A live cluster and a
-saved file are read into the same value.
+saved file give the same kind of value.
 
-`past_asks`: what an extender remembers, where it was asked. Not in it, because it lives in one process: sets that
-filter expects moments before their bind, and nodes on which a bind has just failed.
+`past_asks`: an extender's history of requests, if one was asked. Not included, because it lives in one process: sets
+that filter expects moments before their bind, and nodes on which a bind has just failed.
 """
 
 import math
@@ -21,18 +21,19 @@ from atoll.cluster import pods
 from atoll.cluster.budgets import DisruptionBudget
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod, PriorityClass
+from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolumeClaim, Pod, PriorityClass
 from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
 from atoll.cluster.reservation_use import reservation_name
 
 NOW_SECONDS = 0.0
-"""The moment of a snapshot on the clock of its ledger."""
+"""Time of a snapshot on its ledger's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents."""
+    """Everything at `taken_at`, a UTC time. `leases`: those of GPUs; `heartbeats`: those of agents; `volumes`,
+    `volume_claims`: where the asker may read them."""
 
     taken_at: str
     nodes: tuple[Node, ...] = ()
@@ -46,6 +47,8 @@ class ClusterSnapshot:
     budgets: tuple[DisruptionBudget, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
     reservations: tuple[GpuReservation, ...] = ()
+    volumes: tuple[PersistentVolume, ...] = ()
+    volume_claims: tuple[PersistentVolumeClaim, ...] = ()
     past_asks: RequestHistory | None = None
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -66,17 +69,17 @@ class ClusterSnapshot:
         return next((one for one in self.reservations if one.metadata.name == name), None) if name else None
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
-        """Return what is found under the name that the pod gives."""
+        """Return the GpuClaim that the pod names."""
         return self.claim(pod.metadata.namespace, pods.claim_name(pod))
 
     def age_seconds(self, time: str | None) -> float:
-        """Return how long before the snapshot a time was, never less than zero; infinity for a text that is none."""
+        """Return the seconds between a time and the snapshot, at least zero; infinity for an invalid text."""
         then, now = seconds_of(time or ""), seconds_of(self.taken_at)
         return max(0.0, now - then) if then is not None and now is not None else math.inf
 
 
 def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
-    """Return the ledger that a process holds after reading these lists; its clock stands at NOW_SECONDS."""
+    """Return the ledger of a process that has read these lists, at time NOW_SECONDS."""
     ledger = Ledger()
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     for heartbeat in snapshot.heartbeats:
@@ -96,7 +99,7 @@ def ledger_of(snapshot: ClusterSnapshot) -> Ledger:
 
 
 def pods_by_node(found: Iterable[Pod]) -> dict[str, list[Pod]]:
-    """Return the pods that are bound, by node, those that have ended included."""
+    """Return the bound pods by node, including ended ones."""
     by_node: dict[str, list[Pod]] = {}
     for pod in found:
         if pod.spec.node_name:

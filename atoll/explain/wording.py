@@ -13,7 +13,7 @@ from atoll.explain.nodes import IslandState, NodeAnswer
 from atoll.explain.proposals import Proposal, ProposalKind
 
 NAMED_MAX: Final = 8
-"""Pods or GPUs that one sentence names."""
+"""Limit of pods or GPUs in one sentence."""
 
 HELPLESS: Final[Mapping[ProposalKind, str]] = {
     ProposalKind.ENDING: "no pod that is ending makes room",
@@ -25,12 +25,13 @@ HELPLESS: Final[Mapping[ProposalKind, str]] = {
     ProposalKind.END: "no running pods of one node would make room by their end",
     ProposalKind.ADD: "no node of a known shape would fit",
 }
-"""What it means that nothing of a kind helps."""
+"""Sentence for each kind of change that does not help."""
 
 
 def sentence(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> str:
-    """Return what to do, and what the pod then gets."""
-    return f"{_what(proposal, scene, pod)}: then it fits on {proposal.node} with GPUs {_list(proposal.device_ids)}"
+    """Return what to do, and the result for the pod."""
+    gpus = f"GPU{'s' if len(proposal.device_ids) > 1 else ''} {_list(proposal.device_ids)}"
+    return f"{_what(proposal, scene, pod)}: then it fits on {proposal.node} with {gpus}"
 
 
 def _what(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> str:
@@ -40,18 +41,17 @@ def _what(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> str:
     if proposal.kind is ProposalKind.COUNT:
         return f"ask for {change.count}"
     if proposal.kind is ProposalKind.OPEN:
-        return _opening(change.opened, scene, pod)
+        return _opening(change.opened[0], scene, pod)
     if proposal.kind in (ProposalKind.GPU, ProposalKind.REPAIR):
         gpus = ", ".join(gpu_text(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)[:NAMED_MAX])
         return f"uncordon {gpus}" if proposal.kind is ProposalKind.GPU else f"get {gpus} well"
     if proposal.kind is ProposalKind.ADD:
-        assert change.added is not None
-        return f"add a node ({change.added.shape})"
+        return f"add a node ({change.added[0].shape})"
     return when_ended([pod_text(scene, uid) for uid in change.ended], is_proof=proposal.kind is ProposalKind.ENDING)
 
 
 def when_ended(named: Sequence[str], *, is_proof: bool) -> str:
-    """Return `when these pods end`, or are proven to have ended, for one or for several."""
+    """Return `when these pods end`, or are proven to have ended, in singular or plural."""
     is_one = len(named) == 1
     verb = ("is" if is_one else "are") + " proven to have ended" if is_proof else "ends" if is_one else "end"
     return f"when {listed(named)} {verb}"
@@ -73,13 +73,13 @@ def _opening(name: str, scene: IndexedSnapshot, pod: Pod) -> str:
 
 
 def gpu_text(scene: IndexedSnapshot, node: str, uuid: str) -> str:
-    """Return a GPU as people name it."""
+    """Return a GPU's name for people."""
     devices = scene.ledger.nodes[node]
     return f"GPU {node}/{devices.devices[devices.position_by_uuid[uuid]].id}"
 
 
 def pod_text(scene: IndexedSnapshot, uid: str) -> str:
-    """Return a pod as people name it; one that is gone by its Leases."""
+    """Return a pod's name for people; for one that is gone, from its Leases."""
     found = scene.by_uid.get(uid)
     if found is not None:
         return f"{found.metadata.namespace}/{found.metadata.name}"
@@ -93,7 +93,7 @@ def nodes_text(count: int) -> str:
 
 
 def group_text(count: int, standing: str, reason: str, others: Sequence[str]) -> str:
-    """Return how many nodes stand how, and why: each reason once."""
+    """Return the number of nodes with a blocker, and the reasons, each once."""
     reasons = ", ".join(dict.fromkeys(part for part in (reason, *others) if part)) or "the pod fits"
     return f"{nodes_text(count)} {standing}: {reasons}"
 
@@ -127,13 +127,13 @@ def proposal_json(proposal: Proposal, scene: IndexedSnapshot, pod: Pod) -> dict[
         "count": change.count,
         "gpus": [gpu_text(scene, node, uuid) for node, uuid in (*change.uncordoned, *change.healed)],
         "pods": [pod_text(scene, uid) for uid in change.ended],
-        "openedNode": change.opened,
-        "addedShape": change.added.shape if change.added is not None else "",
+        "openedNode": "".join(change.opened),
+        "addedShape": change.added[0].shape if change.added else "",
     }
 
 
 def holders_text(scene: IndexedSnapshot, node: str) -> str:
-    """Return who holds which GPUs of a node."""
+    """Return the holders of a node's GPUs."""
     found = []
     for uid in sorted(scene.ledger.pods):
         allocation = scene.ledger.allocation_of(uid)
@@ -168,7 +168,7 @@ def _island_json(part: IslandState) -> dict[str, Any]:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Return the first of some texts, and how many more there are."""
+    """Return the first of some texts, and the number of the rest."""
     more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
     return ", ".join(texts[:NAMED_MAX]) + more
 

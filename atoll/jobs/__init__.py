@@ -1,1 +1,1 @@
-"""Jobs: what somebody wants to run, and the Kubernetes objects that it becomes. Pure."""
+"""Jobs, and the Kubernetes objects that they become. Pure."""

@@ -1,8 +1,4 @@
-"""Other words for the same thing: priority classes of ML jobs, and short names of GPUs.
-
-In: a word as users write it. Out: the word that the platform and Kubernetes know. Separate, because the vocabularies of
-platform and model jobs meet here.
-"""
+"""Aliases: priority classes of ML jobs, and short names of GPUs."""
 
 import re
 from collections.abc import Mapping
@@ -20,10 +16,10 @@ PRIORITIES: Final[Mapping[MlPriorityClass, tuple[Priority, ...]]] = {
     MlPriorityClass.ON_DEMAND: (Priority.NORMAL, Priority.HIGH),
     MlPriorityClass.SPOT: (Priority.LOW,),
 }
-"""Priority class of an ML job: the priorities that agree with it, the one that it means first."""
+"""Priority class of an ML job: the compatible priorities, its own meaning first."""
 
 
 def gpu_model(text: str) -> str | None:
-    """Return the type of a GPU as vendor-model; None for a word that is neither a known short name nor of that form."""
+    """Return the type of a GPU as vendor-model; None for any other word."""
     word = gpu_id(text)
     return word if _MODEL.fullmatch(word) and len(word) <= MODEL_LENGTH_MAX else None

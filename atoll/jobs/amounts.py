@@ -1,7 +1,7 @@
-"""How much of a host each pod asks for: cpu, memory, scratch space, shared memory.
+"""Host resources of each pod: cpu, memory, scratch space, shared memory.
 
-In: a Job and its attributes. Out: frozen Amounts as Kubernetes writes them. Sizes of attributes are decimal GB.
-Shared memory is memory: what is written to /dev/shm counts against the limit, so both are asked for together.
+Gives frozen Amounts in Kubernetes' format. Sizes of attributes are decimal GB. Shared memory is memory: /dev/shm counts
+against the limit, so the request includes both.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ CPU_REQUEST: Final = "1"
 CPU_LIMIT: Final = "2"
 MEMORY_REQUEST: Final = "4Gi"
 MEMORY_LIMIT: Final = "8Gi"
-"""What a job has that says nothing."""
+"""Defaults of a job without its own values."""
 SCRATCH_PATH: Final = "/scratch"
 SHM_PATH: Final = "/dev/shm"  # noqa: S108 - shared memory is there
 _SUFFIXES: Final = (("T", 10**12), ("Ti", 2**40), ("G", 10**9), ("Gi", 2**30), ("M", 10**6), ("Mi", 2**20))
@@ -27,7 +27,7 @@ _SUFFIXES: Final = (("T", 10**12), ("Ti", 2**40), ("G", 10**9), ("Gi", 2**30), (
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Quantities; empty for what is not asked for."""
+    """Quantities; empty if not requested."""
 
     cpu_request: str
     cpu_limit: str
@@ -38,7 +38,7 @@ class Amounts:
 
 
 def amounts_of(job: Job, attributes: MlAttributes, book: NoteBook) -> Amounts:
-    """Return what each pod asks for. Raises JobMistake."""
+    """Return each pod's amounts. Raises JobMistake."""
     said = attributes
     for name, path in (
         ("cpu_cores", "resources.requests.cpu"),
@@ -87,7 +87,7 @@ def _tell_resources(job: Job, book: NoteBook) -> None:
 
 
 def _cpu(job: Job, said: MlAttributes) -> tuple[str, str]:
-    """Return request and limit; no limit where the request is more than the default one."""
+    """Return request and limit; no limit if the request exceeds the default one."""
     request = str(said.cpu_cores) if said.cpu_cores is not None else job.resources.cpu_request or CPU_REQUEST
     limit = job.resources.cpu_limit
     if limit is not None and parse_amount("cpu", limit) < parse_amount("cpu", request):
@@ -110,12 +110,12 @@ def _memory(job: Job, said: MlAttributes) -> tuple[str, str]:
 
 
 def gigabytes(number: float) -> int:
-    """Return the bytes of so many decimal gigabytes, rounded up to whole ones."""
+    """Return the bytes of decimal gigabytes, rounded up to whole bytes."""
     return int((Decimal(str(number)) * 10**9).to_integral_value(ROUND_CEILING))
 
 
 def quantity(size_bytes: int) -> str:
-    """Return bytes in the largest unit that they are a multiple of."""
+    """Return bytes in the largest unit that divides them."""
     for suffix, factor in _SUFFIXES:
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor}{suffix}"

@@ -1,7 +1,6 @@
-"""The common shape of a job's parts: snake_case as users write it, frozen, bounded, unknown keys refused.
+"""Base of a job's parts: snake_case keys, frozen, bounded, unknown keys refused.
 
-In: plain values of a file or a request. Out: frozen pydantic models. Separate from the custom resources' base, because
-those ignore what they do not know, and a job must not: a misspelt wish would be lost in silence.
+Unlike custom resources, a job refuses unknown keys, because a misspelt field would be lost silently.
 """
 
 from typing import Annotated, Final
@@ -15,7 +14,7 @@ MAP_ENTRIES_MAX: Final = 64
 Seconds = Annotated[int, Field(strict=True, ge=1, le=SECONDS_MAX)]
 Flag = Annotated[bool, Field(strict=True)]
 Identifier = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
-"""A word that can be the value of a label, such as a uuid."""
+"""A valid label value, such as a uuid."""
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 """The name of a Kubernetes object."""
 ShortName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
@@ -32,7 +31,7 @@ LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-
 
 
 def _cores(value: object) -> object:
-    """Take numbers of cores without quotes, as people write them."""
+    """Accept numbers of cores without quotes."""
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

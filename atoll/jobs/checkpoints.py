@@ -1,7 +1,6 @@
-"""Where a job keeps its checkpoints, how often it saves one, and the volume that this takes.
+"""Place and interval of a job's checkpoints, and their volume.
 
-In: a Job. Out: a frozen Checkpoint, or None where it saves none. Attributes win over
-`intent.checkpoint_config`; a volume is a place like any other, at a `file://` URI.
+None for a job that saves none. Attributes override `intent.checkpoint_config`; a volume is a place at a `file://` URI.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ FILE: Final = "file://"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`mount_path`: of the volume that is made for it; empty where none is. Times are seconds."""
+    """`mount_path`: of the volume created for it; empty without one. Times are seconds."""
 
     uri: str
     interval_seconds: int
@@ -33,7 +32,7 @@ class Checkpoint:
 
 
 def checkpoint_of(job: Job, book: NoteBook) -> Checkpoint | None:
-    """Return how the job keeps checkpoints. Raises JobMistake."""
+    """Return the job's checkpoint configuration. Raises JobMistake."""
     config = job.intent.checkpoint_config
     enabled = job.attributes.checkpoint_enabled
     if enabled is None:
@@ -48,7 +47,7 @@ def checkpoint_of(job: Job, book: NoteBook) -> Checkpoint | None:
     place = config or CheckpointConfig()
     uri = job.attributes.checkpoint_storage_uri or f"{FILE}{place.checkpoint_path}/"
     _tell(job.attributes, config, uri, book)
-    said = job.attributes  # what follows from nothing would hide what the config says
+    said = job.attributes  # inference without a value would override the config
     on_preemption = said.checkpoint_on_preempt
     return Checkpoint(
         uri=uri,
@@ -62,7 +61,7 @@ def checkpoint_of(job: Job, book: NoteBook) -> Checkpoint | None:
 
 
 def _mount_path(job: Job, uri: str) -> str:
-    """Return where a volume is mounted for a `file://` URI; empty where a volume of the user's is there, and for other
+    """Return the mount path of a volume for a `file://` URI; empty if the user's own volume is there, and for other
     places."""
     if not uri.startswith(FILE):
         return ""

@@ -1,7 +1,6 @@
-"""What runs in a job's pods: image, command, variables, volumes, ports, probes, secrets.
+"""The container of a job's pods: image, command, variables, volumes, ports, probes, secrets.
 
-In: the document `container` of a job. Out: a frozen, bounded model whose parts know their Kubernetes form. It is one
-container on purpose: who needs more writes a pod template, which Atoll takes as well.
+A job has one container; a pod template, which Atoll accepts as well, may have more.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ PORTS_MAX = 16
 
 Word = Annotated[str, Field(max_length=16_384, pattern=r"^[^\x00]*$")]
 FilePath = Annotated[str, Field(max_length=512, pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$")]
-"""Absolute, without dots that lead elsewhere."""
+"""Absolute, without dot segments."""
 PortNumber = Annotated[int, Field(strict=True, ge=1, le=65_535)]
 PortName = Annotated[str, Field(max_length=15, pattern=r"^([a-z0-9]+-)*[a-z0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
 SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9_-][-A-Za-z0-9._]*$")]
@@ -41,7 +40,7 @@ class JobVariable(JobPart):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse two values, none, and what Atoll sets itself."""
+        """Refuse two values, no value, and variables that Atoll sets."""
         if (self.value is None) == (self.secret is None):
             raise ValueError("a variable has a value or a secret, one of both")
         if self.name in VISIBLE_DEVICES_VARIABLES:
@@ -59,11 +58,11 @@ class JobVariable(JobPart):
 
 
 class JobVolume(JobPart):
-    """A folder that is mounted: of a PersistentVolumeClaim, Secret or ConfigMap, or an empty one of a given size."""
+    """A mounted folder: of a PersistentVolumeClaim, Secret or ConfigMap, or an empty one of a given size."""
 
     name: ShortName
     mount_path: FilePath
-    claim: Annotated[ObjectName | None, Field(description="a PersistentVolumeClaim that is there")] = None
+    claim: Annotated[ObjectName | None, Field(description="an existing PersistentVolumeClaim")] = None
     secret: ObjectName | None = None
     config_map: ObjectName | None = None
     empty_size: Annotated[ByteQuantity | None, Field(description="an empty folder of at most this size")] = None
@@ -71,7 +70,7 @@ class JobVolume(JobPart):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse a volume of no source, or of two."""
+        """Refuse a volume without a source, or with two."""
         if sum(one is not None for one in (self.claim, self.secret, self.config_map, self.empty_size)) != 1:
             raise ValueError("a volume has one source: claim, secret, config_map or empty_size")
         return self
@@ -92,14 +91,14 @@ class JobVolume(JobPart):
 
 
 class Port(JobPart):
-    """A port on which the container listens; a service's are reachable by its name."""
+    """A port of the container; a service's ports are reachable by its name."""
 
     port: PortNumber
     name: PortName
 
 
 class JobProbe(JobPart):
-    """How the kubelet asks the container: over HTTP by `path`, by `command`, or by connecting to `port`."""
+    """A probe of the kubelet: over HTTP by `path`, by `command`, or by connecting to `port`."""
 
     port: PortNumber | None = None
     path: Annotated[str | None, Field(max_length=512, pattern=r"^/[^\s\x00]*$")] = None
@@ -111,9 +110,9 @@ class JobProbe(JobPart):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse a probe that asks nothing, or two things."""
+        """Refuse a probe without a check, or with two."""
         if bool(self.command) == (self.port is not None):
-            raise ValueError("a probe asks a port or runs a command, one of both")
+            raise ValueError("a probe checks a port or runs a command; give one of both")
         if self.path is not None and self.port is None:
             raise ValueError("path needs the port that answers it")
         return self
@@ -134,7 +133,7 @@ class JobProbe(JobPart):
 
 
 class JobContainer(JobPart):
-    """What runs in a job's pods."""
+    """The container of a job's pods."""
 
     image: Annotated[str | None, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")] = None
     command: Annotated[tuple[Word, ...], Field(max_length=WORDS_MAX)] = ()
@@ -142,19 +141,19 @@ class JobContainer(JobPart):
     working_dir: FilePath | None = None
     env: Annotated[tuple[JobVariable, ...], Field(max_length=VARIABLES_MAX)] = ()
     env_secrets: Annotated[
-        tuple[ObjectName, ...], Field(max_length=16, description="Secrets whose every entry is a variable")
+        tuple[ObjectName, ...], Field(max_length=16, description="Secrets whose entries all become variables")
     ] = ()
     volumes: Annotated[tuple[JobVolume, ...], Field(max_length=VOLUMES_MAX)] = ()
     ports: Annotated[tuple[Port, ...], Field(max_length=PORTS_MAX)] = ()
-    readiness: Annotated[JobProbe | None, Field(description="may the pod be sent requests")] = None
-    liveness: Annotated[JobProbe | None, Field(description="shall the container be started anew")] = None
-    startup: Annotated[JobProbe | None, Field(description="has it started; the others ask after that")] = None
+    readiness: Annotated[JobProbe | None, Field(description="readiness: whether the pod gets requests")] = None
+    liveness: Annotated[JobProbe | None, Field(description="liveness: whether the container is restarted")] = None
+    startup: Annotated[JobProbe | None, Field(description="startup: the others begin after it succeeds")] = None
     image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=16)] = ()
     service_account_name: ObjectName | None = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse what stands twice."""
+        """Refuse duplicates."""
         named: tuple[tuple[str, Sequence[object]], ...] = (
             ("variable", [one.name for one in self.env]),
             ("volume", [one.name for one in self.volumes]),
@@ -165,5 +164,5 @@ class JobContainer(JobPart):
         for what, values in named:
             twice = next((value for value in values if values.count(value) > 1), None)
             if twice is not None:
-                raise ValueError(f"{what} {twice} stands twice")
+                raise ValueError(f"{what} {twice} appears twice")
         return self

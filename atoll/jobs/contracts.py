@@ -1,7 +1,6 @@
-"""What each type of job promises.
+"""Contract of each type of job: its object, restarts, scaling, preemption, billing and defaults.
 
-In: a type. Out: its contract: which object, how it restarts, scales, gives way and is billed, and the default of what a
-job does not say. A table; the objects that follow from it are made in atoll.jobs.rendering.
+A table; atoll.jobs.rendering creates the objects.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from atoll.jobs.words import JobType, Priority
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a type of job promises. `service_level`: share of time up for services, of jobs that complete for others."""
+    """Contract of a type of job. `service_level`: share of uptime for services, of completed jobs for others."""
 
     kind: str
     life: str

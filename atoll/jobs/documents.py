@@ -1,7 +1,7 @@
-"""Reads a job from a file: bytes to a Job, or all that is wrong with it, each with its line.
+"""Parses a job from JSON or YAML: a Job, or all its problems, each with its line.
 
-In: bytes of JSON or YAML from anybody. Out: a ParsedJob. Nothing that the bytes hold raises an exception. How bytes are
-read and bounded, and how attributes are judged, is atoll.ml's; here the fields of a job are put into words.
+No input raises an exception. atoll.ml parses and bounds the bytes and checks the attributes; this module words problems
+of a job's fields.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "replicas": "write policy.min_replicas for a service, parallelism for a batch, workers for a training",
     "checkpoint_config": "write it as intent.checkpoint_config",
 }
-"""What people look for in a job, and where it is."""
+"""Fields that people look for in a job, and their right places."""
 FORMS: Final[Mapping[str, str]] = {
     "name": "must be lower-case letters, digits and dashes, and begin with a letter",
     "image": "must be the name of a container image",
@@ -72,13 +72,13 @@ class ParsedJob:
     document: Document
 
     def located(self, problem: AttributeProblem) -> AttributeProblem:
-        """Return a problem that was found later with the line of its field."""
+        """Add the line of its field to a problem that was found later."""
         path = tuple(part for part in problem.attribute.split(".") if part)
         return replace(problem, line=problem.line if problem.line is not None else _line(self.document, path))
 
 
 def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
-    """Read a job. `policy`: what administrators allow its attributes to say."""
+    """Parse a job. `policy`: the administrators' limits on attributes."""
     document = read(data)
     if isinstance(document, AttributeProblem):
         return ParsedJob(None, (document,), Document(None))
@@ -128,7 +128,7 @@ def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttrib
 
 
 def _unprefixed(problem: AttributeProblem) -> AttributeProblem:
-    """Return the problem of an attribute that was written without its prefix under its own name."""
+    """Return the problem of an attribute written without its prefix."""
     name, found, _ = problem.attribute.removeprefix(PREFIX).partition(" (without")
     if not found:
         return problem
@@ -136,7 +136,7 @@ def _unprefixed(problem: AttributeProblem) -> AttributeProblem:
 
 
 def _rules(given: MlAttributes, policy: MlPolicy, document: Document) -> Problems:
-    """Return what is wrong with the attributes together: as they are given, and with what follows from them."""
+    """Return the broken rules over the attributes, as given and after inference."""
     for attributes in (given, complete(given).attributes):
         found = complaints(attributes, policy)
         if found:
@@ -145,12 +145,12 @@ def _rules(given: MlAttributes, policy: MlPolicy, document: Document) -> Problem
 
 
 def _line_of(document: Document) -> LineOf:
-    """Return what finds the line of an attribute, by its path without prefix."""
+    """Return a function from an attribute's path, without prefix, to its line."""
     return lambda path: _line(document, (PREFIX + str(path[0]), *path[1:]))
 
 
 def _line(document: Document, path: Path) -> int | None:
-    """Return where a field stands, wherever an attribute does: beside the other fields, or under `attributes`."""
+    """Return the line of a field; attributes are beside the other fields or under `attributes`."""
     if path and str(path[0]).startswith(PREFIX) and (path[0],) not in document.lines:
         path = (ATTRIBUTES, *path)
     return document.line_of(path)

@@ -1,7 +1,4 @@
-"""The GPUs of a job: what each pod claims, over how many pods they are shared out, and how near these lie.
-
-In: a Job and its attributes. Out: GpuNeeds, whose claim is a model of atoll.api; or a JobMistake.
-"""
+"""The GPUs of a job: each pod's claim, the number of pods that share them, and their placement."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -22,7 +19,7 @@ COUNT_FIELD = f"{PREFIX}gpu_count"
 
 @dataclass(frozen=True, slots=True)
 class GpuNeeds:
-    """`claim`: of each pod. `workers`: pods that share the GPUs. `together`: how near these lie, None for anywhere."""
+    """`claim`: of each pod. `workers`: pods that share the GPUs. `together`: placement of these, None for anywhere."""
 
     claim: DeviceClaim
     workers: int
@@ -30,7 +27,7 @@ class GpuNeeds:
 
 
 def gpu_needs(job: Job, attributes: MlAttributes, settings: RenderSettings, book: NoteBook) -> GpuNeeds | None:
-    """Return what the job needs of GPUs; None where it asks for none. Raises JobMistake."""
+    """Return the job's GPU needs; None without GPUs. Raises JobMistake."""
     if attributes.accelerator is not Accelerator.GPU or not attributes.gpu_count:
         return None
     workers = _workers(job, attributes, attributes.gpu_count, settings, book)
@@ -39,7 +36,7 @@ def gpu_needs(job: Job, attributes: MlAttributes, settings: RenderSettings, book
 
 
 def _workers(job: Job, attributes: MlAttributes, total: int, settings: RenderSettings, book: NoteBook) -> int:
-    """Return over how many pods the GPUs are shared out."""
+    """Return the number of pods that share the GPUs."""
     most = settings.gpus_per_pod_max
     if job.workers is not None:
         if total % job.workers:
@@ -131,7 +128,7 @@ def _interconnect(job: Job, attributes: MlAttributes, count: int, book: NoteBook
 
 
 def _together(job: Job, workers: int, settings: RenderSettings, book: NoteBook) -> GangTopologyRequest | None:
-    """Return how near the pods of a gang lie: what is said of all GPUs holds over the pods as well."""
+    """Return the placement of a gang's pods: requirements on all GPUs apply across the pods as well."""
     topology = job.policy.topology
     if workers > 1 and topology is TopologyConstraint.SAME_NODE:
         text = f"all members in one domain of {settings.host_level}"

@@ -1,7 +1,4 @@
-"""Labels and annotations of everything that a job becomes.
-
-In: a Job and what it needs. Out: maps of text. Separate, because objects, pods and whoever looks for them agree here.
-"""
+"""Labels and annotations of all objects that a job becomes."""
 
 import re
 from hashlib import sha256
@@ -21,8 +18,8 @@ DIGEST_LENGTH: Final = 8
 
 
 def label_value(text: str) -> str:
-    """Return a text as the value of a label: itself where it can be one, else what can be of it with a digest, so that
-    two texts never share one value."""
+    """Return a text as a label value: itself if valid, else its valid characters with a digest, so that two texts never
+    share one value."""
     if _LABEL.match(text):
         return text
     digest = sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
@@ -66,14 +63,14 @@ IDENTITY: Final = (
 
 
 def identity_of(job: Job, needs: Needs) -> dict[str, str]:
-    """Return the labels of objects that run no pods: whose they are."""
+    """Return the labels of objects without pods, which identify their job."""
     return job.labels | {key: value for key, value in labels_of(job, needs).items() if key in IDENTITY}
 
 
 def queue_labels(job: Job, priority_class: str, book: NoteBook) -> dict[str, str]:
-    """Return the labels by which Kueue queues the object that runs the pods; none where the job is in no queue.
+    """Return the labels for Kueue on the object that runs the pods; none if the job is in no queue.
 
-    A Deployment's are taken over to its pods by Kueue's webhook.
+    Kueue's webhook copies a Deployment's labels to its pods.
     """
     queue = job.policy.queue_name
     if queue is None and job.tenant_id is not None:
@@ -94,7 +91,7 @@ def workload(job: Job) -> str:
 
 
 def workload_annotations(job: Job) -> dict[str, str]:
-    """Return what stands on the object that runs the pods for others to read: times, money, and the user's own."""
+    """Return the annotations of the object that runs the pods, for other programs: times, money, and the user's own."""
     policy, intent = job.policy, job.intent
     delays = "retry_delay_seconds" in policy.model_fields_set
     told = {
@@ -149,11 +146,11 @@ ON_PODS: Final = (
     "escalation_after_s",
     "escalation_target_class",
 )
-"""Attributes that stand on pods word for word: for the container, for whoever weighs where models are, for records."""
+"""Attributes copied to pods: for the container, for model locality, for records."""
 
 
 def pod_annotations(job: Job, needs: Needs) -> dict[str, str]:
-    """Return the annotations of the pods: the claim that they name, the reservation, what the job says of its model."""
+    """Return the annotations of the pods: their claim, the reservation, and the job's model."""
     told: dict[str, str] = {}
     if needs.gpus is not None:
         told[names.CLAIM] = job.name
@@ -175,7 +172,7 @@ POD_SET: Final = "main"
 NOT_FOR_CONTAINERS: Final = frozenset(
     {"priority_class", "reservation_timeout_s", "priority_escalation", "escalation_after_s", "escalation_target_class"}
 )
-"""Attributes of these that no container needs to know."""
+"""Those of them that no container needs."""
 
 
 def plain(value: object) -> str:
@@ -186,7 +183,7 @@ def plain(value: object) -> str:
 
 
 def tell_pods(job: Job, book: NoteBook) -> None:
-    """Note which attributes stand on the pods."""
+    """Note the attributes on the pods."""
     for name in ON_PODS:
         value = getattr(job.attributes, name)
         if value is not None:

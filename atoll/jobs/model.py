@@ -1,8 +1,7 @@
-"""Job: what somebody wants to run, in one document.
+"""Job: the description of one job, in one document.
 
-In: plain values of a file or a request. Out: a frozen, validated Job. What several fields must satisfy together stands
-in `check`; what the `ext_ml_*` attributes must satisfy among themselves is checked by atoll.ml. Nothing here is about
-what became of the job: that is a record of the job service.
+`check` has the rules over several fields; atoll.ml checks the `ext_ml_*` attributes. A Job has no status: the job
+service records that.
 """
 
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ from atoll.ml.attributes import PREFIX, MlAttributes
 WORKERS_MAX: Final = 1000
 PODS_MAX: Final = 10_000
 RESERVED_DOMAINS: Final = ("kubernetes.io", "k8s.io", "gpu.scheduling", "x-k8s.io")
-"""Domains of labels and annotations that others than users write."""
+"""Domains of labels and annotations that users may not write."""
 HELM_VALUES_MAX: Final = 256
 
 Workers = Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX)]
@@ -41,13 +40,13 @@ PodCount = Annotated[int, Field(strict=True, ge=1, le=PODS_MAX)]
 
 
 class JobResources(JobPart):
-    """What each pod of a job asks for; `ext_ml_*` attributes of the same meaning win over defaults."""
+    """Requests of each pod of a job; `ext_ml_*` attributes of the same meaning override defaults."""
 
     gpu_type: Annotated[
-        str | None, Field(max_length=63, description="such as A100, H100, T4 or nvidia-h100; any GPU when absent")
+        str | None, Field(max_length=63, description="such as A100, H100, T4 or nvidia-h100; any GPU by default")
     ] = None
     gpu_count: Annotated[
-        int | None, Field(strict=True, ge=0, le=100_000, description="GPUs: of a training all, of others each pod's")
+        int | None, Field(strict=True, ge=0, le=100_000, description="GPUs: all of a training, else of each pod")
     ] = None
     cpu_request: CpuQuantity | None = None
     cpu_limit: CpuQuantity | None = None
@@ -57,7 +56,7 @@ class JobResources(JobPart):
     @field_validator("gpu_type")
     @classmethod
     def know_model(cls, value: str | None) -> str | None:
-        """Take short names for models."""
+        """Accept short names of models."""
         if value is None:
             return None
         model = gpu_model(value)
@@ -76,7 +75,7 @@ class JobResources(JobPart):
 
 
 class Helm(JobPart):
-    """A chart, and what is said to it."""
+    """A chart and its values."""
 
     chart: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
     version: Annotated[str | None, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9.+_-]*$")] = None
@@ -86,21 +85,21 @@ class Helm(JobPart):
 
 
 class Job(JobPart):
-    """What somebody wants to run."""
+    """A job to run."""
 
     name: Annotated[
         str,
         Field(
             max_length=52,
             pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
-            description="names the objects that the job becomes; begins with a letter",
+            description="name of the job's objects; begins with a letter",
         ),
     ]
-    namespace: Annotated[ShortName | None, Field(description="of the objects; kubectl's when absent")] = None
-    id: Annotated[UUID | None, Field(description="given by the job service")] = None
+    namespace: Annotated[ShortName | None, Field(description="namespace of the objects; kubectl's by default")] = None
+    id: Annotated[UUID | None, Field(description="set by the job service")] = None
     job_type: JobType
     deployment_type: DeploymentType = DeploymentType.DOCKER
-    container: Annotated[JobContainer | None, Field(description="what runs in the pods")] = None
+    container: Annotated[JobContainer | None, Field(description="container of the pods")] = None
     helm: Annotated[Helm | None, Field(description="for deployment_type helm")] = None
     model_id: Annotated[
         str | None,
@@ -108,14 +107,14 @@ class Job(JobPart):
     ] = None
     resources: JobResources = JobResources()
     workers: Annotated[
-        Workers | None, Field(description="pods that work as one, started together; they share the GPUs evenly")
+        Workers | None, Field(description="pods that work together and start together; they share the GPUs evenly")
     ] = None
-    parallelism: Annotated[PodCount | None, Field(description="of a batch: pods at a time, each on its own")] = None
-    completions: Annotated[PodCount | None, Field(description="of a batch: pods that must end well")] = None
+    parallelism: Annotated[PodCount | None, Field(description="of a batch: independent pods at a time")] = None
+    completions: Annotated[PodCount | None, Field(description="of a batch: pods that must succeed")] = None
     policy: JobPolicy = JobPolicy()
     intent: JobIntent = JobIntent()
     attributes: Annotated[
-        MlAttributes, Field(description="the ext_ml_* attributes; they may also stand beside the other fields")
+        MlAttributes, Field(description="the ext_ml_* attributes; they may also be beside the other fields")
     ] = MlAttributes()
     source_type: SourceType = SourceType.DIRECT
     source_id: Identifier | None = None
@@ -124,7 +123,9 @@ class Job(JobPart):
     project_id: Identifier | None = None
     tenant_id: Annotated[
         str | None,
-        Field(max_length=49, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", description="names the queue tenant-ID-queue"),
+        Field(
+            max_length=49, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", description="selects the queue tenant-ID-queue"
+        ),
     ] = None
     created_by: Identifier | None = None
     owner_type: OwnerType = OwnerType.USER
@@ -135,18 +136,18 @@ class Job(JobPart):
     @model_validator(mode="before")
     @classmethod
     def gather_attributes(cls, values: object) -> object:
-        """Gather what begins with ext_ml_, wherever it stands, as `attributes`."""
+        """Gather names that begin with ext_ml_ as `attributes`."""
         return gathered(values) if isinstance(values, Mapping) else values
 
     @field_serializer("attributes")
     def write_attributes(self, attributes: MlAttributes) -> dict[str, Any]:
-        """Write attributes as an envelope has them, so that a job is read back as it was written."""
+        """Write attributes in the envelope's form, so that a written job parses to the same value."""
         return attributes.to_json()
 
     @field_validator("labels", "annotations")
     @classmethod
     def check_keys(cls, values: dict[str, str]) -> dict[str, str]:
-        """Refuse keys that mean something to others."""
+        """Refuse reserved keys."""
         if "app" in values:
             raise ValueError("app is the label by which the job's own pods are found; choose another")
         for key in values:
@@ -157,7 +158,7 @@ class Job(JobPart):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse what the type of the job does not have, and a job made from nothing."""
+        """Refuse fields that the job's type does not have, and a job without content."""
         for rule in (_check_type, _check_source, _check_twice):
             rule(self)
         return self
@@ -165,7 +166,7 @@ class Job(JobPart):
 
 def gathered(values: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the values with those that begin with ext_ml_ under `attributes`, without the prefix. Raises ValueError
-    for an attribute that stands in both places."""
+    for an attribute in both places."""
     beside = {key: value for key, value in values.items() if isinstance(key, str) and key.startswith(PREFIX)}
     given = values.get("attributes")
     if not isinstance(given, Mapping):
@@ -183,7 +184,7 @@ def gathered(values: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _bare(key: object) -> object:
-    """Return the name of an attribute without its prefix; a key without it stays wrong, and is told as unknown."""
+    """Return the name of an attribute without its prefix; a key without the prefix stays and is reported as unknown."""
     if isinstance(key, str):
         return key.removeprefix(PREFIX) if key.startswith(PREFIX) else f"{key} (without {PREFIX})"
     return key
@@ -226,7 +227,7 @@ def _check_source(job: Job) -> None:
 
 
 def _check_twice(job: Job) -> None:
-    """Refuse two fields of one meaning that say different things."""
+    """Refuse two fields of one meaning with different values."""
     attributes, resources = job.attributes, job.resources
     for one, first, other, second in (
         ("model_id", job.model_id, "model_id", attributes.model_id),

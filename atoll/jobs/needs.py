@@ -1,7 +1,6 @@
-"""What a job needs, said once: attributes, policy, intent and defaults of its type brought together.
+"""Needs of a job: attributes, policy, intent and defaults of its type combined.
 
-In: a Job and the administrator's settings. Out: frozen Needs, from which objects are made without looking at the job's
-many words again; or a JobMistake where two wishes contradict each other. What won over what is noted.
+Objects are created from the frozen Needs only. Contradictory fields raise a JobMistake; overridden ones are noted.
 
 Phases: (1) one set of attributes, with what follows from them; (2) pods: how many, with how many GPUs each; (3) order
 and grace; (4) time; (5) checkpoints.
@@ -28,7 +27,7 @@ GRACE_SECONDS: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Everything that the objects say. `pods`: that run at once; `workers`: of these, how many work as one."""
+    """All values for the objects. `pods`: number that run at once; `workers`: number of these that work together."""
 
     attributes: MlAttributes
     gpus: GpuNeeds | None
@@ -43,12 +42,12 @@ class Needs:
 
     @property
     def is_gang(self) -> bool:
-        """Tell whether the pods start together or not at all, by a GpuGang."""
+        """True if a GpuGang makes the pods start together or not at all."""
         return self.workers > 1 and self.gpus is not None
 
 
 def needs_of(job: Job, settings: RenderSettings, *, now_seconds: float | None, book: NoteBook) -> Needs:
-    """Return what the job needs. `now_seconds`: since 1970, for deadlines. Raises JobMistake."""
+    """Return the job's needs. `now_seconds`: since 1970, for deadlines. Raises JobMistake."""
     attributes = attributes_of(job, book)
     gpus = gpu_needs(job, attributes, settings, book)
     tpus = tpu_needs(job, attributes)
@@ -77,7 +76,7 @@ def needs_of(job: Job, settings: RenderSettings, *, now_seconds: float | None, b
 
 
 def _priority(job: Job, book: NoteBook) -> Priority:
-    """Return the priority: the one that is given, else what the class of the ML job means, else that of the type."""
+    """Return the priority: as given, else from the ML job's class, else the type's."""
     given, ml_class = job.policy.priority_class, job.attributes.priority_class
     by_type = CONTRACTS[job.job_type].priority
     if ml_class is None:
@@ -119,10 +118,9 @@ def _is_spot(job: Job, book: NoteBook) -> bool:
 
 
 def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | None, book: NoteBook) -> int:
-    """Return the grace: as asked, and at least the time of a checkpoint where one is saved; bounded by the cluster.
+    """Return the grace: as requested, at least the time of a checkpoint if one is saved; bounded by the cluster.
 
-    Whoever keeps checkpoints saves one when it is told to end, as long as it neither says that it does not, nor how
-    long it needs.
+    A job with checkpoints saves one at its end unless it says that it does not, or sets a grace of its own.
     """
     asked, source = job.attributes.preemption_grace_period_s, "ext_ml_preemption_grace_period_s"
     if asked is not None and job.policy.preemption_grace_period is not None:
@@ -146,7 +144,7 @@ def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | 
 
 
 def _deadline_seconds(job: Job, now_seconds: float | None, book: NoteBook) -> int | None:
-    """Return how long the job may run, from its timeout and its deadline; None where nothing limits it."""
+    """Return the job's time limit, from its timeout and its deadline; None without a limit."""
     timeout, source = job.attributes.timeout_seconds, "ext_ml_timeout_seconds"
     if timeout is not None and job.policy.max_runtime is not None:
         book.tell("policy.max_runtime", job.policy.max_runtime, "without effect: ext_ml_timeout_seconds replaces it")

@@ -1,7 +1,6 @@
-"""Which wish became what, told beside the objects.
+"""Notes that map a job's fields to the objects.
 
-In: what the renderer decides, as it decides it. Out: frozen notes in that order. Separate, so that every part of the
-renderer tells it alike, and a test can ask whether a wish was lost.
+Every part of the renderer writes them, in the order of its decisions, so that a test can find lost fields.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ HINT: Final = "note that "
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One wish and what became of it. `object`: kind/name where it stands, empty for what stands nowhere."""
+    """One field and its result. `object`: kind/name of the object with it, empty for none."""
 
     source: str
     value: str
@@ -38,19 +37,19 @@ class NoteBook:
         self._notes: list[Note] = []
 
     def tell(self, source: str, value: object, text: str, of: str = "") -> None:
-        """Note what became of a wish; a value that is None is a default."""
+        """Note the result of a field; a value of None is a default."""
         note = Note(source, _shown(value), of, text)
         if note not in self._notes:
             self._notes.append(note)
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What was noted, in order."""
+        """The notes, in order."""
         return tuple(self._notes)
 
 
 def _shown(value: object) -> str:
-    """Return a value as a note shows it: as it was written, short and on one line."""
+    """Return a value for a note: as written, short and on one line."""
     if value is None:
         return ""
     if isinstance(value, bool):

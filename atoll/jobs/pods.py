@@ -1,7 +1,7 @@
-"""The pod template of a job: container, volumes, where it may run, how it ends.
+"""The pod template of a job: container, volumes, placement, termination.
 
-In: a Job, what it needs, the nodes that are known. Out: a plain template. The GPUs stand in it, the scheduler and the
-gate of a gang too: quotas count what a template shows, and what the webhook would add to pods comes too late for them.
+The template includes the GPUs, the scheduler and a gang's gate: quotas count the template, and the webhook's changes to
+pods come too late for them.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ from atoll.ml.selection import NODE_LABELS, REPORTED_LABELS
 from atoll.ml.tables import TPU_RESOURCE
 
 DRAIN_SECONDS: Final = 5
-"""How long a service answers on after it is told to end, so that nobody is sent to it any more."""
+"""Time for which a service still answers after its end begins, until no request is routed to it."""
 CHECKPOINTS: Final = "checkpoints"
 TPU_TAINT: Final = JobToleration(key=TPU_RESOURCE, operator="Exists", effect="NoSchedule")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What a template is made from. `nodes`: those that are known; None where nobody asked a cluster."""
+    """Input of a template. `nodes`: the known ones; None without a cluster."""
 
     job: Job
     needs: Needs
@@ -52,7 +52,7 @@ def checkpoint_claim(job: Job) -> str:
 
 
 def served(of: Rendering) -> JobContainer:
-    """Return what runs in the pods: the job's container, completed by the server of its model where it has one."""
+    """Return the container of the pods, completed with the server of its model if it has one."""
     job, needs = of.job, of.needs
     container = job.container or JobContainer()
     if job.deployment_type is not DeploymentType.MODEL:
@@ -215,7 +215,7 @@ def _of_nodes(nodes: Sequence[KnownNode] | None) -> str:
 
 
 def _selector(of: Rendering) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Return labels that nodes have, and expressions for what one label does not say."""
+    """Return node labels, and expressions for selectors that one label cannot express."""
     job, needs = of.job, of.needs
     selector: dict[str, str] = {}
     expressions: list[dict[str, Any]] = []
@@ -244,7 +244,7 @@ def _selector(of: Rendering) -> tuple[dict[str, str], list[dict[str, Any]]]:
 
 
 def _reported(of: Rendering, source: str, key: str, value: str) -> dict[str, Any]:
-    """Return the nodes whose machine has what a selector says, for what no label of a node tells."""
+    """Return the nodes whose machine meets a selector that no node label expresses."""
     if of.nodes is None:
         raise NodesUnknown(
             f"{source}.{key}",
@@ -260,8 +260,8 @@ def _reported(of: Rendering, source: str, key: str, value: str) -> dict[str, Any
 
 
 def _beside(of: Rendering) -> dict[str, Any] | None:
-    """Return the term that keeps the job's pods together where no gang does: in one TPU slice, which is a node pool, or
-    on one node."""
+    """Return the term that keeps the job's pods together without a gang: in one TPU slice, which is a node pool, or on
+    one node."""
     job, needs = of.job, of.needs
     level = SLICE_LABEL if needs.tpus is not None and needs.tpus.hosts > 1 else ""
     if needs.gpus is None and job.policy.topology is TopologyConstraint.NVLINK:

@@ -1,7 +1,6 @@
-"""JobPolicy: when and beside whom a job runs. JobIntent: what it is for, and what it may cost.
+"""JobPolicy: when and with which other jobs a job runs. JobIntent: its purpose and cost.
 
-In: the documents `policy` and `intent` of a job. Out: frozen models. What is left out stays None where the default
-depends on the type of the job; atoll.jobs.contracts fills it in.
+A missing value stays None if the default depends on the type of the job; atoll.jobs.contracts fills it in.
 """
 
 from decimal import Decimal
@@ -22,20 +21,21 @@ Replicas = Annotated[int, Field(strict=True, ge=0, le=REPLICAS_MAX)]
 class JobToleration(JobPart):
     """A taint that the job's pods tolerate."""
 
-    key: Annotated[LabelKey | None, Field(description="of the taint; every taint when absent")] = None
+    key: Annotated[LabelKey | None, Field(description="key of the taint; every taint by default")] = None
     operator: Annotated[Literal["Exists", "Equal"], Field(description="Equal compares the value")] = "Equal"
-    value: Annotated[LabelValue, Field(description="of the taint, for Equal")] = ""
+    value: Annotated[LabelValue, Field(description="value of the taint, for Equal")] = ""
     effect: Annotated[
-        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None, Field(description="every effect when absent")
+        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None,
+        Field(description="effect of the taint; every effect by default"),
     ] = None
     toleration_seconds: Annotated[
         int | None,
-        Field(strict=True, ge=0, description="how long a NoExecute taint is tolerated; for ever when absent"),
+        Field(strict=True, ge=0, description="how long a NoExecute taint is tolerated; for ever by default"),
     ] = None
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse what the API server would refuse."""
+        """Refuse tolerations that the API server would refuse."""
         if self.operator == "Exists" and self.value:
             raise ValueError("operator Exists takes no value; remove it, or write operator Equal")
         if self.operator == "Equal" and self.key is None:
@@ -46,28 +46,28 @@ class JobToleration(JobPart):
 
 
 class JobPolicy(JobPart):
-    """When and beside whom a job runs."""
+    """When and with which other jobs a job runs."""
 
     priority_class: Annotated[
-        Priority | None, Field(description="order of admission, and who gives way; services are high, others normal")
+        Priority | None, Field(description="order of admission and preemption; services are high, others normal")
     ] = None
-    preemptible: Annotated[Flag | None, Field(description="may be stopped for others; yes unless critical")] = None
+    preemptible: Annotated[Flag | None, Field(description="may be preempted by other jobs; yes unless critical")] = None
     preemption_grace_period: Annotated[
-        Seconds | None, Field(description="seconds between the notice and the end; 30 when absent")
+        Seconds | None, Field(description="seconds between the notice and the end; 30 by default")
     ] = None
     scale_to_zero: Annotated[Flag, Field(description="a service without requests has no pods")] = False
-    min_replicas: Annotated[Replicas | None, Field(description="of a service; 1 when absent, 0 with scale_to_zero")] = (
-        None
-    )
+    min_replicas: Annotated[
+        Replicas | None, Field(description="least replicas of a service; 1 by default, 0 with scale_to_zero")
+    ] = None
     max_replicas: Annotated[
         Replicas | None,
-        Field(description="of a service: an autoscaler is made where it is given and more than the least"),
+        Field(description="most replicas of a service: a value above the least creates an autoscaler"),
     ] = None
     scheduled_start: Annotated[AwareDatetime | None, Field(description="the job does not start before")] = None
     deadline: Annotated[AwareDatetime | None, Field(description="the job must have ended by then")] = None
     max_runtime: Annotated[Seconds | None, Field(description="seconds that the job may run")] = None
     queue_name: Annotated[
-        ObjectName | None, Field(max_length=63, description="LocalQueue; that of the tenant when absent")
+        ObjectName | None, Field(max_length=63, description="LocalQueue; the tenant's by default")
     ] = None
     cohort: Annotated[
         ObjectName | None, Field(max_length=63, description="group of queues that lend to each other; for reports")
@@ -76,22 +76,22 @@ class JobPolicy(JobPart):
         TopologyConstraint, Field(description="all GPUs on one node, joined by NVLink, or pods on different nodes")
     ] = TopologyConstraint.NONE
     node_selector: Annotated[
-        dict[LabelKey, LabelValue] | None, Field(max_length=MAP_ENTRIES_MAX, description="labels that the nodes have")
+        dict[LabelKey, LabelValue] | None, Field(max_length=MAP_ENTRIES_MAX, description="labels of the nodes")
     ] = None
     tolerations: Annotated[
         tuple[JobToleration, ...] | None, Field(max_length=TOLERATIONS_MAX, description="taints that the pods tolerate")
     ] = None
     max_retries: Annotated[
-        int, Field(strict=True, ge=0, le=RETRIES_MAX, description="failures after which it is over")
+        int, Field(strict=True, ge=0, le=RETRIES_MAX, description="failures after which the job has failed")
     ] = 3
     retry_delay_seconds: Annotated[
-        int, Field(strict=True, ge=0, le=86_400, description="pause before a retry; the job service keeps it")
+        int, Field(strict=True, ge=0, le=86_400, description="pause before a retry, by the job service")
     ] = 30
-    retry_on_preemption: Annotated[Flag, Field(description="no: to be preempted is to fail")] = True
+    retry_on_preemption: Annotated[Flag, Field(description="no: preemption is a failure")] = True
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse what contradicts itself."""
+        """Refuse contradictions."""
         least = self.least_replicas
         if self.max_replicas is not None and self.max_replicas < max(1, least):
             raise ValueError(f"max_replicas {self.max_replicas} is less than {max(1, least)}, the least that it may be")
@@ -103,15 +103,15 @@ class JobPolicy(JobPart):
 
     @property
     def least_replicas(self) -> int:
-        """Replicas that a service has without load."""
+        """Replicas of a service without load."""
         if self.min_replicas is not None:
             return self.min_replicas
         return 0 if self.scale_to_zero else 1
 
     def seconds_to_deadline(self, now_seconds: float | None) -> int | None:
-        """Return the seconds from the start, or from now where the job may start at once, to the deadline; at least 1.
+        """Return the seconds from the start, or from now if the job may start at once, to the deadline; at least 1.
 
-        `now_seconds`: since 1970. None without a deadline, and where neither is known.
+        `now_seconds`: since 1970. None without a deadline, and if neither is known.
         """
         start = self.scheduled_start.timestamp() if self.scheduled_start is not None else now_seconds
         return (
@@ -120,7 +120,7 @@ class JobPolicy(JobPart):
 
 
 class CheckpointConfig(JobPart):
-    """Where a training keeps its checkpoints, and how often; `ext_ml_checkpoint_*` attributes win over it."""
+    """Place and interval of a training's checkpoints; `ext_ml_checkpoint_*` attributes override it."""
 
     enabled: Flag = True
     storage_class: Annotated[ObjectName, Field(description="of the volume")] = "standard"
@@ -129,25 +129,25 @@ class CheckpointConfig(JobPart):
     )
     checkpoint_interval: Annotated[Seconds, Field(description="seconds between checkpoints")] = 3600
     max_checkpoints: Annotated[
-        int, Field(strict=True, ge=1, le=1000, description="the oldest beyond them is removed")
+        int, Field(strict=True, ge=1, le=1000, description="checkpoints kept; the oldest beyond is removed")
     ] = 3
     checkpoint_path: Annotated[
         str,
-        Field(max_length=512, pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$", description="where the volume is mounted"),
+        Field(max_length=512, pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$", description="mount path of the volume"),
     ] = "/checkpoints"
 
 
 class JobIntent(JobPart):
-    """What a job is for, and what it may cost."""
+    """Purpose and cost of a job."""
 
-    optimization_goal: Annotated[OptimizationGoal, Field(description="what the choice of a cluster weighs most")] = (
+    optimization_goal: Annotated[OptimizationGoal, Field(description="main criterion for the choice of a cluster")] = (
         OptimizationGoal.BALANCED
     )
-    spot_eligible: Annotated[Flag, Field(description="may run on machines that may go away at any time")] = False
+    spot_eligible: Annotated[Flag, Field(description="may run on machines that can disappear at any time")] = False
     budget_cap: Annotated[
-        Decimal | None, Field(gt=0, max_digits=15, decimal_places=4, description="US dollars that it may cost")
+        Decimal | None, Field(gt=0, max_digits=15, decimal_places=4, description="greatest cost in US dollars")
     ] = None
-    budget_action: Annotated[BudgetAction, Field(description="what happens beyond budget_cap")] = BudgetAction.WARN
+    budget_action: Annotated[BudgetAction, Field(description="action beyond budget_cap")] = BudgetAction.WARN
     cost_center: Annotated[Identifier | None, Field(description="who pays")] = None
     workload_class: WorkloadClass = WorkloadClass.DEVELOPMENT
     sla_tier: Annotated[Identifier | None, Field(description="such as gold, silver, bronze")] = None

@@ -1,7 +1,6 @@
-"""Resource profiles and patterns: what kind of work a job is, in the words that people use.
+"""Resource profiles and patterns: the kind of work of a job, in common words.
 
-In: a Job and its attributes. Out: a profile with the flavors that suit it, and the patterns that it follows. Neither
-changes what is rendered; both stand in labels, and `atoll job explain` tells them.
+A profile has suitable flavors. Neither changes the objects; both appear in labels and in `atoll job explain`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ MANY_CORES: Final = 16
 
 
 class Pattern(StrEnum):
-    """What people call a type, and what is a type with a policy."""
+    """Common name of a type, or of a type with a policy."""
 
     SERVERLESS = "serverless"
     SPOT = "spot"
@@ -51,14 +50,14 @@ def patterns_of(job: Job) -> tuple[Pattern, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ResourceProfile:
-    """A kind of work, and the flavors of machines that suit it, the best first."""
+    """A kind of work, and suitable flavors of machines, the best first."""
 
     name: str
     flavors: tuple[str, ...]
 
 
 def profile_of(job: Job, attributes: MlAttributes) -> ResourceProfile:
-    """Return the profile of the job: by memory where that is what it needs, by GPUs, by storage, else by CPU."""
+    """Return the profile of the job: by memory if it needs much, by GPUs, by storage, else by CPU."""
     gpus = attributes.gpu_count or 0
     memory_bytes = int((attributes.memory_gb or 0) * 10**9) or parse_amount(
         "memory", job.resources.memory_request or "4Gi"

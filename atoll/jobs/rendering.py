@@ -1,8 +1,8 @@
-"""A job as Kubernetes objects, and which wish became what.
+"""Renders a job as Kubernetes objects, with notes that map fields to objects.
 
-In: a Job; the administrator's settings; the nodes that are known, where a cluster was asked; and the time, from which a
-deadline counts. Out: a frozen Rendered, whose objects kubectl can apply in their order; or a JobMistake. Pure: the same
-job gives the same objects, byte for byte.
+Takes a Job, the administrator's settings, the cluster's nodes if known, and the time from which a deadline counts.
+kubectl can apply the objects of the frozen Rendered in order. Raises JobMistake. Pure: the same job gives the same
+bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,6 @@ from atoll.jobs.notes import Note, NoteBook
 from atoll.jobs.pods import Rendering, checkpoint_claim, served, template_of
 from atoll.jobs.selection import KnownNode
 from atoll.jobs.settings import RenderSettings
-from atoll.jobs.telling import tell_rest
 from atoll.jobs.words import DeploymentType, JobType, TopologyConstraint
 
 CPU_UTILIZATION: Final = 80
@@ -34,7 +33,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HelmInstall:
-    """What Helm is told, where a job is made from a chart: most charts hand these values on to their pods."""
+    """Values for Helm, for a job from a chart: most charts pass these to their pods."""
 
     release: str
     chart: str
@@ -44,7 +43,7 @@ class HelmInstall:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Objects in the order in which they are applied, notes in the order of the decisions."""
+    """Objects in the order of application, notes in the order of the decisions."""
 
     objects: tuple[Object, ...]
     notes: tuple[Note, ...]
@@ -59,7 +58,7 @@ def render(
     nodes: Sequence[KnownNode] | None = None,
     now_seconds: float | None = None,
 ) -> Rendered:
-    """Return the objects of a job. Raises JobMistake, which names the field and says what to do."""
+    """Return the objects of a job. Raises JobMistake with the field and what to do."""
     settings, book = settings or RenderSettings(), NoteBook()
     needs = needs_of(job, settings, now_seconds=now_seconds, book=book)
     of = Rendering(job, needs, settings, nodes, book)
@@ -72,7 +71,7 @@ def render(
         container = served(of)
         objects += _service(of, container)
         objects += _deployment(of, template, container) if job.job_type is JobType.SERVICE else [_job(of, template)]
-    tell_rest(job, needs, book)
+    _tell_rest(job, needs, book)
     return Rendered(tuple(objects), book.notes, needs, helm)
 
 
@@ -85,7 +84,7 @@ def _head(of: Rendering, api_version: str, kind: str, name: str) -> Object:
 
 
 def _claims(of: Rendering) -> list[Object]:
-    """Return the GpuClaim of each pod, and the GpuGang of pods that work as one."""
+    """Return the GpuClaim of each pod, and the GpuGang of pods that work together."""
     job, needs = of.job, of.needs
     if needs.gpus is None:
         return []
@@ -102,7 +101,7 @@ def _plain(spec: GpuClaimSpec | GpuGangSpec) -> Object:
 
 
 def _volume(of: Rendering) -> list[Object]:
-    """Return the volume for checkpoints. Pods on several nodes need one that all of them can write."""
+    """Return the volume for checkpoints. Pods on several nodes need one that all can write."""
     job, checkpoint = of.job, of.needs.checkpoint
     if checkpoint is None or not checkpoint.mount_path:
         return []
@@ -127,13 +126,13 @@ def _volume(of: Rendering) -> list[Object]:
 
 
 def _pods(job: Job) -> int:
-    """Return how many pods of a batch run at once, each on its own."""
+    """Return the number of independent pods of a batch that run at once."""
     most = job.completions or job.parallelism or 1
     return min(job.parallelism or 1, most)
 
 
 def _service(of: Rendering, container: JobContainer) -> list[Object]:
-    """Return what makes a service reachable by the job's name; for pods that work as one, each by its own."""
+    """Return the Service for the job's name; for pods that work together, one name per pod."""
     job, needs = of.job, of.needs
     selector = {job_names.JOB_NAME: job.name}
     ports = [{"name": one.name, "port": one.port, "targetPort": one.name} for one in container.ports]
@@ -165,7 +164,7 @@ def _workload(of: Rendering, api_version: str, kind: str) -> Object:
 
 
 def _deployment(of: Rendering, template: Object, container: JobContainer) -> list[Object]:
-    """Return a Deployment with its autoscaler, where one is wanted."""
+    """Return a Deployment, with its autoscaler if requested."""
     job, policy = of.job, of.job.policy
     replicas = policy.least_replicas
     if policy.min_replicas is not None:
@@ -181,7 +180,7 @@ def _deployment(of: Rendering, template: Object, container: JobContainer) -> lis
 
 
 def _autoscaler(of: Rendering, container: JobContainer) -> Object | None:
-    """Return what changes the number of replicas, with requests or with load; None for a fixed one."""
+    """Return the autoscaler, by requests or by load; None for a fixed number of replicas."""
     job, policy = of.job, of.job.policy
     least, most = policy.least_replicas, policy.max_replicas
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": job.name}
@@ -221,7 +220,7 @@ def _autoscaler(of: Rendering, container: JobContainer) -> Object | None:
 
 
 def _job(of: Rendering, template: Object) -> Object:
-    """Return a Job: of pods each on its own, or of pods that work as one, with their ranks as indices."""
+    """Return a Job of independent pods, or of pods that work together, with ranks as indices."""
     job, needs, policy, book = of.job, of.needs, of.job.policy, of.book
     completions = needs.workers if needs.workers > 1 else job.completions or job.parallelism or 1
     at_once = needs.workers if needs.workers > 1 else _pods(job)
@@ -243,10 +242,10 @@ def _job(of: Rendering, template: Object) -> Object:
 
 
 def _endings(of: Rendering) -> Object:
-    """Return what a preempted pod counts for: nothing, or the end of the job.
+    """Return the failure policy for a preempted pod: ignore it, or fail the job.
 
-    Kubernetes tells one kind of end from another only where pods are never restarted in place. So a training that may
-    be preempted is tried again in a new pod, and one that may not be is restarted where it is.
+    Kubernetes distinguishes kinds of ends only if pods are never restarted in place. So a preemptible training is
+    retried in a new pod, and another one is restarted in place.
     """
     job, policy = of.job, of.job.policy
     restarts = not of.needs.is_preemptible and policy.retry_on_preemption and job.job_type is JobType.TRAINING
@@ -263,7 +262,7 @@ def _endings(of: Rendering) -> Object:
 
 
 def _helm(job: Job, template: Object) -> HelmInstall:
-    """Return what Helm is told: the job's own values win, except that labels and annotations are put together."""
+    """Return the values for Helm: the job's own values win, but labels and annotations are merged."""
     assert job.helm is not None
     metadata, spec = template["metadata"], template["spec"]
     values: Object = {key: spec[key] for key in HELM_LISTS if key in spec}
@@ -273,3 +272,51 @@ def _helm(job: Job, template: Object) -> HelmInstall:
         given = job.helm.values.get(key)
         values[key] = (given if isinstance(given, dict) else {}) | own
     return HelmInstall(job.name, job.helm.chart, job.helm.version or "", values)
+
+
+def _tell_rest(job: Job, needs: Needs, book: NoteBook) -> None:
+    """Note what labels and annotations carry for others, and what nothing in Kubernetes does."""
+    policy = job.policy
+    if policy.scheduled_start is not None:
+        text = "the job service starts it then; nothing in Kubernetes waits for it, so apply it at that time"
+        book.tell("policy.scheduled_start", policy.scheduled_start.isoformat(), text)
+    given = policy.model_fields_set
+    if "retry_delay_seconds" in given:
+        text = "the job service keeps it; Kubernetes waits 10 s, then twice as long each time"
+        book.tell("policy.retry_delay_seconds", policy.retry_delay_seconds, text)
+    if job.job_type is JobType.SERVICE:
+        for field in ("max_retries", "retry_on_preemption"):
+            if field in given:
+                book.tell(f"policy.{field}", getattr(policy, field), "without effect: a service always starts again")
+    if policy.cohort is not None:
+        text = f"annotation {job_names.PREFIX}cohort; Kueue's ClusterQueue names it"
+        book.tell("policy.cohort", policy.cohort, text, workload(job))
+    _tell_intent(job, book)
+    _tell_accelerator(job, needs, book)
+
+
+def _tell_intent(job: Job, book: NoteBook) -> None:
+    intent = job.intent
+    for field, key, where in (
+        ("optimization_goal", job_names.OPTIMIZATION_GOAL, "label"),
+        ("workload_class", job_names.WORKLOAD_CLASS, "label"),
+        ("budget_cap", "budget-cap", "annotation"),
+        ("budget_action", "budget-action", "annotation"),
+        ("cost_center", "cost-center", "annotation"),
+        ("sla_tier", "sla-tier", "annotation"),
+        ("expected_duration_hint", "expected-duration", "annotation"),
+        ("gpu_memory_hint", "gpu-memory-hint", "annotation"),
+    ):
+        if field in intent.model_fields_set and getattr(intent, field) is not None:
+            name = key if "/" in key else job_names.PREFIX + key
+            book.tell(f"intent.{field}", str(getattr(intent, field)), f"{where} {name}", workload(job))
+
+
+def _tell_accelerator(job: Job, needs: Needs, book: NoteBook) -> None:
+    said = job.attributes.accelerator
+    if said is not None:
+        became = {"gpu": "a GpuClaim", "tpu": "TPUs of nodes", "cpu": "no GpuClaim: any node will do"}
+        book.tell("ext_ml_accelerator", said.value, became.get(said.value, ""))
+    if job.attributes.tpu_chip_count is not None and needs.tpus is not None:
+        text = f"{needs.workers} pods with {needs.tpus.chips} chips each"
+        book.tell("ext_ml_tpu_chip_count", job.attributes.tpu_chip_count, text)

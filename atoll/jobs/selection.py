@@ -1,8 +1,8 @@
-"""On which nodes a job's pods may run: selectors and rules as Kubernetes writes them.
+"""Selectors and rules of a job in Kubernetes' form.
 
-In: rules of atoll.ml, and the nodes that are known, if any. Out: parts of a pod's affinity; or a JobMistake that says
-what to do about a rule that Kubernetes cannot express. It compares whole numbers only, and knows labels of nodes only:
-rules with dotted numbers, and rules about what is in a machine, are resolved against the nodes that are known.
+Gives parts of a pod's affinity; or a JobMistake that says what to do about a rule that Kubernetes cannot express.
+Kubernetes compares only whole numbers and only node labels: rules with dotted numbers or about hardware are resolved
+against known nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from atoll.ml.attributes import PREFIX, AffinityRule, LabelAffinity, MlAttribute
 from atoll.ml.selection import NODE_LABELS, ORDERED, REPORTED_LABELS, holds, rule_text
 
 RESOLVED_MAX: Final = 1000
-"""Values that a resolved rule may list."""
+"""Limit of values in a resolved rule."""
 _DIGITS_MAX: Final = 15
 JOB_PROPERTIES: Final[Mapping[str, str]] = {
     "job_type": job_names.JOB_TYPE,
@@ -29,12 +29,12 @@ JOB_PROPERTIES: Final[Mapping[str, str]] = {
     "workload_class": job_names.WORKLOAD_CLASS,
     "priority_class": job_names.PRIORITY,
 }
-"""Properties of jobs, by which anti-affinity tells what else runs on a worker: the label of their pods."""
+"""Properties of jobs for anti-affinity, and the label of their pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node, with its labels and what is in the machine, by the names that rules use."""
+    """A node with its labels and hardware, by the names used in rules."""
 
     name: str
     labels: Mapping[str, str]
@@ -61,7 +61,7 @@ def expression_of(rule: AffinityRule, nodes: Sequence[KnownNode] | None, *, fiel
 
 
 def _native(rule: AffinityRule) -> Expression | None:
-    """Return the rule as Kubernetes has it; None where it has none of that meaning."""
+    """Return the rule in Kubernetes' form; None if there is no equivalent."""
     key = NODE_LABELS.get(rule.key, rule.key)
     if rule.key in REPORTED_LABELS:
         return None
@@ -83,7 +83,7 @@ def _native(rule: AffinityRule) -> Expression | None:
 
 
 def _resolved(rule: AffinityRule, nodes: Sequence[KnownNode], *, field: str, told: str) -> Expression:
-    """Return the values of the label that satisfy the rule among known nodes; for what no label says, the nodes."""
+    """Return the label values among known nodes that satisfy the rule; without a label, the nodes."""
     meeting = [node for node in nodes if holds(rule, node.labels)]
     is_property = rule.key in REPORTED_LABELS
     values = sorted(
@@ -110,7 +110,7 @@ def affinity_of(
     """Return the affinity of a pod; empty for none. Raises JobMistake.
 
     `required`: more expressions that nodes must meet. `apart`: labels of pods that must not be on the same node.
-    `beside`: the term of pods that must be near, if any. Rules of anti-affinity about nodes become their opposites.
+    `beside`: the term of pods that must be near, if any. Anti-affinity rules about nodes are inverted.
     """
     affinity, anti = attributes.affinity or LabelAffinity(), attributes.anti_affinity or LabelAffinity()
     must = [*required, *_expressions(affinity.required, nodes, f"{PREFIX}affinity.required")]
@@ -154,7 +154,7 @@ def _expressions(rules: Sequence[AffinityRule], nodes: Sequence[KnownNode] | Non
 
 
 def is_of_nodes(key: str) -> bool:
-    """Tell whether a rule with this key is about nodes; others are about jobs."""
+    """True if a rule with this key is about nodes; others are about jobs."""
     return key in NODE_LABELS or key in NODE_LABELS.values() or key in REPORTED_LABELS
 
 
@@ -171,12 +171,12 @@ _OPPOSITES: Final[Mapping[Operator, Operator]] = {
 
 
 def _opposites(rules: Sequence[R]) -> list[R]:
-    """Return rules that hold where the ones about nodes do not."""
+    """Return the inverse of the rules about nodes."""
     return [rule.model_copy(update={"operator": _OPPOSITES[rule.operator]}) for rule in rules if is_of_nodes(rule.key)]
 
 
 def _pod_term(rule: AffinityRule, field: str) -> dict[str, Any]:
-    """Return pods of jobs in the same namespace that a rule is about. Raises JobMistake for ordered operators."""
+    """Return the term for a rule about jobs' pods in the same namespace. Raises JobMistake for ordered operators."""
     if rule.operator in ORDERED:
         raise JobMistake(
             field,

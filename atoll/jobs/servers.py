@@ -1,6 +1,6 @@
 """The server of a model: image, arguments and port by runtime, for jobs of deployment type model.
 
-In: attributes and the administrator's images. Out: a Server, or a JobMistake for a runtime that is not known.
+Gives a Server, or a JobMistake for an unknown runtime.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ PORT: Final = 8000
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What serves a model. `health`: the path that answers when it is ready."""
+    """The server of a model. `health`: the path that answers when it is ready."""
 
     image: str
     args: tuple[str, ...]
@@ -25,7 +25,7 @@ class Server:
 
 
 def server_of(attributes: MlAttributes, gpus: int, image: str | None, settings: RenderSettings) -> Server:
-    """Return the server for the runtime, with `image` where the job names its own. Raises JobMistake."""
+    """Return the server for the runtime, with the job's own `image` if given. Raises JobMistake."""
     runtime = attributes.runtime
     row = SERVERS.get(runtime) if runtime is not None else None
     chosen = image or (settings.runtime_images.get(runtime) if runtime is not None else None)

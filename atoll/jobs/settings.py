@@ -1,7 +1,4 @@
-"""What an administrator says about the cluster that jobs are rendered for.
-
-In: nothing, or values of a file. Out: frozen settings. Separate from jobs: users do not set them.
-"""
+"""The administrator's settings for rendering jobs on a cluster. Users do not set them."""
 
 from typing import Annotated, Final
 
@@ -19,7 +16,7 @@ SPOT_TAINTS: Final = (
     JobToleration(key="eks.amazonaws.com/capacityType", value="SPOT", effect="NoSchedule"),
     JobToleration(key="karpenter.sh/capacity-type", value="spot", effect="NoSchedule"),
 )
-"""One per provider: what marks machines that may go away at any time."""
+"""Taints of spot machines, one per provider."""
 IMAGES: Final = (
     (Runtime.VLLM, "vllm/vllm-openai:v0.11.0"),
     (Runtime.TGI, "ghcr.io/huggingface/text-generation-inference:3.3.6"),
@@ -27,27 +24,26 @@ IMAGES: Final = (
 
 
 class RenderSettings(JobPart):
-    """How jobs become objects on this cluster."""
+    """Rendering of jobs on this cluster."""
 
     gpus_per_pod_max: Annotated[
-        int, Field(ge=1, le=COUNT_MAX, description="GPUs of the largest machine; more are shared out over several pods")
+        int,
+        Field(ge=1, le=COUNT_MAX, description="GPUs of the largest machine; more are distributed over several pods"),
     ] = 8
     grace_seconds_max: Annotated[Seconds, Field(description="longest time between the notice and the end of a pod")] = (
         600
     )
     checkpoint_wait_seconds: Annotated[
-        Seconds, Field(description="what a pod that saves a checkpoint on preemption has at least")
+        Seconds, Field(description="least grace of a pod that saves a checkpoint on preemption")
     ] = 300
-    finished_ttl_seconds: Annotated[Seconds, Field(description="how long a finished Job stays to be looked at")] = (
-        86_400
-    )
-    gpu_tolerations: Annotated[tuple[JobToleration, ...], Field(description="of pods with GPUs")] = (
+    finished_ttl_seconds: Annotated[Seconds, Field(description="time for which a finished Job is kept")] = 86_400
+    gpu_tolerations: Annotated[tuple[JobToleration, ...], Field(description="tolerations of pods with GPUs")] = (
         JobToleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),
         JobToleration(key="amd.com/gpu", operator="Exists", effect="NoSchedule"),
     )
-    spot_tolerations: Annotated[tuple[JobToleration, ...], Field(description="of pods that may run on spot")] = (
-        SPOT_TAINTS
-    )
+    spot_tolerations: Annotated[
+        tuple[JobToleration, ...], Field(description="tolerations of pods that may run on spot")
+    ] = SPOT_TAINTS
     priority_classes: Annotated[
         dict[Priority, ObjectName],
         Field(description="PriorityClass of the pods, and WorkloadPriorityClass of Kueue, for each priority"),
@@ -57,8 +53,10 @@ class RenderSettings(JobPart):
     ] = Field(default_factory=lambda: dict(IMAGES))
     checkpoint_prefixes: Annotated[
         tuple[Annotated[str, Field(max_length=1024, pattern=r"^[^\s\x00]+/$")], ...],
-        Field(max_length=32, description="URIs below which checkpoints may be; the job's own alone when none is given"),
+        Field(
+            max_length=32, description="allowed URI prefixes of checkpoints; only the job's own URI if none is given"
+        ),
     ] = ()
-    host_level: Annotated[str, Field(description="label that names a machine, for topology same_node")] = (
+    host_level: Annotated[str, Field(description="label with the machine's name, for topology same_node")] = (
         "kubernetes.io/hostname"
     )

@@ -1,7 +1,6 @@
-"""Rendered objects as YAML that kubectl can apply, with comments that say which wish became what.
+"""Rendered objects as YAML for kubectl, with comments that map fields to objects.
 
-In: a Rendered. Out: text. What users wrote is made harmless in comments, and every value that another reader of YAML
-could take for a number or a truth value is quoted.
+User text is escaped in comments, and every string that a YAML parser could take for a number or a boolean is quoted.
 """
 
 import re
@@ -20,7 +19,7 @@ _WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text so that every reader of YAML takes it for text, and lists as kubectl's users indent them."""
+    """Writes strings that every YAML parser reads as strings, and lists indented as for kubectl."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - as yaml calls it
         return True
@@ -57,12 +56,12 @@ def _comments(notes: Iterable[Note]) -> Iterator[str]:
 
 
 def harmless(text: str) -> str:
-    """Return a text that stays on its line of comment, whatever it holds."""
+    """Return a text that stays on its comment line, whatever it contains."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def _helm(install: HelmInstall | None) -> str:
-    """Return how to install the chart, with its values, as comments: they are no object."""
+    """Return how to install the chart, with its values, as comments."""
     if install is None:
         return ""
     version = f" --version {install.version}" if install.version else ""

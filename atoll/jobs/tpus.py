@@ -1,7 +1,6 @@
-"""The TPUs of a job: its slice, over how many hosts it lies, and the labels by which GKE's nodes tell of it.
+"""The TPUs of a job: its slice, the number of hosts, and the labels of GKE's nodes.
 
-In: a Job and its attributes. Out: TpuNeeds, or a JobMistake. A slice of several hosts is a node pool of its own; that
-all pods lie in one is said by affinity, because Atoll counts and places GPUs alone.
+A slice of several hosts is its own node pool; affinity keeps all pods in one, because Atoll places only GPUs.
 """
 
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ class TpuNeeds:
 
 
 def tpu_needs(job: Job, attributes: MlAttributes) -> TpuNeeds | None:
-    """Return what the job needs of TPUs; None where it asks for none. Raises JobMistake."""
+    """Return the job's TPU needs; None without TPUs. Raises JobMistake."""
     if attributes.accelerator is not Accelerator.TPU:
         return None
     topology, count = attributes.tpu_topology, attributes.tpu_chip_count

@@ -1,7 +1,6 @@
-"""Environment variables of a job's container: what the job says, where it meets its fellows, where checkpoints go.
+"""Environment variables of a job's container: its attributes, the rendezvous of its pods, the place of checkpoints.
 
-In: a Job and what it needs. Out: entries of a container's env, those of the user last, so that they win where the names
-are the same; and a note for each.
+The user's variables come last, so that they override others; each has a note.
 """
 
 from collections.abc import Iterator, Mapping
@@ -73,7 +72,7 @@ def _checkpoints(
 
 
 def _meeting(job: Job, needs: Needs) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield where the pods that work as one meet, and for torchrun the same in its own words."""
+    """Yield the rendezvous of pods that work together, also in torchrun's variables."""
     first = f"{job.name}-0.{job.name}"
     port = str(job_names.MASTER_PORT_NUMBER)
     per_worker = needs.gpus.claim.count if needs.gpus is not None else 0
@@ -88,5 +87,5 @@ def _meeting(job: Job, needs: Needs) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def literal(text: str) -> dict[str, str]:
-    """Return a value that Kubernetes takes as it stands: it would replace $(NAME) by a variable."""
+    """Return a value that Kubernetes does not expand: it would replace $(NAME) by a variable."""
     return {"value": text.replace("$(", "$$(")}

@@ -1,7 +1,4 @@
-"""The words of a job: every choice that its fields offer, and which whole number a priority stands for.
-
-In: nothing. Out: enums, spelled as users write them. Separate, so that a reader finds all choices on one page.
-"""
+"""Enums of a job's fields, spelled as users write them, and the numbers of priorities."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -9,7 +6,8 @@ from typing import Final
 
 
 class JobType(StrEnum):
-    """How a job lives: a service until it is stopped, a batch once to its end, a training once and resumable."""
+    """Life cycle of a job: a service runs until it is stopped, a batch once to its end, a training once and
+    resumable."""
 
     SERVICE = "service"
     BATCH = "batch"
@@ -17,7 +15,7 @@ class JobType(StrEnum):
 
 
 class DeploymentType(StrEnum):
-    """What a job is made from: a chart, a container image, or a model with the server that serves it."""
+    """Source of a job's pods: a chart, a container image, or a model with its server."""
 
     HELM = "helm"
     DOCKER = "docker"
@@ -25,7 +23,7 @@ class DeploymentType(StrEnum):
 
 
 class SourceType(StrEnum):
-    """Who asked for the job."""
+    """Origin of the job."""
 
     DIRECT = "direct"
     PIPELINE = "pipeline"
@@ -33,14 +31,14 @@ class SourceType(StrEnum):
 
 
 class OwnerType(StrEnum):
-    """Whose job it is: a person's, or the platform's own."""
+    """Owner of the job: a person, or the platform itself."""
 
     USER = "user"
     PLATFORM = "platform"
 
 
 class Priority(StrEnum):
-    """How important a job is; see PRIORITY_VALUES."""
+    """Priority of a job; see PRIORITY_VALUES."""
 
     CRITICAL = "critical"
     HIGH = "high"
@@ -55,15 +53,15 @@ PRIORITY_VALUES: Final[Mapping[Priority, int]] = {
     Priority.LOW: 1,
 }
 PRIORITY_MEANINGS: Final[Mapping[Priority, str]] = {
-    Priority.CRITICAL: "nobody is above it, so that it is never preempted; for reserved capacity",
-    Priority.HIGH: "preempted by critical jobs alone; what services have by default",
-    Priority.NORMAL: "may be preempted; what batch and training jobs have by default",
-    Priority.LOW: "gives way to everybody: spot and background work",
+    Priority.CRITICAL: "the highest, so never preempted; for reserved capacity",
+    Priority.HIGH: "preempted only by critical jobs; the default of services",
+    Priority.NORMAL: "may be preempted; the default of batch and training jobs",
+    Priority.LOW: "preempted by all others: spot and background work",
 }
 
 
 class TopologyConstraint(StrEnum):
-    """How the GPUs of a job lie: all on one node, joined by NVLink, or its pods on different nodes."""
+    """Placement of a job's GPUs: all on one node, joined by NVLink, or its pods on different nodes."""
 
     NONE = "none"
     SAME_NODE = "same_node"
@@ -72,7 +70,7 @@ class TopologyConstraint(StrEnum):
 
 
 class OptimizationGoal(StrEnum):
-    """What a choice between clusters weighs most."""
+    """Main criterion for the choice of a cluster."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -81,7 +79,7 @@ class OptimizationGoal(StrEnum):
 
 
 class WorkloadClass(StrEnum):
-    """What the work is for."""
+    """Purpose of the work."""
 
     PRODUCTION = "production"
     STAGING = "staging"
@@ -92,7 +90,7 @@ class WorkloadClass(StrEnum):
 
 
 class BudgetAction(StrEnum):
-    """What happens when the budget is spent."""
+    """Action when the budget is spent."""
 
     WARN = "warn"
     PAUSE = "pause"

@@ -1,8 +1,4 @@
-"""One set of attributes for a job: what it says as attributes, what it says elsewhere, and what follows from both.
-
-In: a Job. Out: MlAttributes without gaps that matter to its objects. Separate, because fields and attributes of one
-meaning meet here and nowhere else.
-"""
+"""One set of attributes for a job: its attributes, fields of the same meaning, and what follows from both."""
 
 from atoll.jobs.model import Job
 from atoll.jobs.notes import HINT, NoteBook
@@ -11,7 +7,7 @@ from atoll.ml.infer import complete
 
 
 def given_attributes(job: Job) -> MlAttributes:
-    """Return what the job says, wherever it says it: resources and model_id count as attributes."""
+    """Return the job's attributes from all its fields: resources and model_id count as attributes."""
     said = {
         "gpu_type": job.resources.gpu_type,
         "gpu_count": job.resources.gpu_count,
@@ -22,7 +18,7 @@ def given_attributes(job: Job) -> MlAttributes:
 
 
 def attributes_of(job: Job, book: NoteBook) -> MlAttributes:
-    """Return the attributes with what follows from them; each conclusion is noted, mere defaults are not."""
+    """Return the attributes with what follows from them; each inference is noted, defaults are not."""
     done = complete(given_attributes(job))
     for note in done.notes:
         if note.reason != "default" and note.attribute != f"{PREFIX}preemptible":

@@ -1,5 +1,4 @@
 """The only package that talks to the Kubernetes API server.
 
-Every retry, time-out, precondition and stale watch is handled here. It knows no scheduling, and takes the clock from
-its caller.
+It handles retries, time-outs, preconditions and stale watches, without any scheduling. The caller passes the clock.
 """

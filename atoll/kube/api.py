@@ -1,6 +1,6 @@
-"""What callers need of the API client; `ApiClient` fits, and so does what tests put in its place.
+"""Protocols of the API client, for callers and for fakes in tests.
 
-Whoever only reads asks for an `ApiReader`. The methods are those of `ApiClient`, which documents them.
+Callers that only read take an `ApiReader`. `ApiClient` documents the methods.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ class ApiReader(Protocol):
 
 
 class Api(ApiReader, Protocol):
-    """Also writes. `check` is called when a write is about to be sent, after its wait for the rate limit."""
+    """Also writes. `check` is called just before a write is sent, after its wait for the rate limit."""
 
     async def create(
         self,

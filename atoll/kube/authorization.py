@@ -1,6 +1,6 @@
-"""Asks the API server whether the bearer of a token may GET a path, such as /debug/ledger.
+"""Asks the API server who the bearer of a token is, and whether they may GET a path, such as /debug/ledger.
 
-No secret is kept or compared: the API server reviews the token, and a ClusterRole with `nonResourceURLs` allows the
+It stores and compares no secret: the API server reviews the token, and a ClusterRole with `nonResourceURLs` allows the
 path.
 """
 
@@ -13,7 +13,9 @@ from atoll.kube.errors import KubeError
 TOKEN_LENGTH_MAX = 16_384
 
 
-class _User(msgspec.Struct, frozen=True):
+class TokenUser(msgspec.Struct, frozen=True):
+    """Who a token belongs to."""
+
     username: str = ""
     uid: str = ""
     groups: tuple[str, ...] = ()
@@ -22,7 +24,8 @@ class _User(msgspec.Struct, frozen=True):
 
 class _TokenStatus(msgspec.Struct, frozen=True):
     authenticated: bool = False
-    user: _User = _User()
+    user: TokenUser = TokenUser()
+    audiences: tuple[str, ...] = ()
 
 
 class _TokenReview(msgspec.Struct, frozen=True):
@@ -37,19 +40,37 @@ class _AccessReview(msgspec.Struct, frozen=True):
     status: _AccessStatus = _AccessStatus()
 
 
+async def review_token(client: Api, token: str, *, audience: str = "") -> TokenUser | None:
+    """Return whose the token is; None for one that the API server does not know, or that is for somebody else.
+
+    `audience`: for whom the token must have been issued; the API server itself when empty. Raises KubeError, and
+    msgspec.MsgspecError for an answer that is none.
+    """
+    spec: dict[str, object] = {"token": token}
+    if audience:
+        spec["audiences"] = [audience]
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
+    answer = await client.create(paths.group("authentication.k8s.io/v1", "tokenreviews"), body)
+    status = msgspec.json.decode(answer, type=_TokenReview).status
+    if not status.authenticated or (audience and audience not in status.audiences):
+        return None
+    return status.user
+
+
 class PathAuthorizer:
-    """Asks the API server about each call; nothing is remembered, since such calls are rare."""
+    """Asks the API server about each call, without a cache, because such calls are rare."""
 
     def __init__(self, client: Api) -> None:
         self._client = client
 
     async def refusal(self, authorization: str, path: str) -> tuple[int, str] | None:
-        """Return None for whoever may GET the path, else a status and why; `authorization` is the header's value."""
+        """Return None if the user may GET the path, else a status and the reason; `authorization` is the header's
+        value."""
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token or len(token) > TOKEN_LENGTH_MAX:
             return 401, "a bearer token is needed: kubectl create token ..."
         try:
-            user = await self._user(token)
+            user = await review_token(self._client, token)
             if user is None:
                 return 401, "the API server does not know the token"
             is_allowed = await self._may_get(user, path)
@@ -57,13 +78,7 @@ class PathAuthorizer:
             return 503, "the API server cannot be asked about the token"
         return None if is_allowed else (403, f"{user.username} may not get {path}")
 
-    async def _user(self, token: str) -> _User | None:
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        answer = await self._client.create(paths.group("authentication.k8s.io/v1", "tokenreviews"), body)
-        review = msgspec.json.decode(answer, type=_TokenReview)
-        return review.status.user if review.status.authenticated else None
-
-    async def _may_get(self, user: _User, path: str) -> bool:
+    async def _may_get(self, user: TokenUser, path: str) -> bool:
         attributes = {"path": path, "verb": "get"}
         spec = {"user": user.username, "uid": user.uid, "groups": list(user.groups), "extra": user.extra}
         body = {

@@ -1,6 +1,6 @@
-"""Lists PodDisruptionBudgets, and remembers the list for a moment.
+"""Lists PodDisruptionBudgets, with a short cache.
 
-They are listed when an eviction is planned, not watched: that is rare, and the eviction API judges again.
+They are listed for each planned eviction instead of watched: that is rare, and the eviction API checks again.
 """
 
 import math

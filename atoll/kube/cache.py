@@ -1,10 +1,9 @@
-"""The set of objects that a watch has shown so far, and the changes between two states of it.
+"""Objects that a watch has shown so far, and the changes between two states.
 
-Pure: observed objects in, changes out; no connection, no clock. Identity is the UID: a successor of the same name is a
-deletion and an addition.
+Pure. Identity is the UID: a successor of the same name is a deletion and an addition.
 
-Terms: a *listing* is a complete view of the collection; what it did not show when it ends is gone, but nobody saw how.
-Such deletions are *synthetic*: they prove that the object left the API, and nothing about its last state.
+Terms: a *listing* is a complete view of the collection; objects that it lacks at its end are gone, with an unknown last
+state. Such deletions are *synthetic*: they prove that the object left the API, and nothing about its last state.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TOMBSTONES_MAX = 4096
 
 
 class CachedMetadata(Protocol):
-    """What is read of an object's metadata."""
+    """The part of an object's metadata that is read."""
 
     @property
     def name(self) -> str: ...
@@ -54,8 +53,8 @@ class Change(Generic[T]):
     """One step from one state of the cache to the next.
 
     `object` is the new state; for a DELETED the last state known: the event's own, or the cached one if `synthetic`.
-    `old` is what the cache held under this UID, None for ADDED and for a deletion of something never seen.
-    `synthetic` marks deletions that were inferred from a gap and prove nothing about the object's end.
+    `old` is the cached object of this UID, None for ADDED and for a deletion of an unknown object.
+    `synthetic` marks deletions inferred from a gap, which prove nothing about the object's end.
     """
 
     kind: ChangeKind
@@ -88,7 +87,7 @@ class Cache(Generic[T]):
         return self._untrusted
 
     def begin_listing(self) -> None:
-        """Start a complete view; `end_listing` deletes what it did not show. An unfinished one is forgotten."""
+        """Start a complete view; `end_listing` deletes objects that it lacks. An unfinished one is dropped."""
         self._listed = set()
 
     def end_listing(self) -> list[Change[T]]:
@@ -127,8 +126,8 @@ class Cache(Generic[T]):
     def remove(self, metadata: CachedMetadata, last: T | None) -> list[Change[T]]:
         """Observe a deletion; `last` is the object's final state, None when it cannot be decoded.
 
-        A deletion of a UID that is not held is passed on, because its final state may be the proof someone waits for;
-        whoever bears the name now is left alone.
+        A deletion of an unknown UID is passed on, because its final state may be a proof of release; a successor of the
+        same name stays.
         """
         key = key_of(metadata)
         old = self._by_uid.get(metadata.uid)
@@ -171,5 +170,5 @@ def key_of(metadata: CachedMetadata) -> Key:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Tell whether one resourceVersion is provably older; versions that are not numbers compare as unknown."""
+    """True if one resourceVersion is provably older; False if one is not a number."""
     return version.isdecimal() and other.isdecimal() and int(version) < int(other)

@@ -1,4 +1,4 @@
-"""One request as metrics count it: verb and resource from bounded sets, whatever the path says. Pure."""
+"""One request for metrics: verb and resource from bounded sets, whatever the path. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ RESOURCES: Final = frozenset(
     {
         "configmaps",
         "customresourcedefinitions",
+        "deviceclasses",
         "events",
         "gpuclaims",
         "gpugangs",
@@ -20,8 +21,12 @@ RESOURCES: Final = frozenset(
         "mutatingwebhookconfigurations",
         "namespaces",
         "nodes",
+        "persistentvolumeclaims",
+        "persistentvolumes",
         "poddisruptionbudgets",
         "pods",
+        "resourceclaims",
+        "resourceclaimtemplates",
         "secrets",
         "subjectaccessreviews",
         "tokenreviews",
@@ -60,7 +65,7 @@ def verb_of(method: str, path: str, *, is_watch: bool = False) -> str:
 
 
 def resource_of(path: str) -> str:
-    """Return resource/subresource of a path as the audit log names it, OTHER where we have no business."""
+    """Return resource/subresource of a path as in the audit log, OTHER for unknown ones."""
     words = _words(path)
     if not words or words[0] not in RESOURCES:
         return OTHER
@@ -69,7 +74,7 @@ def resource_of(path: str) -> str:
 
 
 def code_of(status: int) -> str:
-    """Return the label of an HTTP status; what is none is OTHER."""
+    """Return the label of an HTTP status; OTHER for anything else."""
     return str(status) if 100 <= status < 600 else OTHER
 
 

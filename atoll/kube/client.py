@@ -1,8 +1,8 @@
 """One HTTP session to the API server: path and body in, the bytes of the answer or an error of `atoll.kube.errors` out.
 
-It decodes nothing, so callers pay only for the fields they read. Every call is bounded in time and size; a component
-stays within its own request rate; throttled and failed calls are repeated only where that is harmless, and only while a
-retry budget lasts.
+It decodes nothing, so that callers decode only the fields they read. Every call is bounded in time and size; a
+component stays within its own request rate; throttled and failed calls are repeated only if that is harmless, and only
+within a retry budget.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Generic, Self, TypeVar
@@ -98,8 +99,9 @@ class ApiClient:
         self._budget = RetryBudget()
         self._session = session or _open_session(credentials, user_agent)
         self.throttled_seconds = 0.0
+        self._server_date = ("", 0.0)
         self.observer: CallObserver = ignore_call
-        """Told of every request that was sent, repeated ones one by one; must not block."""
+        """Called for every request sent, including each repetition; must not block."""
 
     @classmethod
     async def connect(
@@ -187,7 +189,7 @@ class ApiClient:
         timeout_seconds: float = 10.0,
         check: Callable[[], None] | None = None,
     ) -> bytes:
-        """POST; never repeated by itself, because a second creation may meet the first."""
+        """POST; never repeated automatically, because a second creation may conflict with the first."""
         return await self.request("POST", path, body=body, params=params, timeout_seconds=timeout_seconds, check=check)
 
     async def patch(
@@ -336,7 +338,7 @@ class ApiClient:
         call.began_seconds = asyncio.get_running_loop().time()
         if call.data is not None:
             headers["Content-Type"] = call.content_type
-        return await self._session.request(
+        response = await self._session.request(
             call.method,
             call.url,
             data=call.data,
@@ -346,9 +348,20 @@ class ApiClient:
             server_hostname=self._credentials.server_hostname,
             trace_request_ctx=call,
         )
+        self._server_date = (response.headers.get("Date", ""), asyncio.get_running_loop().time())
+        return response
+
+    def server_seconds(self) -> float | None:
+        """Return the time of the API server in seconds since 1970, by the last answer; None where it told none."""
+        text, at_seconds = self._server_date
+        try:
+            seconds = parsedate_to_datetime(text).timestamp()
+        except (ValueError, OverflowError):
+            return None
+        return seconds + asyncio.get_running_loop().time() - at_seconds
 
     def _observe(self, call: _Call, code: str) -> None:
-        """Pass a try that was sent to the observer, with its outcome."""
+        """Pass an attempt that was sent to the observer, with its outcome."""
         if call.began_seconds is None:
             return
         seconds = asyncio.get_running_loop().time() - call.began_seconds
@@ -439,7 +452,7 @@ def _decode_answer(answer: bytes, path: str) -> _Page:
 
 
 def _is_passing(error: ApiError | Unanswered) -> bool:
-    """Tell whether the same call may well succeed a moment later."""
+    """True if the same call may succeed a moment later."""
     if isinstance(error, TooManyRequests | ServerError):
         return error.status in RETRIED_STATUSES
     return isinstance(error, Unanswered)

@@ -1,6 +1,6 @@
-"""What this package needs of a clock, declared here because the consumer declares its protocols.
+"""Protocol of a clock for this package.
 
-`atoll.service.clock.SystemClock` fits; tests pass one that they move by hand.
+`atoll.service.clock.SystemClock` implements it; tests pass one that they move by hand.
 """
 
 from __future__ import annotations

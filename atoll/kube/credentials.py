@@ -1,8 +1,8 @@
 """The API server's address and our credentials, from a kubeconfig or the files that Kubernetes mounts into a pod.
 
-The authorization header is renewed when its source rotates. Kubeconfigs are read by `kubernetes.aio.config` (contexts,
-exec plugins, OIDC, token files). That import costs 20 MB and 0.3 s, so it happens here, on connect, and nowhere else;
-the three facts of a pod's own account are read without it, for an agent on every machine should stay small.
+The authorization header is renewed when its source rotates. `kubernetes.aio.config` reads kubeconfigs (contexts, exec
+plugins, OIDC, token files). That import costs 20 MB and 0.3 s, so it happens only here, on connect; a pod's own account
+is read without it, to keep the agents small.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class _Loader(Protocol):
 log = structlog.get_logger(__name__)
 
 RELOAD_SECONDS = 60.0
-"""How often a rotating source is read again; projected tokens are replaced long before they expire."""
+"""Interval of reading a rotating source; projected tokens are replaced long before they expire."""
 
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes mounts the account of a pod: `token`, which it replaces before it expires, and `ca.crt`."""
+"""Mount point of a pod's account: `token`, which Kubernetes replaces before it expires, and `ca.crt`."""
 
 
 class _PodAccount:
@@ -68,7 +68,7 @@ class _PodAccount:
         self.api_key: dict[str, str] = {}
 
     def read_token(self) -> None:
-        """Read the token anew."""
+        """Read the token again."""
         token = (ACCOUNT_FOLDER / "token").read_text().strip()
         if not token:
             raise ConfigurationError(f"the token of the pod's service account is empty: {ACCOUNT_FOLDER / 'token'}")
@@ -132,7 +132,7 @@ class Credentials:
         )
 
     async def headers(self) -> dict[str, str]:
-        """Return the headers that authenticate one request; empty where the TLS certificate does."""
+        """Return the headers that authenticate one request; empty if the TLS certificate does."""
         if self._rotates and asyncio.get_running_loop().time() >= self._reload_at:
             await self.reload()
         token = self._configuration.api_key.get("BearerToken")
@@ -155,9 +155,9 @@ class Credentials:
 
 
 def default_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
-    """Return the namespace that the context or the pod's own account stands for; `default` where none is said.
+    """Return the namespace of the context or of the pod's own account; `default` without one.
 
-    Raises ConfigurationError, and what the library raises of a kubeconfig that cannot be used.
+    Raises ConfigurationError, and the library's errors for an unusable kubeconfig.
     """
     source = _source(kubeconfig)
     if source is None:
@@ -199,7 +199,7 @@ def _user(loader: _Loader) -> dict[str, Any]:
 
 
 def _check_plugin(user: Mapping[str, Any], configuration: _Configuration) -> None:
-    """Raise when an exec plugin failed: the library only logs that, and every request would be a puzzling 401."""
+    """Raise if an exec plugin failed: the library only logs that, and every request would be an unexplained 401."""
     plugin = user.get("exec")
     if plugin and not configuration.api_key and not configuration.cert_file:
         command = truncate(str(plugin.get("command")))

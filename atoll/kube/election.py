@@ -1,7 +1,7 @@
 """At most one leader, on a coordination.k8s.io Lease.
 
-`work(term)` runs while we lead and only then. Every judgement of time uses the local monotonic clock: clocks of other
-machines are never compared. A Lease counts as expired when its content has not changed for its own duration *as watched
+`work(term)` runs only while we lead. All time uses the local monotonic clock: clocks of other machines are never
+compared. A Lease counts as expired when its content has not changed for its own duration *as watched
 from here*; our leadership counts from the moment *before* the last successful renewal was sent. Any failure, of
 whatever kind, is a failed renewal.
 
@@ -103,11 +103,11 @@ class LeaderElector:
 
     @property
     def is_leader(self) -> bool:
-        """Tell whether we may write now. Turns False at the renewal deadline by itself, before anyone else may lead."""
+        """True if we may write now. Turns False at the renewal deadline, before any other process may lead."""
         return self._remaining_seconds() > 0
 
     async def lead(self, work: Callable[[int], Awaitable[None]]) -> None:
-        """Wait until we lead, run `work(term)`, keep the Lease meanwhile, and give it back when the work has ended.
+        """Wait until we lead, run `work(term)`, renew the Lease meanwhile, and release it when the work has ended.
 
         The term is the Lease's transition count: it grows with every change of leader and fences decisions.
         Raises LeadershipLost after the work was cancelled and has ended; what the work raises is passed on.
@@ -151,8 +151,8 @@ class LeaderElector:
             return None
 
     def _may_take(self, spec: _LeaseSpec) -> bool:
-        """Tell whether the Lease is free: nobody holds it, we hold it from an attempt whose answer was lost, or it has
-        not changed for its own duration while we watched."""
+        """True if the Lease is free: it has no holder, we hold it from an attempt whose answer was lost, or it has not
+        changed for its own duration while we watched."""
         now = self._clock.monotonic_seconds()
         if spec != self._seen:
             self._seen, self._seen_at = spec, now

@@ -1,18 +1,18 @@
-"""Everything that can go wrong between Atoll and the API server.
+"""Errors of calls to the API server.
 
     KubeError
-    ├── ConfigurationError     no kubeconfig, context, credentials or certificates that could be used
+    ├── ConfigurationError     no usable kubeconfig, context, credentials or certificates
     ├── Unanswered             no complete answer; `sent` says whether the server may have acted
-    ├── MalformedAnswer        an answer that no API server should give (not JSON, larger than the bound)
-    ├── LeadershipLost         somebody else may lead now; stop writing
+    ├── MalformedAnswer        an invalid answer (not JSON, larger than the bound)
+    ├── LeadershipLost         another process may lead now; stop writing
     └── ApiError               the server answered and refused
         ├── Unauthorized 401, Forbidden 403, NotFound 404, Gone 410, Invalid 422, TooManyRequests 429
         ├── AlreadyExists 409 (reason AlreadyExists)
         ├── Conflict      409 (every other reason), and failed preconditions that come as 422
         └── ServerError   5xx
 
-The classes are ours so that callers do not depend on the HTTP library. Foreign text is cut before it is kept: it
-ends up in logs, events and conditions.
+Own classes keep callers independent of the HTTP library. Foreign text is cut first, because it ends up in logs, events
+and conditions.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class KubeError(Exception):
 
 
 class ConfigurationError(KubeError):
-    """The API server's address or our credentials could not be worked out."""
+    """The API server's address or our credentials could not be determined."""
 
 
 class MalformedAnswer(KubeError):
-    """The server sent something that is not what the API promises."""
+    """The server's answer violates the API."""
 
 
 class LeadershipLost(KubeError):
@@ -76,7 +76,7 @@ class Forbidden(ApiError):
 
 
 class NotFound(ApiError):
-    """404: the object or the resource type is not there."""
+    """404: the object or the resource type does not exist."""
 
 
 class Conflict(ApiError):
@@ -87,7 +87,7 @@ class Conflict(ApiError):
 
 
 class AlreadyExists(ApiError):
-    """409: an object of that name is there already."""
+    """409: an object of that name already exists."""
 
 
 class Gone(ApiError):
@@ -162,7 +162,7 @@ def api_error(
 
 
 def _is_failed_fence(status: _Status) -> bool:
-    """Tell a precondition that did not hold from an object that is not valid."""
+    """True for a failed precondition, False for an invalid object."""
     details = status.details or _Details()
     return any(cause.field == "metadata.uid" for cause in details.causes or ())
 

@@ -1,9 +1,8 @@
-"""events.k8s.io/v1 Events about what Atoll did and why, for humans who look at an object.
+"""events.k8s.io/v1 Events about Atoll's actions and their reasons, for people who look at an object.
 
-Few API calls whatever is recorded: the first occurrence is created, repetitions are counted and written as a series now
-and then, messages of one reason about one object that keep changing are gathered in one more event, and what exceeds
-the rate or the memory is dropped and counted. Recording never waits and never raises: no decision depends on an event.
-Run `run` beside the work.
+API calls are few: the first occurrence is created, repetitions are counted and written as a series now and then,
+changing messages of one reason about one object share one more event, and events beyond the rate or the memory are
+dropped and counted. Recording never waits and never raises: no decision depends on an event. Run `run` beside the work.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NOTE_LENGTH_MAX = 1024
 WORD_LENGTH_MAX = 128
 KEYS_MAX = 2048
 SIMILAR_MAX = 10
-"""Different messages of one reason about one object, each an event of its own; further ones share one."""
+"""Limit of different messages of one reason about one object with their own events; further ones share one."""
 SIMILAR_NOTE = "the messages of this reason keep changing; the first ones are events of their own"
 SERIES_SECONDS = 60.0
 FORGET_SECONDS = 360.0
@@ -39,7 +38,7 @@ FORGET_SECONDS = 360.0
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """The object that an event is about."""
+    """The object of an event."""
 
     api_version: str
     kind: str
@@ -62,7 +61,7 @@ class ObjectReference:
 
 @dataclass(frozen=True, slots=True)
 class _Fact:
-    """What was recorded; equal facts are one event."""
+    """A recorded fact; equal facts are one event."""
 
     regarding: ObjectReference
     type: EventType
@@ -73,13 +72,13 @@ class _Fact:
 
     @property
     def kind(self) -> tuple[ObjectReference, str]:
-        """What similar facts have in common."""
+        """Key shared by similar facts."""
         return self.regarding, self.reason
 
 
 @dataclass(slots=True)
 class _Series:
-    """How often one fact happened, and what of that the API server knows."""
+    """Occurrences of one fact, and how many the API server knows."""
 
     first_at: datetime
     last_at: datetime
@@ -122,7 +121,7 @@ class EventRecorder:
         type: EventType = "Normal",  # noqa: A002 - the API's word
         related: ObjectReference | None = None,
     ) -> None:
-        """Remember that something happened. `reason` and `action` are PascalCase words, `note` is for humans."""
+        """Record a fact. `reason` and `action` are PascalCase words, `note` is for humans."""
         fact = _Fact(
             regarding=regarding,
             type=type,
@@ -224,6 +223,6 @@ def _namespace(fact: _Fact) -> str:
 
 
 def _event_name(fact: _Fact, moment: datetime) -> str:
-    """Object's name, cut so that the whole stays a valid name, and a suffix that differs by fact and moment."""
+    """Object's name, cut so that the whole is a valid name, and a suffix by fact and time."""
     suffix = f"{int(moment.timestamp() * 1_000_000):x}{hash(fact) & 0xFFFFFFFF:08x}"
     return f"{fact.regarding.name[: 252 - len(suffix)].rstrip('.-')}.{suffix}"

@@ -22,7 +22,7 @@ class TokenBucket:
         self._updated = now()
 
     def reserve(self) -> float:
-        """Take one token and return how many seconds to wait until it is really there."""
+        """Take one token and return the seconds until it is available."""
         self._refill()
         self._tokens -= 1
         return max(0.0, -self._tokens / self._rate)
@@ -46,7 +46,7 @@ class TokenBucket:
 
 
 class RetryBudget:
-    """Lets few calls be repeated while most fail: a retry costs one token, a success earns a tenth of one.
+    """Limits retries while most calls fail: a retry costs one token, a success earns a tenth of one.
 
     So an API server in trouble sees at most about 10 % more calls than without retries.
     """

@@ -1,11 +1,10 @@
-"""The cluster as Atoll decides on it: watched collections folded into one ledger.
+"""Mirror of the cluster for Atoll's decisions: watched collections folded into one ledger.
 
-Extender and controllers both use it, so they hold the same truth. Listeners are called once per change, after the
-ledger. Nothing is decided here.
+Extender and controllers both use it, so their state is the same. Listeners are called once per change, after the
+ledger.
 """
 
 import asyncio
-import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -15,14 +14,25 @@ from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
 from atoll.api.reservations import GpuReservation
-from atoll.api.times import parse_microtime
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.leases import may_be_gpu_lease
 from atoll.cluster.ledger import Ledger
-from atoll.cluster.objects import Lease, Node, Pod, decode_lease, decode_node, decode_pod
+from atoll.cluster.objects import (
+    Lease,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    decode_heartbeat,
+    decode_lease,
+    decode_node,
+    decode_pod,
+    decode_volume,
+    decode_volume_claim,
+)
 from atoll.cluster.release import version_number
-from atoll.cluster.reports import reason_of_the_past, silence_seconds_max
+from atoll.cluster.reports import age_at_first_sight, reason_of_the_past, silence_seconds_max
 from atoll.cluster.reservation_use import reservation_name
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
@@ -31,11 +41,11 @@ from atoll.kube.clock import Clock
 from atoll.kube.reflector import Reflector
 
 BLIND_SECONDS_MAX = 120.0
-"""A collection that was not heard of for this long cannot be decided on; bookmarks come about once a minute."""
+"""A collection silent for this long is too old for decisions; bookmarks come about once a minute."""
 
 
 class WatchedKind(StrEnum):
-    """Which collection a change belongs to."""
+    """Collection of a change."""
 
     POD = "pod"
     NODE = "node"
@@ -46,6 +56,8 @@ class WatchedKind(StrEnum):
     GANG = "gang"
     TOPOLOGY = "topology"
     RESERVATION = "reservation"
+    VOLUME = "volume"
+    VOLUME_CLAIM = "volume claim"
 
 
 Listener = Callable[[WatchedKind, Change[Any]], None]
@@ -54,10 +66,12 @@ Listener = Callable[[WatchedKind, Change[Any]], None]
 class ClusterMirror:
     """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims, GpuNodeStatuses and GpuReservations; owns the ledger.
 
-    `with_gangs`: GpuGangs and Topologies too, which only the controllers decide on.
+    `with_gangs`: GpuGangs and Topologies too, which only the controllers use, and the volumes that bind members to
+    nodes.
     """
 
     def __init__(self, client: ApiClient, clock: Clock, *, with_gangs: bool = False) -> None:
+        self._client = client
         self._clock = clock
         self._listeners: list[Listener] = []
         self.ledger = Ledger()
@@ -79,7 +93,7 @@ class ClusterMirror:
             paths.leases(names.SYSTEM_NAMESPACE), decode_lease, self._take_lease, WatchedKind.LEASE
         )
         self.heartbeats: Reflector[Lease] = watch(
-            paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease, self._take_heartbeat, WatchedKind.HEARTBEAT
+            paths.leases(names.HEARTBEAT_NAMESPACE), decode_heartbeat, self._take_heartbeat, WatchedKind.HEARTBEAT
         )
         self.claims: Reflector[GpuClaim] = watch(
             paths.gpuclaims(), GpuClaim.model_validate_json, _ignore, WatchedKind.CLAIM
@@ -92,7 +106,13 @@ class ClusterMirror:
         )
         self.gangs: Reflector[GpuGang] | None = None
         self.topologies: Reflector[Topology] | None = None
+        self.volumes: Reflector[PersistentVolume] | None = None
+        self.volume_claims: Reflector[PersistentVolumeClaim] | None = None
         if with_gangs:
+            self.volumes = watch(paths.persistentvolumes(), decode_volume, _ignore, WatchedKind.VOLUME)
+            self.volume_claims = watch(
+                paths.persistentvolumeclaims(), decode_volume_claim, _ignore, WatchedKind.VOLUME_CLAIM
+            )
             self.gangs = watch(paths.gpugangs(), GpuGang.model_validate_json, _ignore, WatchedKind.GANG)
             self.topologies = watch(paths.topologies(), Topology.model_validate_json, _ignore, WatchedKind.TOPOLOGY)
 
@@ -109,6 +129,8 @@ class ClusterMirror:
             WatchedKind.RESERVATION: self.reservations,
             **({WatchedKind.GANG: self.gangs} if self.gangs is not None else {}),
             **({WatchedKind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
+            **({WatchedKind.VOLUME: self.volumes} if self.volumes is not None else {}),
+            **({WatchedKind.VOLUME_CLAIM: self.volume_claims} if self.volume_claims is not None else {}),
         }
 
     def on_change(self, listener: Listener) -> None:
@@ -125,7 +147,7 @@ class ClusterMirror:
         return self.reservations.store.get(("", name)) if name else None
 
     def unready_reason(self) -> str:
-        """Say why nothing may be decided on this mirror now; empty when all is well."""
+        """Return why no decision may use this mirror now; empty if it is ready."""
         for kind, reflector in self.reflectors.items():
             if not reflector.synced.is_set():
                 return f"list of {kind} objects is not complete yet: {reflector.last_error or 'listing'}"
@@ -134,11 +156,11 @@ class ClusterMirror:
         return ""
 
     def is_ready(self) -> bool:
-        """Tell whether every collection is complete and fresh."""
+        """True if every collection is complete and fresh."""
         return not self.unready_reason()
 
     def relist(self) -> None:
-        """Be unready until every collection was listed by a list that begins after this; expectations are dropped."""
+        """Become unready until every collection was listed by a list that begins after this call; drop expectations."""
         self.ledger.drop_all_tentative()
         for reflector in self.reflectors.values():
             reflector.relist()
@@ -173,11 +195,14 @@ class ClusterMirror:
 
     def _take_heartbeat(self, change: Change[Lease]) -> None:
         if change.kind is ChangeKind.DELETED:
+            if not _has_successor(self.heartbeats, change):
+                self.ledger.drop_heartbeat(change.object.metadata.name)
             return
         spec = change.object.spec
         if change.old is not None and change.old.spec.renew_time == spec.renew_time:
             return
-        age = 0.0 if change.kind is ChangeKind.MODIFIED else self._age_seconds(spec.renew_time)
+        is_seen = change.kind is ChangeKind.MODIFIED
+        age = 0.0 if is_seen else age_at_first_sight(change.object, self._client.server_seconds())
         heard_seconds = self._clock.monotonic_seconds() - age
         name = change.object.metadata.name
         self.ledger.put_heartbeat(name, heard_seconds, silence_seconds_max(change.object))
@@ -185,20 +210,11 @@ class ClusterMirror:
             self.ledger.drop_report(name, why=names.REJECT_BAD_REPORT)
 
     def _is_unreadable(self, name: str) -> bool:
-        """Tell whether a node's report was changed to something that cannot be read; nobody is told of that change."""
+        """True if a node's report was changed to something unreadable, which calls no listener."""
         return ("", name) in self.node_statuses.untrusted
 
-    def _age_seconds(self, renew_time: str | None) -> float:
-        """Return how long ago a heartbeat was that we did not see happen, by the wall clocks of two machines."""
-        if renew_time is None:
-            return math.inf
-        try:
-            return max(0.0, (self._clock.now() - parse_microtime(renew_time)).total_seconds())
-        except (ValueError, OverflowError):
-            return math.inf
-
     def _take_node(self, change: Change[Node]) -> None:
-        """The Node that a report speaks of may have changed: the report counts again, or no more."""
+        """Update the ledger for a Node: its report may become valid or invalid."""
         name = change.object.metadata.name
         report = self.reports.get(name)
         if change.kind is ChangeKind.DELETED or report is None:
@@ -222,7 +238,7 @@ class ClusterMirror:
 
 
 def _has_successor(reflector: Reflector[Any], change: Change[Any]) -> bool:
-    """Tell whether a deletion is that of a predecessor: another object bears the name by now, and is not meant."""
+    """True if a deletion concerns a predecessor: another object has the name by now."""
     metadata = change.object.metadata
     present = reflector.store.get((metadata.namespace, metadata.name))
     return change.kind is ChangeKind.DELETED and present is not None and present.metadata.uid != metadata.uid

@@ -19,7 +19,7 @@ def merge_patch(
     labels: Mapping[str, str | None] | None = None,
     **sections: object,
 ) -> dict[str, object]:
-    """Merge patch of `sections` (spec=..., status=...), fenced by uid and resourceVersion where given.
+    """Merge patch of `sections` (spec=..., status=...), fenced by uid and resourceVersion if given.
 
     A value of None deletes the key, as merge patches do.
     """
@@ -64,7 +64,7 @@ def delete_options(
 
 
 def eviction(namespace: str, name: str, *, uid: str, dry_run: bool = False) -> dict[str, object]:
-    """Eviction of the pod with this uid, to be created under `paths.eviction`; with `dry_run` it is only asked for."""
+    """Eviction of the pod with this uid, to be created under `paths.eviction`; with `dry_run` it is only checked."""
     options = delete_options(uid=uid) | ({"dryRun": ["All"]} if dry_run else {})
     return {
         "apiVersion": "policy/v1",

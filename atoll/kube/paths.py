@@ -37,6 +37,14 @@ def nodes(name: str = "", sub: str = "") -> str:
     return core("nodes", name=name, sub=sub)
 
 
+def persistentvolumes() -> str:
+    return core("persistentvolumes")
+
+
+def persistentvolumeclaims() -> str:
+    return core("persistentvolumeclaims")
+
+
 def namespaces(name: str = "") -> str:
     return core("namespaces", name=name)
 
@@ -51,6 +59,18 @@ def leases(namespace: str = "", name: str = "") -> str:
 
 def poddisruptionbudgets(namespace: str = "", name: str = "") -> str:
     return group("policy/v1", "poddisruptionbudgets", namespace=namespace, name=name)
+
+
+def deviceclasses() -> str:
+    return group("resource.k8s.io/v1", "deviceclasses")
+
+
+def resourceclaims(namespace: str, name: str) -> str:
+    return group("resource.k8s.io/v1", "resourceclaims", namespace=namespace, name=name)
+
+
+def resourceclaimtemplates(namespace: str, name: str) -> str:
+    return group("resource.k8s.io/v1", "resourceclaimtemplates", namespace=namespace, name=name)
 
 
 def priorityclasses(name: str = "") -> str:

@@ -1,13 +1,13 @@
 """A live copy of one collection of the API server.
 
-It keeps `store` and `by_uid`, and calls `on_event` once per change, in order. The reflector lists (as a stream where
-the server can, page by page where it cannot), watches with bookmarks, and survives watches that close, break, fall
-silent or are too old: it goes on where it stopped, or lists again and reports what was missed. How fresh the copy is
-can be asked; deciding whether that is fresh enough is left to the consumer.
+It keeps `store` and `by_uid`, and calls `on_event` once per change, in order. The reflector lists (as a stream if the
+server can, else page by page), watches with bookmarks, and survives watches that close, break, fall silent or are too
+old: it continues where it stopped, or lists again and reports missed changes. Consumers decide whether the copy is
+fresh enough.
 
-`on_event` runs between two reads and must not block. What it raises ends `run`: a consumer that lost a change is wrong
-for ever, a process that starts again is not. With a field or label selector a DELETED only says that the object no
-longer matches.
+`on_event` runs between two reads and must not block. What it raises ends `run`: a consumer that lost a change stays
+wrong, while a restarted process does not. With a field or label selector a DELETED only means that the object no longer
+matches.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Reflector(Generic[T]):
         self._heard_at = -math.inf
         self._must_list = True
         self._is_outdated = False
-        """Whether the list that is under way began before the last call of `begin_anew`."""
+        """True if the current list began before the last call of `relist`."""
         self._page_next = False
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
         self._stream: asyncio.Future[None] | None = None
@@ -119,14 +119,14 @@ class Reflector(Generic[T]):
         return True
 
     def relist(self) -> None:
-        """List again from now on: `synced` is set once more by a list that begins after this, and by no earlier one."""
+        """List again: only a list that begins after this call sets `synced` again."""
         self.synced.clear()
         self._must_list = self._is_outdated = True
         if self._stream is not None:
             self._stream.cancel()
 
     async def run(self) -> None:
-        """Follow the collection until cancelled, whatever the server does; raises only what `on_event` raises."""
+        """Follow the collection until cancelled, whatever the server does; raise only errors of `on_event`."""
         backoff = Backoff(self._rng)
         while True:
             started = self._clock.monotonic_seconds()

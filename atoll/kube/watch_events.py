@@ -1,7 +1,7 @@
-"""The bytes of a watch, cut into lines and told apart.
+"""Splits the bytes of a watch into lines and events.
 
-Pure: chunks in, events out. Lines are cut here because the HTTP library limits their length and one object may be
-megabytes long. The object itself stays raw: only the consumer knows its type.
+Pure. Lines are split here because the HTTP library limits their length and one object may be megabytes long. The object
+itself stays raw: only the consumer knows its type.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ decode_metadata = msgspec.json.Decoder(AnyObject).decode
 
 
 class LineSplitter:
-    """Collects chunks and gives back whole lines."""
+    """Collects chunks and returns whole lines."""
 
     def __init__(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._parts: list[bytes] = []

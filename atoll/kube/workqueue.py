@@ -1,6 +1,6 @@
-"""Keys that need work, each at most once in the queue and never worked on twice at a time.
+"""Queue of keys that need work, each at most once in the queue and never processed concurrently.
 
-A key added while it is worked on comes back afterwards. Failed keys come back after an exponential wait of their own.
+A key added during its processing comes back afterwards. Failed keys come back after an exponential wait per key.
 
     add ──► waiting ──► get ──► processing ──► done
              ▲  ▲                   │ add meanwhile
@@ -45,10 +45,10 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
         self._wake = asyncio.Event()
         self.observer: Callable[[float], None] = _ignore
-        """Told of every key that is taken how many seconds it has waited for a worker."""
+        """Called for every key taken, with the seconds it waited for a worker."""
 
     def __len__(self) -> int:
-        """Return how many keys wait to be worked on now."""
+        """Return the number of keys that wait now."""
         return len(self._waiting)
 
     @property
@@ -105,8 +105,8 @@ class WorkQueue(Generic[K]):
             self.add(key)
 
     async def work(self, handle: Callable[[K], Awaitable[float | None]]) -> None:
-        """Take keys for ever. `handle` returns None, or seconds after which the key comes back; if it raises, the key
-        comes back after its back-off. Run several of these for several workers."""
+        """Process keys for ever. `handle` returns None, or seconds after which the key comes back; if it raises, the
+        key comes back after its back-off. Run several of these for several workers."""
         while True:
             key = await self.get()
             try:

@@ -1,1 +1,1 @@
-"""What a machine-learning job may say about accelerators, models, checkpoints and priorities; pure."""
+"""Attributes of machine-learning jobs: accelerators, models, checkpoints and priorities. Pure."""

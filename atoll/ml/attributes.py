@@ -1,8 +1,7 @@
-"""The 42 attributes that a job may carry, by their names without the prefix `ext_ml_`.
+"""The 42 attributes of a job, by their names without the prefix `ext_ml_`.
 
-In: values that an envelope gives. Out: a frozen MlAttributes; None stands for what was left out. Sizes are in GB, which
-are 10^9 bytes; times are in seconds. What a value alone must satisfy stands here; what several attributes must satisfy
-together stands in atoll.ml.rules, what follows from them in atoll.ml.infer, upper bounds in atoll.ml.bounds.
+None means not given. Sizes are in GB of 10^9 bytes; times are in seconds. Rules for single values are here; rules over
+several attributes are in atoll.ml.rules, inference in atoll.ml.infer, upper bounds in atoll.ml.policy.
 """
 
 from enum import StrEnum
@@ -21,7 +20,7 @@ PAIRS_MAX: Final = 32
 
 
 class Accelerator(StrEnum):
-    """What a job computes on. gpu, tpu and fpga never land on a worker without; cpu may land anywhere."""
+    """Accelerator of a job. gpu, tpu and fpga need a worker that has one; cpu may run anywhere."""
 
     GPU = "gpu"
     TPU = "tpu"
@@ -39,7 +38,7 @@ class TpuType(StrEnum):
 
 
 class ModelProvider(StrEnum):
-    """Who offers a model."""
+    """Provider of a model."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -51,7 +50,7 @@ class ModelProvider(StrEnum):
 
 
 class ModelFormat(StrEnum):
-    """How the weights are stored; decides which runtimes can load them."""
+    """Storage format of the weights; decides which runtimes can load them."""
 
     SAFETENSORS = "safetensors"
     GGUF = "gguf"
@@ -62,7 +61,7 @@ class ModelFormat(StrEnum):
 
 
 class ModelRegistry(StrEnum):
-    """Where models are looked up."""
+    """Registry of models."""
 
     HUGGINGFACE = "huggingface"
     MLFLOW = "mlflow"
@@ -73,7 +72,7 @@ class ModelRegistry(StrEnum):
 
 
 class Runtime(StrEnum):
-    """What runs the model in the container."""
+    """Runtime of the model in the container."""
 
     PYTORCH = "pytorch"
     TENSORFLOW = "tensorflow"
@@ -85,7 +84,7 @@ class Runtime(StrEnum):
 
 
 class Precision(StrEnum):
-    """Numbers that the model computes with."""
+    """Number format of the model's computation."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -96,7 +95,7 @@ class Precision(StrEnum):
 
 
 class DistributedStrategy(StrEnum):
-    """How the work is spread over the accelerators."""
+    """Distribution of the work over the accelerators."""
 
     NONE = "none"
     DATA_PARALLEL = "data_parallel"
@@ -140,16 +139,16 @@ LabelValue = Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_VALU
 class AffinityRule(AttributePart):
     """One condition on the labels of a worker."""
 
-    key: Annotated[LabelKey, Field(description="label, or property of a worker such as gpu_type")]
+    key: Annotated[LabelKey, Field(description="label, or a worker's property such as gpu_type")]
     operator: Operator
     values: Annotated[
         tuple[LabelValue, ...],
-        Field(max_length=VALUES_MAX, description="In and NotIn take some, ordered operators one, the others none"),
+        Field(max_length=VALUES_MAX, description="In and NotIn take several, ordered operators one, the others none"),
     ] = ()
 
 
 class PreferredRule(AffinityRule):
-    """A condition that adds its weight to the workers that meet it, and refuses none."""
+    """A condition that adds its weight to workers that meet it, and refuses none."""
 
     weight: Annotated[int, Field(strict=True, ge=0, le=100)] = 1
 
@@ -169,25 +168,25 @@ Text = Annotated[str, Field(strict=True, min_length=1, max_length=1024, pattern=
 
 
 class MlAttributes(AttributePart):
-    """What a job says. Every field may be left out; a job with `gpu_count` alone is valid."""
+    """The attributes of a job. Every field is optional; a job with only `gpu_count` is valid."""
 
-    accelerator: Annotated[Accelerator | None, Field(description="follows from the other attributes")] = None
+    accelerator: Annotated[Accelerator | None, Field(description="inferred from the other attributes")] = None
     gpu_type: Annotated[
         Annotated[str, Field(strict=True, max_length=63, pattern="^[a-z0-9]+(-[a-z0-9.]*[a-z0-9])+$")] | None,
-        Field(description="vendor and model, such as nvidia-h100; any GPU where it is left out"),
+        Field(description="vendor and model, such as nvidia-h100; any GPU by default"),
     ] = None
     gpu_count: Annotated[
         Annotated[int, Field(strict=True, ge=0)] | None,
-        Field(description="1 where any attribute of GPUs is given"),
+        Field(description="1 if any attribute of GPUs is given"),
     ] = None
-    gpu_memory_gb: Annotated[Number | None, Field(description="memory that each GPU is sold with, at least")] = None
+    gpu_memory_gb: Annotated[Number | None, Field(description="least nominal memory of each GPU")] = None
     gpu_compute_capability: Annotated[
         Annotated[str, Field(strict=True, pattern=r"^[0-9]{1,3}\.[0-9]{1,3}$")] | None,
-        Field(description="of each GPU, at least; major.minor, inferred from the precision"),
+        Field(description="least of each GPU; major.minor, inferred from the precision"),
     ] = None
     gpu_interconnect: Annotated[
         InterconnectKind | None,
-        Field(description="nvlink: between every two of the job's GPUs; ignored where it has one"),
+        Field(description="nvlink: between every two of the job's GPUs; ignored for one GPU"),
     ] = None
     tpu_type: Annotated[TpuType | None, Field(description="generation of the chips")] = None
     tpu_topology: Annotated[
@@ -200,38 +199,36 @@ class MlAttributes(AttributePart):
     shm_size_gb: Annotated[Number | None, Field(description="size of /dev/shm; runtimes give 64 MB")] = None
     cpu_cores: Annotated[Count | None, Field(description="cores of the host")] = None
     model_id: Annotated[
-        Annotated[Text, Field(max_length=256)] | None, Field(description="decides on routing and locality")
+        Annotated[Text, Field(max_length=256)] | None, Field(description="used for routing and locality")
     ] = None
     model_version: Annotated[
         Annotated[str, Field(strict=True, max_length=128, pattern="^[A-Za-z0-9][A-Za-z0-9._:+-]*$")] | None,
-        Field(description="with model_id: only workers that have or can reach that version"),
+        Field(description="with model_id: only workers that have or can fetch that version"),
     ] = None
     model_provider: Annotated[ModelProvider | None, Field(description="passed on to the container")] = None
     model_checksum: Annotated[
         Annotated[str, Field(strict=True, max_length=256, pattern="^[a-z0-9_]{2,16}:[0-9a-f]+$")] | None,
         Field(description="algorithm:hexadecimal, such as sha256:...; verified before the model is loaded"),
     ] = None
-    model_format: Annotated[ModelFormat | None, Field(description="how the weights are stored")] = None
-    model_registry: Annotated[ModelRegistry | None, Field(description="where the model is looked up")] = None
+    model_format: Annotated[ModelFormat | None, Field(description="storage format of the weights")] = None
+    model_registry: Annotated[ModelRegistry | None, Field(description="registry of the model")] = None
     model_registry_uri: Annotated[Text | None, Field(description="such as hf://org/name@revision")] = None
     max_tokens: Annotated[Count | None, Field(description="passed on to the container")] = None
     max_batch_size: Annotated[Count | None, Field(description="passed on to the container")] = None
     timeout_seconds: Annotated[Count | None, Field(description="replaces the job's own timeout")] = None
-    runtime: Annotated[Runtime | None, Field(description="workers that list their runtimes must list this one")] = None
-    precision: Annotated[Precision | None, Field(description="numbers that the model computes with")] = None
+    runtime: Annotated[Runtime | None, Field(description="a worker that lists its runtimes must list this one")] = None
+    precision: Annotated[Precision | None, Field(description="number format of the computation")] = None
     distributed_strategy: Annotated[
-        DistributedStrategy | None, Field(description="how the work is spread over the GPUs")
+        DistributedStrategy | None, Field(description="distribution of the work over the GPUs")
     ] = None
     node_selector: Annotated[
         Annotated[dict[LabelKey, LabelValue], Field(max_length=PAIRS_MAX)] | None,
-        Field(description="labels that the worker must have, every one"),
+        Field(description="labels that the worker must have"),
     ] = None
     affinity: Annotated[LabelAffinity | None, Field(description="conditions on the worker")] = None
-    anti_affinity: Annotated[LabelAffinity | None, Field(description="conditions on what else runs on the worker")] = (
-        None
-    )
+    anti_affinity: Annotated[LabelAffinity | None, Field(description="conditions on other jobs of the worker")] = None
     priority_class: Annotated[
-        MlPriorityClass | None, Field(description="place in the queue, and who may push the job out")
+        MlPriorityClass | None, Field(description="place in the queue, and which jobs may preempt this one")
     ] = None
     preemptible: Annotated[Flag | None, Field(description="true for spot, false for the others")] = None
     preemption_grace_period_s: Annotated[
@@ -247,14 +244,14 @@ class MlAttributes(AttributePart):
     escalation_after_s: Annotated[Seconds | None, Field(description="seconds in the queue before it moves up")] = None
     escalation_target_class: Annotated[MlPriorityClass | None, Field(description="class to move up to")] = None
     checkpoint_enabled: Annotated[
-        Flag | None, Field(description="save at intervals and resume from what was saved")
+        Flag | None, Field(description="save at intervals and resume from the last checkpoint")
     ] = None
     checkpoint_interval_s: Annotated[Count | None, Field(description="seconds between checkpoints")] = None
     checkpoint_storage_uri: Annotated[
         Text | None, Field(description="s3://, gs://, az:// or file://, ends in a slash")
     ] = None
     checkpoint_max_count: Annotated[
-        Count | None, Field(description="checkpoints that are kept; the oldest goes first")
+        Count | None, Field(description="checkpoints kept; the oldest is deleted first")
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -262,7 +259,7 @@ class MlAttributes(AttributePart):
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what an envelope would say: prefixed names, absent attributes left out."""
+        """Return the envelope's form: prefixed names, without absent attributes."""
         return {PREFIX + name: value for name, value in self.model_dump(mode="json", exclude_none=True).items()}
 
 

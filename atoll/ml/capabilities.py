@@ -1,8 +1,7 @@
-"""What a worker offers to machine-learning jobs, and whether and how well it serves one.
+"""A worker's offer to machine-learning jobs, and how well it serves one.
 
-In: a Node, its GpuNodeStatus, annotations that tell of loaded models. Out: a WorkerCapability, which a worker would
-advertise; the hard conditions that a job's attributes do not find there; a score that prefers and never refuses.
-GPUs are matched by the same search that places pods.
+Makes a WorkerCapability of a Node, its GpuNodeStatus and annotations with loaded models; finds the hard conditions that
+it does not meet, and a score that only ranks. GPUs are matched by the same search that places pods.
 """
 
 import json
@@ -16,11 +15,11 @@ from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster.machines import DeviceAttributes, NodeDevices, node_devices
 from atoll.cluster.objects import Node
 from atoll.cluster.quantities import parse_amount, parse_bytes
-from atoll.cluster.requests import Rejection
+from atoll.cluster.requests import Rejection, device_request
 from atoll.cluster.selection import matches_model, select
 from atoll.ml import tables
 from atoll.ml.attributes import Accelerator, MlAttributes, TpuType
-from atoll.ml.mapping import device_claim, device_request
+from atoll.ml.mapping import device_claim
 from atoll.ml.registry import LoadedModel
 from atoll.ml.selection import NODE_LABELS, Labels
 
@@ -32,7 +31,7 @@ _GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True)
 class GpuCapability:
-    """The GPUs of one type. memory_gb: as each card is sold; interconnect: of all of them together."""
+    """The GPUs of one type. memory_gb: nominal, per card; interconnect: of all of them together."""
 
     type: str
     count: int
@@ -43,7 +42,7 @@ class GpuCapability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapability:
-    """What a worker offers. devices: the GPUs that can be given out, None without; gpus: the same by type, the most
+    """A worker's offer. devices: the GPUs that can be given out, None without; gpus: the same by type, the most
     numerous first; unreadable: annotations that could not be read."""
 
     worker_id: str
@@ -64,7 +63,7 @@ class WorkerCapability:
     unreadable: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the worker advertises when it connects, fetches and beats."""
+        """Return the worker's advertisement."""
         out: dict[str, Any] = {"worker_id": self.worker_id, "accelerator": self.accelerator.value}
         if self.gpus:
             first = self.gpus[0]
@@ -84,7 +83,7 @@ class WorkerCapability:
 def capability_of(
     node: Node, status: GpuNodeStatus | None = None, pod_annotations: Iterable[Mapping[str, str]] = ()
 ) -> WorkerCapability:
-    """Return what a node offers. pod_annotations: of the pods that run there; they may tell of models as nodes do."""
+    """Return a node's offer. pod_annotations: of the pods that run there, which may list models as nodes do."""
     devices = node_devices(status) if status is not None else None
     gpus = _gpus(devices) if devices is not None else ()
     tpu_type, topology, chips = _tpu(node)
@@ -115,7 +114,7 @@ def capability_of(
 
 
 def _gpus(devices: NodeDevices) -> tuple[GpuCapability, ...]:
-    """Return the GPUs that can be given out whole, by type and size."""
+    """Return the whole GPUs that can be given out, by type and size."""
     counts: dict[tuple[str, int, tuple[int, int], str], tuple[int, DeviceAttributes]] = {}
     for position, card in enumerate(devices.shape.cards):
         if devices.usable >> position & 1 and not card.mig_profile:
@@ -131,7 +130,7 @@ def _gpus(devices: NodeDevices) -> tuple[GpuCapability, ...]:
 
 
 def _type_and_memory(card: DeviceAttributes) -> tuple[str, int]:
-    """Return the id of a card's type, and the GB that it is sold with."""
+    """Return the id of a card's type, and its nominal GB."""
     size_gb = card.memory_bytes // _GIB
     rows = [row for row in tables.GPU_TYPES.values() if any(matches_model(card.model, slug) for slug in row.models)]
     if not rows:
@@ -161,7 +160,7 @@ def _tpu(node: Node) -> tuple[TpuType | None, str, int]:
 
 
 def _labels(node: Node, gpus: tuple[GpuCapability, ...]) -> Labels:
-    """Return the node's labels, short ones for well-known ones, and those that the report of its GPUs tells."""
+    """Return the node's labels, with short forms of well-known ones, and those from its GPU report."""
     labels = dict(node.metadata.labels)
     for short, long in NODE_LABELS.items():
         if long in labels:
@@ -180,7 +179,7 @@ def _labels(node: Node, gpus: tuple[GpuCapability, ...]) -> Labels:
 def _told(
     annotations: Iterable[Mapping[str, str]],
 ) -> tuple[tuple[LoadedModel, ...], tuple[LoadedModel, ...], tuple[str, ...]]:
-    """Return models that are loaded, models that are cached, and the keys that could not be read."""
+    """Return loaded models, cached models, and keys that could not be read."""
     found: dict[str, dict[LoadedModel, None]] = {names.MODELS_LOADED: {}, names.MODELS_CACHED: {}}
     unreadable: dict[str, None] = {}
     for one in annotations:
@@ -193,7 +192,7 @@ def _told(
 
 
 def _models(text: str) -> tuple[LoadedModel, ...] | None:
-    """Return the models of an annotation; None for text that is no list of mappings of text."""
+    """Return the models of an annotation; None for anything but a list of mappings of text."""
     try:
         rows = json.loads(text) if len(text) <= ANNOTATION_BYTES_MAX else None
     except (ValueError, RecursionError):
@@ -207,8 +206,8 @@ def _models(text: str) -> tuple[LoadedModel, ...] | None:
 
 
 def gpus_of(worker: WorkerCapability, attributes: MlAttributes, free: int | None = None) -> str:
-    """Return why the worker cannot give the job's GPUs; empty where it can. free: mask of the positions that are free
-    now; without it the question is whether it ever could."""
+    """Return why the worker cannot give the job's GPUs; empty if it can. free: mask of the free positions; None checks
+    whether it ever could."""
     if (attributes.gpu_count or 0) > COUNT_MAX:
         return names.REJECT_NEVER_FITS
     claim = device_claim(attributes)

@@ -1,8 +1,8 @@
-"""Bytes of JSON or YAML as plain values, with the line of each.
+"""Parses JSON or YAML into plain values, with the line of each.
 
-In: bytes from anybody. Out: a Document, or the problem that refuses them. Size, depth and number of values are bounded;
-aliases, tags, values of other types, repeated keys and numbers that are not finite are refused. YAML's plain words mean
-what they mean in JSON: yes and no are text, and so is a date. Separate, because no other module sees bytes.
+Gives a Document, or the problem with the bytes. Size, depth and number of values are bounded; aliases, tags, values of
+other types, repeated keys and numbers that are not finite are refused. YAML's plain words have their JSON meaning: yes
+and no are text, and so is a date.
 """
 
 import json
@@ -50,7 +50,7 @@ class Document:
 
 
 class _Refusal(Exception):
-    """Ends the reading with a problem; never leaves this module."""
+    """Ends the parsing with a problem; never leaves this module."""
 
     def __init__(self, limit: str, hint: str, *, value: str = "", line: int | None = None) -> None:
         super().__init__(limit)
@@ -58,7 +58,7 @@ class _Refusal(Exception):
 
 
 def read(data: bytes) -> Document | AttributeProblem:
-    """Return what the bytes say; JSON where they are JSON, else YAML."""
+    """Parse the bytes as JSON if possible, else as YAML."""
     try:
         return _read(data)
     except _Refusal as refusal:
@@ -79,7 +79,7 @@ def _read(data: bytes) -> Document:
         raise _Refusal("must hold a job", "write type and attributes, such as ext_ml_gpu_count: 1", value="empty")
     if text.lstrip()[0] not in "{[":
         return _checked(_yaml(text))
-    # JSON has no tabs inside of text, so that blanks in their place change no value and let YAML find the lines.
+    # JSON has no tabs inside text, so replacing them by blanks changes no value and lets YAML find the lines.
     reader = _YamlReader()
     refusal = None
     try:
@@ -96,7 +96,7 @@ def _yaml(text: str) -> Document:
 
 
 def _json(text: str, lines: Mapping[Path, int], refusal: _Refusal | None) -> Document:
-    """Return text that looks like JSON; YAML's flow style looks like it too. `refusal`: what YAML says against it."""
+    """Parse text that looks like JSON, as YAML's flow style does too. `refusal`: YAML's problem with it."""
     try:
         value = json.loads(
             text, object_pairs_hook=_mapping, parse_constant=_constant, parse_int=_integer, parse_float=_float
@@ -151,7 +151,7 @@ def _deep(line: int | None) -> _Refusal:
 
 
 class _YamlReader:
-    """Builds plain values from the events of YAML, with a stack of its own: depth costs no recursion."""
+    """Builds plain values from YAML events with its own stack, without recursion."""
 
     def __init__(self) -> None:
         self.value: Value = None
@@ -162,7 +162,7 @@ class _YamlReader:
         self._values = 0
 
     def read(self, text: str) -> None:
-        """Read one document. Raises _Refusal; `lines` keeps what was read until then."""
+        """Read one document. Raises _Refusal; `lines` keeps the lines read so far."""
         try:
             for event in yaml.parse(text, Loader=_LOADER):
                 self._take(event, event.start_mark.line + 1 if event.start_mark is not None else 0)
@@ -218,7 +218,7 @@ class _YamlReader:
         self._keys.append(None)
 
     def _put(self, value: Value, line: int) -> Path:
-        """Add a value to what is open, and return its path."""
+        """Add a value to the open container, and return its path."""
         self._values += 1
         if self._values > VALUES_MAX:
             raise _Refusal(f"may hold at most {VALUES_MAX} values", "leave data out and name its URI", line=line)
@@ -240,7 +240,7 @@ class _YamlReader:
 
 
 def _plain(text: str, line: int) -> Value:
-    """Return what a word without quotes means."""
+    """Return the value of a word without quotes."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -251,7 +251,7 @@ def _plain(text: str, line: int) -> Value:
 
 
 def _checked(document: Document) -> Document:
-    """Return the document. Raises _Refusal where it is too deep or large, or holds half a character or a NUL."""
+    """Return the document. Raises _Refusal if it is too deep or large, or contains a lone surrogate or a NUL."""
     waiting: list[tuple[Value, Path]] = [(document.value, ())]
     count = 0
     while waiting:

@@ -1,8 +1,7 @@
-"""Reads an envelope: a job with its attributes, or a workflow of jobs, from JSON or YAML.
+"""Parses an envelope: a job with its attributes, or a workflow of jobs, from JSON or YAML.
 
-In: bytes. Out: a Parsed, which holds the envelope or the problems that refuse it, each with its line. Nothing that the
-bytes hold raises an exception. Attributes stand in the envelope itself or under `attributes`; what does not begin with
-`ext_ml_` and is not a field named here is kept in `others` and means nothing to this package.
+Gives a Parsed with the envelope or its problems, each with its line. No input raises an exception. Attributes are in
+the envelope itself or under `attributes`; other keys that are no field of an envelope are kept in `others` and ignored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,7 @@ class WorkflowType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnvelope:
-    """One job. `attributes` is what the envelope gives, nothing inferred; `others` are keys that are not named here."""
+    """One job. `attributes`: as given, nothing inferred; `others`: unknown keys."""
 
     type: str = ""
     id: str = ""
@@ -48,11 +47,11 @@ class JobEnvelope:
 
     @property
     def execution_timeout_seconds(self) -> int | None:
-        """The one time limit of the job: the attribute where it is given, else the job's own; None for no limit."""
+        """The job's time limit: the attribute if given, else the job's own; None for no limit."""
         return self.attributes.timeout_seconds or self.timeout_seconds or None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the envelope as JSON would say it, which parses to the same."""
+        """Return the envelope's JSON form, which parses to the same value."""
         head = {"id": self.id, "type": self.type, "queue": self.queue, "args": list(self.args), "meta": dict(self.meta)}
         numbers = {"priority": self.priority, "timeout": self.timeout_seconds}
         return {
@@ -84,7 +83,7 @@ class WorkflowEnvelope:
         return tuple(replace(step, meta={**self.meta, **step.meta}) for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the envelope as JSON would say it, which parses to the same."""
+        """Return the envelope's JSON form, which parses to the same value."""
         head = {"id": self.id, "name": self.name, "meta": dict(self.meta)}
         callbacks = {key: job.to_json() for key, job in self.callbacks.items()}
         return {

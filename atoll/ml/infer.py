@@ -1,8 +1,7 @@
-"""Fills what a job leaves out: what follows from its other attributes, then the defaults.
+"""Completes a job's attributes: inference from its other attributes, then the defaults.
 
-In: attributes as a job gives them, after its queue's defaults. Out: a Completed, with a note for each one that was
-worked out, in the words that `atoll job render` prints beside what it became. Nothing given is changed, except that the
-interconnect of a single GPU is ignored.
+The input already has the queue's defaults. The Completed has a note for each inferred attribute, in the words of
+`atoll job render`. Given attributes do not change, except that the interconnect of a single GPU is ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,12 +31,12 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "checkpoint_interval_s": 300,
     "checkpoint_max_count": 3,
 }
-"""What holds where neither the job nor its queue says anything."""
+"""Defaults if neither the job nor its queue sets a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Attributes with all that could be worked out, what was, and what a user should know."""
+    """Completed attributes, notes of the inferred ones, and warnings."""
 
     attributes: MlAttributes
     notes: Notes = ()
@@ -48,7 +47,7 @@ Step = Callable[[MlAttributes], tuple[str, Any, str] | None]
 
 
 def complete(given: MlAttributes) -> Completed:
-    """Return the attributes with everything that follows from them. Completing twice changes nothing."""
+    """Return the attributes with all that follows from them. Idempotent."""
     attributes, notes = given, []
     for step in STEPS:
         found = step(attributes)
@@ -126,7 +125,7 @@ STEPS: Final[tuple[Step, ...]] = (_accelerator, _count, _interconnect, _capabili
 
 
 def _warnings(attributes: MlAttributes) -> Notes:
-    """Return what will work worse, or later, than the job may expect."""
+    """Return warnings about what works worse or later than the job may expect."""
     found = []
     weights = tables.weights_gb(attributes)
     row = tables.GPU_TYPES.get(attributes.gpu_type or "")

@@ -1,8 +1,7 @@
-"""Which workers serve a job, and in which order.
+"""Matches jobs with workers and ranks the workers.
 
-In: completed attributes, capabilities of workers, what runs there. Out: hard conditions that are not met, in words; a
-score; the workers that may be used, best first. Hard conditions are never broken: a job that none meets now waits. What
-is preferred never refuses a worker. A shape of TPUs that no known worker has is refused rather than waited for.
+Gives unmet hard conditions, in words; a score; and the usable workers, best first. Hard conditions always hold: a job
+that no worker meets now waits. Preferences never refuse a worker. A TPU shape that no known worker has is refused.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,8 @@ from atoll.ml.policy import MlPolicy
 from atoll.ml.registry import Unresolved, resolve
 
 LOADED_POINTS: Final = 100
-"""A loaded model saves one to two minutes for 70 billion parameters: as much as the heaviest preferred rule."""
+"""A loaded model saves one to two minutes for 70 billion parameters; it weighs as much as the heaviest preferred
+rule."""
 CACHED_POINTS: Final = 50
 """A cached model saves the download of some 140 GB, ten to thirty minutes, and still has to be loaded."""
 OTHER_VERSION_POINTS: Final = 10
@@ -25,10 +25,10 @@ OTHER_VERSION_POINTS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchInput:
-    """What is true of the cluster while a job looks for a worker.
+    """The cluster's state for a match.
 
-    free: masks of free positions by worker, without which capacity is asked for; others: properties of the jobs that
-    run on a worker, such as job_type and model_id; registries: kinds to base URIs.
+    free: masks of free positions by worker, None to match the capacity; others: properties of the jobs on a worker,
+    such as job_type and model_id; registries: kinds to base URIs.
     """
 
     free: Mapping[str, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class MatchInput:
 
 
 def unmet(attributes: MlAttributes, worker: WorkerCapability, situation: MatchInput) -> tuple[str, ...]:
-    """Return the hard conditions that a worker does not meet, in words; none: it serves the job."""
+    """Return the hard conditions that a worker does not meet, in words; empty if it serves the job."""
     found = (
         *_accelerator(attributes, worker, situation),
         *_host(attributes, worker),
@@ -102,7 +102,7 @@ def _host(attributes: MlAttributes, worker: WorkerCapability) -> tuple[str, ...]
 
 
 def _model(attributes: MlAttributes, worker: WorkerCapability, situation: MatchInput) -> tuple[str, ...]:
-    """A model with a version is there, or can be fetched from a registry that is known."""
+    """Unmet conditions on the model: a versioned model must be present or in a known registry."""
     if attributes.model_id is None or attributes.model_version is None:
         return ()
     answer = resolve(
@@ -116,7 +116,7 @@ def _model(attributes: MlAttributes, worker: WorkerCapability, situation: MatchI
 
 
 def locality(attributes: MlAttributes, worker: WorkerCapability) -> int:
-    """Return the points for having the job's model near: 0 to 100."""
+    """Return the points for a nearby model: 0 to 100."""
     if attributes.model_id is None:
         return 0
     if any(model.matches(attributes) for model in worker.models_loaded):
@@ -128,7 +128,7 @@ def locality(attributes: MlAttributes, worker: WorkerCapability) -> int:
 
 
 def score(attributes: MlAttributes, worker: WorkerCapability, situation: MatchInput) -> int:
-    """Return how well a worker serves the job: the weights of preferred rules that it meets, and locality."""
+    """Return a worker's score: the weights of the preferred rules that it meets, and locality."""
     others = situation.others.get(worker.worker_id, ())
     return selection.score(attributes, worker.labels, others) + locality(attributes, worker)
 
@@ -142,8 +142,8 @@ def rank(
 
 
 def impossible_tpu(attributes: MlAttributes, workers: Iterable[WorkerCapability]) -> str:
-    """Return why a job's slice of TPUs can never be had on the workers that are known, busy ones included; empty where
-    it can, and for other jobs."""
+    """Return why no known worker, busy or not, can ever give the job's TPU slice; empty if one can, and for other
+    jobs."""
     if attributes.accelerator is not Accelerator.TPU:
         return ""
     known = [worker for worker in workers if worker.tpu_type is not None]

@@ -1,7 +1,6 @@
-"""What a cluster's administrators allow: upper bounds, models, places of checkpoints, labels in selectors.
+"""The administrators' policy: upper bounds, models, places of checkpoints, labels in selectors.
 
-In: nothing, or what the settings say. Out: a frozen Policy with which envelopes are judged. An empty list of what is
-allowed allows everything, except for hosts, of which an empty list allows public ones alone.
+An empty list of allowed values allows everything, except for hosts: an empty list allows only public ones.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ BOUNDS: Final[Mapping[str, float]] = MappingProxyType(
         "checkpoint_max_count": 1000,
     }
 )
-"""The most that each numeric attribute may ask for."""
+"""Upper bound of each numeric attribute."""
 
 ADMINISTRATIVE_KEYS: Final = (
     "cost_center",
@@ -40,7 +39,7 @@ ADMINISTRATIVE_KEYS: Final = (
     "node-restriction.kubernetes.io/*",
     "*.node-restriction.kubernetes.io/*",
 )
-"""Labels that say what a node is for; whoever submits a job may not choose by them."""
+"""Labels of a node's purpose, which jobs may not select by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,22 +55,22 @@ class MlPolicy:
     forbidden_selector_keys: tuple[str, ...] = ADMINISTRATIVE_KEYS
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a bound is of no attribute or a prefix does not end in a slash."""
+        """Raise ValueError for a bound of an unknown attribute or a prefix without a slash at its end."""
         if unknown := sorted(set(self.bounds) - set(BOUNDS)):
             raise ValueError(f"bounds names {', '.join(unknown)}; bounds exist for {', '.join(BOUNDS)}")
         if open_ended := [prefix for prefix in self.checkpoint_prefixes if not prefix.endswith("/")]:
             raise ValueError(f"checkpoint prefix {open_ended[0]} has no slash at its end and would allow its namesakes")
 
     def bound_of(self, name: str) -> float | None:
-        """Return the most that an attribute may ask for; None where it is not bounded."""
+        """Return the upper bound of an attribute; None if unbounded."""
         return self.bounds.get(name, BOUNDS.get(name))
 
     def allows_model(self, model_id: str) -> bool:
-        """Tell whether jobs may name the model."""
+        """True if jobs may name the model."""
         return not self.model_ids or any(fnmatchcase(model_id, pattern) for pattern in self.model_ids)
 
     def allows_key(self, key: str) -> bool:
-        """Tell whether a job may choose workers by the label."""
+        """True if a job may select workers by the label."""
         if any(fnmatchcase(key, pattern) for pattern in self.forbidden_selector_keys):
             return False
         return not self.selector_keys or any(fnmatchcase(key, pattern) for pattern in self.selector_keys)

@@ -1,7 +1,6 @@
-"""What is wrong with an envelope, and what was worked out from it: values, never exceptions.
+"""Problems of an envelope and notes about it, as values, never exceptions.
 
-In: nothing. Out: the records that every other module here returns. Separate, so that the command line, the service and
-the admission review tell the same words.
+Every other module here returns these records, so that all interfaces use the same words.
 """
 
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ VALUE_LENGTH_MAX: Final = 80
 class AttributeProblem:
     """Why an envelope is refused.
 
-    attribute: as it is written, such as ext_ml_gpu_count or queue; empty for the document. value: what stands there.
-    limit: what may stand there. hint: what to do. line: counted from 1, None where it is not known. step: the part of a
-    workflow, such as steps[2]; empty for a single job.
+    attribute: as written, such as ext_ml_gpu_count or queue; empty for the document. value: the given value. limit: the
+    allowed values. hint: what to do. line: counted from 1, None if unknown. step: the part of a workflow, such as
+    steps[2]; empty for a single job.
     """
 
     attribute: str
@@ -39,7 +38,7 @@ class AttributeProblem:
 
 @dataclass(frozen=True, slots=True)
 class ParseNote:
-    """What was worked out for an attribute, or what a user should know about it; it refuses nothing."""
+    """An inferred attribute, or a warning about one; it refuses nothing."""
 
     attribute: str
     value: str
@@ -54,12 +53,12 @@ Notes = tuple[ParseNote, ...]
 
 
 def shown(value: object) -> str:
-    """Return a value of an envelope as a message shows it: short, on one line, printable."""
+    """Return a value for a message: short, on one line, printable."""
     text = repr(value) if isinstance(value, str | list | tuple | dict) else str(value)
     text = text if text.isprintable() else ascii(value)
     return text if len(text) <= VALUE_LENGTH_MAX else text[: VALUE_LENGTH_MAX - 3] + "..."
 
 
 def one_of(values: Sequence[str]) -> str:
-    """Return the limit of an attribute that takes one of some values."""
+    """Return the limit text of an attribute with fixed values."""
     return "must be one of " + ", ".join(values)

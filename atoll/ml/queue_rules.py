@@ -1,9 +1,8 @@
-"""What a queue adds to its jobs and what it allows them: defaults, limits, budgets, a rate of submissions.
+"""Rules of a queue: defaults, limits, budgets, a rate of submissions.
 
-In: a queue's configuration, a job's attributes, what runs from the queue. Out: Accepted with completed attributes;
-Refused with problems (HTTP 422, gRPC INVALID_ARGUMENT) where a limit is exceeded; Waits where a budget is spent: such a
-job is queued, never refused. Defaults fill gaps and come before limits. Limits hold beside those of the cluster and
-those of the queue itself.
+The result is Accepted with completed attributes; Refused with problems (HTTP 422, gRPC INVALID_ARGUMENT) if a limit is
+exceeded; or Waits if a budget is spent: such a job is queued, never refused. Defaults fill gaps before limits apply.
+Limits hold in addition to the cluster's.
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ GpuTypeName = Annotated[str, Field(strict=True, min_length=1, max_length=63)]
 
 
 class MlLimits(AttributePart):
-    """The first six concern one job; the last two are budgets over the jobs of the queue that run."""
+    """The first six concern one job; the last two are budgets over the queue's running jobs."""
 
     max_gpu_count: Annotated[int, Field(strict=True, ge=0)] | None = None
     max_gpu_memory_gb: Number | None = None
@@ -47,7 +46,7 @@ class QueueRules:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What runs from a queue now: jobs with GPUs, and the GPUs of all of them."""
+    """Current use of a queue: jobs with GPUs, and their GPUs."""
 
     gpu_jobs: int = 0
     gpus: int = 0
@@ -62,7 +61,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The job is taken and waits for a budget; `reason` says for which, and with which numbers."""
+    """The job is accepted and waits for a budget; `reason` names it, with numbers."""
 
     completed: Completed
     reason: str
@@ -88,8 +87,8 @@ BUDGETS: Final = ("max_concurrent_gpu_jobs", "max_total_gpus")
 def parse_queue_rules(name: str, config: Mapping[str, Any], policy: MlPolicy | None = None) -> QueueRules | Problems:
     """Read `ml_defaults` and `ml_limits` of a queue's configuration; other keys of it are not read here.
 
-    Defaults may be written with or without the prefix. Those that break a rule or the queue's own limits are refused:
-    every job of the queue would be refused for what it never said.
+    Defaults may be written with or without the prefix. Those that break a rule or the queue's own limits are refused,
+    because they would make every job of the queue fail.
     """
     given, limits = config.get("ml_defaults") or {}, config.get("ml_limits") or {}
     for key, value in (("ml_defaults", given), ("ml_limits", limits)):
@@ -140,7 +139,7 @@ def submit(
 
 
 def _with_origin(problem: AttributeProblem, notes: tuple[ParseNote, ...], rules: QueueRules) -> AttributeProblem:
-    """Say where the queue filled what the job never said."""
+    """Add to a problem that the value is a default of the queue."""
     if not any(note.attribute == problem.attribute for note in notes):
         return problem
     return replace(problem, hint=f"it is a default of queue {rules.name}; {problem.hint}, or choose another queue")
@@ -171,7 +170,7 @@ def _not_allowed(name: str, value: str, allowed: tuple[str, ...], rules: QueueRu
 
 
 def _budget(gpus: int, rules: QueueRules, usage: Usage) -> str:
-    """Return which budget a job waits for; empty for none, as for every job without GPUs."""
+    """Return the budget that a job waits for; empty for none, as for every job without GPUs."""
     jobs_max, gpus_max = rules.limits.max_concurrent_gpu_jobs, rules.limits.max_total_gpus
     if not gpus:
         return ""
@@ -185,8 +184,8 @@ def _budget(gpus: int, rules: QueueRules, usage: Usage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionRate:
-    """Submissions that a queue with GPUs takes: `per_second` in the long run, `burst` at once. left: how many it would
-    take at the time `seconds`, of any clock that does not run backwards."""
+    """Rate of submissions to a queue with GPUs: `per_second` in the long run, `burst` at once. left: submissions
+    possible at the time `seconds`, by any monotonic clock."""
 
     per_second: float
     burst: int

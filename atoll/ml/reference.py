@@ -1,7 +1,6 @@
-"""The page of the attributes, generated from their models: docs/attributes.md.
+"""Generates docs/attributes.md from the models, bounds, defaults and tables of this package.
 
-In: the models, bounds, defaults and tables of this package. Out: Markdown. Separate from atoll.ml.schema, which writes
-the page together with the schema, because a page speaks to people.
+atoll.ml.schema writes the page together with the schema.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,19 +19,19 @@ HEAD: Final = f"""\
 # Attributes of machine-learning jobs
 
 {NOTE}
-A job says what its model needs in attributes that begin with `{PREFIX}`, as JSON or YAML, in the job itself or
-under `attributes`; the [examples](../examples/README.md) show seven. All may be left out: `{PREFIX}gpu_count: 1` is a
-job. What does not begin with `{PREFIX}` is ignored, an unknown name that does is refused. Sizes are in GB of 10^9
-bytes, times in seconds. Editors and other languages take the [JSON Schema](schemas/job-envelope.schema.json); what
-attributes must satisfy together is checked beyond it. Each refusal names attribute, value, limit and line.
+Attributes that begin with `{PREFIX}` describe the needs of a job's model, as JSON or YAML, in the job itself or under
+`attributes`; the [examples](../examples/README.md) have seven jobs. All are optional: `{PREFIX}gpu_count: 1` is a
+job. Names without `{PREFIX}` are ignored, unknown names with it are refused. Sizes are in GB of 10^9 bytes, times in
+seconds. Editors and other languages can use the [JSON Schema](schemas/job-envelope.schema.json); rules over several
+attributes are checked in addition. Each refusal names attribute, value, limit and line.
 
 """
 LABELS: Final = """\
-A rule has `key`, `operator`, `values`, and where it is preferred a `weight` of 0 to 100. Operators are
+A rule has `key`, `operator`, `values`, and if it is preferred a `weight` of 0 to 100. Operators are
 {operators}.
 Ordered operators compare dotted numbers: 10.0 is above 9.0. A required rule that no worker meets makes the job wait;
-preferred ones add their weights. Anti-affinity asks for labels of the worker or, by keys such as `job_type` and
-`model_id`, for what else runs there. Workers have the labels of their nodes, and:
+preferred ones add their weights. Anti-affinity compares labels of the worker or, by keys such as `job_type` and
+`model_id`, the other jobs there. Workers have the labels of their nodes, and:
 
 """
 WORDS: Final = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
@@ -50,7 +49,7 @@ def _attributes() -> str:
             f"`{PREFIX}{name}`",
             _values(name, schema["properties"][name], schema["$defs"]),
             _default(name),
-            _meaning(name),
+            MlAttributes.model_fields[name].description or "",
         )
         for name in NAMES
     )
@@ -74,25 +73,21 @@ def _default(name: str) -> str:
     return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _meaning(name: str) -> str:
-    return MlAttributes.model_fields[name].description or ""
-
-
 def _rules() -> Iterator[str]:
     yield "\n## What follows\n\n"
     yield _list((
         "Any attribute of GPUs makes the accelerator `gpu` and the count 1, any of TPUs `tpu`; else it is `cpu`.",
-        "A precision asks for the compute capability that it needs, unless one is given. AMD's cards have none.",
-        "`tensor_parallel` on several GPUs asks for `nvlink`, unless an interconnect is given.",
-        "A shape of TPUs makes the count of chips. `spot` may be preempted, the other classes may not, unless said so.",
-        f"With `{PREFIX}model_version`, only workers serve that have the model or reach it in a registry.",
+        "A precision sets the compute capability that it needs, unless one is given. AMD's cards have none.",
+        "`tensor_parallel` on several GPUs sets `nvlink`, unless an interconnect is given.",
+        "A shape of TPUs sets the count of chips. `spot` may be preempted, others may not, unless set otherwise.",
+        f"With `{PREFIX}model_version`, a worker must have the model or reach it in a registry.",
     ))  # fmt: skip
     yield "\n## What is refused\n\n"
     yield _list((
         "An accelerator beside attributes of another one; a count of 0 GPUs beside their type, memory or capability.",
-        "A precision or capability that the named type of GPU has not; chips that are not the product of the shape.",
-        "A URI that climbs out of its place, hides characters, or leads to an address that is not public.",
-        f"Labels that administrators keep: {', '.join(f'`{key}`' for key in ADMINISTRATIVE_KEYS)}.",
+        "A precision or capability that the named GPU type lacks; chips that are not the product of the shape.",
+        "A URI that leaves its place, hides characters, or leads to an address that is not public.",
+        f"Labels reserved for administrators: {', '.join(f'`{key}`' for key in ADMINISTRATIVE_KEYS)}.",
         "Files above 256 KiB, nested more than 32 deep, with aliases, tags or repeated keys.",
     ))  # fmt: skip
     yield "\n## Rules on labels\n\n"
@@ -101,11 +96,11 @@ def _rules() -> Iterator[str]:
         ("Label", "Is"),
         (
             *((f"`{short}`", f"the node's `{long}`") for short, long in NODE_LABELS.items()),
-            *((f"`{label}`", "told by the report of its GPUs") for label in REPORTED_LABELS),
+            *((f"`{label}`", "from the report of its GPUs") for label in REPORTED_LABELS),
         ),
     )
     yield "\n## Rules of a queue\n\n"
-    yield "`ml_defaults` fill what a job leaves out. Then `ml_limits` refuse it, or make it wait for a budget:\n\n"
+    yield "`ml_defaults` fill a job's gaps. Then `ml_limits` refuse it, or make it wait for a budget:\n\n"
     rows = ((f"`{name}`", "waits" if name in BUDGETS else "is refused") for name in MlLimits.model_fields)
     yield table(("Limit", "A job beyond it"), rows)
 

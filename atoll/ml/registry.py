@@ -1,7 +1,6 @@
-"""Where a model comes from: loaded on the worker, in its cache, from a registry, or nowhere.
+"""Source of a model: loaded on the worker, in its cache, in a registry, or none.
 
-In: a job's attributes, what a worker has, the registries that are configured. Out: a Source, or why there is none; such
-a job is tried again later. The worker fetches and verifies; nothing here does.
+Gives a Source, or the reason why there is none; such a job is retried later. The worker itself fetches and verifies.
 """
 
 import re
@@ -31,14 +30,14 @@ _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that a worker has. version: empty where it does not tell."""
+    """A model on a worker. version: empty if unknown."""
 
     model_id: str
     model_version: str = ""
     model_format: str = ""
 
     def matches(self, attributes: MlAttributes) -> bool:
-        """Tell whether this is what a job asks for; a job that names no version or format takes any."""
+        """True if this is the job's model; a job without a version or format accepts any."""
         return (
             self.model_id == attributes.model_id
             and attributes.model_version in {None, self.model_version}
@@ -47,7 +46,7 @@ class LoadedModel:
 
 
 class ModelPlace(StrEnum):
-    """Where a model is found, the nearest first."""
+    """Places of a model, the nearest first."""
 
     LOADED = "loaded"
     CACHED = "cached"
@@ -56,7 +55,7 @@ class ModelPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a worker gets the model from; `uri` is empty where the worker has it and the job names none."""
+    """Source of the model for a worker; `uri` is empty if the worker has it and the job names none."""
 
     place: ModelPlace
     uri: str = ""
@@ -77,10 +76,10 @@ def resolve(
     registries: Mapping[ModelRegistry, str] | None = None,
     policy: MlPolicy | None = None,
 ) -> Source | Unresolved | None:
-    """Return where a worker gets the model from; None for a job without a model.
+    """Return a worker's source of the model; None for a job without a model.
 
-    Tried in this order: what is loaded on the worker, its cache, the URI that the job names, the registry that it names
-    or, where it names none, every configured one in the order of `registries`, given as kind to base URI.
+    Order: loaded on the worker, its cache, the job's URI, the job's registry or, if it names none, every configured one
+    in the order of `registries` (kind to base URI).
     """
     uri = attributes.model_registry_uri or ""
     if attributes.model_id is not None:
@@ -101,8 +100,8 @@ def resolve(
 
 
 def registry_uri(attributes: MlAttributes, kind: ModelRegistry, base: str) -> str:
-    """Return the URI of the job's model in a registry; empty where the registry needs a base URI and has none, or where
-    the model's name could lead elsewhere."""
+    """Return the URI of the job's model in a registry; empty if a necessary base URI is missing, or the model's name
+    could lead elsewhere."""
     model_id, version = attributes.model_id or "", attributes.model_version or ""
     if not _SAFE.fullmatch(model_id) or ".." in model_id or "//" in model_id:
         return ""

@@ -1,7 +1,7 @@
-"""What attributes must satisfy together, and what the cluster's policy demands of them.
+"""Rules over several attributes, and the cluster's policy.
 
-In: attributes whose values are well formed. Out: a Complaint for each rule that is broken. Rules are rows of a table;
-they are asked of what a job gives, and again of what queue defaults and inference made of it.
+Gives a Complaint for each broken rule; values are already well formed. Rules are rows of a table; they check a job's
+attributes as given, and again after queue defaults and inference.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ Rule = Callable[[MlAttributes, MlPolicy], Iterator[Complaint]]
 
 
 def complaints(attributes: MlAttributes, policy: MlPolicy) -> tuple[Complaint, ...]:
-    """Return what is wrong with the attributes together; the same rule complains in the same order."""
+    """Return the broken rules over the attributes, in a fixed order."""
     return tuple(complaint for rule in RULES for complaint in rule(attributes, policy))
 
 
@@ -46,7 +46,7 @@ def _bounds(attributes: MlAttributes, policy: MlPolicy) -> Iterator[Complaint]:
 
 
 def _accelerator(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
-    """An accelerator that is named excludes the attributes of the others; a GPU job has a GPU."""
+    """A named accelerator excludes attributes of the others; a GPU job has a GPU."""
     named = attributes.accelerator
     own = {Accelerator.GPU: GPU_NAMES, Accelerator.TPU: TPU_NAMES}
     if named is None:
@@ -68,7 +68,7 @@ def _accelerator(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Compla
 
 
 def _wants_gpus(attributes: MlAttributes, name: str) -> bool:
-    """Tell whether an attribute asks for GPUs: a count of 0 does not."""
+    """True if an attribute asks for GPUs; a count of 0 does not."""
     value = getattr(attributes, name)
     return value is not None and not (name == "gpu_count" and value == 0)
 
@@ -85,7 +85,7 @@ def _no_gpus(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]
 
 
 def _capability(attributes: MlAttributes, _policy: MlPolicy) -> Iterator[Complaint]:
-    """A known type of GPU computes what is asked of it."""
+    """A known GPU type must support the requested capability and precision."""
     row = tables.GPU_TYPES.get(attributes.gpu_type or "")
     if row is None or row.compute_capability is None:
         return

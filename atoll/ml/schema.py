@@ -1,8 +1,8 @@
 """The JSON Schema of an envelope, generated from the models, for editors and for clients in other languages.
 
-In: the models of this package, defaults and bounds. Out: `docs/schemas/job-envelope.schema.json`, which the site of the
-documentation serves, and the page of atoll.ml.reference; or with --check the news that they are stale. What attributes
-must satisfy together stands in atoll.ml.rules alone: who passes the schema may yet be refused, who breaks it always is.
+Writes `docs/schemas/job-envelope.schema.json`, which the documentation site serves, and the page of atoll.ml.reference;
+with --check it only reports stale ones. The schema has no rules over several attributes (atoll.ml.rules): a valid
+document may still be refused, an invalid one always is.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def envelope_schema() -> Schema:
     attributes = {PREFIX + name: _bounded(name, found["properties"][name]) for name in NAMES}
     job = {
         "type": "object",
-        "description": "One job. Attributes stand here or under `attributes`, each once.",
+        "description": "One job. Attributes are here or under `attributes`, each once.",
         "properties": {
             **_fields(JobHead),
             "attributes": {"$ref": "#/$defs/Attributes"},
@@ -78,7 +78,7 @@ def _workflow() -> Schema:
 
 
 def _names() -> Schema:
-    """Return the condition that a name with the prefix is one that is known."""
+    """Return the condition that names with the prefix are known."""
     return {"anyOf": [{"not": {"pattern": f"^{PREFIX}"}}, {"enum": [PREFIX + name for name in NAMES]}]}
 
 
@@ -97,7 +97,7 @@ def _bounded(name: str, field: Schema) -> Schema:
 
 
 def _without_titles(node: Schema) -> Schema:
-    """Return a schema without the titles that pydantic makes of names; keys that match no pattern are refused."""
+    """Return a schema without pydantic's titles; keys that match no pattern are refused."""
     closed = {"additionalProperties": False} if "patternProperties" in node else {}
     return closed | {
         key: _without_titles(child) if isinstance(child, dict) else child
@@ -115,7 +115,7 @@ def rendered() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files, or with --check report that some are stale and return 1."""
+    """Write the files, or with --check report stale ones and return 1."""
     parser = argparse.ArgumentParser(prog="python -m atoll.ml.schema", description="Generate schema and reference.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
     parser.add_argument("--directory", type=Path, default=DOCS, help="where the files lie (%(default)s)")

@@ -1,8 +1,8 @@
-"""Which workers a job's selector, affinity and anti-affinity choose.
+"""Selection of workers by a job's selector, affinity and anti-affinity.
 
-In: rules, the labels of a worker, the properties of the jobs that run there. Out: whether the worker may be used, which
-rule says no, and the weights that it earns. Ordered operators compare dotted numbers component by component, so that
-10.0 is above 9.0 and 8 is 8.0; a label that is no such number meets no ordered rule.
+Given a worker's labels and the properties of its jobs, finds unmet rules and the weights of met ones. Ordered operators
+compare dotted numbers component by component, so that 10.0 is above 9.0 and 8 equals 8.0; any other label meets no
+ordered rule.
 """
 
 import re
@@ -27,7 +27,7 @@ _DOTTED: Final = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 
 def dotted_number(text: str) -> DottedNumber | None:
-    """Return the components without zeros at the end, which order as the numbers do; None for other text."""
+    """Return the components without trailing zeros, which sort like the numbers; None for other text."""
     if not text.isascii() or not _DOTTED.fullmatch(text):
         return None
     parts = [int(part) for part in text.split(".")]
@@ -59,17 +59,17 @@ ORDERED: Final = frozenset({Operator.GT, Operator.GTE, Operator.LT, Operator.LTE
 
 
 def holds(rule: AffinityRule, labels: Labels) -> bool:
-    """Tell whether one rule holds for the labels."""
+    """True if one rule holds for the labels."""
     return _OPERATORS[rule.operator](labels.get(rule.key), rule.values)
 
 
 def rule_text(rule: AffinityRule) -> str:
-    """Return a rule as people read it."""
+    """Return a rule as text."""
     return " ".join((rule.key, rule.operator.value, ", ".join(rule.values))).rstrip()
 
 
 def unmet(attributes: MlAttributes, labels: Labels, others: Iterable[Labels] = ()) -> tuple[str, ...]:
-    """Return the hard conditions that a worker does not meet, in words; none: it may be used.
+    """Return the hard conditions that a worker does not meet, in words; empty if it may be used.
 
     others: properties of the jobs that run on the worker, such as job_type and model_id.
     """
@@ -84,7 +84,7 @@ def unmet(attributes: MlAttributes, labels: Labels, others: Iterable[Labels] = (
 
 
 def score(attributes: MlAttributes, labels: Labels, others: Iterable[Labels] = ()) -> int:
-    """Return the weights of the preferred rules that a worker meets, less those of what it should stay apart from."""
+    """Return the weights of the preferred rules that a worker meets, less those of met anti-affinity."""
     affinity, anti = attributes.affinity or LabelAffinity(), attributes.anti_affinity or LabelAffinity()
     running = tuple(others)
     return sum(rule.weight for rule in affinity.preferred if holds(rule, labels)) - sum(
@@ -93,7 +93,7 @@ def score(attributes: MlAttributes, labels: Labels, others: Iterable[Labels] = (
 
 
 def _meets(rule: AffinityRule, labels: Labels, running: tuple[Labels, ...]) -> bool:
-    """Tell whether a rule of anti-affinity speaks against a worker: by its label, or by a job that runs there."""
+    """True if a rule of anti-affinity matches a worker, by its label or by a job there."""
     if rule.key in labels:
         return holds(rule, labels)
     return any(holds(rule, job) for job in running)

@@ -1,7 +1,7 @@
-"""What is known of GPUs, TPUs and precisions: reference tables, and what follows from a row.
+"""Reference tables of GPUs, TPUs and precisions.
 
-In: an id. Out: a row, or None for what is not known; a type of GPU that is not in the table is matched by its name
-alone. Sizes are those that a card is sold with, in GB; atoll.cluster.machines compares a claim with the same size.
+An unknown id gives None; a GPU type that is not in the table is matched only by its name. Sizes are nominal, in GB;
+atoll.cluster.machines compares a claim with the same size.
 """
 
 import math
@@ -18,8 +18,8 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class GpuType:
-    """One row. models: the slugs by which agents report the card, matched by prefix; compute_capability: None where the
-    vendor has none; devices: GPUs that one card is to the driver, which share its memory."""
+    """One row. models: the agents' slugs of the card, matched by prefix; compute_capability: None if the vendor
+    has none; devices: GPUs per card in the driver, which share its memory."""
 
     id: str
     memory_gb: tuple[int, ...]
@@ -111,16 +111,16 @@ def gpu_id(name: str) -> str:
 
 
 def gpu_models(gpu_type: str) -> tuple[str, ...]:
-    """Return the slugs that a GpuClaim names for a type of GPU, in order of preference."""
+    """Return the slugs of a GPU type for a GpuClaim, in order of preference."""
     row = GPU_TYPES.get(gpu_type)
     return row.models if row is not None else (gpu_type,)
 
 
 def claim_memory(memory_gb: float, gpu_type: str | None = None) -> str:
-    """Return the `memory` of a GpuClaim for GB that each card is sold with.
+    """Return the `memory` of a GpuClaim for a card's nominal GB.
 
-    A card of a type that is several GPUs to the driver is asked for its share: each of the two GPUs of an amd-mi250 has
-    64 of 128 GB. Fractions of a GB are rounded up to a MB.
+    A card that is several GPUs in the driver counts per GPU: each of the two GPUs of an amd-mi250 has 64 of 128 GB.
+    Fractions of a GB are rounded up to a MB.
     """
     row = GPU_TYPES.get(gpu_type or "")
     share = Decimal(str(memory_gb)) / (row.devices if row is not None else 1)
@@ -130,7 +130,7 @@ def claim_memory(memory_gb: float, gpu_type: str | None = None) -> str:
 
 
 def parse_capability(text: str) -> Capability:
-    """Return (major, minor) of text that the model of the attributes took."""
+    """Return (major, minor) of validated text."""
     major, minor = text.split(".")
     return int(major), int(minor)
 
@@ -154,13 +154,13 @@ _BILLIONS = re.compile(r"(?:^|[-_/])([0-9]{1,5}(?:\.[0-9]{1,3})?)b(?:$|[-_/.])",
 
 
 def parameters_of(model_id: str) -> int | None:
-    """Return the parameters that a model's name tells, such as 70b in llama-3.1-70b; None where it tells none."""
+    """Return the number of parameters in a model's name, such as 70b in llama-3.1-70b; None without one."""
     found = _BILLIONS.search(model_id)
     return int(Decimal(found[1]) * 10**9) if found else None
 
 
 def weights_gb(attributes: MlAttributes) -> float | None:
-    """Return the GB that the weights alone take, over all GPUs; None where precision or parameters are not known."""
+    """Return the GB of the weights alone, over all GPUs; None if precision or parameters are unknown."""
     parameters = parameters_of(attributes.model_id or "")
     if parameters is None or attributes.precision is None:
         return None

@@ -1,14 +1,14 @@
-"""Places of models and checkpoints: what a URI may look like, and which hosts may be asked.
+"""Checks URIs of models and checkpoints, and the hosts that may be contacted.
 
-In: URIs and, after a look-up elsewhere, the addresses of their hosts. Out: what is wrong with them, or None. Pure:
-whoever fetches resolves the host, asks `refuse_addresses`, and connects to one of these addresses, never to the name
-again. A URI cannot leave its place (`..`, also encoded) and cannot lead to an address that is not public.
+Pure; gives the fault or None. A fetcher resolves the host, calls `refuse_addresses`, and connects to one of these
+addresses, never to the name again. A URI cannot leave its place (`..`, also encoded) and cannot lead to an address that
+is not public.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 from urllib.parse import unquote
 
@@ -29,7 +29,7 @@ LOCAL_SCHEMES: Final = frozenset(
     {"file", "ftp", "tftp", "gopher", "dict", "ldap", "ldaps", "smb", "nfs", "ssh", "sftp", "telnet", "unix", "jar"}
     | {"netdoc", "data", "javascript", "about", "blob", "php", "expect", "local"}
 )
-"""Schemes that read the worker's own files, or speak to services that are not registries."""
+"""Schemes that read the worker's own files, or contact services that are not registries."""
 
 _NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _FORMS: Final = {
@@ -57,7 +57,7 @@ _INNER_SUFFIXES: Final = (
     ".home.arpa",
 )
 _CARRIERS: Final = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
-"""IPv6 networks whose addresses carry an IPv4 address that a gateway would go to."""
+"""IPv6 networks whose addresses contain an IPv4 address that a gateway would use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class UriProblem:
 
 
 def refuse_model_uri(uri: str, registry: ModelRegistry | None, policy: MlPolicy) -> UriProblem | None:
-    """Return what is wrong with the URI of a model; registry: what the job says beside it."""
+    """Return the fault of a model's URI; registry: the job's own choice."""
     found = _split(uri)
     if isinstance(found, UriProblem):
         return found
@@ -87,7 +87,7 @@ def refuse_model_uri(uri: str, registry: ModelRegistry | None, policy: MlPolicy)
 
 
 def refuse_checkpoint_uri(uri: str, policy: MlPolicy) -> UriProblem | None:
-    """Return what is wrong with the place where checkpoints are written to and restored from."""
+    """Return the fault of a checkpoints' URI."""
     found = _split(uri)
     if isinstance(found, UriProblem):
         return found
@@ -110,14 +110,14 @@ def refuse_checkpoint_uri(uri: str, policy: MlPolicy) -> UriProblem | None:
 
 
 def is_trusted_checkpoint(uri: str, policy: MlPolicy) -> bool:
-    """Tell whether a checkpoint may be restored from there: it lies below an allowed prefix and does not climb out."""
+    """True if a checkpoint may be restored from there: it is below an allowed prefix and does not leave it."""
     if isinstance(_split(uri), UriProblem):
         return False
     return not policy.checkpoint_prefixes or uri.startswith(policy.checkpoint_prefixes)
 
 
 def host_of(uri: str) -> str:
-    """Return the host that a fetch of the URI would ask and that has to be looked up; empty where none is in it."""
+    """Return the host of the URI that a fetch must resolve; empty without one."""
     found = _split(uri)
     if isinstance(found, UriProblem) or found[0] in {*CHECKPOINT_SCHEMES, "hf", "wandb"}:
         return ""
@@ -126,7 +126,7 @@ def host_of(uri: str) -> str:
 
 
 def refuse_addresses(host: str, addresses: Iterable[str], policy: MlPolicy) -> UriProblem | None:
-    """Return why a host must not be asked, given what its name resolves to; one address that is not public refuses all.
+    """Return why a host must not be contacted, given its addresses; one address that is not public refuses all.
 
     A host or an address that the policy lists is allowed.
     """
@@ -145,7 +145,7 @@ def refuse_addresses(host: str, addresses: Iterable[str], policy: MlPolicy) -> U
 
 
 def is_public(address: str) -> bool:
-    """Tell whether an address is of the public internet, and of nothing that stands for another address."""
+    """True for an address of the public internet that does not embed another address."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -154,15 +154,11 @@ def is_public(address: str) -> bool:
         found = found.ipv4_mapped
     if any(found.version == network.version and found in network for network in _CARRIERS):
         return False
-    return _is_global(found)
-
-
-def _is_global(address: IPv4Address | IPv6Address) -> bool:
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
 
 
 def _split(uri: str) -> tuple[str, str] | UriProblem:
-    """Return the scheme and the rest of a URI in which nothing climbs, hides or is left open."""
+    """Return scheme and rest of a URI without dot segments, hidden characters or empty segments."""
     match = _URI.fullmatch(uri)
     if match is None or len(uri) > LENGTH_MAX:
         return UriProblem(
@@ -196,7 +192,7 @@ def _form_problem(scheme: str, rest: str) -> UriProblem | None:
 
 
 def _refuse_host(authority: str, policy: MlPolicy) -> UriProblem | None:
-    """Return why the host in a URI may not be asked, as far as it tells by itself."""
+    """Return why the host in a URI may not be contacted, before resolution."""
     if "@" in authority:
         return UriProblem("must not hold a user or password", "remove everything up to @; take a Secret for passwords")
     match = _HOST.fullmatch(authority)

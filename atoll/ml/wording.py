@@ -1,7 +1,6 @@
-"""Errors of the models as problems in words: which attribute, which value, what may stand there, what to do.
+"""Turns errors of the models into problems in words: attribute, value, allowed values, what to do.
 
-In: errors of pydantic, complaints of atoll.ml.rules. Out: problems. Separate, so that no user ever reads a library's
-words, and so that files, queues and the service tell the same.
+Users never see pydantic's words, and files, queues and the service use the same ones.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -56,11 +55,11 @@ _LIMITS: Final = {
 
 Path = tuple[str | int, ...]
 LineOf = Callable[[Path], int | None]
-"""From the path of an attribute, without its prefix, to the line where it stands."""
+"""Line of an attribute by its path, without its prefix."""
 
 
 def nowhere(_path: Path) -> int | None:
-    """Tell no line: for what was not read from a file."""
+    """Return no line, for values that were not read from a file."""
     return None
 
 
@@ -105,7 +104,7 @@ def _words(expected: str) -> list[str]:
 
 
 def _close(text: str, known: Sequence[str]) -> str:
-    """Return the hint that names what was probably meant; empty where nothing is near."""
+    """Return a hint with the probable intent; empty if nothing is similar."""
     lower = text[:NAME_LENGTH_MAX].lower().replace(" ", "_")
     found = get_close_matches(lower, known, 1) or get_close_matches(lower.replace("_", "-"), known, 1)
     return f"did you mean {found[0]}?" if found else ""
@@ -114,7 +113,7 @@ def _close(text: str, known: Sequence[str]) -> str:
 def unknown_attribute(
     name: str, known: Sequence[str], *, prefix: str = PREFIX, step: str = "", line: int | None = None
 ) -> AttributeProblem:
-    """Return the problem of a name that no attribute has, with the one that was probably meant."""
+    """Return the problem of an unknown attribute, with the probable intent."""
     close = _close(name, known)
     hint = close.replace("mean ", f"mean {prefix}") if close else "remove it, or see the reference of attributes"
     return AttributeProblem(prefix + dotted((name,)), "", "is not known", hint, line, step)

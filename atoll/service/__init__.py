@@ -1,4 +1,4 @@
-"""Process plumbing that every part needs: settings, logs, metrics, health endpoints, TLS, clock, start and stop.
+"""Infrastructure of every part: settings, logs, metrics, health endpoints, TLS, clock, start and stop.
 
-It knows nothing of Kubernetes or GPUs, and nothing here decides anything.
+It is independent of Kubernetes and GPUs.
 """

@@ -61,7 +61,7 @@ def count_calls(metrics: Metrics, client: Client) -> None:
 
 
 def register_watch_metrics(metrics: Metrics, watches: Mapping[str, ObservedWatch]) -> None:
-    """Tell of every watched collection how old the copy is, how often it was listed, and what could not be read."""
+    """Register metrics per watched collection: age of the copy, number of lists, unreadable objects."""
     ages = metrics.gauge(
         "watch_age_seconds", "Time since the last news of a watched collection; +Inf before the first", labels=("kind",)
     )

@@ -1,7 +1,6 @@
 """The only place that reads the clock.
 
-Everything that needs time takes an `atoll.kube.clock.Clock`, so that tests decide what time it is and how fast it
-passes.
+All other code takes an `atoll.kube.clock.Clock`, so that tests control time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Switches the garbage collector off while a large answer is built.
 
-A search for cycles among thousands of new objects finds nothing. It is a third of the work of a command; in a thread
-beside an event loop each pause stops the loop too, for a second on a large cluster.
+A search for cycles among thousands of new objects finds nothing, but is a third of a command's work; in a thread beside
+an event loop each pause stops the loop too, for a second on a large cluster.
 """
 
 import gc
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Leave the garbage collector off for the block; it is on again afterwards if it was before."""
+    """Turn the garbage collector off for the block, and restore its state afterwards."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Bounds what clients of a listener hold before anything is worked on: connections, bytes, and the time to send.
+"""Bounds the resources of a listener's clients before processing: connections, bytes, and the time to send.
 
-In: aiohttp's protocol factory. Out: one that gives each connection a guard. A client that sends nothing, or slowly,
-holds memory; beyond the bounds the connection that costs most by now is cut, so that a client that sends at once is
-answered however many do not. A request is worked on when all of it is here, and is not cut then.
+Wraps aiohttp's protocol factory and gives each connection a guard. A client that sends nothing, or slowly, uses memory;
+beyond the bounds the most expensive connection is closed, so that fast clients are answered however many slow ones
+exist. A request is processed when it is complete, and is not cut then.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from aiohttp import web
 READ_SECONDS = 5.0
 """For a handshake, for the head of a request from its first byte, and for its body; good clients need milliseconds."""
 IDLE_SECONDS = 120.0
-"""Longer than the 90 s after which Go's clients close an idle connection: a server that is first loses calls."""
+"""Longer than the 90 s after which Go's clients close an idle connection: a server that closes first loses calls."""
 CONNECTIONS_MAX = 256
-"""That nobody works for; asyncio keeps a buffer of 256 KiB per TLS connection."""
+"""Limit of waiting connections; asyncio keeps a buffer of 256 KiB per TLS connection."""
 BYTES_MAX = 32 * 1024 * 1024
-"""Of all requests that arrive or are worked on."""
+"""Limit of bytes of all requests that arrive or are processed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Admission:
-    """All connections of one listener, and what they hold."""
+    """All connections of one listener, and their bytes."""
 
     connections_max: int = CONNECTIONS_MAX
     bytes_max: int = BYTES_MAX
@@ -34,13 +34,18 @@ class Admission:
     bytes_held: int = 0
     connections: set[Connection] = field(default_factory=set)
 
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether a bound is passed."""
+        return self.bytes_held > self.bytes_max or len(self.connections) > self.connections_max
+
     def guarded(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], Connection]:
         """Return a factory of guarded connections."""
         return lambda: Connection(self, factory())
 
     def enforce(self) -> None:
-        """Cut waiting connections until the rest is within the bounds; what is worked on has bounds of its own."""
-        while len(self.connections) > self.connections_max or self.bytes_held > self.bytes_max:
+        """Close waiting connections until the rest is within the bounds; requests in process have their own bounds."""
+        while self.is_exceeded:
             waiting = [connection for connection in self.connections if not connection.is_worked_on]
             if self.bytes_held > self.bytes_max and any(connection.bytes_held for connection in waiting):
                 max(waiting, key=Connection.byte_seconds).cut()
@@ -51,24 +56,25 @@ class Admission:
 
 
 class Connection(asyncio.Protocol):
-    """Stands between a transport and aiohttp's protocol and sees all bytes; the application says what is worked on."""
+    """Sits between a transport and aiohttp's protocol and sees all bytes; the application marks requests in process."""
 
     def __init__(self, admission: Admission, protocol: asyncio.Protocol) -> None:
         self._admission = admission
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._head_deadline: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._head_since: float | None = None
         self._waiting_since = self._loop.time()
         self.bytes_held = 0
         self.is_worked_on = False
 
     def waiting_seconds(self) -> float:
-        """Since its last step: connected, began a request, sent its head, was answered."""
+        """Seconds since its last step: connected, began a request, sent its head, was answered."""
         return self._loop.time() - self._waiting_since
 
     def byte_seconds(self) -> float:
-        """What it costs to hold what it sent; a small request that is on its way costs next to nothing."""
+        """Cost of holding its bytes; a small request in transit costs almost nothing."""
         return self.bytes_held * (self.waiting_seconds() + 1e-3)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -77,16 +83,18 @@ class Connection(asyncio.Protocol):
         self._protocol.connection_made(transport)
         self._admission.connections.add(self)
         self._expect_head()
-        self._admission.enforce()
+        if self._admission.is_exceeded:
+            self._admission.enforce()
 
     def data_received(self, data: bytes) -> None:
         """Count what arrives, and give the head of a request its time."""
         self.bytes_held += len(data)
         self._admission.bytes_held += len(data)
-        if not self.is_worked_on and self._head_deadline is None:
+        if self._head_since is None and not self.is_worked_on:
             self._expect_head()
         self._protocol.data_received(data)
-        self._admission.enforce()
+        if self._admission.is_exceeded:
+            self._admission.enforce()
 
     def eof_received(self) -> bool | None:
         """Pass it on."""
@@ -101,17 +109,17 @@ class Connection(asyncio.Protocol):
         self._protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give back what it held."""
+        """Release its bytes."""
         self._forget()
         self._protocol.connection_lost(exc)
 
     def head_is_here(self) -> None:
-        """The application has the head: from now on it sees to the time of the body itself."""
-        self._stop_deadline()
+        """The application has the head and bounds the time of the body itself from now on."""
+        self._head_since = None
         self._waiting_since = self._loop.time()
 
     def work(self) -> None:
-        """All of the request is here and is worked on."""
+        """The request is complete and is processed."""
         self.is_worked_on = True
 
     def done(self) -> None:
@@ -127,16 +135,24 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _expect_head(self) -> None:
-        self._waiting_since = self._loop.time()
-        self._head_deadline = self._loop.call_later(self._admission.read_seconds, self.cut)
+        """One timer serves many requests: it is armed anew where it finds that a later head has time left."""
+        self._waiting_since = self._head_since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._admission.read_seconds, self._check_head)
 
-    def _stop_deadline(self) -> None:
-        if self._head_deadline is not None:
-            self._head_deadline.cancel()
-            self._head_deadline = None
+    def _check_head(self) -> None:
+        self._timer = None
+        if self._head_since is None:
+            return
+        left_seconds = self._head_since + self._admission.read_seconds - self._loop.time()
+        if left_seconds > 0:
+            self._timer = self._loop.call_later(left_seconds, self._check_head)
+        else:
+            self.cut()
 
     def _forget(self) -> None:
-        self._stop_deadline()
+        if self._timer is not None:
+            self._timer.cancel()
         self._release_bytes()
         self._admission.connections.discard(self)
 
@@ -146,6 +162,6 @@ class Connection(asyncio.Protocol):
 
 
 def connection_of(request: web.Request) -> Connection | None:
-    """Return the guard of the connection that a request came by; None where it is gone or nothing guards it."""
+    """Return the guard of a request's connection; None if it is gone or not guarded."""
     protocol = request.transport.get_protocol() if request.transport is not None else None
     return protocol if isinstance(protocol, Connection) else None

@@ -1,4 +1,4 @@
-"""What can go wrong before a process really runs.
+"""Errors at the start of a process.
 
 ServiceError
 ├── SettingsError      a setting is unknown, malformed or out of range; the message names it and its source

@@ -1,6 +1,6 @@
-"""HTTP server plumbing: an application with bounded requests, health endpoints, metrics, and a listener that cleans up.
+"""HTTP server: an application with bounded requests, health endpoints, metrics, and a listener that cleans up.
 
-A check of health or readiness returns None when all is well, else a short reason, which the endpoint shows.
+A check of health or readiness returns None if healthy, else a short reason, which the endpoint shows.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ALWAYS_ANSWERED = ("/livez", "/readyz", "/metrics")
 
 BODY_BYTES_MAX = 1024 * 1024
 IN_FLIGHT_MAX = 1024
-"""Requests that are worked on at a time; more are sent away at once instead of being queued without end."""
+"""Requests processed at a time; more are refused at once instead of queued."""
 STOP_SECONDS = 5.0
 LINGERING_SECONDS: Final = 1.0
-"""How long a refused client may go on sending, so that it reads the refusal."""
+"""Time for which a refused client may go on sending, so that it reads the refusal."""
 BACKLOG: Final = 1024
 """Connections that the kernel holds until they are accepted; a flood must not keep others from being accepted."""
 
@@ -39,15 +39,15 @@ def application(
     """Return an empty application that answers 413 to larger bodies, 408 to bodies that take longer than `read_seconds`
     to arrive, and 429 beyond `in_flight_max` requests that are worked on at a time.
 
-    Handlers find the whole body in `request.read()`. Health and metrics are answered all the same: whoever watches must
-    see that there are too many.
+    Handlers find the whole body in `request.read()`. Health and metrics are always answered, so that monitoring sees
+    the overload.
     """
     middlewares = (_body_limit(body_bytes_max, read_seconds), _in_flight_limit(in_flight_max))
     return web.Application(client_max_size=body_bytes_max, middlewares=middlewares)
 
 
 def _body_limit(bytes_max: int, read_seconds: float) -> Middleware:
-    """Read the body before anybody works: a request that is not here yet takes nobody's place."""
+    """Read the body before processing: an incomplete request takes no slot."""
 
     @web.middleware
     async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -58,11 +58,14 @@ def _body_limit(bytes_max: int, read_seconds: float) -> Middleware:
             if (request.content_length or 0) > bytes_max:
                 return _refusal(413, f"the body is larger than {bytes_max} bytes")
             try:
-                async with asyncio.timeout(read_seconds):
+                if request.content.is_eof():  # a small body comes with its head
                     await request.read()
+                else:
+                    async with asyncio.timeout(read_seconds):
+                        await request.read()
             except TimeoutError:
                 return _refusal(408, f"the body did not arrive within {read_seconds:g} s")
-            except ConnectionError as error:  # gone, or cut: nobody reads the answer
+            except ConnectionError as error:  # gone or cut: no client reads the answer
                 # aiohttp keeps the error, and with its frames the body, until the garbage collector comes.
                 error.__traceback__ = None
                 return _refusal(400, "the body did not arrive")
@@ -108,7 +111,7 @@ def add_health(
     ready: Mapping[str, Check] | None = None,
     metrics: Metrics | None = None,
 ) -> None:
-    """Add /livez, /readyz (200, or 503 with the reasons) and, with `metrics`, /metrics, which tells readiness too."""
+    """Add /livez, /readyz (200, or 503 with the reasons) and, with `metrics`, /metrics, which includes readiness."""
     app.router.add_get("/livez", _health_handler(live or {}))
     app.router.add_get("/readyz", _health_handler(ready or {}))
     if metrics is not None:
@@ -118,7 +121,7 @@ def add_health(
 
 
 class _GuardedSite(web.BaseSite):
-    """aiohttp's TCPSite with guarded connections and a handshake that is given as long as the head of a request."""
+    """aiohttp's TCPSite with guarded connections, and a handshake with the time limit of a request's head."""
 
     def __init__(self, runner: web.AppRunner, host: str, port: int, *, ssl_context: ssl.SSLContext | None) -> None:
         super().__init__(runner, ssl_context=ssl_context, backlog=BACKLOG)
@@ -126,7 +129,7 @@ class _GuardedSite(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """What aiohttp calls it in messages."""
+        """Name in aiohttp's messages."""
         host, port = self._address
         return f"{'http' if self._ssl_context is None else 'https'}://{host}:{port}"
 
@@ -150,7 +153,7 @@ async def listening(
 ) -> AsyncIterator[int]:
     """Serve `app` inside the block and give the port, which matters when `port` is 0. OSError if it is taken.
 
-    Connections, and what they may hold, are bounded (`atoll.service.connections`). Nobody's body is decompressed.
+    Connections and their bytes are bounded (`atoll.service.connections`). Bodies are not decompressed.
     """
     runner = web.AppRunner(
         app,
@@ -176,7 +179,7 @@ async def serve(
     *,
     on_listening: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve `app` until cancelled; `on_listening` is told the port."""
+    """Serve `app` until cancelled; `on_listening` gets the port."""
     async with listening(app, host, port, ssl_context) as actual_port:
         if on_listening is not None:
             on_listening(actual_port)
@@ -184,7 +187,7 @@ async def serve(
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine, or this pod, can connect to an address to listen on."""
+    """True if only this machine, or this pod, can connect to a listening address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

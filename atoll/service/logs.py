@@ -1,7 +1,7 @@
 """Structured logs: one JSON object per line, or readable lines on a terminal.
 
-Every structlog and standard logger of the process writes the same form to standard error. Secrets are masked here, for
-all of them.
+Every structlog and standard logger of the process writes this form to standard error. This module masks secrets for
+all.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def configure(level: str, component: str, *, as_json: bool | None = None) -> Non
 def _capture_standard_logging(
     threshold: int, shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor
 ) -> None:
-    """Give the libraries' own records the same form; only their warnings and errors are of interest."""
+    """Give the libraries' own records the same form; only their warnings and errors are kept."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -77,7 +77,7 @@ def _capture_standard_logging(
 
 
 def redact(_logger: object, _method: str, facts: Facts) -> Facts:
-    """Mask what looks like a secret, by the key's name or by the text's form, and cut endless text."""
+    """Mask values that look like secrets, by the key's name or by the text's form, and cut long text."""
     return {key: _clean(key, value, depth=0) for key, value in facts.items()}
 
 

@@ -1,7 +1,7 @@
 """One registry per process, and names that all begin with `atoll_<component>_`.
 
-A registry of our own keeps tests apart and the page free of what libraries register. Gauges that are computed from a
-part's memory are computed by `refresh`, on the event loop that owns it; the page is then written in a thread.
+A separate registry isolates tests and keeps libraries' metrics off the page. `refresh` computes gauges from a part's
+memory, on the event loop that owns it; the page is then written in a thread.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Metrics:
     def counter(self, name: str, help_text: str, *, labels: Sequence[str] = (), values: Iterable[str] = ()) -> Counter:
         """Count of events; the page shows the name with `_total`.
 
-        `values`: those of the only label that are known beforehand; they are shown as 0 from the start, so that the
-        first event of a kind is seen to be one.
+        `values`: known values of the only label; they are 0 from the start, so that the first event of a kind shows as
+        an increase.
         """
         counter = Counter(self._full(name), help_text, labels, registry=self.registry)
         for value in values:
@@ -46,23 +46,23 @@ class Metrics:
         return Gauge(self._full(name), help_text, labels, registry=self.registry)
 
     def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> Gauge:
-        """Gauge whose value is read when the page is."""
+        """Gauge whose value is read at each scrape."""
         gauge = self.gauge(name, help_text)
         gauge.set_function(read)
         return gauge
 
     def counter_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        """Count that somebody else keeps, read when the page is; the page shows the name with `_total`."""
+        """Counter kept elsewhere, read at each scrape; the page shows the name with `_total`."""
         self.registry.register(_ReadCounter(self._full(name), help_text, read))
 
     def register_readiness(self, is_ready: Callable[[], bool]) -> None:
-        """Show whether the part is ready, as it answers on every port."""
+        """Show the part's readiness."""
         if not self._tells_readiness:
             self.gauge_of("ready", "1 while /readyz says yes", lambda: float(is_ready()))
             self._tells_readiness = True
 
     def before_page(self, refresh: Callable[[], None]) -> None:
-        """Call `refresh` on the event loop whenever the page is asked for; it must be quick."""
+        """Call `refresh` on the event loop at each scrape; it must be quick."""
         self._refreshers.append(refresh)
 
     def refresh(self) -> None:
@@ -96,7 +96,7 @@ class Metrics:
 
 
 class Series:
-    """A gauge whose series are told as a whole: what is not told any more disappears, and the rest never does."""
+    """A gauge whose series are replaced as a whole: series that are missing in an update disappear, the others stay."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
@@ -112,7 +112,7 @@ class Series:
 
 
 class _ReadCounter(Collector):
-    """A counter whose value is read from where it is kept."""
+    """A counter whose value is read from elsewhere."""
 
     def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         self._name = name

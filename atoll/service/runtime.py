@@ -1,8 +1,8 @@
 """Start and end of a process.
 
 The process stops on SIGTERM and SIGINT by cancelling
-`main`, which has a bounded time to give back what it holds; it also ends when any critical task ends, because a part
-that runs on without its watch or its server is worse than one that is started again.
+`main`, which has a bounded time to clean up; it also ends when any critical task ends, because a part without its watch
+or its server is worse than a restarted one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATUS_STUCK = 70
 def run(main: Callable[[], Awaitable[None]], *, stop_seconds: float = STOP_SECONDS) -> int:
     """Run `main` to its end or until a signal, and return the exit status: 0 after an orderly end, 1 after a fault.
 
-    When stopping takes longer than `stop_seconds`, or a second signal comes, the process ends at once with 70.
+    If stopping takes longer than `stop_seconds`, or a second signal comes, the process exits at once with 70.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run_until_signal(main, stop_seconds))
@@ -48,7 +48,7 @@ async def supervise(**tasks: Coroutine[Any, Any, None]) -> None:
 
 
 def freeze_garbage() -> None:
-    """Take everything that lives now out of the garbage collector's sight; call it once, after the initial lists.
+    """Exclude all current objects from garbage collection; call it once, after the initial lists.
 
     Thousands of cached objects otherwise cost tens of milliseconds in each full collection.
     """
@@ -90,7 +90,7 @@ def _stop(task: asyncio.Future[None], number: signal.Signals, stopping: threadin
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Use uvloop where it is installed."""
+    """Use uvloop if it is installed."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop

@@ -2,7 +2,7 @@
 
 The result is one frozen value of a pydantic model. With the prefix `ATOLL_AGENT` a field
 `api.burst` of a nested model is `--api-burst`, `ATOLL_AGENT_API_BURST` and `api: {burst: ...}` in the `--config` file.
-Unknown keys are refused in every source, because a misspelled setting is a setting that silently does not hold.
+Unknown keys are refused in every source, because a misspelt setting would silently have no effect.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """One setting: where it stands in the model and how each source spells it."""
+    """One setting: its place in the model and its spelling in each source."""
 
     path: tuple[str, ...]
     field: FieldInfo
@@ -80,7 +80,7 @@ def effective(settings: BaseModel) -> dict[str, Any]:
 
 
 def log_effective(settings: BaseModel) -> None:
-    """Log once, at start, what the process runs with."""
+    """Log the effective settings once, at the start."""
     log.info("Read settings", settings=effective(settings))
 
 
@@ -121,7 +121,7 @@ def _read_file(file: Path) -> Tree:
 
 
 def _read_environment(leaves: Sequence[_Leaf], env_prefix: str, variables: Mapping[str, str]) -> Tree:
-    """Take the variables with our prefix, but not those that Kubernetes adds for Services of a like name."""
+    """Read the variables with our prefix, except those that Kubernetes adds for Services of a similar name."""
     prefix = env_prefix.rstrip("_") + "_"
     known = {prefix + leaf.destination.upper(): leaf for leaf in leaves}
     tree: Tree = {}
@@ -151,7 +151,7 @@ def _put(tree: Tree, leaf: _Leaf, value: str | bool) -> None:  # noqa: FBT001 - 
 
 
 def _structured(text: str) -> Any:  # noqa: ANN401 - any YAML value
-    """Read lists and mappings as YAML; leave everything else as text, which the model converts."""
+    """Parse lists and mappings as YAML; keep all else as text, which the model converts."""
     if text[:1] not in {"[", "{"}:
         return text
     try:
@@ -169,6 +169,6 @@ def _merge(into: Tree, source: Tree) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """One line per bad setting; values are left out, they may be secret."""
+    """One line per bad setting, without values, which may be secret."""
     lines = [f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()]
     return "bad settings: " + "; ".join(lines)

@@ -1,8 +1,8 @@
 """Server-side TLS whose certificate, key and client CA are renewed while the server runs.
 
-Files are looked at when a client connects, at most once a second:
+Files are checked when a client connects, at most once a second:
 a rotated certificate or a withdrawn client CA counts from the next handshake on, without a timer. Connections that are
-open stay as they are. A half-written or broken set of files is reported and the last good one stays in use.
+open do not change. A half-written or broken set of files is reported, and the last good one stays in use.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
 TLS_VERSION_MIN = ssl.TLSVersion.TLSv1_3
-"""All callers (kube-apiserver, kube-scheduler, browsers, curl) speak 1.3. In 1.2 client certificates travel in clear,
-and resumed sessions skip the check against a client CA that was withdrawn."""
+"""All callers (kube-apiserver, kube-scheduler, browsers, curl) speak 1.3. In 1.2 client certificates are sent in clear,
+and resumed sessions skip the check against a withdrawn client CA."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. With `client_ca` every client must show a certificate that it signed."""
+    """PEM files. With `client_ca` every client must have a certificate signed by it."""
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Return what changes when any of the files is written or replaced; OSError if one is missing."""
+        """Return a value that changes when a file is written or replaced; OSError if one is missing."""
         files = [self.certificate, self.key, *([self.client_ca] if self.client_ca else [])]
         return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in (file.stat() for file in files))
 
@@ -51,7 +51,7 @@ def server_context(files: TlsFiles, *, monotonic_seconds: Callable[[], float]) -
 
 
 class _Follower:
-    """Holds the newest good context and gives it to each new connection."""
+    """Keeps the newest valid context and gives it to each new connection."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""`python -m bench.hardware`: the agent against the real driver of this machine.
+"""`python -m bench.hardware`: checks the agent against the real driver of this machine.
 
-Needs an NVIDIA GPU with its driver, and nvidia-smi on PATH; no cluster. In: the machine. Out: lines PASS or FAIL, a
-JSON summary on the last line, and with --out everything the driver answered, for building mocks. Exit status 0 when
-every line passed.
+Needs an NVIDIA GPU with its driver, and nvidia-smi on PATH; no cluster. Prints lines PASS or FAIL, a JSON summary on
+the last line, and with --out saves every driver answer, for building mocks. Exit status 0 if every line passed.
 """
 
 import argparse
@@ -38,7 +37,7 @@ CHILD_SECONDS = 120
 
 
 def main() -> int:
-    """Run every check; a check that breaks is a failure and hides no other."""
+    """Run every check; a check that raises counts as a failure and hides no other."""
     options = _options()
     findings: list[HardwareFinding] = []
     summary: dict[str, Any] = {"python": sys.version.split()[0]}
@@ -64,7 +63,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.hardware", description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for the report, nvidia-smi's texts and every driver answer")
-    parser.add_argument("--polls", type=int, default=50, help="polls that the cost is taken over")
+    parser.add_argument("--polls", type=int, default=50, help="polls that the cost is averaged over")
     return parser.parse_args()
 
 
@@ -79,7 +78,7 @@ def _guarded(part: Callable[[], Iterable[HardwareFinding]]) -> list[HardwareFind
 
 
 def _discovery(report: dict[str, Any], summary: dict[str, Any], out: Path | None) -> Iterator[HardwareFinding]:
-    """The printed report against nvidia-smi."""
+    """Compare the printed report with nvidia-smi."""
     started = time.perf_counter()
     done = subprocess.run(
         (sys.executable, "-m", "agent", "--node", "hardware-check", "--once"),
@@ -111,7 +110,7 @@ def _discovery(report: dict[str, Any], summary: dict[str, Any], out: Path | None
 
 
 def _cuda(report: dict[str, Any]) -> Iterator[HardwareFinding]:
-    """Programs under the variables that Atoll injects see exactly what was promised."""
+    """Check that programs under the variables that Atoll injects see exactly the promised devices."""
     devices = sorted(report["devices"], key=lambda device: device["index"])
     uuids = [device["uuid"] for device in devices]
     cases = [("with every device by uuid", ",".join(uuids), uuids), ("without any device", "", [])]
@@ -126,7 +125,7 @@ def _cuda(report: dict[str, Any]) -> Iterator[HardwareFinding]:
 
 @contextmanager
 def _child(cuda: str, *, nvidia: str) -> Iterator[dict[str, Any]]:
-    """A CUDA program under these variables; yields what it said, and ends it."""
+    """Run a CUDA program under these variables; yield its output, then end it."""
     variables = os.environ | {
         "CUDA_VISIBLE_DEVICES": cuda,
         "NVIDIA_VISIBLE_DEVICES": nvidia,
@@ -143,7 +142,7 @@ def _child(cuda: str, *, nvidia: str) -> Iterator[dict[str, Any]]:
 
 
 def _evidence(report: dict[str, Any]) -> Iterator[HardwareFinding]:
-    """The agent finds which pod a CUDA program belongs to, and loses it when the program has ended."""
+    """Check that the agent finds the pod of a CUDA program, and no longer after the program has ended."""
     uuid = min(report["devices"], key=lambda device: device["index"])["uuid"]
     backend = NvmlBackend()
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +168,7 @@ def _evidence(report: dict[str, Any]) -> Iterator[HardwareFinding]:
 
 
 def _costs(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[HardwareFinding]:
-    """What a poll costs: CPU and wall time, time per driver call, memory of this process."""
+    """Cost of a poll: CPU and wall time, time per driver call, memory of this process."""
     recorder = Recorder(pynvml)
     backend = NvmlBackend(recorder)
     started = time.perf_counter()
@@ -192,7 +191,7 @@ def _costs(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[Har
 
 
 def _isolation(summary: dict[str, Any], options: argparse.Namespace) -> Iterator[HardwareFinding]:
-    """The driver asked in the worker process, as the agent does it: what that costs, and what a hang does."""
+    """Ask the driver in the worker process, as the agent does: the cost, and the effect of a hang."""
     backend = NvmlBackend()
     worker = DriverWorker(step_seconds=2.0, open_seconds=20.0)
     backend.steps = worker
@@ -232,7 +231,7 @@ def _rss_kib(pid: int | str) -> int:
 
 
 def _recording(out: Path | None) -> Iterator[HardwareFinding]:
-    """Everything that the driver answers to a long list of questions, for whoever builds a mock."""
+    """Record the driver's answers to a long list of calls, for building mocks."""
     if out is not None:
         recorder = Recorder(pynvml)
         probe(recorder)

@@ -1,6 +1,6 @@
-"""The comparisons: what the agent reports against what nvidia-smi says and what CUDA programs see.
+"""Comparisons of the agent's report with nvidia-smi and with what CUDA programs see.
 
-In: a report or reading and the other side's answer. Out: Findings, one per promise. Pure; processes are run elsewhere.
+Pure; gives one HardwareFinding per promise. bench.hardware.__main__ runs the processes.
 """
 
 import re
@@ -14,7 +14,7 @@ from bench.hardware.smi import Facts, mebibytes
 from topology.topo_text import read_topology
 
 CUDA_ANSWERS = frozenset({0, 100})
-"""CUDA_SUCCESS and CUDA_ERROR_NO_DEVICE; anything else says nothing of what is visible."""
+"""CUDA_SUCCESS and CUDA_ERROR_NO_DEVICE; other codes say nothing about visible devices."""
 MEMORY_TOLERANCE = 0.02
 """nvidia-smi shows the frame buffer with or without the driver's own part, depending on its version."""
 _LEGEND = re.compile(r"^\s*(NIC\d+): (\S+)\s*$", re.MULTILINE)
@@ -31,12 +31,12 @@ class HardwareFinding:
 
 
 def same(what: str, ours: object, theirs: object) -> HardwareFinding:
-    """Two values that must be equal."""
+    """Finding for two values that must be equal."""
     return HardwareFinding(what, ours == theirs, f"agent {ours!r}, nvidia-smi {theirs!r}")
 
 
 def device_findings(device: Mapping[str, Any], facts: Facts, *, position: int) -> Iterable[HardwareFinding]:
-    """One GPU of the report against its entry in `nvidia-smi -q -x`."""
+    """Compare one GPU of the report with its entry in `nvidia-smi -q -x`."""
     name = f"gpu {position}"
     yield same(f"{name} uuid", device["uuid"], facts["uuid"])
     yield same(f"{name} index", device["index"], position)
@@ -60,7 +60,7 @@ OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "architecture": ("product_architecture",),
     "eccEnabled": ("ecc_mode/current_ecc",),
 }
-"""Fields that not every card has, and where nvidia-smi tells the same."""
+"""Fields that some cards lack, and their paths in nvidia-smi."""
 _FLAGS = {"enabled": "true", "disabled": "false"}
 
 
@@ -76,7 +76,7 @@ def _optional_findings(name: str, device: Mapping[str, Any], facts: Facts) -> It
 
 
 def fabric_finding(fabric: Mapping[str, Any] | None, facts: Facts) -> HardwareFinding:
-    """The NVLink fabric: same state, clique and cluster, or none on both sides."""
+    """Compare the NVLink fabric: same state, clique and cluster, or none on both sides."""
     state = facts.get("fabric/state", "N/A")
     if fabric is None:
         return HardwareFinding(
@@ -92,7 +92,7 @@ def fabric_finding(fabric: Mapping[str, Any] | None, facts: Facts) -> HardwareFi
 def topology_findings(
     links: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], text: str
 ) -> Iterable[HardwareFinding]:
-    """The link matrix and the NUMA nodes against `nvidia-smi topo -m`; devices in the order of their index."""
+    """Compare the link matrix and the NUMA nodes with `nvidia-smi topo -m`; devices in the order of their index."""
     theirs = read_topology(text)
     order = sorted(range(len(devices)), key=lambda position: devices[position]["index"])
     rows = [[links["nvlink"][first][second] for second in order] for first in order]
@@ -106,8 +106,8 @@ def topology_findings(
 def adapter_findings(
     links: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], text: str
 ) -> Iterable[HardwareFinding]:
-    """Each network adapter that `nvidia-smi topo -m` names, and its relation to every GPU in the order of their index.
-    nvidia-smi names those that do RDMA; where it names none, the agent may tell what else there is."""
+    """Compare each network adapter of `nvidia-smi topo -m` and its relation to every GPU in the order of their index.
+    nvidia-smi names those that do RDMA; if it names none, the agent may report others."""
     names = dict(_LEGEND.findall(text))
     theirs = {names.get(nic.name, nic.name): nic.cells for nic in read_topology(text).nics}
     order = sorted(range(len(devices)), key=lambda position: devices[position]["index"])
@@ -121,7 +121,7 @@ def adapter_findings(
 
 
 def sees_exactly(what: str, *, promised: Sequence[str], seen: Mapping[str, Any]) -> HardwareFinding:
-    """What a CUDA program saw, in order. With nothing promised CUDA must answer that there is no device."""
+    """Compare what a CUDA program saw, in order. With nothing promised, CUDA must answer that there is no device."""
     uuids = [f"GPU-{uuid}" for uuid in seen["uuids"]]
     answered = seen["error"] in CUDA_ANSWERS
     return HardwareFinding(

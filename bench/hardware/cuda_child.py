@@ -1,7 +1,7 @@
-"""A CUDA program that says which devices it sees and holds a context on each until its input ends.
+"""A CUDA program that prints the devices it sees and holds a context on each until its input ends.
 
-In: the environment alone. Out: one line of JSON: pid, error (a CUDA code, 0 for none), uuids in CUDA's own order. Runs
-as a program of its own, on the driver library alone, so that nothing but the variables decides what it sees.
+Prints one line of JSON: pid, error (a CUDA code, 0 for none), uuids in CUDA's own order. It is a separate program that
+uses only the driver library, so that only the environment decides what it sees.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Asks the driver everything that the agent may ever want, so that a mock can be checked against the real answers.
+"""Makes every driver call that the agent may need, so that a mock can be checked against the real answers.
 
-In: the bindings behind a Recorder. Out: nothing but the Recorder's notes; an error is an answer too.
+The Recorder around the bindings keeps the answers; an error is an answer too.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from ctypes import byref, pointer
 from typing import Any
 
 Nvml = Any
-"""The module pynvml or a Recorder before it."""
+"""The module pynvml or a Recorder around it."""
 
 PLAIN = [
     "GetUUID",
@@ -80,7 +80,7 @@ LINKS_MAX = 20
 
 
 def probe(nvml: Nvml) -> None:
-    """Ask it all, of every device and every pair."""
+    """Make all calls, for every device and every pair."""
     nvml.nvmlInit()
     for name in ("GetDriverVersion", "GetNVMLVersion", "GetCudaDriverVersion_v2"):
         _ask(nvml, f"nvmlSystem{name}")

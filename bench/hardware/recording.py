@@ -1,7 +1,6 @@
-"""Stands before the NVML bindings, notes every call, its answer and how long it took.
+"""Wraps the NVML bindings and records every call, its answer and its time.
 
-In: the module pynvml. Out: the same functions, plus `calls`, for a table of costs and for comparing a mock with the
-real thing.
+`calls` gives a table of costs and lets a mock be compared with the real driver.
 """
 
 import time
@@ -10,13 +9,13 @@ from ctypes import Array, Structure
 from typing import Any
 
 Answer = Any
-"""Whatever the bindings take and give; they are untyped."""
+"""Arguments and results of the bindings, which are untyped."""
 
 ANSWERS_MAX = 4000
 
 
 class Recorder:
-    """Passes everything on; functions whose name begins with nvml are timed."""
+    """Passes everything on; times functions whose name begins with nvml."""
 
     def __init__(self, library: Answer) -> None:
         self._library = library
@@ -52,7 +51,7 @@ class Recorder:
         return call
 
     def table(self) -> list[dict[str, Any]]:
-        """Per function: calls, mean and worst in microseconds; the dearest first."""
+        """Per function: calls, mean and worst in microseconds; the most expensive first."""
         rows = [
             {
                 "call": name,
@@ -67,7 +66,7 @@ class Recorder:
 
 
 def plain(value: Answer, depth: int = 0) -> Answer:
-    """A value as JSON can hold it; structures by field, handles and pointers as a word."""
+    """Convert a value for JSON; structures by field, handles and pointers as a word."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes):

@@ -1,6 +1,6 @@
-"""What nvidia-smi says of the same machine, as plain values to compare with.
+"""Output of nvidia-smi for this machine as plain values, for comparison.
 
-In: the texts of `nvidia-smi -q -x` and `-L`. Out: one flat mapping per GPU, in nvidia-smi's order. Pure except `ask`.
+Parses `nvidia-smi -q -x` and `-L` into one flat mapping per GPU, in nvidia-smi's order. Pure except `ask`.
 """
 
 import re

@@ -16,6 +16,7 @@ from atoll.api.gangs import GpuGang
 from atoll.cluster import pods
 from atoll.cluster.feasibility import Verdict
 from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.gang_status import wait_for
 from atoll.cluster.gangs.lifecycle import GangAction, GangView, LifecycleDecision, Obstacle, decide
 from atoll.cluster.gangs.member_assignments import (
     MemberAssignment,
@@ -220,7 +221,13 @@ class AdmissionReconciler:
         nodes = len({assignment.allocation.node for assignment in assignments})
         where = "one node" if nodes == 1 else f"{nodes} nodes"
         message = f"{len(assignments)} members got their GPUs on {where}"
-        status = lifecycle.admit(decision.status, now_seconds=self._cache.now_seconds(), message=message)
+        status = lifecycle.admit(
+            decision.status,
+            now_seconds=self._cache.now_seconds(),
+            message=message,
+            admission=self._context.new_token(),
+            members=[assignment.member for assignment in assignments],
+        )
         status = status.model_copy(update={"assignment": status_assignment(found.placement, domains)})
         await self._write(view, status)
         self._context.metrics.gang_admissions.labels("admitted").inc()
@@ -229,7 +236,7 @@ class AdmissionReconciler:
         )
         log.info("Admitted a gang", gang=view.gang.metadata.name, members=len(assignments), nodes=nodes)
         if all(self._is_here(assignment) for assignment in assignments):
-            await self._ungate(assignments)
+            await self._ungate(assignments, status.admission)
         return None
 
     def _is_here(self, assignment: MemberAssignment) -> bool:
@@ -263,16 +270,17 @@ class AdmissionReconciler:
         assignments = place_missing(view, decision.members, requests, domains, snapshot)
         if not assignments or not await self._reserve(view, assignments):
             return False
-        await self._ungate(assignments)
+        await self._ungate(assignments, view.status.admission)
         if decision.status.assignment is not None:
             now = replaced_assignment(decision.status.assignment, view.members, assignments, domains)
             await self._write(view, decision.status.model_copy(update={"assignment": now}))
         return len(assignments) == len(decision.members)
 
-    async def _ungate(self, assignments: Sequence[MemberAssignment]) -> None:
-        raise_first(
-            await each(assignments, lambda one: ungate(self._context, one.member.pod, one.allocation.node))
-        )  # fmt: skip
+    async def _ungate(self, assignments: Sequence[MemberAssignment], admission: str) -> None:
+        async def open_one(one: MemberAssignment) -> bool:
+            return await ungate(self._context, one.member.pod, one.allocation.node, admission)
+
+        raise_first(await each(assignments, open_one))
 
     async def _wait(self, view: GangView, answer: NoPlacement) -> NoPlacement:
         """Write and record why the gang waits. Returns the answer."""
@@ -281,7 +289,7 @@ class AdmissionReconciler:
         self._events.record_waiting(view, answer.message)
         decision = decide(view, now_seconds=self._cache.now_seconds())
         now_seconds = self._cache.now_seconds()
-        status = lifecycle.wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
+        status = wait_for(decision.status, answer.reason, answer.message, now_seconds=now_seconds)
         await self._write(view, status)
         return answer
 

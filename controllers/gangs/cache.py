@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.api import names
-from atoll.api.gangs import GpuGang
+from atoll.api.gangs import PRESENT_MAX, GpuGang, GpuGangStatus
 from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import host_fit, pods
+from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle, missing_claim
-from atoll.cluster.gangs.membership import GangKey, GangMember, gang_key, key_of, members_of
+from atoll.cluster.gangs.membership import GangKey, GangMember, MemberStage, gang_key, key_of, members_of, stage_of
 from atoll.cluster.gangs.node_domains import (
     NodeDomains,
     choose_topology,
@@ -26,6 +27,8 @@ from atoll.cluster.gangs.node_domains import (
 from atoll.cluster.gangs.queue import AdmissionAttempts
 from atoll.cluster.gangs.readiness_policy import OutOfBounds, PolicyBounds, ReadinessPolicy, policy_for
 from atoll.cluster.gangs.search_input import PlacementSnapshot
+from atoll.cluster.gangs.sizes import size_conflict_of
+from atoll.cluster.gangs.succeeded import known_uids
 from atoll.cluster.machines import Cell
 from atoll.cluster.objects import Node, Pod, PodSpec
 from atoll.cluster.release import version_number
@@ -67,9 +70,10 @@ class GangCache:
         self.attempts: dict[GangKey, AdmissionAttempts] = {}
         self.room_at_seconds = 0.0
         self._uids: dict[GangKey, set[str]] = {}
+        self._gone: dict[GangKey, dict[str, Pod]] = {}
         self._written: dict[str, int] = {}
         self._node_domains: dict[tuple[str, str, bool, bool], NodeDomains | Obstacle] = {}
-        self._snapshot: tuple[tuple[int, str, str], PlacementSnapshot] | None = None
+        self._snapshot: tuple[tuple[object, ...], PlacementSnapshot] | None = None
         self._needs: dict[str, tuple[PodSpec, dict[str, int]]] = {}
         for pod in mirror.pods.by_uid.values():
             self._note(pod)
@@ -81,6 +85,8 @@ class GangCache:
         if kind is WatchedKind.POD and change.kind is ChangeKind.DELETED:
             self._needs.pop(change.object.metadata.uid, None)
         if kind is WatchedKind.GANG:
+            if change.kind is ChangeKind.DELETED:
+                self._gone.pop(key_of(change.object), None)
             return (change.object.metadata.namespace, change.object.metadata.name)
         if kind is not WatchedKind.POD:
             return None
@@ -88,6 +94,7 @@ class GangCache:
         if key is None:
             return None
         if change.kind is ChangeKind.DELETED:
+            self._note_gone(key, change)
             self._uids.get(key, set()).discard(change.object.metadata.uid)
             if not self._uids.get(key):
                 self._uids.pop(key, None)
@@ -99,6 +106,21 @@ class GangCache:
         key = gang_key(pod)
         if key is not None:
             self._uids.setdefault(key, set()).add(pod.metadata.uid)
+
+    def _note_gone(self, key: GangKey, change: Change[Pod]) -> None:
+        """Keep a member that succeeded and was deleted before anybody looked, until the status remembers it."""
+        last, is_known = change.old or change.object, self.gang(key) is not None
+        if is_known and stage_of(last) is MemberStage.SUCCEEDED and len(self._gone.get(key, ())) < PRESENT_MAX:
+            self._gone.setdefault(key, {})[last.metadata.uid] = last
+
+    def _gone_of(self, gang: GpuGang) -> list[Pod]:
+        """Return the members that succeeded in this admission, are deleted and are not remembered yet."""
+        status, gone = gang.status or GpuGangStatus(), self._gone.pop(key_of(gang), None)
+        if not gone or not conditions.is_true(status.conditions, names.CONDITION_ADMITTED):
+            return []
+        known = known_uids(status.succeeded)
+        self._gone[key_of(gang)] = left = {uid: pod for uid, pod in gone.items() if uid not in known}
+        return list(left.values())
 
     def attempts_of(self, gang: GpuGang) -> AdmissionAttempts:
         """Return the attempts in vain of this very gang, as it is written now."""
@@ -152,12 +174,15 @@ class GangCache:
 
     def view(self, gang: GpuGang) -> GangView:
         """Return everything that a decision about the gang is made on."""
-        found = self.pods_of(key_of(gang))
+        found = [*self.pods_of(key_of(gang)), *self._gone_of(gang)]
         holders = {pod.metadata.uid: self.holds(pod) for pod in found}
         members = members_of(found, gang.spec, holders, {pod.metadata.uid: self._held_since(pod) for pod in found})
         policy = policy_for(self.rules.policy, self.rules.bounds, gang.spec.wait_for_pods_ready)
         if isinstance(policy, OutOfBounds):
             return GangView(gang, members, self.rules.policy, Obstacle("OutOfBounds", policy.message))
+        conflict = size_conflict_of(gang, found)
+        if conflict is not None:
+            return GangView(gang, members, policy, Obstacle("Invalid", str(conflict)))
         domains = self.node_domains(gang)
         return GangView(gang, members, policy, domains if isinstance(domains, Obstacle) else None)
 
@@ -207,7 +232,8 @@ class GangCache:
         """Return the cluster at this moment; the same one as long as nothing changes."""
         mirror, ledger = self.mirror, self.mirror.ledger
         cells = ledger.cells(now_seconds=self.clock.monotonic_seconds())
-        moment = (ledger.revision, mirror.pods.resource_version, mirror.nodes.resource_version)
+        watched = (mirror.pods, mirror.nodes, mirror.volumes, mirror.volume_claims)
+        moment = (ledger.revision, *(one.resource_version for one in watched if one is not None))
         if self._snapshot is None or self._snapshot[0] != moment:
             self._snapshot = (moment, self._take_snapshot(dict(cells)))
         return self._snapshot[1]
@@ -230,7 +256,15 @@ class GangCache:
             cells=cells,
             pods_on=on,
             free={name: self._free(node, on.get(name, ())) for name, node in nodes.items()},
+            volumes=self._volumes(),
         )
+
+    def _volumes(self) -> host_fit.Volumes:
+        """Return the volumes that bind pods to nodes, as they are now."""
+        volumes, claims = self.mirror.volumes, self.mirror.volume_claims
+        if volumes is None or claims is None:
+            return host_fit.Volumes()
+        return host_fit.Volumes(dict(claims.store), {name: one for (_, name), one in volumes.store.items()})
 
     def _free(self, node: Node, occupants: Iterable[Pod]) -> dict[str, int]:
         """Return what pods leave of a node; what a pod needs is computed once per version of it."""

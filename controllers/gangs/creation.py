@@ -5,13 +5,17 @@ pods' controller where they have one, and ends with it, or with the last of its 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang, GpuGangStatus
 from atoll.api.times import seconds_of
-from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, key_of
+from atoll.cluster.gangs.kueue_topology import TopologyWish, wish_of, words
+from atoll.cluster.gangs.lifecycle import has_begun
+from atoll.cluster.gangs.membership import JOBSET_SET, KUBEFLOW_ROLE, KUBEFLOW_SET, GangKey, has_gate, key_of
+from atoll.cluster.gangs.sizes import SizeConflict, size_conflict, size_of
 from atoll.cluster.objects import OwnerReference, Pod
 from atoll.kube import paths
 from atoll.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
@@ -25,10 +29,10 @@ POD_SET = "pods"
 AGAIN_SECONDS = 0.5
 REFUSED_SECONDS = 30.0
 NOTE_LENGTH_MAX = 900
+TOLD_MAX = 8
 RETURN_SECONDS = 600.0
 """How long after its pause a gang without pods is kept: its owner may be slow to make them."""
-KUEUE_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
-KUEUE_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
+NO_WISHES: Mapping[str, TopologyWish] = MappingProxyType({})
 
 
 class GangMaker:
@@ -41,7 +45,7 @@ class GangMaker:
     async def make(self, key: GangKey) -> float | None:
         """Create the gang that the pods describe, if they describe one. Raises KubeError."""
         members = [pod for pod in self._cache.pods_of(key) if pod.metadata.deletion_timestamp is None]
-        if not members:
+        if not members or self.tell_conflict(key, size_conflict(members)):
             return None
         size = size_of(members)
         if size is None:
@@ -52,6 +56,11 @@ class GangMaker:
             self._record_event(members, note)
             return None
         owner = owner_of(members)
+        wishes = wishes_of(members)
+        if isinstance(wishes, str):
+            note = f"there is no GpuGang {key[1]!r} yet, and none is made: {wishes}"
+            self._record_event(members, note[:NOTE_LENGTH_MAX])
+            return None
         pod_sets = pod_sets_of(members, size)
         if pod_sets is None:
             note = (
@@ -60,7 +69,7 @@ class GangMaker:
             )
             self._record_event(members, note)
             return None
-        body = gang_body(key, pod_sets, owner, topology_of(members))
+        body = gang_body(key, pod_sets, owner, wishes)
         try:
             await self._context.api.create(paths.gpugangs(key[0]), body)
         except AlreadyExists:
@@ -69,10 +78,22 @@ class GangMaker:
             note = f"the GpuGang {key[1]!r} that the pods describe cannot be made; create one yourself: {error}"
             self._record_event(members, note[:NOTE_LENGTH_MAX])
             return REFUSED_SECONDS
+        assumed = assumption(wishes)
+        if assumed:
+            self._record_event(members, f"GpuGang {key[1]!r} is made: {assumed}"[:NOTE_LENGTH_MAX])
         return None
 
+    def tell_conflict(self, key: GangKey, conflict: SizeConflict | None) -> bool:
+        """Record on both pods, and on others that wait, that they contradict each other; tell whether they do."""
+        if conflict is None:
+            return False
+        others = [pod for pod in self._cache.pods_of(key) if has_gate(pod) and pod not in conflict.pods]
+        self._record_event([*conflict.pods, *others], f"nobody of gang {key[1]!r} starts: {conflict}"[:NOTE_LENGTH_MAX])
+        return True
+
     async def is_outlived(self, gang: GpuGang) -> bool:
-        """Delete a gang that was made for pods that are no more, or for another owner; tell whether it was."""
+        """Delete a gang that was made for pods that are no more, for another owner, or from a size that nobody says any
+        more and of which nobody has started; tell whether it was."""
         made_for = gang.metadata.annotations.get(names.GANG_MADE_FOR)
         if made_for is None:
             return False
@@ -80,7 +101,7 @@ class GangMaker:
         owner = owner_of([pod for pod in members if pod.metadata.deletion_timestamp is None])
         is_another = owner is not None and made_for != owner.uid
         is_empty = made_for == PODS and not members and not self._may_come_back(gang.status or GpuGangStatus())
-        if not (is_another or is_empty):
+        if not (is_another or is_empty or self._is_of_another_size(gang, members)):
             return False
         options = delete_options(uid=gang.metadata.uid)
         try:
@@ -89,6 +110,16 @@ class GangMaker:
             return True
         return True
 
+    def _is_of_another_size(self, gang: GpuGang, members: Sequence[Pod]) -> bool:
+        """Tell whether all pods say another size than the gang was made with, nobody has edited it since, and none of
+        them has a place."""
+        size = size_of(pod for pod in members if pod.metadata.deletion_timestamp is None)
+        made = gang.spec.pod_sets[0]
+        if size is None or made.name != POD_SET or made.count == size or gang.metadata.generation > 1:
+            return False
+        view = self._cache.view(gang)
+        return not (view.is_admitted or has_begun(view))
+
     def _may_come_back(self, status: GpuGangStatus) -> bool:
         """Tell whether the gang waits out a pause, or its owner was resumed a while ago and makes new pods."""
         requeue_at = seconds_of(status.requeue_state.requeue_at or "") if status.requeue_state is not None else None
@@ -96,17 +127,10 @@ class GangMaker:
         return bool(status.suspended_owners) or is_expected
 
     def _record_event(self, members: Sequence[Pod], note: str) -> None:
-        for pod in members[:8]:
+        for pod in members[:TOLD_MAX]:
             self._context.events.record(
                 pod_reference(pod), reason=names.REASON_GANG_WAITING, note=note, action="Wait", type="Warning"
             )
-
-
-def size_of(members: Iterable[Pod]) -> int | None:
-    """Return the gang's size if every member says it and all say the same."""
-    sizes = {pod.metadata.annotations.get(names.GANG_SIZE) for pod in members}
-    text = sizes.pop() if len(sizes) == 1 else None
-    return int(text) if text is not None and text.isascii() and text.isdigit() and 0 < len(text) <= 6 else None
 
 
 def owner_of(members: Sequence[Pod]) -> OwnerReference | None:
@@ -129,9 +153,12 @@ def pod_sets_of(members: Sequence[Pod], size: int) -> list[dict[str, Any]] | Non
 
 
 def gang_body(
-    key: GangKey, pod_sets: list[dict[str, Any]], owner: OwnerReference | None, topology: dict[str, str] | None
+    key: GangKey,
+    pod_sets: list[dict[str, Any]],
+    owner: OwnerReference | None,
+    wishes: Mapping[str, TopologyWish] = NO_WISHES,
 ) -> dict[str, Any]:
-    """Return the GpuGang of pods that say how many they are."""
+    """Return the GpuGang of pods that say how many they are, and what each pod set asks of its places."""
     metadata: dict[str, Any] = {
         "name": key[1],
         "namespace": key[0],
@@ -141,8 +168,8 @@ def gang_body(
         metadata["ownerReferences"] = [
             {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
         ]
-    spec: dict[str, Any] = {"podSets": pod_sets, **({"topology": topology} if topology is not None else {})}
-    return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": spec}
+    asking = [{**one, **wishes.get(one["name"], TopologyWish()).fields()} for one in pod_sets]
+    return {"apiVersion": names.API_VERSION, "kind": "GpuGang", "metadata": metadata, "spec": {"podSets": asking}}
 
 
 def _named_set(pod: Pod) -> str:
@@ -151,11 +178,32 @@ def _named_set(pod: Pod) -> str:
     return pod.metadata.annotations.get(names.POD_SET) or next(owners, "").lower()
 
 
-def topology_of(members: Sequence[Pod]) -> dict[str, str] | None:
-    """Return what Kueue's annotations on the pods ask, where Kueue does not manage them itself."""
-    for mode, key in (("required", KUEUE_REQUIRED), ("preferred", KUEUE_PREFERRED)):
-        levels = {pod.metadata.annotations.get(key) for pod in members}
-        level = levels.pop() if len(levels) == 1 else None
-        if level and not any("kueue.x-k8s.io/managed" in pod.metadata.labels for pod in members):
-            return {"mode": mode, "level": level}
-    return None
+def wishes_of(members: Iterable[Pod]) -> dict[str, TopologyWish] | str:
+    """Return what the annotations of each pod set ask, or why that cannot be told."""
+    first: dict[str, tuple[Pod, TopologyWish]] = {}
+    for pod in sorted(members, key=lambda one: one.metadata.name):
+        wish = wish_of(pod)
+        if isinstance(wish, str):
+            return f"pod {pod.metadata.name}: {wish}"
+        name = _named_set(pod) or POD_SET
+        known, wished = first.setdefault(name, (pod, wish))
+        if wished != wish:
+            return (
+                f"pods {known.metadata.name} and {pod.metadata.name} of pod set {name} ask by Kueue's annotations for "
+                f"{words(wished)} and for {words(wish)}; write the same on both, or give each kind a pod set of its own"
+            )
+    return {name: wish for name, (_, wish) in first.items()}
+
+
+def assumption(wishes: Mapping[str, TopologyWish]) -> str:
+    """Return what is assumed where some pod sets ask for a topology and others do not; empty where nothing is."""
+    asking = {name: wish for name, wish in wishes.items() if wish.topology is not None}
+    led = {wish.group for wish in asking.values() if wish.group}
+    silent = sorted(name for name in wishes.keys() - asking.keys() if wishes[name].group not in led)
+    if not asking or not silent:
+        return ""
+    told = ", ".join(f"{name} asks for {words(wish)}" for name, wish in sorted(asking.items()))
+    return (
+        f"pod set {told}; {', '.join(silent)} asks for none and may lie anywhere: annotate its pods too, or create a "
+        "GpuGang, where that is not meant"
+    )

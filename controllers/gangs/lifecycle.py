@@ -15,6 +15,7 @@ from atoll.cluster import host_fit
 from atoll.cluster.gangs import conditions
 from atoll.cluster.gangs.lifecycle import GangAction, LifecycleDecision, cannot_start, decide, give_up, has_begun
 from atoll.cluster.gangs.membership import STARTED, GangKey, GangMember, has_gate, stage_of
+from atoll.cluster.gangs.sizes import size_conflict_of
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.errors import Conflict, Forbidden, Invalid, NotFound
@@ -79,6 +80,7 @@ class GangReconciler:
             return await self._maker.make(key)
         if not self._cache.is_current(gang):
             return BEHIND_SECONDS
+        self._maker.tell_conflict(key, size_conflict_of(gang, self._cache.pods_of(key)))
         token = self._context.new_token()
         view = self._cache.view(gang)
         decision = decide(view, now_seconds=self._cache.now_seconds(), jitter=jitter_of(token))
@@ -146,7 +148,7 @@ class GangReconciler:
             await self.write(gang, give_up(decision.status, message, now_seconds=now))
             return BUSY_SECONDS
         try:
-            return await self._ungate(decision.members)
+            return await self._ungate(decision.members, view.status.admission)
         except (Forbidden, Invalid) as error:
             message = f"a member cannot be pinned to its node: {error}"
         if not view.status.was_ready:
@@ -156,10 +158,10 @@ class GangReconciler:
         await unreserve(self._context, decision.members)
         return AGAIN_SECONDS * 10
 
-    async def _ungate(self, members: Sequence[GangMember]) -> float:
+    async def _ungate(self, members: Sequence[GangMember], admission: str) -> float:
         async def open_one(member: GangMember) -> bool:
             node = self._home(member)
-            return bool(node) and await ungate(self._context, member.pod, node)
+            return bool(node) and await ungate(self._context, member.pod, node, admission)
 
         raise_first(await each(members, open_one))
         return BUSY_SECONDS

@@ -40,13 +40,16 @@ log = structlog.get_logger(__name__)
 PLAN_SECONDS = 15.0
 """Pause between two plans for the same gang."""
 RETRY_SECONDS = 1.0
+GangIdentity = tuple[GangKey, str]
+"""A gang's key and its uid: what one has waited for, or had, says nothing about the next of its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivePreemption:
-    """The plan that is carried out for a gang, and until when."""
+    """The plan that is carried out for a gang, and until when. `uid`: one of its name that is made anew is another."""
 
     key: GangKey
+    uid: str
     priority: int
     plan: PreemptionPlan
     until_seconds: float
@@ -60,8 +63,8 @@ class GangPreemption:
         self._cache = cache
         self._budgets = BudgetList(context.api, context.clock)
         self._active: ActivePreemption | None = None
-        self._since: dict[GangKey, float] = {}
-        self._not_before: dict[GangKey, float] = {}
+        self._since: dict[GangIdentity, float] = {}
+        self._not_before: dict[GangIdentity, float] = {}
         self._has_stray_reservations = True
         """Whether pods may carry annotations of no active preemption: in a new term, and after a failed removal."""
 
@@ -70,18 +73,23 @@ class GangPreemption:
         if self._has_stray_reservations:
             self._has_stray_reservations = not await self._clear(self._stray_reservations())
         for memory in (self._since, self._not_before):
-            for key in memory.keys() - self._cache.candidates - self._cache.busy:
-                del memory[key]
+            for identity in [one for one in memory if not self._is_tried(*one)]:
+                del memory[identity]
         active, now = self._active, self._now()
         if active is not None:
             gang = self._cache.gang(active.key)
-            if gang is not None and self._cache.view(gang).is_admitted:
+            if gang is not None and gang.metadata.uid == active.uid and self._cache.view(gang).is_admitted:
                 self._active = None
-            elif active.key not in self._cache.candidates | self._cache.busy or active.until_seconds <= now:
+            elif not self._is_tried(active.key, active.uid) or active.until_seconds <= now:
                 await self._end("it was not admitted in time")
         if self._has_stray_reservations:
             return RETRY_SECONDS
         return self._active.until_seconds - now if self._active is not None else None
+
+    def _is_tried(self, key: GangKey, uid: str) -> bool:
+        """Tell whether that very gang still waits for a place."""
+        gang = self._cache.gang(key)
+        return gang is not None and gang.metadata.uid == uid and key in self._cache.candidates | self._cache.busy
 
     def with_own_gpus(self, key: GangKey, snapshot: PlacementSnapshot) -> PlacementSnapshot:
         """Return the snapshot as this gang sees it: GPUs kept for its members are free for them."""
@@ -92,12 +100,12 @@ class GangPreemption:
 
     async def try_preempt(self, key: GangKey, request: GangRequest) -> None:
         """Continue or begin the preemption for a gang that found no place. Raises KubeError."""
-        now, rules = self._now(), self._cache.rules
-        waited = now - self._since.setdefault(key, now)
-        if self._active is not None and self._active.key == key:
+        now, rules, identity = self._now(), self._cache.rules, (key, request.view.gang.metadata.uid)
+        waited = now - self._since.setdefault(identity, now)
+        if self._active is not None and (self._active.key, self._active.uid) == identity:
             await self._reconcile_evictions(self._active)
             return
-        if self._not_before.get(key, 0.0) > now or not self._is_next(key, request):
+        if self._not_before.get(identity, 0.0) > now or not self._is_next(identity, request):
             return
         plan, seconds = None, rules.preemption_timeout_seconds
         if rules.preemption and request.may_preempt and waited >= rules.preemption_delay_seconds:
@@ -106,18 +114,18 @@ class GangPreemption:
             plan, seconds = await self._plan(request, None), rules.hold_seconds
         if plan is None:
             if waited >= min(rules.preemption_delay_seconds, rules.hold_after_seconds):
-                self._not_before[key] = now + PLAN_SECONDS
+                self._not_before[identity] = now + PLAN_SECONDS
             return
-        await self._begin(ActivePreemption(key, request.priority, plan, now + seconds), request)
+        await self._begin(ActivePreemption(*identity, request.priority, plan, now + seconds), request)
 
-    def _is_next(self, key: GangKey, request: GangRequest) -> bool:
+    def _is_next(self, identity: GangIdentity, request: GangRequest) -> bool:
         """Whether this gang may begin: no other of its priority is active, none before it may begin."""
         if self._active is not None and self._active.priority >= request.priority:
             return False
         own, now = place_in_queue(request.view), self._now()
-        for other in self._since.keys() - {key}:
-            gang = self._cache.gang(other)
-            if gang is None or self._not_before.get(other, 0.0) > now or other not in self._cache.candidates:
+        for other in self._since.keys() - {identity}:
+            gang = self._cache.gang(other[0])
+            if gang is None or self._not_before.get(other, 0.0) > now or not self._is_tried(*other):
                 continue
             if place_in_queue(self._cache.view(gang)) < own:
                 return False
@@ -166,7 +174,7 @@ class GangPreemption:
             has_changed = any(isinstance(fault, Conflict) for fault in faults)
             await self._end("a member changed meanwhile" if has_changed else "a member takes no annotation")
             if has_changed:
-                self._not_before[active.key] = self._now() + PLAN_SECONDS
+                self._not_before[active.key, active.uid] = self._now() + PLAN_SECONDS
             return
         nodes = len({one.node for one in kept.values()})
         gpus = sum(len(one.device_ids) for one in kept.values())
@@ -198,7 +206,7 @@ class GangPreemption:
         active, self._active = self._active, None
         if active is None:
             return
-        self._not_before[active.key] = self._now() + max(PLAN_SECONDS, self._cache.rules.hold_seconds)
+        self._not_before[active.key, active.uid] = self._now() + max(PLAN_SECONDS, self._cache.rules.hold_seconds)
         pods = self._context.mirror.ledger.pods
         if not await self._clear(pods[uid] for uid in active.plan.kept if uid in pods):
             self._has_stray_reservations = True

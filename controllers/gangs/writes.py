@@ -98,8 +98,9 @@ async def reserve(
     return all(answer is True for answer in answers)
 
 
-async def ungate(context: Context, pod: Pod, node: str) -> bool:
-    """Nominate the gated pod, then pin it and open its gate. False when it has changed meanwhile, or is gone."""
+async def ungate(context: Context, pod: Pod, node: str, admission: str) -> bool:
+    """Nominate the gated pod, then pin it, open its gate and note the admission on it, in one patch. False when it has
+    changed meanwhile, or is gone."""
     metadata = pod.metadata
     path = paths.pods(metadata.namespace, metadata.name)
     nominate = merge_patch(
@@ -110,6 +111,7 @@ async def ungate(context: Context, pod: Pod, node: str) -> bool:
         body = merge_patch(
             uid=metadata.uid,
             resource_version=seen["metadata"]["resourceVersion"],
+            annotations={names.ADMISSION: admission} if admission else None,
             spec=open_gate(seen.get("spec") or {}, node),
         )
         await context.api.patch(path, body)

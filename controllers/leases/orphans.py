@@ -8,13 +8,12 @@ again. Strays are deleted after a live look-up. Neither the clock nor the cache 
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import structlog
 
 from atoll.api import names
-from atoll.api.times import format_microtime, parse_microtime
+from atoll.api.times import parse_microtime
 from atoll.cluster.consistency import NEVER
 from atoll.cluster.leases import LeaseRecord
 from atoll.cluster.objects import Pod, decode_pod
@@ -32,8 +31,9 @@ from controllers.pod_calls import look_up
 log = structlog.get_logger(__name__)
 
 SKEW_SECONDS = 5.0
-"""Deadlines are written by another machine's clock. One that is behind costs a bind its retry, nothing else; where it
-is ahead, the reservation is over once it has been seen here for as long as it was made for."""
+"""Deadlines are written by another machine's clock, which may be off by minutes. A reservation is over once it has been
+seen here for as long as it was made for, and that much more."""
+EVER = "0001-01-01T00:00:00.000000Z"
 BLIND_SECONDS = 15.0
 WAIT_SECONDS_MIN = 1.0
 WAIT_SECONDS_MAX = 3600.0
@@ -93,8 +93,7 @@ class OrphanReconciler:
         return min(waits, default=None)
 
     def _state(self, record: LeaseRecord, pod: Pod) -> LeaseState:
-        past = format_microtime(self._context.clock.now() - timedelta(seconds=SKEW_SECONDS))
-        return lease_state(record, pod, past if self._own_seconds(record) > 0 else NEVER)
+        return lease_state(record, pod, EVER if self._own_seconds(record) > 0 else NEVER)
 
     def _own_seconds(self, record: LeaseRecord) -> float:
         """Return how much is left of a reservation by our own clock, from when it was first seen here."""
@@ -111,12 +110,7 @@ class OrphanReconciler:
         return since + min(made_for, WAIT_SECONDS_MAX) + SKEW_SECONDS - now
 
     def _wait_seconds(self, record: LeaseRecord) -> float:
-        own_seconds = self._own_seconds(record)
-        try:
-            left = (parse_microtime(record.deadline) - self._context.clock.now()).total_seconds() + SKEW_SECONDS
-        except (ValueError, OverflowError):
-            left = WAIT_SECONDS_MAX
-        return min(WAIT_SECONDS_MAX, max(WAIT_SECONDS_MIN, min(left, own_seconds)))
+        return min(WAIT_SECONDS_MAX, max(WAIT_SECONDS_MIN, self._own_seconds(record)))
 
     async def _unreserve(self, records: Sequence[LeaseRecord]) -> None:
         mark = {names.LEASE_FENCED: self._context.new_token()}

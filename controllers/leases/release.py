@@ -26,6 +26,7 @@ from atoll.kube.patches import merge_patch
 from controllers.context import Context, node_reference
 from controllers.leases.terminations import DeletedPod, PodTerminations
 from controllers.leases.writes import annotate_lease, end_lease
+from controllers.machines import MachineWords
 from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
@@ -56,9 +57,12 @@ class ReleaseReconciler:
 
     name = "release"
 
-    def __init__(self, context: Context, terminations: PodTerminations, ask_evidence: AskEvidence) -> None:
+    def __init__(
+        self, context: Context, terminations: PodTerminations, ask_evidence: AskEvidence, words: MachineWords
+    ) -> None:
         self._context = context
         self._terminations = terminations
+        self._words = words
         self._ask_evidence = ask_evidence
         self._doubted: dict[str, _PodInDoubt] = {}
 
@@ -94,7 +98,7 @@ class ReleaseReconciler:
         again: list[float] = []
         for _, group in groupby(leases, key=lambda record: record.node):
             records = tuple(group)
-            termination = self._termination(pod, gone, records)
+            termination = self._words.applied(self._termination(pod, gone, records))
             verdict = judge(termination)
             if isinstance(verdict, Proof):
                 await self._release(records, verdict)

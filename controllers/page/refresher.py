@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from atoll.cluster.reports import as_stored
 from atoll.explain.decision import IndexedSnapshot, index_snapshot
 from atoll.explain.overview import overview
 from atoll.explain.snapshot import ClusterSnapshot
@@ -197,10 +198,12 @@ def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
         claims=tuple(mirror.claims.store.values()),
         reports=tuple(mirror.node_statuses.store.values()),
         leases=tuple(mirror.leases.store.values()),
-        heartbeats=tuple(mirror.heartbeats.store.values()),
+        heartbeats=tuple(map(as_stored, mirror.heartbeats.store.values())),
         reservations=tuple(mirror.reservations.store.values()),
         gangs=tuple(mirror.gangs.store.values()) if mirror.gangs is not None else (),
         topologies=tuple(mirror.topologies.store.values()) if mirror.topologies is not None else (),
+        volumes=tuple(mirror.volumes.store.values()) if mirror.volumes is not None else (),
+        volume_claims=tuple(mirror.volume_claims.store.values()) if mirror.volume_claims is not None else (),
     )
 
 

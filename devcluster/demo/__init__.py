@@ -1,5 +1,5 @@
-"""`make demo`: Atoll at work on a real Kubernetes, watched in a terminal and checked at the end.
+"""`make demo`: shows Atoll on a real Kubernetes in a terminal, and checks the promises at the end.
 
-facts.py says what there is to see, in pure functions; observer.py looks and acts through the API server; stage.py
-draws; scenes.py is the play; __main__.py is the command. Nothing here knows more of Atoll than a user with kubectl.
+facts.py has the rows to show, in pure functions; observer.py reads and acts through the API server; stage.py draws;
+scenes.py has the scenes; __main__.py is the command. It uses nothing that a user with kubectl could not use.
 """

@@ -1,7 +1,7 @@
 """The command: `python -m devcluster.demo [--keep] [--name NAME]`.
 
-In: a command line. Out: the play on the terminal, and an exit status: 0 only if every promise held, 1 where one did not
-or something did not come up, 130 when interrupted. What was started is gone afterwards, unless it was to be kept.
+Exit status: 0 only if every promise held, 1 if one failed or something did not start, 130 if interrupted. The cluster
+is removed afterwards, unless --keep is given.
 """
 
 from __future__ import annotations

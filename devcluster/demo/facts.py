@@ -1,8 +1,7 @@
-"""What there is to see, as rows.
+"""Rows of the demo's tables.
 
-In: pods, Leases and reports as listed, and what containers printed. Out: frozen rows to draw and to judge. Pure. What
-was promised is read from the pod's annotations, what a container saw from its own output, told as device ids by the
-agent's report, so that a row compares two sources.
+Pure: makes frozen rows of pods, Leases, reports and containers' output. The pod's annotations give the promised GPUs,
+the container's own output the visible ones, as device ids by the agent's report, so that a row compares two sources.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Looks at the cluster and acts on it as a user with kubectl would, through the API server alone.
+"""Reads the cluster and acts on it like a user with kubectl, only through the API server.
 
-In: a running cluster and the namespace of the play. Out: snapshots, what containers printed, and answers that were
-waited for. Whatever does not come in time is an ExpectationFailed that names the log to read.
+A wait that takes too long raises an ExpectationFailed that names the log to read.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ WAIT_SECONDS = 240.0
 CONTENTION = "contention"
 _LOG_BYTES_MAX = 65536
 
-HOLD_AND_PRINT = f"""
+LOCK = f"""
 hold() {{ (
   flock -n 9 || echo "$1 wanted by $HOSTNAME" >> /locks/{CONTENTION}
   exec sleep 1000000
 ) 9>"/locks/$1" & }}
-for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES" | tr , ' '); do hold "$uuid"; done
-echo "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES"
-trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done
+for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES,$ROCR_VISIBLE_DEVICES" | tr , ' '); do hold "$uuid"; done
 """
 """Takes an exclusive lock per GPU in a folder that all nodes share, and tells when another container has it."""
+PRINT = 'echo "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES"\n'
+STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
 
 Answer = TypeVar("Answer")
 
@@ -199,7 +198,7 @@ def pod_body(name: str, *, claim: str | None, locks: Path) -> dict[str, Any]:
         "name": "main",
         "image": BUSYBOX,
         "imagePullPolicy": "Never",
-        "command": ["/bin/sh", "-c", HOLD_AND_PRINT],
+        "command": ["/bin/sh", "-c", LOCK + PRINT + STAY],
         "volumeMounts": [{"name": "locks", "mountPath": "/locks"}],
     }
     return {

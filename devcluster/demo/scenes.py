@@ -1,7 +1,6 @@
-"""The play: each scene does one thing to the cluster, shows it, and expects something of it.
+"""The demo's scenes: each does one thing to the cluster, shows it, and checks the result.
 
-In: a cluster with Atoll on it. Out: what one sees, or ExpectationFailed at the first thing that is not as promised.
-Scenes build on each other in the order of SCENES.
+The first broken promise raises ExpectationFailed. Scenes build on each other in the order of SCENES.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Draws: headings, steps with their seconds, tables that fill while one watches.
+"""Draws headings, steps with their seconds, and live tables.
 
-In: words and rows. Out: a terminal. Without a terminal every step is one plain line and every table is printed once,
-when it is full. NO_COLOR is honoured. Separate, so that no other module knows of colours and widths.
+Without a terminal every step is one plain line and every table is printed once, when it is complete. NO_COLOR is
+honoured.
 """
 
 from __future__ import annotations

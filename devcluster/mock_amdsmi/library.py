@@ -1,6 +1,6 @@
 """Building the mock of AMD's library, with every function that the installed bindings look up.
 
-In: a folder. Out: the path of `libamd_smi.so` in it. Raises BindingsMissing where the module amdsmi is not installed.
+Gives the path of `libamd_smi.so`. Raises BindingsMissing if the module amdsmi is not installed.
 """
 
 import re

@@ -1,7 +1,6 @@
 """AMD's machines of known shape as files of the mock library.
 
-In: a topology profile and a seed. Out: facts by key, changed by the methods of MachineFile. Serial numbers follow from
-seed and position.
+The methods of MachineFile change facts by key. Serial numbers follow from seed and position.
 """
 
 import uuid as uuids

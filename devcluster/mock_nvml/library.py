@@ -1,6 +1,6 @@
 """Building mock libraries with the machine's C compiler.
 
-In: a folder. Out: the path of the library in it. Compiled anew only where a source is newer.
+Gives the path of the library; compiles it only if a source is newer.
 """
 
 import os

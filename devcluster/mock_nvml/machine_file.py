@@ -1,8 +1,7 @@
 """Machines of known shape as files of the mock library.
 
-In: a topology profile and a seed. Out: facts by key (the keys are listed in `devcluster.mock_nvml`), changed by the
-methods of MachineFile, written so that a reader sees the old file or the new one. Uuids follow from seed and position,
-as those of the agent's simulated machine do.
+The methods of MachineFile change facts by key (see `devcluster.mock_nvml`). Files are written atomically. Uuids follow
+from seed and position, like those of the agent's simulated machine.
 """
 
 import uuid as uuids

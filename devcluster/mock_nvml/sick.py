@@ -1,7 +1,7 @@
-"""Machines that something is wrong with, by name.
+"""Faulty machines, by name.
 
-In: a healthy MachineFile of a machine with at least four GPUs. Out: the same, sick. One function per story; tests,
-demonstrations and development clusters play the same ones.
+Each function adds one fault to a healthy MachineFile with at least four GPUs; tests, the demo and development clusters
+share them.
 """
 
 from collections.abc import Callable, Mapping

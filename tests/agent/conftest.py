@@ -5,13 +5,13 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import yaml
 from aiohttp import web
 
 from atoll.kube.client import ApiClient
 from devcluster.mock_nvml import build
 from devcluster.mock_nvml.library import environment
 from tests.fakes.api_server import FakeApiServer, merge, status
+from tests.fakes.listening import kubeconfig
 
 hypothesis.settings.register_profile("unhurried", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("unhurried")
@@ -42,16 +42,7 @@ async def server() -> AsyncIterator[FakeApiServer]:
 
 @pytest.fixture
 async def client(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[ApiClient]:
-    config = tmp_path / "kubeconfig"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-        "users": [{"name": "test", "user": {"token": "s3cret"}}],
-    }
-    config.write_text(yaml.safe_dump(content))
+    config = kubeconfig(tmp_path, server.url)
     async with await ApiClient.connect(config, requests_per_second=1000, burst=1000) as client:
         yield client
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.evidence import EvidenceReading, GpuUse, PodInventory, collect_evidence
 from agent.identities import LeaseLookup, assign
 from agent.nvml import NvmlBackend
-from agent.report import ReportContext, build_report, on_record, uuids_by_slot
+from agent.report import ReportContext, build_report, stock_of, uuids_by_slot
 from atoll.api.node_status import Device, GpuNodeStatusReport
 from atoll.api.times import format_microtime
 from devcluster.mock_nvml import MachineFile
@@ -50,26 +50,21 @@ def report_of(
 ) -> GpuNodeStatusReport:
     """One look and the report of it. Raises ReadingFailed."""
     reading = backend.read()
-    known = {uuid: device.id for uuid, device in on_record(previous, reading).items()}
+    context = ReportContext(
+        agent_version="test",
+        boot_id=boot_id,
+        node_uid="",
+        position="",
+        now=format_microtime(START + timedelta(minutes=minute)),
+    )
+    known = stock_of(previous, reading, context).ids
     leases: dict[int, str | None] = {}
     while isinstance(step := assign(uuids_by_slot(reading), known=known, leases=leases), LeaseLookup):
         leases |= dict.fromkeys(step.ids)
     evidence: EvidenceReading = collect_evidence(
         PodInventory(), cgroups=None, kubelet=None, use=GpuUse(unread=reading.uuids_unread()), last_pods=()
     )
-    return build_report(
-        reading,
-        ids=step.ids,
-        evidence=evidence,
-        previous=previous,
-        context=ReportContext(
-            agent_version="test",
-            boot_id=boot_id,
-            node_uid="",
-            position="",
-            now=format_microtime(START + timedelta(minutes=minute)),
-        ),
-    )
+    return build_report(reading, ids=step.ids, evidence=evidence, previous=previous, context=context)
 
 
 def machine_of(name: str, *, seed: str = "golden") -> MachineFile:

@@ -170,3 +170,19 @@ def test_a_gpu_of_another_driver_is_not_missed(pci: PlayedTree) -> None:
 
     assert tree.slots_unseen([GPU], kernel_driver="nvidia") == ()
     assert tree.slots_unseen(["00000000:99:00.0"], kernel_driver="nvidia") == ()
+
+
+def test_a_slot_that_is_listed_no_more_was_emptied(pci: PlayedTree) -> None:
+    """What the bus was told to let go is told until it is there again; what was never listed is not missed."""
+    pci.plug("pci0000:00", "0000:00:05.0", driver="nvidia")
+    tree = looked(pci.devices)
+    at_first = tree.slots_removed
+    (pci.devices / "0000:00:05.0").unlink()
+    for _ in range(LOOKED_FOR_EVERY):
+        tree.refresh()
+    removed = tree.slots_removed
+    pci.plug("pci0000:00", "0000:00:05.0", driver="nvidia")
+    for _ in range(LOOKED_FOR_EVERY):
+        tree.refresh()
+
+    assert (at_first, removed, tree.slots_removed) == (frozenset(), {"00000000:00:05.0"}, frozenset())

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from agent.evidence import EvidenceReading
 from agent.links import rows_by_uuid
 from agent.readings import DeviceReading, FabricReading, LinksReading, MachineReading
-from agent.report import ReportContext, build_report, model_slug, on_record, uuids_by_slot
+from agent.report import ReportContext, build_report, model_slug, stock_of, uuids_by_slot
 from agent.simulated import SimulatedBackend, play
 from atoll.api import names
 from atoll.api.node_status import (
+    DEPARTED_MAX,
     INCIDENTS_MAX,
     PODS_MAX,
+    DepartedDevice,
     Device,
     GpuNodeStatusReport,
     Incident,
@@ -34,14 +36,20 @@ OBJECT_BYTES_MAX = 1_000_000
 
 
 def report_of(
-    reading: MachineReading, previous: GpuNodeStatusReport | None = None, *, now: str = NOW, **ids: int
+    reading: MachineReading,
+    previous: GpuNodeStatusReport | None = None,
+    *,
+    now: str = NOW,
+    boot: str = "b1",
+    node_uid: str = "u1",
+    **ids: int,
 ) -> GpuNodeStatusReport:
     """Build a report; ids default to those on record, then to the order of the slots."""
-    known = {uuid: device.id for uuid, device in on_record(previous, reading).items()}
+    context = replace(CIRCUMSTANCES, now=now, boot_id=boot, node_uid=node_uid)
+    known = stock_of(previous, reading, context).ids
     new = [uuid for uuid in uuids_by_slot(reading) if uuid not in known]
     free = (number for number in range(600) if number not in known.values())
     ids = {**known, **dict(zip(new, free, strict=False)), **ids}
-    context = replace(CIRCUMSTANCES, now=now)
     return build_report(reading, ids=ids, evidence=SIGHTING, previous=previous, context=context)
 
 
@@ -171,7 +179,9 @@ def test_a_replaced_card_takes_the_place_of_the_old() -> None:
     same_slot = report_of(make_reading(make_device(0, "a"), make_device(1, "new")), before)
     other_slot = report_of(make_reading(make_device(0, "a"), make_device(1, "new", slot=5)), before)
 
-    assert [(device.uuid, device.id) for device in same_slot.devices] == [("a", 0), ("new", 1)]
+    assert [(device.uuid, device.id) for device in same_slot.devices] == [("a", 0), ("new", 2)], (
+        "the id of b stays its own"
+    )
     assert [(device.uuid, device.id) for device in other_slot.devices] == [("a", 0), ("b", 1), ("new", 2)]
 
 
@@ -322,11 +332,17 @@ def test_the_largest_report_fits_into_an_object() -> None:
         )
         for number in range(LINKED_DEVICES_MAX)
     )
+    departed = tuple(
+        DepartedDevice(
+            id=number, uuid=f"GPU-{number:036d}", model="m" * 63, boot_id="b" * 36, reason=text, incidents=incidents[:4]
+        )
+        for number in range(DEPARTED_MAX)
+    )
     rows = tuple(tuple("NV18" for _ in devices) for _ in devices)
     pods = tuple(
         PodEvidence(uid=f"{number:036d}", live=True, kubelet=True, uuids=tuple(device.uuid for device in devices[:4]))
         for number in range(PODS_MAX)
     )
-    report = GpuNodeStatusReport(devices=devices, links=Links(nvlink=rows, pcie=rows), pods=pods)
+    report = GpuNodeStatusReport(devices=devices, departed=departed, links=Links(nvlink=rows, pcie=rows), pods=pods)
 
     assert len(orjson.dumps(report.to_json())) < 1_500_000

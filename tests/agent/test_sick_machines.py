@@ -242,7 +242,7 @@ def test_a_look_ends_with_its_step_when_the_agent_stops() -> None:
         steps.asked.wait()
         backend.close()
         steps.may_answer.set()
-        with pytest.raises(ReadingFailed, match="closed while it was read"):
+        with pytest.raises(ReadingFailed, match="closed during the reading"):
             look.result()
 
     assert steps.steps == ["identity"]

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 from pydantic import Field
 
 from atoll.api import crds, names
 from atoll.api.base import Model
+from tests.kubernetes_schemas import validate
 
 REPOSITORY = Path(__file__).parents[2]
 DEFINITIONS = {resource.kind: crds.custom_resource_definition(resource) for resource in crds.CUSTOM_RESOURCES}
@@ -109,7 +109,7 @@ def test_columns_show_fields_that_exist(kind: str) -> None:
 def test_definition_obeys_the_published_schema(kind: str) -> None:
     """kubernetes-validate accepts the definition, and its names belong together."""
     definition = DEFINITIONS[kind]
-    kubernetes_validate.validate(definition, "1.37", strict=True)
+    validate(definition, "1.37", strict=True)
     assert definition["metadata"]["name"] == f"{definition['spec']['names']['plural']}.{names.GROUP}"
     assert definition["spec"]["versions"][0]["subresources"] == {"status": {}}
 

@@ -9,6 +9,7 @@ from atoll.api.gangs import GpuGangSpec
 from atoll.api.topologies import TopologySpec
 
 RACK, BLOCK, HOST = "example.com/rack", "example.com/block", "kubernetes.io/hostname"
+BALANCED = {"mode": "preferred", "level": RACK, "balanced": True}
 SLICES = [{"size": 2, "level": RACK}]
 GANGS: dict[str, tuple[dict[str, Any], str]] = {
     "a rank label of the whole gang": (
@@ -29,6 +30,45 @@ GANGS: dict[str, tuple[dict[str, Any], str]] = {
     "slices beside a pod set's own topology": (
         {"topology": {"slices": SLICES}, "podSets": [{"name": "w", "count": 4, "topology": {"slices": SLICES}}]},
         "slices cut the members of one pod set",
+    ),
+    "balance without a preferred level": (
+        {
+            "podSets": [
+                {"name": "w", "count": 4, "topology": {"mode": "required", "level": RACK, "balanced": True}},
+            ]
+        },
+        "balanced spreads members over the domains below a preferred level",
+    ),
+    "balance of the whole over several pod sets": (
+        {"topology": BALANCED, "podSets": [{"name": "a", "count": 4}, {"name": "b", "count": 4}]},
+        "balanced deals out the members of one pod set",
+    ),
+    "a group of one": ({"podSets": [{"name": "w", "count": 4, "group": "g"}]}, "a group is a leader and its workers"),
+    "a group without a leader": (
+        {"podSets": [{"name": "a", "count": 2, "group": "g"}, {"name": "b", "count": 4, "group": "g"}]},
+        "a group is a leader and its workers",
+    ),
+    "a group of three": (
+        {"podSets": [{"name": name, "count": 1, "group": "g"} for name in "abc"]},
+        "a group is a leader and its workers",
+    ),
+    "a leader with a topology of its own": (
+        {
+            "podSets": [
+                {"name": "l", "count": 1, "group": "g", "topology": {"mode": "required", "level": BLOCK}},
+                {"name": "w", "count": 4, "group": "g", "topology": {"mode": "required", "level": RACK}},
+            ]
+        },
+        "a leader lies by the topology of its workers",
+    ),
+    "a leader that asks where its workers do not": (
+        {
+            "podSets": [
+                {"name": "l", "count": 1, "group": "g", "topology": {"mode": "required", "level": BLOCK}},
+                {"name": "w", "count": 4, "group": "g"},
+            ]
+        },
+        "a leader lies by the topology of its workers",
     ),
 }
 TOPOLOGIES: dict[str, tuple[list[str], str]] = {
@@ -59,3 +99,23 @@ def test_slices_of_a_gang_with_one_kind_of_members_are_fine() -> None:
 
     assert spec.topology is not None
     assert spec.topology.slices[0].size == 2
+
+
+def test_a_leader_without_a_topology_lies_by_that_of_its_workers() -> None:
+    """The level is theirs; slices cut the workers alone."""
+    asked = {"mode": "required", "level": BLOCK, "slices": SLICES}
+    spec = GpuGangSpec.model_validate(
+        {
+            "podSets": [
+                {"name": "l", "count": 1, "group": "g"},
+                {"name": "w", "count": 4, "group": "g", "topology": asked},
+                {"name": "x", "count": 2},
+            ]
+        }
+    )
+    leader, workers, others = (spec.topology_of(pod_set) for pod_set in spec.pod_sets)
+
+    assert leader is not None
+    assert workers is not None
+    assert (leader.mode, leader.level, leader.slices) == (workers.mode, BLOCK, ())
+    assert others is None

@@ -33,7 +33,8 @@ from tests.builders import (
     uuid_of,
 )
 from tests.controllers.harness import LEASES, PODS, REPORTS, InMemoryServer, strip_version
-from tests.kube.conftest import kubeconfig, no_wait
+from tests.fakes.listening import kubeconfig
+from tests.kube.conftest import no_wait
 
 A = Holder("team", "a", "uid-of-a")
 LONG = "x" * 150

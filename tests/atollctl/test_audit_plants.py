@@ -20,7 +20,8 @@ from atollctl.audit import _find
 from atollctl.audit_repair import CONTROLLERS, repair
 from tests.cluster.test_consistency import BROKEN, bound, leases
 from tests.controllers.harness import LEASES, PODS, REPORTS, InMemoryServer, strip_version
-from tests.kube.conftest import kubeconfig, no_wait
+from tests.fakes.listening import kubeconfig
+from tests.kube.conftest import no_wait
 
 BYSTANDERS = [bound("y", 6), bound("z", 7)]
 NOT_IN_THE_API = {Problem.WRONG_MEMORY, Problem.WRONG_PRINTED_VALUE}

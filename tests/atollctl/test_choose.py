@@ -186,7 +186,7 @@ def test_the_answer_for_people(tmp_path: Path) -> None:
             "Why      the best-connected set that is free; it lies inside nvlink-group-0; its ring runs over NVLink "
             "or xGMI alone; on the empty machine the best would be GPUs 0, 1, 2, 3 with a ring of 80 GB/s"
         ),
-        "Traffic between sockets counts as the slowest known, because a saved matrix does not tell its speed.",
+        "Traffic between sockets counts at the slowest known rate, because a saved matrix does not show its speed.",
     ]
 
 

@@ -15,7 +15,7 @@ from atollctl.__main__ import app
 from atollctl.gpu import TargetMistake, cordoned, released, split_target, uncordoned
 from tests.builders import report_json, uuid_of
 from tests.fakes.api_server import FakeApiServer
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 PATH = "/apis/gpu.scheduling/v1/gpunodestatuses/n1"
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from atoll.kube.errors import Forbidden, NotFound, Unanswered, Unauthorized
 from atollctl.__main__ import app
 from atollctl.sentences import OPERATORS, sentence
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 NOBODY = "GET failed: ClientConnectorError: Cannot connect to host 10.0.0.1:6443 ssl:default [Connect call failed]"
 

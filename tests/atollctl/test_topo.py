@@ -30,7 +30,7 @@ from atollctl.topo_source import (
 from tests.atollctl.matrices import saved
 from tests.builders import make_report, report_json
 from tests.fakes.api_server import FakeApiServer, answering
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 from topology.model import machine
 from topology.profiles import profile_names
 from topology.topo_text import TEXT_MAX
@@ -57,7 +57,7 @@ Islands
   nvlink-group-0  GPUs 0, 1  NVLink, 12 links per joined pair  ring 240 GB/s
   nvlink-group-1  GPUs 2, 3  NVLink, 12 links per joined pair  ring 240 GB/s
 
-Traffic between sockets counts as the slowest known, because a saved matrix does not tell its speed.
+Traffic between sockets counts at the slowest known rate, because a saved matrix does not show its speed.
 """
 
 
@@ -80,7 +80,7 @@ def test_a_matrix_from_standard_input_without_a_model() -> None:
     assert "standard input: 8 GPUs\n" in result.stdout
     assert "NVLink, 1 to 2 links per joined pair  ring 3 x the best pair" in result.stdout
     assert "(0-3)  (4-7)" in result.stdout
-    assert "unknown, so bandwidths are relative; --model tells it" in result.stdout
+    assert "unknown, so bandwidths are relative; give --model" in result.stdout
     assert "GB/s" not in result.stdout
 
 
@@ -147,8 +147,8 @@ async def test_the_report_of_a_node_is_read_through_the_api(server: FakeApiServe
     [
         pytest.param("n2", 0, "there is no GPU report of node n2; does its agent run?", id="no-report"),
         pytest.param("n1", 403, "the report of node n1 could not be read: ", id="forbidden"),
-        pytest.param("..", 0, "'..' is no name of a node", id="a-path-instead-of-a-name"),
-        pytest.param("", 0, "'' is no name of a node", id="empty-name"),
+        pytest.param("..", 0, "'..' is not a node name", id="a-path-instead-of-a-name"),
+        pytest.param("", 0, "'' is not a node name", id="empty-name"),
     ],
 )
 async def test_a_report_that_cannot_be_read_is_one_sentence(

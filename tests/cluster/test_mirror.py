@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-import yaml
 
 from atoll.api import names
-from atoll.api.times import format_microtime
+from atoll.api.times import format_microtime, text_of
 from atoll.cluster.leases import Holder
+from atoll.cluster.objects import decode_heartbeat
+from atoll.cluster.reports import as_stored
 from atoll.cluster.requests import request_of
 from atoll.cluster.verdicts import FilterInput, judge_nodes
 from atoll.kube import paths
@@ -20,6 +22,7 @@ from atoll.kube.mirror import BLIND_SECONDS_MAX, ClusterMirror, WatchedKind
 from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import ManualClock
+from tests.fakes.listening import kubeconfig
 
 POD = paths.pods("team", "p")
 REPORT = paths.gpunodestatuses("n1")
@@ -51,10 +54,19 @@ class WatchedMirror:
         """Return how many devices of n1 are free."""
         return self.mirror.ledger.free("n1", now_seconds=self.clock.monotonic_seconds()).bit_count()
 
-    def heartbeat(self, *, age_seconds: float, node: str = "n1", **spec: Any) -> None:
-        """Write a node's heartbeat that was renewed so long ago."""
-        renewed = format_microtime(self.clock.now() - timedelta(seconds=age_seconds))
-        body = {"metadata": {"uid": node}, "spec": {"leaseDurationSeconds": 180, "renewTime": renewed, **spec}}
+    def heartbeat(
+        self, *, age_seconds: float, node: str = "n1", ahead_seconds: float = 0.0, is_told: bool = True, **spec: Any
+    ) -> None:
+        """Write a heartbeat that was renewed so long ago, by an agent whose clock is ahead. `is_told`: the server says
+        when it stored the renewal, and that somebody wrote a label just now."""
+        renewed = format_microtime(self.clock.now() + timedelta(seconds=ahead_seconds - age_seconds))
+        now = datetime.now(UTC)
+        written = [
+            {"time": text_of(now.timestamp() - age_seconds), "fieldsV1": {"f:spec": {"f:renewTime": {}}}},
+            {"time": text_of(now.timestamp()), "fieldsV1": {"f:metadata": {"f:labels": {"f:team": {}}}}},
+        ]
+        metadata = {"uid": node, **({"managedFields": written} if is_told else {})}
+        body = {"metadata": metadata, "spec": {"leaseDurationSeconds": 180, "renewTime": renewed, **spec}}
         self.server.put(paths.leases(names.HEARTBEAT_NAMESPACE, node), body)
 
     def is_stale(self, node: str = "n1") -> bool:
@@ -72,16 +84,8 @@ class WatchedMirror:
 async def watched(tmp_path: Path) -> AsyncIterator[WatchedMirror]:
     async with FakeApiServer().running() as server:
         server.put(REPORT, report_json("n1", "t4-4"))
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-            "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-            "users": [{"name": "test", "user": {}}],
-        }
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-        async with await ApiClient.connect(tmp_path / "kubeconfig", requests_per_second=1000, burst=1000) as client:
+        config = kubeconfig(tmp_path, server.url, {})
+        async with await ApiClient.connect(config, requests_per_second=1000, burst=1000) as client:
             yield WatchedMirror(server, client)
 
 
@@ -245,29 +249,73 @@ async def test_claims_are_found_by_namespace_and_name(mirror: WatchedMirror) -> 
     assert mirror.mirror.claim("other", "c") is None
 
 
+MINUTES = 600.0
+
+
 @pytest.mark.parametrize(
-    ("age_seconds", "spec", "stale"),
+    ("age_seconds", "heartbeat", "stale"),
     [
-        (10.0, {}, False),
-        (179.0, {}, False),
-        (181.0, {}, True),
-        (-3600.0, {}, False),
-        (100.0, {"leaseDurationSeconds": 60}, True),
-        (10.0, {"renewTime": None}, True),
-        (10.0, {"renewTime": "yesterday"}, True),
+        pytest.param(10.0, {}, False, id="fresh"),
+        pytest.param(170.0, {}, False, id="just fresh"),
+        pytest.param(190.0, {}, True, id="stale"),
+        pytest.param(10.0, {"ahead_seconds": MINUTES}, False, id="lives, and its clock is ahead"),
+        pytest.param(10.0, {"ahead_seconds": -MINUTES}, False, id="lives, and its clock is behind"),
+        pytest.param(190.0, {"ahead_seconds": MINUTES}, True, id="is dead, and its clock was ahead"),
+        pytest.param(190.0, {"ahead_seconds": -MINUTES}, True, id="is dead, and its clock was behind"),
+        pytest.param(100.0, {"leaseDurationSeconds": 60}, True, id="a shorter promise"),
+        pytest.param(10.0, {"renewTime": None}, True, id="never renewed"),
+        pytest.param(10.0, {"renewTime": "yesterday"}, True, id="no time"),
     ],
-    ids=["fresh", "just fresh", "stale", "a clock that is ahead", "a shorter promise", "never renewed", "no time"],
 )
-async def test_heartbeat_that_was_old_at_the_start_is_old(
-    watched: WatchedMirror, age_seconds: float, spec: dict[str, Any], stale: bool
+async def test_a_restart_makes_no_dead_agent_look_alive_and_no_living_one_dead(
+    watched: WatchedMirror, age_seconds: float, heartbeat: dict[str, Any], stale: bool
 ) -> None:
-    """A restart does not make a dead agent look alive: what was not seen happening is as old as it says."""
-    watched.heartbeat(age_seconds=age_seconds, **spec)
+    """What was not seen happening is as old as the API server says by its own clock, whatever the agent's says."""
+    watched.heartbeat(age_seconds=age_seconds, **heartbeat)
 
     task = await running(watched)
     assert watched.is_stale() is stale
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("ahead_seconds", [-MINUTES, 0.0, MINUTES])
+async def test_an_agent_of_which_the_server_tells_no_time_has_half_of_its_own(
+    watched: WatchedMirror, ahead_seconds: float
+) -> None:
+    """Whoever lives renews by then; whoever does not is silent soon after a restart, and not only much later."""
+    watched.heartbeat(age_seconds=0, ahead_seconds=ahead_seconds, is_told=False)
+
+    task = await running(watched)
+    assert not watched.is_stale()
+    await watched.clock.advance(91)
+    assert watched.is_stale()
+    watched.heartbeat(age_seconds=0, ahead_seconds=ahead_seconds + 1, is_told=False)
+    await watched.until(lambda: not watched.is_stale())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "renewed"),
+    [
+        pytest.param({"time": "2026-01-31T12:00:00Z", "fieldsV1": {"f:spec": {"f:renewTime": {}}}}, "12:00", id="told"),
+        pytest.param({"time": "2026-01-31T12:00:00Z", "fieldsV1": {"f:metadata": {}}}, "09:00", id="of something else"),
+        pytest.param({"fieldsV1": {"f:spec": {"f:renewTime": {}}}}, "09:00", id="no time"),
+        pytest.param({}, "09:00", id="nothing"),
+    ],
+)
+def test_people_are_shown_when_the_server_stored_a_heartbeat(written: dict[str, Any], renewed: str) -> None:
+    """A saved snapshot and the page know the agent's time only where the server tells none."""
+    body = {
+        "metadata": {"name": "n1", "managedFields": [written]},
+        "spec": {"renewTime": "2026-01-31T09:00:00.000000Z", "leaseDurationSeconds": 180},
+    }
+
+    shown = as_stored(decode_heartbeat(msgspec.json.encode(body)))
+
+    assert (shown.spec.renew_time or "")[11:16] == renewed
+    assert shown.spec.lease_duration_seconds == 180
 
 
 async def test_renewal_that_we_see_counts_from_now(mirror: WatchedMirror) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.api.node_status import Device, Evidence, GpuNodeStatusReport, PodEvidence
+from atoll.api.node_status import DepartedDevice, Device, Evidence, GpuNodeStatusReport, PodEvidence
 from atoll.cluster.objects import Pod
 from atoll.cluster.release import Doubt, PodTermination, Proof, has_ended, judge, observe, version_number
 from tests.builders import make_pod
@@ -49,6 +49,7 @@ def report(
     kubelet_read: bool = True,
     node_uid: str = "",
     devices: tuple[str, ...] = (),
+    departed: tuple[str, ...] = (),
 ) -> GpuNodeStatusReport:
     """Return a report; the pod has an entry when it is live or listed."""
     entries = (PodEvidence(uid="uid-of-p", live=live, kubelet=listed),) if live or listed else ()
@@ -57,6 +58,7 @@ def report(
         node_uid=node_uid,
         pods=entries,
         devices=tuple(Device(id=i, uuid=uuid, model="m", index=i) for i, uuid in enumerate(devices)),
+        departed=tuple(DepartedDevice(id=9 + i, uuid=uuid) for i, uuid in enumerate(departed)),
         evidence=Evidence(
             sequence=sequence,
             pod_resource_version=str(position),

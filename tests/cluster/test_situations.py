@@ -53,6 +53,19 @@ SITUATIONS: dict[str, Row] = {
                                           [report(node_uid="uid-of-n1", devices=("GPU-new",))], Proof.VANISHED),
     "card fell out of a node that was made anew": ({**LEASED, "seen_live": True}, [report(position=99, **SAME),
                                                    report(node_uid="another", devices=("GPU-b",))], Proof.VANISHED),
+    "card taken out over a reboot of a node that was made anew":
+        (LEASED, [report(boot="boot-2", node_uid="another", devices=("GPU-b",), departed=("GPU-a",), live=True)],
+         Proof.REMOVED),
+    "card taken out, report from before the deletion":
+        (LEASED, [report(position=99, node_uid="another", devices=("GPU-b",), departed=("GPU-a",), live=True)],
+         Doubt.NO_REPORT),
+    "one of two cards taken out": ({**LEASED, "device_uuids": frozenset({"GPU-a", "GPU-b"})},
+                                   [report(devices=("GPU-b",), departed=("GPU-a",), live=True)], Doubt.STILL_LIVE),
+    "card taken out and put back": (LEASED, [report(devices=("GPU-a",), departed=("GPU-a",), live=True)],
+                                    Doubt.STILL_LIVE),
+    "machine declared gone for good": ({**LEASED, "is_declared": True}, [], Proof.DECLARED),
+    "machine declared gone, pod not deleted": ({**LEASED, "is_declared": True, "is_deleted": False}, [],
+                                               Doubt.NOT_DEPARTED),
     "only a Lease remembers the pod": ({"pod": None, "deletion_seen": False}, [report(sequence=1)],
                                        Doubt.ONE_MORE_REPORT),
 }  # fmt: skip

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.api import names
+from atoll.api.node_status import GpuNodeStatus
 from atoll.cluster import host_fit
+from atoll.cluster.feasibility import NodeFacts, unseen_nodes
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import NodeDevices
 from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Request, request_of
@@ -28,6 +31,7 @@ from atoll.cluster.wakeups import (
     missing_for,
     parse_woken,
     plan_wakeups,
+    waiting_note,
 )
 from tests.builders import make_devices, make_pod, uuid_of
 
@@ -278,6 +282,44 @@ def test_missing_is_counted_by_reason() -> None:
     rooms = [room(free=0b1), room("n2", 0b1), room("n3", unschedulable=True)]
     missing = missing_for(*asked(waiting("a", 2)), rooms)
     assert missing == (("too few free GPUs", 2), (host_fit.CORDONED, 1))
+
+
+PRESENT = {"nvidia.com/gpu.present": "true"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rooms", "unseen", "said"),
+    [
+        pytest.param(2, [room(free=0b1)], (), "no node of 1 can give them now", id="others hold them"),
+        pytest.param(9, [room()], (), "not even an empty one", id="no machine is so large"),
+        pytest.param(
+            2, [room(free=0b1), room("n2", unschedulable=True)], (), "can give them now", id="busy is nearest"
+        ),
+        pytest.param(1, [room(unschedulable=True)], (), "may fit when n1 is uncordoned:", id="cordoned"),
+        pytest.param(1, [room(ready="False")], (), "may fit when n1 is Ready:", id="not ready"),
+        pytest.param(1, [room(taints=[{"key": "k", "effect": "NoSchedule"}])], (), "not even an empty", id="tainted"),
+        pytest.param(
+            1, [room(unschedulable=True), room("n2", ready="False")], (), "n1 is uncordoned or n2 is Ready:", id="two"
+        ),
+        pytest.param(1, [], (NodeFacts(node("n4"), None),), "when the agent of n4 reports:", id="no report yet"),
+        pytest.param(9, [room()], (NodeFacts(node("n4"), None),), "when the agent of n4 reports:", id="perhaps larger"),
+        pytest.param(1, [], (NodeFacts(node("n2"), DEVICES["n2"]),), "the agent of n2 reports again:", id="silent"),
+        pytest.param(9, [], (NodeFacts(node("n2"), DEVICES["n2"]),), "not even an empty one", id="silent and small"),
+    ],
+)
+def test_event_tells_busy_from_not_known_from_never(
+    gpus: int, rooms: list[NodeCapacity], unseen: tuple[NodeFacts, ...], said: str
+) -> None:
+    """A pod waits for others, for facts, or for ever; the facts are named."""
+    assert said in waiting_note(*asked(waiting("a", gpus)), rooms, unseen)
+
+
+def test_only_nodes_that_may_have_gpus_are_waited_for() -> None:
+    """A worker without GPUs never reports; a node that says it has some, or whose report does not count, may."""
+    ledger = Ledger()
+    ledger.put_report(GpuNodeStatus.model_validate({"metadata": {"name": "silent"}, "status": {"devices": []}}))
+    nodes = {"cpu": node("cpu"), "new": node("new", labels=PRESENT), "silent": node("silent")}
+    assert [one.node.metadata.name for one in unseen_nodes(nodes, ledger, NOW)] == ["new", "silent"]
 
 
 def affinity(zone: str) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from controllers.settings import ControllersSettings
 from tests.builders import lease_json, pod_json, report_json
 from tests.fakes.api_server import FakeApiServer, Object
 from tests.fakes.clock import until
-from tests.kube.conftest import kubeconfig, no_wait
+from tests.fakes.listening import kubeconfig
+from tests.kube.conftest import no_wait
 
 SPEED = 5.0
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/atoll-system/leases"
@@ -120,16 +121,27 @@ class Notes:
 
 
 @dataclass
-class ControllerHarness:
-    """Server, mirror and loops of one test. `leads` is asked before each write."""
+class Term:
+    """One term of leadership over a real client and mirror."""
 
-    server: InMemoryServer
     api: FaultyApi
     mirror: ClusterMirror
     notes: Notes
     loops: tuple[Loop[Any], ...]
     is_leading: list[bool]
     metrics: Metrics
+
+    def resync(self) -> None:
+        """Look at everything again, as the process does every half minute."""
+        for loop in self.loops:
+            loop.resync()
+
+
+@dataclass
+class ControllerHarness(Term):
+    """Server, mirror and loops of one test. `leads` is asked before each write."""
+
+    server: InMemoryServer
 
     def lease(self, device_id: int, node: str = "n1") -> Object | None:
         return self.server.objects.get(f"{LEASES}/gpu-{node}-{device_id}")
@@ -174,23 +186,6 @@ def strip_version(body: Object) -> Object:
     """Return the object without its version: the server gives one."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
     return {**body, "metadata": metadata}
-
-
-@dataclass
-class Term:
-    """One term of leadership over a real client and mirror."""
-
-    api: FaultyApi
-    mirror: ClusterMirror
-    notes: Notes
-    loops: tuple[Loop[Any], ...]
-    is_leading: list[bool]
-    metrics: Metrics
-
-    def resync(self) -> None:
-        """Look at everything again, as the process does every half minute."""
-        for loop in self.loops:
-            loop.resync()
 
 
 @asynccontextmanager
@@ -246,6 +241,7 @@ async def running_controllers(
     *,
     fails_at: int = 0,
     is_after: bool = False,
+    settings: dict[str, Any] | None = None,
 ) -> AsyncIterator[ControllerHarness]:
     """Run the loops over a node n1 with eight GPUs and whatever `setup` puts on the server before they start."""
     async with InMemoryServer().running() as server:
@@ -255,7 +251,6 @@ async def running_controllers(
         beat = {"holderIdentity": "n1", "leaseDurationSeconds": 36_000, "renewTime": renewed}
         server.put(f"{HEARTBEATS}/n1", {"metadata": {"name": "n1"}, "spec": beat})
         setup(server)
-        async with leading(server, folder, lambda client: FaultyApi(client, fails_at, is_after)) as term:
-            yield ControllerHarness(
-                server, term.api, term.mirror, term.notes, term.loops, term.is_leading, term.metrics
-            )
+        api_of = lambda client: FaultyApi(client, fails_at, is_after)  # noqa: E731
+        async with leading(server, folder, api_of, settings=settings) as term:
+            yield ControllerHarness(**vars(term), server=server)

@@ -29,6 +29,8 @@ LISTS = {
     "gangs": "gangs",
     "topologies": "topologies",
     "reservations": "reservations",
+    "volumes": "volumes",
+    "volume_claims": "volume_claims",
 }
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from atoll.api import names
 from atoll.api.gangs import GpuGang
+from atoll.cluster.gangs.kueue_topology import TopologyWish
+from atoll.cluster.gangs.sizes import size_of
 from atoll.cluster.objects import OwnerReference, Pod
-from controllers.gangs.creation import gang_body, owner_of, pod_sets_of, size_of, topology_of
+from controllers.gangs.creation import assumption, gang_body, owner_of, pod_sets_of, wishes_of
 from tests.builders import make_pod
 
 JOBSET = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -61,18 +63,128 @@ def test_the_gang_ends_with_its_owner() -> None:
     assert owner_of(owned) == OWNER
     assert owner_of([*owned, pod()]) is None
     assert owner_of([*owned, pod(owners=(other,))]) is None
-    body = gang_body(("team", "g"), [{"name": "pods", "count": 2}], OWNER, None)
+    body = gang_body(("team", "g"), [{"name": "pods", "count": 2}], OWNER)
     assert body["metadata"]["ownerReferences"][0]["uid"] == "u"
     assert GpuGang.model_validate(body).metadata.annotations[names.GANG_MADE_FOR] == "u"
 
 
-def test_kueues_annotations_are_taken_over_where_kueue_does_not_manage_the_pods() -> None:
-    """A required rack stays a required rack; pods that Kueue places itself keep its choice."""
-    rack = "example.com/rack"
-    plain = make_pod(annotations={"kueue.x-k8s.io/podset-required-topology": rack})
-    metadata = msgspec.structs.replace(plain.metadata, labels={"kueue.x-k8s.io/managed": "true"})
-    managed = msgspec.structs.replace(plain, metadata=metadata)
+RACK, BLOCK = "example.com/rack", "example.com/block"
 
-    assert topology_of([plain, plain]) == {"mode": "required", "level": rack}
-    assert topology_of([managed]) is None
-    assert topology_of([plain, pod()]) is None
+
+def asking(name: str, pod_set: str, **annotations: str) -> Pod:
+    """Return a JobSet's pod; keywords are Kueue's annotations of pod sets, without their prefix."""
+    made = make_pod(
+        name, annotations={f"kueue.x-k8s.io/podset-{k.replace('_', '-')}": v for k, v in annotations.items()}
+    )
+    labels = {JOBSET: pod_set} if pod_set else {}
+    return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, labels=labels))
+
+
+MADE: dict[str, tuple[list[Pod], Any]] = {
+    "one kind": (
+        [asking("a", "", required_topology=RACK)] * 2,
+        [{"name": "pods", "topology": {"mode": "required", "level": RACK}}],
+    ),
+    "a required leader and preferring workers": (
+        [asking("l", "leader", required_topology=RACK), asking("w", "workers", preferred_topology=RACK)],
+        [
+            {"name": "leader", "topology": {"mode": "required", "level": RACK}},
+            {"name": "workers", "topology": {"mode": "preferred", "level": RACK}},
+        ],
+    ),
+    "a leader that asks, workers that do not": (
+        [asking("l", "leader", required_topology=RACK), asking("w", "workers")],
+        [{"name": "leader", "topology": {"mode": "required", "level": RACK}}, {"name": "workers"}],
+    ),
+    "anywhere, said so": (
+        [asking("a", "", unconstrained_topology="true")],
+        [{"name": "pods", "topology": {"mode": "unconstrained"}}],
+    ),
+    "slices": (
+        [asking("a", "", required_topology=BLOCK, slice_required_topology=RACK, slice_size="2")],
+        [
+            {
+                "name": "pods",
+                "topology": {"mode": "required", "level": BLOCK, "slices": [{"size": 2, "level": RACK}]},
+            }
+        ],
+    ),
+    "a leader and its workers as one": (
+        [
+            asking("l", "leader", required_topology=RACK, group_name="g"),
+            asking("w", "workers", required_topology=RACK, group_name="g"),
+        ],
+        [
+            {"name": "leader", "topology": {"mode": "required", "level": RACK}, "group": "g"},
+            {"name": "workers", "topology": {"mode": "required", "level": RACK}, "group": "g"},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_each_pod_set_keeps_what_its_kueue_annotations_ask(case: str) -> None:
+    """One wish per pod set; none is spread over the others, and none is lost because others do not ask."""
+    members, want = MADE[case]
+    wishes = wishes_of(members)
+    assert not isinstance(wishes, str)
+    sets = pod_sets_of(members, len(members))
+    assert sets is not None
+    body = gang_body(("team", "g"), sets, None, wishes)
+
+    made = [{key: value for key, value in one.items() if key != "count"} for one in body["spec"]["podSets"]]
+    assert made == want
+    GpuGang.model_validate(body)
+
+
+UNCLEAR: dict[str, tuple[list[Pod], str]] = {
+    "pods of one set differ": (
+        [asking("a", "w", required_topology=RACK), asking("b", "w", preferred_topology=RACK)],
+        "pods a and b of pod set w ask",
+    ),
+    "one pod of a set asks, the other does not": (
+        [asking("a", ""), asking("b", "", required_topology=RACK)],
+        "for no topology and for required example.com/rack",
+    ),
+    "two modes": ([asking("a", "", required_topology=RACK, preferred_topology=RACK)], "contradict each other"),
+    "slices without a size": ([asking("a", "", slice_required_topology=RACK)], "belong together"),
+    "a size that is no number": (
+        [asking("a", "", slice_required_topology=RACK, slice_size="two")],
+        "cannot be read",
+    ),
+    "a level that is no label": ([asking("a", "", required_topology="no level!")], "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_annotations_that_cannot_be_kept_make_no_gang_and_are_told(case: str) -> None:
+    """Nobody guesses which of two wishes was meant."""
+    members, told = UNCLEAR[case]
+    wishes = wishes_of(members)
+    assert isinstance(wishes, str)
+    assert told in wishes
+
+
+def test_what_is_assumed_of_pod_sets_that_do_not_ask_is_told() -> None:
+    """A leader's rack is not the workers' rack, and nobody has to find that out by looking; of a group it is."""
+    leader, workers = asking("l", "leader", required_topology=RACK), asking("w", "workers")
+    wishes = wishes_of([leader, workers])
+    grouped = wishes_of(
+        [asking("l", "leader", group_name="g"), asking("w", "w", group_name="g", required_topology=RACK)]
+    )
+    assert not isinstance(wishes, str)
+    assert not isinstance(grouped, str)
+
+    assert "leader asks for required example.com/rack; workers asks for none and may lie anywhere" in assumption(wishes)
+    assert assumption(grouped) == ""
+    assert assumption(dict.fromkeys(("a", "b"), wishes["leader"])) == ""
+    assert assumption({"a": wishes["workers"]}) == ""
+
+
+@pytest.mark.parametrize("mark", ["kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset"])
+def test_pods_that_kueue_manages_keep_its_choice(mark: str) -> None:
+    """What Kueue places itself is not asked of Atoll as well."""
+    plain = asking("a", "", required_topology=RACK)
+    managed = msgspec.structs.replace(plain, metadata=msgspec.structs.replace(plain.metadata, labels={mark: "true"}))
+
+    assert wishes_of([managed]) == {"pods": TopologyWish()}

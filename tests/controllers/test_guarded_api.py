@@ -9,7 +9,7 @@ from atoll.kube.client import ApiClient
 from controllers.api import GuardedApi
 from controllers.errors import NotLeading
 from tests.fakes.api_server import FakeApiServer
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 POD = paths.pods("team", "p")
 

@@ -13,7 +13,9 @@ from aiohttp import web
 from atoll.api import names
 from atoll.api.times import seconds_of
 from atoll.cluster.leases import Holder
+from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Pod
+from atoll.cluster.soft_reservations import SoftReservation
 from controllers.eviction_progress import (
     BUDGET_PATIENCE_SECONDS,
     UNUSED_SECONDS,
@@ -24,7 +26,7 @@ from controllers.eviction_progress import (
 )
 from controllers.preemption import IN_FLIGHT_MAX, PLANNED_MAX, PreemptionReconciler
 from controllers.settings import ControllersSettings
-from tests.builders import claim_json, lease_json, make_allocation, make_pod, pod_json, report_json
+from tests.builders import claim_json, lease_json, make_allocation, make_pod, make_report, pod_json, report_json
 from tests.controllers.harness import (
     CLAIMS,
     HEARTBEATS,
@@ -321,6 +323,25 @@ async def test_pods_that_nobody_can_help_do_not_use_up_every_pass(tmp_path: Path
 
 
 # How an attempt goes on
+
+
+def test_only_holders_of_the_kept_gpus_are_victims() -> None:
+    """Who holds other GPUs of the node is left alone; an ending holder is waited for, and is nobody's victim."""
+    ledger = Ledger()
+    ledger.put_report(make_report("n1"))
+    ledger.put_heartbeat("n1", 1000.0, 60.0)
+    for name, device in (("a", 0), ("b", 1), ("c", 2)):
+        bound = make_pod(name, uid=name, node="n1", priority=1, allocation=make_allocation("n1", device))
+        ledger.put_pod(bound)
+    waiting = make_pod("high", uid="high", priority=9)
+
+    def status(*kept: int) -> EvictionStatus:
+        return EvictionStatus.of(ledger, waiting, SoftReservation("n1", kept, 9), 1000.0)
+
+    assert [pod.metadata.name for pod in status(0, 3).victims] == ["a"]
+    assert {pod.metadata.name for pod in status(0, 1).victims} == {"a", "b"}
+    assert status(3, 4) == EvictionStatus(is_free=True)
+
 
 VICTIM = make_pod("v", uid="v")
 

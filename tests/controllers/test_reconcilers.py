@@ -65,6 +65,23 @@ async def test_reservation_by_a_clock_that_is_ahead_ends_all_the_same(tmp_path: 
         assert ("PATCH", f"{PODS}/p") in running.api.writes
 
 
+@pytest.mark.parametrize("year", ["2020", "2025", "2099"], ids=["years behind", "a year behind", "years ahead"])
+async def test_reservation_lasts_as_long_as_it_was_made_for_by_whatever_clock(tmp_path: Path, year: str) -> None:
+    """A bind is under way on a machine whose clock is off: nobody takes its Lease, while one that is over is taken."""
+
+    def setup(server: InMemoryServer) -> None:
+        for device_id, (name, minutes) in enumerate((("p", 30), ("q", 0))):
+            put_pod(server, name)
+            body = strip_version(lease_json("n1", device_id, holder=Holder("team", name, f"uid-of-{name}")))
+            body["metadata"]["annotations"][names.LEASE_DEADLINE] = f"{year}-01-01T00:{minutes:02d}:01.000000Z"
+            body["spec"]["renewTime"] = f"{year}-01-01T00:00:00.000000Z"
+            server.put(f"{LEASES}/gpu-n1-{device_id}", body)
+
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: running.lease(1) is None)
+        assert running.lease(0) is not None
+
+
 @pytest.mark.parametrize("digits", [18, 5000])
 async def test_agent_is_asked_whatever_somebody_wrote_before(tmp_path: Path, digits: int) -> None:
     """A version that no pod has reached yet was written by nobody who waits for it, however long the number is."""

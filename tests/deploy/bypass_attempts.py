@@ -60,6 +60,19 @@ ANNOTATION_DOORS = [
         shaped("new", annotations={"gpu.scheduling/kept": "node-a:0"}),
         policy="atoll-annotations",
     ),
+    create(
+        "a new pod that says it was admitted",
+        shaped("new", annotations={"gpu.scheduling/admission": "a"}),
+        policy="atoll-annotations",
+    ),
+    annotate("pods: an admission by hand", "gated", {"gpu.scheduling/admission": "a"}, policy="atoll-annotations"),
+    annotate(
+        "the controllers change an admission beside the gate",
+        "waiting",
+        {"gpu.scheduling/admission": "a"},
+        identity="controllers",
+        policy="atoll-annotations",
+    ),
     annotate("pods: another claim", "waiting", {"gpu.scheduling/claim": "eight"}, policy="atoll-annotations"),
     annotate(
         "pods: a reservation added later",
@@ -410,6 +423,22 @@ LEASE_DOORS = [
     ),
 ]
 
+
+def declare_gone(title: str, identity: str, *, by: str, node: str = "node-a") -> Probe:
+    """Say that a machine is gone for good."""
+    spec = {"spec": {"gone": [{"nodeUid": "uid-of-the-machine", "reason": "scrapped", **({"by": by} if by else {})}]}}
+    is_new = node == "node-c"
+    return Probe(
+        title=title,
+        method="POST" if is_new else "PATCH",
+        path=REPORTS if is_new else f"{REPORTS}/{node}",
+        body={**report(node), **spec} if is_new else spec,
+        content_type="application/json" if is_new else MERGE,
+        identity=identity,
+        policy="atoll-gone-machines",
+    )
+
+
 AGENT_DOORS = [
     Probe(
         title="an agent reports for another node",
@@ -478,6 +507,10 @@ AGENT_DOORS = [
         identity="controllers",
         policy="atoll-cordons",
     ),
+    declare_gone("whoever may cordon says that a machine is gone", "operator", by="operator"),
+    declare_gone("whoever may say that a machine is gone says it in another's name", "releaser", by="admin"),
+    declare_gone("whoever may say that a machine is gone says it in nobody's name", "releaser", by=""),
+    declare_gone("the forged word of an agent that registers its node", "agent@node-c", by="admin", node="node-c"),
 ]
 
 UNCLAIMED_DOORS = [

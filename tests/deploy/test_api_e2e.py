@@ -163,6 +163,19 @@ def slices(*sizes: int) -> dict[str, Any]:
         pytest.param({"topology": slices(8, 4, 3)}, gangs.LEVEL_RULES[1][1], id="inner slices that do not nest"),
         pytest.param({"topology": {**RACK, "subGroupCount": 2}}, gangs.LEVEL_RULES[2][1], id="half a sub-group"),
         pytest.param({"topology": {"mode": "required", "level": "no such label"}}, "spec.topology.level", id="level"),
+        pytest.param(
+            {"topology": {**RACK, "balanced": True}}, gangs.LEVEL_RULES[3][1], id="balance of a required level"
+        ),
+        pytest.param(
+            {"podSets": [*workers(group="g"), {"name": "others", "count": 4, "group": "g"}]},
+            gangs.GANG_RULES[5][1],
+            id="a group without a leader",
+        ),
+        pytest.param(
+            {"podSets": [*workers(group="g"), {"name": "leader", "count": 1, "group": "g", "topology": RACK}]},
+            gangs.GANG_RULES[6][1],
+            id="a leader that asks for itself",
+        ),
         pytest.param({"minMember": 5}, gangs.GANG_RULES[0][1], id="more members than there are"),
         pytest.param({"podSets": workers(minCount=5)}, gangs.POD_SET_RULES[0][1], id="a minimum beyond the count"),
         pytest.param({"podSets": workers() * 2}, "Duplicate value", id="one pod set twice"),

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -20,6 +19,7 @@ from devcluster.build import ensure_binaries
 from devcluster.errors import BuildError
 from tests.deploy.api_server import DEPLOY
 from tests.deploy.test_manifests import PARTS
+from tests.kubernetes_schemas import validate
 
 pytestmark = pytest.mark.timeout(1200)  # where Helm is built first
 
@@ -185,7 +185,7 @@ def test_every_set_of_values_renders_valid_objects(values: tuple[str, ...], kube
 
     for (kind, _, _), body in objects.items():
         if kind != "CustomResourceDefinition" and not body["apiVersion"].startswith(FOREIGN_GROUPS):
-            kubernetes_validate.validate(body, kubernetes.rpartition(".")[0], strict=True)
+            validate(body, kubernetes.rpartition(".")[0], strict=True)
     for spec in pods(objects).values():
         for container in spec["containers"]:
             if container["image"] == "atoll:0.1.0":
@@ -381,7 +381,7 @@ def test_odd_texts_stay_texts(tmp_path: Path) -> None:
     assert all(labels.items() <= body["metadata"]["labels"].items() for body in watched)
     for (kind, _, _), body in objects.items():
         if kind in {"Deployment", "DaemonSet", "ConfigMap"}:
-            kubernetes_validate.validate(body, "1.37", strict=True)
+            validate(body, "1.37", strict=True)
 
 
 def test_kind_is_installed_by_the_chart() -> None:
@@ -455,7 +455,7 @@ def test_old_clusters_are_refused() -> None:
     [
         ("values-plain.yaml", "mv /etc/kubernetes/manifests/kube-scheduler.yaml", "kubectl taint"),
         ("values-managed.yaml", "kubectl taint nodes -l nvidia.com/gpu.present=true", "mv /etc/kubernetes"),
-        ("values-simulated.yaml", "Agents PLAY machines of the kind dgx1-v100", "kubectl taint"),
+        ("values-simulated.yaml", "Agents SIMULATE machines of the kind dgx1-v100", "kubectl taint"),
     ],
 )
 def test_notes_say_what_is_left_to_do(values: str, told: str, not_told: str) -> None:

@@ -92,6 +92,15 @@ def furnished(api: RealApi, remove_policies: Callable[[], None]) -> RealApi:
         status = {"status": {"capacity": resources, "allocatable": resources}}
         api.send("PATCH", f"/api/v1/nodes/{node}/status", status, content_type=MERGE)
         api.send("POST", REPORTS, report(node))
+    for user, role in (("operator", "atoll-machine-operator"), ("releaser", "atoll-machine-releaser")):
+        binding_of_role = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"tests-{user}"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+        }
+        api.send("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding_of_role)
     nvidia = {
         "apiVersion": "node.k8s.io/v1",
         "kind": "RuntimeClass",

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -15,6 +14,7 @@ from atoll.cluster.pods import ENDED_BY_KUBELET
 from atoll.service import settings
 from controllers.page.authorization import PATH as PAGE_PATH
 from tests.deploy.api_server import DEPLOY, REPOSITORY, manifests
+from tests.kubernetes_schemas import validate
 
 ROLE_KINDS = {"Role", "ClusterRole"}
 CONFIGURATIONS = ("scheduler/config.yaml", "scheduler/config-tainted-nodes.yaml")
@@ -58,7 +58,7 @@ def test_manifests_obey_the_published_schemas(file: str, version: str) -> None:
     """Each document is valid, unknown fields included, for the oldest and the newest supported Kubernetes."""
     for manifest in load(file):
         if manifest["kind"] not in NO_SCHEMA:
-            kubernetes_validate.validate(manifest, version, strict=True)
+            validate(manifest, version, strict=True)
 
 
 def test_kustomization_lists_every_manifest_in_order() -> None:

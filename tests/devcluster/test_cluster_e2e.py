@@ -349,7 +349,9 @@ def remains(name: str, *, nodes: list[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)  # the last is what tests/devcluster/test_demo_e2e.py sends
 def test_nothing_is_left_when_the_owner_dies(number: signal.Signals) -> None:
     """Whatever ends the process that started a cluster, the cluster ends with it: pods, mounts, cgroups and files."""
     name = unique("owned")

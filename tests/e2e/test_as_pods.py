@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="real nodes need root on Linux"),
 ]
 
-NODES = (gpu_node("hopper", "dgx-h100"), gpu_node("volta", "dgx1-v100"))
+NODES = (gpu_node("hopper", "dgx-h100"),)
+"""One, as the image is unpacked on each; tests/e2e/test_chart.py takes three."""
 
 
 @pytest.fixture(scope="module")

@@ -54,14 +54,25 @@ class Hall:
 
     def gang(self, name: str, count: int, *, gpus: int, topology: dict[str, Any]) -> None:
         """Create a gang of one pod set, and the claim of its members."""
+        self.gang_of(name, [{"name": "workers", "count": count, "topology": topology}], gpus=gpus)
+
+    def gang_of(self, name: str, pod_sets: list[dict[str, Any]], *, gpus: int) -> None:
+        """Create a gang, and the claim of all its members."""
+        self.claim(name, gpus=gpus)
+        spec = {"topologyName": "hall", "podSets": pod_sets}
+        self.api.request("POST", GANGS, {**KIND, "kind": "GpuGang", "metadata": {"name": name}, "spec": spec})
+
+    def claim(self, name: str, *, gpus: int) -> None:
+        """Create a claim that names the gang of its own name."""
         claim = {"gangRef": name, "devices": {"count": gpus}}
         self.api.request(
             "POST", paths.gpuclaims(NAMESPACE), {**KIND, "kind": "GpuClaim", "metadata": {"name": name}, "spec": claim}
         )
-        spec = {"topologyName": "hall", "podSets": [{"name": "workers", "count": count, "topology": topology}]}
-        self.api.request("POST", GANGS, {**KIND, "kind": "GpuGang", "metadata": {"name": name}, "spec": spec})
 
-    def members(self, gang: str, ranks: Iterable[int], **spec: Any) -> None:
+    def members(
+        self, gang: str, ranks: Iterable[int], *, annotations: dict[str, str] | None = None,
+        labels: dict[str, str] | None = None, **spec: Any,
+    ) -> None:  # fmt: skip
         """Create members with these ranks."""
         container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1", "memory": "64Mi"}}}
         self.api.request_all(
@@ -73,8 +84,8 @@ class Hall:
                     "kind": "Pod",
                     "metadata": {
                         "name": f"{gang}-{rank}",
-                        "annotations": {names.CLAIM: gang, names.GANG: gang},
-                        "labels": {"batch.kubernetes.io/job-completion-index": str(rank)},
+                        "annotations": {names.CLAIM: gang, names.GANG: gang, **(annotations or {})},
+                        "labels": {"batch.kubernetes.io/job-completion-index": str(rank), **(labels or {})},
                     },
                     "spec": {"containers": [container], **spec},
                 },
@@ -163,3 +174,90 @@ def test_machines_that_are_added_make_a_waiting_gang_start(hall: Hall) -> None:
     hall.add(1, "second", labels)
     hall.wait_bound("late", 2)
     assert sorted(hall.homes("late").values()) == ["first-0", "second-0"]
+
+
+def racks_of_two_and_three(hall: Hall, name: str) -> dict[str, str]:
+    """Add a rack of two machines and one of three for one test alone; returns the node selector of its members."""
+    mine = {"example.com/for": name}
+    for rack, count in (("r0", 2), ("r1", 3)):
+        hall.add(count, f"{name}-{rack}", lambda _, rack=rack: {BLOCK: name, RACK: rack, **mine})  # type: ignore[misc]
+    return mine
+
+
+def test_balanced_members_are_dealt_out_evenly(hall: Hall) -> None:
+    """Six members of two GPUs in the preferred rack: three on each of two hosts, where filling gives four and two."""
+    hall.gang("even", 6, gpus=2, topology={"mode": "preferred", "level": RACK, "balanced": True})
+    hall.members("even", range(6))
+
+    hall.wait_bound("even", 6)
+    assert list(Counter(hall.homes("even").values()).values()) == [3, 3]
+
+
+def test_a_leader_goes_where_its_workers_go(hall: Hall) -> None:
+    """Whole machines for two workers and their leader, in one rack: only the one of three machines will do."""
+    where = racks_of_two_and_three(hall, "led")
+    workers = {"name": "workers", "count": 2, "group": "g", "topology": {"mode": "required", "level": RACK}}
+    hall.gang_of("led", [{"name": "leader", "count": 1, "group": "g"}, workers], gpus=8)
+    for rank, pod_set in enumerate(("leader", "workers", "workers")):
+        hall.members("led", [rank], annotations={names.POD_SET: pod_set}, nodeSelector=where)
+
+    hall.wait_bound("led", 3)
+    assert {node.rpartition("-")[0] for node in hall.homes("led").values()} == {"led-r1"}
+
+
+def test_pod_sets_of_a_jobset_keep_their_own_topology(hall: Hall) -> None:
+    """The leader's template requires a rack, the workers' prefers one: four of them start though no rack holds four."""
+    where = racks_of_two_and_three(hall, "sets")
+    hall.claim("sets", gpus=8)
+    for rank, pod_set, mode in ((0, "leader", "required"), *((rank, "workers", "preferred") for rank in range(1, 5))):
+        hall.members(
+            "sets",
+            [rank],
+            annotations={names.GANG_SIZE: "5", f"kueue.x-k8s.io/podset-{mode}-topology": RACK},
+            labels={"jobset.sigs.k8s.io/replicatedjob-name": pod_set},
+            nodeSelector=where,
+        )
+
+    hall.wait_bound("sets", 5)
+    sets = {one["name"]: one["topology"] for one in hall.api.get(f"{GANGS}/sets")["spec"]["podSets"]}
+    assert {name: (one["mode"], one["level"]) for name, one in sets.items()} == {
+        "leader": ("required", RACK),
+        "workers": ("preferred", RACK),
+    }
+
+
+def test_members_go_where_their_bound_volume_is(hall: Hall) -> None:
+    """Both racks hold two whole machines, the tighter one first; the volume of the members is in the other."""
+    where = racks_of_two_and_three(hall, "stored")
+    row = {"key": RACK, "operator": "In", "values": ["r1"]}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "stored"},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "hostPath": {"path": "/stored"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [row]}]}},
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "stored"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "volumeName": "stored",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    hall.api.request("POST", "/api/v1/persistentvolumes", volume)
+    hall.api.request("POST", f"/api/v1/namespaces/{NAMESPACE}/persistentvolumeclaims", claim)
+    hall.gang("stored", 2, gpus=8, topology={"mode": "required", "level": RACK})
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "stored"}}]
+    hall.members("stored", range(2), nodeSelector=where, volumes=volumes)
+
+    hall.wait_bound("stored", 2)
+    assert {node.rpartition("-")[0] for node in hall.homes("stored").values()} == {"stored-r1"}

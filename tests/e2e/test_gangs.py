@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.api import names
+from devcluster.installation import Installation
 from tests.e2e.world import HOLD, STAY, RealCluster
 
 pytestmark = pytest.mark.e2e
@@ -113,6 +114,23 @@ def yard(world: RealCluster) -> Iterator[Yard]:
         world.cluster.api.request("DELETE", f"{path}/{job['metadata']['name']}?propagationPolicy=Background")
 
 
+@pytest.fixture(scope="module")
+def refused(installation: Installation) -> Iterator[Yard]:
+    """A gang with places on a machine that no other test asks for, one of whose pinned members waits for a volume that
+    does not exist. For 40 s that may be a view that lags behind; meanwhile the other tests run."""
+    with RealCluster.of_one_test(installation) as world:
+        yard = Yard(world)
+        world.claim("two", 2, models=["nvidia-l40s"])
+        yard.gang("x", count=2)
+        yard.member("x", 0, "two")
+        body = yard.member_body("x", "x-1", "two")
+        body["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "nowhere"}})
+        world.create(body)
+        yard.wait_reason("x", "Admitted")
+        yield yard
+
+
+@pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 51))]
 )  # fmt: skip
@@ -160,7 +178,7 @@ def test_a_job_that_is_not_ready_in_time_is_requeued_without_losing_tries(yard: 
     world = yard.world
     flag = f"/locks/ready-{world.namespace}"
     yard.gang(
-        "train", count=2, waitForPodsReady={"enable": True, "timeout": "20s", "requeuingStrategy": QUICK}
+        "train", count=2, waitForPodsReady={"enable": True, "timeout": "10s", "requeuingStrategy": QUICK}
     )  # fmt: skip
     yard.claim("train", 4)
     probe = {"exec": {"command": ["test", "-f", flag]}, "periodSeconds": 1}
@@ -261,21 +279,6 @@ def test_a_node_that_comes_back_starts_a_waiting_gang(yard: Yard) -> None:
     yard.wait_running("x", 2)
 
 
-def test_a_member_that_kube_scheduler_refuses_ends_the_admission(yard: Yard) -> None:
-    """One pinned member waits for a volume that does not exist: the whole gang gives its GPUs back."""
-    world = yard.world
-    world.claim("two", 2, **H100)
-    yard.gang("x", count=2)
-    yard.member("x", 0, "two")
-    body = yard.member_body("x", "x-1", "two")
-    body["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "nowhere"}})
-    world.create(body)
-
-    yard.wait_reason("x", "SchedulerRefused", kind=names.CONDITION_EVICTED)
-    world.wait(lambda: world.leases() == [], "nothing to be held")
-    assert yard.condition("x", names.CONDITION_ADMITTED)["status"] == "False"
-
-
 def test_a_deactivated_gang_gives_everything_back(yard: Yard) -> None:
     """A gang that was made for pods with a size runs; spec.active false stops it whole."""
     world = yard.world
@@ -339,6 +342,94 @@ def test_a_leader_and_its_workers_start_together_each_by_its_own_request(yard: Y
         assert found["nodes"] == len(world.cluster.nodes)
     finally:
         world.cluster.api.request("DELETE", f"{path}/{topology}")
+
+
+def admissions(yard: Yard, gang: str) -> dict[str, str]:
+    """Return the admission that each pod of a gang bears, by name."""
+    found = [pod["metadata"] for pod in yard.world.pods()]
+    return {
+        one["name"]: one["annotations"].get(names.ADMISSION, "")
+        for one in found
+        if one.get("annotations", {}).get(names.GANG) == gang
+    }
+
+
+def test_a_gang_that_is_created_anew_under_unready_members_is_taken_over_and_evicted_in_time(yard: Yard) -> None:
+    """The GpuGang is deleted and made again while its members run and are not ready: the admission goes on under its
+    id, and its time begins anew; then the Job is suspended as ever."""
+    world = yard.world
+    rules = {"enable": True, "timeout": "8s", "requeuingStrategy": {"backoffBaseSeconds": 600}}
+    yard.gang("train", count=2, waitForPodsReady={**rules, "timeout": "600s"})
+    probe = {"exec": {"command": ["test", "-f", "/locks/never"]}, "periodSeconds": 1}
+    start_job(yard, "train", count=2, gpus=2, readinessProbe=probe)
+    yard.wait_running("train", 2)
+    admission = yard.status("train")["admission"]
+    assert set(admissions(yard, "train").values()) == {admission}
+
+    assert world.kubectl("delete", "gpugang", "train").returncode == 0
+    yard.gang("train", count=2, waitForPodsReady=rules)
+    world.wait(lambda: yard.status("train").get("assignment", {}).get("time"), "the gang to be taken over")
+    assert yard.status("train")["admission"] == admission
+    assert yard.leases("train") == 4
+    yard.wait_evicted("train", "not ready in time")
+    world.wait(lambda: is_suspended(yard, "train"), "the Job to be suspended")
+    world.wait(lambda: world.leases() == [], "nothing to be held")
+
+
+def test_successes_outlive_their_pods_and_admissions_do_not_speak_for_each_other(yard: Yard) -> None:
+    """Members end well and are deleted one by one: nobody is evicted, and the gang ends as finished. Two runs later a
+    pod of the run before still terminates when a member crashes: the gang waits for a successor of that one."""
+    world = yard.world
+    world.claim("two", 2, **H100)
+    rules = {"enable": True, "timeout": "600s", "recoveryTimeout": "6s", "requeuingStrategy": QUICK}
+    yard.gang("x", count=3, minMember=3, waitForPodsReady=rules)
+    until = "while ! test -f /locks/{0}-$HOSTNAME; do sleep 0.2; done; exit {1}"
+
+    def start(run: str, code: int) -> list[str]:
+        members = [f"{run}-{number}" for number in range(3)]
+        for name in members:
+            script = HOLD + until.format(world.namespace, code)
+            world.create(yard.member_body("x", name, "two", script=script, restartPolicy="Never"))
+        yard.wait_running("x", 3)
+        yard.wait_reason("x", "Started", kind=names.CONDITION_PODS_READY)
+        return members
+
+    def end(name: str, phase: str) -> None:
+        (world.locks / f"{world.namespace}-{name}").touch()
+        world.wait(lambda: world.get(name)["status"]["phase"] == phase, f"{name} to be {phase}")
+
+    first = start("first", 0)
+    ids = set(admissions(yard, "x").values())
+    for number, name in enumerate(first, start=1):
+        end(name, "Succeeded")
+        world.wait(lambda n=number: sum(one["count"] for one in yard.status("x")["succeeded"]) == n, f"{name} to count")
+        world.delete(name)
+        world.wait(lambda n=number: yard.status("x")["members"] == 3 - n, f"{name} to be gone")
+        assert yard.status("x")["ready"] == 3
+    world.wait(lambda: yard.status("x")["phase"] == "Finished", "the gang to end as finished")
+    assert yard.reason("x", names.CONDITION_EVICTED) == "NotEvicted"
+
+    body = yard.member_body("x", "late", "two", restartPolicy="Never")
+    body["metadata"]["finalizers"] = ["tests.example.com/hold"]
+    world.create(body)
+    yard.wait_reason("x", "WaitForQuorum")
+    second = [yard.member("x", number, "two")["metadata"]["name"] for number in range(2)]
+    yard.wait_running("x", 3)
+    ids |= set(admissions(yard, "x").values())
+    for name in (*second, "late"):
+        world.delete(name)
+    try:
+        world.wait(lambda: world.leases() == [], "the second run to hold nothing")
+        third = start("third", 1)
+        own = {admissions(yard, "x")[name] for name in third}
+        end(third[0], "Failed")
+        yard.wait_reason("x", "WaitForRecovery", kind=names.CONDITION_PODS_READY)
+        assert admissions(yard, "x")["late"] in ids - own
+        assert len(ids | own) == 3
+        assert "" not in ids | own
+        yard.wait_evicted("x", "not recovered in time")
+    finally:
+        world.kubectl("patch", "pod", "late", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
 
 
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -431,6 +522,13 @@ def controllers_with(world: RealCluster, *options: str) -> Iterator[None]:
         world.installation.stop("controllers")
         parts["controllers"] = usual
         world.installation.start("controllers")
+
+
+def test_a_member_that_kube_scheduler_refuses_ends_the_admission(refused: Yard) -> None:
+    """One pinned member waits for a volume that does not exist: the whole gang gives its GPUs back."""
+    refused.wait_reason("x", "SchedulerRefused", kind=names.CONDITION_EVICTED)
+    refused.world.wait(lambda: refused.world.leases() == [], "nothing to be held")
+    assert refused.condition("x", names.CONDITION_ADMITTED)["status"] == "False"
 
 
 @pytest.mark.long

@@ -263,3 +263,34 @@ def waiting_note(world: RealCluster, name: str) -> str:
     """Return what the event about the waiting pod says, empty while there is none."""
     events = [event for event in world.events(name) if event["reason"] == names.REASON_WAITING]
     return events[0]["note"] if events else ""
+
+
+def test_a_replicaset_whose_pods_kubelet_refuses_makes_few_of_them(world: RealCluster) -> None:
+    """A pod for another operating system is refused again and again: soon the next one waits, and says so."""
+    world.claim("one", 1)
+    template = world.pod_body("x", "one")
+    metadata = {"annotations": template["metadata"]["annotations"], "labels": {"app": "odd"}}
+    spec = {**template["spec"], "os": {"name": "windows"}}
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": "odd"},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"app": "odd"}},
+            "template": {"metadata": metadata, "spec": spec},
+        },
+    }
+    path = f"/apis/apps/v1/namespaces/{world.namespace}/replicasets"
+    world.cluster.api.request("POST", path, body)
+    try:
+        world.wait(lambda: any_told(world, names.REJECT_REFUSED), "the next pod to be told that it waits")
+        assert [pod["status"]["phase"] for pod in world.pods()].count("Failed") < 20
+        world.wait(lambda: world.leases() == [], "the refused pods to hold nothing")
+    finally:
+        world.cluster.api.request("DELETE", f"{path}/odd?propagationPolicy=Background")
+
+
+def any_told(world: RealCluster, reason: str) -> bool:
+    """Tell whether the message of some pod names the reason."""
+    return any(reason in world.message(pod["metadata"]["name"]) for pod in world.pods())

@@ -22,6 +22,7 @@ from atoll.cluster.allocations import Allocation, parse_allocation
 from atoll.cluster.consistency import Problem
 from atollctl.audit import find_twice
 from devcluster import DevCluster
+from devcluster.demo.observer import CONTENTION, LOCK, STAY, pod_body
 from devcluster.errors import AdminApiError
 from devcluster.installation import Installation
 
@@ -31,18 +32,8 @@ AUDIT_SECONDS = 60.0
 PAUSE_SECONDS = 0.2
 REVIVAL_SECONDS = 10.0
 """How soon a part is started again that a busy machine made lose its term."""
-CONTENTION = "contention"
-
 TELL = 'echo "CUDA=$CUDA_VISIBLE_DEVICES NVIDIA=$NVIDIA_VISIBLE_DEVICES ORDER=$CUDA_DEVICE_ORDER"'
-HOLD = f"""
-hold() {{ (
-  flock -n 9 || echo "$1 wanted by $HOSTNAME" >> /locks/{CONTENTION}
-  exec sleep 1000000
-) 9>"/locks/$1" & }}
-for uuid in $(echo "$NVIDIA_VISIBLE_DEVICES,$ROCR_VISIBLE_DEVICES" | tr , ' '); do hold "$uuid"; done
-{TELL}
-"""
-STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
+HOLD = f"{LOCK}{TELL}\n"
 
 T = TypeVar("T")
 
@@ -148,18 +139,9 @@ class RealCluster:
 
     def pod_body(self, name: str, claim: str | None, *, script: str = HOLD + STAY, **spec: Any) -> dict[str, Any]:
         """Return a pod with one container `main` that runs `script`; keywords go to its spec."""
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "annotations": {names.CLAIM: claim} if claim else {}},
-            "spec": {
-                "dnsPolicy": "Default",
-                "terminationGracePeriodSeconds": 5,
-                "containers": [self.container("main", script=script)],
-                "volumes": [{"name": "locks", "hostPath": {"path": str(self.locks)}}],
-                **spec,
-            },
-        }
+        body = pod_body(name, claim=claim, locks=self.locks)
+        body["spec"] |= {"containers": [self.container("main", script=script)], **spec}
+        return body
 
     def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Create a pod and return it as admitted."""

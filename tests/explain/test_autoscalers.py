@@ -55,4 +55,4 @@ def test_a_pod_that_waits_for_an_island_fits_by_count() -> None:
     assert counted_free(found.snapshot, "n1") == 4
     told = explain(index_snapshot(found.snapshot), found.pod)
     assert told.state is PodState.BUSY
-    assert any(one.change.added is not None for one in told.help.proposals)
+    assert any(one.change.added for one in told.help.proposals)

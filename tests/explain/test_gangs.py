@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from atoll.cluster.health import Availability, judge
-from atoll.explain.changes import GangChange, relaxations_of_gang
-from atoll.explain.codec import encode_snapshot
+from atoll.cluster.objects import PersistentVolume, PersistentVolumeClaim
+from atoll.explain.anonymize import anonymize
+from atoll.explain.changes import ClusterChange, relaxations_of_gang
+from atoll.explain.codec import decode_snapshot, encode_snapshot
 from atoll.explain.decision import index_snapshot
 from atoll.explain.gang_decision import decide_gang, index_gangs
 from atoll.explain.gang_explanation import GangExplanation, GangState, explain_gang
@@ -99,7 +101,7 @@ SITUATIONS: dict[str, GangTold] = {
     "more members than the machines could hold": GangTold(
         gang_situation({"a1": rack("a")}, count=3),
         GangState.NEVER,
-        ("be content with 1 of workers", "add 2 nodes"),
+        ("accept 1 of workers", "add 2 nodes"),
         (ProposalKind.COUNT, ProposalKind.ADD),
         (ProposalKind.END,),
     ),
@@ -215,7 +217,7 @@ def subsets(items: Any) -> Iterator[tuple[Any, ...]]:
     return chain.from_iterable(combinations(items, size) for size in range(1, len(items) + 1))
 
 
-def changes_of(kind: ProposalKind, found: GangSituation) -> Iterator[GangChange]:
+def changes_of(kind: ProposalKind, found: GangSituation) -> Iterator[ClusterChange]:
     """Yield every change of a kind that there is."""
     snapshot = found.snapshot
     running = [pod for pod in snapshot.pods if pod.spec.node_name]
@@ -231,24 +233,24 @@ def changes_of(kind: ProposalKind, found: GangSituation) -> Iterator[GangChange]
         if standing.state in states.get(kind, ())
     ]
     if kind is ProposalKind.ENDING:
-        yield from (GangChange(ended=uids) for uids in subsets(ending))
+        yield from (ClusterChange(ended=uids) for uids in subsets(ending))
     elif kind is ProposalKind.END:
         # Pods that are ending hold their cards on, as the proposals of this kind take it.
-        yield from (GangChange(ended=u) for u in subsets({p.metadata.uid for p in running} - set(ending)))
+        yield from (ClusterChange(ended=u) for u in subsets({p.metadata.uid for p in running} - set(ending)))
     elif kind is ProposalKind.RELAX:
-        yield from (GangChange(relaxed=names) for names in subsets(relaxations_of_gang(snapshot, found.gang)))
+        yield from (ClusterChange(relaxed=names) for names in subsets(relaxations_of_gang(snapshot, found.gang)))
     elif kind is ProposalKind.COUNT:
-        yield from (GangChange(members=(("workers", n),)) for n in range(1, found.gang.spec.size))
+        yield from (ClusterChange(members=(("workers", n),)) for n in range(1, found.gang.spec.size))
     elif kind is ProposalKind.OPEN:
         closed = [node.metadata.name for node in snapshot.nodes if node.spec.unschedulable]
-        yield from (GangChange(opened=names) for names in subsets(closed))
+        yield from (ClusterChange(opened=names) for names in subsets(closed))
     elif kind is ProposalKind.GPU:
-        yield from (GangChange(uncordoned=one) for one in subsets(cards))
+        yield from (ClusterChange(uncordoned=one) for one in subsets(cards))
     elif kind is ProposalKind.REPAIR:
-        yield from (GangChange(healed=one) for one in subsets(cards))
+        yield from (ClusterChange(healed=one) for one in subsets(cards))
 
 
-def sizes(change: GangChange) -> int:
+def sizes(change: ClusterChange) -> int:
     """Return how many things a change takes."""
     return sum(map(len, (change.uncordoned, change.healed, change.ended, change.opened, change.relaxed)))
 
@@ -263,7 +265,7 @@ def check_seed(seed: int) -> None:
             field = {"gpu": "uncordoned", "repair": "healed", "end": "ended", "open": "opened"}[proposal.kind]
             whole = getattr(proposal.change, field)
             for spared in whole:
-                rest = GangChange(**{field: tuple(one for one in whole if one != spared)})
+                rest = ClusterChange(**{field: tuple(one for one in whole if one != spared)})
                 assert not check_gang(found.snapshot, found.gang, rest).fits, (seed, "could be spared", spared)
     for kind in answer.help.helpless:
         for change in changes_of(kind, found):
@@ -298,7 +300,7 @@ def test_domains_hold_what_they_say(told: GangTold) -> None:
         nodes = tuple(n for n in snapshot.nodes if n.metadata.name not in elsewhere)
         inside = replace(snapshot, nodes=nodes)
         for count in range(1, fit.of + 1):
-            change = GangChange(members=(("workers", count),), relaxed=("topology mode: preferred",))
+            change = ClusterChange(members=(("workers", count),), relaxed=("topology mode: preferred",))
             assert check_gang(inside, told.found.gang, change).fits == (count <= fit.fits)
 
 
@@ -327,3 +329,30 @@ def test_headline_is_the_condition() -> None:
 
     assert explained(found).headline == decision.message
     assert decision.reason == "WaitForRoom"
+
+
+def test_a_volume_in_another_rack_is_told_and_what_is_asked_stands_beside() -> None:
+    """The volume is reachable from no rack; the pod sets' wishes and the reason survive a saved and anonymized file."""
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    found = gang_situation(
+        TWO_RACKS, topology={**REQUIRED, "mode": "preferred", "balanced": True}, member={"volumes": volumes}
+    )
+    row = {"key": RACK, "operator": "In", "values": ["c"]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [row]}]}}
+    snapshot = replace(
+        found.snapshot,
+        volumes=(msgspec.convert({"metadata": {"name": "pv"}, "spec": {"nodeAffinity": affinity}}, PersistentVolume),),
+        volume_claims=(
+            msgspec.convert(
+                {"metadata": {"name": "data", "namespace": "team"}, "spec": {"volumeName": "pv"}}, PersistentVolumeClaim
+            ),
+        ),
+    )
+    for seen in (snapshot, decode_snapshot(encode_snapshot(snapshot)), anonymize(snapshot)):
+        gangs = index_gangs(index_snapshot(seen))
+        told = explain_gang(gangs, seen.gangs[0])
+        text = "\n".join(gang_lines(told, gangs.scene))
+        assert told.state is GangState.NEVER
+        assert "volume in another zone: 4" in text
+        assert ": preferred " in text
+        assert ", balanced" in text

@@ -224,6 +224,24 @@ def test_a_card_of_another_number_has_another_story() -> None:
         timeline_of(found.snapshot, (), "n1", 99)
 
 
+def test_a_card_that_left_still_has_its_story() -> None:
+    """Taken out of the machine: what was wrong with it, who had it, and that it is gone."""
+    found = situation({"n1": {}}, [holder("done", "n1", 2, phase="Succeeded")])
+    report = report_json("n1", devices=ILL)
+    card = next(one for one in report["status"]["devices"] if one["id"] == 2)
+    report["status"]["devices"].remove(card)
+    kept = {key: card[key] for key in ("id", "uuid", "model", "incidents")}
+    gone = {**kept, "leftTime": "2026-02-01T08:00:00Z", "reason": "the machine was booted without it"}
+    report["status"]["departed"] = [gone]
+    snapshot = replace(found.snapshot, reports=(GpuNodeStatus.model_validate(report),))
+
+    story = timeline_of(snapshot, (), "n1", 2)
+
+    assert (story.uuid, story.state, story.reason) == ("GPU-n1-0002", "gone", "the machine was booted without it")
+    assert {"incident", "given", "left"} <= {entry.kind for entry in story.entries}
+    assert story.entries[-1].text == "the machine was booted without it"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

@@ -108,7 +108,7 @@ def all_changes(kind: ProposalKind, found: Situation) -> Iterator[ClusterChange]
         assert found.claim is not None
         yield from (ClusterChange(count=count) for count in range(1, found.claim.spec.devices.count))
     elif kind is ProposalKind.OPEN:
-        yield from (ClusterChange(opened=node.metadata.name) for node in found.snapshot.nodes)
+        yield from (ClusterChange(opened=(node.metadata.name,)) for node in found.snapshot.nodes)
     elif kind is ProposalKind.GPU:
         yield from (ClusterChange(uncordoned=chosen) for chosen in subsets(gpus(found, Availability.CORDONED)))
     elif kind is ProposalKind.REPAIR:
@@ -119,7 +119,7 @@ def all_changes(kind: ProposalKind, found: Situation) -> Iterator[ClusterChange]
         ending = [pod.metadata.uid for pod in others if pod.metadata.deletion_timestamp]
         yield from (ClusterChange(ended=chosen) for chosen in subsets(ending))
     else:
-        yield from (ClusterChange(added=one) for one in additions(found.snapshot, found.pod))
+        yield from (ClusterChange(added=(one,)) for one in additions(found.snapshot, found.pod))
 
 
 @given(clusters())
@@ -172,7 +172,7 @@ def test_changes_leave_the_cluster_alone() -> None:
     before = repr(found.snapshot)
 
     case = PodCase(found.snapshot, found.pod, found.claim)
-    changed(case, ClusterChange(count=2, uncordoned=(("n1", "GPU-n1-0000"),), ended=("uid-of-h",), opened="n1"))
+    changed(case, ClusterChange(count=2, uncordoned=(("n1", "GPU-n1-0000"),), ended=("uid-of-h",), opened=("n1",)))
 
     assert repr(found.snapshot) == before
     assert names.CLAIM in found.pod.metadata.annotations

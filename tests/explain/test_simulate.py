@@ -196,7 +196,7 @@ def test_node_that_goes(tmp_path: Path) -> None:
         ({"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": ["a"]}}, (), "no readable template"),
         (workload("Deployment", replicas=10**6), (), "deployment asks for 1000000 pods"),
         ({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"priority": 10**30}}, (), "pod team/p cannot be read"),
-        ({"items": [pod_manifest("a"), pod_manifest("a"), claim_manifest()]}, (), "pod team/a stands twice"),
+        ({"items": [pod_manifest("a"), pod_manifest("a"), claim_manifest()]}, (), "pod team/a is in the files twice"),
         ({"items": [pod_manifest("b"), claim_manifest()]}, (), "one of that name is on n1; say --without team/b"),
     ],
     ids=[

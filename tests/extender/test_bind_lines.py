@@ -20,7 +20,7 @@ from tests.builders import make_pod, make_report
 from tests.extender.test_app import FakeMirror
 from tests.fakes.api_server import FakeApiServer, answering
 from tests.fakes.clock import ManualClock
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 BORN_SECONDS_AGO = 90.0
 

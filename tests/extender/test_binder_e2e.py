@@ -29,7 +29,7 @@ from tests.fakes.fault_proxy import (
     garbled,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("control_plane")]
+pytestmark = pytest.mark.e2e
 
 BINDING = r"POST .*/binding$"
 LEASE_CREATE = r"POST .*/leases$"
@@ -425,6 +425,66 @@ async def test_report_that_changes_while_leases_are_written(
     assert not set(taken.uuids) & set(allocation.uuids)
     known = replica.mirror.ledger.nodes[node]
     assert [known.devices[known.position_by_uuid[uuid]].id for uuid in allocation.uuids] == list(allocation.device_ids)
+
+
+async def fall_ill(stage: ExtenderHarness, replica: Replica, node: str, *ids: int) -> None:
+    """Let the agent report that devices are ill, and wait until the extender knows it."""
+    known = replica.mirror.ledger.nodes[node]
+    before = known.usable
+    status = report_json(node, "dgx1-v100", node_uid=known.node_uid)["status"]
+    for device in status["devices"]:
+        if device["id"] in ids:
+            device["health"] = {"state": "unhealthy", "reason": "XID 79", "since": "2026-01-01T00:00:00Z"}
+    await stage.api.patch(paths.gpunodestatuses(node, "status"), {"status": status})
+    await replica.until(lambda: replica.mirror.ledger.nodes[node].usable != before, "the illness")
+
+
+async def test_a_gpu_that_falls_ill_while_its_lease_is_written_is_replaced(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
+    """The report comes between choice and Binding: the pod gets others, and no Lease of the first choice stays."""
+    pod = await stage.add_pod(gpus=2)
+    await replica.knows(pod)
+    replica.proxy.spoil(LEASE_CREATE, doing(lambda: fall_ill(stage, replica, node, 0, 1, 2, 3)))
+
+    assert await replica.bind(pod, node) == ""
+
+    allocation = await stage.check_holds_exactly(pod)
+    assert not {0, 1, 2, 3} & set(allocation.device_ids)
+
+
+async def test_gpus_that_all_fall_ill_while_leases_are_written_are_given_back(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
+    """Nothing else is left: no Binding, no Lease, and the answer says it, which becomes an event of the pod."""
+    pod = await stage.add_pod(gpus=2)
+    await replica.knows(pod)
+    replica.proxy.spoil(LEASE_CREATE, doing(lambda: fall_ill(stage, replica, node, *range(8))))
+
+    error = await replica.bind(pod, node)
+
+    assert "fell ill or was withdrawn while it was being reserved" in error
+    assert await stage.allocation(pod) is None
+    assert await stage.leases() == {}
+
+
+async def test_a_gpu_that_falls_ill_before_a_second_binding_is_not_bound(
+    stage: ExtenderHarness, node: str, replica: Replica
+) -> None:
+    """The first Binding is refused because the pod was edited; by the time of the second one the GPU is ill."""
+    pod = await stage.add_pod(gpus=8)
+    await replica.knows(pod)
+
+    async def edit_and_fall_ill() -> None:
+        await stage.touch(pod)
+        await fall_ill(stage, replica, node, 3)
+
+    replica.proxy.spoil(BINDING, doing(edit_and_fall_ill))
+    error = await replica.bind(pod, node)
+
+    assert "fell ill or was withdrawn while it was being reserved" in error
+    assert await stage.allocation(pod) is None
+    assert await stage.leases() == {}
 
 
 # Certain failures

@@ -3,11 +3,21 @@
 import msgspec
 import pytest
 
+from atoll.api import names
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import ContainerState, ContainerStatus, OwnerReference, Pod, PodStatus
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.mirror import WatchedKind
-from extender.node_backoff import OWNERS_MAX, REFUSALS_MAX, WINDOW_SECONDS, NodeBackoff
+from extender.node_backoff import (
+    OWNERS_MAX,
+    PAUSE_SECONDS_MAX,
+    PAUSE_SECONDS_MIN,
+    REFUSALS_MAX,
+    ROW_FORGOTTEN_SECONDS,
+    ROW_MAX,
+    WINDOW_SECONDS,
+    NodeBackoff,
+)
 from tests.builders import make_allocation, make_pod, make_report
 from tests.extender.test_verdicts import ask, judge
 from tests.fakes.clock import ManualClock
@@ -24,10 +34,12 @@ def owned(name: str, *, owner: str = "a-job", node: str = "", status: PodStatus 
     return Pod(metadata, pod.spec, status or pod.status)
 
 
-def refuse(refusals: NodeBackoff, count: int, *, status: PodStatus = REFUSED, owner: str = "a-job") -> None:
-    """Let kubelet of n1 refuse pods one after another."""
+def refuse(
+    refusals: NodeBackoff, count: int, *, status: PodStatus = REFUSED, owner: str = "a-job", node: str = "n1"
+) -> None:
+    """Let kubelet of a node refuse pods one after another."""
     for number in range(count):
-        before, after = (owned(f"p{number}", owner=owner, node="n1", status=one) for one in (None, status))
+        before, after = (owned(f"p{number}", owner=owner, node=node, status=one) for one in (None, status))
         refusals.observe(WatchedKind.POD, Change(ChangeKind.MODIFIED, after, old=before))
 
 
@@ -45,6 +57,66 @@ async def test_third_refusal_puts_the_node_last_for_that_owner_alone() -> None:
 
     await clock.advance(WINDOW_SECONDS)
     assert refusals.nodes(owned("next")) == frozenset()
+
+
+RUNNING = PodStatus(phase="Running", container_statuses=(ContainerStatus("main", ContainerState(running={})),))
+
+
+async def test_an_owner_whose_pods_are_refused_in_a_row_waits_twice_as_long_each_time() -> None:
+    """A ReplicaSet that makes a pod for each refused one makes a few an hour, not one a second."""
+    clock = ManualClock()
+    refusals = NodeBackoff(clock)
+    made = 0
+    for _ in range(3600):
+        if not refusals.pauses(owned("next")):
+            refuse(refusals, 1, node=f"n{made % 20}")
+            made += 1
+        await clock.advance(1.0)
+
+    assert 15 <= made <= 25
+
+
+async def test_the_pause_is_that_of_the_owner_alone_and_ends() -> None:
+    """Fewer refusals, other owners, bare pods and members of gangs, which have pauses of their own, do not wait."""
+    clock = ManualClock()
+    refusals = NodeBackoff(clock)
+    refuse(refusals, ROW_MAX - 1)
+    assert not refusals.pauses(owned("next"))
+
+    refuse(refusals, 1)
+    member = owned("member")
+    metadata = msgspec.structs.replace(member.metadata, annotations={names.GANG: "g"})
+    assert refusals.pauses(owned("next"))
+    assert not refusals.pauses(owned("next", owner="another-job"))
+    assert not refusals.pauses(make_pod("of-nobody"))
+    assert not refusals.pauses(msgspec.structs.replace(member, metadata=metadata))
+
+    await clock.advance(PAUSE_SECONDS_MIN)
+    assert not refusals.pauses(owned("next"))
+
+
+async def test_a_pod_that_starts_ends_the_row() -> None:
+    """One broken machine among many does not make an owner wait whose other pods start."""
+    refusals = NodeBackoff(ManualClock())
+    refuse(refusals, ROW_MAX)
+    refuse(refusals, 1, status=RUNNING, node="n2")
+
+    assert not refusals.pauses(owned("next"))
+    refuse(refusals, ROW_MAX - 1)
+    assert not refusals.pauses(owned("next"))
+
+
+async def test_a_row_that_is_long_over_begins_anew() -> None:
+    """What was refused yesterday delays nobody today; the longest pause is bounded."""
+    clock = ManualClock()
+    refusals = NodeBackoff(clock)
+    refuse(refusals, 50)
+    await clock.advance(PAUSE_SECONDS_MAX - 1)
+    assert refusals.pauses(owned("next"))
+
+    await clock.advance(ROW_FORGOTTEN_SECONDS)
+    refuse(refusals, 1)
+    assert not refusals.pauses(owned("next"))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.builders import make_pod, make_report
 from tests.extender.test_app import FakeMirror
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import ManualClock
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 LEASES = f"POST {paths.leases(names.SYSTEM_NAMESPACE)}"
 PODS = 4

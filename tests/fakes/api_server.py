@@ -15,6 +15,8 @@ from uuid import uuid4
 
 from aiohttp import web
 
+from tests.fakes.listening import listening
+
 Object = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Interceptor = Callable[[str, str, Any], web.Response | None]
@@ -105,17 +107,12 @@ class FakeApiServer:
     async def running(self) -> AsyncIterator["FakeApiServer"]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            yield self
-        finally:
-            for stream in self.open_streams:
-                stream.close()
-            await runner.cleanup()
+        async with listening(app) as self.url:
+            try:
+                yield self
+            finally:
+                for stream in self.open_streams:
+                    stream.close()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query = dict(request.query)

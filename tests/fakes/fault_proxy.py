@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import yaml
 from aiohttp import web
 
 from atoll.kube.credentials import Credentials
+from tests.fakes.listening import kubeconfig, listening
 
 Forward = Callable[[], Awaitable[web.Response]]
 Fault = Callable[[web.Request, Forward], Awaitable[web.StreamResponse]]
@@ -66,17 +66,7 @@ class FaultProxy:
 
     def client_kubeconfig(self, folder: Path) -> Path:
         """Write a kubeconfig that leads through this proxy."""
-        path = folder / "through-the-proxy"
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "proxy",
-            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}],
-            "clusters": [{"name": "proxy", "cluster": {"server": self.url}}],
-            "users": [{"name": "proxy", "user": {}}],
-        }
-        path.write_text(yaml.safe_dump(content))
-        return path
+        return kubeconfig(folder, self.url, {}, name="through-the-proxy")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FaultProxy"]:
@@ -92,15 +82,8 @@ class FaultProxy:
                 return await self._handle(request, session, credentials.host)
 
             app.router.add_route("*", "/{path:.*}", handle)
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            try:
+            async with listening(app) as self.url:
                 yield self
-            finally:
-                await runner.cleanup()
 
     async def _handle(self, request: web.Request, session: aiohttp.ClientSession, host: str) -> web.StreamResponse:
         url = host + request.raw_path

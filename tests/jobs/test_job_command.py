@@ -8,9 +8,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from atoll.explain.changes import with_nodes
 from atoll.explain.codec import encode_snapshot
 from atoll.explain.shapes import known_machine
-from atoll.explain.simulation import with_nodes
 from atoll.explain.snapshot import ClusterSnapshot
 from atoll.jobs.notes import Note
 from atoll.jobs.text import manifest_text

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -12,6 +11,7 @@ from atoll.jobs.documents import parse_job
 from atoll.jobs.rendering import Rendered, render
 from atoll.jobs.text import manifest_text
 from tests.jobs.render import look
+from tests.kubernetes_schemas import validate
 
 EXAMPLES = Path(__file__).parents[2] / "examples/jobs/complete"
 FILES = sorted(path for path in EXAMPLES.glob("*.yaml") if path.name != "priority-classes.yaml")
@@ -54,7 +54,7 @@ def test_examples_render_to_valid_manifests(path: Path) -> None:
             GpuGang.model_validate(one)
         else:
             for version in ("1.35", "1.37"):
-                kubernetes_validate.validate(one, version, strict=True)
+                validate(one, version, strict=True)
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -3,7 +3,6 @@
 from contextlib import suppress
 from typing import Any
 
-import kubernetes_validate
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from atoll.jobs.rendering import render
 from atoll.jobs.text import manifest_text
 from atoll.ml.attributes import PREFIX
 from tests.jobs.render import NOW_SECONDS
+from tests.kubernetes_schemas import validate
 
 OWN_KINDS = {"GpuClaim": GpuClaim, "GpuGang": GpuGang}
 text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=30)
@@ -127,7 +127,7 @@ def test_any_valid_job_renders_to_what_the_cluster_takes(job: Job) -> None:
         if one["kind"] in OWN_KINDS:
             OWN_KINDS[one["kind"]].model_validate(one)
         else:
-            kubernetes_validate.validate(one, "1.37", strict=True)
+            validate(one, "1.37", strict=True)
 
 
 @settings(deadline=None)

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from atoll.kube.client import ApiClient
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import ManualClock
+from tests.fakes.listening import kubeconfig
 
 
 @pytest.fixture
@@ -31,18 +31,3 @@ def clock() -> ManualClock:
 
 async def no_wait(_seconds: float) -> None:
     """Stand-in for the client's waits between attempts."""
-
-
-def kubeconfig(folder: Path, url: str, user: dict[str, object] | None = None) -> Path:
-    """Write a kubeconfig for `url` and return its path."""
-    path = folder / "kubeconfig"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "clusters": [{"name": "test", "cluster": {"server": url}}],
-        "users": [{"name": "test", "user": user if user is not None else {"token": "s3cret"}}],
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path

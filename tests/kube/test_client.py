@@ -10,7 +10,7 @@ from aiohttp import web
 from atoll.kube import errors, paths
 from atoll.kube.client import ApiClient
 from tests.fakes.api_server import FakeApiServer, answering, cut_connection, hang
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 POD = paths.pods("team", "p")
 

@@ -12,7 +12,7 @@ import yaml
 from atoll.kube import credentials as module
 from atoll.kube.credentials import Credentials, default_namespace
 from atoll.kube.errors import ConfigurationError
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 from tests.service.certificates import Authority
 
 URL = "http://127.0.0.1:1"

@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from atoll.api.times import format_microtime
+from atoll.cluster.objects import decode_heartbeat
+from atoll.cluster.reports import age_at_first_sight, stored_seconds
 from atoll.kube import errors, patches, paths
 from atoll.kube.cache import Change
 from atoll.kube.client import ApiClient
@@ -18,7 +20,6 @@ from atoll.kube.election import LeaderElector
 from atoll.kube.events import EventRecorder, ObjectReference
 from atoll.kube.reflector import Reflector
 from atoll.service.clock import SystemClock
-from devcluster import DevCluster
 from tests.fakes.clock import until
 from tests.kube.test_reflector import WatchedPod as Thing
 from tests.kube.test_reflector import decode_pod as decode
@@ -29,16 +30,9 @@ MAPS = paths.core("configmaps", namespace="default")
 WAIT_SECONDS = 120.0
 
 
-@pytest.fixture(scope="module")
-def kubeconfig() -> Iterator[Path]:
-    """A control plane without nodes."""
-    with DevCluster.start(f"kube-{uuid4().hex[:6]}", nodes=[], scheduler=False) as cluster:
-        yield cluster.kubeconfig
-
-
 @pytest.fixture
-async def real(kubeconfig: Path) -> AsyncIterator[ApiClient]:
-    async with await ApiClient.connect(kubeconfig, requests_per_second=500, burst=500) as client:
+async def real(control_plane: Path) -> AsyncIterator[ApiClient]:
+    async with await ApiClient.connect(control_plane, requests_per_second=500, burst=500) as client:
         yield client
 
 
@@ -108,6 +102,30 @@ async def test_lease_times_at_zero_microseconds_are_accepted(real: ApiClient) ->
     await real.create(paths.leases("default"), lease(format_microtime(moment)))
     with pytest.raises(errors.ApiError):
         await real.create(paths.leases("default"), lease(moment.isoformat()))
+
+
+@pytest.mark.parametrize("ahead_hours", [-3, 3])
+async def test_the_server_says_by_its_own_clock_when_it_stored_a_renewal(real: ApiClient, ahead_hours: int) -> None:
+    """Whatever the agent's clock says: each renewal moves the server's time, and a label of somebody else does not."""
+    path = paths.leases("default", f"beat-{uuid4().hex[:8]}")
+    body = {"metadata": {"name": path.rpartition("/")[2]}, "spec": {"holderIdentity": "n1"}}
+    await real.create(paths.leases("default"), body)
+    stored: list[float] = []
+
+    async def renew() -> None:
+        moment = datetime.now(UTC) + timedelta(hours=ahead_hours)
+        answer = await real.patch(path, {"spec": {"renewTime": format_microtime(moment)}})
+        stored.append(stored_seconds(decode_heartbeat(answer)) or 0.0)
+
+    await renew()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while stored[-1] == stored[0]:
+            await renew()
+    await real.patch(path, {"metadata": {"labels": {"team": "vision"}}}, params={"fieldManager": "somebody"})
+    found = decode_heartbeat(await real.get(path))
+
+    assert stored_seconds(found) == stored[-1]
+    assert age_at_first_sight(found, real.server_seconds()) < WAIT_SECONDS
 
 
 async def test_leadership_passes_on(real: ApiClient) -> None:

@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 import pytest
 
-from atoll.cluster.requests import Rejection
+from atoll.cluster.requests import Rejection, device_request
 from atoll.cluster.selection import select
 from atoll.ml import tables
 from atoll.ml.attributes import MlAttributes, Precision, TpuType
 from atoll.ml.infer import complete
-from atoll.ml.mapping import device_claim, device_request
+from atoll.ml.mapping import device_claim
 from tests.builders import make_devices
 
 MIB = 2**20

@@ -22,7 +22,7 @@ from extender.binder import Binder
 from tests.extender.test_app import FakeBinder
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import ManualClock
-from tests.kube.conftest import kubeconfig
+from tests.fakes.listening import kubeconfig
 
 
 @pytest.fixture

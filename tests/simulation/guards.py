@@ -9,7 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.api.times import seconds_of
 from atoll.cluster import release as proof
+from atoll.cluster import reports
+from atoll.cluster.gangs import lifecycle
+from atoll.cluster.gangs.membership import key_of
+from atoll.cluster.gangs.queue import AdmissionAttempts
 from atoll.cluster.holds import DeviceHolds
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.lost_leases import LostLeases
@@ -17,6 +22,8 @@ from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection
 from atoll.kube import patches
 from controllers import pod_calls
+from controllers.gangs.admission import AdmissionReconciler
+from controllers.gangs.cache import GangCache
 from controllers.leases import orphans, terminations
 from controllers.leases import release as releasing
 from controllers.leases import writes as lease_writes
@@ -250,17 +257,55 @@ def _pods_run_beside_their_reservation() -> Undo:
     return swapping((reading, "request_of", request_of))
 
 
+def _time_of_an_adopted_gang_never_begins() -> Undo:
+    original = lifecycle._with_start
+
+    def start(status: Any, now_seconds: float) -> Any:
+        return status if status.assignment is None else original(status, now_seconds)
+
+    return swapping((lifecycle, "_with_start", start))
+
+
+def _successes_are_read_off_objects() -> Undo:
+    return swapping((lifecycle, "remember", lambda *_, **__: ()))
+
+
+def _admissions_are_not_told_apart() -> Undo:
+    return swapping((lifecycle, "of_admission", lambda members, *_: tuple(members)))
+
+
+def _attempts_belong_to_a_name() -> Undo:
+    def attempts(self: GangCache, gang: Any) -> AdmissionAttempts:
+        return self.attempts.get(key_of(gang)) or AdmissionAttempts()
+
+    return swapping((GangCache, "attempts_of", attempts))
+
+
+def _age_of_a_heartbeat_by_its_agents_clock() -> Undo:
+    return swapping((reports, "stored_seconds", lambda heartbeat: seconds_of(heartbeat.spec.renew_time or "")))
+
+
+def _members_let_go_with_what_there_is() -> Undo:
+    original = AdmissionReconciler._reserve
+
+    async def reserve(self: Any, view: Any, assignments: Any) -> bool:
+        await original(self, view, assignments[:1])
+        return True
+
+    return swapping((AdmissionReconciler, "_reserve", reserve))
+
+
 GUARDS: dict[str, Guard] = {
     "version in the Binding": Guard("a late Binding lands on a moved pod", _binding_without_version, seed=168),
     "preconditions on deletes": Guard(
         "a late deletion hits the successor's Lease", _deletes_without_preconditions, seed=42
     ),
     "assume before await": Guard("two binds of one process choose one GPU", _assume_after_the_first_await, seed=18),
-    "attempt token": Guard("a rollback frees what a newer attempt relies on", _attempts_without_tokens, seed=22),
+    "attempt token": Guard("a rollback frees what a newer attempt relies on", _attempts_without_tokens, seed=299),
     "token of the unanswered": Guard(
         "a rollback frees another attempt's Lease", _unanswered_deleted_whoever_made_them, seed=85
     ),
-    "taken over stays": Guard("a failed adoption frees the bound pod's Lease", _taken_over_leases_go_back, seed=88),
+    "taken over stays": Guard("a failed adoption frees the bound pod's Lease", _taken_over_leases_go_back, seed=148),
     "take-over moves the pod": Guard(
         "the old Binding lands after the GPU was sold", _take_over_without_moving_the_pod, seed=9
     ),
@@ -275,7 +320,7 @@ GUARDS: dict[str, Guard] = {
         "a lost Lease sells a GPU in use", _annotation_does_not_outrank_the_lease, seed=39
     ),
     "lost Leases are remembered": Guard(
-        "a Lease and its pod go at once, and the container runs on", _lost_leases_are_forgotten
+        "a Lease and its pod go at once, and the container runs on", _lost_leases_are_forgotten, seed=39
     ),
     "request with its reservation": Guard(
         "a pod runs outside of what it names", _pods_run_beside_their_reservation, seed=7
@@ -295,6 +340,14 @@ GUARDS: dict[str, Guard] = {
     ),
     "boot after the departure": Guard("kubelet restarts a pod that is still bound", _any_new_boot_is_proof, seed=21),
     "kubelet's list": Guard("kubelet starts the sandbox again", _what_kubelet_lists_does_not_matter, seed=1356),
+    "time of an adopted gang": Guard("it holds its GPUs for ever", _time_of_an_adopted_gang_never_begins, seed=1700),
+    "successes are remembered": Guard(
+        "who is done and collected is missed", _successes_are_read_off_objects, seed=1700
+    ),
+    "id of an admission": Guard("one of the last ends the next", _admissions_are_not_told_apart, seed=1700),
+    "attempts by uid": Guard("a successor waits for its predecessor", _attempts_belong_to_a_name, seed=1700),
+    "clock of the API server": Guard("a dead agent looks alive", _age_of_a_heartbeat_by_its_agents_clock, seed=1700),
+    "every Lease before a gate": Guard("half a gang starts", _members_let_go_with_what_there_is, seed=1700),
 }
 """Whose loss a history shows."""
 

@@ -14,9 +14,10 @@ from atoll.cluster.leases import RESERVATION_NAMESPACE
 from controllers import loops
 from tests.builders import pod_json
 from tests.simulation.faults import FaultPlan
+from tests.simulation.gangs import GangJudge, GangSteps, JobController
 from tests.simulation.judge import Broken, Judge
-from tests.simulation.machines import HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
-from tests.simulation.plan import CONTROLLERS, EXTENDERS, NODES, RESERVING, SECONDS, Plan, Step
+from tests.simulation.machines import DEVICES, HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
+from tests.simulation.plan import CALM_KINDS, CONTROLLERS, EXTENDERS, GANG_KINDS, NODES, RESERVING, SECONDS, Plan, Step
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.server import (
     ALL_PODS,
@@ -39,6 +40,7 @@ RESERVATION = "nightly"
 LOOK_SECONDS = 4.0
 BOOKMARK_SECONDS = 40.0
 CLEANER_SECONDS = 5.0
+JOBS_SECONDS = 0.5
 REBUILD_SECONDS_MAX = 6.0
 COLLECTIONS = {
     "pods": canonical(ALL_PODS),
@@ -71,7 +73,13 @@ class SimulatedCluster:
         self.machines: list[SimulatedNode] = []
         self.excused: set[str] = set()
         self.judge = Judge(self.server, self.machines, is_excused=lambda name: name in self.excused)
-        self.surroundings = ShellEnvironment(self.server, self.weather, loop)
+        self.surroundings = ShellEnvironment(self.server, self.weather, loop, self.plan.settings)
+        self.jobs = JobController(self.server)
+        self.gang_steps = GangSteps(self)
+        is_undisturbed = not self.plan.rates and all(step.kind in CALM_KINDS for step in self.plan.steps)
+        self.gang_judge = GangJudge(
+            self.server, loop, self.jobs, self.judge.break_promise, is_undisturbed=is_undisturbed
+        )
         self.sessions: dict[str, SimulatedSession] = {}
         self.extenders: dict[str, ExtenderReplica | None] = {}
         self.controllers: dict[str, ControllersProcess] = {}
@@ -102,10 +110,16 @@ class SimulatedCluster:
         self._every(HEARTBEAT_SECONDS, lambda: [machine.beat() for machine in self.machines])
         self._every(BOOKMARK_SECONDS, self._bookmark)
         self._every(CLEANER_SECONDS, self._collect_garbage)
+        if self.plan.has_gangs:
+            self._every(JOBS_SECONDS, self.jobs.work)
+            self._every(LOOK_SECONDS, self._look_at_gangs)
 
     def _add_machine(self, node: str, ident: str) -> SimulatedNode:
-        clock = VirtualClock(self.loop, skew_seconds=self.weather.between(f"skew {ident}", -2.0, 2.0))
+        skew = self.plan.skew_seconds
+        clock = VirtualClock(self.loop, skew_seconds=self.weather.between(f"skew {ident}", -skew, skew))
         machine = SimulatedNode(node, ident, self.server, self.loop, self.weather, clock, self.judge.on_start)
+        if self.plan.has_gangs:
+            machine.allocatable = {"cpu": "64", "memory": "512Gi", "pods": "110", names.GPU_RESOURCE: str(DEVICES)}
         self.machines.append(machine)
         return machine
 
@@ -181,6 +195,10 @@ class SimulatedCluster:
             if node and f"{NODES_PATH}/{node}" not in self.server.objects:
                 self.server.delete(f"{PODS}/{pod['metadata']['name']}", force=True)
 
+    def _look_at_gangs(self) -> None:
+        for problem in self.gang_judge.overdue():
+            self.judge.break_promise(10, problem)
+
     def _every(self, seconds: float, act: Callable[[], Any]) -> None:
         def due() -> None:
             act()
@@ -192,7 +210,10 @@ class SimulatedCluster:
 
     def take(self, step: Step) -> None:
         """Carry out one step; one that makes no sense now changes nothing."""
-        getattr(self, "_" + step.kind.lower().replace(" ", "_"))(step)
+        if step.kind in GANG_KINDS:
+            self.gang_steps.take(step)
+        else:
+            getattr(self, "_" + step.kind.lower().replace(" ", "_"))(step)
 
     def _pod(self, step: Step) -> Object | None:
         return self.server.objects.get(f"{PODS}/{step.target}")
@@ -434,8 +455,11 @@ class SimulatedCluster:
             count = int(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_RESOURCE])
             room = idle if names.RESERVATION in pod["metadata"]["annotations"] else free
             roomy = [node for node, uuids in room.items() if len(uuids) >= count]
-            if not pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending" and roomy:
+            is_gated = bool(pod["spec"].get("schedulingGates"))
+            if not pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending" and roomy and not is_gated:
                 found.append(f"{pod['metadata']['uid']} waits for {count} GPUs while {roomy} have them")
+        whole = [len(self.machine(node).devices) for node in NODES]
+        found += self.gang_judge.problems([len(free[node]) for node in NODES], whole)
         for name, replica in self.extenders.items():
             found += self._memory_problems(name, replica, free)
         return found

@@ -5,6 +5,7 @@
     3  a pod is bound with all of its GPUs, each under a Lease of its own, or not at all
        A pod that names a reservation has GPUs of that alone, and nobody else has any of them.
     6  by uid alone: a successor of the same name inherits nothing and loses nothing
+    7  an agent that is dead looks dead, whatever its clock said and whoever has restarted
 
 "May use": a container runs with it, kubelet would start one, or the pod is bound with it and has not ended. `Broken`
 carries the promise and the story.
@@ -15,10 +16,12 @@ from typing import Any
 
 from atoll.api import names
 from atoll.cluster.leases import RESERVATION_NAMESPACE
-from tests.simulation.machines import SimulatedNode, machines_of, wanted_uuids
+from tests.simulation.machines import HEARTBEAT_DURATION_SECONDS, SimulatedNode, machines_of, wanted_uuids
 from tests.simulation.server import LEASES, PODS, Object, SimulatedServer
 
 TERMINAL = ("Succeeded", "Failed")
+SILENCE_SECONDS_MAX = HEARTBEAT_DURATION_SECONDS + 20.0
+"""A bind that was decided upon before may be carried out so much later."""
 
 
 class Broken(Exception):
@@ -43,7 +46,8 @@ class Judge:
         self.checks_count = 0
         server.listeners.append(self._on_write)
 
-    def _break(self, promise: int, text: str) -> None:
+    def break_promise(self, promise: int, text: str) -> None:
+        """Note the first breach."""
         if self.broken is None:
             self.broken = Broken(promise, text)
 
@@ -63,21 +67,26 @@ class Judge:
         if is_bound and not was_bound:
             self._on_binding(new, is_bound)
         elif wanted_uuids(old) != wanted_uuids(new):
-            self._break(1, f"the GPUs of {_name(new)} changed while it was bound")
+            self.break_promise(1, f"the GPUs of {_name(new)} changed while it was bound")
 
     def _on_binding(self, pod: Object, node: str) -> None:
         uid, uuids = pod["metadata"]["uid"], wanted_uuids(pod)
         count = int(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_RESOURCE])
         allocated, _, ids = pod["metadata"]["annotations"].get(names.ALLOCATED, "").rpartition(":")
         if len(uuids) != count or allocated != node or len(set(ids.split(","))) != count:
-            self._break(3, f"{_name(pod)} asked for {count} GPUs and was bound to {node} with {ids} = {sorted(uuids)}")
+            self.break_promise(
+                3, f"{_name(pod)} asked for {count} GPUs and was bound to {node} with {ids} = {sorted(uuids)}"
+            )
         leased = {
             lease["metadata"]["annotations"].get(names.LEASE_DEVICE_UUID)
             for lease in self._leases()
             if lease["spec"]["holderIdentity"].endswith(f"/{uid}")
         }
         if not uuids <= leased:
-            self._break(3, f"{_name(pod)} was bound without Leases for {sorted(uuids - leased)}")
+            self.break_promise(3, f"{_name(pod)} was bound without Leases for {sorted(uuids - leased)}")
+        silent = min(machine.silent_seconds for machine in machines_of(self._machines, node))
+        if silent > SILENCE_SECONDS_MAX:
+            self.break_promise(7, f"{_name(pod)} was bound to {node}, whose agent was not heard for {silent:.0f} s")
         is_inside = names.RESERVATION in pod["metadata"]["annotations"]
         marks = [
             names.RESERVATION in lease["metadata"]["annotations"]
@@ -86,11 +95,11 @@ class Judge:
             and lease["metadata"]["annotations"][names.LEASE_DEVICE_UUID] in uuids
         ]
         if any(mark is not is_inside for mark in marks):
-            self._break(3, f"{_name(pod)} was bound {'outside' if is_inside else 'inside'} of the reservation")
+            self.break_promise(3, f"{_name(pod)} was bound {'outside' if is_inside else 'inside'} of the reservation")
         for uuid in sorted(uuids):
             for other in self._users(node, uuid):
                 if other != uid:
-                    self._break(1, f"{uuid} was given to {_name(pod)} while {other} may still use it")
+                    self.break_promise(1, f"{uuid} was given to {_name(pod)} while {other} may still use it")
 
     def _on_lease_end(self, lease: Object) -> None:
         annotations = lease["metadata"]["annotations"]
@@ -100,7 +109,9 @@ class Judge:
         node, uuid = annotations[names.LEASE_NODE], annotations[names.LEASE_DEVICE_UUID]
         if uid in self._users(node, uuid):
             by = self._server.writer
-            self._break(1, f"Lease {lease['metadata']['name']} ended by {by} while its holder {uid} may use {uuid}")
+            self.break_promise(
+                1, f"Lease {lease['metadata']['name']} ended by {by} while its holder {uid} may use {uuid}"
+            )
 
     # Every container
 
@@ -110,7 +121,7 @@ class Judge:
         for uuid in sorted(machine.running[uid]):
             for other, uuids in machine.running.items():
                 if other != uid and uuid in uuids:
-                    self._break(1, f"containers of {uid} and {other} run on {uuid} of {machine.ident} at once")
+                    self.break_promise(1, f"containers of {uid} and {other} run on {uuid} of {machine.ident} at once")
 
     # Every request
 
@@ -122,7 +133,7 @@ class Judge:
         asked = [one for other_method, other_path, one in in_flight if (other_method, other_path) == ("POST", LEASES)]
         for other in asked:
             if other["metadata"]["name"] == name and other["spec"]["holderIdentity"] != holder:
-                self._break(1, f"one process promised {name} to {holder} and {other['spec']['holderIdentity']}")
+                self.break_promise(1, f"one process promised {name} to {holder} and {other['spec']['holderIdentity']}")
 
     # The end
 

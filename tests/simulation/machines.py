@@ -8,16 +8,18 @@ that lasts.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 from zlib import crc32
 
 from atoll.api import names
-from atoll.api.times import format_microtime
+from atoll.api.times import format_microtime, text_of
 from tests.builders import report_json
 from tests.simulation.faults import FaultPlan
+from tests.simulation.gangs import NEVER_READY
 from tests.simulation.server import HEARTBEATS, NODES, PODS, REPORTS, Object, ServerEvent, SimulatedServer
-from tests.simulation.virtual_time import VirtualClock, VirtualLoop
+from tests.simulation.virtual_time import START, VirtualClock, VirtualLoop
 
 DEVICES = 4
 PROFILE = "t4-4"
@@ -35,6 +37,7 @@ class WantedPod:
     name: str
     uuids: frozenset[str]
     is_ending: bool = False
+    becomes_ready: bool = False
 
 
 @dataclass(slots=True)
@@ -70,11 +73,19 @@ class SimulatedNode:
     position: int = 0
     node_uid: str = ""
     wanted_evidence: str = ""
+    beaten_seconds: float = 0.0
+    allocatable: dict[str, str] = field(default_factory=dict)
+    """What the Node offers beside devices, where anybody asks."""
 
     def __post_init__(self) -> None:
         if not self.devices:
             self.devices = {number: f"GPU-{self.ident}-{number}" for number in range(DEVICES)}
         self.cards.update(self.devices.values())
+
+    @property
+    def silent_seconds(self) -> float:
+        """Return for how long the agent has not been heard, by the only clock that is right."""
+        return self.loop.time() - self.beaten_seconds
 
     @property
     def boot_id(self) -> str:
@@ -140,7 +151,10 @@ class SimulatedNode:
                 self.wants.pop(uid, None)
                 self._later("force", (0.05, 2.0), self._stop, uid)
         elif uid not in self.wants and uid not in self.ended:
-            self.wants[uid] = WantedPod(event.object["metadata"]["name"], wanted_uuids(event.object))
+            annotations = event.object["metadata"].get("annotations", {})
+            becomes_ready = names.GANG in annotations and NEVER_READY not in annotations
+            name, uuids = event.object["metadata"]["name"], wanted_uuids(event.object)
+            self.wants[uid] = WantedPod(name, uuids, becomes_ready=becomes_ready)
             self._later("start", (0.02, 1.5), self._start, uid)
 
     def _would_run(self, event: ServerEvent) -> bool:
@@ -163,7 +177,10 @@ class SimulatedNode:
         self.cgroups.add(uid)
         self.on_start(self, uid)
         state = [{"name": "main", "state": {"running": {}}}]
-        self._write(uid, want.name, {"status": {"phase": "Running", "containerStatuses": state}})
+        status = {"phase": "Running", "containerStatuses": state}
+        if want.becomes_ready:
+            status["conditions"] = [{"type": "Ready", "status": "True"}]
+        self._write(uid, want.name, {"status": status})
 
     def crash(self, uid: str) -> None:
         """The pod's sandbox dies; kubelet starts it again after a while, as long as it wants the pod."""
@@ -171,7 +188,7 @@ class SimulatedNode:
             self.cgroups.discard(uid)
             self._later("restart", (1.0, 3.0), self._start, uid)
 
-    def finish(self, uid: str) -> None:
+    def finish(self, uid: str, *, has_failed: bool = False) -> None:
         """The containers end by themselves, and kubelet says so."""
         want = self.wants.pop(uid, None)
         if want is None or self.is_paused or not self.is_on:
@@ -181,7 +198,7 @@ class SimulatedNode:
         self.running.pop(uid, None)
         self.ended.add(uid)
         self._later("cgroup", (0.0, 1.0), self.cgroups.discard, uid)
-        self._write_end(uid, want.name, "Succeeded", "PodCompleted")
+        self._write_end(uid, want.name, *(("Failed", "PodFailed") if has_failed else ("Succeeded", "PodCompleted")))
 
     def _end_gracefully(self, uid: str, name: str = "") -> None:
         if self.is_paused or not self.is_on or not self.is_online:
@@ -258,6 +275,8 @@ class SimulatedNode:
         if path not in self.server.objects:
             self.server.create(path, {"metadata": {"name": self.node}})
         self.node_uid = self.server.objects[path]["metadata"]["uid"]
+        if self.allocatable and not self.server.objects[path].get("status", {}).get("allocatable"):
+            self.server.patch(path, {"status": {"allocatable": self.allocatable}})
         if self.server.objects[path].get("status", {}).get("nodeInfo", {}).get("bootID") != self.boot_id:
             self.server.patch(path, {"status": {"nodeInfo": {"bootID": self.boot_id}}})
         self.work(len(self._log()))
@@ -339,8 +358,11 @@ class SimulatedNode:
             "leaseDurationSeconds": HEARTBEAT_DURATION_SECONDS,
             "renewTime": format_microtime(self.clock.now()),
         }
-        if not self.server.patch(path, {"spec": spec}):
-            self.server.create(path, {"metadata": {"name": self.node}, "spec": spec})
+        now = text_of((START + timedelta(seconds=self.loop.time())).timestamp())
+        written = {"managedFields": [{"time": now, "fieldsV1": {"f:spec": {"f:renewTime": {}}}}]}
+        if not self.server.patch(path, {"metadata": written, "spec": spec}):
+            self.server.create(path, {"metadata": {"name": self.node, **written}, "spec": spec})
+        self.beaten_seconds = self.loop.time()
 
     def hear_of_request(self) -> None:
         """Somebody wants evidence: two complete readings that begin after that."""

@@ -15,6 +15,7 @@ PODS = 6
 RESERVING = ("p0", "p1", "p2")
 RESERVED_ONE_IN = 4
 """Of the histories this share has a reservation."""
+GANGS = 2
 NODES = ("n1", "n2")
 EXTENDERS = ("extender-0", "extender-1")
 CONTROLLERS = ("controllers-0", "controllers-1")
@@ -49,6 +50,22 @@ KINDS: dict[str, float] = {
 """What may happen, and how often beside each other."""
 
 
+GANG_KINDS: dict[str, float] = {
+    "create gang": 4.0,
+    "create unready gang": 1.0,
+    "finish member": 5.0,
+    "fail member": 2.0,
+    "collect member": 5.0,
+    "preempt member": 1.5,
+    "make gang anew": 2.0,
+    "lose status of gang": 1.0,
+    "replace by smaller gang": 1.0,
+}
+"""What may happen to gangs, in histories of their own."""
+CALM_KINDS = frozenset({*GANG_KINDS, "create", "finish", "delete"})
+"""What disturbs nobody's view."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One thing that happens at a time. `target` names a pod, node, process or collection; `number` is its size."""
@@ -73,6 +90,20 @@ class Plan:
     controllers_count: int = 1
     reserved_count: int = 0
     """GPUs of a GpuReservation, which the pods of RESERVING use and no others."""
+    skew_seconds: float = 2.0
+    """How far off the clocks of machines are at most."""
+    is_calm: bool = False
+    """Whether nothing is killed, cut or slow, so that what should happen at once does."""
+
+    @property
+    def has_gangs(self) -> bool:
+        """Tell whether any step is about gangs."""
+        return any(step.kind in GANG_KINDS for step in self.steps)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Return the controllers' settings: where gangs keep GPUs for themselves, nobody could be judged at rest."""
+        return {"gang_hold_seconds": 0.0, "preemption": False} if self.has_gangs else {}
 
     def __str__(self) -> str:
         weather = ", ".join(f"{kind} {rate:.2f}" for kind, rate in self.rates) or "calm"
@@ -106,6 +137,25 @@ def plan_of(seed: int, *, is_short: bool = False) -> Plan:
     return Plan(seed, steps, rates, controllers_count, reserved_count)
 
 
+def gang_plan_of(seed: int) -> Plan:
+    """Draw a history of gangs: half of them in calm weather, and all with machines whose clocks are off by minutes."""
+    rng = random.Random(seed)
+    is_calm = rng.random() < 0.5
+    kinds = {kind: weight * rng.choice((0.0, 1.0, 1.0, 3.0)) for kind, weight in GANG_KINDS.items()}
+    others = ("create", "finish") if is_calm else ("create", "finish", "kill controllers", "silence agent", "reboot")
+    kinds |= {kind: KINDS[kind] * (0.2 if kind == "create" else 1.0) for kind in others}
+    count = rng.randint(6, 16)
+    drawn = rng.choices(tuple(kinds), weights=tuple(kinds.values()), k=count)
+    begun = [_step(rng, 0.5 + 0.5 * number, "create gang") for number in range(rng.randint(1, 2))]
+    later = [
+        _step(rng, at, kind) for at, kind in zip(sorted(rng.uniform(3.0, 40.0) for _ in drawn), drawn, strict=True)
+    ]
+    faults = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS)
+    chosen = [] if is_calm else [kind for kind in faults if rng.random() < 0.3]
+    rates = tuple((kind, rng.choice((0.02, 0.05))) for kind in chosen)
+    return Plan(seed, (*begun, *later), rates, skew_seconds=600.0, is_calm=is_calm)
+
+
 def _ambush(rng: random.Random, step: Step) -> Step:
     """Return what happens to a pod just while it is being bound, or to those who bind it."""
     at = step.at_seconds + rng.choice((rng.uniform(0.02, 0.3), rng.uniform(0.3, 5.0)))
@@ -133,6 +183,8 @@ def _step(rng: random.Random, at: float, kind: str) -> Step:
         "slow watch": Step(at, kind, process, collection, number=seconds),
         "compact": Step(at, kind),
     }
+    if kind in GANG_KINDS:
+        return Step(at, kind, f"g{rng.randrange(GANGS)}", number=rng.choice((21, 22, 31, 41, 23, 34)))
     on_nodes = {
         "pause kubelet", "cut off node", "reboot", "delete node", "replace machine", "replace card", "sick card",
         "silence agent",

@@ -39,7 +39,11 @@ class Scheduler:
 
     def hear(self, pod: Object) -> None:
         """A pod changed; queue it if it waits."""
-        if pod["spec"].get("nodeName") or pod["metadata"].get("deletionTimestamp"):
+        if (
+            pod["spec"].get("nodeName")
+            or pod["metadata"].get("deletionTimestamp")
+            or pod["spec"].get("schedulingGates")
+        ):
             return
         if pod["status"].get("phase", "Pending") == "Pending":
             self._again(pod["metadata"]["name"], self._weather.between("informer", 0.001, 0.05))
@@ -73,6 +77,7 @@ class Scheduler:
     async def _schedule(self, pod: Object) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         nodes = sorted(node["metadata"]["name"] for node in self._server.collection("/api/v1/nodes"))
+        nodes = [node for node in nodes if node in _pinned_to(pod, nodes)]
         call = {"Pod": pod, "NodeNames": nodes}
         reply = await self._call("filter", call)
         feasible = (reply or {}).get("NodeNames") or []
@@ -134,3 +139,11 @@ class Scheduler:
 
     def _pause(self, name: str) -> float:
         return self._weather.between(f"backoff {name}", *BACKOFF_SECONDS)
+
+
+def _pinned_to(pod: Object, nodes: list[str]) -> list[str]:
+    """Return the nodes that the pod's affinity names; all where it names none."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity", {}).get(required, {})
+    fields = [one for term in affinity.get("nodeSelectorTerms", ()) for one in term.get("matchFields", ())]
+    return fields[0]["values"] if fields else nodes

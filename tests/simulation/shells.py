@@ -78,6 +78,7 @@ class ShellEnvironment:
     server: SimulatedServer
     weather: FaultPlan
     loop: VirtualLoop
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def session(self, name: str) -> SimulatedSession:
         """Return the network of one process."""
@@ -173,6 +174,7 @@ class ControllersProcess:
             lease_duration_seconds=14.0,
             renew_deadline_seconds=10.0,
             retry_seconds=4.0,
+            **self.surroundings.settings,
         )
         clock = self.surroundings.clock(self.name)
         client = self.surroundings.client(self.session)

@@ -7,6 +7,8 @@ was sent is carried out even if its sender has given up or died meanwhile: that 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import timedelta
+from email.utils import format_datetime
 from functools import lru_cache
 from typing import Any, Self
 from urllib.parse import parse_qsl
@@ -17,7 +19,7 @@ from yarl import URL
 
 from tests.simulation.faults import FaultPlan
 from tests.simulation.server import RefusedRequest, ServerEvent, SimulatedServer, canonical
-from tests.simulation.virtual_time import VirtualLoop
+from tests.simulation.virtual_time import START, VirtualLoop
 
 PROMPT_SECONDS = (0.001, 0.03)
 LATE_SECONDS = (2.0, 40.0)
@@ -52,8 +54,9 @@ class SimulatedAnswer:
     """Fits ClientResponse as far as the client reads it."""
 
     def __init__(self, status: int, chunks: AsyncIterator[bytes]) -> None:
+        now = START + timedelta(seconds=asyncio.get_running_loop().time())
         self.status = status
-        self.headers: dict[str, str] = {}
+        self.headers = {"Date": format_datetime(now, usegmt=True)}
         self.content = self
         self._chunks = chunks
 

@@ -7,7 +7,7 @@ back, containers that outlive their pod object. Times are moved a little by the 
 import random
 from dataclasses import replace
 
-from tests.simulation.plan import Plan, Step, plan_of
+from tests.simulation.plan import CALM_KINDS, Plan, Step, gang_plan_of, plan_of
 
 Rates = tuple[tuple[str, float], ...]
 BOTH = ("n1", "n2")
@@ -184,16 +184,62 @@ NEWEST_TRAPS: dict[str, tuple[tuple[Step, ...], Rates]] = {
     ),
 }  # fmt: skip
 """Beyond THOROUGH alone, with two controllers that contend for leadership."""
+GANG_TRAPS: dict[str, tuple[Step, ...]] = {
+    "a member is done and collected while the others run": (
+        Step(2.0, "create gang", "g0", number=41), Step(10.0, "finish member", "g0"),
+        Step(12.0, "collect member", "g0"), Step(14.0, "kill controllers", "controllers-0", number=2.0),
+        Step(35.0, "finish member", "g0"), Step(36.0, "finish member", "g0"), Step(37.0, "finish member", "g0"),
+        *(Step(38.0 + number, "collect member", "g0") for number in range(3)),
+    ),
+    "a gang that is not ready is made anew": (
+        Step(2.0, "create unready gang", "g0"), Step(8.0, "make gang anew", "g0"), Step(9.0, "create", "p0", number=1),
+    ),
+    "a gang that is not ready loses its status": (
+        Step(2.0, "create unready gang", "g0"), Step(8.0, "lose status of gang", "g0"),
+    ),
+    "one of the admission before still terminates": (
+        Step(2.0, "create gang", "g0", number=22), Step(9.0, "pause kubelet", "n1", number=25.0),
+        Step(9.1, "preempt member", "g0"), Step(22.0, "fail member", "g0"),
+    ),
+    "one of the admission before still terminates elsewhere": (
+        Step(2.0, "create gang", "g0", number=22), Step(9.0, "pause kubelet", "n2", number=25.0),
+        Step(9.1, "preempt member", "g0"), Step(22.0, "fail member", "g0"),
+    ),
+    "a gang that never fits gives way to one that does": (
+        Step(2.0, "create gang", "g0", number=34), Step(30.0, "replace by smaller gang", "g0"),
+    ),
+    "an agent is dead, its clock was ahead, and everybody starts anew": (
+        Step(2.0, "create gang", "g0", number=21), *(Step(3.0, "silence agent", node, number=400.0) for node in BOTH),
+        *(Step(115.0, "kill extender", f"extender-{one}", number=1.0) for one in range(2)),
+        Step(115.0, "kill controllers", "controllers-0", number=1.0), Step(130.0, "create", "p1", number=1),
+        Step(131.0, "create", "p2", number=2), Step(140.0, "create gang", "g1", number=21),
+    ),
+}  # fmt: skip
+"""Histories of gangs, whose machines' clocks are off by minutes."""
+GANGS_FROM = 1700
 LATER_FROM = 1200
 THOROUGH = 1500
 """Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
 
 
 def history_of(seed: int) -> Plan:
-    """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn."""
+    """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn. From
+    GANGS_FROM on every third is one of gangs, half of them traps."""
+    if seed >= GANGS_FROM and seed % 3 == 0:
+        return gang_trap_of(seed) if seed % 2 else gang_plan_of(seed)
     if seed < THOROUGH:
         return trap_of(seed, seed // 3) if seed % 3 == 0 else plan_of(seed)
     return trap_of(seed, seed // 12) if seed % 12 == 0 else plan_of(seed, is_short=True)
+
+
+def gang_trap_of(seed: int) -> Plan:
+    """Return a trap of gangs, its times moved a little."""
+    rng = random.Random(seed)
+    steps = list(GANG_TRAPS.values())[seed // 6 % len(GANG_TRAPS)]
+    moved = (replace(step, at_seconds=step.at_seconds + rng.uniform(0.0, JITTER_SECONDS)) for step in steps)
+    ordered = tuple(sorted(moved, key=lambda step: step.at_seconds))
+    is_calm = all(step.kind in CALM_KINDS for step in steps)
+    return Plan(seed, ordered, (), skew_seconds=600.0, is_calm=is_calm)
 
 
 def trap_of(seed: int, number: int) -> Plan:

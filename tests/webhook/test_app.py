@@ -15,8 +15,9 @@ from atoll.service.http import listening
 from atoll.service.metrics import Metrics
 from webhook.app import webhook_application
 from webhook.metrics import WebhookMetrics, webhook_metrics
+from webhook.pods import AdmittedPod
 from webhook.requests import ClaimLookup, ClaimMissing, Defaults
-from webhook.review import BODY_BYTES_MAX
+from webhook.review import BODY_BYTES_MAX, Denial
 from webhook.serving import ServingCertificate
 
 CLAIM = GpuClaim.model_validate({"metadata": {"name": "two", "uid": "u"}, "spec": {"devices": {"count": 2}}})
@@ -31,6 +32,13 @@ class FakeFinder:
     async def find(self, namespace: str, name: str) -> ClaimLookup:
         self.asked.append((namespace, name))
         return CLAIM if name == "two" else ClaimMissing()
+
+
+class NoDevices:
+    """A cluster in which nothing but Atoll hands out devices."""
+
+    async def refusal(self, namespace: str, pod: AdmittedPod) -> Denial | None:
+        return Denial(f"{namespace} knows better") if pod.spec.resource_claims else None
 
 
 def review(claim: str | None = "two", **request: Any) -> dict[str, Any]:
@@ -61,7 +69,7 @@ def metrics() -> WebhookMetrics:
 
 @pytest.fixture
 async def url(finder: FakeFinder, metrics: WebhookMetrics) -> AsyncIterator[str]:
-    app = webhook_application(claims=finder, defaults=Defaults(), metrics=metrics)
+    app = webhook_application(claims=finder, devices=NoDevices(), defaults=Defaults(), metrics=metrics)
     async with listening(app, "127.0.0.1", 0) as port:
         yield f"http://127.0.0.1:{port}/mutate"
 
@@ -107,6 +115,20 @@ async def test_the_template_of_a_claimed_job_is_patched(url: str, finder: FakeFi
         base64.b64decode(response["patch"])
     )
     assert finder.asked == [("team", "two")]
+
+
+async def test_other_devices_are_looked_up_for_pods_and_templates_with_gpus_alone(url: str) -> None:
+    """What a pod asks for beside Atoll's GPUs is somebody else's to know; without GPUs it is nobody's business here."""
+    spec = {"containers": [{"name": "main"}], "resourceClaims": [{"name": "d", "resourceClaimName": "c"}]}
+    template = {"metadata": {"annotations": {names.CLAIM: "two"}}, "spec": spec}
+    job = job_review()
+
+    claimed = await ask(url, object={"metadata": {"name": "p", **template["metadata"]}, "spec": spec})
+    unclaimed = await ask(url, object={"metadata": {"name": "p"}, "spec": spec})
+    written = await ask(url, **{**job, "object": {"spec": {"template": template}}})
+
+    assert (claimed["allowed"], unclaimed["allowed"], written["allowed"]) == (False, True, False)
+    assert "team knows better" in claimed["status"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 
 from atoll.api import names
 from controllers.certificates import KeyPair, make_authority, make_serving
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.clock import until
+from tests.fakes.listening import kubeconfig
 from webhook.__main__ import main, serve_webhook
 from webhook.settings import WebhookSettings
 
@@ -42,21 +42,6 @@ def authority() -> KeyPair:
     return make_authority(now=NOW, life=timedelta(days=30))
 
 
-def write_kubeconfig(folder: Path, url: str) -> Path:
-    """Write a kubeconfig of a server without authentication."""
-    kubeconfig = folder / "kubeconfig"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "clusters": [{"name": "test", "cluster": {"server": url}}],
-        "users": [{"name": "test", "user": {"token": "t"}}],
-    }
-    kubeconfig.write_text(yaml.safe_dump(content))
-    return kubeconfig
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[FakeApiServer]:
     async with FakeApiServer().running() as running:
@@ -67,7 +52,7 @@ async def server() -> AsyncIterator[FakeApiServer]:
 async def values(server: FakeApiServer, tmp_path: Path) -> AsyncIterator[WebhookSettings]:
     """Run the webhook beside the test and give its settings."""
     values = WebhookSettings(
-        kubeconfig=write_kubeconfig(tmp_path, server.url), host="127.0.0.1", port=free_port(), health_port=free_port()
+        kubeconfig=kubeconfig(tmp_path, server.url), host="127.0.0.1", port=free_port(), health_port=free_port()
     )
     task = asyncio.create_task(serve_webhook(values))
     yield values

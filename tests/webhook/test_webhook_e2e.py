@@ -246,6 +246,37 @@ def test_refusals_reach_the_user(site: Site, body: dict[str, Any], fragment: str
     assert 'admission webhook "pods.gpu.scheduling" denied the request' in done.stderr
 
 
+DEVICES = "resource.k8s.io/v1"
+
+
+def device_claim(name: str, device_class: str) -> dict[str, Any]:
+    """Return a ResourceClaimTemplate of one device."""
+    asked = {"requests": [{"name": "r", "exactly": {"deviceClassName": device_class}}]}
+    spec = {"spec": {"devices": asked}}
+    return {"apiVersion": DEVICES, "kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": spec}
+
+
+def test_gpus_by_kubernetes_own_allocation_beside_atolls_are_refused(site: Site) -> None:
+    """A claim of a class of GPUs is refused, a network card's is not, and neither concerns pods without GPUs."""
+    for name, driver in (("gpu", "gpu.nvidia.com"), ("nic", "dra.net")):
+        selectors = [{"cel": {"expression": f"device.driver == '{driver}'"}}]
+        site.apply(
+            {"apiVersion": DEVICES, "kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": selectors}}
+        )
+        site.apply(device_claim(name, name))
+
+    def using(name: str, claim_name: str | None, template: str) -> dict[str, Any]:
+        return pod(name, claim_name, resourceClaims=[{"name": "d", "resourceClaimTemplateName": template}])
+
+    refused = site.create(using("both", "two", "gpu"))
+    assert refused.returncode != 0
+    assert "DeviceClass 'gpu', and its devices are those of the driver gpu.nvidia.com" in refused.stderr
+    site.admit(using("with-nic", "two", "nic"))
+    site.admit(using("without-atoll", None, "gpu"))
+    missing = site.create(using("early", "two", "later"))
+    assert "ResourceClaimTemplate 'later' of resource claim 'd' does not exist" in missing.stderr
+
+
 def test_forged_annotations_are_stripped_with_a_warning(site: Site) -> None:
     """Also from a pod that asks for nothing: the prefix alone brings it to the webhook."""
     body = pod("forged")

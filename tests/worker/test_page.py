@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import yaml
 
 from devcluster.programs import DEFAULT_KUBERNETES
 from tests.docs_blocks import blocks, commands
+from tests.kubernetes_schemas import validate
 from tests.worker.conftest import REPOSITORY, Run
 from worker import preemption, settings, termination
 
@@ -113,7 +113,7 @@ def test_the_job_is_one_that_kubernetes_takes() -> None:
     """The manifest is valid, sets only variables that are read, and gives as much time as it says."""
     documents = list(yaml.safe_load_all(JOB.read_text(encoding="utf-8")))
     for document in documents:
-        kubernetes_validate.validate(document, ".".join(DEFAULT_KUBERNETES.split(".")[:2]), strict=True)
+        validate(document, ".".join(DEFAULT_KUBERNETES.split(".")[:2]), strict=True)
     pod = documents[1]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     variables = {entry["name"]: entry["value"] for entry in container["env"]}

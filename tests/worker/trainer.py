@@ -1,17 +1,23 @@
 """A training in a process of its own: every step hashes the state before it, so that the end tells of any step that was
 left out, done twice, or begun from a state that was never whole.
 
-    python trainer.py URI STEPS [--kept N] [--touch N | --call N --when before|after|half]
+Reads lines of JSON, each with its words (URI STEPS [--kept N] [--touch N | --call N --when before|after|half]) and its
+environment. Per line it forks a training, so that imports cost once, and answers with exit status and output.
 """
 
 import argparse
 import hashlib
+import json
 import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from tests.worker.faults import FaultyStore, kill_at_touch, kill_this_process
-from worker import Checkpoints
+from worker import Checkpoints, objects  # noqa: F401 - a client of clouds, before the forks
 from worker.places import allowed_place
 from worker.stores import open_store
 
@@ -43,7 +49,7 @@ def in_two_writes(state: bytes) -> object:
     return produce
 
 
-def main() -> None:
+def train(words: Sequence[str]) -> None:
     """Train to the end, or to the fault."""
     parser = argparse.ArgumentParser()
     parser.add_argument("uri")
@@ -52,7 +58,7 @@ def main() -> None:
     parser.add_argument("--touch", type=int, default=0)
     parser.add_argument("--call", type=int, default=0)
     parser.add_argument("--when", default="before")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO)
 
     place = allowed_place(options.uri, [options.uri])
@@ -69,8 +75,25 @@ def main() -> None:
         state = after(state, step)
         checkpoints.save(step, {"model": in_two_writes(state), "optimizer": b"momentum" * step}, loss=1 / step)
         print("saved", step, flush=True)
-    print("calls", faulty.calls)
+    print("calls", faulty.calls, flush=True)
     print("done", state.hex(), flush=True)
+
+
+def main() -> None:
+    """Serve until there are no more lines."""
+    for line in sys.stdin:
+        words, environment = json.loads(line)
+        with tempfile.TemporaryFile() as output:
+            child = os.fork()
+            if child == 0:
+                os.environ.update(environment)
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                train(words)
+                return
+            _, status = os.waitpid(child, 0)
+            output.seek(0)
+            print(json.dumps([os.waitstatus_to_exitcode(status), output.read().decode()]), flush=True)
 
 
 if __name__ == "__main__":

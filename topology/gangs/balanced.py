@@ -1,10 +1,10 @@
-"""Balanced placement: members spread evenly over few domains instead of filling one after the other.
+"""Balanced placement: spreads members evenly over few domains instead of filling one after the other.
 
-In: a Question in which a level is preferred. Out: Found, or None when there is no even spread or members are limited
-per domain above, and the ordinary way is taken. After Kueue's KEP-2724: for each group of siblings at the requested
-level, the domains one level lower are filled greedily; T is the most that every one of so many domains can hold alike.
-The group of largest T wins, then of fewest domains at the requested level. Domains that hold less than T are left out,
-the fewest that hold everything with least surplus are chosen, each takes T, and what is left is dealt out evenly.
+The DescentInput prefers a level. The result is None, and the ordinary search is used, if no even spread exists or
+members are limited per domain above. After Kueue's KEP-2724: for each group of siblings at the requested level, the
+domains one level lower are filled greedily; T is the most that all of them can hold equally. The group with the largest
+T wins, then with the fewest domains at the requested level. Domains that hold less than T are dropped, the fewest that
+hold everything with least surplus are chosen, each takes T, and the rest is distributed evenly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENTROPY_UNIT: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Siblings at the requested level as offers, with the offers of the domains that each of them fills."""
+    """Siblings at the requested level as offers, with the offers of the domains that each fills."""
 
     even: int
     siblings: tuple[DomainOffer, ...]
@@ -70,7 +70,7 @@ def _offer(question: DescentInput, level: int, domain: int, first: int = 0) -> D
 
 
 def _group(question: DescentInput, siblings: range) -> _Group | None:
-    """The evenness that the siblings allow, and what is left of them when too small domains are out."""
+    """The evenness that the siblings allow, and their remainder without domains that are too small."""
     level = question.level + _goes_lower(question)
     filled = {
         domain: tuple(
@@ -90,7 +90,7 @@ def _group(question: DescentInput, siblings: range) -> _Group | None:
 
 
 def _summed(domain: int, offers: Sequence[DomainOffer]) -> DomainOffer:
-    """A sibling of the requested level as the sum of the domains that are left in it; more even ones come first."""
+    """A sibling of the requested level as the sum of its remaining domains; more even ones come first."""
     units = sum(offer.units for offer in offers)
     losses = [offer.units - offer.units_led for offer in offers if offer.led]
     order = (-_entropy([offer.units for offer in offers]), domain)
@@ -104,7 +104,7 @@ def _entropy(sizes: Sequence[int]) -> int:
 
 
 def _evenness(question: DescentInput, offers: Sequence[DomainOffer]) -> int:
-    """T: 0 when the domains do not hold everything."""
+    """T; 0 if the domains do not hold everything."""
     left = sorted(offers, key=lambda one: (-one.led, -one.units_led, one.order))
     need, used, even = question.need, 0, question.need
     if question.shape.leader:
@@ -139,7 +139,7 @@ def _placed(question: DescentInput, group: _Group) -> DescentResult | None:
 
 
 def _dealt(need: int, picks: Sequence[Pick], offers: dict[int, DomainOffer]) -> tuple[Pick, ...]:
-    """Deal slices out evenly; a domain that is full gets no more, and the first ones get one more."""
+    """Distribute slices evenly; a full domain gets no more, and the first ones get one more."""
     room = {pick.domain: offers[pick.domain].units_led if pick.leader else offers[pick.domain].units for pick in picks}
     order = sorted(room, key=lambda domain: (-room[domain], offers[domain].order))
     given = dict.fromkeys(order, 0)

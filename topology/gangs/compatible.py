@@ -1,11 +1,10 @@
-"""Kueue's order: the same question answered as Kueue's topology-aware scheduling would, for those who move from it.
+"""Kueue's order: finds the places that Kueue's topology-aware scheduling would choose, for migration from Kueue.
 
-In: a Question. Out: Found, or None. After KEP-2724, in our own words. Domains are sorted by most slices, then fewest
-members, then names. If the first holds everything, the one that holds it with least left is taken; otherwise a
-preferred level goes one up, and at the top domains are taken one after the other, the last of them by best fit.
-Downwards the children of all chosen domains are sorted together above the slices, and per domain at and below them.
-Without a constraint the order is turned round: the smallest domains first. A leader goes to the first domain in order
-whose loss still leaves room for everything. Balanced requests have no order of Kueue's of their own here: see
+After KEP-2724. Domains are sorted by most slices, then fewest members, then names. If the first holds everything, the
+domain that holds it with least left is taken; otherwise a preferred level goes one up, and at the top, domains are
+taken one after the other, the last by best fit. Further down, the children of all chosen domains are sorted together
+above the slices, and per domain at and below them. Without a constraint the order is reversed: smallest domains first.
+A leader goes to the first domain that still leaves room for everything. For balanced requests see
 topology.gangs.balanced.
 """
 
@@ -20,8 +19,8 @@ from topology.gangs.model import Mode
 
 @dataclass(frozen=True, slots=True)
 class _Domain:
-    """units, units_led: what it holds, in slices or in groups of members. sorted_by: the units that its place in the
-    order is taken from, none below the slices. liking: negative where its hosts are preferred."""
+    """units, units_led: capacity in slices or in groups of members, without and with the leader. sorted_by: the units
+    that decide its place in the order, none below the slices. liking: negative if its hosts are preferred."""
 
     index: int
     units: int
@@ -38,7 +37,7 @@ class _Domain:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one domain takes, in the units it was asked in."""
+    """Share of one domain, in its own units."""
 
     index: int
     units: int
@@ -46,7 +45,7 @@ class _Share:
 
 
 def find_compatible(question: DescentInput) -> DescentResult | None:
-    """Places in Kueue's order; None where Kueue's rules find none."""
+    """Places in Kueue's order; None if Kueue's rules find none."""
     if not question.tree.size(question.level):
         return None
     ascending = question.mode is Mode.UNCONSTRAINED
@@ -66,7 +65,7 @@ def find_compatible(question: DescentInput) -> DescentResult | None:
 
 
 def _domains(question: DescentInput, level: int, indices: Iterable[int], unit: int) -> list[_Domain]:
-    """Domains of a level: in slices down to the slice level, below in groups of `unit` members."""
+    """Domains of a level, in slices down to the slice level, below it in groups of `unit` members."""
     counts = question.counts
     in_slices = level <= question.shape.level
     units, units_led = (

@@ -1,10 +1,10 @@
-"""Phase one: how many members and whole slices every domain could hold, rolled up from the hosts.
+"""Phase one: members and whole slices that every domain could hold, rolled up from the hosts.
 
-In: capacities per host, with and without the leader beside them, and the shape of the slices. Out: `Counts` per level.
-A domain holds the sum of its children, each rounded down to whole inner slices where those end at the child's level,
-and no more than its limit and those above it. With the leader inside it holds that sum less the smallest loss over the
-children that can take the leader. At the slice level slices are members divided by the size; above, the sum of the
-children's slices. These are exact: a domain can hold n slices (and the leader) if and only if its count says so.
+Gives `Counts` per level from the capacities per host (with and without the leader) and the shape of the slices. A
+domain holds the sum of its children, each rounded down to whole inner slices if those end at the child's level, up to
+its own limit and those above it. With the leader it holds that sum less the smallest loss over the children that can
+take the leader. At the slice level, slices are members divided by the size; above, the sum of the children's slices.
+The counts are exact: a domain can hold n slices (and the leader) if and only if its count says so.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NEVER: Final = np.int64(1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """How members come in groups. size, level: the outermost slice (1 at the hosts' level when there is none). inner:
-    per level below it, the size of which every domain takes a multiple. leader: whether one leader comes with them."""
+    """Grouping of members. size, level: the outermost slice (1 at the hosts' level without slices). inner: per level
+    below it, the size of which every domain takes a multiple. leader: one leader comes with them."""
 
     size: int
     level: int
@@ -38,8 +38,8 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """Arrays per level. slices: meaningful down to the slice level. led: whether the leader fits; members_led and
-    slices_led: what fits beside it there, equal to the others where it does not fit or there is none."""
+    """Arrays per level. slices: valid down to the slice level. led: the leader fits; members_led and slices_led: what
+    fits beside it, equal to the others if it does not fit or there is none."""
 
     members: tuple[Ints, ...]
     members_led: tuple[Ints, ...]
@@ -60,7 +60,7 @@ class _Row:
 def count_up(
     tree: DomainTree, capacity: Ints, *, beside: Ints, led: Bools, shape: GroupShape, room: Mapping[int, Ints]
 ) -> Counts:
-    """Roll capacities per host up to the highest level. beside: capacity with the leader there, read where `led`."""
+    """Roll capacities per host up to the highest level. beside: capacity with the leader there, valid where `led`."""
     limits = _limits(tree, room)
     if tree.hosts in limits:
         capacity, beside = np.minimum(capacity, limits[tree.hosts]), np.minimum(beside, limits[tree.hosts])
@@ -78,8 +78,8 @@ def count_up(
 
 
 def _limits(tree: DomainTree, room: Mapping[int, Ints]) -> dict[int, Ints]:
-    """Per level, what each domain may take at most by its own limit and by those above it; no level above the first
-    limit is named."""
+    """Per level, the most that each domain may take by its own limit and those above it; levels above the first limit
+    are absent."""
     limits: dict[int, Ints] = {}
     for level in range(min(room, default=tree.hosts + 1), tree.hosts + 1):
         first_hosts = np.searchsorted(tree.above[level], np.arange(tree.size(level)))

@@ -1,14 +1,12 @@
-"""Phase two: which domains, level by level downwards, until every member has a host.
+"""Phase two: choose domains level by level downwards, until every member has a host.
 
-The result is `DescentResult`, hosts with their counts, or None. The level is the lowest that the request allows where
-one domain holds everything. Then downwards: above the slices the children of all chosen domains compete, at and below
-them each domain fills its own. Where that uses more domains of the requested level than needed, they are chosen
-straight from the top, see topology.gangs.straight.
+The start is the lowest allowed level at which one domain holds everything. Further down, the children of all chosen
+domains compete above the slices; at and below them each domain fills its own. If that uses more domains of the
+requested level than needed, they are chosen directly from the top, see topology.gangs.straight.
 
-Total order of what is found: fewest domains at the requested level, then at each lower level; then least surplus of
-the domain that holds everything, hosts that are liked more, least free GPUs, least members that would have fitted,
-names. Bounded: at most CANDIDATES_MAX domains of a level are followed down, and above the requested level two sets of
-children.
+Total order of results: fewest domains at the requested level, then at each lower level; then least surplus of the
+domain that holds everything, preferred hosts, least free GPUs, least members that would have fitted, names. Bounded:
+at most CANDIDATES_MAX domains of a level are followed down, and above the requested level two sets of children.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ from topology.quality import Bools, Ints
 
 CANDIDATES_MAX: Final = 8
 STEPS_MAX: Final = 200_000
-"""Siblings looked at in one search."""
+"""Limit of siblings examined in one search."""
 
 
 @dataclass(slots=True)
 class StepBudget:
-    """Counts steps; bounded once a limit was hit."""
+    """Counts steps; `bounded` once a limit is hit."""
 
     steps: int = 0
     bounded: bool = False
@@ -45,15 +43,15 @@ class StepBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether only the first candidate of each choice is followed from now on."""
+        """True if only the first candidate of each choice is followed from now on."""
         return self.steps > STEPS_MAX
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DescentInput:
-    """level: index of the requested one. need: slices. weights: per level, what is lost to others when a domain is
-    used: free GPUs. likings: per level, negative where hosts are preferred. room: per level above the hosts where
-    members are limited, how many each domain takes: its count holds for it alone. apart: so do all others."""
+    """level: index of the requested level. need: slices. weights: per level, free GPUs lost to others if a domain is
+    used. likings: per level, negative if hosts are preferred. room: per level above the hosts with a limit of members,
+    how many each domain takes; its count holds for it alone. apart: all other counts do too."""
 
     tree: DomainTree
     counts: Counts
@@ -68,13 +66,13 @@ class DescentInput:
     budget: StepBudget = field(default_factory=StepBudget)
 
     def is_apart(self, level: int) -> bool:
-        """Whether children of domains of a level may not compete: each fills its own."""
+        """True if children of a level's domains may not compete: each domain fills its own."""
         return self.apart or level + 1 > self.shape.level or any(limited <= level for limited in self.room)
 
 
 @dataclass(frozen=True, slots=True)
 class HostCount:
-    """Members of one host, and whether the leader is there."""
+    """Members on one host, and whether the leader is there."""
 
     host: int
     members: int
@@ -83,7 +81,7 @@ class HostCount:
 
 @dataclass(frozen=True, slots=True)
 class DescentResult:
-    """level: index of the level of which one domain holds all; -1 when several of the highest do. spread: domains
+    """level: index of the level at which one domain holds all; -1 if it takes several of the highest. spread: domains
     used at the requested level and at each lower one."""
 
     level: int
@@ -98,7 +96,7 @@ class DescentResult:
 
 
 def find(question: DescentInput) -> DescentResult | None:
-    """The best places for all slices (and the leader); None when they do not fit as near as is required."""
+    """Best places for all slices (and the leader); None if they do not fit as near as required."""
     for level in _levels(question):
         candidates = np.flatnonzero(_holds_all(question, level))
         if len(candidates):
@@ -121,7 +119,7 @@ def _levels(question: DescentInput) -> Iterable[int]:
 
 
 def _holds_all(question: DescentInput, level: int) -> Bools:
-    """Which domains of a level at or above the slices hold everything."""
+    """Domains of a level at or above the slices that hold everything."""
     counts = question.counts
     if not question.shape.leader:
         return counts.slices[level] >= question.need
@@ -130,7 +128,7 @@ def _holds_all(question: DescentInput, level: int) -> Bools:
 
 
 def _best_of(question: DescentInput, level: int, candidates: Ints) -> DescentResult | None:
-    """Follow the most promising domains down, and the one that would be left with least."""
+    """Follow the most promising domains down, and the one that would have least left."""
     surplus = question.counts.slices[level][candidates] - question.need
     likings, weights = question.likings[level][candidates], question.weights[level][candidates]
     near = _needed(question, level, question.level)[candidates]
@@ -169,8 +167,8 @@ def _landed(
 def _straight(
     question: DescentInput, start: int, picks: Sequence[Pick], hosts: Sequence[HostCount] | None, *, within: int
 ) -> tuple[HostCount, ...] | None:
-    """The fewest domains of the requested level below the one pick (or, with `within` -1, below everything); None
-    where what was found has no more of them than there must be."""
+    """The fewest domains of the requested level below the one pick (or, with `within` -1, below everything); None if
+    the result so far has no more of them than necessary."""
     tree, level = question.tree, question.level
     if start >= level:
         return None
@@ -188,7 +186,7 @@ def _straight(
 
 
 def _crowded(question: DescentInput, start: int, offers: Sequence[DomainOffer]) -> list[DomainOffer]:
-    """The offers in another order: of equals those first that lie in the roomiest of the domains between."""
+    """The offers in another order: of equal ones, those in the roomiest intermediate domains first."""
     tree, level = question.tree, question.level
 
     def order(offer: DomainOffer) -> tuple[int, ...]:
@@ -233,7 +231,7 @@ def down(question: DescentInput, level: int, picks: Sequence[Pick]) -> tuple[Hos
 
 
 def _each(question: DescentInput, level: int, picks: Sequence[Pick]) -> tuple[Pick, ...]:
-    """Children for each domain by itself, in units of the groups that they take whole."""
+    """Children of each domain by itself, in units of whole groups."""
     shape = question.shape
     at = shape.unit(level + 1)
     chosen: list[Pick] = []
@@ -248,7 +246,7 @@ def _each(question: DescentInput, level: int, picks: Sequence[Pick]) -> tuple[Pi
 
 
 def _choices(question: DescentInput, level: int, domains: Iterable[int], need: int, *, leader: bool) -> Iterator[Picks]:
-    """The set of least surplus, and down to the requested level the greedy one too, which may need fewer below."""
+    """The set of least surplus and, down to the requested level, the greedy one, which may need fewer domains below."""
     unit = question.shape.size if level <= question.shape.level else 1
     offers = _offers(question, level, domains, unit=unit)
     first = fewest(offers, need, leader=leader)
@@ -262,7 +260,7 @@ def _choices(question: DescentInput, level: int, domains: Iterable[int], need: i
 
 
 def _offers(question: DescentInput, level: int, domains: Iterable[int], *, unit: int) -> list[DomainOffer]:
-    """What siblings offer. Down to the slice level in slices, below in groups of `unit` members."""
+    """Offers of siblings, in slices down to the slice level, below it in groups of `unit` members."""
     counts = question.counts
     index = np.fromiter(domains, dtype=np.int64)
     question.budget.spend(len(index))
@@ -295,7 +293,7 @@ def spread_of(question: DescentInput, hosts: Sequence[HostCount]) -> tuple[int, 
 
 
 def _needed(question: DescentInput, level: int, target: int) -> Ints:
-    """Per domain of `level`, how many domains of a lower level it takes at least; the leader is left out."""
+    """Per domain of `level`, the least number of lower-level domains needed, without the leader."""
     tree, shape = question.tree, question.shape
     if target <= level:
         return np.ones(tree.size(level), dtype=np.int64)

@@ -1,8 +1,8 @@
-"""How many members' GPUs really fit on one host, and which: sets for all members of a host together.
+"""Sets of GPUs for all members of one host together, and the number of members that fit.
 
-In: a Board (a machine), its free positions, wants (an ask, the masks it may use, how many members). Out: the most
-members of one more kind that fit beside others, and disjoint sets for all of them. Exact on machines of up to
-EXACT_DEVICES_MAX GPUs; above, sets are taken one after the other, best first, which may find fewer.
+Given a MachineRef, its free positions and wants (a request, the masks it may use, the number of members), finds the
+most members of one more kind that fit beside others, and disjoint sets for all. Exact on machines of up to
+EXACT_DEVICES_MAX GPUs; above, sets are taken greedily, best first, which may find fewer.
 
 Order of the sets of a host: least sum of ranks (see topology.tables) plus what the rest loses, then the sets,
 lexicographically.
@@ -26,14 +26,14 @@ from topology.tables import admitted_sets, in_one_island
 EXACT_DEVICES_MAX: Final = 8
 ANSWERS_MAX: Final = 1 << 16
 PREFERENCE: Final = 1e6
-"""A model further down in the claim costs more than any set of the first."""
+"""A later model in the claim costs more than any set of the first."""
 DECIMALS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class MemberDevices:
-    """What one member wants of a host's GPUs. masks: empty admits every position. one_island: sets that span islands
-    do not count."""
+    """One member's request for a host's GPUs. masks: empty admits every position. one_island: sets that span islands do
+    not count."""
 
     ask: DeviceRequest
     masks: tuple[int, ...] = ()
@@ -42,14 +42,14 @@ class MemberDevices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MachineRef:
-    """A Machine that is compared by identity, so that caches need not hash its links. Get it from `machine_ref`."""
+    """A Machine that is compared by identity, so that caches need not hash its links. Use `machine_ref` to get it."""
 
     machine: Machine
 
 
 @lru_cache(maxsize=1024)
 def machine_ref(machine: Machine) -> MachineRef:
-    """The one Board of a machine."""
+    """The one MachineRef of a machine."""
     return MachineRef(machine)
 
 
@@ -59,7 +59,7 @@ Sets = tuple[int, ...]
 
 @lru_cache(maxsize=ANSWERS_MAX)
 def most(machine_ref: MachineRef, free: int, held: Wants, want: MemberDevices) -> int:
-    """How many members with `want` fit beside those in `held`; 0 when not even those fit."""
+    """Members with `want` that fit beside those in `held`; 0 if not even those fit."""
     free &= machine_ref.machine.full
     if machine_ref.machine.count > EXACT_DEVICES_MAX:
         return _most_greedy(machine_ref, free, held, want)
@@ -71,7 +71,7 @@ def most(machine_ref: MachineRef, free: int, held: Wants, want: MemberDevices) -
 
 
 def fits(machine_ref: MachineRef, free: int, wants: Wants) -> bool:
-    """Whether disjoint sets for all exist."""
+    """True if disjoint sets for all exist."""
     if sum(want.ask.count * count for want, count in wants) > free.bit_count():
         return False
     if all(_is_plain(machine_ref, want) for want, _ in wants):
@@ -80,7 +80,7 @@ def fits(machine_ref: MachineRef, free: int, wants: Wants) -> bool:
 
 
 def sets_for(machine_ref: MachineRef, free: int, wants: Wants) -> tuple[Sets, ...] | None:
-    """Disjoint sets, per want one for each of its members; None when they do not fit."""
+    """Disjoint sets, one for each member of each want; None if they do not fit."""
     free &= machine_ref.machine.full
     if machine_ref.machine.count > EXACT_DEVICES_MAX:
         return _sets_greedy(machine_ref, free, wants)
@@ -92,20 +92,20 @@ def sets_for(machine_ref: MachineRef, free: int, wants: Wants) -> tuple[Sets, ..
 
 
 def add(held: Wants, want: MemberDevices, count: int) -> Wants:
-    """The wants with some more members of one kind."""
+    """The wants with more members of one kind."""
     if any(other == want for other, _ in held):
         return tuple((other, had + count if other == want else had) for other, had in held)
     return (*held, (want, count))
 
 
 def has_one_island(machine: Machine) -> bool:
-    """Whether every set lies in one island anyway."""
+    """True if every set lies in one island anyway."""
     return len(islands(machine)) == 1
 
 
 @lru_cache(maxsize=ANSWERS_MAX)
 def _is_plain(machine_ref: MachineRef, want: MemberDevices) -> bool:
-    """Whether every set of the right size will do, so that counting is enough."""
+    """True if any set of the right size will do, so that counting is enough."""
     ask = want.ask
     unconditional = ask.interconnect is Interconnect.ANY and ask.min_bandwidth_gbps == 0
     anywhere = (
@@ -117,7 +117,7 @@ def _is_plain(machine_ref: MachineRef, want: MemberDevices) -> bool:
 
 @lru_cache(maxsize=4096)
 def _candidates(machine_ref: MachineRef, want: MemberDevices) -> tuple[tuple[float, int, int], ...]:
-    """(cost, place in the order of sets, mask) of every set that one member may get."""
+    """(cost, rank in the order of sets, mask) of every set that one member may get."""
     if want.ask.count > machine_ref.machine.count:
         return ()
     sets = admitted_sets(machine_ref.machine, want.ask)
@@ -133,7 +133,7 @@ def _candidates(machine_ref: MachineRef, want: MemberDevices) -> tuple[tuple[flo
 
 @lru_cache(maxsize=256)
 def _kept(machine: Machine, policy: Policy) -> tuple[float, ...]:
-    """What every free set costs to be left with, as topology.tables weighs it."""
+    """Cost of leaving each free set, as topology.tables weighs it."""
     weights = POLICIES[policy]
     if weights.crowd:
         return tuple((weights.near * pair_sums(crowding(machine))).tolist())
@@ -142,7 +142,7 @@ def _kept(machine: Machine, policy: Policy) -> tuple[float, ...]:
 
 @lru_cache(maxsize=ANSWERS_MAX)
 def _best(machine_ref: MachineRef, free: int, wants: Wants) -> tuple[float, Sets, Sets] | None:
-    """Least cost, places in the order of sets, and sets, for all wants in turn."""
+    """Least cost, ranks in the order of sets, and the sets, for all wants in turn."""
     first = next((position for position, (_, count) in enumerate(wants) if count), None)
     if first is None:
         return _kept(machine_ref.machine, wants[-1][0].ask.policy)[free] if wants else 0.0, (), ()
@@ -183,7 +183,7 @@ def _sets_greedy(machine_ref: MachineRef, free: int, wants: Wants) -> tuple[Sets
 
 @lru_cache(maxsize=ANSWERS_MAX)
 def _next_greedy(machine_ref: MachineRef, free: int, want: MemberDevices) -> int | None:
-    """The best set of the first mask that serves it."""
+    """The best set of the first mask that can serve the want."""
     for allowed in want.masks or (machine_ref.machine.full,):
         answer = choose(machine_ref.machine, free & allowed & machine_ref.machine.full, want.ask)
         if isinstance(answer, Choice) and not (want.one_island and len(answer.islands) > 1):

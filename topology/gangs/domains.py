@@ -1,8 +1,7 @@
-"""How much of a gang every domain could hold, level by level: what a person wants to see where a gang finds no place.
+"""How much of a gang every domain could hold, level by level, to explain a gang that finds no place.
 
-In: a gang and a snapshot, as the search gets them. Out: DomainFits, each pod set by itself, with the hosts that are out
-for which reason. The numbers are those that the search chooses by (topology.gangs.counts), so that a domain can hold so
-many if and only if it says so.
+Gives DomainFits for each pod set by itself, with the excluded hosts by reason. The search chooses by the same numbers
+(topology.gangs.counts), and they are exact.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from topology.gangs.requests import PlacementUnit, units_of
 from topology.gangs.snapshot import HostSnapshot
 
 DOMAINS_MAX: Final = 64
-"""Domains of one level that are told, the roomiest first."""
+"""Limit of domains listed per level, the roomiest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainFit:
-    """One domain: how many of the pods (or slices) that are needed fit there by themselves, and why hosts take none.
+    """One domain: how many of the needed pods (or slices) fit there, and why hosts take none.
 
     level, path: both empty for all hosts together.
     """
@@ -42,8 +41,8 @@ class DomainFit:
 
 
 def domain_fits(gang: Gang, snapshot: HostSnapshot) -> tuple[DomainFit, ...]:
-    """Return every pod set's domains, all hosts first, then level by level downwards to that of its slices; a level's
-    roomiest domains first, then by name. Empty for a request that the topology cannot answer."""
+    """Return every pod set's domains: all hosts first, then level by level down to that of its slices; within a level
+    the roomiest first, then by name. Empty for a request that the topology cannot answer."""
     units = units_of(gang, snapshot.tree)
     if isinstance(units, PlacementRefusal):
         return ()

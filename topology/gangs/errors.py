@@ -1,8 +1,8 @@
-"""Faults of gang search.
+"""Errors of gang search.
 
 GangError   a gang, a host or a snapshot that contradicts itself (no member, two hosts of one name, ...)
 
-It is a TopologyError (see topology.errors). A gang that does not fit is no fault: it is a Refusal (see
+It is a TopologyError (see topology.errors). A gang that does not fit is a PlacementRefusal, not an error (see
 topology.gangs.model).
 """
 
@@ -12,7 +12,7 @@ from topology.errors import TopologyError
 
 
 class GangError(TopologyError):
-    """A question that no cluster could be asked."""
+    """An invalid gang, host or snapshot."""
 
     def __init__(self, problem: str, *, value: object) -> None:
         self.problem = problem

@@ -1,8 +1,7 @@
-"""Members by rank: which host and which GPUs each of them gets.
+"""Host and GPUs of each member, by rank.
 
-In: the hosts that a search found for each unit. Out: a Placement. Hosts stand in the order of their paths and are
-filled one after the other, so members of consecutive ranks share the lowest common domain, and every slice is a run of
-ranks.
+Makes a Placement of the hosts found for each unit. Hosts are filled one after the other in the order of their paths, so
+members of consecutive ranks share the lowest common domain, and every slice is a run of ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def placement_of(
     occupancy: SearchOccupancy,
     budget: StepBudget,
 ) -> Placement:
-    """Name hosts and GPUs for every rank of every pod set, in the gang's order."""
+    """Assign hosts and GPUs to every rank of every pod set, in the gang's order."""
     counts: dict[str, list[tuple[int, int]]] = {pod_set.name: [] for pod_set in gang.pod_sets}
     for unit, found in zip(units, founds, strict=True):
         for place in sorted(found.hosts, key=lambda one: one.host):
@@ -52,7 +51,7 @@ def placement_of(
 def device_sets(occupancy: SearchOccupancy) -> Sets:
     """GPUs per host and pod set, one set per member; sets of one host are chosen together.
 
-    Raises GangError when the GPUs of a host cannot serve what was promised there, which capacities rule out.
+    Raises GangError if a host's GPUs cannot serve what was promised there, which capacities rule out.
     """
     snapshot = occupancy.snapshot
     sets: Sets = {}
@@ -71,7 +70,7 @@ def device_sets(occupancy: SearchOccupancy) -> Sets:
 
 
 def shared_level(tree: DomainTree, hosts: Sequence[int]) -> str:
-    """Name of the lowest level of which one domain holds all these hosts; empty when there is none."""
+    """Name of the lowest level at which one domain holds all these hosts; empty if there is none."""
     index = np.array(hosts, dtype=np.int64)
     for level in range(tree.hosts, -1, -1):
         if len(np.unique(tree.above[level][index])) == 1:
@@ -80,7 +79,7 @@ def shared_level(tree: DomainTree, hosts: Sequence[int]) -> str:
 
 
 def domain_path(snapshot: HostSnapshot, host: int) -> tuple[str, ...]:
-    """A host's path with its own name at the end, once."""
+    """A host's path, ending in its own name once."""
     path, name = snapshot.hosts[host].path, snapshot.hosts[host].name
     return path if path and path[-1] == name else (*path, name)
 

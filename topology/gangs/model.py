@@ -1,8 +1,7 @@
-"""What gang search is asked and what it answers, as frozen values.
+"""Input and results of gang search, as frozen values.
 
-In: hosts with what is free on them, and a gang of pod sets. Out: a Placement for every member, or a Refusal with
-counted reasons. Separate, because controllers, command line and benchmarks build questions while only the search
-answers them.
+Given hosts with their free resources and a gang of pod sets, the search gives a Placement for every member, or a
+PlacementRefusal with counted reasons.
 
 Levels are names, highest first, such as ("block", "rack", "clique"). A host's path has one name per level; equal names
 under different parents are different domains. The host itself is always below the lowest level, and may be asked for by
@@ -34,11 +33,11 @@ NO_MASKS: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Host:
-    """One host and what may still be given out on it.
+    """One host and what is still free on it.
 
     path: domain names per level, highest first. free: counted resources in whole units, such as cpu in thousandths,
-    memory in bytes, pods; what is missing counts as zero. machine, free_mask: the GPUs; None where there are none.
-    kind: names the cards, see PodSet.admitted. spare: taken only when nothing else serves as well.
+    memory in bytes, pods; a missing resource counts as zero. machine, free_mask: the GPUs; None without GPUs.
+    kind: names the cards, see PodSet.admitted. spare: used only if nothing else serves as well.
     """
 
     name: str
@@ -51,14 +50,14 @@ class Host:
 
 
 class Mode(StrEnum):
-    """How strictly a level is meant."""
+    """How strictly a level applies."""
 
     REQUIRED = "required"
     """One domain of the level or nothing."""
     PREFERRED = "preferred"
-    """One domain of the level; else one of the next higher, and so on; else as few domains as possible."""
+    """One domain of the level; else one of the next higher level, and so on; else as few domains as possible."""
     UNCONSTRAINED = "unconstrained"
-    """Anywhere: few hosts, those that are used most."""
+    """Anywhere: few hosts, the most used first."""
     AUTO = "auto"
     """One domain of the lowest level that holds everything."""
 
@@ -77,7 +76,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class TopologyRequest:
-    """Where members may lie to each other. level: needed by REQUIRED and PREFERRED, ignored else.
+    """Placement of members relative to each other. level: needed by REQUIRED and PREFERRED, ignored otherwise.
 
     slices: outermost first, each at a lower level and of a size that divides the one before. balanced: with PREFERRED,
     spread evenly over the domains instead of filling them one after the other.
@@ -103,11 +102,11 @@ class PodSet:
 
     needs: counted resources of one member, in the units of Host.free; callers add {"pods": 1}. ask: its GPUs.
     admitted: per Host.kind, masks of positions that the ask may use, in order of preference, one mask per model; a kind
-    that is not named admits every position. excluded: hosts that kube-scheduler would refuse, with a short constant
+    not listed admits every position. excluded: hosts that kube-scheduler would refuse, with a short constant
     reason. preferences: per host, higher is better (preferred affinity, PreferNoSchedule as a negative one).
     apart: names of pod sets whose members may not share a host with these. group: pod sets of one group are placed as
-    one: the smallest is the leader, and the request of the largest holds for all of them.
-    min_count: how many are enough; None means all.
+    one: the smallest is the leader, and the largest one's request holds for all.
+    min_count: the number that is enough; None means all.
     """
 
     name: str
@@ -132,7 +131,7 @@ class PodSet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gang:
-    """Pod sets that start together. whole: where all of them may lie to each other, beside their own requests."""
+    """Pod sets that start together. whole: a request for all of them together, beside their own."""
 
     pod_sets: tuple[PodSet, ...]
     whole: TopologyRequest = TopologyRequest()
@@ -154,8 +153,8 @@ class PlacedMember:
 
 @dataclass(frozen=True, slots=True)
 class DomainCount:
-    """How many members lie in one domain. path: names from the highest level down; the last is a host's own name where
-    the domain is a host."""
+    """Number of members in one domain. path: names from the highest level down; the last is the host's name if the
+    domain is a host."""
 
     path: tuple[str, ...]
     count: int
@@ -163,8 +162,8 @@ class DomainCount:
 
 @dataclass(frozen=True, slots=True)
 class PodSetPlacement:
-    """Places of one pod set's members, by rank. level: the lowest level of which one domain holds all of them; empty
-    when not even one domain of the highest does. domains: per host, in the order of ranks."""
+    """Places of one pod set's members, by rank. level: the lowest level at which one domain holds all; empty if no
+    domain of the highest does. domains: per host, in the order of ranks."""
 
     pod_set: str
     level: str
@@ -173,14 +172,14 @@ class PodSetPlacement:
 
     @property
     def count(self) -> int:
-        """How many members have a place."""
+        """Number of members with a place."""
         return len(self.members)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Places for all, in the order of the gang's pod sets. levels: names, highest first. steps: what the search cost;
-    bounded: a limit was hit, a better placement may exist."""
+    """Places for all, in the order of the gang's pod sets. levels: names, highest first. steps: cost of the search;
+    bounded: a limit was hit, so a better placement may exist."""
 
     levels: tuple[str, ...]
     assignments: tuple[PodSetPlacement, ...]
@@ -189,17 +188,17 @@ class Placement:
 
 
 class Order(StrEnum):
-    """Which of several right placements is taken."""
+    """Order of valid placements."""
 
     NEAREST = "nearest"
-    """Our own: fewest domains, then least damage to what remains. Never more domains of the requested level than
-    KUEUE's."""
+    """Atoll's own: fewest domains, then least damage to what remains. Never more domains of the requested level than
+    KUEUE."""
     KUEUE = "kueue"
     """As Kueue's topology-aware scheduling would choose."""
 
 
 class Cause(StrEnum):
-    """What kind of refusal it is."""
+    """Kind of refusal."""
 
     NO_LEVEL = "no such level"
     """The topology lacks a level that the request names."""
@@ -207,13 +206,13 @@ class Cause(StrEnum):
     NO_DOMAIN = "no domain"
     """No host has a place in the topology."""
     NO_FIT = "does not fit"
-    """Not now; asked of an empty cluster: never."""
+    """Not now; on an empty cluster: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRefusal:
-    """Why there is no placement. fits, of: in units, at best in one domain of the level; excluded: hosts by reason;
-    bounded: every unit has places by itself, and not every arrangement of them was tried."""
+    """Why there is no placement. fits, of: in units, for the best domain of the level; excluded: hosts by reason;
+    bounded: every unit has places by itself, but not every arrangement was tried."""
 
     cause: Cause
     pod_set: str

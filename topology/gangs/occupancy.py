@@ -1,8 +1,8 @@
-"""What a search has already given out, and how many more members each host could hold.
+"""What a search has given out, and how many more members each host could hold.
 
-In: a Snapshot and the pod sets that a search has placed so far. Out: capacities per host as arrays. A capacity is
-exact: the least of what counted resources, the GPUs' tables (beside everything that the search placed there), limits
-per host and neighbours that must not share it allow. Copied at every branch of a search; nothing else changes in one.
+Gives capacities per host as arrays. A capacity is exact: the least that counted resources, the GPUs' tables (beside
+everything that the search placed there), limits per host and neighbours that must not share it allow. It is copied at
+every branch of a search, and is the only state that changes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from topology.gangs.snapshot import AMOUNT_MAX, Cell, HostSnapshot
 from topology.quality import Ints
 
 CAPACITY_MAX: Final = 1 << 20
-"""Stands for a host that nothing restricts."""
+"""Capacity of an unrestricted host."""
 
 
 @dataclass(slots=True)
 class SearchOccupancy:
-    """used: per resource, what the search took per host. wants: GPUs that it promised per host. members: per host, how
-    many members of which pod set; placed: those pod sets. one_island: sets that span islands do not count for
-    contiguous asks."""
+    """used: per resource, what the search took per host. wants: GPUs promised per host. members: per host, members by
+    pod set; placed: those pod sets. one_island: sets that span islands do not count for contiguous requests."""
 
     snapshot: HostSnapshot
     one_island: bool = False
@@ -48,12 +47,12 @@ class SearchOccupancy:
         )
 
     def free(self, resource: str) -> Ints:
-        """What is left of a counted resource per host."""
+        """Remainder of a counted resource per host."""
         free = self.snapshot.free(resource)
         return free - self.used[resource] if resource in self.used else free
 
     def put(self, pod_set: PodSet, host: int, count: int) -> None:
-        """Give `count` members of a pod set their place on a host."""
+        """Place `count` members of a pod set on a host."""
         for resource, amount in pod_set.needs.items():
             if resource not in self.used:
                 self.used[resource] = np.zeros(len(self.snapshot.hosts), dtype=np.int64)
@@ -64,19 +63,19 @@ class SearchOccupancy:
         self.note(pod_set, host, count)
 
     def note(self, pod_set: PodSet, host: int, count: int) -> None:
-        """Know of members whose use the snapshot has taken off already."""
+        """Note members whose use the snapshot has already subtracted."""
         self.placed[pod_set.name] = pod_set
         counts = self.members.setdefault(host, {})
         counts[pod_set.name] = counts.get(pod_set.name, 0) + count
 
     def want(self, pod_set: PodSet, kind: str) -> MemberDevices:
-        """What a member wants of the GPUs of hosts of one kind."""
+        """A member's request for GPUs on hosts of one kind."""
         assert pod_set.ask is not None
         contiguous = pod_set.ask.policy is Policy.CONTIGUOUS
         return MemberDevices(pod_set.ask, pod_set.admitted.get(kind, ()), one_island=self.one_island and contiguous)
 
     def capacity(self, pod_set: PodSet, *, beside: PodSet | None = None) -> Ints:
-        """Members of a pod set that fit per host; `beside`: when one member of that pod set is there as well."""
+        """Members of a pod set that fit per host; `beside`: with one member of that pod set there as well."""
         capacity = self._counted(pod_set, beside)
         if pod_set.ask is not None:
             capacity = np.minimum(capacity, self._gpus(pod_set, beside))
@@ -88,7 +87,7 @@ class SearchOccupancy:
         return capacity
 
     def room(self, pod_set: PodSet) -> dict[int, Ints]:
-        """Per limited level, how many members each of its domains may still take."""
+        """Per limited level, members that each domain may still take."""
         tree = self.snapshot.tree
         room: dict[int, Ints] = {}
         for limit in pod_set.limits:
@@ -130,5 +129,5 @@ class SearchOccupancy:
 
 
 def _apart(first: PodSet, second: PodSet) -> bool:
-    """Whether members of the two may not share a host."""
+    """True if members of the two may not share a host."""
     return second.name in first.apart or first.name in second.apart

@@ -1,7 +1,6 @@
-"""One unit on the hosts as they are: counts up, choice down.
+"""Places one unit on the current hosts: counts up, choice down.
 
-In: a Unit, an Occupancy, which hosts may be looked at. Out: Found, or a Refusal. Separate from the search over several
-units, which only decides in which order and where.
+topology.gangs.search decides in which order and where the units go.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from topology.quality import Bools, Ints
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an attempt does without. one_island: sets of contiguous members that span islands; spare: whether spare
-    hosts may be used; liking: hosts whose preference is below it, None for none; order: of right placements."""
+    """Restrictions of an attempt. one_island: no sets across islands for contiguous members; spare: spare hosts may be
+    used; liking: no hosts with a preference below it, None for no bound; order: of valid placements."""
 
     one_island: bool = False
     spare: bool = True
@@ -37,7 +36,7 @@ class Rules:
 def descent_input(
     unit: PlacementUnit, occupancy: SearchOccupancy, rules: Rules, budget: StepBudget, allowed: Bools | None = None
 ) -> DescentInput:
-    """Count up what every domain could hold of a unit."""
+    """Count how much of a unit every domain could hold."""
     tree = occupancy.snapshot.tree
     capacity = _allowed(unit.pod_set, occupancy, rules, allowed, beside=None)
     beside, led = capacity, np.zeros(len(capacity), dtype=np.bool_)
@@ -64,7 +63,7 @@ def descent_input(
 def place_unit(
     unit: PlacementUnit, occupancy: SearchOccupancy, *, rules: Rules, budget: StepBudget, allowed: Bools | None = None
 ) -> DescentResult | PlacementRefusal:
-    """The best places of one unit; the occupancy is left as it is. allowed: hosts that may be used, None for all."""
+    """Best places of one unit; the occupancy does not change. allowed: hosts that may be used, None for all."""
     question = descent_input(unit, occupancy, rules, budget, allowed)
     found = find_balanced(question) if unit.balanced else None
     if found is None and question.tree.size(0):
@@ -77,8 +76,8 @@ def place_unit(
 
 
 def _nearest(question: DescentInput) -> DescentResult | None:
-    """The nearest places; where several domains of the requested level are needed, the search is not exhaustive, and
-    Kueue's order is looked at as well, so that there are never more of them."""
+    """The nearest places. If several domains of the requested level are needed, the search is not exhaustive; Kueue's
+    order is tried as well, so that Atoll never uses more of them."""
     found = find(question)
     if found is None or question.mode is not Mode.PREFERRED or found.level == question.level:
         return found

@@ -1,6 +1,6 @@
-"""Ranks of the members of a pod set: members that talk most to each other get neighbouring ranks.
+"""Ranks of a pod set's members: members that communicate most get neighbouring ranks.
 
-Job controllers write an index on each pod. Where that is missing or repeated, the pods' names give the order.
+Job controllers write an index on each pod. If one is missing or repeated, the pods' names give the order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _NUMBER: Final = re.compile(r"([0-9]+)")
 def ranks(members: Sequence[tuple[str, int | None]]) -> tuple[int, ...]:
     """Return one rank per member, in the order given. A member is its name and its index.
 
-    The indices are the ranks where every member has one and no two are equal. Otherwise ranks are 0..n-1 in the order
-    of the names, with numbers inside names by value: worker-2 comes before worker-10. Equal names keep their order.
+    The indices are the ranks if every member has one and all differ. Otherwise ranks are 0..n-1 in the order of the
+    names, with numbers inside names by value: worker-2 comes before worker-10. Equal names keep their order.
     """
     indices = [index for _, index in members if index is not None]
     if len(set(indices)) == len(members):
@@ -27,7 +27,7 @@ def ranks(members: Sequence[tuple[str, int | None]]) -> tuple[int, ...]:
 
 
 def _natural(name: str) -> tuple[tuple[str, int, str], ...]:
-    """Return the name's texts, each with the number after it: by its length, then its digits, without leading zeros."""
+    """Return the texts of a name, each with the number after it as (length, digits) without leading zeros."""
     pieces = [*_NUMBER.split(name), ""]
     digits = [piece.lstrip("0") for piece in pieces[1::2]]
     return tuple((text, len(digit), digit) for text, digit in zip(pieces[::2], digits, strict=True))

@@ -1,7 +1,7 @@
-"""Why a unit has no place: how much fits at best, and how many hosts are out for which reason.
+"""Why a unit has no place: how much fits at best, and how many hosts each reason excludes.
 
-In: a Unit, the Occupancy that refused it, its Counts. Out: a Refusal whose reasons are short constant phrases. A host
-is counted once, by the first that applies: what the caller excluded, a counted resource, its GPUs, its neighbours.
+Reasons are short constant phrases. A host counts once, for the first reason that applies: excluded by the caller, a
+counted resource, its GPUs, its neighbours.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ HELD = "GPUs for other members of the gang"
 def refusal(
     unit: PlacementUnit, occupancy: SearchOccupancy, counts: Counts, capacity: Ints, among: Ints
 ) -> PlacementRefusal:
-    """Count what fits in the best domain of the level, or altogether where the level is only preferred.
+    """Count what fits in the best domain of the level, or in total if the level is only preferred.
 
-    capacity: members per host; among: the hosts that were looked at.
+    capacity: members per host; among: the hosts examined.
     """
     tree = occupancy.snapshot.tree
     if not len(among):
@@ -48,7 +48,7 @@ def refusal(
 
 
 def _most(counts: Counts, level: int) -> int:
-    """Slices that the roomiest domain of a level holds, with the leader where it fits."""
+    """Slices that the roomiest domain of a level holds, with the leader if it fits."""
     return int(np.where(counts.led[level], counts.slices_led[level], counts.slices[level]).max())
 
 
@@ -59,7 +59,7 @@ def _together(counts: Counts, *, leader: bool) -> int:
 
 
 def excluded_hosts(pod_set: PodSet, occupancy: SearchOccupancy, out: Ints) -> tuple[tuple[str, int], ...]:
-    """Return why these hosts take no member: (reason, hosts), most frequent first, then by name."""
+    """Return why these hosts take no member, as (reason, hosts), most frequent first, then by name."""
     snapshot = occupancy.snapshot
     tally: Counter[str] = Counter()
     named = {snapshot.index[name]: reason for name, reason in pod_set.excluded.items() if name in snapshot.index}
@@ -76,7 +76,7 @@ def excluded_hosts(pod_set: PodSet, occupancy: SearchOccupancy, out: Ints) -> tu
 
 
 def _gpu_reasons(pod_set: PodSet, occupancy: SearchOccupancy, left: Ints) -> Counter[str]:
-    """Reasons by cell; a host whose GPUs would do holds others of the gang, or has neighbours that rule it out."""
+    """Reasons by cell; a host with suitable GPUs holds other members of the gang, or neighbours rule it out."""
     snapshot = occupancy.snapshot
     tally: Counter[str] = Counter()
     if pod_set.ask is None:

@@ -1,13 +1,13 @@
-"""Other hosts for members whose hosts were lost, where the gang's request still holds with those that remain.
+"""Replacement hosts for members whose hosts were lost, so that the gang's request still holds with the rest.
 
-In: a pod set, a Snapshot from which the use of all remaining members is taken off already, the members and the lost
-hosts. Out: a Repair: new places for as many lost members as possible, and a Refusal for each part that has none; one
-part without a spare host does not keep the others waiting.
+The snapshot must already exclude what the remaining members use. The Replacement has new places for as many lost
+members as possible, and a PlacementRefusal for each part without one; one part without a spare host does not block the
+others.
 
-A part is what must lie together: the lost members of one broken slice, innermost first, stay in the domain of those
-that remain of it; slices that were lost whole move as whole slices. A required level means the domain where most
-remaining members lie; a preferred one is tried there first, then in the other domains that the gang uses, in the next
-higher domain, and so on; without a constraint the hosts in use come first.
+A part is a set that must stay together: the lost members of one broken slice, innermost first, stay in the domain of
+the slice's rest; slices that were lost whole move as whole slices. A required level means the domain of most remaining
+members; a preferred one is tried there first, then in the gang's other domains, in the next higher domain, and so on;
+without a constraint the hosts in use come first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Anchors = Iterable[tuple[str, Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """members: the replaced ones with their new places, by rank; refusals: one per part that found none."""
+    """members: replaced members with their new places, by rank; refusals: one per part without a place."""
 
     members: tuple[PlacedMember, ...]
     refusals: tuple[PlacementRefusal, ...]
@@ -40,14 +40,14 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Ranks that move together. request: what holds among them; within: hosts that they may use, nearest first."""
+    """Ranks that move together. request: holds among them; within: hosts that they may use, nearest first."""
 
     ranks: tuple[int, ...]
     request: TopologyRequest
     within: tuple[Bools, ...]
 
     def split(self) -> list[_Part]:
-        """Single slices, or single ranks where there are none; nothing where this is one already."""
+        """Single slices, or single ranks without slices; empty if this is one already."""
         size = self.request.slices[0].size if self.request.slices else 1
         groups: dict[int, list[int]] = {}
         for rank in self.ranks:
@@ -63,7 +63,8 @@ def replace_lost(
     *,
     anchors: Anchors = (),
 ) -> Replacement:
-    """New places for the members on lost hosts. anchors: (level, hosts) of others whose domain binds these as well."""
+    """New places for the members on lost hosts. anchors: (level, hosts) of other members whose domain these must
+    share."""
     remaining = [member for member in members if member.host not in lost and member.host in snapshot.index]
     gone = sorted(set(members) - set(remaining), key=lambda member: member.rank)
     unit = unit_of(replace(pod_set, count=0, min_count=None), None, pod_set.request, snapshot.tree)
@@ -87,7 +88,7 @@ def _parts(
     gone: Sequence[int],
     usable: Bools,
 ) -> Iterator[_Part]:
-    """Broken slices, then what moves as a whole."""
+    """Broken slices, then parts that move as a whole."""
     tree, request = snapshot.tree, pod_set.request
     hosts = [member.host for member in remaining]
     name = tree.name_of(unit.level)
@@ -136,7 +137,7 @@ def _split(
 
 
 def _domain(snapshot: HostSnapshot, level: str, hosts: Sequence[str]) -> Bools:
-    """Hosts of the domain in which most of the named ones lie; of equals the one that is named first."""
+    """Hosts of the domain with most of the given hosts; of equals, the one given first."""
     index = snapshot.tree.level_of(level)
     known = [snapshot.index[name] for name in hosts if name in snapshot.index]
     if index is None or not known:
@@ -148,7 +149,7 @@ def _domain(snapshot: HostSnapshot, level: str, hosts: Sequence[str]) -> Bools:
 
 
 def _in_use(snapshot: HostSnapshot, level: str, hosts: Sequence[str]) -> Bools:
-    """Hosts of all domains in which the named ones lie."""
+    """Hosts of all domains that contain the given hosts."""
     index = snapshot.tree.level_of(level)
     assert index is not None, "the request was resolved before"
     above = snapshot.tree.above[index]
@@ -180,7 +181,7 @@ def _placed(pod_set: PodSet, occupancy: SearchOccupancy, parts: Sequence[_Part])
 def _first(
     unit: PlacementUnit, occupancy: SearchOccupancy, within: Iterable[Bools], budget: StepBudget
 ) -> DescentResult | PlacementRefusal:
-    """The nearest hosts that serve; spare ones count, for this is what they are spared for."""
+    """The nearest hosts that serve; spare hosts are allowed, because they exist for repairs."""
     refused: PlacementRefusal | None = None
     for allowed in within:
         found = place_unit(unit, occupancy, rules=Rules(), budget=budget, allowed=allowed)
@@ -192,7 +193,7 @@ def _first(
 
 
 def _members(pod_set: PodSet, occupancy: SearchOccupancy, places: dict[int, int]) -> tuple[PlacedMember, ...]:
-    """Members by rank; noted ones hold no set of this search."""
+    """Members by rank; noted members have no set from this search."""
     for host in set(places.values()):
         occupancy.members[host] = {pod_set.name: sum(one == host for one in places.values())}
     sets = device_sets(occupancy)

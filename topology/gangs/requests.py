@@ -1,7 +1,7 @@
-"""A gang's requests resolved against a tree: which level is meant, how members come in groups, who leads whom.
+"""A gang's requests resolved against a tree: levels, groups of members, leaders.
 
-In: a Gang and a DomainTree. Out: frozen Units in the order of the pod sets, or the Refusal that no state of the hosts
-could change. Separate, so that search, repair and refusals mean the same.
+Gives frozen PlacementUnits in the order of the pod sets, or the PlacementRefusal that no state of the hosts could
+change. Search, repair and refusals share it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from topology.gangs.tree import DomainTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacementUnit:
-    """What is placed as one: a pod set, with its leader if it has one. level: index of the requested level; need:
-    outermost slices; group: of units that lie in one domain of that level where it is required."""
+    """A pod set placed as one, with its leader if it has one. level: index of the requested level; need: outermost
+    slices; group: units that share one domain of a required level."""
 
     pod_set: PodSet
     leader: PodSet | None
@@ -31,7 +31,7 @@ class PlacementUnit:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Where all units may lie to each other; level is an index."""
+    """A request for all units together; level is an index."""
 
     mode: Mode
     level: int
@@ -56,7 +56,7 @@ def units_of(gang: Gang, tree: DomainTree) -> tuple[PlacementUnit, ...] | Placem
 
 
 def _group_request(pod_set: PodSet, mates: Sequence[PodSet]) -> TopologyRequest:
-    """The request of the group's largest, with a pod set's own slices."""
+    """The request of the group's largest pod set, with a pod set's own slices."""
     leading = max(mates, key=lambda one: one.count).request
     return replace(leading, slices=leading.slices if pod_set.request == leading else ())
 
@@ -76,7 +76,7 @@ def unit_of(
 
 
 def whole_of(gang: Gang, tree: DomainTree) -> Whole | PlacementRefusal:
-    """Resolve the request for everything together; its slices have no meaning beside those of the pod sets."""
+    """Resolve the request for everything together; its slices are ignored in favour of the pod sets' own."""
     level = _level(gang.whole, tree)
     if level is None:
         return _no_level("", gang.whole.level, tree)
@@ -84,7 +84,7 @@ def whole_of(gang: Gang, tree: DomainTree) -> Whole | PlacementRefusal:
 
 
 def _paired(gang: Gang) -> list[tuple[PodSet, PodSet | None]]:
-    """Workers with their leader, in the order of the first of each; the pod sets of a group of another form by
+    """Workers with their leader, in the order of the first of each; pod sets of any other kind of group by
     themselves."""
     groups: dict[str, list[PodSet]] = {}
     for position, pod_set in enumerate(gang.pod_sets):
@@ -121,7 +121,7 @@ def _no_level(pod_set: str, level: str, tree: DomainTree) -> PlacementRefusal:
 def _shape(
     pod_set: PodSet, slices: tuple[Slice, ...], tree: DomainTree, *, above: int, has_leader: bool
 ) -> GroupShape | PlacementRefusal:
-    """The groups as level indices; every level between two slices takes multiples of the inner one."""
+    """Groups by level index; every level between two slices takes multiples of the inner one."""
     size, outer = 1, tree.hosts
     inner: dict[int, int] = {}
     last_size, last_level = pod_set.count, above - 1

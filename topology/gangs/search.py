@@ -1,11 +1,11 @@
-"""Gang search: the one entry. Places for all members of a gang, close together, or a Refusal.
+"""Gang search, the one entry: places for all members of a gang, close together, or a PlacementRefusal.
 
-In: a Gang, a Snapshot. Out: a Placement with hosts and GPUs per rank, or a Refusal. Pure and deterministic.
+Pure and deterministic.
 
-First the gang is placed by every means; that tells how near its members can lie. Then stricter attempts follow, which
-must lie as near: GPUs of one island for each contiguous member, no spare host, only hosts that are liked. The strictest
-that succeeds is the answer. An attempt places the units one after the other; when a later one finds no place, other
-orders and other domains for the earlier ones are tried, TRIES_MAX in all.
+The first attempt has no restrictions and shows how near the members can be. Stricter attempts follow, which must be as
+near: GPUs of one island for each contiguous member, no spare host, only preferred hosts. The strictest that succeeds is
+the answer. An attempt places the units one after the other; if a later one finds no place, other orders and other
+domains for the earlier ones are tried, TRIES_MAX in all.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Solution:
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """How far apart the members lie; smaller is nearer, unit by unit."""
+        """Distance between the members; smaller is nearer, unit by unit."""
         return (-self.level, *itertools.chain.from_iterable((found.spread[0], -found.level) for found in self.founds))
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One way to look at the hosts, and what it came to."""
+    """One attempt under one set of rules, and its result."""
 
     units: tuple[PlacementUnit, ...]
     whole: Whole
@@ -60,7 +60,7 @@ class _Attempt:
     refusal: PlacementRefusal | None = None
 
     def may_try(self) -> bool:
-        """Count one try more; False when none is left."""
+        """Count one more try; False if none is left."""
         self.tries += 1
         if self.tries > TRIES_MAX:
             self.budget.bounded = True
@@ -68,7 +68,7 @@ class _Attempt:
 
 
 def place(gang: Gang, snapshot: HostSnapshot, *, order: Order = Order.NEAREST) -> Placement | PlacementRefusal:
-    """Places for all members; where pod sets have a least count, for as many as fit between that and the count."""
+    """Places for all members; if pod sets have a least count, for as many as fit between it and the count."""
     budget = StepBudget()
     answer = _place(gang, snapshot, budget, order)
     if isinstance(answer, Placement) or answer.cause is not Cause.NO_FIT:
@@ -126,8 +126,8 @@ def _place(gang: Gang, snapshot: HostSnapshot, budget: StepBudget, order: Order)
 
 
 def _is_proven(attempt: _Attempt) -> bool:
-    """Whether the refusal holds for every placement: some unit finds no place even by itself. A gang of one unit is
-    always searched through; several that only fail together may have a placement that was not tried."""
+    """True if the refusal holds for every placement: some unit finds no place even by itself. A gang of one unit is
+    searched exhaustively; several that fail only together may have a placement that was not tried."""
     empty = SearchOccupancy(attempt.snapshot)
     return len(attempt.units) == 1 or any(
         isinstance(place_unit(unit, empty, rules=Rules(), budget=attempt.budget), PlacementRefusal)
@@ -152,7 +152,7 @@ def _strict_rules(units: tuple[PlacementUnit, ...], snapshot: HostSnapshot) -> I
 
 
 def _has_islands(pod_sets: Iterable[PodSet], snapshot: HostSnapshot) -> bool:
-    """Whether some member could be given GPUs of several islands although one island could serve it."""
+    """True if some member could get GPUs of several islands although one island could serve it."""
     several = any(board is not None and not has_one_island(board.machine) for board, _, _ in snapshot.cells)
     asks = (pod_set.ask for pod_set in pod_sets if pod_set.ask is not None)
     return several and any(ask.policy is Policy.CONTIGUOUS and ask.count > 1 for ask in asks)
@@ -175,8 +175,8 @@ def _solve(attempt: _Attempt) -> Solution | PlacementRefusal:
 
 
 def _candidates(attempt: _Attempt, level: int) -> list[int]:
-    """Domains that could hold every unit by itself, tightest first; the roomiest alone when there is none, so that
-    the refusal can tell what it lacks."""
+    """Domains that could hold every unit by itself, tightest first; if there is none, only the roomiest, so that the
+    refusal can say what it lacks."""
     tree = attempt.snapshot.tree
     fits = np.ones(tree.size(level), dtype=np.bool_)
     room: Ints = np.zeros(tree.size(level), dtype=np.int64)
@@ -214,7 +214,7 @@ def _sequence(attempt: _Attempt, allowed: Bools | None, *, level: int) -> Soluti
 
 
 def _orders(units: tuple[PlacementUnit, ...]) -> list[tuple[int, ...]]:
-    """As given; those that need many GPUs per member first; the other way round."""
+    """As given; most GPUs per member first; the reverse."""
     given = tuple(range(len(units)))
     sizes = [unit.pod_set.ask.count if unit.pod_set.ask is not None else 0 for unit in units]
     hardest = tuple(sorted(given, key=lambda position: (-sizes[position], -units[position].shape.size, position)))
@@ -228,7 +228,7 @@ def _extended(
     allowed: Bools | None,
     founds: dict[int, DescentResult],
 ) -> SearchOccupancy | None:
-    """Places for the units left in `order`; when the later ones fail, the first is tried in its next domain."""
+    """Places for the units left in `order`; if later ones fail, the first is tried in its next domain."""
     if not order:
         return occupancy
     unit = attempt.units[order[0]]
@@ -258,7 +258,7 @@ def _extended(
 def _beside_mates(
     attempt: _Attempt, unit: PlacementUnit, allowed: Bools | None, founds: Mapping[int, DescentResult]
 ) -> Bools | None:
-    """Where a required level binds the units of a group, the domain of those that have their places."""
+    """Domain of a group's placed units if a required level binds the group."""
     if not unit.group or unit.mode is not Mode.REQUIRED:
         return allowed
     above = attempt.snapshot.tree.above[unit.level]

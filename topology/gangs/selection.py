@@ -1,9 +1,8 @@
-"""Choosing the fewest siblings that hold what is needed.
+"""Choice of the fewest siblings that hold what is needed.
 
-In: what each sibling offers, in whole units, and how many units are needed, with or without a leader among them. Out:
-the picks, or None. Order: fewest siblings, then least surplus, then the siblings' own order; every pick is filled but
-the last. Exact by a dynamic program over (count, sum) up to CELLS_MAX cells; beyond, the largest are taken and the last
-one is the smallest that still holds the rest.
+Offers and need are in whole units, with or without a leader. Order: fewest siblings, then least surplus, then the
+siblings' own order; every pick but the last is filled. Exact by a dynamic program over (count, sum) up to CELLS_MAX
+cells; beyond, the largest are taken and the last one is the smallest that still holds the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ LEADER_KINDS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class DomainOffer:
-    """One sibling. units, units_led: what it holds without and with the leader; order: its place among equals."""
+    """One sibling. units, units_led: capacity without and with the leader; order: its place among equals."""
 
     domain: int
     units: int
@@ -29,7 +28,7 @@ class DomainOffer:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What one sibling takes."""
+    """Share of one sibling."""
 
     domain: int
     units: int
@@ -38,7 +37,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """A choice; surplus: units of the chosen that stay unused; exact: no limit was hit."""
+    """A choice; surplus: unused units of the chosen siblings; exact: no limit was hit."""
 
     picks: tuple[Pick, ...]
     surplus: int
@@ -53,7 +52,7 @@ def fewest(offers: Sequence[DomainOffer], need: int, *, leader: bool, greedy: bo
 
 
 def _with_leader(offers: Sequence[DomainOffer], need: int, *, greedy: bool) -> Picks | None:
-    """Try the leader in one sibling of each kind, those that lose least by it first."""
+    """Try the leader in one sibling of each kind, smallest loss first."""
     kinds: dict[tuple[int, int], DomainOffer] = {}
     for offer in sorted((one for one in offers if one.led), key=lambda one: one.order):
         kinds.setdefault((offer.units, min(offer.units_led, need)), offer)
@@ -102,7 +101,7 @@ def _fitting(offers: Sequence[DomainOffer], need: int) -> list[DomainOffer]:
 
 
 def _kept(ordered: Sequence[DomainOffer], count: int) -> list[DomainOffer]:
-    """Of siblings that hold the same, no more than could be chosen."""
+    """Drop siblings of equal capacity beyond the number that could be chosen."""
     kept: list[DomainOffer] = []
     alike = 0
     for position, offer in enumerate(ordered):
@@ -113,9 +112,9 @@ def _kept(ordered: Sequence[DomainOffer], count: int) -> list[DomainOffer]:
 
 
 def _least_surplus(offers: Sequence[DomainOffer], count: int, need: int) -> list[DomainOffer]:
-    """Of all sets of `count` siblings that hold the need, one of least sum; among those, the first ones in order.
+    """Set of `count` siblings that holds the need with the least sum; among equals, the first in order.
 
-    sums[j] has bit s when j of the siblings seen so far hold s together.
+    sums[j] has bit s if j of the siblings seen so far hold s together.
     """
     top = (1 << (need + offers[0].units)) - 1
     history: list[list[int]] = [[1] + [0] * count]

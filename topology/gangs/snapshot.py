@@ -1,8 +1,7 @@
-"""Hosts and what is free on them at one moment, with the arrays that every search over them shares.
+"""Hosts and their free resources at one moment, with arrays that all searches share.
 
-In: level names, hosts. Out: a `HostSnapshot`; `with_hosts` and `take` give the next one and keep the tree where no host
-moved.
-Hosts are sorted by (path, name): that order is the last word in every tie.
+`with_hosts` and `take` give the next HostSnapshot and keep the tree if no host moved. Hosts are sorted by (path, name),
+which is the last tie-break.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from topology.quality import Bools, Ints
 Cell = tuple[MachineRef | None, int, str]
 CELLS_IDLE_MAX: Final = 4096
 AMOUNT_MAX: Final = 1 << 61
-"""Sums of what is free and what is needed stay within 64 bits; no machine has more of anything."""
+"""Keeps sums of free and needed resources within 64 bits; no machine has more of anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostSnapshot:
     """tree: static structure. hosts: in the tree's order. index: position by name. cells: the distinct (machine, free
-    mask, kind); cell_of: which one each host has; gpus: free GPUs per host; spare: hosts to be taken last."""
+    mask, kind); cell_of: each host's cell; gpus: free GPUs per host; spare: hosts to use last."""
 
     tree: DomainTree
     hosts: tuple[Host, ...]
@@ -41,7 +40,7 @@ class HostSnapshot:
     _free: dict[str, Ints] = field(default_factory=dict)
 
     def free(self, resource: str) -> Ints:
-        """What is free of a counted resource, per host; computed once."""
+        """Free amount of a counted resource per host; computed once."""
         if resource not in self._free:
             self._free[resource] = np.array(
                 [_bounded(host.free.get(resource, 0)) for host in self.hosts], dtype=np.int64
@@ -49,7 +48,7 @@ class HostSnapshot:
         return self._free[resource]
 
     def with_hosts(self, changed: Iterable[Host]) -> HostSnapshot:
-        """The snapshot with some hosts' state replaced; the tree is kept when none of them is new or moved."""
+        """The snapshot with some hosts replaced; the tree is kept if none is new or moved."""
         news = {host.name: host for host in changed}
         known = all(name in self.index and self.hosts[self.index[name]].path == news[name].path for name in news)
         if not known:
@@ -80,7 +79,7 @@ class HostSnapshot:
         return snapshot(self.tree.levels, [host for host in self.hosts if host.name not in gone])
 
     def take(self, placement: Placement, gang: Gang) -> HostSnapshot:
-        """What is left when every member of the placement has its place. Raises GangError for an unknown host."""
+        """The snapshot after every member of the placement is placed. Raises GangError for an unknown host."""
         pod_sets = {pod_set.name: pod_set for pod_set in gang.pod_sets}
         used: dict[str, dict[str, int]] = {}
         masks: dict[str, int] = {}

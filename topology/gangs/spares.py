@@ -1,8 +1,7 @@
-"""Hosts that are kept for the day another one fails: a few whole ones of every domain of a level, such as two of the
-eighteen trays of an NVLink clique.
+"""Spare hosts for failures: a few whole hosts in every domain of a level, such as two of the eighteen trays of an
+NVLink clique.
 
-In: a Snapshot, a level, how many. Out: the Snapshot with those hosts marked. They are taken only when a gang could not
-lie as near without them, and by repairs.
+They are used only by repairs, and by a gang that could not be placed as near without them.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from topology.gangs.snapshot import HostSnapshot
 
 
 def with_spares(snapshot: HostSnapshot, level: str, count: int) -> HostSnapshot:
-    """Mark, per domain of the level, the last `count` hosts whose GPUs are all free; fewer where fewer are.
+    """Mark, per domain of the level, up to `count` of the last hosts whose GPUs are all free.
 
-    Raises GangError when the topology has no such level.
+    Raises GangError if the topology has no such level.
     """
     index = snapshot.tree.level_of(level)
     if index is None:

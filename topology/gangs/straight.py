@@ -1,11 +1,10 @@
-"""Choosing the fewest domains of the requested level straight from a much higher domain.
+"""Choice of the fewest domains of the requested level directly from a much higher domain.
 
-In: a Question, domains of a higher level, how many slices they are to hold. Out: picks at the requested level, or None.
-Level by level, the fewest racks may hide the fewest hosts; and where members are limited per rack, which rack is filled
-first decides how many hosts there are. Here the levels between count only by their limits. The fewest domains come from
-the gains: a domain adds what it holds, cut off where a limit above it is reached. Below one limit the gains in falling
-order give the most that any number of domains holds, and a cut-off leaves them falling; so merging the children's gains
-upwards and taking the first ones is exact. The leader's domain is paid for in any case, so its gain comes first.
+Level by level, choosing the fewest racks may miss the fewest hosts; and with a limit of members per rack, the number of
+hosts depends on which rack is filled first. Here the levels in between count only by their limits. Each domain gains
+what it holds, cut off at a limit above it. Below one limit the gains in descending order give the most that any number
+of domains holds, and a cut-off keeps them descending; so merging the children's gains upwards and taking the first ones
+is exact. The leader's domain is needed in any case, so its gain comes first.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from topology.gangs.selection import LEADER_KINDS_MAX, DomainOffer, Pick, Picks,
 
 @dataclass(frozen=True, slots=True)
 class DomainCap:
-    """Limits of one level above the offers. above: for each offer's domain, the limited domain that it lies in; left:
-    what each of those may hold, in the offers' units."""
+    """Limits of one level above the offers. above: the limited domain around each offer's domain; left: what each of
+    those may hold, in the offers' units."""
 
     above: Mapping[int, int]
     left: Mapping[int, int]
@@ -28,7 +27,7 @@ class DomainCap:
 def fewest_below(
     offers: Sequence[DomainOffer], need: int, ceilings: Sequence[DomainCap], *, leader: bool
 ) -> Picks | None:
-    """The fewest domains that hold the need (and the leader) below all ceilings, which are named lowest first."""
+    """The fewest domains that hold the need (and the leader) below all ceilings, given lowest first."""
     if not ceilings:
         return fewest(offers, need, leader=leader)
     if not leader:
@@ -46,7 +45,7 @@ def fewest_below(
 def _taken(
     offers: Sequence[DomainOffer], need: int, ceilings: Sequence[DomainCap], led: DomainOffer | None
 ) -> Picks | None:
-    """The first gains that reach the need; that of the leader's domain is among them."""
+    """The first gains that reach the need, including that of the leader's domain."""
     gains = [(offer, offer.units) for offer in offers if offer is not led and offer.units > 0]
     if led is not None:
         gains.append((led, led.units_led))
@@ -67,7 +66,7 @@ def _falling(gains: Sequence[tuple[DomainOffer, int]], led: DomainOffer | None) 
 
 
 def _cut_off(gains: Sequence[tuple[DomainOffer, int]], ceiling: DomainCap) -> list[tuple[DomainOffer, int]]:
-    """Of the gains below each limited domain, as much as it may hold; the leader's domain stays, even with none."""
+    """Gains below each limited domain, cut off at its limit; the leader's domain stays, even without gain."""
     left = dict(ceiling.left)
     kept: list[tuple[DomainOffer, int]] = []
     for position, (offer, gain) in enumerate(gains):

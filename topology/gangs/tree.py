@@ -1,8 +1,7 @@
-"""The tree of domains above hosts: static structure, dense indices, shared by every snapshot of the same hosts.
+"""The tree of domains above hosts: static, with dense indices, shared by all snapshots of the same hosts.
 
-In: level names and the paths of hosts. Out: a `DomainTree`. Per level, domains stand in the order of their paths, so
-the children of one domain are neighbours and a roll-up is one `reduceat`. The lowest level of the tree is the hosts.
-Counts live elsewhere, in arrays by these indices (see topology.gangs.counts).
+Per level, domains are in the order of their paths, so the children of one domain are neighbours and a roll-up is one
+`reduceat`. The lowest level is the hosts. Counts are kept in arrays by these indices (see topology.gangs.counts).
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ HOSTS_MAX: Final = 1 << 17
 class DomainTree:
     """Level 0 is the highest, level `len(levels)` the hosts.
 
-    paths: per level, the path of every domain. starts: per level above the hosts, where the children of each domain
-    begin in the level below. parents: per level below the first, the index of each domain's parent.
-    above: per level, the index of the domain that each host lies in.
+    paths: per level, the path of every domain. starts: per level above the hosts, the first child of each domain
+    in the level below. parents: per level below the first, the index of each domain's parent.
+    above: per level, the index of each host's domain.
     """
 
     levels: tuple[str, ...]
@@ -45,7 +44,7 @@ class DomainTree:
         return len(self.paths[level])
 
     def level_of(self, name: str) -> int | None:
-        """Index of a level by its name; None when there is none."""
+        """Index of a level by its name; None if there is none."""
         if name in self.levels:
             return self.levels.index(name)
         return self.hosts if name == HOST else None
@@ -61,21 +60,21 @@ class DomainTree:
         return range(int(starts[domain]), end)
 
     def below(self, level: int, domain: int, target: int) -> range:
-        """Indices, at a lower level, of all domains inside one; at its own level, the domain itself."""
+        """Indices of all domains of a lower level inside one; at its own level, the domain itself."""
         first, last = domain, domain
         for step in range(level, target):
             first, last = self.children(step, first).start, self.children(step, last).stop - 1
         return range(first, last + 1)
 
     def ancestor(self, level: int, domain: int, target: int) -> int:
-        """Index, at a higher level, of the domain around one; at its own level, the domain itself."""
+        """Index of the domain of a higher level around one; at its own level, the domain itself."""
         for step in range(level, target, -1):
             domain = int(self.parents[step - 1][domain])
         return domain
 
 
 def path_of(labels: Mapping[str, str], levels: Sequence[str]) -> tuple[str, ...] | None:
-    """The path that labels give a host; None when one of the levels is missing or empty: the host is outside."""
+    """A host's path by its labels; None (outside the topology) if a level is missing or empty."""
     path = tuple(labels.get(level, "") for level in levels)
     return path if all(path) else None
 
@@ -119,7 +118,7 @@ def check_levels(levels: Sequence[str]) -> None:
 
 
 def _parents(upper: Ints, lower: Ints) -> Ints:
-    """Parent of each domain of the lower level, read off the hosts."""
+    """Parent of each domain of the lower level, by its hosts."""
     _, first = np.unique(lower, return_index=True)
     parents: Ints = upper[first]
     return parents

@@ -11,7 +11,7 @@ from atoll.cluster import pods
 from atoll.cluster.budgets import GangBudgets, gang_promise
 from atoll.cluster.gangs.lifecycle import GangView
 from atoll.cluster.gangs.membership import COUNTING, STARTED, GangMember
-from atoll.cluster.gangs.readiness import minimum_of, placed
+from atoll.cluster.gangs.readiness import counted, minimum_of, placed
 
 ALL_MAY_GO: Final = 2**31
 
@@ -25,11 +25,11 @@ def gang_budgets(views: Iterable[GangView], *, whole_below: int | None = None) -
         metadata, spec = view.gang.metadata, view.gang.spec
         whole = gang_promise(metadata.namespace, metadata.name)
         counting = [member for member in view.members if member.stage in COUNTING]
+        counts = counted(view.members, COUNTING, view.status.succeeded)
         gives_way = whole_below is not None and priority_of(view) < whole_below and may_end_whole(view)
-        allowed[whole] = ALL_MAY_GO if gives_way else len(counting) - spec.quorum
+        allowed[whole] = ALL_MAY_GO if gives_way else counts.total() - spec.quorum
         for pod_set in spec.pod_sets:
-            count = sum(member.pod_set == pod_set.name for member in counting)
-            spare = count - minimum_of(spec, pod_set.name)
+            spare = counts[pod_set.name] - minimum_of(spec, pod_set.name)
             allowed[f"{whole}/{pod_set.name}"] = ALL_MAY_GO if gives_way else spare
         keys.update({member.uid: (whole, f"{whole}/{member.pod_set}") for member in counting})
     return GangBudgets(keys, allowed)
@@ -49,4 +49,4 @@ def needs(view: GangView, gone: Iterable[GangMember]) -> bool:
     """Tell whether the gang is below what it needs once these members are gone."""
     uids = {member.uid for member in gone}
     rest = (member for member in view.members if member.uid not in uids)
-    return not placed(view.gang.spec, rest).is_enough
+    return not placed(view.gang.spec, rest, view.status.succeeded).is_enough

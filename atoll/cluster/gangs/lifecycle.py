@@ -12,19 +12,38 @@ Admitted is written when all GPUs are reserved and before the first member may s
 is ungated where the gang is admitted, and gives them back where it is not: there is no third case.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.api import names
-from atoll.api.gangs import GpuGang, GpuGangStatus, RequeueState
+from atoll.api.gangs import GangAssignment, GpuGang, GpuGangStatus, RequeueState
 from atoll.api.times import seconds_of, text_of
 from atoll.cluster import pods
 from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.membership import STARTED, GangMember, MemberStage, without_pod_set
-from atoll.cluster.gangs.readiness import QuorumCount, owner_uid, placeable, placed, quorum, readiness
-from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, pause_seconds
+from atoll.cluster.gangs.gang_status import (
+    close_admission,
+    fail,
+    in_phase,
+    let_go,
+    meet,
+    wait_for,
+    with_quorum,
+    with_readiness,
+)
+from atoll.cluster.gangs.membership import (
+    STARTED,
+    GangMember,
+    MemberStage,
+    admission_of,
+    of_admission,
+    owner_uid,
+)
+from atoll.cluster.gangs.readiness import QuorumCount, placeable, placed, quorum, readiness
+from atoll.cluster.gangs.readiness_policy import ReadinessPolicy, exceeds_limit, loses_too_often, pause_seconds
 from atoll.cluster.gangs.refusals import STUCK_SECONDS, is_victim, patience_seconds, refused_since, why_refused
+from atoll.cluster.gangs.succeeded import known_uids, of_owners, remember
 from atoll.cluster.objects import Pod
 
 
@@ -64,12 +83,18 @@ def missing_claim(pod: Pod, reason: str) -> Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class GangView:
-    """Everything that a decision is made on. `obstacle`: what is wrong with the gang or its topology."""
+    """Everything that a decision is made on. `members` leave out those that ended in an earlier admission; `obstacle`:
+    what is wrong with the gang or its topology."""
 
     gang: GpuGang
     members: tuple[GangMember, ...]
     policy: ReadinessPolicy
     obstacle: Obstacle | None = None
+
+    def __post_init__(self) -> None:
+        status = self.status
+        members = of_admission(self.members, status.admission, known_uids(status.succeeded))
+        object.__setattr__(self, "members", members)
 
     @property
     def status(self) -> GpuGangStatus:
@@ -96,13 +121,15 @@ class LifecycleDecision:
 def decide(view: GangView, *, now_seconds: float, jitter: float = 0.0) -> LifecycleDecision:
     """Decide about one gang. `jitter` from 0 to 1 moves the end of a pause."""
     spec = view.gang.spec
-    tallied = readiness(spec, view.members)
+    succeeded = remember(view.status.succeeded, view.members, is_admitted=view.is_admitted)
+    tallied = readiness(spec, view.members, succeeded)
     status = view.status.model_copy(
         update={
             "members": sum(
                 m.stage in STARTED or m.stage in {MemberStage.GATED, MemberStage.HELD_BACK} for m in view.members
             ),
             "ready": tallied.count,
+            "succeeded": succeeded,
             "needed": spec.quorum,
             "observed_generation": view.gang.metadata.generation or None,
         }
@@ -125,7 +152,7 @@ def _decide_inactive(view: GangView, status: GpuGangStatus, now_seconds: float) 
     if view.is_admitted or _remains(view.members):
         return _evict(view, status, Obstacle("Deactivated", obstacle.message), now_seconds=now_seconds, pause=None)
     status = fail(status, names.CONDITION_ADMITTED, "Inactive", obstacle.message, now_seconds)
-    return _undo_or(view, LifecycleDecision(GangAction.NOTHING, _phase(status, "Inactive")))
+    return _undo_or(view, LifecycleDecision(GangAction.NOTHING, in_phase(status, "Inactive")))
 
 
 def _activate(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
@@ -141,29 +168,48 @@ def _decide_waiting(view: GangView, status: GpuGangStatus, now_seconds: float) -
     remains = _remains(view.members)
     if remains and is_evicted:
         message = f"{len(remains)} members of the evicted admission have not ended yet"
-        return LifecycleDecision(GangAction.EVICT, _wait(status, "WaitForRelease", message, now_seconds), remains)
-    if remains:
-        return LifecycleDecision(GangAction.NOTHING, _adopt(status, now_seconds), again_seconds=0.0)
-    requeue_at = seconds_of(state.requeue_at or "") if (state := status.requeue_state) is not None else None
-    if requeue_at is not None and requeue_at > now_seconds:
-        message = f"evicted {state.count if state else 0} times; tried again at {text_of(requeue_at)}"
-        waiting = _wait(status, "WaitForRequeue", message, now_seconds)
+        return LifecycleDecision(GangAction.EVICT, wait_for(status, "WaitForRelease", message, now_seconds), remains)
+    if remains or (not is_evicted and _has_finished(view, status)):
+        return LifecycleDecision(GangAction.NOTHING, _adopt(view, status, now_seconds), again_seconds=0.0)
+    status, requeue_at = _with_pause(view, status, now_seconds)
+    if requeue_at > now_seconds:
+        count = status.requeue_state.count if status.requeue_state is not None else 0
+        message = f"evicted {count} times; tried again at {text_of(requeue_at)}"
+        waiting = wait_for(status, "WaitForRequeue", message, now_seconds)
         return _undo_or(view, LifecycleDecision(GangAction.NOTHING, waiting, again_seconds=requeue_at - now_seconds))
     if status.suspended_owners:
         return _undo_or(
-            view, LifecycleDecision(GangAction.RESUME, _wait(status, "WaitForQuorum", "resuming owners", now_seconds))
+            view,
+            LifecycleDecision(GangAction.RESUME, wait_for(status, "WaitForQuorum", "resuming owners", now_seconds)),
         )
-    present = quorum(view.gang.spec, view.members)
-    status = _with_quorum(status, view.members, present, now_seconds)
+    present = quorum(view.gang.spec, view.members, status.succeeded)
+    status = with_quorum(status, view.members, present, now_seconds)
     if not present.is_enough:
         return _undo_or(
-            view, LifecycleDecision(GangAction.NOTHING, _wait(status, "WaitForQuorum", str(present), now_seconds))
+            view,
+            LifecycleDecision(GangAction.NOTHING, wait_for(status, "WaitForQuorum", str(present), now_seconds)),
         )
     chosen, excess = placeable(view.gang.spec, view.members)
     if excess:
         message = f"{present}; {len(excess)} pods are beyond the counts of their pod sets and stay gated"
         status = meet(status, names.CONDITION_QUORUM, "QuorumReached", message, now_seconds)
-    return _undo_or(view, LifecycleDecision(GangAction.PLACE, _phase(status, "Waiting"), chosen))
+    return _undo_or(view, LifecycleDecision(GangAction.PLACE, in_phase(status, "Waiting"), chosen))
+
+
+def _has_finished(view: GangView, status: GpuGangStatus) -> bool:
+    """Tell whether all of the work is done and nobody waits to do more."""
+    return not status.members and readiness(view.gang.spec, view.members, status.succeeded).is_enough
+
+
+def _with_pause(view: GangView, status: GpuGangStatus, now_seconds: float) -> tuple[GpuGangStatus, float]:
+    """Return when the pause ends. The clock of an earlier leader may have been ahead: no pause is longer than the
+    longest from now on."""
+    state = status.requeue_state
+    end = seconds_of(state.requeue_at or "") if state is not None else None
+    latest = now_seconds + view.policy.requeuing.max_seconds + 1.0
+    if state is None or end is None or end <= latest:
+        return status, end or 0.0
+    return status.model_copy(update={"requeue_state": state.model_copy(update={"requeue_at": text_of(latest)})}), latest
 
 
 def _undo_or(view: GangView, decision: LifecycleDecision) -> LifecycleDecision:
@@ -176,16 +222,16 @@ def _decide_admitted(
     view: GangView, status: GpuGangStatus, tallied: QuorumCount, *, now_seconds: float, jitter: float
 ) -> LifecycleDecision:
     held = tuple(member for member in view.members if member.holds and member.is_gated)
-    if held and not has_begun(view) and not quorum(view.gang.spec, view.members).is_enough:
+    if held and not has_begun(view) and not quorum(view.gang.spec, view.members, status.succeeded).is_enough:
         gone = give_up(status, "members were deleted before any was ungated", now_seconds=now_seconds)
         return LifecycleDecision(GangAction.NOTHING, gone, again_seconds=0.0)
     if held:
-        return LifecycleDecision(GangAction.UNGATE, _phase(status, "Starting"), held)
-    if not any(member.stage in STARTED for member in view.members) and not tallied.is_enough:
+        return LifecycleDecision(GangAction.UNGATE, in_phase(status, "Starting"), held)
+    if not has_begun(view) and (not tallied.is_enough or _begins_anew(view, status)):
         return LifecycleDecision(GangAction.NOTHING, _without_admission(status, now_seconds), again_seconds=0.0)
     status = _with_start(status, now_seconds)
-    status = _with_readiness(status, tallied, now_seconds)
-    preempted = _preempted(view)
+    status = with_readiness(status, tallied, now_seconds)
+    preempted = _preempted(view, status)
     if preempted is not None:
         return _evict(view, status, preempted, now_seconds=now_seconds, pause=None)
     failing = _failing(view, status, tallied, now_seconds)
@@ -194,10 +240,24 @@ def _decide_admitted(
     again = _next_look(view, status, now_seconds)
     stuck = tuple(m for m in view.members if (refused_since(m, status) or now_seconds) + STUCK_SECONDS <= now_seconds)
     if stuck:
-        return LifecycleDecision(GangAction.DROP, _phase(status, "Recovering"), stuck, again_seconds=1.0)
+        return LifecycleDecision(GangAction.DROP, in_phase(status, "Recovering"), stuck, again_seconds=1.0)
     chosen, _ = placeable(view.gang.spec, view.members)
-    status = _phase(status, "Running" if tallied.is_enough else "Starting" if not status.was_ready else "Recovering")
+    status = in_phase(status, _phase_of(status, tallied))
     return LifecycleDecision(GangAction.REPLACE if chosen else GangAction.NOTHING, status, chosen, again)
+
+
+def _phase_of(status: GpuGangStatus, tallied: QuorumCount) -> str:
+    """Return the phase of an admitted gang of which everybody was let go."""
+    if tallied.is_enough:
+        return "Running" if status.members else "Finished"
+    return "Recovering" if status.was_ready else "Starting"
+
+
+def _begins_anew(view: GangView, status: GpuGangStatus) -> bool:
+    """Tell whether the gang has done its work and the members that wait are others than those that its owners still
+    had to make: they start together, as any gang, and not one by one as successors."""
+    gated = {owner_uid(member) for member in view.members if member.is_gated and not member.holds}
+    return bool(gated) and not gated & {entry.owner for entry in status.succeeded if entry.owner}
 
 
 def has_begun(view: GangView) -> bool:
@@ -218,22 +278,13 @@ def _next_pause(view: GangView, status: GpuGangStatus, jitter: float) -> tuple[i
 
 
 def _with_start(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
-    """Start the clock: every member that was placed has been let go."""
-    assignment = status.assignment
-    if assignment is None or assignment.time:
+    """Start the clock: every member that was placed has been let go. Of a gang that was taken over nobody knows when
+    that was, and a time to come is that of another clock: then it is now."""
+    assignment = status.assignment or GangAssignment()
+    start = seconds_of(assignment.time)
+    if start is not None and start <= now_seconds:
         return status
     return status.model_copy(update={"assignment": assignment.model_copy(update={"time": text_of(now_seconds)})})
-
-
-def _with_readiness(status: GpuGangStatus, tallied: QuorumCount, now_seconds: float) -> GpuGangStatus:
-    before = conditions.find(status.conditions, names.CONDITION_PODS_READY)
-    if tallied.is_enough:
-        was_lost = before is not None and before.reason in {"WaitForRecovery", "Recovered"}
-        status = status.model_copy(update={"was_ready": True})
-        reason = "Recovered" if was_lost else "Started"
-        return meet(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
-    reason = "WaitForRecovery" if status.was_ready else "WaitForStart"
-    return fail(status, names.CONDITION_PODS_READY, reason, str(tallied), now_seconds)
 
 
 def _deadline(view: GangView, status: GpuGangStatus) -> float | None:
@@ -255,6 +306,12 @@ def _failing(view: GangView, status: GpuGangStatus, tallied: QuorumCount, now_se
     if deadline is not None and deadline <= now_seconds:
         what = "recovered" if status.was_ready else "ready"
         return Obstacle("PodsReadyTimeout", f"not {what} in time: {tallied}")
+    if loses_too_often(view.policy, status.losses):
+        limit = view.policy.recovery_limit_count
+        message = (
+            f"lost ready members {status.losses} times, more often than recoveryLimitCount {limit} allows: {tallied}"
+        )
+        return Obstacle("RecoveryLimitExceeded", message)
     if status.was_ready:
         return None
     for member in view.members:
@@ -266,9 +323,9 @@ def _failing(view: GangView, status: GpuGangStatus, tallied: QuorumCount, now_se
     return None
 
 
-def _preempted(view: GangView) -> Obstacle | None:
+def _preempted(view: GangView, status: GpuGangStatus) -> Obstacle | None:
     """Return why the gang gives way: kube-scheduler takes members that it needs, and the rest would run in vain."""
-    if placed(view.gang.spec, view.members).is_enough:
+    if placed(view.gang.spec, view.members, status.succeeded).is_enough:
         return None
     for member in view.members:
         if member.stage in {MemberStage.ENDING, MemberStage.FAILED} and is_victim(member.pod):
@@ -302,57 +359,48 @@ def _evict(
             message = f"{message}; eviction {count} surpasses the limit of {view.policy.requeuing.limit_count}"
             status = fail(status, names.CONDITION_ACTIVE, "RequeuingLimitExceeded", message, now_seconds)
     status = meet(status, names.CONDITION_EVICTED, why.reason, message, now_seconds)
-    status = _close_admission(_wait(status, "WaitForRelease", message, now_seconds))
+    status = close_admission(wait_for(status, "WaitForRelease", message, now_seconds))
     concerned = tuple(m for m in view.members if m.stage in STARTED or m.holds)
     return LifecycleDecision(
-        GangAction.EVICT, _phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate
+        GangAction.EVICT, in_phase(status, "Evicted"), concerned, again_seconds=0.0, deactivate=deactivate
     )
 
 
 def _without_admission(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
     """Nobody of the admission is left: its owner was suspended, or all members were deleted or failed."""
-    return _close_admission(_wait(status, "WaitForQuorum", "no member of the last admission is left", now_seconds))
+    return close_admission(wait_for(status, "WaitForQuorum", "no member of the last admission is left", now_seconds))
 
 
-def _close_admission(status: GpuGangStatus) -> GpuGangStatus:
-    kept = conditions.drop(status.conditions, names.CONDITION_PODS_READY)
-    return status.model_copy(update={"was_ready": False, "assignment": None, "conditions": kept})
+def _adopt(view: GangView, status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
+    """Members run or have done all of the work, and this GpuGang knows of no admission: it was created anew, or lost
+    its status. The admission of most of them goes on under its id, and what must happen in time begins now."""
+    running = _remains(view.members) or view.members
+    known = Counter(admission_of(member) for member in running).items()
+    admission = min(((-count, one) for one, count in known), default=(0, ""))[1]
+    message = "members that already run were taken over"
+    return let_go(status, admission, message, now_seconds)
 
 
-def _adopt(status: GpuGangStatus, now_seconds: float) -> GpuGangStatus:
-    """Members run, and this GpuGang knows of no admission: it was created anew, or lost its status."""
-    return meet(status, names.CONDITION_ADMITTED, "Admitted", "members that already run were taken over", now_seconds)
-
-
-def _with_quorum(
-    status: GpuGangStatus, members: Sequence[GangMember], present: QuorumCount, now_seconds: float
+def admit(
+    status: GpuGangStatus,
+    *,
+    now_seconds: float,
+    message: str,
+    admission: str = "",
+    members: Sequence[GangMember] = (),
 ) -> GpuGangStatus:
-    held_back = sum(member.stage is MemberStage.HELD_BACK for member in members)
-    reason = "QuorumReached" if present.is_enough else "ForeignGates" if held_back else "WaitForMembers"
-    lost = len(without_pod_set(members))
-    message = str(present) + (f"; {held_back} wait behind gates of others" if held_back else "")
-    message += f"; {lost} name no pod set of this gang" if lost else ""
-    return put(
-        status,
-        names.CONDITION_QUORUM,
-        is_met=present.is_enough,
-        reason=reason,
-        message=message,
-        now_seconds=now_seconds,
+    """Return the status of a gang whose GPUs are all reserved, under the id `admission`. What earlier members have done
+    counts on where their owners made some of these `members`."""
+    owners = {owner_uid(member) for member in members}
+    status = status.model_copy(
+        update={"admissions": status.admissions + 1, "succeeded": of_owners(status.succeeded, owners)}
     )
-
-
-def admit(status: GpuGangStatus, *, now_seconds: float, message: str) -> GpuGangStatus:
-    """Return the status of a gang whose GPUs are all reserved."""
-    status = meet(status, names.CONDITION_ADMITTED, "Admitted", message, now_seconds)
-    status = fail(status, names.CONDITION_EVICTED, "NotEvicted", "", now_seconds)
-    status = fail(status, names.CONDITION_PODS_READY, "WaitForStart", "", now_seconds)
-    return _phase(status.model_copy(update={"admissions": status.admissions + 1, "was_ready": False}), "Starting")
+    return let_go(status, admission, message, now_seconds)
 
 
 def give_up(status: GpuGangStatus, message: str, *, now_seconds: float) -> GpuGangStatus:
     """Return the status of a gang whose admission ends before any member was let go: it is undone, and not counted."""
-    return _close_admission(_wait(status, "AdmissionUndone", message, now_seconds))
+    return close_admission(wait_for(status, "AdmissionUndone", message, now_seconds))
 
 
 def preempt(view: GangView, message: str, *, now_seconds: float) -> GpuGangStatus:
@@ -361,39 +409,6 @@ def preempt(view: GangView, message: str, *, now_seconds: float) -> GpuGangStatu
     return _evict(view, view.status, why, now_seconds=now_seconds, pause=None).status
 
 
-def wait_for(status: GpuGangStatus, reason: str, message: str, *, now_seconds: float) -> GpuGangStatus:
-    """Return the status of a gang that found no place, or may not have one yet."""
-    return _wait(status, reason, message, now_seconds)
-
-
-def _wait(status: GpuGangStatus, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
-    return _phase(fail(status, names.CONDITION_ADMITTED, reason, message, now_seconds), "Waiting")
-
-
 def _remains(members: Sequence[GangMember]) -> tuple[GangMember, ...]:
     """Return the members that were let go and have not ended."""
     return tuple(member for member in members if member.stage in STARTED)
-
-
-def _phase(status: GpuGangStatus, phase: str) -> GpuGangStatus:
-    return status.model_copy(update={"phase": phase})
-
-
-def meet(status: GpuGangStatus, kind: str, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
-    """Return the status with one condition True."""
-    return put(status, kind, is_met=True, reason=reason, message=message, now_seconds=now_seconds)
-
-
-def fail(status: GpuGangStatus, kind: str, reason: str, message: str, now_seconds: float) -> GpuGangStatus:
-    """Return the status with one condition False."""
-    return put(status, kind, is_met=False, reason=reason, message=message, now_seconds=now_seconds)
-
-
-def put(
-    status: GpuGangStatus, kind: str, *, is_met: bool, reason: str, message: str, now_seconds: float
-) -> GpuGangStatus:
-    """Return the status with one condition set."""
-    entries = conditions.put(
-        status.conditions, kind, is_met=is_met, reason=reason, message=message, now_seconds=now_seconds
-    )
-    return status.model_copy(update={"conditions": entries})

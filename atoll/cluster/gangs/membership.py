@@ -6,7 +6,7 @@ are missing, no numbers or not unique within a pod set, all ranks of the set fol
 worker-10. The order is fixed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -53,6 +53,7 @@ class MemberStage(StrEnum):
 
 STARTED = frozenset({MemberStage.STARTING, MemberStage.READY})
 DONE = frozenset({MemberStage.SUCCEEDED, MemberStage.FAILED})
+OVER = DONE | {MemberStage.ENDING}
 COUNTING = STARTED | {MemberStage.SUCCEEDED}
 """Members that have a place and have not failed, ready or not, or have done their work."""
 
@@ -78,6 +79,35 @@ class GangMember:
     def is_gated(self) -> bool:
         """Whether Atoll's gate is still on the pod: then it cannot be bound."""
         return has_gate(self.pod)
+
+
+def owner_uid(member: GangMember) -> str:
+    """Return the uid of the member's controller, an empty text for a bare pod."""
+    return next((owner.uid for owner in member.pod.metadata.owner_references if owner.controller), "")
+
+
+def admission_of(member: GangMember) -> str:
+    """Return the id of the admission in which the member was let go; empty for none, and from before there were ids."""
+    return member.pod.metadata.annotations.get(names.ADMISSION, "")
+
+
+def of_admission(members: Iterable[GangMember], admission: str, known: Collection[str]) -> tuple[GangMember, ...]:
+    """Return the members without those that ended, or are ending, in an earlier admission: they say nothing about this.
+
+    Without an id nobody can be told apart. Those in `known`, and those whose owner goes on making members, have done
+    their work for this admission too.
+    """
+    found = tuple(members)
+    if not admission:
+        return found
+    owners = {owner for member in found if member.stage not in OVER and (owner := owner_uid(member))}
+
+    def belongs(member: GangMember) -> bool:
+        if member.stage not in OVER or admission_of(member) == admission or member.uid in known:
+            return True
+        return member.stage is MemberStage.SUCCEEDED and owner_uid(member) in owners
+
+    return tuple(member for member in found if belongs(member))
 
 
 def key_of(gang: GpuGang) -> GangKey:

@@ -5,14 +5,14 @@ the quorum. Each choice of models is tried by itself; of those that the claims p
 nearest to each other is taken.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.cluster.feasibility import Verdict
+from atoll.cluster.feasibility import Verdict, listed
 from atoll.cluster.gangs.lifecycle import GangView, Obstacle
-from atoll.cluster.gangs.membership import GangMember, MemberStage
+from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
+from atoll.cluster.gangs.readiness import done_before
 from atoll.cluster.gangs.search_input import (
     GangSearchInput,
     Models,
@@ -25,8 +25,6 @@ from atoll.cluster.requests import Request
 from topology.errors import TopologyError
 from topology.gangs.model import Placement
 from topology.gangs.search import place
-
-FACTS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +67,13 @@ def find_places(
         parts = opened.placement.assignments
         hosts = dict.fromkeys(member.host for part in parts for member in part.members)
         facts = [fact for host in hosts if (fact := cluster.withheld(host))]
-        return NoPlacement(Verdict.UNKNOWN, f"fits when {_listed(facts)}; now {answer.message}", "WaitForNodes")
+        message = f"fits when {listed(facts, 'and')}; now {answer.message}"
+        return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes")
     if unreported := unreported_nodes(chosen, node_domains, cluster):
         count = f"{len(unreported)} node{'s' if len(unreported) > 1 else ''}"
-        message = f"waits for the report of {count}: {_listed(unreported)}; now {answer.message}"
+        message = f"waits for the report of {count}: {listed(unreported, 'and')}; now {answer.message}"
         return NoPlacement(Verdict.UNKNOWN, message, "WaitForNodes")
     return NoPlacement(Verdict.NEVER, answer.message, "NeverFits")
-
-
-def _listed(facts: Sequence[str]) -> str:
-    more = len(facts) - FACTS_SHOWN
-    return " and ".join(facts[:FACTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def search(
@@ -90,7 +84,7 @@ def search(
     cluster: PlacementSnapshot,
 ) -> FoundPlacement | NoPlacement:
     """Try all members, then as few as are enough, on this snapshot alone."""
-    done = Counter(member.pod_set for member in view.members if member.stage is MemberStage.SUCCEEDED)
+    done = done_before(view.members, view.status.succeeded, chosen)
     needed = view.gang.spec.quorum - done.total()
     first: NoPlacement | None = None
     choices = model_choices((requests[member.uid] for member in chosen), node_domains, cluster)

@@ -11,7 +11,6 @@ other in turn.
 Where nobody may be evicted, the same search says whom to wait for, and GPUs are kept as they become free.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,7 +23,7 @@ from atoll.cluster.gangs.member_assignments import member_assignments
 from atoll.cluster.gangs.membership import COUNTING, STARTED, GangKey, GangMember, gang_key
 from atoll.cluster.gangs.node_domains import NodeDomains
 from atoll.cluster.gangs.placing import FoundPlacement, NoPlacement, search
-from atoll.cluster.gangs.readiness import minimum_of
+from atoll.cluster.gangs.readiness import counted, minimum_of
 from atoll.cluster.gangs.search_input import PlacementSnapshot
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.machines import cell_of
@@ -127,7 +126,7 @@ def unneeded(view: GangView) -> tuple[GangMember, ...]:
     """Return the members beyond what the gang needs as a whole and of each pod set, the highest ranks first."""
     spec = view.gang.spec
     counting = [member for member in view.members if member.stage in COUNTING]
-    counts = Counter(member.pod_set for member in counting)
+    counts = counted(view.members, COUNTING, view.status.succeeded)
     left, spare = counts.total() - spec.quorum, []
     for member in sorted(counting, key=lambda member: (-member.rank, member.pod_set, member.uid)):
         if left <= 0:
@@ -272,7 +271,9 @@ def with_kept(
         free = ledger.free(one.node, now_seconds=now_seconds, asking_priority=PRIORITY_TOP)
         own = free & devices.mask_of(one.device_ids) & devices.usable
         cells[one.node] = cell_of(cell.shape, cell.free | own)
-    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, cluster.pods_on, cluster.free)
+    return PlacementSnapshot(
+        cluster.nodes, cluster.devices, cells, cluster.pods_on, cluster.free, volumes=cluster.volumes
+    )
 
 
 def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: Collection[str]) -> PlacementSnapshot:
@@ -290,4 +291,4 @@ def without(cluster: PlacementSnapshot, holdings: Iterable[HeldDevices], gone: C
     pods_on = dict(cluster.pods_on)
     for node, uids in left.items():
         pods_on[node] = [pod for pod in pods_on.get(node, ()) if pod.metadata.uid not in uids]
-    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, pods_on, free)
+    return PlacementSnapshot(cluster.nodes, cluster.devices, cells, pods_on, free, volumes=cluster.volumes)

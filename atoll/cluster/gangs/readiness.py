@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from atoll.api.gangs import GpuGangSpec
-from atoll.cluster.gangs.membership import COUNTING, STARTED, GangMember, MemberStage
+from atoll.api.gangs import GpuGangSpec, SucceededMembers
+from atoll.cluster.gangs.membership import COUNTING, STARTED, GangMember, MemberStage, owner_uid
+from atoll.cluster.gangs.succeeded import known_uids, of_owners
 
 PRESENT = frozenset({MemberStage.GATED, MemberStage.SUCCEEDED})
 READY = frozenset({MemberStage.READY, MemberStage.SUCCEEDED})
@@ -33,16 +34,33 @@ class QuorumCount:
         return f"{self.count} of {self.needed} members{sets}"
 
 
-def count_quorum(spec: GpuGangSpec, members: Iterable[GangMember], stages: frozenset[MemberStage]) -> QuorumCount:
-    """Count the members in one of the stages. No pod set counts for more than its count: excess pods help nobody."""
-    found = Counter(member.pod_set for member in members if member.stage in stages)
-    counted = {pod_set.name: min(found[pod_set.name], pod_set.count) for pod_set in spec.pod_sets}
+def count_quorum(
+    spec: GpuGangSpec,
+    members: Iterable[GangMember],
+    stages: frozenset[MemberStage],
+    succeeded: Sequence[SucceededMembers] = (),
+) -> QuorumCount:
+    """Count the members in one of the stages, and those that the status knows to have succeeded. No pod set counts for
+    more than its count: excess pods help nobody."""
+    found = counted(members, stages, succeeded)
+    counts = {pod_set.name: min(found[pod_set.name], pod_set.count) for pod_set in spec.pod_sets}
     short = tuple(
-        (pod_set.name, least - counted[pod_set.name])
+        (pod_set.name, least - counts[pod_set.name])
         for pod_set in spec.pod_sets
-        if counted[pod_set.name] < (least := minimum_of(spec, pod_set.name))
+        if counts[pod_set.name] < (least := minimum_of(spec, pod_set.name))
     )
-    return QuorumCount(sum(counted.values()), spec.quorum, short)
+    return QuorumCount(sum(counts.values()), spec.quorum, short)
+
+
+def counted(
+    members: Iterable[GangMember], stages: frozenset[MemberStage], succeeded: Sequence[SucceededMembers] = ()
+) -> Counter[str]:
+    """Return by pod set how many members are in one of the stages or have succeeded as the status knows, each once."""
+    known = known_uids(succeeded)
+    found = Counter(member.pod_set for member in members if member.stage in stages and member.uid not in known)
+    for entry in succeeded:
+        found[entry.pod_set] += entry.count
+    return found
 
 
 def minimum_of(spec: GpuGangSpec, name: str) -> int:
@@ -58,7 +76,7 @@ def minimum_of(spec: GpuGangSpec, name: str) -> int:
     return 0 if spec.min_member is not None else pod_set.count
 
 
-def quorum(spec: GpuGangSpec, members: Sequence[GangMember]) -> QuorumCount:
+def quorum(spec: GpuGangSpec, members: Sequence[GangMember], succeeded: Sequence[SucceededMembers] = ()) -> QuorumCount:
     """Count the members that can be placed now; those that ended well count, if their owner still makes members.
 
     A Job that was stopped half way comes back with the pods that are left to do.
@@ -67,22 +85,28 @@ def quorum(spec: GpuGangSpec, members: Sequence[GangMember]) -> QuorumCount:
     present = [
         member for member in members if member.stage is not MemberStage.SUCCEEDED or owner_uid(member) in owners
     ]  # fmt: skip
-    return count_quorum(spec, present, PRESENT)
+    return count_quorum(spec, present, PRESENT, of_owners(succeeded, owners))
 
 
-def readiness(spec: GpuGangSpec, members: Iterable[GangMember]) -> QuorumCount:
+def readiness(
+    spec: GpuGangSpec, members: Iterable[GangMember], succeeded: Sequence[SucceededMembers] = ()
+) -> QuorumCount:
     """Count the members that are ready or have succeeded."""
-    return count_quorum(spec, members, READY)
+    return count_quorum(spec, members, READY, succeeded)
 
 
-def placed(spec: GpuGangSpec, members: Iterable[GangMember]) -> QuorumCount:
+def placed(spec: GpuGangSpec, members: Iterable[GangMember], succeeded: Sequence[SucceededMembers] = ()) -> QuorumCount:
     """Count the members that have a place and have not failed, ready or not, or have succeeded."""
-    return count_quorum(spec, members, COUNTING)
+    return count_quorum(spec, members, COUNTING, succeeded)
 
 
-def owner_uid(member: GangMember) -> str:
-    """Return the uid of the member's controller, an empty text for a bare pod."""
-    return next((owner.uid for owner in member.pod.metadata.owner_references if owner.controller), "")
+def done_before(
+    members: Iterable[GangMember], succeeded: Sequence[SucceededMembers], chosen: Iterable[GangMember]
+) -> Counter[str]:
+    """Return by pod set how many members have done the work of which the owners of the `chosen` still do the rest."""
+    owners = {owner for member in chosen if (owner := owner_uid(member))}
+    ended = (member for member in members if owner_uid(member) in owners)
+    return counted(ended, frozenset({MemberStage.SUCCEEDED}), of_owners(succeeded, owners))
 
 
 def placeable(

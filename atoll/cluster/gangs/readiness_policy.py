@@ -21,12 +21,16 @@ class Requeuing:
 
 @dataclass(frozen=True, slots=True)
 class ReadinessPolicy:
-    """What holds for one gang. Without `enable` nobody waits for pods to become ready."""
+    """What holds for one gang. Without `enable` nobody waits for pods to become ready.
+
+    `recovery_limit_count`: how often it may lose ready members in one admission; None for as often as it likes.
+    """
 
     enable: bool = False
     timeout_seconds: float = 300.0
     recovery_timeout_seconds: float | None = None
     block_admission: bool = False
+    recovery_limit_count: int | None = None
     requeuing: Requeuing = field(default_factory=Requeuing)
 
 
@@ -80,6 +84,13 @@ def policy_for(
             if name == "timeout"
             else replace(policy, recovery_timeout_seconds=seconds)
         )
+    if wishes.recovery_limit_count is not None:
+        if wishes.recovery_limit_count > bounds.limit_count_max:
+            return OutOfBounds(
+                f"waitForPodsReady.recoveryLimitCount is {wishes.recovery_limit_count}; the administrator allows up to "
+                f"{bounds.limit_count_max}"
+            )
+        policy = replace(policy, recovery_limit_count=wishes.recovery_limit_count)
     requeuing = _requeuing(policy.requeuing, bounds, wishes.requeuing_strategy)
     return requeuing if isinstance(requeuing, OutOfBounds) else replace(policy, requeuing=requeuing)
 
@@ -129,3 +140,8 @@ def pause_seconds(requeuing: Requeuing, count: int, *, jitter: float) -> float:
 def exceeds_limit(requeuing: Requeuing, count: int) -> bool:
     """Tell whether so many evictions deactivate the gang: more than the limit, not as many."""
     return requeuing.limit_count is not None and count > requeuing.limit_count
+
+
+def loses_too_often(policy: ReadinessPolicy, losses: int) -> bool:
+    """Tell whether so many losses of ready members end the admission: more than the limit, not as many."""
+    return policy.recovery_limit_count is not None and losses > policy.recovery_limit_count

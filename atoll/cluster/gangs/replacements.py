@@ -48,13 +48,13 @@ def place_missing(
     if isinstance(question, Obstacle):
         return ()
     snapshot, assignments = question.snapshot, []
-    for pod_set in question.gang.pod_sets:
+    for pod_set in sorted(question.gang.pod_sets, key=lambda one: -one.count if one.group else 0):
         asked = {member.rank: member for member in question.asked[pod_set.name]}
         kin = [Place(one.rank, home) for one, home in homes if one.pod_set == pod_set.name and one.rank not in asked]
-        repair = _nearest(
-            _bound(pod_set), snapshot, kin, list(asked), _anchors(spec, homes, node_domains, kin=bool(kin))
-        )
+        anchors = _anchors(spec, pod_set, homes, node_domains, kin=bool(kin))
+        repair = _nearest(_bound(pod_set), snapshot, kin, list(asked), anchors)
         snapshot = _taken(snapshot, pod_set, repair.members)
+        homes += [(asked[place.rank], place.host) for place in repair.members]
         assignments += [member_assignment(place, asked[place.rank], cluster.devices) for place in repair.members]
     return tuple(assignments)
 
@@ -89,14 +89,23 @@ def _bound(pod_set: PodSet) -> PodSet:
 
 
 def _anchors(
-    spec: GpuGangSpec, homes: Sequence[tuple[GangMember, str]], node_domains: NodeDomains, *, kin: bool
+    spec: GpuGangSpec,
+    pod_set: PodSet,
+    homes: Sequence[tuple[GangMember, str]],
+    node_domains: NodeDomains,
+    *,
+    kin: bool,
 ) -> Iterator[Anchors]:
-    """Yield the domains to try in turn: that which the whole gang requires; within it, for a pod set of which nobody is
-    left, the narrowest around the others first."""
+    """Yield the domains to try in turn: those which the whole gang and the group require; within them, for a pod set of
+    which nobody is left, the narrowest around its group, else around all others, first."""
     hosts, whole = [home for _, home in homes], spec.topology
     required: Anchors = []
     if whole is not None and whole.mode is TopologyMode.REQUIRED and whole.level in node_domains.levels:
         required = [(whole.level, hosts)]
+    mates = {one.name for one in spec.pod_sets if pod_set.group and one.group == pod_set.group}
+    hosts = [home for one, home in homes if one.pod_set in mates] or hosts
+    if mates and pod_set.request.mode is Mode.REQUIRED and pod_set.request.level in node_domains.levels:
+        required.append((pod_set.request.level, hosts))
     for level in () if kin or not hosts else reversed(node_domains.levels):
         yield [*required, (level, _common(hosts, node_domains, level))]
     yield required

@@ -4,16 +4,17 @@ Members that contradict each other give an Obstacle. Nodes that kube-scheduler w
 atoll.cluster.host_fit. What does not fit the empty machines never fits.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, product
 from types import MappingProxyType
 
+from atoll.api.gangs import GangPodSet, GpuGangSpec
 from atoll.api.gangs import GangTopologyRequest as WantedTopology
-from atoll.api.gangs import GpuGangSpec
 from atoll.api.topologies import HOSTNAME
 from atoll.cluster import host_fit, pod_fit
-from atoll.cluster.feasibility import all_positions
+from atoll.cluster.feasibility import NodeFacts, all_positions, missing_fact
+from atoll.cluster.gangs import kueue_topology
 from atoll.cluster.gangs.lifecycle import Obstacle
 from atoll.cluster.gangs.membership import GangMember
 from atoll.cluster.gangs.node_domains import NodeDomains
@@ -23,7 +24,6 @@ from atoll.cluster.objects import Node, Pod
 from atoll.cluster.requests import Rejection, Request
 from atoll.cluster.selection import device_groups, plain
 from atoll.cluster.weakness import weaknesses
-from topology.device_requests import gpus
 from topology.gangs.model import HOST, Gang, Host, Limit, Mode, PodSet, Slice, TopologyRequest
 from topology.gangs.snapshot import HostSnapshot, snapshot
 from topology.gangs.spares import with_spares
@@ -33,8 +33,6 @@ OTHER_MODEL = "another model than the others of the gang"
 Models = Mapping[Request, str]
 ANY_MODEL: Models = MappingProxyType({})
 MODEL_CHOICES_MAX = 64
-KUEUES_TOPOLOGY = tuple(f"kueue.x-k8s.io/podset-{mode}-topology" for mode in ("required", "preferred", "unconstrained"))
-"""On pods that may be under Kueue's topology-aware scheduling, which writes a node selector into each of them."""
 PART = "/"
 """Between the name of a pod set and the number of a part of it; no name of a pod set holds one."""
 
@@ -43,7 +41,7 @@ PART = "/"
 class PlacementSnapshot:
     """The cluster at one moment. `cells`: what nodes with fresh reports can give out now; `pods_on`: pods by node,
     those that are about to start there included; `free`: what those leave of counted resources; `last`: nodes that are
-    taken only where no other serves as well."""
+    taken only where no other serves as well; `volumes`: claims and volumes that bind pods to nodes."""
 
     nodes: Mapping[str, Node]
     devices: Mapping[str, NodeDevices]
@@ -51,6 +49,7 @@ class PlacementSnapshot:
     pods_on: Mapping[str, Sequence[Pod]]
     free: Mapping[str, Mapping[str, int]]
     last: frozenset[str] = frozenset()
+    volumes: host_fit.Volumes = field(default_factory=host_fit.Volumes)
     _snapshots: dict[int, tuple[NodeDomains, HostSnapshot]] = field(default_factory=dict)
 
     def snapshot(self, node_domains: NodeDomains) -> HostSnapshot:
@@ -74,7 +73,7 @@ class PlacementSnapshot:
         """Return the same machines without any pod."""
         cells = {name: cell_of(self.devices[name].shape, self.devices[name].usable) for name in self.cells}
         free = {name: host_fit.free(node, ()) for name, node in self.nodes.items()}
-        return PlacementSnapshot(self.nodes, self.devices, cells, {}, free)
+        return PlacementSnapshot(self.nodes, self.devices, cells, {}, free, volumes=self.volumes)
 
     def opened(self) -> "PlacementSnapshot":
         """Return the same machines without any pod, as they are once every node is open, ready and heard of again and
@@ -83,26 +82,21 @@ class PlacementSnapshot:
         known = {name: one for name, one in self.devices.items() if name in nodes}
         cells = {name: cell_of(one.shape, all_positions(one)) for name, one in known.items()}
         free = {name: host_fit.free(node, ()) for name, node in nodes.items()}
-        return PlacementSnapshot(nodes, self.devices, cells, {}, free, frozenset(n for n in known if self.withheld(n)))
+        last = frozenset(name for name in known if self.withheld(name))
+        return PlacementSnapshot(nodes, self.devices, cells, {}, free, last, self.volumes)
 
     def withheld(self, name: str) -> str:
         """Return what would have to change so that all of a node with a known machine counts; empty for nothing."""
         node, devices = self.nodes.get(name), self.devices.get(name)
         if node is None or devices is None:
             return ""
-        if not host_fit.is_ready(node):
-            return f"{name} is Ready"
-        if host_fit.opened(node) != node:
-            return f"{name} is uncordoned" if node.spec.unschedulable else f"{name} loses the taints of its state"
-        if name not in self.cells:
-            return f"the agent of {name} reports again"
-        missing = (all_positions(devices) & ~devices.usable).bit_count()
-        return f"{name} gives out the {gpus(missing)} that it withholds" if missing else ""
+        cell = self.cells.get(name)
+        return missing_fact(NodeFacts(node, devices, cell.free if cell is not None else None))
 
     def without_positions(self, masks: Mapping[str, int]) -> "PlacementSnapshot":
         """Return the snapshot without these positions of nodes."""
         cells = {name: cell_of(cell.shape, cell.free & ~masks.get(name, 0)) for name, cell in self.cells.items()}
-        return PlacementSnapshot(self.nodes, self.devices, cells, self.pods_on, self.free, self.last)
+        return PlacementSnapshot(self.nodes, self.devices, cells, self.pods_on, self.free, self.last, self.volumes)
 
 
 def usable_positions(
@@ -167,10 +161,14 @@ def search_input(
         name: part
         for pod_set in spec.pod_sets
         if (found := tuple(member for member in chosen if member.pod_set == pod_set.name))
-        for name, part in _parts(pod_set.name, found)
+        for name, part in _parts(pod_set.name, found, cluster.volumes)
     }
     for name, members in asked.items():
-        problem = _unlike(name, members, requests)
+        problem = (
+            _unlike(name, members, requests)
+            or _contradicted(spec, name, members)
+            or _scattered(spec, name, members, cluster.volumes)
+        )
         if problem is not None:
             return problem
     kinds = _kinds(cluster, node_domains)
@@ -229,6 +227,7 @@ def topology_request(wanted: WantedTopology | None) -> TopologyRequest:
         mode=Mode(wanted.mode.value),
         level=wanted.level or "",
         slices=tuple(Slice(level=part.level, size=part.size) for part in wanted.slices),
+        balanced=wanted.balanced,
     )
 
 
@@ -252,12 +251,16 @@ def hosts_of(node_domains: NodeDomains, cluster: PlacementSnapshot) -> Iterable[
     return hosts
 
 
-def _parts(name: str, members: tuple[GangMember, ...]) -> Iterator[tuple[str, tuple[GangMember, ...]]]:
-    """Yield the members for which Kueue has chosen different domains apart: its choice stands, the GPUs are ours."""
-    chosen: dict[tuple[tuple[str, str], ...], list[GangMember]] = {}
-    if any(key in members[0].pod.metadata.annotations for key in KUEUES_TOPOLOGY):
-        for member in members:
-            chosen.setdefault(tuple(sorted((member.pod.spec.node_selector or {}).items())), []).append(member)
+def _parts(
+    name: str, members: tuple[GangMember, ...], volumes: host_fit.Volumes
+) -> Iterator[tuple[str, tuple[GangMember, ...]]]:
+    """Yield the members apart for which Kueue has chosen different domains, since its choice stands and the GPUs are
+    ours; and those whose volumes lie in different places, such as a StatefulSet's own ones."""
+    is_by_kueue = any(key in members[0].pod.metadata.annotations for key in kueue_topology.MODES)
+    chosen: dict[Hashable, list[GangMember]] = {}
+    for member in members:
+        selector = tuple(sorted((member.pod.spec.node_selector or {}).items())) if is_by_kueue else ()
+        chosen.setdefault((selector, host_fit.volume_requirements(member.pod, volumes)), []).append(member)
     if len(chosen) <= 1:
         yield name, members
         return
@@ -286,6 +289,29 @@ def _unlike(name: str, members: Sequence[GangMember], requests: Mapping[str, Req
     return None
 
 
+def _scattered(
+    spec: GpuGangSpec, name: str, members: Sequence[GangMember], volumes: host_fit.Volumes
+) -> Obstacle | None:
+    """Slices are runs of ranks; members that go where their volumes are cannot be dealt out so."""
+    named = next(one for one in spec.pod_sets if one.name == name.partition(PART)[0])
+    wanted = spec.topology_of(named) or spec.topology
+    if PART not in name or wanted is None or not wanted.slices or not members:
+        return None
+    if not host_fit.volume_requirements(members[0].pod, volumes):
+        return None
+    return Obstacle(
+        "Invalid",
+        f"pods of pod set {named.name} have volumes in different places, and slices; leave the slices out, or the "
+        f"volumes: {members[0].pod.metadata.name} is bound by its volume",
+    )
+
+
+def _contradicted(spec: GpuGangSpec, name: str, members: Sequence[GangMember]) -> Obstacle | None:
+    """What Kueue's annotations ask stands in the GpuGang too, or the gang waits: nothing that is asked is dropped."""
+    problems = (kueue_topology.contradiction(member.pod, spec, name.partition(PART)[0]) for member in members)
+    return next((Obstacle("Invalid", problem) for problem in problems if problem), None)
+
+
 def _pod_set(
     spec: GpuGangSpec,
     name: str,
@@ -296,10 +322,11 @@ def _pod_set(
     kinds: Mapping[NodeShape, str],
     models: Models,
 ) -> PodSet:
-    wanted = next((pod_set.topology for pod_set in spec.pod_sets if pod_set.name == name), None)
+    named = next((pod_set for pod_set in spec.pod_sets if pod_set.name == name.partition(PART)[0]), None)
+    wanted = spec.topology_of(named) if named is not None else None
     pod = members[0].pod
     nodes = [cluster.nodes[host] for host in node_domains.paths]
-    excluded = host_fit.excluded_nodes(pod, nodes, cluster.pods_on)
+    excluded = host_fit.excluded_nodes(pod, nodes, cluster.pods_on, volumes=cluster.volumes)
     excluded |= {host: NO_REPORT for host in node_domains.paths if host not in cluster.cells and host not in excluded}
     liked = {node.metadata.name: score for node in nodes if (score := host_fit.preference(pod, node))}
     admitted: dict[str, tuple[int, ...]] = {}
@@ -327,7 +354,16 @@ def _pod_set(
         excluded=excluded,
         preferences=liked,
         limits=_limits(pod, node_domains),
+        group=_group(named, name, pod),
     )
+
+
+def _group(named: GangPodSet | None, name: str, pod: Pod) -> str:
+    """Return what keeps a leader and its workers together, and the parts of a pod set; Kueue's parts it has placed."""
+    if PART in name and kueue_topology.is_placed_by_kueue(pod):
+        return ""
+    named_group = named.group if named is not None else None
+    return named_group or (name.partition(PART)[0] if PART in name else "")
 
 
 def _enough(spec: GpuGangSpec, name: str, members: Sequence[GangMember], done: Mapping[str, int] | None) -> int:

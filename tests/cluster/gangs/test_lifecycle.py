@@ -81,6 +81,20 @@ def test_pods_beyond_the_count_stay_outside() -> None:
     assert [one.rank for one in decision.members] == [0, 1, 2, 3]
 
 
+def test_a_pod_of_no_pod_set_stays_gated_and_is_counted() -> None:
+    """It takes nobody's place, and the condition says how many such pods there are."""
+    life = Life(make_gang(2))
+    stray = member(9, GATED, pod_set="")
+    decision = life.look(*members(GATED), stray)
+
+    assert decision.act is GangAction.NOTHING
+    message = next(one.message for one in decision.status.conditions if one.type == names.CONDITION_QUORUM)
+    assert "1 name no pod set of this gang" in message
+    placed = life.look(*members(GATED, GATED), stray)
+    assert placed.act is GangAction.PLACE
+    assert stray not in placed.members
+
+
 def test_each_pod_set_needs_its_own_members() -> None:
     """Eight workers do not stand in for a missing leader."""
     sets = [{"name": "leader", "count": 1}, {"name": "workers", "count": 8}]
@@ -260,6 +274,43 @@ def test_a_gang_that_fails_and_recovers_without_end_comes_to_its_limit() -> None
 
     assert ends == [False, False, True]
     assert life.condition(names.CONDITION_ACTIVE) == ("False", "RequeuingLimitExceeded")
+
+
+@pytest.mark.parametrize("enable", [True, False], ids=["it waits for ready pods", "it does not"])
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_gang_that_is_lost_and_found_too_often_is_evicted_and_counted(limit: int, enable: bool) -> None:
+    """Each loss is made good in time. The one beyond the limit evicts, counts like any, and the next admission starts
+    with a clean record; the limit of evictions then ends it for good."""
+    policy = ReadinessPolicy(enable=enable, recovery_limit_count=limit, requeuing=Requeuing(limit_count=1))
+    life = admitted(2, policy)
+    ends = []
+    for _ in range(2):
+        life.write(lifecycle.admit(life.gang.status, now_seconds=life.now, message=""))
+        life.look(*members(READY, READY), after=1)
+        for _ in range(limit):
+            assert life.look(*members(READY, FAILED), after=1).act is not GangAction.EVICT
+            assert life.look(*members(READY, FAILED), after=1).act is not GangAction.EVICT
+            assert life.look(*members(READY, READY), after=1).act is GangAction.NOTHING
+        decision = life.look(*members(READY, FAILED), after=1)
+        assert decision.act is GangAction.EVICT
+        assert life.condition(names.CONDITION_EVICTED) == ("True", "RecoveryLimitExceeded")
+        ends.append(decision.deactivate)
+        life.now += 1000
+
+    assert ends == [False, True]
+    assert life.gang.status.losses == 0
+
+
+def test_without_a_limit_a_gang_may_be_lost_and_found_for_ever() -> None:
+    """Training over weeks outlives many cards; what never became ready has lost nothing."""
+    life = admitted(2, ReadinessPolicy(enable=True, recovery_timeout_seconds=60))
+    for _ in range(50):
+        life.look(*members(READY, READY), after=1)
+        assert life.look(*members(READY, FAILED), after=1).act is not GangAction.EVICT
+    assert life.gang.status.losses == 50
+
+    fresh = admitted(2, ReadinessPolicy(recovery_limit_count=0))
+    assert fresh.look(*members(READY, STARTING), after=1).act is not GangAction.EVICT
 
 
 def test_deactivation_gives_everything_back_and_counts_nothing() -> None:

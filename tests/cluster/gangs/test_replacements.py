@@ -53,8 +53,13 @@ class Ground:
         return decode_node(orjson.dumps(body))
 
     def _pod(self, number: int, node: str) -> Pod:
-        return make_pod(f"p{number}", gpus=8, node=node, annotations={names.GANG: "g"},
+        return make_pod(f"p{number}", gpus=8, node=node, annotations=self._marks(number),
                         allocation=make_allocation(node, *range(8)))  # fmt: skip
+
+    def _marks(self, number: int) -> dict[str, str]:
+        """Return a member's annotations; the first pod set, where there are several, is that of number 0."""
+        names_ = [one.name for one in self.gang.spec.pod_sets]
+        return {names.GANG: "g", **({names.POD_SET: names_[min(number, 1)]} if len(names_) > 1 else {})}
 
     def site(self) -> NodeDomains:
         """Return blocks and racks."""
@@ -66,7 +71,7 @@ class Ground:
 
     def place(self, *numbers: int) -> dict[int, str]:
         """Return the node of each missing member that found one."""
-        missing = [make_pod(f"p{n}", gpus=8, annotations={names.GANG: "g"}, schedulingGates=GATES) for n in numbers]
+        missing = [make_pod(f"p{n}", gpus=8, annotations=self._marks(n), schedulingGates=GATES) for n in numbers]
         found = members_of([*self.members, *missing], self.gang.spec, {})
         chosen = [one for one in found if one.stage is MemberStage.GATED]
         requests: dict[str, Request] = {}
@@ -109,6 +114,23 @@ def required(level: str) -> dict[str, Any]:
 def test_a_replacement_goes_where_its_gang_is_bound_to(spec: Any, full: Any, places: Any) -> None:
     """Racks of one name in two blocks are two racks; what is required is never left, what is not is kept near."""
     assert Ground({0: "n1"}, full=full, **spec).place(1) == places
+
+
+GROUP = [{"name": "leader", "count": 1, "group": "g"}, {"name": "workers", "count": 2, "group": "g", **required(RACK)}]
+
+
+@pytest.mark.parametrize(
+    ("running", "full", "lost", "places"),
+    [
+        pytest.param({1: "n1"}, (), (0,), {0: "n2"}, id="a leader beside its worker"),
+        pytest.param({1: "n1"}, ("n2",), (0,), {}, id="a leader waits while there is no room beside its worker"),
+        pytest.param({0: "n3"}, (), (1,), {1: "n4"}, id="a worker beside its leader"),
+        pytest.param({0: "n3"}, ("n4",), (1,), {}, id="a worker waits for room beside its leader"),
+    ],
+)
+def test_a_group_stays_in_its_domain(running: Any, full: Any, lost: Any, places: Any) -> None:
+    """What a leader and its workers require together holds for each of them later."""
+    assert Ground(running, full=full, podSets=GROUP).place(*lost) == places
 
 
 @pytest.mark.parametrize(("full", "places"), [((), {3: "n4"}), (("n4",), {})], ids=["beside its mate", "it waits"])

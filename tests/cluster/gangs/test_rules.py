@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 
 from atoll.api import names
 from atoll.api.base import Condition
-from atoll.api.gangs import DOMAINS_MAX, GpuGangSpec, RequeueTimestamp, WaitForPodsReady, duration_seconds
+from atoll.api.gangs import (
+    DOMAINS_MAX,
+    GangAssignment,
+    GpuGangSpec,
+    GpuGangStatus,
+    WaitForPodsReady,
+    duration_seconds,
+)
 from atoll.api.times import seconds_of, text_of
 from atoll.api.topologies import Topology
 from atoll.cluster.feasibility import Verdict
-from atoll.cluster.gangs import conditions
-from atoll.cluster.gangs.lifecycle import GangView, Obstacle
+from atoll.cluster.gangs import conditions, lifecycle
+from atoll.cluster.gangs.lifecycle import GangAction, GangView, Obstacle
 from atoll.cluster.gangs.member_assignments import open_gate, status_assignment
 from atoll.cluster.gangs.membership import MemberStage, members_of, pod_set_of, stage_of
 from atoll.cluster.gangs.node_domains import NodeDomains, choose_topology, node_domains_of
@@ -32,7 +39,7 @@ from atoll.cluster.gangs.readiness_policy import (
 )
 from atoll.cluster.objects import Node, decode_node
 from tests.builders import make_pod, make_report
-from tests.cluster.gangs.builders import GATES, make_gang, member
+from tests.cluster.gangs.builders import GATES, Life, make_gang, member
 from topology.gangs.model import DomainCount, Placement, PodSetPlacement
 
 RACK, HOST = "example.com/rack", "kubernetes.io/hostname"
@@ -104,6 +111,7 @@ def test_durations_that_mean_nothing_are_refused(text: str) -> None:
         ({"recoveryTimeout": "10s"}, "recoveryTimeout is 10s"),
         ({"requeuingStrategy": {"backoffMaxSeconds": 900}}, "backoffMaxSeconds is 900"),
         ({"requeuingStrategy": {"backoffLimitCount": 50}}, "allows up to 5"),
+        ({"recoveryLimitCount": 50}, "recoveryLimitCount is 50; the administrator allows up to 5"),
         ({"enable": False}, "demands ready pods"),
     ],
 )
@@ -161,6 +169,68 @@ def test_a_limit_is_surpassed_and_not_reached() -> None:
     assert not exceeds_limit(Requeuing(limit_count=None), 10**9)
 
 
+OWN: dict[str, tuple[dict[str, Any], list[bool], float]] = {
+    "enable and timeout": ({"enable": True, "timeout": "20s"}, [False, False], 20),
+    "recoveryTimeout": ({"enable": True, "recoveryTimeout": "30s"}, [True, False], 30),
+    "recoveryLimitCount": ({"recoveryLimitCount": 0}, [True, False], 0),
+}
+PAUSES: dict[str, tuple[dict[str, Any], list[float | None]]] = {
+    "backoffBaseSeconds": ({"backoffBaseSeconds": 7}, [7, 14, 28]),
+    "backoffMaxSeconds": ({"backoffBaseSeconds": 7, "backoffMaxSeconds": 10}, [7, 10, 10]),
+    "backoffLimitCount": ({"backoffBaseSeconds": 7, "backoffLimitCount": 2}, [7, 14, None]),
+}
+
+
+def life_of(wishes: dict[str, Any]) -> Life:
+    """Return an admitted gang of one member that chooses for itself, under an administrator who demands nothing."""
+    gang = make_gang(1, waitForPodsReady=wishes)
+    policy = policy_for(ReadinessPolicy(), PolicyBounds(), gang.spec.wait_for_pods_ready)
+    assert isinstance(policy, ReadinessPolicy)
+    life = Life(gang, policy)
+    admit_again(life)
+    return life
+
+
+def admit_again(life: Life) -> None:
+    """Write an admission whose members were let go just now."""
+    status = lifecycle.admit(life.gang.status or GpuGangStatus(), now_seconds=life.now, message="")
+    life.write(status.model_copy(update={"assignment": GangAssignment(time=text_of(life.now))}))
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_gangs_own_times_decide_when_it_is_evicted(case: str) -> None:
+    """Not a second before, and then at once."""
+    wishes, readiness, seconds = OWN[case]
+    life = life_of(wishes)
+    stages = [MemberStage.READY if ready else MemberStage.STARTING for ready in readiness]
+    decision = life.look(member(0, stages[0]))
+    if seconds:
+        assert life.look(member(0, stages[1])).act is not GangAction.EVICT
+        assert life.look(member(0, stages[1]), after=seconds - 1).act is not GangAction.EVICT
+        decision = life.look(member(0, stages[1]), after=1)
+    else:
+        decision = life.look(member(0, stages[1]))
+    assert decision.act is GangAction.EVICT
+
+
+@pytest.mark.parametrize("case", PAUSES)
+def test_a_gangs_own_pauses_decide_when_it_is_tried_again(case: str) -> None:
+    """Three evictions in a row; None where the gang is not tried again."""
+    wishes, want = PAUSES[case]
+    life = life_of({"enable": True, "timeout": "1s", "requeuingStrategy": wishes})
+    pauses: list[float | None] = []
+    for _ in want:
+        admit_again(life)
+        decision = life.look(member(0, MemberStage.STARTING), after=2)
+        assert decision.act is GangAction.EVICT
+        state = decision.status.requeue_state
+        at = seconds_of(state.requeue_at or "") if state is not None else None
+        pauses.append(None if at is None else round(at - life.now))
+        life.now += 1000
+
+    assert pauses == want
+
+
 # Order
 
 
@@ -197,9 +267,11 @@ def test_an_evicted_gang_goes_back_as_the_policy_says(timestamp: str, reason: st
             condition = {"type": "Evicted", "status": "True", "reason": reason,
                          "lastTransitionTime": text_of(evicted)}  # fmt: skip
             status = {"conditions": [condition]}
-        gang = make_gang(1, name=name, status=status)
+        wishes = {"requeuingStrategy": {"timestamp": timestamp}}
+        gang = make_gang(1, name=name, status=status, waitForPodsReady=wishes)
         metadata = gang.metadata.model_copy(update={"creation_timestamp": text_of(created)})
-        policy = ReadinessPolicy(requeuing=Requeuing(timestamp=RequeueTimestamp(timestamp)))
+        policy = policy_for(ReadinessPolicy(), PolicyBounds(), gang.spec.wait_for_pods_ready)
+        assert isinstance(policy, ReadinessPolicy)
         return GangView(gang.model_copy(update={"metadata": metadata}), (), policy)
 
     assert in_order([view("old", 10, 50), view("young", 30, None)])[0].gang.metadata.name == first
@@ -290,6 +362,8 @@ def test_ranks_come_from_index_labels() -> None:
     """Completion index, replica index, a label that the request names, and sub-groups of a JobSet."""
     assert ranked([{"batch.kubernetes.io/job-completion-index": str(n)} for n in (2, 0, 1)]) == [2, 0, 1]
     assert ranked([{"training.kubeflow.org/replica-index": str(n)} for n in (1, 0)]) == [1, 0]
+    assert ranked([{"kubernetes.io/job-completion-index": str(n)} for n in (1, 0)]) == [1, 0]
+    assert ranked([{"apps.kubernetes.io/pod-index": str(n)} for n in (1, 0)]) == [1, 0]
     assert ranked([{"my/rank": str(n)} for n in (1, 0)], topology={"podIndexLabel": "my/rank"}) == [1, 0]
     jobset = [
         {

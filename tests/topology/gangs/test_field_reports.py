@@ -14,6 +14,7 @@ from topology.gangs.model import (
     Gang,
     Host,
     Mode,
+    Order,
     PlacedMember,
     Placement,
     PlacementRefusal,
@@ -358,3 +359,29 @@ def test_members_get_islands_where_that_costs_no_nearness() -> None:
         ("pairs", (2, 3)),
         ("pairs", (4, 5)),
     }
+
+
+ALIKE = TopologyRequest(Mode.REQUIRED, "rack")
+DIFFERENCES: dict[str, tuple[list[tuple[str, int]], TopologyRequest, int, list[int], list[int]]] = {
+    "unconstrained": ([("r", room) for room in (1, 1, 1, 1, 1, 3, 2)], TopologyRequest(), 5, [3, 2], [1, 1, 1, 1, 1]),
+    "below a slice": (
+        [("a", 1), ("a", 3), ("a", 4)],
+        replace(ALIKE, slices=(Slice("rack", 4),)),
+        4,
+        [4],
+        [1, 3],
+    ),
+    "racks that fit alike": ([("a", 2), ("a", 2), ("a", 2), ("b", 4), ("b", 2)], ALIKE, 6, [4, 2], [2, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENCES)
+def test_where_our_order_takes_other_hosts_than_kueues(case: str) -> None:
+    """Rooms of hosts by rack, members, and how many of them go to each host in our order and in Kueue's."""
+    rooms, request, count, ours, kueues = DIFFERENCES[case]
+    hosts = [Host(f"h{number}", (rack,), {"pods": room}) for number, (rack, room) in enumerate(rooms)]
+    gang = Gang((PodSet("workers", count, {"pods": 1}, request=request),))
+    for order, want in ((Order.NEAREST, ours), (Order.KUEUE, kueues)):
+        found = place(gang, snapshot(("rack",), hosts), order=order)
+        assert isinstance(found, Placement)
+        assert [domain.count for domain in found.assignments[0].domains] == want

@@ -4,13 +4,13 @@
 {{- if $part.servesDefaultProfile -}}
 # kube-scheduler with Atoll's extender, for clusters where this process is the only scheduler.
 #
-# One process holds both profiles: two schedulers that know nothing of each other's pods would over-commit the nodes that
-# they share. Where the cluster's own scheduler must stay, take config-tainted-nodes.yaml instead.
+# One process has both profiles: two schedulers that do not know each other's pods would over-commit shared nodes. If the
+# cluster's own scheduler must stay, use config-tainted-nodes.yaml instead.
 {{- else -}}
 # kube-scheduler with Atoll's extender beside a scheduler that cannot be replaced (managed control planes).
 #
 # GPU nodes must carry a taint that only GPU pods tolerate, so that no node is shared by the two. Replace config.yaml by
-# this file in the kustomization. It differs in the one profile alone.
+# this file in the kustomization. It differs only in having one profile.
 {{- end }}
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -19,7 +19,7 @@ profiles:
   - schedulerName: default-scheduler
   {{- end }}
   - schedulerName: gpu-scheduler
-# Replicas of this pod take turns; each asks the extender at its side, and only while it leads.
+# One replica leads at a time, and asks only the extender in its own pod.
 leaderElection:
   leaderElect: true
   resourceLock: leases
@@ -32,7 +32,7 @@ leaderElection:
 clientConnection:
   qps: {{ $part.clientConnection.qps }}
   burst: {{ $part.clientConnection.burst }}
-# A pod that was rejected is tried again this often at most; the shipped flags keep it in back-off until then.
+# Least time between attempts of a rejected pod; the shipped flags keep it in back-off until then.
 podInitialBackoffSeconds: {{ $part.podInitialBackoffSeconds }}
 podMaxBackoffSeconds: {{ $part.podMaxBackoffSeconds }}
 {{- with $part.percentageOfNodesToScore }}
@@ -51,7 +51,7 @@ extenders:
     httpTimeout: 10s
     # Node names are sent, not Node objects.
     nodeCacheCapable: true
-    # Without the extender a GPU pod waits; were it ignorable, kube-scheduler would bind the pod without GPUs.
+    # Without the extender a GPU pod waits; if it were ignorable, kube-scheduler would bind the pod without GPUs.
     ignorable: false
     # Only pods that count this resource reach the extender. kube-scheduler counts it too.
     managedResources:

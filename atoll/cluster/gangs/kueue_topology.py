@@ -1,0 +1,120 @@
+"""What Kueue's annotations on a pod ask of the places of its pod set, where Kueue does not place the pod itself.
+
+In: a member. Out: a frozen wish, or the problem in words. Separate, because the GpuGang that is made for pods takes the
+wish over, and one that is there already must not contradict it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from atoll.api.gangs import GangTopologyRequest, GpuGangSpec, TopologyMode
+from atoll.api.topologies import HOSTNAME
+from atoll.cluster.objects import Pod
+
+PREFIX: Final = "kueue.x-k8s.io/podset-"
+MODES: Final = {f"{PREFIX}{mode}-topology": mode for mode in ("required", "preferred", "unconstrained")}
+SLICE_LEVEL: Final = f"{PREFIX}slice-required-topology"
+SLICE_SIZE: Final = f"{PREFIX}slice-size"
+GROUP: Final = f"{PREFIX}group-name"
+LEVELS: Final = (f"{PREFIX}required-topology", f"{PREFIX}preferred-topology", SLICE_LEVEL)
+"""Those of the annotations below whose value is a level."""
+WISHES: Final = (*MODES, SLICE_LEVEL, SLICE_SIZE, GROUP)
+"""Annotations of a pod that say where its pod set may lie."""
+_MANAGED: Final = ("kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset")
+_WORKLOAD: Final = "kueue.x-k8s.io/workload"
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyWish:
+    """A pod set's topology and group as its pods ask for them; None and empty for nothing."""
+
+    topology: GangTopologyRequest | None = None
+    group: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a pod set of a GpuGang that say the same."""
+        topology = self.topology.model_dump(mode="json", by_alias=True, exclude_defaults=True) if self.topology else {}
+        asked = {"topology": {"mode": self.topology.mode.value, **topology}} if self.topology is not None else {}
+        return {**asked, **({"group": self.group} if self.group else {})}
+
+
+def is_placed_by_kueue(pod: Pod) -> bool:
+    """Tell whether Kueue manages the pod, or has chosen its host: then the annotations are Kueue's to keep."""
+    return (
+        any(label in pod.metadata.labels for label in _MANAGED)
+        or _WORKLOAD in pod.metadata.annotations
+        or HOSTNAME in (pod.spec.node_selector or {})
+    )
+
+
+def wish_of(pod: Pod) -> TopologyWish | str:
+    """Return what the pod asks for, or what is wrong with how it asks."""
+    asked = {key: value for key in WISHES if (value := pod.metadata.annotations.get(key)) is not None}
+    if not asked or is_placed_by_kueue(pod):
+        return TopologyWish()
+    modes = [key for key in MODES if key in asked and not (MODES[key] == "unconstrained" and asked[key] != "true")]
+    if len(modes) > 1:
+        return f"annotations {modes[0]} and {modes[1]} contradict each other; keep one"
+    if (SLICE_LEVEL in asked) != (SLICE_SIZE in asked):
+        return f"annotations {SLICE_LEVEL} and {SLICE_SIZE} belong together; set both or neither"
+    try:
+        return TopologyWish(_topology(asked, modes), asked.get(GROUP, ""))
+    except ValidationError as error:
+        (first, *_) = error.errors(include_url=False)
+        return f"annotations {', '.join(sorted(asked))} cannot be read: {first['msg'][:200]}"
+
+
+def contradiction(pod: Pod, spec: GpuGangSpec, name: str) -> str:
+    """Return what the pod's annotations ask that the GpuGang does not say for its pod set; empty for nothing."""
+    wish = wish_of(pod)
+    if isinstance(wish, str):
+        return f"pod {pod.metadata.name}: {wish}"
+    pod_set = next((one for one in spec.pod_sets if one.name == name), None)
+    if pod_set is None or wish == TopologyWish():
+        return ""
+    alone = spec.topology if len(spec.pod_sets) == 1 else None
+    said = TopologyWish(spec.topology_of(pod_set) or alone, pod_set.group or "")
+    if _placed_alike(wish, said, is_led=pod_set.group is not None and pod_set.count == 1):
+        return ""
+    return (
+        f"pod {pod.metadata.name} asks by Kueue's annotations for {words(wish)}, and pod set {name} of the GpuGang for "
+        f"{words(said)}; remove the annotations, or write the same in the GpuGang"
+    )
+
+
+def words(wish: TopologyWish) -> str:
+    """Return a wish in a few words: required example.com/rack, slices of 4 at kubernetes.io/hostname, group a."""
+    asked = wish.topology
+    parts = [f"{asked.mode.value} {asked.level or ''}".strip()] if asked is not None else ["no topology"]
+    if asked is not None:
+        parts += ["balanced"] if asked.balanced else []
+        parts += [f"slices of {part.size} at {part.level}" for part in asked.slices]
+    return ", ".join([*parts, *([f"group {wish.group}"] if wish.group else [])])
+
+
+def _topology(asked: Mapping[str, str], modes: list[str]) -> GangTopologyRequest | None:
+    if not modes and SLICE_LEVEL not in asked:
+        return None
+    mode = MODES[modes[0]] if modes else TopologyMode.UNCONSTRAINED.value
+    return GangTopologyRequest.model_validate(
+        {
+            "mode": mode,
+            "level": asked[modes[0]] if mode != TopologyMode.UNCONSTRAINED.value else None,
+            "slices": [{"level": asked[SLICE_LEVEL], "size": asked[SLICE_SIZE]}] if SLICE_LEVEL in asked else [],
+        }
+    )
+
+
+def _placed_alike(wish: TopologyWish, said: TopologyWish, *, is_led: bool) -> bool:
+    """Compare what the annotations ask with what the GpuGang says, which may be more. A leader has no slices."""
+    asked, known = wish.topology, said.topology
+    if wish.group not in ("", said.group):
+        return False
+    if asked is None or (asked.mode is TopologyMode.UNCONSTRAINED and not asked.slices):
+        return True
+    if known is None or (asked.level is not None and (asked.mode, asked.level) != (known.mode, known.level)):
+        return False
+    return is_led or not asked.slices or asked.slices[0] in known.slices

@@ -1,0 +1,128 @@
+"""The life of a machine as a table: where it stands, what becomes of its objects, and what moves it on.
+
+In: its Node, its GpuNodeStatus, whether its agent is heard. Out: a phase, and the word of somebody who knows that the
+machine is off, where it counts. Pure. docs/operations.md carries the same table; a test compares them.
+
+A word counts for one machine, the one that had the Node's uid of that time, and only while nothing contradicts it: no
+kubelet answers under that uid, and no report came from it since. A machine that speaks again has not gone; it takes a
+new word if it falls silent once more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from atoll.api import names
+from atoll.api.node_status import GoneMachine, GpuNodeStatus
+from atoll.cluster.objects import Node
+from atoll.cluster.reports import reason_of_the_past
+
+OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
+"""Kubernetes' own taint by which an administrator says that a machine is off."""
+
+
+class MachinePhase(StrEnum):
+    """Where a machine stands."""
+
+    JOINING = "joining"
+    WORKING = "working"
+    CORDONED = "cordoned"
+    SILENT = "silent"
+    REBOOTED = "rebooted"
+    REPLACED = "replaced"
+    DECLARED_GONE = "declared gone"
+    DELETED = "deleted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRules:
+    """What holds in a phase, in words: for the report, for Leases of pods that left, and what ends it."""
+
+    report: str
+    leases: str
+    moves_on: str
+
+
+MACHINE_LIFE: Final[Mapping[MachinePhase, PhaseRules]] = {
+    MachinePhase.JOINING: PhaseRules("none yet; nothing is placed", "kept", "the first report of its agent"),
+    MachinePhase.WORKING: PhaseRules("counts", "freed on proof", "an event below"),
+    MachinePhase.CORDONED: PhaseRules("counts; kube-scheduler places nothing", "freed on proof", "`kubectl uncordon`"),
+    MachinePhase.SILENT: PhaseRules(
+        "kept; nothing is placed; AtollNodesSilent after 10 minutes", "kept, in doubt", "its agent's next heartbeat"
+    ),
+    MachinePhase.REBOOTED: PhaseRules(
+        "of the boot before; nothing is placed", "kept", "a report of this boot: cards that are gone leave it"
+    ),
+    MachinePhase.REPLACED: PhaseRules(
+        "of an earlier Node; nothing is placed",
+        "kept, in doubt, unless a card or the boot shows that it is the same machine",
+        "a report of this Node; `atoll node release` for the machine that was",
+    ),
+    MachinePhase.DECLARED_GONE: PhaseRules(
+        "kept while its Node is", "freed: declared", "a report or kubelet of it takes the word back"
+    ),
+    MachinePhase.DELETED: PhaseRules(
+        "deleted with its heartbeat after `--forget-nodes-after-seconds`, and its alerts with them",
+        "kept, in doubt",
+        "its Node comes back; `atoll node forget`",
+    ),
+    MachinePhase.UNKNOWN: PhaseRules("none, no heartbeat, no Node", "kept, in doubt", "`atoll node forget`"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What is known of the machine of a name. is_heard: its agent's heartbeat is younger than its bound."""
+
+    node: Node | None
+    status: GpuNodeStatus | None
+    is_heard: bool
+
+
+def phase_of(facts: MachineFacts) -> MachinePhase:
+    """Return where the machine stands that bears the name now."""
+    node, report = facts.node, facts.status.status if facts.status is not None else None
+    if node is None:
+        uid = report.node_uid if report is not None else ""
+        if uid and word_on(uid, facts) is not None:
+            return MachinePhase.DECLARED_GONE
+        return MachinePhase.DELETED if report is not None else MachinePhase.UNKNOWN
+    if word_on(node.metadata.uid, facts) is not None:
+        return MachinePhase.DECLARED_GONE
+    if facts.status is None or report is None:
+        return MachinePhase.JOINING
+    past = {names.REJECT_PAST_NODE: MachinePhase.REPLACED, names.REJECT_PAST_BOOT: MachinePhase.REBOOTED}
+    if why := reason_of_the_past(facts.status, node):
+        return past[why]
+    if not facts.is_heard:
+        return MachinePhase.SILENT
+    return MachinePhase.CORDONED if node.spec.unschedulable else MachinePhase.WORKING
+
+
+def word_on(node_uid: str, facts: MachineFacts) -> GoneMachine | None:
+    """Return the word that the machine with this Node's uid is gone for good, where it counts; None where nobody says
+    so, or something contradicts it."""
+    node, status = facts.node, facts.status
+    report = status.status if status is not None else None
+    is_its_own = report is not None and report.node_uid == node_uid
+    is_its_node = node is not None and node.metadata.uid == node_uid
+    if (is_its_node and is_ready(node)) or (is_its_own and facts.is_heard):
+        return None
+    words = status.spec.gone if status is not None else ()
+    sequence = report.evidence.sequence if report is not None and is_its_own else 0
+    said = next((word for word in words if word.node_uid == node_uid and word.sequence >= sequence), None)
+    if said is None and is_its_node and node is not None and is_out_of_service(node):
+        return GoneMachine(node_uid=node_uid, by=f"taint {OUT_OF_SERVICE}", reason="out of service")
+    return said
+
+
+def is_ready(node: Node | None) -> bool:
+    """Tell whether a kubelet answers for the Node, as far as Kubernetes has noticed."""
+    return node is not None and any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
+
+
+def is_out_of_service(node: Node) -> bool:
+    """Tell whether Kubernetes is told that the machine is off."""
+    return any(taint.key == OUT_OF_SERVICE for taint in node.spec.taints)

@@ -1,0 +1,188 @@
+"""What the cluster shows of a job, and which steps of its life follow from that.
+
+In: facts about the object that runs the pods, about the pods, and about Kueue's eviction. Out: an Observation, and the
+steps that lead from the recorded state to it. Level-triggered: whatever was missed between two looks, the steps lead to
+what is there now, each a row of the table of atoll.jobs.states.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from atoll.jobs.states import JobState, JobStep
+
+PREEMPTED_REASON: Final = "Preempted"
+NODE_REASON: Final = "NodeNotReady"
+DEADLINE_REASON: Final = "DeadlineExceeded"
+POLICY_REASON: Final = "PodFailurePolicy"
+BACKOFF_REASON: Final = "BackoffLimitExceeded"
+DISRUPTIONS: Final[Mapping[str, str]] = {
+    "PreemptionByScheduler": PREEMPTED_REASON,
+    "DeletionByTaintManager": NODE_REASON,
+    "DeletionByPodGC": NODE_REASON,
+}
+"""Reasons of the condition DisruptionTarget, as retries know them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """One pod. `reason`: why a container ended or waits, or why the pod was ended; `detail`: in more words."""
+
+    name: str
+    phase: str = "Pending"
+    is_leaving: bool = False
+    is_gated: bool = False
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFacts:
+    """The Job or Deployment. `failed`: the reason of its condition Failed; empty while it has none. `wanted`: pods that
+    are to run; `ready`: those that do, where the object itself counts them. `runs_whole`: it runs when all pods do."""
+
+    kind: str
+    uid: str
+    is_leaving: bool = False
+    is_suspended: bool = False
+    is_complete: bool = False
+    failed: str = ""
+    failed_detail: str = ""
+    wanted: int = 1
+    ready: int | None = None
+    runs_whole: bool = False
+    backoff_limit: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether it will run no pod any more."""
+        return self.is_complete or bool(self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """Everything that was seen of one job. `evicted`: why Kueue took its quota back; empty where it did not."""
+
+    workload: WorkloadFacts | None
+    pods: tuple[PodFacts, ...] = ()
+    evicted: str = ""
+
+
+class JobPhase(StrEnum):
+    """What a job amounts to in the cluster."""
+
+    WAITS_FOR_QUOTA = "waits for quota"
+    STARTS = "starts"
+    RUNS = "runs"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    EVICTED = "evicted"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a job amounts to, and why. `spent`: the cluster itself tried again as often as it may. `is_final`: it is not
+    to be tried again, whatever the reason."""
+
+    phase: JobPhase
+    reason: str = ""
+    spent: bool = False
+    is_final: bool = False
+
+
+def observe(facts: JobFacts, *, workload_uid: str | None) -> Observation:
+    """Return what the facts amount to. `workload_uid`: of the object that the job was given; another of the same name
+    is not the job's."""
+    workload = facts.workload
+    if workload is None or (workload_uid is not None and workload.uid != workload_uid):
+        return Observation(
+            JobPhase.GONE, "its objects are gone from the cluster, and nobody asked here: deleted by hand?"
+        )
+    if workload.is_complete:
+        return Observation(JobPhase.SUCCEEDED)
+    if workload.failed:
+        return _failure(workload, facts.pods)
+    if workload.is_leaving:
+        return Observation(JobPhase.GONE, f"its {workload.kind} is being deleted, and nobody asked here")
+    if _waits_for_quota(workload, facts.pods):
+        if facts.evicted == PREEMPTED_REASON:
+            return Observation(JobPhase.EVICTED, PREEMPTED_REASON)
+        return Observation(JobPhase.WAITS_FOR_QUOTA, _quota_reason(facts.evicted))
+    running = workload.ready if workload.ready is not None else _running(facts.pods)
+    waiting = _waiting(facts.pods)
+    if workload.wanted == 0:
+        return Observation(JobPhase.RUNS, "runs with 0 replicas, until a request comes")
+    if running >= (workload.wanted if workload.runs_whole else 1):
+        partly = f"{running} of {workload.wanted} pods run" if running < workload.wanted else ""
+        return Observation(JobPhase.RUNS, "; ".join(part for part in (partly, waiting) if part))
+    return Observation(JobPhase.STARTS, waiting or f"{running} of {workload.wanted} pods run")
+
+
+def _failure(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> Observation:
+    if workload.failed == DEADLINE_REASON:
+        return Observation(JobPhase.EXPIRED, "it ran as long as it may")
+    ended = [pod for pod in pods if pod.phase == "Failed" and pod.reason]
+    if workload.failed == POLICY_REASON:
+        why = f": pod {ended[0].name}: {ended[0].reason}" if ended else ""
+        return Observation(JobPhase.FAILED, f"preempted, and retry_on_preemption is false{why}", is_final=True)
+    last = f"pod {ended[-1].name}: {ended[-1].reason} {ended[-1].detail}".strip() if ended else ""
+    told = ": ".join(part for part in (workload.failed, last or workload.failed_detail) if part)
+    spent = workload.failed == BACKOFF_REASON and workload.backoff_limit > 0
+    return Observation(JobPhase.FAILED, told, spent=spent)
+
+
+def _waits_for_quota(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> bool:
+    """Tell whether Kueue holds the job back: a Job by suspending it, a Deployment by gates on its pods."""
+    if workload.is_suspended:
+        return True
+    return bool(pods) and all(pod.is_gated for pod in pods)
+
+
+def _quota_reason(evicted: str) -> str:
+    return f"lost its quota: {evicted}" if evicted else "waits for quota"
+
+
+def _running(pods: tuple[PodFacts, ...]) -> int:
+    return sum(pod.phase in ("Running", "Succeeded") and not pod.is_leaving for pod in pods)
+
+
+def _waiting(pods: tuple[PodFacts, ...]) -> str:
+    """Return why the first pod that waits does so."""
+    for pod in pods:
+        if pod.phase == "Pending" and not pod.is_leaving and pod.reason:
+            return f"pod {pod.name}: {pod.reason} {pod.detail}".strip()
+    return ""
+
+
+_T = JobStep
+FORWARD: Final[Mapping[tuple[JobState, JobPhase], tuple[JobStep, ...]]] = {
+    (JobState.QUEUED, JobPhase.STARTS): (_T.ADMIT,),
+    (JobState.QUEUED, JobPhase.RUNS): (_T.ADMIT, _T.RUN),
+    (JobState.QUEUED, JobPhase.SUCCEEDED): (_T.ADMIT, _T.RUN, _T.SUCCEED),
+    (JobState.QUEUED, JobPhase.FAILED): (_T.ADMIT,),
+    (JobState.QUEUED, JobPhase.EXPIRED): (_T.EXPIRE,),
+    (JobState.QUEUED, JobPhase.GONE): (_T.VANISH,),
+    (JobState.ADMITTED, JobPhase.WAITS_FOR_QUOTA): (_T.UNADMIT,),
+    (JobState.ADMITTED, JobPhase.EVICTED): (_T.PREEMPT,),
+    (JobState.ADMITTED, JobPhase.RUNS): (_T.RUN,),
+    (JobState.ADMITTED, JobPhase.SUCCEEDED): (_T.RUN, _T.SUCCEED),
+    (JobState.ADMITTED, JobPhase.EXPIRED): (_T.EXPIRE,),
+    (JobState.ADMITTED, JobPhase.GONE): (_T.VANISH,),
+    (JobState.RUNNING, JobPhase.WAITS_FOR_QUOTA): (_T.UNADMIT,),
+    (JobState.RUNNING, JobPhase.EVICTED): (_T.PREEMPT,),
+    (JobState.RUNNING, JobPhase.SUCCEEDED): (_T.SUCCEED,),
+    (JobState.RUNNING, JobPhase.EXPIRED): (_T.EXPIRE,),
+    (JobState.RUNNING, JobPhase.GONE): (_T.VANISH,),
+    (JobState.PREEMPTED, JobPhase.GONE): (_T.VANISH,),
+}
+"""Which steps lead from a recorded state to what is seen. A pair that is missing needs none: a queued job that is seen
+to be evicted is queued already, and a running one whose pods start anew goes on running. What becomes of a failure and
+of a preemption is decided by atoll.jobs.retries, after these steps."""
+
+
+def steps_to(state: JobState, phase: JobPhase) -> tuple[JobStep, ...]:
+    """Return the steps from a recorded state to what is seen, without the decision about a retry."""
+    return FORWARD.get((state, phase), ())

@@ -1,0 +1,258 @@
+"""`atoll job submit|list|show|cancel|retry|logs`: jobs of the job service.
+
+In: files, names or ids of jobs, and where the service is. Out: what the service answers, told as kubectl tells. A name
+means the newest job of that name. Status 1 where the service refuses, 2 where it cannot be asked.
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+from uuid import UUID, uuid4
+
+import typer
+
+from atollctl.cluster_source import STATUS_UNREACHABLE, STATUS_WAITS
+from atollctl.output import Output, OutputOption, TableOption, age_text, plain, show_json, show_line, show_table
+from atollctl.service_client import ServiceAnswer, ServiceClient, ServiceUnreachable
+
+POLL_SECONDS: Final = 1.0
+ENDED: Final = ("succeeded", "failed", "cancelled")
+FILE_BYTES_MAX: Final = 1024 * 1024
+MESSAGE_WIDTH: Final = 60
+
+Server = Annotated[str, typer.Option("--server", envvar="ATOLL_JOBS_SERVER", help="URL of the job service.")]
+Token = Annotated[
+    Path | None, typer.Option("--token-file", envvar="ATOLL_JOBS_TOKEN_FILE", help="File with the token to send.")
+]
+Authority = Annotated[
+    Path | None, typer.Option("--ca", envvar="ATOLL_JOBS_CA", help="PEM file of who signed the service's certificate.")
+]
+ClusterName = Annotated[
+    str, typer.Option("--cluster", envvar="ATOLL_JOBS_CLUSTER", help="Cluster, as the service calls it.")
+]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name or id of a job.", show_default=False)]
+SERVER: Final = "http://127.0.0.1:8090"
+CLUSTER: Final = "local"
+
+
+def submit_jobs(
+    files: Annotated[list[Path], typer.Option("-f", "--filename", help="A job, as YAML or JSON; may be given again.")],
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+    key: Annotated[str, typer.Option("--key", help="Idempotency key: the same one makes no second job.")] = "",
+) -> None:
+    """Give jobs to the job service."""
+    if key and len(files) > 1:
+        raise typer.BadParameter("one key is for one job: submit them one by one")
+    client = _client(server, token_file, ca, cluster)
+    for file in files:
+        headers = {"Idempotency-Key": key or str(uuid4()), "Content-Type": "application/yaml"}
+        answer = _asked(client, "POST", "", body=_read(file), headers=headers, file=file)
+        made = answer.json()
+        show_line(f"job/{made['name']} {'created' if answer.status == 201 else 'unchanged'} ({made['id']})")
+
+
+def list_service_jobs(
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+    status: Annotated[
+        list[str] | None, typer.Option("--status", help="Only in this state; may be given again.")
+    ] = None,
+    project: Annotated[str, typer.Option("--project", help="Only of this project.")] = "",
+    page: Annotated[int, typer.Option(min=1, help="Which page, newest first.")] = 1,
+    page_size: Annotated[int, typer.Option(min=1, max=200, help="Jobs on a page.")] = 50,
+    output: TableOption = "table",
+) -> None:
+    """List jobs, newest first."""
+    query: dict[str, Any] = {"page": page, "page_size": page_size, "status": status or []}
+    if project:
+        query["project_id"] = project
+    found = _asked(_client(server, token_file, ca, cluster), "GET", "", query=query).json()
+    if output == "json":
+        show_json(found)
+        return
+    if not found["items"]:
+        typer.echo("No jobs found.", err=True)
+        return
+    now = datetime.now(UTC)
+    columns = ("NAME", "STATUS", "TYPE", "TENANT", "RETRIES", "AGE", "ID", "MESSAGE")
+    show_table(columns, (_row(one, now) for one in found["items"]))
+    shown_to = (page - 1) * page_size + len(found["items"])
+    if found["total"] > shown_to:
+        typer.echo(f"{shown_to} of {found['total']} jobs: --page {page + 1} shows more", err=True)
+
+
+def show_job(
+    job: JobName,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show a job, what became of it, and its history."""
+    client = _client(server, token_file, ca, cluster)
+    found = _job(client, job)
+    if output is Output.JSON:
+        show_json(found)
+        return
+    for label, value in _facts(found):
+        show_line(f"{label + ':':<14}{value}")
+    events = _asked(client, "GET", f"/{found['id']}/events", query={"page_size": 200}).json()
+    show_line("")
+    now = datetime.now(UTC)
+    rows = ((_age(one["at"], now), one["what"], one["status"], one["actor"], one["message"]) for one in events["items"])
+    show_table(("AGE", "WHAT", "STATUS", "BY", "MESSAGE"), rows)
+
+
+def cancel_job(
+    job: JobName,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Until nothing of it is left in the cluster.")] = False,
+) -> None:
+    """Cancel a job."""
+    client = _client(server, token_file, ca, cluster)
+    found = _asked(client, "DELETE", f"/{_job(client, job)['id']}").json()
+    while wait and found["status"] not in ENDED:
+        time.sleep(POLL_SECONDS)
+        found = _asked(client, "GET", f"/{found['id']}").json()
+    done = found["status"] if found["status"] in ENDED else "is being cancelled"
+    show_line(f"job/{found['name']} {done}")
+
+
+def retry_failed_job(
+    job: JobName,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+) -> None:
+    """Try a failed job again."""
+    client = _client(server, token_file, ca, cluster)
+    found = _asked(client, "POST", f"/{_job(client, job)['id']}/retry").json()
+    show_line(f"job/{found['name']} is tried again (try {found['attempt']})")
+
+
+def show_logs(
+    job: JobName,
+    server: Server = SERVER,
+    token_file: Token = None,
+    ca: Authority = None,
+    cluster: ClusterName = CLUSTER,
+    pod: Annotated[str, typer.Option("--pod", help="One of the job's pods; its first one by default.")] = "",
+    tail: Annotated[int, typer.Option("--tail", min=0, max=100_000, help="Lines from the end.")] = 100,
+    *,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the container ends.")] = False,
+) -> None:
+    """Print what a pod of a job prints."""
+    client = _client(server, token_file, ca, cluster)
+    query: dict[str, Any] = {"tail": tail, "follow": str(follow).lower()} | ({"pod": pod} if pod else {})
+    found = _job(client, job)
+    try:
+        answer = client.stream(f"/{found['id']}/logs", query, lambda chunk: typer.echo(chunk, nl=False))
+    except ServiceUnreachable as error:
+        _refuse(str(error), STATUS_UNREACHABLE)
+    if answer is not None:
+        _refuse(answer.told(), STATUS_WAITS)
+
+
+def _client(server: str, token_file: Path | None, ca: Path | None, cluster: str) -> ServiceClient:
+    try:
+        return ServiceClient.of(server, token_file=token_file, ca=ca, cluster=cluster)
+    except (OSError, ValueError) as error:
+        _refuse(f"cannot ask the job service: {error}", STATUS_UNREACHABLE)
+
+
+def _asked(
+    client: ServiceClient,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, Any] | None = None,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> ServiceAnswer:
+    """Return the answer of the service. Ends the command where it refuses, or cannot be asked."""
+    try:
+        answer = client.ask(method, path, query=query or {}, body=body, headers=headers or {})
+    except ServiceUnreachable as error:
+        _refuse(str(error), STATUS_UNREACHABLE)
+    if answer.status < 300:
+        return answer
+    for line in answer.lines():
+        typer.echo(plain(f"{file}: {line}" if file is not None else line), err=True)
+    raise typer.Exit(STATUS_UNREACHABLE if answer.status in (429, 503) else STATUS_WAITS)
+
+
+def _job(client: ServiceClient, wanted: str) -> dict[str, Any]:
+    """Return a job by its id, or the newest one of a name."""
+    try:
+        job_id = str(UUID(wanted))
+    except ValueError:
+        found = _asked(client, "GET", "", query={"name": wanted, "page_size": 1}).json()
+        if not found["items"]:
+            _refuse(f"there is no job {plain(wanted)}", STATUS_WAITS)
+        first: dict[str, Any] = found["items"][0]
+        return first
+    one: dict[str, Any] = _asked(client, "GET", f"/{job_id}").json()
+    return one
+
+
+def _row(one: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
+    status = f"{one['status']} (cancelling)" if _is_cancelling(one) else one["status"]
+    message = one["message"] if len(one["message"]) <= MESSAGE_WIDTH else one["message"][: MESSAGE_WIDTH - 3] + "..."
+    age = _age(one["created_at"], now)
+    return one["name"], status, one["job_type"], one["tenant_id"], str(one["retry_count"]), age, one["id"], message
+
+
+def _is_cancelling(one: Mapping[str, Any]) -> bool:
+    return one["cancel_requested_at"] is not None and one["status"] not in ENDED
+
+
+def _facts(one: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("Name", one["name"]),
+        ("Id", one["id"]),
+        ("Status", one["status"] + (" (cancelling)" if _is_cancelling(one) else "")),
+        ("Message", one["message"]),
+        ("Type", one["job_type"]),
+        ("Tenant", one["tenant_id"] + (f", project {one['project_id']}" if one["project_id"] else "")),
+        ("Created by", one["created_by"]),
+        ("Object", f"{one['object_kind']} {one['namespace']}/{one['object_name']}"),
+        ("Try", f"{one['attempt']}; {one['retry_count']} retries, {one['preemption_count']} preemptions"),
+        ("Created", one["created_at"]),
+        ("Started", one["started_at"] or ""),
+        ("Ended", one["ended_at"] or ""),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def _age(moment: str, now: datetime) -> str:
+    return age_text((now - datetime.fromisoformat(moment)).total_seconds())
+
+
+def _read(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        _refuse(f"cannot read the job: {error}", STATUS_UNREACHABLE)
+    if len(data) > FILE_BYTES_MAX:
+        _refuse(f"cannot read the job: {file} is larger than {FILE_BYTES_MAX} bytes", STATUS_WAITS)
+    return data
+
+
+def _refuse(message: str, status: int) -> NoReturn:
+    typer.echo(plain(message), err=True)
+    raise typer.Exit(status)

@@ -1,0 +1,253 @@
+"""`atoll node`: where every GPU machine stands, and the word of who knows that one is gone for good.
+
+`release` and `forget` write one entry into the spec of the node's GpuNodeStatus, in the caller's own name; a policy
+asks for the verb declare-gone. The controllers act on it and tell so by event and log. Nobody is impersonated, and
+nothing is deleted here.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import orjson
+import typer
+
+from atoll.api import names
+from atoll.api.node_status import GONE_MAX, GoneMachine, GpuNodeStatus
+from atoll.api.times import format_microtime, parse_microtime
+from atoll.cluster.errors import MalformedValue
+from atoll.cluster.leases import may_be_gpu_lease, parse_lease
+from atoll.cluster.machine_life import MACHINE_LIFE, MachineFacts, is_ready, phase_of
+from atoll.cluster.objects import Lease, Node, decode_lease, decode_node
+from atoll.cluster.reports import silence_seconds_max
+from atoll.kube import patches, paths
+from atoll.kube.client import ApiClient
+from atoll.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from atollctl.options import ContextName, Kubeconfig
+from atollctl.output import Output, OutputOption, show_json, show_table
+from atollctl.sentences import sentence
+
+STATUS_REFUSED = 2
+ATTEMPTS_MAX = 5
+UNDERTAKERS = "the ClusterRole atoll-machine-releaser"
+SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+COLUMNS = ("NODE", "STANDS", "GPUS", "LEASES", "IN DOUBT", "MOVES ON BY")
+
+app = typer.Typer(help="Where GPU machines stand; say that one is gone for good.", no_args_is_help=True)
+
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name that the machine had.")]
+Reason = Annotated[str, typer.Option(help="How you know that the machine is off for good.")]
+NodeUid = Annotated[str, typer.Option("--uid", help="Uid of the machine's Node, where several bore the name.")]
+
+
+class WordRefused(Exception):
+    """What is known contradicts the word, or leaves open which machine is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMachines:
+    """What the commands look at, each by node name. leases: (node, node uid, in doubt) of every GPU Lease."""
+
+    nodes: dict[str, Node]
+    statuses: dict[str, GpuNodeStatus]
+    heartbeats: dict[str, Lease]
+    leases: tuple[tuple[str, str, bool], ...]
+
+    def facts(self, name: str, now: datetime) -> MachineFacts:
+        """Return what is known of one machine."""
+        beat = self.heartbeats.get(name)
+        return MachineFacts(self.nodes.get(name), self.statuses.get(name), beat is not None and is_fresh(beat, now))
+
+
+@app.command(name="list")
+def list_nodes(kubeconfig: Kubeconfig = None, context: ContextName = None, output: OutputOption = Output.TEXT) -> None:
+    """Show every machine that has or had GPUs: where it stands, what is held there, what moves it on."""
+    try:
+        found = asyncio.run(_read(kubeconfig, context))
+    except KubeError as error:
+        _refuse(f"cannot list nodes: {sentence(error)}")
+    rows = machine_rows(found, datetime.now(UTC))
+    if output is Output.JSON:
+        keys = ("node", "stands", "gpus", "leases", "inDoubt", "movesOnBy")
+        show_json([dict(zip(keys, row, strict=True)) for row in rows])
+    elif rows:
+        show_table(COLUMNS, rows)
+    else:
+        typer.echo("no node has GPUs or had some: is Atoll's agent running on the machines that have some?")
+
+
+@app.command()
+def release(
+    node: NodeName, reason: Reason, uid: NodeUid = "", kubeconfig: Kubeconfig = None, context: ContextName = None
+) -> None:
+    """Say that a machine is off for good: GPUs of pods that left it are free."""
+    _declare(node, reason, uid, kubeconfig, context, forget=False)
+
+
+@app.command()
+def forget(
+    node: NodeName, reason: Reason, uid: NodeUid = "", kubeconfig: Kubeconfig = None, context: ContextName = None
+) -> None:
+    """Say that a machine is off for good and comes back under no name: its report and heartbeat go as well."""
+    _declare(node, reason, uid, kubeconfig, context, forget=True)
+
+
+def machine_rows(found: ClusterMachines, now: datetime) -> list[tuple[str, str, str, str, str, str]]:
+    """One row per name that has a report, a heartbeat or Leases."""
+    held = Counter(node for node, _, _ in found.leases)
+    doubted = Counter(node for node, _, in_doubt in found.leases if in_doubt)
+    rows = []
+    for name in sorted(found.statuses.keys() | found.heartbeats.keys() | held.keys()):
+        phase = phase_of(found.facts(name, now))
+        status = found.statuses.get(name)
+        gpus = len(status.status.devices) if status is not None and status.status is not None else 0
+        rules = MACHINE_LIFE[phase]
+        rows.append((name, str(phase), str(gpus), str(held[name]), str(doubted[name]), rules.moves_on))
+    return rows
+
+
+def word_of(
+    found: ClusterMachines, node: str, *, uid: str, reason: str, by: str, now: datetime, forget: bool
+) -> GoneMachine:
+    """The word on the machine that is meant. Raises WordRefused."""
+    facts = found.facts(node, now)
+    report = facts.status.status if facts.status is not None else None
+    known = {lease_uid for name, lease_uid, _ in found.leases if name == node and lease_uid}
+    known |= {report.node_uid} if report is not None and report.node_uid else set()
+    known |= {facts.node.metadata.uid} if facts.node is not None else set()
+    meant = {uid} if uid else known
+    if len(meant) != 1:
+        told = f"several machines bore that name, choose one with --uid: {', '.join(sorted(known))}"
+        raise WordRefused(told if meant else "nothing is known of such a machine; see `atoll node list`")
+    (node_uid,) = meant
+    if node_uid not in known:
+        raise WordRefused(
+            f"no machine of that name had the uid {node_uid}; known: {', '.join(sorted(known)) or 'none'}"
+        )
+    is_its_node = facts.node is not None and facts.node.metadata.uid == node_uid
+    if is_its_node and is_ready(facts.node):
+        raise WordRefused("its kubelet answers: the Node is Ready")
+    is_its_report = report is not None and report.node_uid == node_uid
+    if is_its_report and facts.is_heard:
+        raise WordRefused("its agent is heard: the heartbeat is fresh")
+    if forget and facts.node is not None:
+        raise WordRefused(f"its Node exists; delete it first (kubectl delete node {node}), or use `atoll node release`")
+    sequence = report.evidence.sequence if report is not None and is_its_report else 0
+    return GoneMachine(
+        node_uid=node_uid,
+        reason=reason[:256],
+        by=by[:256],
+        time=format_microtime(now),
+        sequence=sequence,
+        forget=forget,
+    )
+
+
+def with_word(words: Iterable[GoneMachine], word: GoneMachine) -> tuple[GoneMachine, ...]:
+    """The words with this one in place of an earlier one on the same machine; the oldest make room."""
+    return (*(one for one in words if one.node_uid != word.node_uid), word)[-GONE_MAX:]
+
+
+def is_fresh(beat: Lease, now: datetime) -> bool:
+    """Tell whether a heartbeat is younger than its bound, by the clocks of two machines; the controllers use their own
+    alone."""
+    try:
+        age = (now - parse_microtime(beat.spec.renew_time or "")).total_seconds()
+    except (ValueError, OverflowError):
+        return False
+    return age <= silence_seconds_max(beat)
+
+
+def _declare(node: str, reason: str, uid: str, kubeconfig: Path | None, context: str | None, *, forget: bool) -> None:
+    if not reason.strip():
+        _refuse("--reason must say how you know that the machine is off for good; it is recorded")
+    try:
+        word = asyncio.run(_write(node, reason, uid, kubeconfig, context, forget=forget))
+    except (WordRefused, KubeError) as error:
+        _refuse(f"cannot declare node {node} gone: {sentence(error, roles=UNDERTAKERS)}")
+    more = ", report and heartbeat are deleted" if forget else ""
+    typer.echo(
+        f"machine {word.node_uid} of node {node} is declared gone by {word.by}: {reason}\n"
+        f"the controllers free the GPUs of pods that left it{more} once its agent has been silent before their eyes"
+    )
+
+
+async def _write(
+    node: str, reason: str, uid: str, kubeconfig: Path | None, context: str | None, *, forget: bool
+) -> GoneMachine:
+    async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-node") as client:
+        by = await _who(client)
+        for attempt in range(ATTEMPTS_MAX):
+            found = await _read_with(client)
+            word = word_of(found, node, uid=uid, reason=reason, by=by, now=datetime.now(UTC), forget=forget)
+            status = found.statuses.get(node)
+            gone = [one.to_json() for one in with_word(status.spec.gone if status is not None else (), word)]
+            try:
+                await _send(client, node, status, gone)
+            except (AlreadyExists, Conflict, NotFound):
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+                continue
+            return word
+    raise AssertionError("the last attempt answers or raises")
+
+
+async def _send(client: ApiClient, node: str, status: GpuNodeStatus | None, gone: list[dict[str, object]]) -> None:
+    if status is None:
+        body: dict[str, object] = {
+            "apiVersion": names.API_VERSION,
+            "kind": "GpuNodeStatus",
+            "metadata": {"name": node},
+            "spec": {"gone": gone},
+        }
+        await client.create(paths.gpunodestatuses(), body)
+        return
+    metadata = status.metadata
+    body = patches.merge_patch(uid=metadata.uid, resource_version=metadata.resource_version, spec={"gone": gone})
+    await client.patch(paths.gpunodestatuses(node), body)
+
+
+async def _who(client: ApiClient) -> str:
+    """Our name as the API server knows it: the policy compares."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    answer = orjson.loads(await client.create(SELF_REVIEWS, review))
+    return str(answer["status"]["userInfo"]["username"])
+
+
+async def _read(kubeconfig: Path | None, context: str | None) -> ClusterMachines:
+    async with await ApiClient.connect(kubeconfig, context, user_agent="atoll-node") as client:
+        return await _read_with(client)
+
+
+async def _read_with(client: ApiClient) -> ClusterMachines:
+    nodes, statuses, beats, leases = await asyncio.gather(
+        client.list(paths.nodes(), decode_node),
+        client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json),
+        client.list(paths.leases(names.HEARTBEAT_NAMESPACE), decode_lease),
+        client.list(paths.leases(names.SYSTEM_NAMESPACE), decode_lease),
+    )
+    return ClusterMachines(
+        {one.metadata.name: one for one in nodes.items},
+        {one.metadata.name: one for one in statuses.items},
+        {one.metadata.name: one for one in beats.items},
+        tuple(_held(leases.items)),
+    )
+
+
+def _held(leases: Iterable[Lease]) -> Iterable[tuple[str, str, bool]]:
+    for lease in leases:
+        if may_be_gpu_lease(lease):
+            try:
+                record = parse_lease(lease)
+            except MalformedValue:
+                continue
+            yield record.node, record.node_uid, names.LEASE_IN_DOUBT in lease.metadata.annotations
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(STATUS_REFUSED)

@@ -1,0 +1,149 @@
+"""Asks the job service: one request at a time, with its token, and with words for whatever goes wrong.
+
+In: where the service is, and a request. Out: its answer, or ServiceUnreachable. A request that may be repeated is:
+reading always, submitting because it carries an idempotency key.
+"""
+
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+
+from atoll.service.http import is_loopback
+
+TIMEOUT_SECONDS: Final = 30.0
+FOLLOW_SECONDS: Final = 3600.0
+TRIES: Final = 3
+PAUSE_SECONDS: Final = 1.0
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+TOKEN_BYTES_MAX: Final = 64 * 1024
+CHUNK_BYTES: Final = 16 * 1024
+
+
+class ServiceUnreachable(Exception):
+    """The service gives no answer, or something else answers in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAnswer:
+    """What the service answers."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:  # noqa: ANN401 - plain values
+        """Return the answer as plain values. Raises ServiceUnreachable where it is none of the job service's."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise ServiceUnreachable("what answers there is not the job service") from error
+
+    def told(self) -> str:
+        """Return why the service refuses."""
+        try:
+            return str(json.loads(self.body)["detail"])
+        except (ValueError, KeyError, TypeError):
+            return f"the answer is {self.status}"
+
+    def lines(self) -> Iterator[str]:
+        """Yield why the service refuses, a line for each field that is wrong."""
+        try:
+            errors = json.loads(self.body).get("errors") or ()
+        except (ValueError, AttributeError):
+            errors = ()
+        told = False
+        for one in errors:
+            line = f"line {one['line']}: " if one.get("line") else ""
+            value = f" is {one['value']}" if one.get("value") else ""
+            hint = f"; {one['hint']}" if one.get("hint") else ""
+            yield f"{line}{one['field']}{value}: {one['limit']}{hint}"
+            told = True
+        if not told:
+            yield self.told()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClient:
+    """The job service at one address, and one of its clusters."""
+
+    url: str
+    cluster: str
+    token: str
+    opener: OpenerDirector
+
+    @classmethod
+    def of(cls, server: str, *, token_file: Path | None, ca: Path | None, cluster: str) -> "ServiceClient":
+        """Return a client. Raises OSError for unreadable files, ValueError for a token that would go in clear."""
+        address = urlsplit(server)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ValueError(f"{server} is no URL: write https://HOST:PORT")
+        token = ""
+        if token_file is not None:
+            with token_file.open("rb") as stream:
+                token = stream.read(TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+            if not token.isprintable() or not token:
+                raise ValueError(f"{token_file} holds no token")
+        if token and address.scheme == "http" and not is_loopback(address.hostname):
+            raise ValueError(f"{server} would get the token in clear: use https")
+        context = ssl.create_default_context(cafile=str(ca) if ca is not None else None)
+        handlers = (HTTPSHandler(context=context), *((ProxyHandler({}),) if is_loopback(address.hostname) else ()))
+        return cls(server.rstrip("/"), cluster, token, build_opener(*handlers))
+
+    def ask(
+        self, method: str, path: str, *, query: Mapping[str, Any], body: bytes | None, headers: Mapping[str, str]
+    ) -> ServiceAnswer:
+        """Return the answer to a request about jobs; `path` comes after that of the jobs. Raises ServiceUnreachable."""
+        may_repeat = method == "GET" or "Idempotency-Key" in headers
+        for number in range(TRIES if may_repeat else 1):
+            if number:
+                time.sleep(PAUSE_SECONDS)
+            try:
+                with self._opened(method, path, query, body, headers, TIMEOUT_SECONDS) as answer:
+                    return ServiceAnswer(answer.status, answer.read(ANSWER_BYTES_MAX))
+            except HTTPError as refusal:
+                with refusal:
+                    return ServiceAnswer(refusal.code, refusal.read(ANSWER_BYTES_MAX))
+            except (OSError, HTTPException) as error:
+                problem = error
+        raise ServiceUnreachable(f"cannot reach the job service at {self.url}: {_reason(problem)}") from problem
+
+    def stream(self, path: str, query: Mapping[str, Any], take: Callable[[bytes], None]) -> ServiceAnswer | None:
+        """Hand over what comes, as it comes; return a refusal. Raises ServiceUnreachable."""
+        try:
+            with self._opened("GET", path, query, None, {}, FOLLOW_SECONDS) as answer:
+                while chunk := answer.read1(CHUNK_BYTES):
+                    take(chunk)
+            return None
+        except HTTPError as refusal:
+            with refusal:
+                return ServiceAnswer(refusal.code, refusal.read(ANSWER_BYTES_MAX))
+        except (OSError, HTTPException) as error:
+            raise ServiceUnreachable(f"cannot reach the job service at {self.url}: {_reason(error)}") from error
+
+    def _opened(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout_seconds: float,
+    ) -> HTTPResponse:
+        asked = f"?{urlencode(query, doseq=True)}" if query else ""
+        url = f"{self.url}/api/clusters/{quote(self.cluster, safe='')}/jobs{path}{asked}"
+        mine = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        request = Request(url, data=body, method=method, headers={**headers, **mine})  # noqa: S310 - http or https, above
+        opened: HTTPResponse = self.opener.open(request, timeout=timeout_seconds)
+        return opened
+
+
+def _reason(error: Exception) -> str:
+    inner = error.reason if isinstance(error, URLError) else error
+    return str(inner) or type(inner).__name__

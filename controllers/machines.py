@@ -1,0 +1,232 @@
+"""Machines that are gone: what is left of a deleted Node is collected, and the word of who knows better is obeyed.
+
+Report and heartbeat of a name without a Node are deleted after a grace time, measured by our own clock from when the
+Node was first missed, if its agent has been silent for as long as it takes to call it so. Leases stay: that frees no
+GPU. Somebody's word that a machine is gone for good frees the GPUs of pods that left it, through the release, which
+asks here. A silent agent is one whose heartbeat did not change under our eyes; no clock of another machine counts. Keys
+are node names.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.api.node_status import GoneMachine
+from atoll.cluster.machine_life import MachineFacts, is_out_of_service, word_on
+from atoll.cluster.objects import Lease
+from atoll.cluster.release import PodTermination
+from atoll.cluster.reports import silence_seconds_max
+from atoll.kube import paths
+from atoll.kube.cache import Change, ChangeKind
+from atoll.kube.errors import Conflict, NotFound
+from atoll.kube.mirror import WatchedKind
+from atoll.kube.patches import delete_options
+from controllers.context import Context, node_reference
+
+log = structlog.get_logger(__name__)
+
+RECHECK_SECONDS = 15.0
+FREEING_SECONDS = 2.0
+
+
+class MachineWords:
+    """Who says of which machine that it is gone, as far as nothing contradicts it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._renewals: dict[str, tuple[str | None, float]] = {}
+
+    def is_heard(self, node: str) -> bool:
+        """Tell whether the agent may be alive: its heartbeat changed in time, or we have not watched so long."""
+        return self.silent_in_seconds(node) > 0
+
+    def silent_in_seconds(self, node: str) -> float:
+        """Return how long it takes until the agent counts as silent; 0 or less when it does."""
+        beat = self._heartbeat(node)
+        if beat is None:
+            self._renewals.pop(node, None)
+            return 0.0
+        now = self._context.clock.monotonic_seconds()
+        renewed, since = self._renewals.get(node, (None, now))
+        if renewed != beat.spec.renew_time:
+            since = now
+        self._renewals[node] = (beat.spec.renew_time, since)
+        return since + silence_seconds_max(beat) - now
+
+    def facts(self, node: str) -> MachineFacts:
+        """Return what is known of the machine of a name."""
+        mirror = self._context.mirror
+        return MachineFacts(mirror.nodes.store.get(("", node)), mirror.reports.get(node), self.is_heard(node))
+
+    def on(self, node: str, node_uid: str) -> GoneMachine | None:
+        """Return the word on the machine that had this Node's uid, where it counts."""
+        return word_on(node_uid, self.facts(node)) if node_uid else None
+
+    def applied(self, termination: PodTermination) -> PodTermination:
+        """Return the termination with what is said of its machine. A report that is known to come from that machine,
+        under whatever uid, and whose agent is heard says more than any word."""
+        word = self.on(termination.node, termination.node_uid)
+        is_contradicted = termination.is_of_machine and self.is_heard(termination.node)
+        return replace(termination, is_declared=word is not None and not is_contradicted)
+
+    def follow(self, nodes: Iterable[str]) -> None:
+        """Begin to watch the heartbeats of these nodes, and forget all others."""
+        kept = set(nodes)
+        self._renewals = {node: seen for node, seen in self._renewals.items() if node in kept}
+        for node in kept:
+            self.silent_in_seconds(node)
+
+    def _heartbeat(self, node: str) -> Lease | None:
+        return self._context.mirror.heartbeats.store.get((names.HEARTBEAT_NAMESPACE, node))
+
+
+class MachineReconciler:
+    """Collects what deleted Nodes leave, and has the release look where somebody says that a machine is gone."""
+
+    name = "machines"
+
+    def __init__(
+        self, context: Context, words: MachineWords, release: Callable[[str], None], *, forget_after_seconds: float
+    ) -> None:
+        self._context = context
+        self._words = words
+        self._release = release
+        self._forget_after_seconds = forget_after_seconds
+        self._missed: dict[str, float] = {}
+        self._told: set[tuple[str, str, int]] = set()
+
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
+        """Return the node of a report or a Node that came, went, or has words on it."""
+        if kind in {WatchedKind.REPORT, WatchedKind.NODE}:
+            name = change.object.metadata.name
+            return (name,) if change.kind is not ChangeKind.MODIFIED or self._has_word(name) else ()
+        return ()
+
+    def all_keys(self) -> Iterable[str]:
+        """Return every name that has a report, a heartbeat or a word, and no Node; and every Node with a word on it."""
+        mirror = self._context.mirror
+        traces = {name for _, name in mirror.heartbeats.store} | set(mirror.reports)
+        nodes = {name for _, name in mirror.nodes.store}
+        wanted = (traces - nodes) | {name for name in nodes | traces if self._has_word(name)}
+        self._missed = {name: since for name, since in self._missed.items() if name in wanted}
+        self._words.follow(wanted)
+        return tuple(wanted)
+
+    async def reconcile(self, node: str) -> float | None:
+        """Obey the words on a node; collect what is left where its Node is gone for long enough. Raises KubeError."""
+        mirror = self._context.mirror
+        if mirror.unready_reason():
+            return RECHECK_SECONDS
+        word, waits = self._obey(node), self._words.silent_in_seconds(node)
+        if ("", node) in mirror.nodes.store or not self._has_traces(node):
+            self._missed.pop(node, None)
+            return max(1.0, waits) if waits > 0 and self._has_word(node) else None
+        now = self._context.clock.monotonic_seconds()
+        since = self._missed.setdefault(node, now)
+        is_told_to = word is not None and word.forget and self._reports_of(node) in {"", word.node_uid}
+        left_seconds = max(waits, 0.0 if is_told_to else since + self._forget_after_seconds - now)
+        if left_seconds > 0:
+            return max(1.0, min(left_seconds, self._forget_after_seconds))
+        if word is not None and self._frees_yet(node, word):
+            return FREEING_SECONDS
+        return await self._forget(node, word)
+
+    def _obey(self, node: str) -> GoneMachine | None:
+        """Tell of each word once, and have the release look at what is held there. Return one that counts, if any: best
+        the one on the machine that the report is of."""
+        facts, counting = self._words.facts(node), []
+        uids = {record.node_uid for record in self._context.mirror.ledger.leases.values() if record.node == node}
+        uids |= {word.node_uid for word in (facts.status.spec.gone if facts.status is not None else ())}
+        for uid in sorted(uids | ({facts.node.metadata.uid} if facts.node is not None else set())):
+            word = word_on(uid, facts) if uid else None
+            if word is None:
+                continue
+            counting.append(word)
+            held = [r for r in self._context.mirror.ledger.leases.values() if (r.node, r.node_uid) == (node, uid)]
+            if (node, uid, word.sequence) not in self._told:
+                self._told.add((node, uid, word.sequence))
+                self._tell(node, word, count=len(held))
+            for record in held:
+                self._release(record.holder.uid)
+        return max(counting, key=lambda word: (word.node_uid == self._reports_of(node), word.forget), default=None)
+
+    def _reports_of(self, node: str) -> str:
+        """Return the uid of the Node that the report is of; empty where there is none."""
+        status = self._context.mirror.reports.get(node)
+        return status.status.node_uid if status is not None and status.status is not None else ""
+
+    def _frees_yet(self, node: str, word: GoneMachine) -> bool:
+        """Tell whether Leases still wait to be freed by the word, which goes with the report."""
+        mirror = self._context.mirror
+        held = (r for r in mirror.ledger.leases.values() if (r.node, r.node_uid) == (node, word.node_uid))
+        return any(record.holder.uid not in mirror.pods.by_uid for record in held)
+
+    def _tell(self, node: str, word: GoneMachine, *, count: int) -> None:
+        note = (
+            f"{word.by or 'somebody'} says that machine {word.node_uid} of node {node} is gone for good: {word.reason}"
+        )
+        log.warning(
+            "A machine is declared gone",
+            node=node,
+            node_uid=word.node_uid,
+            by=word.by,
+            reason=word.reason,
+            said=word.time,
+            leases=count,
+        )
+        self._context.events.record(
+            node_reference(node),
+            reason=names.REASON_MACHINE_GONE,
+            note=f"{note}; GPUs of {count} Leases are freed as their pods have left",
+            action="Release",
+            type="Warning",
+        )
+
+    async def _forget(self, node: str, word: GoneMachine | None) -> float | None:
+        """Delete heartbeat and report if the Node is really gone. One that changed meanwhile is looked at again."""
+        api, mirror = self._context.api, self._context.mirror
+        try:
+            await api.get(paths.nodes(node))
+        except NotFound:
+            pass
+        else:
+            return RECHECK_SECONDS
+        beat = mirror.heartbeats.store.get((names.HEARTBEAT_NAMESPACE, node))
+        status = mirror.reports.get(node)
+        traces = (
+            (paths.leases(names.HEARTBEAT_NAMESPACE, node), beat.metadata if beat is not None else None),
+            (paths.gpunodestatuses(node), status.metadata if status is not None else None),
+        )
+        for path, metadata in traces:
+            if metadata is None:
+                continue
+            options = delete_options(uid=metadata.uid, resource_version=metadata.resource_version)
+            try:
+                await api.delete(path, options)
+            except NotFound:
+                continue
+            except Conflict:
+                return 1.0
+        self._missed.pop(node, None)
+        self._told = {one for one in self._told if one[0] != node}
+        who = f"as {word.by} said" if word is not None else f"it has had no Node for {self._forget_after_seconds:.0f} s"
+        log.warning("Forgot a node", node=node, why=who)
+        self._context.events.record(
+            node_reference(node),
+            reason=names.REASON_MACHINE_FORGOTTEN,
+            note=f"report and heartbeat of node {node} were deleted: {who}; GPUs in doubt stay so",
+            action="Forget",
+        )
+        return None
+
+    def _has_traces(self, node: str) -> bool:
+        mirror = self._context.mirror
+        return node in mirror.reports or (names.HEARTBEAT_NAMESPACE, node) in mirror.heartbeats.store
+
+    def _has_word(self, node: str) -> bool:
+        status = self._context.mirror.reports.get(node)
+        found = self._context.mirror.nodes.store.get(("", node))
+        return bool(status is not None and status.spec.gone) or (found is not None and is_out_of_service(found))

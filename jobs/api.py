@@ -1,0 +1,379 @@
+"""The HTTP API of the job service: routes, and what every request passes on its way to them.
+
+In: the records, who may do what, and where logs come from. Out: a FastAPI application with OpenAPI 3.1. Every request
+is answered by a record, a page, a stream, or by problem details (RFC 9457). The order is always: who asks, does the job
+exist and may the caller know of it, may they do this with it.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from typing import Annotated, Any, Final
+from uuid import UUID, uuid4
+
+import structlog
+from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+from atoll.jobs.model import Job
+from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide, seen_scopes
+from atoll.jobs.settings import RenderSettings
+from atoll.jobs.states import IllegalStep, JobState
+from atoll.jobs.words import JobType, SourceType
+from atoll.kube.errors import ApiError, KubeError
+from atoll.ml.problems import shown
+from jobs.authentication import Authenticator, NotIdentified
+from jobs.database import Database
+from jobs.errors import JobServiceError, JobUnknown
+from jobs.pod_logs import LogReader, NoPods
+from jobs.problems import (
+    FieldFault,
+    ProblemDetails,
+    Refused,
+    documented,
+    not_found,
+    problem,
+    problem_of,
+    response_of,
+)
+from jobs.records import JobRecord
+from jobs.settings import AccessRules, JobServiceSettings
+from jobs.store import (
+    PAGE_SIZE_MAX,
+    JobFilter,
+    ask_to_cancel,
+    create_job,
+    get_job,
+    list_events,
+    list_jobs,
+    retry_job,
+)
+from jobs.submission import Submission, new_job_of
+from jobs.views import JobEventListView, JobListView, JobView, event_views, view_of
+
+log = structlog.get_logger(__name__)
+
+JOBS: Final = "/api/clusters/{cluster}/jobs"
+JOB: Final = JOBS + "/{job_id}"
+PAGES_MAX: Final = 1_000_000
+TAIL_MAX: Final = 100_000
+JOB_MEDIA_TYPES: Final = ("application/json", "application/yaml", "application/x-yaml")
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+Cluster = Annotated[str, Path(max_length=63)]
+PageNumber = Annotated[int, Query(ge=1, le=PAGES_MAX)]
+PageSize = Annotated[int, Query(ge=1, le=PAGE_SIZE_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiParts:
+    """What the API is made of. `wake` is told of jobs that need to be looked at."""
+
+    database: Database
+    authenticator: Authenticator
+    rules: AccessRules
+    settings: JobServiceSettings
+    rendering: RenderSettings
+    logs: LogReader
+    now: Callable[[], datetime]
+    wake: Callable[[str], None]
+
+
+def build_api(parts: ApiParts) -> FastAPI:
+    """Return the application."""
+    app = FastAPI(title="Atoll job service", version=version("atoll-gpu"), docs_url=None, redoc_url=None)
+    app.state.parts = parts
+    app.post(JOBS, status_code=201, responses=documented(400, 401, 403, 404, 409, 413, 415, 422, 429, 503))(submit)
+    app.get(JOBS, responses=documented(401, 404, 422, 429, 503))(list_all)
+    app.get(JOB, responses=documented(401, 404, 422, 429, 503))(show)
+    app.delete(JOB, status_code=202, responses=documented(401, 403, 404, 409, 422, 429, 503))(cancel)
+    app.post(JOB + "/retry", responses=documented(401, 403, 404, 409, 422, 429, 503))(retry)
+    app.get(JOB + "/events", responses=documented(401, 404, 422, 429, 503))(show_events)
+    app.get(
+        JOB + "/logs",
+        response_class=StreamingResponse,
+        responses=documented(401, 403, 404, 409, 422, 429, 503)
+        | {
+            200: {"description": "what the containers print", "content": {"text/plain": {"schema": {"type": "string"}}}}
+        },
+    )(show_logs)
+    app.middleware("http")(_refuse_other_sites)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+# Who asks, and for which job
+
+
+def parts_of(request: Request) -> ApiParts:
+    """Return what the application is made of."""
+    found: ApiParts = request.app.state.parts
+    return found
+
+
+async def caller_of(request: Request) -> JobCaller:
+    """Return who asks, with their grants. Raises Refused."""
+    parts = parts_of(request)
+    found = await parts.authenticator.identify(request.headers.get("Authorization", ""))
+    if isinstance(found, NotIdentified):
+        kinds = {401: ("unauthenticated", "Not authenticated"), 429: ("too-many", "Too many requests")}
+        kind, title = kinds.get(found.status, ("unavailable", "Cannot be asked now"))
+        headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
+        raise Refused(problem(found.status, kind, title, found.told), headers=headers)
+    return parts.rules.caller(found.name, found.groups)
+
+
+Parts = Annotated[ApiParts, Depends(parts_of)]
+Caller = Annotated[JobCaller, Depends(caller_of)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request about one job of one cluster."""
+
+    parts: ApiParts
+    caller: JobCaller
+    job_id: str
+
+    async def allowed(self, permission: JobPermission) -> JobRecord:
+        """Return the record, when the caller may do this with it. Raises JobUnknown, Refused."""
+        record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
+        if record.cluster_id != self.parts.settings.cluster:
+            raise JobUnknown(self.job_id)
+        whose = JobOwnership(record.tenant_id, record.project_id, record.created_by)
+        answers = [decide(self.caller, one, whose) for one in (JobPermission.VIEW, permission)]
+        log.info("Decided", action=permission, job=self.job_id, user=self.caller.name, answer=answers[1])
+        if answers[0] is not AccessAnswer.ALLOWED:
+            raise JobUnknown(self.job_id)
+        if answers[1] is not AccessAnswer.ALLOWED:
+            detail = f"{self.caller.name} may not {permission} job {record.name} ({record.id})"
+            raise Refused(problem(403, "not-allowed", "Not allowed", detail))
+        return record
+
+
+async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
+    """Return the request about one job. Raises Refused for a cluster that is not there."""
+    _check_cluster(cluster, parts)
+    return Asked(parts, caller, str(job_id))
+
+
+OneJob = Annotated[Asked, Depends(asked_for)]
+
+
+def _check_cluster(cluster: str, parts: ApiParts) -> None:
+    if cluster != parts.settings.cluster:
+        raise not_found(f"there is no cluster {shown(cluster)}: this service has {parts.settings.cluster}")
+
+
+# Routes
+
+
+async def submit(
+    cluster: Cluster,
+    request: Request,
+    response: Response,
+    parts: Parts,
+    caller: Caller,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> JobView:
+    """Record a job. The same idempotency key gives the job that it gave before, with status 200."""
+    _check_cluster(cluster, parts)
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type not in JOB_MEDIA_TYPES:
+        detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
+        raise Refused(problem(415, "media-type", "Neither JSON nor YAML", detail))
+    now, job_id = parts.now(), str(uuid4())
+    submission = Submission(await request.body(), caller, idempotency_key)
+    new = new_job_of(submission, parts.settings, parts.rendering, now_seconds=now.timestamp())
+    record, is_new = await parts.database.write(lambda session: create_job(session, new, now, job_id=job_id))
+    log.info("Decided", action=JobPermission.CREATE, job=record.id, user=caller.name, answer=AccessAnswer.ALLOWED)
+    parts.wake(record.id)
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"{JOBS.format(cluster=cluster)}/{record.id}"
+    return view_of(record)
+
+
+async def list_all(
+    cluster: Cluster,
+    parts: Parts,
+    caller: Caller,
+    status: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
+    job_type: JobType | None = None,
+    source_type: SourceType | None = None,
+    project_id: Annotated[str | None, Query(max_length=63)] = None,
+    name: Annotated[str | None, Query(max_length=63)] = None,
+    page: PageNumber = 1,
+    page_size: PageSize = 20,
+) -> JobListView:
+    """List the jobs that the caller may see, newest first."""
+    _check_cluster(cluster, parts)
+    wanted = JobFilter(
+        cluster,
+        seen_scopes(caller),
+        status or (),
+        job_type=job_type,
+        source_type=source_type,
+        project_id=project_id,
+        name=name,
+    )
+    found = await parts.database.read(lambda session: list_jobs(session, wanted, page=page, page_size=page_size))
+    items = [view_of(record) for record in found.records]
+    return JobListView(items=items, page=page, page_size=page_size, total=found.total)
+
+
+async def show(asked: OneJob) -> JobView:
+    """Show a job and what became of it."""
+    return view_of(await asked.allowed(JobPermission.VIEW))
+
+
+async def cancel(asked: OneJob) -> JobView:
+    """Cancel a job: it is cancelled once the cluster shows that nothing of it is left."""
+    await asked.allowed(JobPermission.CANCEL)
+    now, actor = asked.parts.now(), asked.caller.name
+    record = await asked.parts.database.write(
+        lambda session: ask_to_cancel(session, asked.job_id, now=now, actor=actor)
+    )
+    asked.parts.wake(record.id)
+    return view_of(record)
+
+
+async def retry(asked: OneJob) -> JobView:
+    """Try a failed job again, from its first try on."""
+    await asked.allowed(JobPermission.RETRY)
+    now, actor = asked.parts.now(), asked.caller.name
+    record = await asked.parts.database.write(lambda session: retry_job(session, asked.job_id, now=now, actor=actor))
+    asked.parts.wake(record.id)
+    return view_of(record)
+
+
+async def show_events(asked: OneJob, page: PageNumber = 1, page_size: PageSize = 50) -> JobEventListView:
+    """Show what happened to a job, oldest first."""
+    await asked.allowed(JobPermission.VIEW)
+    records, total = await asked.parts.database.read(
+        lambda session: list_events(session, asked.job_id, page=page, page_size=page_size)
+    )
+    return JobEventListView(items=event_views(records), page=page, page_size=page_size, total=total)
+
+
+async def show_logs(
+    asked: OneJob,
+    tail: Annotated[int, Query(ge=0, le=TAIL_MAX, description="lines from the end")] = 100,
+    follow: Annotated[bool, Query(description="go on with what is printed from now on")] = False,  # noqa: FBT002
+    pod: Annotated[str | None, Query(max_length=253, description="one of the job's; its first one by default")] = None,
+) -> StreamingResponse:
+    """Stream what a pod of a job prints."""
+    record = await asked.allowed(JobPermission.LOGS)
+    chunks = asked.parts.logs.read(record, pod=pod, tail=tail, follow=follow)
+    try:
+        first = await anext(chunks, b"")
+    except NoPods as error:
+        raise Refused(problem(409, "no-pods", "No pods", str(error))) from error
+    except ApiError as error:
+        raise Refused(problem(409, "no-logs", "No logs", f"the cluster gives none: {error.message}")) from error
+    except KubeError as error:
+        raise Refused(problem(503, "unavailable", "The cluster does not answer", str(error))) from error
+    return StreamingResponse(_chained(first, chunks), media_type="text/plain; charset=utf-8")
+
+
+async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield a stream whose beginning was looked at. A cut in the middle ends it: its status has been sent."""
+    try:
+        yield first
+        async for chunk in rest:
+            yield chunk
+    except KubeError as error:
+        log.info("Lost the logs of a pod", err=str(error))
+    finally:
+        await rest.aclose()
+
+
+# What goes wrong
+
+
+async def _refuse_other_sites(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Refuse what a browser sends for another site, and, without tokens, what calls loopback by a name of its own."""
+    if request.headers.get("Sec-Fetch-Site", "none") == "cross-site":
+        return response_of(problem(403, "other-site", "Asked for by another site", "call the API from its own site"))
+    if parts_of(request).settings.insecure_local and _host_name(request) not in LOOPBACK_NAMES:
+        told = problem(421, "wrong-name", "Called by another name", "call the API by localhost or 127.0.0.1")
+        return response_of(told)
+    return await call_next(request)
+
+
+def _host_name(request: Request) -> str:
+    host = request.headers.get("Host", "")
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
+
+
+async def _on_refused(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return response_of(error.problem, error.headers)
+
+
+async def _on_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, JobServiceError | IllegalStep)
+    return response_of(problem_of(error))
+
+
+async def _on_invalid(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = [
+        FieldFault(field=".".join(map(str, one["loc"][1:])), value=shown(one.get("input")), limit=str(one["msg"]))
+        for one in error.errors()
+    ]
+    detail = "; ".join(f"{one.field} is {one.value}: {one.limit}" for one in faults[:3])
+    return response_of(problem(422, "invalid-request", "The request has mistakes", detail, faults))
+
+
+async def _on_http(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = {404: "not-found", 405: "method"}.get(error.status_code, "refused")
+    told = problem(error.status_code, kind, str(error.detail), str(error.detail))
+    return response_of(told, dict(error.headers or {}))
+
+
+async def _on_database(_request: Request, error: Exception) -> Response:
+    log.warning("Cannot reach the database", err=str(error).partition("\n")[0])
+    told = problem(503, "unavailable", "The records cannot be reached", "the database does not answer; try again")
+    return response_of(told, {"Retry-After": "2"})
+
+
+_HANDLERS: Final = {
+    Refused: _on_refused,
+    JobServiceError: _on_error,
+    IllegalStep: _on_error,
+    RequestValidationError: _on_invalid,
+    HTTPException: _on_http,
+    OperationalError: _on_database,
+}
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """Return the description, with the job that is submitted and the problems that are answered."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    told = get_openapi(title=app.title, version=app.version, routes=app.routes, description="Keeps jobs and runs them.")
+    schemas = told.setdefault("components", {}).setdefault("schemas", {})
+    for model in (ProblemDetails, Job):
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        schemas[model.__name__] = schema
+    schemas["Job"]["patternProperties"] = {"^ext_ml_": {"description": "an attribute, which may also stand here"}}
+    body = {"$ref": "#/components/schemas/Job"}
+    told["paths"][JOBS]["post"]["requestBody"] = {
+        "required": True,
+        "content": {media_type: {"schema": body} for media_type in JOB_MEDIA_TYPES[:2]},
+    }
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
+    told["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    told["security"] = [{"token": []}]
+    app.openapi_schema = told
+    return told

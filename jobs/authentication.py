@@ -1,0 +1,95 @@
+"""Who asks: the bearer of a token, as the API server knows them.
+
+In: the Authorization header. Out: an Identity, or why there is none. Separate from the API, so that another provider of
+identities takes this one's place. Known tokens are remembered for a short time, by their digest alone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final, Protocol
+
+import msgspec
+
+from atoll.kube.api import Api
+from atoll.kube.authorization import TOKEN_LENGTH_MAX, review_token
+from atoll.kube.errors import KubeError
+from atoll.kube.limits import TokenBucket
+
+REMEMBERED_SECONDS: Final = 30.0
+"""How long a token that was withdrawn may still be taken."""
+REMEMBERED_MAX: Final = 4096
+REVIEWS_PER_SECOND: Final = 20.0
+REVIEWS_BURST: Final = 100
+"""Strangers may ask the API server about tokens no more often than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Somebody, and the groups that they are in."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NotIdentified:
+    """Why nobody could be told: `status` is that of the answer, `told` for whoever asks."""
+
+    status: int
+    told: str
+
+
+class Authenticator(Protocol):
+    """Tells who asks."""
+
+    async def identify(self, authorization: str) -> Identity | NotIdentified:
+        """Return who bears the token of an Authorization header."""
+        ...
+
+
+class LocalUser:
+    """Takes everybody for the one user of this machine."""
+
+    async def identify(self, authorization: str) -> Identity | NotIdentified:  # noqa: ARG002 - nothing is asked for
+        """Return the user."""
+        return Identity("local")
+
+
+class TokenReviewer:
+    """Has the API server review tokens."""
+
+    def __init__(self, client: Api, *, audience: str, now: Callable[[], float]) -> None:
+        self._client = client
+        self._audience = audience
+        self._now = now
+        self._reviews = TokenBucket(rate=REVIEWS_PER_SECOND, burst=REVIEWS_BURST, now=now)
+        self._known: OrderedDict[bytes, tuple[Identity, float]] = OrderedDict()
+
+    async def identify(self, authorization: str) -> Identity | NotIdentified:
+        """Return who bears the token."""
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not token or len(token) > TOKEN_LENGTH_MAX:
+            return NotIdentified(401, "a bearer token is needed: kubectl create token ...")
+        digest = sha256(token.encode()).digest()
+        known = self._known.get(digest)
+        if known is not None and self._now() < known[1]:
+            return known[0]
+        if not self._reviews.try_take():
+            return NotIdentified(429, "too many tokens to review; try again in a second")
+        try:
+            user = await review_token(self._client, token, audience=self._audience)
+        except (KubeError, msgspec.MsgspecError):
+            return NotIdentified(503, "the API server cannot be asked about the token; try again")
+        if user is None or not user.username:
+            return NotIdentified(401, "the API server does not know the token")
+        identity = Identity(user.username, user.groups)
+        self._remember(digest, identity)
+        return identity
+
+    def _remember(self, digest: bytes, identity: Identity) -> None:
+        self._known[digest] = (identity, self._now() + REMEMBERED_SECONDS)
+        self._known.move_to_end(digest)
+        while len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)

@@ -1,0 +1,108 @@
+"""What one request may hold: bytes of its body, the time to send them, and a place among those that are worked on.
+
+In: an ASGI application. Out: one that sees only requests whose whole body is here. Health is served elsewhere, so
+nothing is exempt.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atoll.service.connections import READ_SECONDS, Connection
+from atoll.service.http import BODY_BYTES_MAX
+from jobs.problems import ProblemDetails, problem, response_of
+
+IN_FLIGHT_MAX: Final = 256
+"""Requests that are worked on at a time, streamed logs among them."""
+
+GuardOf = Callable[[Scope], Connection | None]
+
+
+class BoundedRequests:
+    """Answers 413, 408 and 429 itself, and passes everything else on."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        guard_of: GuardOf,
+        body_bytes_max: int = BODY_BYTES_MAX,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
+        self._app = app
+        self._guard_of = guard_of
+        self._body_bytes_max = body_bytes_max
+        self._in_flight_max = in_flight_max
+        self._read_seconds = read_seconds
+        self._in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        guard = self._guard_of(scope)
+        if guard is not None:
+            guard.head_is_here()
+        try:
+            body = await self._body(receive)
+            if isinstance(body, ProblemDetails):
+                await response_of(body, {"Connection": "close"})(scope, receive, send)
+                return
+            if body is None:
+                return
+            if self._in_flight >= self._in_flight_max:
+                told = problem(429, "too-many", "Too many requests at a time", "try again in a second")
+                await response_of(told, {"Retry-After": "1"})(scope, receive, send)
+                return
+            if guard is not None:
+                guard.work()
+            await self._work(scope, _replayed(body, receive), send)
+        finally:
+            if guard is not None:
+                guard.done()
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._in_flight += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._in_flight -= 1
+
+    async def _body(self, receive: Receive) -> bytes | ProblemDetails | None:
+        """Return the whole body, why it is refused, or None for a client that went away."""
+        parts: list[bytes] = []
+        held = 0
+        try:
+            async with asyncio.timeout(self._read_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    part = message.get("body", b"")
+                    held += len(part)
+                    if held > self._body_bytes_max:
+                        detail = f"the body is larger than {self._body_bytes_max} bytes"
+                        return problem(413, "too-large", "Too large", detail)
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            detail = f"the body did not arrive within {self._read_seconds:g} s"
+            return problem(408, "too-slow", "Too slow", detail)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return what gives the application the body in one piece, and later tells it that the client went away."""
+    is_given = False
+
+    async def give() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return give

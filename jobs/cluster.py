@@ -1,0 +1,191 @@
+"""One cluster, as the reconciler needs it: find what a job has there, make it, remove it, and read what became of it.
+
+In: records, and the API server through atoll.kube. Out: facts. What is asked is the API server itself and no cache, so
+that an answer proves what it says. Writes carry the uid of what they mean; `may_write` is asked before each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from atoll.api import job_names, names
+from atoll.jobs.facts import JobFacts
+from atoll.jobs.rendering import Object
+from atoll.kube import paths
+from atoll.kube.api import Api
+from atoll.kube.errors import AlreadyExists, Conflict, LeadershipLost, NotFound
+from atoll.kube.patches import delete_options
+from jobs.objects import WORKLOADS
+from jobs.reading import decode_evictions, decode_pod, decode_workload
+from jobs.records import JobRecord
+
+KINDS: Final[Mapping[str, tuple[str, str]]] = {
+    "Job": ("batch/v1", "jobs"),
+    "Deployment": ("apps/v1", "deployments"),
+    "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers"),
+    "HTTPScaledObject": ("http.keda.sh/v1alpha1", "httpscaledobjects"),
+    "Service": ("v1", "services"),
+    "GpuGang": (names.API_VERSION, "gpugangs"),
+    "GpuClaim": (names.API_VERSION, "gpuclaims"),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
+}
+"""Everything that a job may become, in the order in which it is removed."""
+PODS: Final = ("v1", "pods")
+KEPT: Final = "PersistentVolumeClaim"
+"""Holds checkpoints: the one kind that this service never removes."""
+KUEUE_API: Final = "kueue.x-k8s.io/v1beta2"
+KUEUE_JOB_UID: Final = "kueue.x-k8s.io/job-uid"
+
+
+class _Metadata(msgspec.Struct, rename="camel", frozen=True):
+    name: str
+    uid: str = ""
+    namespace: str = ""
+    labels: dict[str, str] = {}
+    deletion_timestamp: str | None = None
+
+
+class _Head(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+@dataclass(frozen=True, slots=True)
+class FoundObject:
+    """An object that bears the labels of a job."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    job_id: str
+    service_id: str
+    attempt: str
+    is_leaving: bool
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class JobCluster:
+    """One cluster."""
+
+    def __init__(self, api: Api, *, service_id: str, may_write: Callable[[], bool] = lambda: True) -> None:
+        self._api = api
+        self._may_write = may_write
+        self.service_id = service_id
+
+    async def find(self, *, job_id: str = "", namespace: str = "") -> tuple[FoundObject, ...]:
+        """Return the objects of a job, or of all jobs of this service; kinds that the cluster lacks are none."""
+        labels = {job_names.SERVICE_ID: self.service_id} | ({job_names.JOB_ID: job_id} if job_id else {})
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        found: list[FoundObject] = []
+        for kind in KINDS:
+            try:
+                listing = await self._api.list(
+                    path_of(kind, namespace), _decode_head, params={"labelSelector": selector}
+                )
+            except NotFound:
+                continue
+            found += [_found(kind, one.metadata) for one in listing.items]
+        return tuple(found)
+
+    async def get(self, one: Object) -> FoundObject | None:
+        """Return who has the name of an object; None when nobody has."""
+        metadata = one["metadata"]
+        try:
+            raw = await self._api.get(path_of(one["kind"], metadata["namespace"], metadata["name"]))
+        except NotFound:
+            return None
+        return _found(one["kind"], _decode_head(raw).metadata)
+
+    async def create(self, one: Object) -> str | None:
+        """Create an object and return its uid; None when somebody has its name. Raises KubeError."""
+        path = path_of(one["kind"], one["metadata"]["namespace"])
+        try:
+            raw = await self._api.create(path, one, check=self._check)
+        except AlreadyExists:
+            return None
+        return _decode_head(raw).metadata.uid
+
+    async def remove(self, found: Sequence[FoundObject]) -> None:
+        """Ask for the deletion of objects, of exactly these and of none that took their names. Checkpoints stay."""
+        for one in found:
+            if one.is_leaving or one.kind == KEPT:
+                continue
+            propagation = "Foreground" if one.kind in WORKLOADS else "Background"
+            await self._delete(path_of(one.kind, one.namespace, one.name), one.uid, propagation)
+
+    async def pods(self, record: JobRecord) -> tuple[FoundObject, ...]:
+        """Return the pods of a job, of whatever try."""
+        params = {"labelSelector": f"{job_names.JOB_ID}={record.id}"}
+        listing = await self._api.list(paths.pods(record.namespace), _decode_head, params=params)
+        return tuple(_found("Pod", one.metadata) for one in listing.items)
+
+    async def remove_pods(self, pods: Sequence[FoundObject]) -> None:
+        """Ask for the deletion of pods whose Job or Deployment is gone without them."""
+        for pod in pods:
+            if not pod.is_leaving:
+                await self._delete(paths.pods(pod.namespace, pod.name), pod.uid, "Background")
+
+    async def facts(self, record: JobRecord, kind: str) -> JobFacts:
+        """Return what the cluster shows of a job."""
+        try:
+            raw = await self._api.get(path_of(kind, record.namespace, record.name))
+        except NotFound:
+            return JobFacts(None)
+        workload = decode_workload(kind, raw)
+        params = {"labelSelector": f"{job_names.JOB_ID}={record.id},{job_names.ATTEMPT}={record.attempt}"}
+        pods = await self._api.list(paths.pods(record.namespace), decode_pod, params=params)
+        evicted = await self._eviction(record, workload.uid) if workload.is_suspended else ""
+        return JobFacts(workload, tuple(sorted(pods.items, key=lambda pod: pod.name)), evicted)
+
+    async def _eviction(self, record: JobRecord, uid: str) -> str:
+        """Return why Kueue took a suspended Job's quota back; empty where it did not, or where there is no Kueue."""
+        path = paths.group(KUEUE_API, "workloads", namespace=record.namespace)
+        try:
+            listing = await self._api.list(path, decode_evictions, params={"labelSelector": f"{KUEUE_JOB_UID}={uid}"})
+        except NotFound:
+            return ""
+        return next((reason for reason in listing.items if reason), "")
+
+    async def _delete(self, path: str, uid: str, propagation: str) -> None:
+        try:
+            await self._api.delete(path, delete_options(uid=uid, propagation=propagation), check=self._check)
+        except (NotFound, Conflict):
+            return  # gone, or another one has its name now
+
+    def _check(self) -> None:
+        if not self._may_write():
+            raise LeadershipLost("another replica leads")
+
+
+def path_of(kind: str, namespace: str, name: str = "") -> str:
+    """Return where objects of a kind are; of all namespaces without one."""
+    api, plural = PODS if kind == "Pod" else KINDS[kind]
+    if api == "v1":
+        return paths.core(plural, namespace=namespace, name=name)
+    return paths.group(api, plural, namespace=namespace, name=name)
+
+
+def _found(kind: str, metadata: _Metadata) -> FoundObject:
+    labels = metadata.labels
+    return FoundObject(
+        kind,
+        metadata.namespace,
+        metadata.name,
+        metadata.uid,
+        job_id=labels.get(job_names.JOB_ID, ""),
+        service_id=labels.get(job_names.SERVICE_ID, ""),
+        attempt=labels.get(job_names.ATTEMPT, ""),
+        is_leaving=metadata.deletion_timestamp is not None,
+    )
+
+
+def workload_kind(record: JobRecord) -> str:
+    """Return the kind of the object that runs the pods."""
+    return "Deployment" if record.job_type == "service" else "Job"

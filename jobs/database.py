@@ -1,0 +1,146 @@
+"""The database: one URL, transactions, and the version of its tables.
+
+In: a URL of SQLAlchemy (sqlite:///FILE or postgresql+psycopg://...). Out: results of functions that are run in one
+transaction each, in a thread, since the drivers block. Separate from the queries, so that a test can end a process
+at each transaction.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from jobs.errors import DatabaseUnfit
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+WRITES: Final = "atoll_writes"
+MIGRATION_LOCK: Final = 0x61746F6C6C  # any number that replicas share
+DIALECTS: Final = ("sqlite", "postgresql")
+PRAGMAS: Final = ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000")
+"""Readers do not wait for writers; a power cut may lose the last transactions and never breaks the file."""
+
+T = TypeVar("T")
+
+
+class Database:
+    """Runs work in transactions. Make it with `opened`, end it with `close`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def read(self, work: Callable[[Session], T]) -> T:
+        """Return what `work` returns; it sees one state of the database and changes nothing."""
+        return await asyncio.to_thread(self._run, work, writes=False)
+
+    async def write(self, work: Callable[[Session], T]) -> T:
+        """Return what `work` returns, with everything that it changed kept, or nothing of it when it raises."""
+        return await asyncio.to_thread(self._run, work, writes=True)
+
+    def _run(self, work: Callable[[Session], T], *, writes: bool) -> T:
+        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            session.connection(execution_options={WRITES: writes})
+            return work(session)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+
+def opened(url: str) -> Database:
+    """Return the database at a URL, its tables brought up to this version. Raises DatabaseUnfit."""
+    migrate(url)
+    return Database(engine_of(url))
+
+
+def engine_of(url: str, *, keys_hold: bool = True) -> Engine:
+    """Return an engine with the pragmas and transactions that this service counts on. `keys_hold`: foreign keys are
+    enforced on SQLite; not in migrations, where a table that is made anew would take its children's rows with it.
+
+    Raises DatabaseUnfit.
+    """
+    address = address_of(url)
+    engine = create_engine(address, pool_pre_ping=address.get_backend_name() == "postgresql")
+    if address.get_backend_name() == "sqlite":
+        pragmas = (*PRAGMAS, f"foreign_keys={'ON' if keys_hold else 'OFF'}")
+        event.listen(engine, "connect", lambda connection, _record: _prepare_sqlite(connection, pragmas))
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def address_of(url: str) -> URL:
+    """Return the parts of a URL. Raises DatabaseUnfit for what this service does not speak, without its password."""
+    try:
+        address = make_url(url)
+    except ArgumentError:
+        raise DatabaseUnfit(
+            "the URL of the database cannot be read: write sqlite:///jobs.db, or postgresql+psycopg://..."
+        ) from None
+    if address.get_backend_name() not in DIALECTS:
+        raise DatabaseUnfit(f"{address.render_as_string()} is neither sqlite nor postgresql")
+    if address.get_backend_name() == "postgresql":
+        address = address.set(drivername="postgresql+psycopg")
+    return address
+
+
+def migrate(url: str, *, revision: str = "head") -> None:
+    """Bring the tables to a revision, up or down. Raises DatabaseUnfit, with nothing changed."""
+    address = address_of(url)
+    engine = engine_of(url, keys_hold=False)
+    try:
+        with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":  # one replica migrates, the others find it done
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            _move(connection, revision)
+    except (SQLAlchemyError, CommandError, OSError) as error:
+        raise DatabaseUnfit(f"cannot use {address.render_as_string()}: {_first_line(error)}") from error
+    finally:
+        engine.dispose()
+
+
+def _move(connection: Connection, revision: str) -> None:
+    config = _config(connection)
+    newest_first = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]
+    current = MigrationContext.configure(connection).get_current_revision()
+    if current is not None and current not in newest_first:
+        raise DatabaseUnfit(
+            f"the database has tables of revision {current}, which this Atoll does not know: run the newer one, or "
+            "restore a backup"
+        )
+    order = [*reversed(newest_first), "head"]
+    is_down = current is not None and (revision == "base" or order.index(revision) < order.index(current))
+    (command.downgrade if is_down else command.upgrade)(config, revision)
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return str(cause).partition("\n")[0]
+
+
+def _prepare_sqlite(connection: Any, pragmas: Sequence[str]) -> None:  # noqa: ANN401 - a connection of the driver
+    connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
+    for pragma in pragmas:
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Take the write lock at the beginning: a reader that turns writer later would be refused."""
+    is_write = connection.get_execution_options().get(WRITES, True)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")

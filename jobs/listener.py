@@ -1,0 +1,106 @@
+"""Serves an ASGI application by uvicorn's protocol, behind the connection guards of every listener of Atoll.
+
+In: an application, an address, a TLS context. Out: a port that is served until the block ends. uvicorn's own server is
+not used: it would take the process's signals, and cut nobody who sends slowly.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from atoll.service.connections import IDLE_SECONDS, READ_SECONDS, Admission, Connection
+from atoll.service.http import BACKLOG, STOP_SECONDS
+from jobs.bounds import BoundedRequests
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+
+Peer = tuple[str, int]
+
+
+class PeerConnection(Connection):
+    """A guarded connection that is found by the address of its client, as requests tell it."""
+
+    def __init__(self, admission: Admission, protocol: asyncio.Protocol, peers: dict[Peer, Connection]) -> None:
+        super().__init__(admission, protocol)
+        self._peers = peers
+        self._peer: Peer | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Be found from now on."""
+        name = transport.get_extra_info("peername")
+        if name is not None:
+            self._peer = (str(name[0]), int(name[1]))
+            self._peers[self._peer] = self
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Be found no longer."""
+        if self._peer is not None and self._peers.get(self._peer) is self:
+            del self._peers[self._peer]
+        super().connection_lost(exc)
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, host: str, port: int, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Serve inside the block and give the port, which matters when `port` is 0. OSError if it is taken."""
+    peers: dict[Peer, Connection] = {}
+
+    def guard_of(scope: Scope) -> Connection | None:
+        client = scope.get("client")
+        return peers.get((client[0], client[1])) if client is not None else None
+
+    state, admission, loop = ServerState(), Admission(), asyncio.get_running_loop()
+    make = _protocols(BoundedRequests(app, guard_of=guard_of), state)
+    server = await loop.create_server(
+        lambda: PeerConnection(admission, make(), peers),
+        host,
+        port,
+        ssl=context,
+        backlog=BACKLOG,
+        reuse_address=True,
+        ssl_handshake_timeout=None if context is None else READ_SECONDS,
+    )
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await _end(state)
+
+
+def _protocols(app: ASGIApp, state: ServerState) -> Callable[[], H11Protocol]:
+    config = uvicorn.Config(
+        app,
+        http=H11Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=int(IDLE_SECONDS),
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+    )
+    config.load()
+    return lambda: H11Protocol(config, state, {})
+
+
+async def _end(state: ServerState) -> None:
+    """Let requests that are worked on end, for a bounded time, and close every connection."""
+    for connection in list(state.connections):
+        connection.shutdown()
+    tasks = list(state.tasks)
+    if tasks:
+        with suppress(TimeoutError):
+            await asyncio.wait(tasks, timeout=STOP_SECONDS)
+        for task in tasks:
+            task.cancel()
+    for connection in list(state.connections):
+        connection.transport.abort()

@@ -1,0 +1,47 @@
+"""The objects of a record: what atoll.jobs renders, marked as this service's and this try's.
+
+In: a record, the administrator's settings, who we are. Out: plain objects in the order in which they are created; the
+one that runs the pods is the last, so that a try that was cut off in the middle runs nothing. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from atoll.api import job_names, names
+from atoll.jobs.rendering import Object, render
+from atoll.jobs.settings import RenderSettings
+from jobs.records import JobRecord
+from jobs.views import job_of
+
+WORKLOADS: Final = ("Job", "Deployment")
+
+
+def objects_of(record: JobRecord, rendering: RenderSettings, *, service_id: str, now: datetime) -> Sequence[Object]:
+    """Return what is created for a try. Raises JobMistake where settings have changed since the job was taken."""
+    rendered = render(job_of(record), rendering, now_seconds=now.timestamp())
+    marks = {job_names.SERVICE_ID: service_id, job_names.ATTEMPT: str(record.attempt)}
+    objects = [_marked(one, marks) for one in rendered.objects]
+    return sorted(objects, key=lambda one: one["kind"] in WORKLOADS)
+
+
+def _marked(one: Object, marks: Mapping[str, str]) -> Object:
+    metadata = one["metadata"]
+    marked = one | {"metadata": metadata | {"labels": metadata.get("labels", {}) | marks}}
+    if one["kind"] not in WORKLOADS:
+        return marked
+    template = one["spec"]["template"]
+    of_pods = template["metadata"]
+    template = template | {"metadata": of_pods | {"labels": of_pods.get("labels", {}) | marks}}
+    spec: dict[str, Any] = one["spec"] | {"template": template}
+    if one["kind"] == "Job":
+        # We remove what has ended ourselves, once we have seen how it ended.
+        spec.pop("ttlSecondsAfterFinished", None)
+        if spec["completions"] == 1 or runs_whole(template):
+            spec["backoffLimit"] = 0  # one failure ends the try, and we decide about the next
+    return marked | {"spec": spec}
+
+
+def runs_whole(template: Mapping[str, Any]) -> bool:
+    """Tell whether the pods work as one: none of them runs unless all do."""
+    return names.GANG in template.get("metadata", {}).get("annotations", {})

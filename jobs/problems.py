@@ -1,0 +1,119 @@
+"""What goes wrong, as callers of the API read it: problem details after RFC 9457.
+
+In: an error of this package or a refusal. Out: a ProblemDetails, and the response that carries it. `type` is one of a
+few names that programs may rely on; `detail` is a sentence for people.
+"""
+
+from typing import Annotated, Any, Final
+
+from fastapi import Response
+from pydantic import BaseModel, Field
+
+from atoll.jobs.errors import JobMistake
+from atoll.jobs.states import IllegalStep
+from atoll.ml.problems import AttributeProblem, Problems
+from jobs.errors import JobServiceError, JobUnknown, KeyReused, NameTaken, RecordChanged
+
+MEDIA_TYPE: Final = "application/problem+json"
+FAULTS_MAX: Final = 100
+PREFIX: Final = "urn:atoll:"
+
+
+class FieldFault(BaseModel):
+    """What is wrong with one field."""
+
+    field: Annotated[str, Field(description="its path, such as policy.max_runtime or ext_ml_gpu_count")]
+    value: Annotated[str, Field(description="what stands there, cut")] = ""
+    limit: Annotated[str, Field(description="what may")] = ""
+    hint: Annotated[str, Field(description="what to do")] = ""
+    line: Annotated[int | None, Field(description="of the request's body")] = None
+
+
+class ProblemDetails(BaseModel):
+    """What went wrong."""
+
+    type: Annotated[str, Field(description="a name that programs may rely on")]
+    title: Annotated[str, Field(description="what kind of problem it is")]
+    status: Annotated[int, Field(description="of the answer")]
+    detail: Annotated[str, Field(description="what happened, on which object, and what to do")]
+    errors: Annotated[list[FieldFault] | None, Field(description="the fields that are wrong, one by one")] = None
+
+
+class Refused(Exception):
+    """A request that is answered with a problem."""
+
+    def __init__(self, problem: ProblemDetails, *, headers: dict[str, str] | None = None) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.headers = headers or {}
+
+
+def problem(status: int, kind: str, title: str, detail: str, errors: list[FieldFault] | None = None) -> ProblemDetails:
+    """Return a problem of a kind."""
+    return ProblemDetails(type=PREFIX + kind, title=title, status=status, detail=detail, errors=errors)
+
+
+def not_found(detail: str) -> Refused:
+    """Return the refusal of what is not there, or may not be known to be."""
+    return Refused(problem(404, "not-found", "Not found", detail))
+
+
+def invalid(faults: Problems) -> Refused:
+    """Return the refusal of a job with mistakes."""
+    told = [fault_of(one) for one in faults[:FAULTS_MAX]]
+    first = str(faults[0]) if faults else "the job cannot be read"
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return Refused(problem(422, "invalid-job", "The job has mistakes", first + more, told))
+
+
+def fault_of(mistake: AttributeProblem) -> FieldFault:
+    """Return a mistake of a job as a field's fault."""
+    return FieldFault(
+        field=mistake.attribute, value=mistake.value, limit=mistake.limit, hint=mistake.hint, line=mistake.line
+    )
+
+
+def mistaken(field: str, value: object, limit: str, hint: str) -> Refused:
+    """Return the refusal of one field."""
+    return invalid((JobMistake(field, value, limit, hint).problem,))
+
+
+_KINDS: Final[tuple[tuple[type[Exception], int, str, str], ...]] = (
+    (JobUnknown, 404, "not-found", "Not found"),
+    (NameTaken, 409, "name-taken", "An active job has that name"),
+    (KeyReused, 409, "key-reused", "The idempotency key stands for another job"),
+    (RecordChanged, 409, "changed-meanwhile", "The record was changed meanwhile; try again"),
+    (IllegalStep, 409, "illegal-step", "The job is not in a state for that"),
+)
+
+
+def problem_of(error: JobServiceError | IllegalStep) -> ProblemDetails:
+    """Return an error of this package as a problem."""
+    for kind, status, name, title in _KINDS:
+        if isinstance(error, kind):
+            return problem(status, name, title, str(error))
+    return problem(500, "fault", "The service has a fault", "see the service's log")
+
+
+def response_of(told: ProblemDetails, headers: dict[str, str] | None = None) -> Response:
+    """Return the response that carries a problem."""
+    body = told.model_dump_json(exclude_none=True)
+    return Response(body, status_code=told.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI says of answers with a problem."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+    titles = {
+        400: "the body cannot be read",
+        401: "no token, or one that nobody knows",
+        403: "not allowed",
+        404: "not there, or not to be seen",
+        409: "not now, or not in this state",
+        413: "too large",
+        415: "neither JSON nor YAML",
+        422: "mistakes, each with its field",
+        429: "too many at a time",
+        503: "cannot be asked now",
+    }
+    return {status: {"description": titles[status], "content": content} for status in statuses}

@@ -1,0 +1,195 @@
+"""The fields of Jobs, Deployments, pods and Workloads that say what became of a job: bytes to facts.
+
+In: bytes of the API server. Out: facts of atoll.jobs.facts. The one place that knows these objects' paths.
+"""
+
+from typing import Final
+
+import msgspec
+
+from atoll.api import names
+from atoll.jobs.facts import DISRUPTIONS, PodFacts, WorkloadFacts
+from atoll.kube.errors import truncate
+
+KUEUE_GATES: Final = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
+DISRUPTED: Final = "DisruptionTarget"
+DETAIL_LENGTH_MAX: Final = 256
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+
+
+class _Meta(msgspec.Struct, rename="camel", frozen=True):
+    name: str = ""
+    uid: str = ""
+    annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Template(msgspec.Struct, frozen=True):
+    metadata: _Meta = _Meta()
+
+
+class _WorkloadSpec(msgspec.Struct, rename="camel", frozen=True):
+    suspend: bool | None = None
+    parallelism: int | None = None
+    completions: int | None = None
+    replicas: int | None = None
+    backoff_limit: int | None = None
+    template: _Template = _Template()
+
+
+class _WorkloadStatus(msgspec.Struct, rename="camel", frozen=True):
+    conditions: list[_Condition] | None = None
+    available_replicas: int | None = None
+    succeeded: int | None = None
+
+
+class _Workload(msgspec.Struct, frozen=True):
+    metadata: _Meta
+    spec: _WorkloadSpec
+    status: _WorkloadStatus = _WorkloadStatus()
+
+
+class _Gate(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _PodSpec(msgspec.Struct, rename="camel", frozen=True):
+    scheduling_gates: list[_Gate] | None = None
+
+
+class _Ended(msgspec.Struct, rename="camel", frozen=True):
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int = 0
+
+
+class _Waits(msgspec.Struct, frozen=True):
+    reason: str | None = None
+    message: str | None = None
+
+
+class _ContainerState(msgspec.Struct, frozen=True):
+    waiting: _Waits | None = None
+    terminated: _Ended | None = None
+
+
+class _Container(msgspec.Struct, frozen=True):
+    state: _ContainerState | None = None
+
+
+class _PodStatus(msgspec.Struct, rename="camel", frozen=True):
+    phase: str = "Pending"
+    reason: str | None = None
+    message: str | None = None
+    conditions: list[_Condition] | None = None
+    container_statuses: list[_Container] | None = None
+    init_container_statuses: list[_Container] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Meta
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+
+class _KueueStatus(msgspec.Struct, frozen=True):
+    conditions: list[_Condition] | None = None
+
+
+class _KueueWorkload(msgspec.Struct, frozen=True):
+    status: _KueueStatus = _KueueStatus()
+
+
+_workloads = msgspec.json.Decoder(_Workload)
+_pods = msgspec.json.Decoder(_Pod)
+_kueue_workloads = msgspec.json.Decoder(_KueueWorkload)
+
+
+def decode_workload(kind: str, raw: bytes) -> WorkloadFacts:
+    """Return the facts of a Job or Deployment. Raises msgspec.MsgspecError."""
+    one = _workloads.decode(raw)
+    spec, status = one.spec, one.status
+    if kind == "Deployment":
+        wanted = 1 if spec.replicas is None else spec.replicas
+        return WorkloadFacts(
+            kind,
+            one.metadata.uid,
+            _is_leaving(one.metadata),
+            wanted=wanted,
+            ready=status.available_replicas or 0,
+            runs_whole=True,
+        )
+    failed = _held(status.conditions, "Failed")
+    left = max(0, (spec.completions or 1) - (status.succeeded or 0))
+    return WorkloadFacts(
+        kind,
+        one.metadata.uid,
+        _is_leaving(one.metadata),
+        is_suspended=bool(spec.suspend),
+        is_complete=_held(status.conditions, "Complete") is not None,
+        failed=(failed.reason or "Failed") if failed is not None else "",
+        failed_detail=_cut(failed.message) if failed is not None else "",
+        wanted=max(1, min(spec.parallelism or 1, left)),
+        runs_whole=names.GANG in (spec.template.metadata.annotations or {}),
+        backoff_limit=spec.backoff_limit or 0,
+    )
+
+
+def decode_pod(raw: bytes) -> PodFacts:
+    """Return the facts of a pod. Raises msgspec.MsgspecError."""
+    one = _pods.decode(raw)
+    gates = {gate.name for gate in one.spec.scheduling_gates or ()}
+    reason, detail = _pod_reason(one.status)
+    return PodFacts(
+        one.metadata.name,
+        one.status.phase,
+        is_leaving=_is_leaving(one.metadata),
+        is_gated=bool(gates.intersection(KUEUE_GATES)),
+        reason=reason,
+        detail=detail,
+    )
+
+
+def decode_evictions(raw: bytes) -> str:
+    """Return why Kueue evicted a Workload; empty where it did not. Raises msgspec.MsgspecError."""
+    evicted = _held(_kueue_workloads.decode(raw).status.conditions, "Evicted")
+    return (evicted.reason or "Evicted") if evicted is not None else ""
+
+
+def _pod_reason(status: _PodStatus) -> tuple[str, str]:
+    """Return why a pod ended or waits: a disruption first, then its own reason, its containers', its scheduling."""
+    disrupted = _held(status.conditions, DISRUPTED)
+    if disrupted is not None:
+        reason = disrupted.reason or ""
+        return DISRUPTIONS.get(reason, reason), _cut(disrupted.message)
+    if status.reason:
+        return status.reason, _cut(status.message)
+    for container in (*(status.init_container_statuses or ()), *(status.container_statuses or ())):
+        state = container.state or _ContainerState()
+        if state.terminated is not None and state.terminated.exit_code != 0:
+            code = f"(exit code {state.terminated.exit_code})"
+            return state.terminated.reason or "Error", f"{code} {_cut(state.terminated.message)}".strip()
+        if state.waiting is not None and state.waiting.reason:
+            return state.waiting.reason, _cut(state.waiting.message)
+    for condition in status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False" and condition.reason:
+            return condition.reason, _cut(condition.message)
+    return "", ""
+
+
+def _held(conditions: list[_Condition] | None, kind: str) -> _Condition | None:
+    return next((one for one in conditions or () if one.type == kind and one.status == "True"), None)
+
+
+def _is_leaving(metadata: _Meta) -> bool:
+    return metadata.deletion_timestamp is not None
+
+
+def _cut(text: str | None) -> str:
+    return truncate(text or "", length_max=DETAIL_LENGTH_MAX)

@@ -1,0 +1,301 @@
+"""Brings one job and the cluster together: creates what should be there, follows what is, removes what should not be.
+
+In: the id of a job. Out: when to look again. Level-triggered: each look reads the record and the cluster anew and does
+the next thing; a process that dies at any write leaves what the next look finds and goes on from. Objects have names
+that follow from the job and labels that say whose they are, so that a second creation meets the first.
+
+    pending ──create all, the runner of pods last──► queued ──what the cluster shows──► ... ──► ended ──► tidied up
+       wish to cancel, in any of them: remove all ──nothing left, pods neither──► cancelled
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import structlog
+
+from atoll.jobs.errors import JobMistake
+from atoll.jobs.facts import JobPhase, Observation, observe
+from atoll.jobs.model import Job
+from atoll.jobs.planning import JobHistory, PlannedStep, plan_steps
+from atoll.jobs.retries import Due, TimeOver, bounded, start_of, time_left
+from atoll.jobs.settings import RenderSettings
+from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep
+from atoll.jobs.words import JobType
+from atoll.kube.clock import Clock
+from atoll.kube.errors import Forbidden, Invalid, NotFound
+from jobs.cluster import KEPT, FoundObject, JobCluster, workload_kind
+from jobs.database import Database
+from jobs.errors import JobUnknown, RecordChanged
+from jobs.objects import WORKLOADS, objects_of
+from jobs.records import JobRecord
+from jobs.store import change_job, get_job, take_step
+from jobs.views import job_of
+
+log = structlog.get_logger(__name__)
+
+SOON_SECONDS: Final = 1.0
+"""Until the next look at a deletion that is under way, beside what watches tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why an object cannot be created. `passes`: it is being removed."""
+
+    told: str
+    passes: bool = False
+
+
+class JobReconciler:
+    """Looks after the jobs of one cluster."""
+
+    def __init__(self, database: Database, cluster: JobCluster, rendering: RenderSettings, clock: Clock) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._rendering = rendering
+        self._clock = clock
+        self._kept: dict[str, frozenset[str]] = {}
+        """By job that has ended: the uids of what is kept of it, until a time that `reconcile` told."""
+
+    async def reconcile(self, job_id: str) -> float | None:
+        """Do the next thing for a job; return after how many seconds to look again, None for when something happens.
+
+        Raises KubeError and what the database raises: the job is then looked at again later.
+        """
+        record = await self._record(job_id)
+        if record is None:
+            return None
+        try:
+            return await self._next(record)
+        except RecordChanged:
+            return 0.0
+
+    async def sweep(self) -> tuple[str, ...]:
+        """Remove objects without a record; return the jobs of the others, which may have to be tidied up."""
+        known: list[str] = []
+        for job_id, mine in _by_job(await self._cluster.find()).items():
+            if self._kept.get(job_id) == _uids(mine):
+                continue  # seen before, and due at a time that is known
+            if await self._record(job_id) is not None:
+                known.append(job_id)
+                continue
+            log.warning("Removing objects without a record", job=job_id, objects=[str(one) for one in mine])
+            await self._cluster.remove(mine)
+        return tuple(known)
+
+    async def _record(self, job_id: str) -> JobRecord | None:
+        try:
+            return await self._database.read(lambda session: get_job(session, job_id))
+        except JobUnknown:
+            return None
+
+    async def _next(self, record: JobRecord) -> float | None:
+        state, now = JobState(record.state), self._clock.now()
+        if state in ENDED:
+            return await self._tidy(record, state, now)
+        if record.cancel_requested_at is not None:
+            return await self._cancel(record, now)
+        job = job_of(record)
+        time = time_left(
+            job.policy,
+            JobType(record.job_type),
+            started=record.started_at,
+            now=now,
+            seconds_max=job.attributes.timeout_seconds,
+        )
+        if isinstance(time, TimeOver):
+            return await self._expire(record, job, state, time.message, now)
+        if state in IN_CLUSTER:
+            return _sooner(await self._follow(record, job, state, now), time, now)
+        return _sooner(await self._submit(record, job, now), time, now)
+
+    # Into the cluster
+
+    async def _submit(self, record: JobRecord, job: Job, now: datetime) -> float | None:
+        start = start_of(job.policy, record.not_before, now)
+        if start > now:
+            return (start - now).total_seconds()
+        found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+        earlier = [one for one in found if one.attempt != str(record.attempt) and one.kind != KEPT]
+        if earlier:
+            return await self._remove(record, earlier)
+        if record.attempt > 1 and await self._remove_stray_pods(record, but=str(record.attempt)):
+            return SOON_SECONDS
+        try:
+            uid = await self._create(record, now)
+        except (Invalid, Forbidden, NotFound) as error:
+            return await self._fail(record, f"the cluster refuses the job: {error}", now)
+        except JobMistake as mistake:
+            return await self._fail(record, f"the job cannot become objects any more: {mistake}", now)
+        if isinstance(uid, Obstacle):
+            if uid.passes:
+                return SOON_SECONDS
+            return await self._fail(record, uid.told, now)
+        await self._take(record, (PlannedStep(JobStep.SUBMIT, "created", {"workload_uid": uid}),), now)
+        return 0.0
+
+    async def _create(self, record: JobRecord, now: datetime) -> str | Obstacle:
+        """Create what is missing; return the uid of the object that runs the pods, or what is in the way."""
+        uid = ""
+        objects = objects_of(record, self._rendering, service_id=self._cluster.service_id, now=now)
+        for one in objects:
+            created = await self._cluster.create(one)
+            if created is None:
+                there = await self._cluster.get(one)
+                if there is None:
+                    return Obstacle("", passes=True)
+                obstacle = await self._obstacle(record, there)
+                if obstacle is not None:
+                    return obstacle
+                created = there.uid
+            uid = created
+        return uid
+
+    async def _obstacle(self, record: JobRecord, there: FoundObject) -> Obstacle | None:
+        """Return why an object that has the name of one of ours is in the way; None where it is ours."""
+        if there.service_id == self._cluster.service_id and there.job_id == record.id:
+            if there.is_leaving:
+                return Obstacle("", passes=True)
+            if there.kind == KEPT or there.attempt == str(record.attempt):
+                return None
+        advice = "delete it, or give the job another name"
+        if there.service_id != self._cluster.service_id:
+            return Obstacle(f"{there} is there and is not this service's: {advice}")
+        if there.kind == KEPT:
+            return Obstacle(f"{there} holds the checkpoints of job {there.job_id}: {advice}")
+        if not await self._is_over(there.job_id):
+            return Obstacle(f"{there} belongs to job {there.job_id}, which has not ended: {advice}")
+        await self._cluster.remove([there])
+        return Obstacle("", passes=True)
+
+    async def _is_over(self, job_id: str) -> bool:
+        record = await self._record(job_id)
+        return record is None or JobState(record.state) in ENDED
+
+    # In the cluster
+
+    async def _follow(self, record: JobRecord, job: Job, state: JobState, now: datetime) -> float | None:
+        facts = await self._cluster.facts(record, workload_kind(record))
+        return await self._record_seen(record, job, state, observe(facts, workload_uid=record.workload_uid), now)
+
+    async def _record_seen(
+        self, record: JobRecord, job: Job, state: JobState, seen: Observation, now: datetime
+    ) -> float | None:
+        history = JobHistory(state, record.retry_count, record.preemption_count)
+        planned = plan_steps(history, seen, policy=job.policy, now=now)
+        if planned:
+            await self._take(record, planned, now)
+            return 0.0
+        message = bounded(seen.reason)
+        if message != record.message:
+            await self._database.write(
+                lambda session: change_job(
+                    session, record.id, version=record.version, now=now, changes={"message": message}
+                )
+            )
+        return None
+
+    # Out of the cluster
+
+    async def _expire(self, record: JobRecord, job: Job, state: JobState, message: str, now: datetime) -> float | None:
+        """End a job whose time is over, unless it ended by itself meanwhile; it is stopped before that is recorded."""
+        if state is JobState.PENDING:
+            found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+            made = [one for one in found if one.kind in WORKLOADS and one.attempt == str(record.attempt)]
+            if made:  # and the process died before it could say so
+                await self._take(record, (PlannedStep(JobStep.SUBMIT, "created", {"workload_uid": made[0].uid}),), now)
+                return 0.0
+        else:
+            facts = await self._cluster.facts(record, workload_kind(record))
+            seen = observe(facts, workload_uid=record.workload_uid)
+            if seen.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.EXPIRED):
+                return await self._record_seen(record, job, state, seen, now)
+            found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+            running = [one for one in found if one.kind in WORKLOADS]
+            if running:
+                return await self._remove(record, running)
+        await self._take(record, (PlannedStep(JobStep.EXPIRE, message),), now)
+        return 0.0
+
+    async def _cancel(self, record: JobRecord, now: datetime) -> float | None:
+        found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+        left = [one for one in found if one.kind != KEPT]
+        if left:
+            return await self._remove(record, left)
+        if await self._remove_stray_pods(record):
+            return SOON_SECONDS
+        by = f"cancelled by {record.cancel_requested_by}"
+        await self._take(record, (PlannedStep(JobStep.CANCEL, by),), now)
+        return None
+
+    async def _tidy(self, record: JobRecord, state: JobState, now: datetime) -> float | None:
+        """Remove what runs although the job has ended, at once; what is kept to be looked at, after a time."""
+        found = await self._cluster.find(job_id=record.id, namespace=record.namespace)
+        left = [one for one in found if one.kind != KEPT]
+        self._kept[record.id] = _uids(found)
+        if not left:
+            return None
+        ended = record.ended_at or now
+        until = ended + timedelta(seconds=self._rendering.finished_ttl_seconds)
+        if state is JobState.CANCELLED or now >= until:
+            del self._kept[record.id]
+            return await self._remove(record, left)
+        facts = await self._cluster.facts(record, workload_kind(record))
+        if facts.workload is not None and not facts.workload.has_ended:
+            del self._kept[record.id]
+            await self._cluster.remove([one for one in left if one.kind in WORKLOADS])
+            return SOON_SECONDS
+        return (until - now).total_seconds()
+
+    async def _remove(self, record: JobRecord, found: list[FoundObject]) -> float:
+        await self._cluster.remove(found)
+        log.info("Removing objects", job=record.id, objects=[str(one) for one in found])
+        return SOON_SECONDS
+
+    async def _remove_stray_pods(self, record: JobRecord, *, but: str = "") -> bool:
+        """Remove pods that nothing owns any more, `but` those of one try; tell whether any is left."""
+        pods = [pod for pod in await self._cluster.pods(record) if pod.attempt != but]
+        await self._cluster.remove_pods(pods)
+        return bool(pods)
+
+    # Records
+
+    async def _fail(self, record: JobRecord, message: str, now: datetime) -> float:
+        await self._take(record, (PlannedStep(JobStep.FAIL, bounded(message)),), now)
+        return 0.0
+
+    async def _take(self, record: JobRecord, planned: tuple[PlannedStep, ...], now: datetime) -> None:
+        """Record steps together, if the record is still the one that they were planned for. Raises RecordChanged."""
+
+        def work(session: Any) -> None:  # noqa: ANN401 - a session of the database
+            version = record.version
+            for one in planned:
+                changes: Mapping[str, Any] = one.changes
+                taken = take_step(
+                    session, record.id, one.step, now=now, message=one.message, changes=changes, version=version
+                )
+                version = taken.version
+
+        await self._database.write(work)
+        steps = [one.step.value for one in planned]
+        log.info("Took steps", job=record.id, name=record.name, steps=steps, reason=planned[-1].message)
+
+
+def _by_job(found: Sequence[FoundObject]) -> dict[str, list[FoundObject]]:
+    groups: dict[str, list[FoundObject]] = {}
+    for one in found:
+        groups.setdefault(one.job_id, []).append(one)
+    return groups
+
+
+def _uids(found: Sequence[FoundObject]) -> frozenset[str]:
+    return frozenset(one.uid for one in found)
+
+
+def _sooner(seconds: float | None, time: Due, now: datetime) -> float | None:
+    """Return the earlier of a wait and the end of the job's time."""
+    if time.at is None:
+        return seconds
+    left = max(0.0, (time.at - now).total_seconds())
+    return left if seconds is None else min(seconds, left)

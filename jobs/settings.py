@@ -1,0 +1,146 @@
+"""Settings of the job service, and who has which part in which tenant.
+
+In: flags, variables, a file; the access file. Out: frozen values. What would open the service to anybody is refused
+here, before anything listens.
+"""
+
+from pathlib import Path
+from typing import Annotated, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+
+from atoll.jobs.permissions import JobCaller, TenantGrant, TenantRole
+from atoll.jobs.settings import RenderSettings
+from atoll.service.errors import SettingsError
+from atoll.service.http import is_loopback
+from atoll.service.settings import Settings
+
+TENANT_PLACE = "{tenant}"
+FILE_BYTES_MAX = 1024 * 1024
+RULES_MAX = 10_000
+
+M = TypeVar("M", bound=BaseModel)
+Tenant = Annotated[str, Field(max_length=49, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+Project = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
+Subject = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class JobServiceSettings(Settings):
+    """Keeps jobs, gives them to the cluster, and follows what becomes of them."""
+
+    kubeconfig: Path | None = None
+    """Kubeconfig of the cluster; the pod's own account when absent."""
+    cluster: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = "local"
+    """What the cluster is called in the paths of the API."""
+    database: SecretStr = SecretStr("sqlite:///atoll-jobs.db")
+    """Where records are kept: sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/NAME."""
+    namespace: str = "tenant-{tenant}"
+    """Namespace of a tenant's jobs; it must be there. With {tenant}, unless there is one tenant."""
+    access: Path | None = None
+    """YAML file with the rules that say who has which role in which tenant."""
+    insecure_local: bool = False
+    """Ask nobody for a token and let everybody who can connect do everything; on loopback alone, for trying it out."""
+    audience: str = ""
+    """For whom tokens must have been issued; the API server's own tokens when empty."""
+    render: Path | None = None
+    """YAML file that says how jobs become objects, as `atoll job --settings` takes it."""
+    host: str = "127.0.0.1"
+    """Address of the API; beyond loopback it needs a certificate."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8090
+    """Port of the API."""
+    certificate: Path | None = None
+    """PEM file with the certificate of the API."""
+    key: Path | None = None
+    """PEM file with its key."""
+    health_host: str = "127.0.0.1"
+    """Address of /livez, /readyz and /metrics, plain HTTP."""
+    health_port: Annotated[int, Field(ge=0, le=65_535)] = 8091
+    """Port of /livez, /readyz and /metrics."""
+    resync_seconds: Annotated[float, Field(ge=1, le=86_400)] = 300.0
+    """How often every active job is looked at without an occasion."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 4
+    """Jobs that are looked at at a time."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse what would be open to anybody, or to nobody."""
+        if not is_loopback(self.host) and (self.certificate is None or self.key is None):
+            raise ValueError(f"host {self.host} is no loopback address: give certificate and key as well")
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key belong together: give both or none")
+        if self.insecure_local and not is_loopback(self.host):
+            raise ValueError(f"insecure_local is for loopback alone, and host is {self.host}")
+        if self.insecure_local == (self.access is not None):
+            raise ValueError("give access, a file with rules, or insecure_local to try it out alone; one of both")
+        if self.namespace.count(TENANT_PLACE) > 1 or "{" in self.namespace.replace(TENANT_PLACE, ""):
+            raise ValueError("namespace may have {tenant} in it once, and no other braces")
+        return self
+
+    def namespace_of(self, tenant: str) -> str:
+        """Return the namespace of a tenant's jobs."""
+        return self.namespace.replace(TENANT_PLACE, tenant)
+
+
+class AccessRule(Settings):
+    """A group, or a user, has a role in a tenant, or in one of its projects."""
+
+    group: Subject | None = None
+    user: Subject | None = None
+    role: TenantRole
+    tenant: Tenant | None = None
+    project: Project | None = None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a rule about nobody, about everybody, or about no tenant."""
+        if (self.group is None) == (self.user is None):
+            raise ValueError("give group or user, one of both")
+        if (self.role is TenantRole.OPERATOR) != (self.tenant is None):
+            raise ValueError("an operator has every tenant; every other role needs one")
+        if self.project is not None and self.tenant is None:
+            raise ValueError("a project is one of a tenant: give tenant as well")
+        return self
+
+    def grant(self) -> TenantGrant:
+        """Return what the rule grants."""
+        return TenantGrant(self.role, self.tenant or "", self.project)
+
+
+class AccessRules(Settings):
+    """Who has which role in which tenant."""
+
+    rules: Annotated[tuple[AccessRule, ...], Field(max_length=RULES_MAX)]
+
+    def caller(self, name: str, groups: tuple[str, ...]) -> JobCaller:
+        """Return somebody with what they were granted, by name and by groups."""
+        mine = (rule for rule in self.rules if rule.user == name or (rule.group is not None and rule.group in groups))
+        return JobCaller(name, tuple(dict.fromkeys(rule.grant() for rule in mine)))
+
+
+EVERYTHING = AccessRules(rules=(AccessRule(user="local", role=TenantRole.OPERATOR),))
+"""What holds without authentication."""
+
+
+def access_rules(file: Path) -> AccessRules:
+    """Read the access file. Raises SettingsError."""
+    return _read(file, AccessRules, "access file")
+
+
+def render_settings(file: Path | None) -> RenderSettings:
+    """Read how jobs become objects. Raises SettingsError."""
+    return RenderSettings() if file is None else _read(file, RenderSettings, "render file")
+
+
+def _read(file: Path, model: type[M], what: str) -> M:
+    try:
+        if file.stat().st_size > FILE_BYTES_MAX:
+            raise SettingsError(f"{what} {file} is larger than {FILE_BYTES_MAX} bytes")
+        return model.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"cannot read {what} {file}: {error}") from error
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise SettingsError(f"bad {what} {file}: {faults}") from error

@@ -1,0 +1,299 @@
+"""What is asked of the records, and every change of them.
+
+In: a session in a transaction, and the time. Out: records, or an error of jobs.errors. Each function is one
+transaction's work, and every change of a state goes through the table of atoll.jobs.states.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, Final
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.exc import StaleDataError
+
+from atoll.jobs.model import Job
+from atoll.jobs.retries import bounded
+from atoll.jobs.states import ENDED, FIRST, JobState, JobStep, step
+from jobs.errors import JobUnknown, KeyReused, NameTaken, RecordChanged
+from jobs.records import JobEventRecord, JobRecord, ServiceRecord
+
+PAGE_SIZE_MAX: Final = 200
+HISTORY_READ_MAX: Final = 32
+CREATE: Final = "create"
+CANCEL_ASKED: Final = "ask to cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job that somebody may submit, and where it goes."""
+
+    job: Job
+    cluster_id: str
+    tenant_id: str
+    namespace: str
+    created_by: str
+    idempotency_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs are listed. `scopes`: what the caller may see, as (tenant, project or None for all of them); None for
+    every tenant."""
+
+    cluster_id: str
+    scopes: Sequence[tuple[str, str | None]] | None
+    states: Sequence[JobState] = ()
+    job_type: str | None = None
+    source_type: str | None = None
+    project_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """One page of a list, newest first, and how many there are in all."""
+
+    records: Sequence[JobRecord]
+    total: int
+
+
+def service_id(session: Session, now: datetime) -> str:
+    """Return the id of the service whose database this is; the first call chooses it."""
+    known = session.scalar(select(ServiceRecord.id).limit(1))
+    if known is not None:
+        return known
+    session.add(ServiceRecord(id=str(uuid4()), created_at=now))
+    session.flush()
+    return session.scalars(select(ServiceRecord.id).order_by(ServiceRecord.created_at, ServiceRecord.id)).first() or ""
+
+
+def create_job(session: Session, new: NewJob, now: datetime, *, job_id: str) -> tuple[JobRecord, bool]:
+    """Record a job under an id and return it, and whether it is new: the same key gives the job that it gave before.
+
+    Raises KeyReused, NameTaken.
+    """
+    digest = digest_of(new)
+    known = _by_key(session, new)
+    if known is not None:
+        return _same(known, new, digest), False
+    record = JobRecord(
+        id=job_id,
+        cluster_id=new.cluster_id,
+        tenant_id=new.tenant_id,
+        project_id=new.job.project_id,
+        namespace=new.namespace,
+        name=new.job.name,
+        job_type=new.job.job_type.value,
+        source_type=new.job.source_type.value,
+        created_by=new.created_by,
+        idempotency_key=new.idempotency_key,
+        request_digest=digest,
+        document=new.job.model_dump(mode="json", exclude_unset=True),
+        state=FIRST.value,
+        message="",
+        created_at=now,
+        updated_at=now,
+    )
+    try:
+        with session.begin_nested():
+            session.add(record)
+    except IntegrityError as error:
+        known = _by_key(session, new)  # somebody was quicker with the same key
+        if known is not None:
+            return _same(known, new, digest), False
+        raise NameTaken(new.job.name, new.namespace) from error
+    _note(session, record, CREATE, now=now, actor=new.created_by)
+    return record, True
+
+
+def digest_of(new: NewJob) -> str:
+    """Return what tells one request from another, whatever order its fields came in."""
+    asked = {"cluster": new.cluster_id, "namespace": new.namespace, "job": new.job.model_dump(mode="json")}
+    return sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _by_key(session: Session, new: NewJob) -> JobRecord | None:
+    if new.idempotency_key is None:
+        return None
+    same = (JobRecord.tenant_id == new.tenant_id, JobRecord.idempotency_key == new.idempotency_key)
+    return session.scalars(select(JobRecord).where(*same)).one_or_none()
+
+
+def _same(known: JobRecord, new: NewJob, digest: str) -> JobRecord:
+    if known.request_digest != digest:
+        raise KeyReused(new.idempotency_key or "", known.id)
+    return known
+
+
+def get_job(session: Session, job_id: str) -> JobRecord:
+    """Return the record of a job. Raises JobUnknown."""
+    record = session.get(JobRecord, job_id)
+    if record is None:
+        raise JobUnknown(job_id)
+    return record
+
+
+def list_jobs(session: Session, wanted: JobFilter, *, page: int, page_size: int) -> JobPage:
+    """Return a page of jobs, newest first; pages count from 1."""
+    where = _conditions(wanted)
+    total = session.scalar(select(func.count()).select_from(JobRecord).where(*where)) or 0
+    size = min(page_size, PAGE_SIZE_MAX)
+    newest = select(JobRecord).where(*where).order_by(JobRecord.created_at.desc(), JobRecord.id.desc())
+    return JobPage(session.scalars(newest.offset((page - 1) * size).limit(size)).all(), total)
+
+
+def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    where: list[ColumnElement[bool]] = [JobRecord.cluster_id == wanted.cluster_id]
+    if wanted.scopes is not None:
+        seen: ColumnElement[bool] = JobRecord.id.is_(None)
+        for tenant, project in wanted.scopes:
+            one = JobRecord.tenant_id == tenant
+            seen = seen | (one if project is None else one & (JobRecord.project_id == project))
+        where.append(seen)
+    if wanted.states:
+        where.append(JobRecord.state.in_([state.value for state in wanted.states]))
+    for column, value in (
+        (JobRecord.job_type, wanted.job_type),
+        (JobRecord.source_type, wanted.source_type),
+        (JobRecord.project_id, wanted.project_id),
+        (JobRecord.name, wanted.name),
+    ):
+        if value is not None:
+            where.append(column == value)
+    return where
+
+
+def list_events(session: Session, job_id: str, *, page: int, page_size: int) -> tuple[Sequence[JobEventRecord], int]:
+    """Return a page of what happened to a job, oldest first, and how much that is in all."""
+    of_job = JobEventRecord.job_id == job_id
+    total = session.scalar(select(func.count()).select_from(JobEventRecord).where(of_job)) or 0
+    size = min(page_size, PAGE_SIZE_MAX)
+    oldest = select(JobEventRecord).where(of_job).order_by(JobEventRecord.id).offset((page - 1) * size).limit(size)
+    return session.scalars(oldest).all(), total
+
+
+def active_ids(session: Session, cluster_id: str) -> Sequence[str]:
+    """Return the jobs of a cluster that have not ended, oldest first."""
+    where = (JobRecord.cluster_id == cluster_id, JobRecord.state.not_in([state.value for state in ENDED]))
+    return session.scalars(select(JobRecord.id).where(*where).order_by(JobRecord.created_at, JobRecord.id)).all()
+
+
+def waiting_jobs(session: Session, cluster_id: str) -> Sequence[tuple[str, int]]:
+    """Return the jobs of a cluster that are to be created or cancelled, and the version of each record: whichever
+    replica was asked, the leading one finds them here."""
+    asked = (JobRecord.state == FIRST.value) | JobRecord.cancel_requested_at.is_not(None)
+    where = (JobRecord.cluster_id == cluster_id, JobRecord.state.not_in([state.value for state in ENDED]), asked)
+    return [
+        (job_id, version) for job_id, version in session.execute(select(JobRecord.id, JobRecord.version).where(*where))
+    ]
+
+
+def take_step(
+    session: Session,
+    job_id: str,
+    asked: JobStep,
+    *,
+    now: datetime,
+    message: str = "",
+    actor: str = "",
+    changes: Mapping[str, Any] | None = None,
+    version: int | None = None,
+) -> JobRecord:
+    """Move a job by one step and note it. `version`: of the record that the decision was made for. `changes`: other
+    fields that change with it.
+
+    Raises JobUnknown, IllegalStep, RecordChanged, each with nothing changed.
+    """
+    record = _locked(session, job_id)
+    if version is not None and record.version != version:
+        raise RecordChanged(job_id)
+    state = JobState(record.state)
+    following = step(record.name, state, asked, history=_history(session, job_id))
+    record.state = following.value
+    record.message = bounded(message)
+    record.updated_at = now
+    if following is JobState.RUNNING and record.started_at is None:
+        record.started_at = now
+    if following in ENDED:
+        record.ended_at = now
+    if asked is JobStep.RETRY:
+        record.attempt += 1
+        record.workload_uid = record.started_at = record.ended_at = None
+    for field, value in (changes or {}).items():
+        setattr(record, field, value)
+    _flush(session, record)
+    _note(session, record, asked.value, now=now, message=message, actor=actor)
+    return record
+
+
+def change_job(session: Session, job_id: str, *, version: int, now: datetime, changes: Mapping[str, Any]) -> JobRecord:
+    """Change fields of a record that is not a state, such as its message. Raises JobUnknown, RecordChanged."""
+    record = _locked(session, job_id)
+    if record.version != version:
+        raise RecordChanged(job_id)
+    for field, value in changes.items():
+        setattr(record, field, value)
+    record.updated_at = now
+    _flush(session, record)
+    return record
+
+
+def ask_to_cancel(session: Session, job_id: str, *, now: datetime, actor: str) -> JobRecord:
+    """Note that a job is to be cancelled; asking again changes nothing. Raises JobUnknown, IllegalStep."""
+    record = _locked(session, job_id)
+    is_asked = record.cancel_requested_at is not None and record.state not in ENDED
+    if is_asked or record.state == JobState.CANCELLED:
+        return record
+    step(record.name, JobState(record.state), JobStep.CANCEL, history=_history(session, job_id))
+    record.cancel_requested_at, record.cancel_requested_by, record.updated_at = now, actor, now
+    record.message = "is being cancelled: waits until nothing of it is left in the cluster"
+    _flush(session, record)
+    _note(session, record, CANCEL_ASKED, now=now, actor=actor)
+    return record
+
+
+def retry_job(session: Session, job_id: str, *, now: datetime, actor: str) -> JobRecord:
+    """Try a failed job again, at once and with its count of retries from the beginning. Raises JobUnknown, IllegalStep,
+    NameTaken."""
+    changes = {"retry_count": 0, "not_before": None, "cancel_requested_at": None, "cancel_requested_by": None}
+    try:
+        with session.begin_nested():
+            return take_step(
+                session, job_id, JobStep.RETRY, now=now, message=f"tried again by {actor}", actor=actor, changes=changes
+            )
+    except IntegrityError as error:
+        record = get_job(session, job_id)
+        raise NameTaken(record.name, record.namespace) from error
+
+
+def _locked(session: Session, job_id: str) -> JobRecord:
+    """Return a record that nobody else changes until the transaction ends; SQLite locks the whole file anyway."""
+    record = session.scalars(select(JobRecord).where(JobRecord.id == job_id).with_for_update()).one_or_none()
+    if record is None:
+        raise JobUnknown(job_id)
+    return record
+
+
+def _flush(session: Session, record: JobRecord) -> None:
+    try:
+        session.flush()
+    except StaleDataError as error:
+        raise RecordChanged(record.id) from error
+
+
+def _note(session: Session, record: JobRecord, what: str, *, now: datetime, message: str = "", actor: str = "") -> None:
+    session.add(
+        JobEventRecord(job_id=record.id, at=now, what=what, state=record.state, message=bounded(message), actor=actor)
+    )
+    session.flush()
+
+
+def _history(session: Session, job_id: str) -> tuple[str, ...]:
+    newest = select(JobEventRecord.what).where(JobEventRecord.job_id == job_id).order_by(JobEventRecord.id.desc())
+    return tuple(reversed(session.scalars(newest.limit(HISTORY_READ_MAX)).all()))

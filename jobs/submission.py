@@ -1,0 +1,104 @@
+"""What is submitted: bytes of anybody to a job that may be recorded.
+
+In: the body of a request, who asks, and where to. Out: a NewJob, or a refusal that names field, value, bound and what
+to do. A job that could not become objects is refused here, so that whoever submits it learns so at once.
+"""
+
+from dataclasses import dataclass
+
+from atoll.jobs.documents import parse_job
+from atoll.jobs.errors import JobMistake, NodesUnknown
+from atoll.jobs.model import Job
+from atoll.jobs.permissions import AccessAnswer, JobCaller, JobOwnership, JobPermission, decide
+from atoll.jobs.rendering import render
+from atoll.jobs.settings import RenderSettings
+from atoll.jobs.words import DeploymentType, OwnerType
+from atoll.ml.policy import MlPolicy
+from jobs.problems import Refused, invalid, mistaken, problem
+from jobs.settings import JobServiceSettings
+from jobs.store import NewJob
+
+KEY_LENGTH_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One request, and who makes it."""
+
+    body: bytes
+    caller: JobCaller
+    key: str | None
+    """Of the header Idempotency-Key."""
+
+
+def new_job_of(
+    submission: Submission, settings: JobServiceSettings, rendering: RenderSettings, *, now_seconds: float
+) -> NewJob:
+    """Return the job that is asked for. Raises Refused."""
+    job = _parsed(submission.body, rendering)
+    caller = submission.caller
+    for field, given in (("id", job.id), ("created_by", job.created_by)):
+        if given is not None:
+            raise mistaken(field, given, "the service gives it", "remove it")
+    if job.cluster_id not in (None, settings.cluster):
+        raise mistaken("cluster_id", job.cluster_id, f"this path is of cluster {settings.cluster}", "remove it")
+    if job.deployment_type is DeploymentType.HELM:
+        raise mistaken("deployment_type", "helm", "the service installs no charts", "use `atoll job render`, and Helm")
+    tenant = _tenant(job, caller)
+    _check_permission(caller, JobOwnership(tenant, job.project_id, caller.name), job)
+    namespace = settings.namespace_of(tenant)
+    if job.namespace not in (None, namespace):
+        raise mistaken("namespace", job.namespace, f"jobs of tenant {tenant} are in {namespace}", "remove it")
+    key = _key(job, submission.key)
+    placed = job.model_copy(update={"tenant_id": tenant, "namespace": namespace, "cluster_id": settings.cluster})
+    try:
+        render(placed, rendering, now_seconds=now_seconds)
+    except NodesUnknown as unknown:
+        mistake = unknown.problem
+        hint = "the service does not look at nodes: use ext_ml_node_selector, or `atoll job render --cluster`"
+        raise mistaken(mistake.attribute, mistake.value, "is no rule that Kubernetes has", hint) from unknown
+    except JobMistake as mistake_error:
+        raise invalid((mistake_error.problem,)) from mistake_error
+    return NewJob(placed, settings.cluster, tenant, namespace, caller.name, key)
+
+
+def _parsed(body: bytes, rendering: RenderSettings) -> Job:
+    parsed = parse_job(body, MlPolicy(checkpoint_prefixes=rendering.checkpoint_prefixes))
+    if parsed.job is not None:
+        return parsed.job
+    refused = invalid(parsed.problems)
+    if parsed.document.value is None:
+        refused.problem = refused.problem.model_copy(update={"status": 400, "title": "The body cannot be read"})
+    raise refused
+
+
+def _tenant(job: Job, caller: JobCaller) -> str:
+    """Return the tenant that the job names, or the only one in which the caller may create jobs."""
+    if job.tenant_id is not None:
+        return job.tenant_id
+    mine = caller.tenants(JobPermission.CREATE)
+    if len(mine) == 1:
+        return mine[0]
+    choice = f"name one of {', '.join(mine)}" if mine else "name one"
+    raise mistaken("tenant_id", None, "must say whose job it is", choice)
+
+
+def _check_permission(caller: JobCaller, whose: JobOwnership, job: Job) -> None:
+    """Refuse a tenant in which the caller may not create; one that is hidden is told no differently."""
+    if decide(caller, JobPermission.CREATE, whose) is not AccessAnswer.ALLOWED:
+        where = f"tenant {whose.tenant}" + (f", project {whose.project}" if whose.project else "")
+        raise Refused(problem(403, "not-allowed", "Not allowed", f"{caller.name} may not create jobs in {where}"))
+    if job.owner_type is OwnerType.PLATFORM and not caller.is_operator:
+        detail = f"{caller.name} may not create jobs of the platform: remove owner_type"
+        raise Refused(problem(403, "not-allowed", "Not allowed", detail))
+
+
+def _key(job: Job, header: str | None) -> str | None:
+    """Return the idempotency key: of the header, or of the job; they may not differ."""
+    if header is not None and (not 0 < len(header) <= KEY_LENGTH_MAX or not header.isprintable()):
+        limit = f"may have 1 to {KEY_LENGTH_MAX} printable characters"
+        raise mistaken("Idempotency-Key", header, limit, "send a uuid")
+    if header is not None and job.idempotency_key not in (None, header):
+        limit = f"the header Idempotency-Key says {header}"
+        raise mistaken("idempotency_key", job.idempotency_key, limit, "give one of both")
+    return header if header is not None else job.idempotency_key

@@ -1,0 +1,134 @@
+"""What the API shows of records.
+
+In: records. Out: pydantic models, of which OpenAPI tells. Separate from the tables, so that neither follows the other
+by accident.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from atoll.jobs.model import Job
+from atoll.jobs.states import JobState
+from atoll.jobs.words import JobType, SourceType
+from jobs.records import JobEventRecord, JobRecord
+
+
+class JobView(BaseModel):
+    """A job, and what became of it."""
+
+    id: str
+    name: str
+    status: JobState
+    message: Annotated[str, Field(description="why it is in this state, and what it waits for")]
+    cluster_id: str
+    tenant_id: str
+    project_id: str | None
+    namespace: str
+    job_type: JobType
+    source_type: SourceType
+    created_by: str
+    attempt: Annotated[int, Field(description="which try this is, from 1")]
+    retry_count: Annotated[int, Field(description="failures after which it was tried again")]
+    preemption_count: Annotated[int, Field(description="how often it gave way to others")]
+    not_before: Annotated[datetime | None, Field(description="when the pause before a retry is over")]
+    cancel_requested_at: datetime | None
+    cancel_requested_by: str | None
+    created_at: datetime
+    updated_at: datetime
+    started_at: Annotated[datetime | None, Field(description="when containers of this try began to run")]
+    ended_at: datetime | None
+    object_kind: Annotated[str, Field(description="of the object that runs the pods")]
+    object_name: str
+    queue_name: Annotated[str | None, Field(description="LocalQueue of Kueue, where the cluster has Kueue")]
+    job: Annotated[dict[str, Any], Field(description="what was asked for, word for word")]
+
+
+class JobListView(BaseModel):
+    """One page of jobs, newest first."""
+
+    items: list[JobView]
+    page: int
+    page_size: int
+    total: Annotated[int, Field(description="of all pages")]
+
+
+class JobEventView(BaseModel):
+    """One thing that happened to a job."""
+
+    at: datetime
+    what: Annotated[str, Field(description="create, ask to cancel, or a step of the job's life")]
+    status: Annotated[JobState, Field(description="afterwards")]
+    message: str
+    actor: Annotated[str, Field(description="who asked for it; empty for what the cluster did")]
+
+
+class JobEventListView(BaseModel):
+    """One page of a job's history, oldest first."""
+
+    items: list[JobEventView]
+    page: int
+    page_size: int
+    total: Annotated[int, Field(description="of all pages")]
+
+
+def job_of(record: JobRecord) -> Job:
+    """Return what was asked for, with what the service knows of it: the job that is rendered."""
+    return Job.model_validate(
+        record.document
+        | {
+            "id": record.id,
+            "namespace": record.namespace,
+            "tenant_id": record.tenant_id,
+            "cluster_id": record.cluster_id,
+            "created_by": label_safe(record.created_by),
+        }
+    )
+
+
+def label_safe(name: str) -> str:
+    """Return a user's name as a job can carry it: the account's own part of a ServiceAccount's long name."""
+    kept = "".join(one if one.isascii() and (one.isalnum() or one in "-_.") else "-" for one in name)
+    return kept[-63:].strip("-_.") or "unknown"
+
+
+def view_of(record: JobRecord) -> JobView:
+    """Return what the API shows of a job."""
+    policy = record.document.get("policy") or {}
+    return JobView(
+        id=record.id,
+        name=record.name,
+        status=JobState(record.state),
+        message=record.message,
+        cluster_id=record.cluster_id,
+        tenant_id=record.tenant_id,
+        project_id=record.project_id,
+        namespace=record.namespace,
+        job_type=JobType(record.job_type),
+        source_type=SourceType(record.source_type),
+        created_by=record.created_by,
+        attempt=record.attempt,
+        retry_count=record.retry_count,
+        preemption_count=record.preemption_count,
+        not_before=record.not_before,
+        cancel_requested_at=record.cancel_requested_at,
+        cancel_requested_by=record.cancel_requested_by,
+        created_at=record.created_at,
+        updated_at=record.updated_at,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        object_kind="Deployment" if record.job_type == JobType.SERVICE else "Job",
+        object_name=record.name,
+        queue_name=policy.get("queue_name") or f"tenant-{record.tenant_id}-queue",
+        job=record.document,
+    )
+
+
+def event_views(records: Sequence[JobEventRecord]) -> list[JobEventView]:
+    """Return what the API shows of a job's history."""
+    return [
+        JobEventView(at=one.at, what=one.what, status=JobState(one.state), message=one.message, actor=one.actor)
+        for one in records
+    ]

@@ -1,0 +1,205 @@
+"""Promises of `atoll job submit|list|show|cancel|retry|logs`: it looks like kubectl, and says what went wrong."""
+
+import asyncio
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from atoll.jobs.states import JobStep
+from atollctl import service_client
+from atollctl.__main__ import app
+from jobs.database import opened
+from jobs.listener import serving
+from jobs.store import take_step
+from tests.jobservice.made import after
+from tests.jobservice.service import JobService
+
+JOB = "name: {}\njob_type: batch\ncontainer:\n  image: busybox:1\n"
+
+
+class Shell:
+    """A person at a command line, with a service on this machine."""
+
+    def __init__(self, url: str, service: JobService, folder: Path) -> None:
+        self.url, self.service, self.folder = url, service, folder
+
+    def run(self, *words: str, by: str = "ann", status: int = 0) -> str:
+        """Run `atoll job ...` and return what it prints, of errors where some are expected."""
+        (self.folder / "token").write_text(by)
+        environment = {"ATOLL_JOBS_SERVER": self.url, "ATOLL_JOBS_TOKEN_FILE": str(self.folder / "token")}
+        done = CliRunner().invoke(app, ["job", *words], env=environment)
+        assert done.exit_code == status, done.output
+        return done.stdout if status == 0 else done.stderr
+
+    def submit(self, name: str, more: str = "", **options: Any) -> str:
+        """Submit a job from a file."""
+        file = self.folder / f"{name}.yaml"
+        file.write_text(JOB.format(name) + more)
+        return self.run("submit", "-f", str(file), **options)
+
+    def take(self, name: str, *steps: JobStep) -> None:
+        """Let a job live."""
+        job_id = json.loads(self.run("show", name, "-o", "json"))["id"]
+        for asked in steps:
+            self.service.database._run(
+                lambda session, asked=asked: take_step(session, job_id, asked, now=after(9)), writes=True
+            )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, JobService]]:
+    """A service on a port, in a thread."""
+    database = opened(f"sqlite:///{tmp_path_factory.mktemp('records')}/jobs.db")
+    ready, found = threading.Event(), []
+    loop = asyncio.new_event_loop()
+    ends = asyncio.Event()
+
+    async def serve() -> None:
+        service = JobService(database)
+        async with service.client, serving(service.app, "127.0.0.1", 0) as port:
+            found.append((f"http://127.0.0.1:{port}", service))
+            ready.set()
+            await ends.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    yield found[0]
+    loop.call_soon_threadsafe(ends.set)
+    thread.join(30)
+    loop.close()
+    database.close()
+
+
+@pytest.fixture
+def shell(served: tuple[str, JobService], tmp_path: Path) -> Iterator[Shell]:
+    """A shell, and a service without jobs."""
+    url, service = served
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # it shares our streams
+    yield Shell(url, service, tmp_path)
+    service.logs.pods.clear()
+    with service.database._engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM jobs")
+
+
+def test_jobs_are_submitted_and_listed(shell: Shell) -> None:
+    """Each line tells one job, newest first, in columns."""
+    first, second = shell.submit("tune"), shell.submit("serve", "policy:\n  max_retries: 1\n")
+    lines = shell.run("list").splitlines()
+
+    assert re.fullmatch(r"job/tune created \([0-9a-f-]{36}\)\n", first)
+    assert second.startswith("job/serve created")
+    assert lines[0].split() == ["NAME", "STATUS", "TYPE", "TENANT", "RETRIES", "AGE", "ID", "MESSAGE"]
+    assert {line.split()[0] for line in lines[1:]} == {"tune", "serve"}
+    assert all(line.split()[1:5] == ["pending", "batch", "acme", "0"] for line in lines[1:])
+
+
+def test_pages_say_that_there_is_more(shell: Shell) -> None:
+    """A list that is cut tells how to see the rest; one without jobs says so."""
+    assert shell.run("list") == ""
+    for number in range(3):
+        shell.submit(f"job-{number}")
+    (shell.folder / "token").write_text("ann")
+    done = CliRunner().invoke(
+        app,
+        ["job", "list", "--page-size", "2"],
+        env={"ATOLL_JOBS_SERVER": shell.url, "ATOLL_JOBS_TOKEN_FILE": str(shell.folder / "token")},
+    )
+
+    assert done.stderr == "2 of 3 jobs: --page 2 shows more\n"
+    assert len(done.stdout.splitlines()) == 3
+    assert len(json.loads(shell.run("list", "-o", "json"))["items"]) == 3
+    assert shell.run("list", "--status", "running") == ""
+
+
+def test_the_same_key_makes_no_second_job(shell: Shell) -> None:
+    """A repeated submit is told to change nothing."""
+    file = shell.folder / "tune.yaml"
+    file.write_text(JOB.format("tune"))
+    first = shell.run("submit", "-f", str(file), "--key", "run-1")
+    again = shell.run("submit", "-f", str(file), "--key", "run-1")
+
+    assert again == first.replace("created", "unchanged")
+
+
+def test_every_mistake_is_a_line_with_its_place(shell: Shell) -> None:
+    """The service's words come with file and line, as `atoll job validate` has them."""
+    told = shell.submit("tune", "gpus: 2\next_ml_gpu_count: 1000\n", status=1)
+
+    assert f"{shell.folder}/tune.yaml: line 5: gpus: is not known; write ext_ml_gpu_count" in told
+    assert "line 6: ext_ml_gpu_count is 1000: may be at most 512" in told
+
+
+def test_a_job_is_shown_with_its_history(shell: Shell) -> None:
+    """What it is, what became of it, and each step; by name or by id."""
+    shell.submit("tune")
+    shell.take("tune", JobStep.SUBMIT, JobStep.ADMIT, JobStep.RUN)
+    shown = shell.run("show", "tune")
+    job_id = re.findall(r"^Id: +(\S+)", shown, re.MULTILINE)[0]
+
+    assert re.search(r"^Status: +running$", shown, re.MULTILINE)
+    assert re.search(r"^Object: +Job tenant-acme/tune$", shown, re.MULTILINE)
+    assert [line.split()[1:3] for line in shown.split("MESSAGE\n")[1].splitlines()] == [
+        ["create", "pending"],
+        ["submit", "queued"],
+        ["admit", "admitted"],
+        ["run", "running"],
+    ]
+    assert shell.run("show", job_id) == shown
+
+
+def test_jobs_are_cancelled_and_tried_again(shell: Shell) -> None:
+    """The words say what happens, and a refusal why not."""
+    shell.submit("tune")
+    shell.submit("other")
+    shell.take("other", JobStep.SUBMIT, JobStep.ADMIT, JobStep.FAIL)
+
+    assert shell.run("cancel", "tune") == "job/tune is being cancelled\n"
+    assert "pending (cancelling)" in shell.run("list")
+    assert shell.run("retry", "other") == "job/other is tried again (try 2)\n"
+    assert "only a job that failed can be tried again" in shell.run("retry", "other", status=1)
+    assert shell.run("cancel", "nobody", status=1) == "there is no job nobody\n"
+    assert shell.run("show", "tune", by="zoe/others", status=1) == "there is no job tune\n"
+
+
+def test_logs_are_printed_as_they_are(shell: Shell) -> None:
+    """Bytes of the container go through; without pods it is said why there are none."""
+    shell.submit("tune")
+    assert shell.run("logs", "tune", status=1) == "job tune has no pods now: it is pending\n"
+    shell.service.logs.pods["tune-0"] = [b"one\n", b"two\n"]
+
+    assert shell.run("logs", "tune", "--tail", "5") == "one\ntwo\n"
+    assert shell.service.logs.asked[-1] == ("tune", 5, False)
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        ("http://127.0.0.1:1", "cannot reach the job service at http://127.0.0.1:1: "),
+        ("http://gpu.example.com", "would get the token in clear: use https"),
+        ("ftp://gpu.example.com", "is no URL: write https://HOST:PORT"),
+        ("nonsense", "is no URL"),
+    ],
+)
+def test_a_service_that_cannot_be_asked_is_told(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, server: str, told: str
+) -> None:
+    """Status 2 and one sentence; a token is never sent in clear over a network."""
+    monkeypatch.setattr(service_client, "PAUSE_SECONDS", 0.0)
+    shell.url = server
+
+    assert told in shell.run("list", status=2)
+
+
+def test_files_and_tokens_that_cannot_be_read_are_told(shell: Shell) -> None:
+    """Whatever is missing is named."""
+    assert "cannot read the job" in shell.run("submit", "-f", "/nowhere", status=2)
+    assert "holds no token" in shell.run("list", by=" ", status=2)

@@ -1,0 +1,163 @@
+"""Deleted Nodes and machines that are gone for good: what is collected, what stays, and whose word frees GPUs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from atoll.api import names
+from atoll.cluster.leases import Holder
+from tests.builders import lease_json
+from tests.controllers.harness import (
+    HEARTBEATS,
+    LEASES,
+    REPORTS,
+    ControllerHarness,
+    InMemoryServer,
+    running_controllers,
+    strip_version,
+)
+
+NODE, REPORT, BEAT = "/api/v1/nodes/n1", f"{REPORTS}/n1", f"{HEARTBEATS}/n1"
+LEFT = Holder("team", "left", "uid-of-left")
+SOON: dict[str, Any] = {"forget_nodes_after_seconds": 5.0}
+LATER: dict[str, Any] = {"forget_nodes_after_seconds": 31_536_000.0}
+
+
+def lives(server: InMemoryServer, *, beat_seconds: int = 5) -> None:
+    """Shorten the heartbeat's bound; leave a Lease whose pod is gone."""
+    beat = server.objects[BEAT]
+    server.put(BEAT, {**beat, "spec": {**beat["spec"], "leaseDurationSeconds": beat_seconds}})
+    body = strip_version(lease_json("n1", 0, holder=LEFT))
+    server.put(f"{LEASES}/{body['metadata']['name']}", body)
+
+
+def node_lacks(server: InMemoryServer) -> None:
+    lives(server)
+    del server.objects[NODE]
+
+
+def say(running: ControllerHarness, *, uid: str = "uid-of-n1", forget: bool = False) -> None:
+    """Declare the machine gone, as `atoll node` does."""
+    report = running.server.objects[REPORT]
+    word = {"nodeUid": uid, "by": "jane", "reason": "scrapped", "forget": forget}
+    running.server.put(REPORT, {**report, "spec": {**report.get("spec", {}), "gone": [word]}})
+
+
+def traces(running: ControllerHarness) -> set[str]:
+    return {path for path in (REPORT, BEAT) if path in running.server.objects}
+
+
+async def test_what_a_deleted_node_leaves_goes_after_the_grace_time(tmp_path: Path) -> None:
+    """Report and heartbeat are deleted, with an event and out of every figure; the GPU in doubt stays held."""
+    async with running_controllers(tmp_path, node_lacks, settings=SOON) as running:
+        await running.settled(lambda: not traces(running))
+        await running.settled(lambda: "n1" not in running.mirror.ledger.nodes)
+
+        assert running.lease(0), "the end of a Node is no proof"
+        assert (names.REASON_MACHINE_FORGOTTEN, "n1") in running.notes.recorded
+        assert running.mirror.ledger.is_stale("n1", running.mirror._clock.monotonic_seconds())
+
+
+@pytest.mark.parametrize("why", ["the grace time is not over", "the Node is there", "the agent is heard"])
+async def test_what_may_come_back_is_kept(tmp_path: Path, why: str) -> None:
+    """A Node that is there, an agent that is heard, or a short absence: nothing is deleted."""
+
+    def setup(server: InMemoryServer) -> None:
+        lives(server, beat_seconds=36_000)
+        if why != "the Node is there":
+            del server.objects[NODE]
+        if why == "the grace time is not over":
+            del server.objects[BEAT]
+
+    settings = LATER if why == "the grace time is not over" else {"forget_nodes_after_seconds": 1.0}
+    async with running_controllers(tmp_path, setup, settings=settings) as running:
+        waits = await reconciler(running, "machines").reconcile("n1")
+
+        assert (waits is None) == (why == "the Node is there")
+        assert REPORT in running.server.objects
+        assert not any(method == "DELETE" for method, _ in running.api.writes)
+
+
+async def test_a_node_that_only_our_cache_misses_is_kept(tmp_path: Path) -> None:
+    """Before anything is deleted the API server itself is asked for the Node."""
+
+    def intercept(method: str, path: str, _: Any) -> web.Response | None:
+        there = {"metadata": {"name": "n1", "uid": "uid-of-n1"}}
+        return web.json_response(there) if (method, path) == ("GET", NODE) else None
+
+    def setup(server: InMemoryServer) -> None:
+        node_lacks(server)
+        server.intercept(intercept)
+
+    async with running_controllers(tmp_path, setup, settings=SOON) as running:
+        await running.settled(lambda: running.server.count(f"GET {NODE}"))
+        await reconciler(running, "machines").reconcile("n1")
+
+        assert traces(running) == {REPORT, BEAT}
+
+
+def reconciler(running: ControllerHarness, name: str) -> Any:
+    """Return the reconciler of one of the loops."""
+    return next(loop for loop in running.loops if loop.name == name)._reconciler
+
+
+async def test_a_word_frees_what_left_and_forgets_the_rest(tmp_path: Path) -> None:
+    """Whoever knows that the machine is gone frees its GPUs at once, told by an event that names who and why; then
+    report and heartbeat go, long before the grace time is over."""
+    async with running_controllers(tmp_path, node_lacks, settings=LATER) as running:
+        say(running, forget=True)
+        await running.settled(lambda: not running.held() and not traces(running))
+
+        (note,) = running.notes.notes_on(names.REASON_MACHINE_GONE, "n1")
+        assert note.startswith("jane says that machine uid-of-n1 of node n1 is gone for good: scrapped")
+
+
+async def test_a_word_to_release_keeps_the_report(tmp_path: Path) -> None:
+    """Without `forget` only GPUs are freed."""
+    async with running_controllers(tmp_path, node_lacks, settings=LATER) as running:
+        say(running)
+        await running.settled(lambda: not running.held())
+
+        assert traces(running) == {REPORT, BEAT}
+
+
+async def test_out_of_service_is_such_a_word(tmp_path: Path) -> None:
+    """Kubernetes' own taint on a Node whose kubelet does not answer frees the GPUs of pods that left."""
+
+    def setup(server: InMemoryServer) -> None:
+        lives(server)
+        taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
+        server.put(NODE, {"metadata": {"name": "n1", "uid": "uid-of-n1"}, "spec": {"taints": [taint]}})
+
+    async with running_controllers(tmp_path, setup) as running:
+        await running.settled(lambda: not running.held())
+
+        assert traces(running) == {REPORT, BEAT}
+        (note,) = running.notes.notes_on(names.REASON_MACHINE_GONE, "n1")
+        assert note.startswith("taint node.kubernetes.io/out-of-service says")
+
+
+@pytest.mark.parametrize("why", ["of another machine", "the agent is heard", "the pod is there"])
+async def test_a_word_that_does_not_hold_frees_nothing(tmp_path: Path, why: str) -> None:
+    """A word on another uid, one that a living agent contradicts, and a pod that nobody deleted."""
+
+    def setup(server: InMemoryServer) -> None:
+        lives(server, beat_seconds=36_000)
+        if why != "the agent is heard":
+            del server.objects[BEAT]
+        if why != "the pod is there":
+            del server.objects[NODE]
+
+    async with running_controllers(tmp_path, setup, settings=LATER) as running:
+        if why == "the pod is there":
+            running.put_pod("left", node="n1", phase="Running")
+            await running.settled(lambda: LEFT.uid in running.mirror.pods.by_uid)
+        say(running, uid="uid-of-another" if why == "of another machine" else "uid-of-n1", forget=True)
+        await running.settled(lambda: running.mirror.reports["n1"].spec.gone)
+        await reconciler(running, "machines").reconcile("n1")
+        await reconciler(running, "release").reconcile(LEFT.uid)
+
+        assert running.lease(0)
+        assert REPORT in running.server.objects

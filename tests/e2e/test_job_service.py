@@ -1,0 +1,243 @@
+"""The job service on a real control plane with a real kubelet: jobs run, end, and outlive the service.
+
+Everything goes through the command line, under tokens that the API server vouches for.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster import DevCluster, DevNodeSpec
+from tests.jobs.test_job_examples import EXAMPLES
+
+pytestmark = pytest.mark.e2e
+
+REPOSITORY = Path(__file__).parents[2]
+ATOLL = Path(sys.executable).with_name("atoll")
+WAIT_SECONDS = 240.0
+PAUSE_SECONDS = 0.2
+NAMESPACE = "tenant-acme"
+RULES = {
+    "rules": [
+        {"group": f"system:serviceaccounts:{NAMESPACE}", "role": "member", "tenant": "acme"},
+        {"group": "system:serviceaccounts:tenant-other", "role": "admin", "tenant": "other"},
+    ]
+}
+
+
+class RunningService:
+    """The service's process and whoever calls it."""
+
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+        (folder / "access.yaml").write_text(yaml.safe_dump(RULES))
+        for namespace in (NAMESPACE, "tenant-other"):
+            token = cluster.kubectl("create", "token", "default", "-n", namespace, check=True).stdout
+            (folder / namespace).write_text(token)
+
+    def start(self) -> None:
+        """Start the process and wait until it listens."""
+        log = self.folder / "service.log"
+        where = log.stat().st_size if log.exists() else 0
+        command = [
+            ATOLL, "jobs", "serve", "--kubeconfig", self.cluster.kubeconfig, "--port", "0", "--health-port", "0",
+            "--database", f"sqlite:///{self.folder}/jobs.db", "--access", self.folder / "access.yaml",
+        ]  # fmt: skip
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen([str(word) for word in command], stderr=stream, stdout=stream)
+
+        def listens() -> str:
+            assert self.process is not None
+            text = log.read_text()[where:]
+            assert self.process.poll() is None, text
+            return "".join(re.findall(r'"url": ?"(http://127.0.0.1:\d+)"', text)[:1])
+
+        self.url = wait(listens, "the service to listen")
+
+    def kill(self) -> None:
+        """End the process without a word."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def job(self, *words: str, by: str = NAMESPACE, status: int = 0) -> str:
+        """Run `atoll job ...` as a tenant's account and return what it prints."""
+        environment = os.environ | {"ATOLL_JOBS_SERVER": self.url, "ATOLL_JOBS_TOKEN_FILE": str(self.folder / by)}
+        done = subprocess.run([ATOLL, "job", *words], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout if status == 0 else done.stderr
+
+    def submit(self, name: str, script: str, **fields: Any) -> str:
+        """Submit a job that runs a script; return what is printed."""
+        job = {
+            "name": name,
+            "job_type": "batch",
+            "container": {"image": "localhost/busybox:1", "command": ["/bin/sh", "-c", script]},
+            "policy": {"priority_class": "normal"},
+        } | fields
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(job))
+        return self.job("submit", "-f", str(file))
+
+    def status(self, name: str) -> str:
+        """Return the state of a job."""
+        return re.findall(r"^Status: +(\w+)", self.job("show", name), re.MULTILINE)[0]
+
+    def wait(self, name: str, state: str) -> None:
+        """Wait until a job is in a state."""
+        wait(lambda: self.status(name) == state, f"{name} to be {state}: {self.job('show', name)}")
+
+    def objects(self, name: str) -> list[str]:
+        """Return the objects of a job in the cluster, by kind/name."""
+        listed = self.cluster.kubectl(
+            "get", "jobs,deployments,pods", "-n", NAMESPACE, "-l", f"job.gpu.scheduling/name={name}", "-o", "name",
+            check=True,
+        )  # fmt: skip
+        return listed.stdout.split()
+
+
+def wait(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for something, for a bounded time."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(PAUSE_SECONDS)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    """A control plane with Atoll's kinds and one real node."""
+    with DevCluster.start(f"jobsvc-{os.getpid()}", nodes=[DevNodeSpec("worker")]) as cluster:
+        cluster.kubectl("apply", "-f", str(REPOSITORY / "deploy/crds"), check=True)
+        cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", check=True)
+        cluster.kubectl("apply", "-f", str(EXAMPLES / "priority-classes.yaml"), check=True)
+        for namespace in (NAMESPACE, "tenant-other", "atoll-system"):
+            cluster.kubectl("create", "namespace", namespace, check=True)
+            account = ("get", "serviceaccount", "default", "-n", namespace)
+            wait(lambda account=account: cluster.kubectl(*account).returncode == 0, "the default account")
+        yield cluster
+
+
+@pytest.fixture
+def service(cluster: DevCluster, tmp_path: Path) -> Iterator[RunningService]:
+    """A service with an empty database."""
+    service = RunningService(cluster, tmp_path)
+    service.start()
+    yield service
+    service.kill()
+
+
+def test_a_job_runs_and_its_output_is_shown(service: RunningService) -> None:
+    """A batch is submitted, runs on a real node, succeeds; its log is printed, and its history told."""
+    said = service.submit("greet", "echo hello from $ATOLL_JOB_NAME")
+    service.wait("greet", "succeeded")
+    shown, listed = service.job("show", "greet"), service.job("list")
+
+    assert re.fullmatch(r"job/greet created \([0-9a-f-]{36}\)\n", said)
+    assert service.job("logs", "greet") == "hello from greet\n"
+    assert [what for what in ("create", "submit", "admit", "run", "succeed") if what in shown][-1] == "succeed"
+    assert "system:serviceaccount:tenant-acme:default" in shown
+    assert re.search(r"^greet +succeeded +batch +acme +0 ", listed, re.MULTILINE)
+
+
+def test_the_page_does_what_it_says(service: RunningService) -> None:
+    """The job and the commands of docs/job-service.md, line by line."""
+    section = (REPOSITORY / "docs/job-service.md").read_text().split("## Give it jobs")[1].split("\n## ")[0]
+    job, commands = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)[0] for kind in ("yaml", "sh"))
+    (service.folder / "hello.yaml").write_text(job.replace("busybox:1", "localhost/busybox:1"))
+    lines = [line.removeprefix("atoll job ").split() for line in commands.splitlines() if line.startswith("atoll job ")]
+    told = []
+    for words in lines:
+        if words[0] in ("logs", "cancel"):
+            service.wait("hello", "running")
+        told.append(service.job(*(str(service.folder / word) if word == "hello.yaml" else word for word in words)))
+
+    assert [words[0] for words in lines] == ["submit", "list", "show", "logs", "cancel"]
+    assert told[3] == "hello\n"
+    assert told[4] == "job/hello cancelled\n"
+
+
+def test_other_tenants_see_nothing(service: RunningService) -> None:
+    """Another tenant's account neither sees the job nor learns that it is there; a stranger's token is nobody's."""
+    service.submit("secret", "sleep 1000")
+    service.wait("secret", "running")
+    (service.folder / "stranger").write_text("nonsense")
+
+    assert service.job("show", "secret", by="tenant-other", status=1) == "there is no job secret\n"
+    assert service.job("cancel", "secret", by="tenant-other", status=1) == "there is no job secret\n"
+    assert "does not know the token" in service.job("list", by="stranger", status=1)
+    service.job("cancel", "secret", "--wait")
+
+
+def test_a_cancelled_job_leaves_nothing(service: RunningService) -> None:
+    """When a job is said to be cancelled, its Job and its pods are gone from the cluster."""
+    service.submit("endless", "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done")
+    service.wait("endless", "running")
+    running = service.objects("endless")
+    told = service.job("cancel", "endless", "--wait")
+
+    assert len(running) == 2
+    assert told == "job/endless cancelled\n"
+    assert service.objects("endless") == []
+    assert "there is nothing left to cancel" not in service.job("cancel", "endless")
+
+
+def test_jobs_outlive_the_service(service: RunningService) -> None:
+    """The service is killed while jobs run and one is being cancelled; started again, it knows what became of them."""
+    service.submit("steady", "sleep 1000")
+    service.submit("short", "while [ ! -e /tmp/never ]; do sleep 1; n=$((n+1)); [ $n -gt 8 ] && exit 0; done")
+    service.submit(
+        "doomed", "trap '' TERM; sleep 1000", policy={"priority_class": "normal", "preemption_grace_period": 3}
+    )
+    for name in ("steady", "short", "doomed"):
+        service.wait(name, "running")
+    uid = ("get", "job", "steady", "-n", NAMESPACE, "-o", "jsonpath={.metadata.uid}")
+    before = service.cluster.kubectl(*uid, check=True).stdout
+    service.job("cancel", "doomed")
+    service.kill()
+    done = ("wait", "job/short", "-n", NAMESPACE, "--for=condition=Complete", "--timeout=120s")
+    service.cluster.kubectl(*done, check=True)
+    service.start()
+    service.wait("short", "succeeded")
+    service.wait("doomed", "cancelled")
+
+    assert service.status("steady") == "running"
+    assert service.cluster.kubectl(*uid, check=True).stdout == before
+    assert service.objects("doomed") == []
+    service.job("cancel", "steady", "--wait")
+
+
+def test_a_failed_job_is_tried_again_by_hand(service: RunningService) -> None:
+    """A program's own failure ends the job with its exit code; a retry is a new try with a new Job."""
+    service.submit("broken", "exit 3")
+    service.wait("broken", "failed")
+    shown = service.job("show", "broken")
+    told = service.job("retry", "broken")
+    wait(lambda: "Try:          2;" in service.job("show", "broken"), "the second try")
+    service.wait("broken", "failed")
+
+    assert "Error (exit code 3)" in shown
+    assert told == "job/broken is tried again (try 2)\n"
+
+
+def test_an_object_deleted_by_hand_is_missed(service: RunningService) -> None:
+    """Whoever deletes the Job with kubectl ends the job, and it says so."""
+    service.submit("lost", "sleep 1000")
+    service.wait("lost", "running")
+    service.cluster.kubectl("delete", "job", "lost", "-n", NAMESPACE, "--grace-period=1", check=True)
+    service.wait("lost", "failed")
+
+    assert "nobody asked here" in service.job("show", "lost")

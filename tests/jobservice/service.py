@@ -1,0 +1,106 @@
+"""The API of the job service without a socket, with tokens that are names, and logs that are given."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from atoll.jobs.settings import RenderSettings
+from jobs.api import ApiParts, build_api
+from jobs.authentication import Authenticator, Identity, NotIdentified
+from jobs.database import Database
+from jobs.pod_logs import NoPods
+from jobs.records import JobRecord
+from jobs.settings import AccessRules, JobServiceSettings
+from tests.fakes.clock import ManualClock
+
+JOBS = "/api/clusters/local/jobs"
+RULES = AccessRules.model_validate(
+    {
+        "rules": [
+            {"user": "ann", "role": "member", "tenant": "acme"},
+            {"user": "bob", "role": "member", "tenant": "acme", "project": "vision"},
+            {"user": "vic", "role": "viewer", "tenant": "acme"},
+            {"user": "amy", "role": "admin", "tenant": "acme"},
+            {"group": "others", "role": "admin", "tenant": "other"},
+            {"user": "two", "role": "member", "tenant": "acme"},
+            {"user": "two", "role": "member", "tenant": "other"},
+            {"user": "ops", "role": "operator"},
+        ]
+    }
+)
+SETTINGS = JobServiceSettings.model_validate({"access": "/nowhere"})
+
+
+class NameTokens:
+    """Takes the token for a name; `NAME/GROUP` is somebody in a group."""
+
+    async def identify(self, authorization: str) -> Identity | NotIdentified:
+        """Return whoever the token names."""
+        name, _, group = authorization.removeprefix("Bearer ").partition("/")
+        return Identity(name, (group,) if group else ()) if name else NotIdentified(401, "a bearer token is needed")
+
+
+class GivenLogs:
+    """Gives out what a test put there, by pod."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, list[bytes]] = {}
+        self.asked: list[tuple[str, int, bool]] = []
+        self.fails: Exception | None = None
+
+    async def read(self, record: JobRecord, *, pod: str | None, tail: int, follow: bool) -> AsyncGenerator[bytes, None]:
+        """Yield the chunks of a pod."""
+        self.asked.append((record.name, tail, follow))
+        if self.fails is not None:
+            raise self.fails
+        name = pod or next(iter(self.pods), "")
+        if name not in self.pods:
+            raise NoPods(f"job {record.name} has no pods now: it is {record.state}")
+        for chunk in self.pods[name]:
+            yield chunk
+
+
+class JobService:
+    """The API in this process."""
+
+    def __init__(
+        self, database: Database, *, settings: JobServiceSettings = SETTINGS, authenticator: Authenticator | None = None
+    ) -> None:
+        self.database = database
+        self.clock = ManualClock()
+        self.woken: list[str] = []
+        self.logs = GivenLogs()
+        parts = ApiParts(
+            database=database,
+            authenticator=authenticator or NameTokens(),
+            rules=RULES,
+            settings=settings,
+            rendering=RenderSettings(),
+            logs=self.logs,
+            now=self.clock.now,
+            wake=self.woken.append,
+        )
+        self.app = build_api(parts)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, database: Database, **options: Any) -> AsyncIterator["JobService"]:
+        """Yield a service; its client is closed afterwards."""
+        service = cls(database, **options)
+        async with service.client:
+            yield service
+
+    async def call(self, method: str, path: str, *, by: str = "ann", **options: Any) -> httpx.Response:
+        """Send a request in somebody's name."""
+        headers = options.pop("headers", {}) | ({"Authorization": f"Bearer {by}"} if by else {})
+        return await self.client.request(method, path, headers=headers, **options)
+
+    async def submit(self, name: str = "tune", *, by: str = "ann", **fields: Any) -> httpx.Response:
+        """Submit a small job."""
+        job = {"name": name, "job_type": "batch", "container": {"image": "busybox:1"}} | fields
+        return await self.call("POST", JOBS, by=by, json=job)

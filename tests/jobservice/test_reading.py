@@ -1,0 +1,169 @@
+"""Promises of the reader: the fields of real objects become facts, and odd ones do no harm."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.api import names
+from atoll.jobs.facts import PodFacts, WorkloadFacts
+from jobs.reading import DETAIL_LENGTH_MAX, decode_evictions, decode_pod, decode_workload
+
+
+def raw(value: Any) -> bytes:
+    """Return an object as the API server sends it."""
+    return json.dumps(value).encode()
+
+
+def condition(kind: str, status: str = "True", **more: str) -> dict[str, str]:
+    """Return a condition."""
+    return {"type": kind, "status": status, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "expected"),
+    [
+        pytest.param({}, {}, {}, id="bare"),
+        pytest.param({"suspend": True}, {}, {"is_suspended": True}, id="suspended"),
+        pytest.param({"parallelism": 4, "completions": 8}, {"succeeded": 6}, {"wanted": 2}, id="what is left"),
+        pytest.param({"parallelism": 4, "completions": 8}, {}, {"wanted": 4}, id="at a time"),
+        pytest.param({"backoffLimit": 3}, {}, {"backoff_limit": 3}, id="retries of the cluster"),
+        pytest.param({}, {"conditions": [condition("Complete")]}, {"is_complete": True}, id="complete"),
+        pytest.param({}, {"conditions": [condition("Complete", "False")]}, {}, id="not complete"),
+        pytest.param(
+            {},
+            {"conditions": [condition("Failed", reason="DeadlineExceeded", message="too\nlong")]},
+            {"failed": "DeadlineExceeded", "failed_detail": "too long"},
+            id="failed",
+        ),
+        pytest.param({}, {"conditions": [condition("Failed")]}, {"failed": "Failed"}, id="failed without a reason"),
+        pytest.param(
+            {"template": {"metadata": {"annotations": {names.GANG: "tune"}}}}, {}, {"runs_whole": True}, id="a gang"
+        ),
+    ],
+)
+def test_a_job_becomes_facts(spec: dict[str, Any], status: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Conditions decide how it ended, counts how much of it is to run."""
+    found = decode_workload("Job", raw({"metadata": {"uid": "u1"}, "spec": spec, "status": status}))
+
+    assert found == WorkloadFacts("Job", "u1", **expected)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "detail"),
+    [
+        pytest.param({}, "", "", id="nothing yet"),
+        pytest.param(
+            {"containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]},
+            "OOMKilled",
+            "(exit code 137)",
+            id="killed for memory",
+        ),
+        pytest.param(
+            {"containerStatuses": [{"state": {"terminated": {"exitCode": 2, "message": "boom"}}}]},
+            "Error",
+            "(exit code 2) boom",
+            id="exit code",
+        ),
+        pytest.param(
+            {"containerStatuses": [{"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}]},
+            "",
+            "",
+            id="exit 0",
+        ),
+        pytest.param(
+            {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]},
+            "ImagePullBackOff",
+            "no such image",
+            id="image",
+        ),
+        pytest.param(
+            {"initContainerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}}]},
+            "PodInitializing",
+            "",
+            id="init",
+        ),
+        pytest.param({"reason": "Evicted", "message": "disk"}, "Evicted", "disk", id="the kubelet's"),
+        pytest.param(
+            {"conditions": [condition("PodScheduled", "False", reason="Unschedulable", message="0/1 nodes")]},
+            "Unschedulable",
+            "0/1 nodes",
+            id="no place",
+        ),
+        pytest.param(
+            {
+                "conditions": [condition("DisruptionTarget", reason="PreemptionByScheduler")],
+                "containerStatuses": [{"state": {"terminated": {"exitCode": 143}}}],
+            },
+            "Preempted",
+            "",
+            id="preempted, whatever its container says",
+        ),
+        pytest.param(
+            {"conditions": [condition("DisruptionTarget", reason="DeletionByTaintManager")]},
+            "NodeNotReady",
+            "",
+            id="node",
+        ),
+        pytest.param(
+            {"conditions": [condition("DisruptionTarget", reason="EvictionByEvictionAPI")]},
+            "EvictionByEvictionAPI",
+            "",
+            id="drained",
+        ),
+    ],
+)
+def test_why_a_pod_ended_or_waits(status: dict[str, Any], reason: str, detail: str) -> None:
+    """The first cause is told: a disruption before what the container made of it."""
+    found = decode_pod(raw({"metadata": {"name": "p"}, "spec": {}, "status": status}))
+
+    assert (found.reason, found.detail) == (reason, detail)
+
+
+def test_only_kueues_gates_mean_quota() -> None:
+    """A pod that Atoll holds for its gang has its quota."""
+    gates = {
+        gate: raw({"metadata": {"name": "p"}, "spec": {"schedulingGates": [{"name": gate}]}})
+        for gate in ("kueue.x-k8s.io/admission", "gpu.scheduling/gang")
+    }
+
+    assert [decode_pod(one).is_gated for one in gates.values()] == [True, False]
+
+
+def test_evictions_of_kueue() -> None:
+    """The condition Evicted counts while it holds."""
+    for conditions, told in (
+        ([condition("Evicted", reason="Preempted")], "Preempted"),
+        ([condition("Evicted", "False", reason="Preempted")], ""),
+        ([], ""),
+    ):
+        assert decode_evictions(raw({"status": {"conditions": conditions}})) == told
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["status", "conditions", "type", "reason", "message", "state", "phase", "containerStatuses"]
+            ),
+            inner,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(status=JSON)
+def test_odd_objects_are_read_or_refused(status: Any) -> None:
+    """Whatever stands in a status, there are facts of bounded size, or one kind of error."""
+    try:
+        found = decode_pod(raw({"metadata": {"name": "p"}, "spec": {}, "status": status}))
+    except msgspec.MsgspecError:
+        return
+    assert isinstance(found, PodFacts)
+    assert len(found.detail) <= DETAIL_LENGTH_MAX + 20

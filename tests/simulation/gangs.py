@@ -1,0 +1,368 @@
+"""Gangs in a history: the Jobs that own members, and what is promised about whole gangs.
+
+A Job makes members until so many have succeeded, deletes them while it is suspended, and knows what is done by itself,
+so that the objects of what is done may go. `GangJudge` holds what the controllers write against the truth:
+
+    8  members are let go when the others hold their GPUs too, and bear the id of that admission
+    9  an admission is ended for what happened in it: not for what was done and deleted, not for an earlier one
+    10 a gang that must become ready does in time, or makes room; one that fits starts, and what is done is finished
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.api import names
+from atoll.cluster.feasibility import Verdict
+from tests.builders import pod_json
+from tests.simulation.server import LEASES, PODS, Object, SimulatedServer
+from tests.simulation.virtual_time import VirtualLoop
+
+GANGS = f"/apis/{names.API_VERSION}/namespaces/team/gpugangs"
+JOBS = "/apis/batch/v1/namespaces/team/jobs"
+TIMEOUT_SECONDS, RECOVERY_SECONDS = 8, 5
+RULES = {
+    "enable": True,
+    "timeout": f"{TIMEOUT_SECONDS}s",
+    "recoveryTimeout": f"{RECOVERY_SECONDS}s",
+    "requeuingStrategy": {"backoffBaseSeconds": 1, "backoffMaxSeconds": 2, "backoffLimitCount": 3},
+}
+LAG_SECONDS = 3.0
+"""What the controllers decide on may be so old, where no watch is slow."""
+UNREADY_SECONDS = TIMEOUT_SECONDS + RECOVERY_SECONDS + 15.0
+START_SECONDS = 6.0
+REASONS = {
+    Verdict.BUSY: {"WaitForRoom", "WaitForOtherGangs", "AdmissionUndone"},
+    Verdict.UNKNOWN: {"WaitForNodes"},
+    Verdict.NEVER: {"NeverFits"},
+}
+NEVER_READY = "tests/never-ready"
+"""Annotation of members whose containers run and are never ready."""
+
+
+def is_ready(pod: Object) -> bool:
+    """Tell whether kubelet says so."""
+    conditions = pod["status"].get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def condition(obj: Object, kind: str) -> Object:
+    """Return a condition, empty where there is none."""
+    found = (obj.get("status") or {}).get("conditions") or []
+    return next((one for one in found if one["type"] == kind), {})
+
+
+def gang_of(pod: Object) -> str:
+    """Return the name of a pod's gang."""
+    return str(pod["metadata"].get("annotations", {}).get(names.GANG, ""))
+
+
+def admission_of(pod: Object) -> str:
+    """Return the id that a pod bears."""
+    return str(pod["metadata"].get("annotations", {}).get(names.ADMISSION, ""))
+
+
+@dataclass(slots=True)
+class SimulatedJob:
+    """A Job whose pods are a gang. `done`: uids of members that have succeeded, whatever became of their objects."""
+
+    name: str
+    count: int
+    gpus: int
+    is_never_ready: bool = False
+    made: int = 0
+    done: set[str] = field(default_factory=set)
+
+
+class JobController:
+    """Makes and deletes the members of Jobs, as Kubernetes' own controller does."""
+
+    def __init__(self, server: SimulatedServer) -> None:
+        self._server = server
+        self.jobs: dict[str, SimulatedJob] = {}
+        server.listeners.append(self._on_write)
+
+    def create(self, name: str, count: int, gpus: int, *, is_never_ready: bool = False) -> None:
+        """Create a Job and its GpuGang, unless they are there."""
+        if name in self.jobs:
+            return
+        self.jobs[name] = SimulatedJob(name, count, gpus, is_never_ready)
+        self._server.create(f"{JOBS}/{name}", {"metadata": {"name": name}, "spec": {"suspend": False}})
+        self.create_gang(name)
+        self.work()
+
+    def create_gang(self, name: str) -> None:
+        """Create the GpuGang of a Job."""
+        job = self.jobs[name]
+        spec = {"podSets": [{"name": "workers", "count": job.count}], "waitForPodsReady": RULES}
+        self._server.create(f"{GANGS}/{name}", {"metadata": {"name": name}, "spec": spec})
+
+    def members(self, name: str) -> list[Object]:
+        """Return the pods of a gang."""
+        return [pod for pod in self._server.pods() if gang_of(pod) == name]
+
+    def work(self) -> None:
+        """Bring every Job's pods to what they should be."""
+        for job in self.jobs.values():
+            owner = self._server.objects.get(f"{JOBS}/{job.name}")
+            if owner is None:
+                continue
+            live = [
+                pod
+                for pod in self.members(job.name)
+                if pod["status"].get("phase") not in {"Succeeded", "Failed"}
+                and not pod["metadata"].get("deletionTimestamp")
+            ]
+            if owner["spec"].get("suspend"):
+                for pod in live:
+                    self._server.delete(f"{PODS}/{pod['metadata']['name']}")
+                continue
+            for _ in range(job.count - len(job.done) - len(live)):
+                self._make(job, owner["metadata"]["uid"])
+
+    def _make(self, job: SimulatedJob, owner: str) -> None:
+        name, job.made = f"{job.name}-{job.made}", job.made + 1
+        annotations = {names.GANG: job.name, **({NEVER_READY: "yes"} if job.is_never_ready else {})}
+        gates = [{"name": names.GANG_GATE}]
+        body = pod_json(name, gpus=job.gpus, annotations=annotations, schedulingGates=gates, restartPolicy="Never")
+        body["metadata"]["ownerReferences"] = [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": job.name, "uid": owner, "controller": True}
+        ]
+        self._server.create(f"{PODS}/{name}", body)
+
+    def _on_write(self, path: str, old: Object | None, new: Object | None) -> None:
+        if not path.startswith(PODS) or new is None or old is None or gang_of(new) not in self.jobs:
+            return
+        has_succeeded = new["status"].get("phase") == "Succeeded" and old["status"].get("phase") != "Succeeded"
+        if has_succeeded and not new["metadata"].get("deletionTimestamp"):
+            self.jobs[gang_of(new)].done.add(new["metadata"]["uid"])
+
+
+class GangJudge:
+    """Holds the controllers' writes about gangs against the truth. `break_promise` is told of what is broken."""
+
+    def __init__(
+        self,
+        server: SimulatedServer,
+        loop: VirtualLoop,
+        jobs: JobController,
+        break_promise: Callable[[int, str], None],
+        *,
+        is_undisturbed: bool,
+    ) -> None:
+        self._server = server
+        self._loop = loop
+        self._jobs = jobs
+        self._break = break_promise
+        self._is_undisturbed = is_undisturbed
+        self._known: dict[str, set[str]] = {}
+        """Uids that a GpuGang can know to have succeeded: those that were seen under it."""
+        self._enough_since: dict[str, float] = {}
+        self._unready_since: dict[str, tuple[str, float]] = {}
+        self._taken: set[str] = set()
+        server.listeners.append(self._on_write)
+
+    def _on_write(self, path: str, old: Object | None, new: Object | None) -> None:
+        if path.startswith(PODS) and (pod := new or old) is not None and gang_of(pod):
+            self._on_pod(old, new)
+        elif path.startswith(GANGS):
+            self._on_gang(old, new)
+
+    # Members
+
+    def _on_pod(self, old: Object | None, new: Object | None) -> None:
+        if new is not None and old is not None:
+            if old["spec"].get("schedulingGates") and not new["spec"].get("schedulingGates"):
+                self._on_let_go(new)
+            taken = condition(new, "DisruptionTarget")
+            if taken.get("status") == "True":
+                self._taken.add(admission_of(new))
+        self._recount(gang_of(new or old or {}))
+
+    def _on_let_go(self, pod: Object) -> None:
+        name, uid = gang_of(pod), pod["metadata"]["uid"]
+        if not admission_of(pod):
+            self._break(8, f"{uid} was let go in no admission")
+        holders = {lease["spec"].get("holderIdentity", "").rpartition("/")[2] for lease in self._leases()}
+        held = sum(one["metadata"]["uid"] in holders for one in self._jobs.members(name))
+        job = self._jobs.jobs[name]
+        if held + len(job.done) < job.count:
+            self._break(8, f"{uid} was let go while {held} members hold GPUs and {len(job.done)} are done")
+
+    def _leases(self) -> list[Object]:
+        return self._server.collection(LEASES)
+
+    def _recount(self, name: str) -> None:
+        """Note since when enough members are ready or done, as far as the GpuGang of now can know."""
+        gang = self._server.objects.get(f"{GANGS}/{name}")
+        job = self._jobs.jobs.get(name)
+        if gang is None or job is None:
+            return
+        members = {pod["metadata"]["uid"]: pod for pod in self._jobs.members(name)}
+        known = self._known.setdefault(gang["metadata"]["uid"], set())
+        known |= job.done & members.keys()
+        ready = {
+            uid for uid, pod in members.items() if is_ready(pod) and not pod["metadata"].get("deletionTimestamp")
+        } - job.done
+        if len(ready) + len(known) >= job.count:
+            self._enough_since.setdefault(name, self._loop.time())
+        else:
+            self._enough_since.pop(name, None)
+
+    # Gangs
+
+    def _on_gang(self, old: Object | None, new: Object | None) -> None:
+        gang = new or old
+        assert gang is not None
+        name = gang["metadata"]["name"]
+        if old is not None and new is not None and old.get("status") and not new.get("status"):
+            self._known.pop(new["metadata"]["uid"], None)
+        if new is None or old is None or not new.get("status") or not old.get("status"):
+            self._unready_since.pop(name, None)
+            self._enough_since.pop(name, None)
+            self._recount(name)
+        if new is None:
+            return
+        evicted = condition(new, names.CONDITION_EVICTED)
+        if old is not None and evicted.get("status") == "True" and condition(old, "Evicted").get("status") != "True":
+            self._on_evicted(name, old, evicted["reason"])
+        if new.get("status"):
+            self._note_readiness(name, new)
+
+    def _on_evicted(self, name: str, before: Object, reason: str) -> None:
+        enough = self._enough_since.get(name)
+        if reason == "PodsReadyTimeout" and self._is_undisturbed and enough is not None:
+            seconds = self._loop.time() - enough
+            if seconds > LAG_SECONDS:
+                self._break(9, f"gang {name} was evicted, and enough were ready or done for {seconds:.1f} s")
+        admission = (before.get("status") or {}).get("admission", "")
+        if reason == "Preempted" and admission not in self._taken:
+            self._break(9, f"gang {name} gave way in admission {admission}, of which nobody was taken")
+
+    def _note_readiness(self, name: str, gang: Object) -> None:
+        is_waited_for = (
+            condition(gang, names.CONDITION_ADMITTED).get("status") == "True"
+            and condition(gang, names.CONDITION_PODS_READY).get("status") != "True"
+        )
+        admission = gang["status"].get("admission", "")
+        if not is_waited_for:
+            self._unready_since.pop(name, None)
+        elif self._unready_since.get(name, ("", 0.0))[0] != admission:
+            self._unready_since[name] = (admission, self._loop.time())
+
+    def check_start(self, name: str) -> None:
+        """A gang was created a while ago, in calm weather: where it fits it has its GPUs by now."""
+        gang = self._server.objects.get(f"{GANGS}/{name}")
+        if gang is not None and condition(gang, names.CONDITION_ADMITTED).get("status") != "True":
+            self._break(10, f"gang {name} fits and does not start: {condition(gang, names.CONDITION_ADMITTED)}")
+
+    # The end
+
+    def overdue(self) -> Iterator[str]:
+        """Yield gangs that have kept their GPUs, and others waiting, for too long without becoming ready."""
+        for name, (_, since) in self._unready_since.items():
+            if self._loop.time() - since > UNREADY_SECONDS:
+                yield f"gang {name} is admitted and not ready for {self._loop.time() - since:.0f} s"
+
+    def problems(self, free: Sequence[int], whole: Sequence[int]) -> Iterator[str]:
+        """Yield what is not as it should be at rest. `free`, `whole`: GPUs of each node, free now and in all."""
+        yield from (f"gang {name} is admitted and not ready yet" for name in self._unready_since)
+        for gang in self._server.collection(GANGS):
+            yield from self._problems_of(gang, free, whole)
+
+    def _problems_of(self, gang: Object, free: Sequence[int], whole: Sequence[int]) -> Iterator[str]:
+        name, admitted = gang["metadata"]["name"], condition(gang, names.CONDITION_ADMITTED)
+        job, status = self._jobs.jobs[name], gang.get("status") or {}
+        is_known = job.done <= self._known.get(gang["metadata"]["uid"], set())
+        if len(job.done) >= job.count and is_known and status.get("phase") != "Finished":
+            yield f"gang {name} has done its work and is {status.get('phase')}: {admitted}"
+        gated = [pod for pod in self._jobs.members(name) if pod["spec"].get("schedulingGates")]
+        if not gated or not gang["spec"].get("active", True) or len(gated) + len(job.done) < job.count or not is_known:
+            return
+        verdict = verdict_of(len(gated), job.gpus, free, whole)
+        if verdict is Verdict.FITS or admitted.get("reason") not in REASONS[verdict]:
+            yield f"gang {name}: {len(gated)} members of {job.gpus} GPUs, which is {verdict.name}: {admitted}"
+
+
+def verdict_of(members: int, gpus: int, free: Sequence[int], whole: Sequence[int]) -> Verdict:
+    """Return what may be said of members that all ask for the same, on machines whose GPUs are all alike."""
+    if sum(count // gpus for count in free) >= members:
+        return Verdict.FITS
+    return Verdict.BUSY if sum(count // gpus for count in whole) >= members else Verdict.NEVER
+
+
+class GangSteps:
+    """What steps of gangs do in a world."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self._server: SimulatedServer = world.server
+        self._jobs: JobController = world.jobs
+
+    def take(self, step: Any) -> None:
+        """Carry out one step; one that makes no sense now changes nothing."""
+        getattr(self, "_" + step.kind.replace(" ", "_"))(step)
+
+    def _first(self, step: Any, phase: str) -> Object | None:
+        found = (
+            pod
+            for pod in self._jobs.members(step.target)
+            if pod["spec"].get("nodeName")
+            and pod["status"].get("phase") == phase
+            and not pod["metadata"].get("deletionTimestamp")
+        )
+        return next(found, None)
+
+    def _create_gang(self, step: Any) -> None:
+        """`number`: members and the GPUs of each, as two digits."""
+        self._jobs.create(step.target, *divmod(int(step.number), 10))
+
+    def _create_unready_gang(self, step: Any) -> None:
+        self._jobs.create(step.target, 2, 1, is_never_ready=True)
+
+    def _finish_member(self, step: Any, *, has_failed: bool = False) -> None:
+        pod = self._first(step, "Running")
+        if pod is not None:
+            self._world.machine(pod["spec"]["nodeName"]).finish(pod["metadata"]["uid"], has_failed=has_failed)
+
+    def _fail_member(self, step: Any) -> None:
+        self._finish_member(step, has_failed=True)
+
+    def _collect_member(self, step: Any) -> None:
+        pod = self._first(step, "Succeeded")
+        if pod is not None:
+            self._server.delete(f"{PODS}/{pod['metadata']['name']}", force=True)
+
+    def _preempt_member(self, step: Any) -> None:
+        """kube-scheduler takes a member for a pod of a higher priority."""
+        pod = self._first(step, "Running")
+        if pod is not None:
+            taken = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+            path = f"{PODS}/{pod['metadata']['name']}"
+            self._server.patch(path, {"status": {"conditions": [*(pod["status"].get("conditions") or []), taken]}})
+            self._server.delete(path)
+
+    def _make_gang_anew(self, step: Any) -> None:
+        if self._delete(GANGS, step.target):
+            self._jobs.create_gang(step.target)
+
+    def _lose_status_of_gang(self, step: Any) -> None:
+        self._server.patch(f"{GANGS}/{step.target}", {"status": None})
+
+    def _replace_by_smaller_gang(self, step: Any) -> None:
+        """Delete the Job, its pods and its GpuGang, and create smaller ones of the name."""
+        if self._jobs.jobs.pop(step.target, None) is None:
+            return
+        for pod in self._jobs.members(step.target):
+            self._server.delete(f"{PODS}/{pod['metadata']['name']}", force=True)
+        self._delete(JOBS, step.target)
+        self._delete(GANGS, step.target)
+        self._jobs.create(step.target, 2, 1)
+        if self._world.plan.is_calm:
+            self._world.loop.call_later(START_SECONDS, self._world.gang_judge.check_start, step.target)
+
+    def _delete(self, collection: str, name: str) -> bool:
+        is_there = f"{collection}/{name}" in self._server.objects
+        if is_there:
+            self._server.delete(f"{collection}/{name}")
+        return is_there
