@@ -32,9 +32,9 @@ from jobs.database import Database
 from jobs.errors import JobServiceError, JobUnknown
 from jobs.pod_logs import LogReader, NoPods
 from jobs.problems import (
+    ApiRefusal,
     FieldFault,
     ProblemDetails,
-    Refused,
     documented,
     not_found,
     problem,
@@ -119,14 +119,14 @@ def parts_of(request: Request) -> ApiParts:
 
 
 async def caller_of(request: Request) -> JobCaller:
-    """Return who asks, with their grants. Raises Refused."""
+    """Return who asks, with their grants. Raises ApiRefusal."""
     parts = parts_of(request)
     found = await parts.authenticator.identify(request.headers.get("Authorization", ""))
     if isinstance(found, NotIdentified):
         kinds = {401: ("unauthenticated", "Not authenticated"), 429: ("too-many", "Too many requests")}
         kind, title = kinds.get(found.status, ("unavailable", "Cannot be asked now"))
         headers = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {"Retry-After": "1"}
-        raise Refused(problem(found.status, kind, title, found.told), headers=headers)
+        raise ApiRefusal(problem(found.status, kind, title, found.told), headers=headers)
     return parts.rules.caller(found.name, found.groups)
 
 
@@ -143,7 +143,7 @@ class Asked:
     job_id: str
 
     async def allowed(self, permission: JobPermission) -> JobRecord:
-        """Return the record, when the caller may do this with it. Raises JobUnknown, Refused."""
+        """Return the record, when the caller may do this with it. Raises JobUnknown, ApiRefusal."""
         record = await self.parts.database.read(lambda session: get_job(session, self.job_id))
         if record.cluster_id != self.parts.settings.cluster:
             raise JobUnknown(self.job_id)
@@ -154,12 +154,12 @@ class Asked:
             raise JobUnknown(self.job_id)
         if answers[1] is not AccessAnswer.ALLOWED:
             detail = f"{self.caller.name} may not {permission} job {record.name} ({record.id})"
-            raise Refused(problem(403, "not-allowed", "Not allowed", detail))
+            raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
         return record
 
 
 async def asked_for(cluster: Cluster, job_id: UUID, parts: Parts, caller: Caller) -> Asked:
-    """Return the request about one job. Raises Refused for a cluster that is not there."""
+    """Return the request about one job. Raises ApiRefusal for a cluster that is not there."""
     _check_cluster(cluster, parts)
     return Asked(parts, caller, str(job_id))
 
@@ -188,7 +188,7 @@ async def submit(
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in JOB_MEDIA_TYPES:
         detail = f"send the job as {' or '.join(JOB_MEDIA_TYPES[:2])}"
-        raise Refused(problem(415, "media-type", "Neither JSON nor YAML", detail))
+        raise ApiRefusal(problem(415, "media-type", "Neither JSON nor YAML", detail))
     now, job_id = parts.now(), str(uuid4())
     submission = Submission(await request.body(), caller, idempotency_key)
     new = new_job_of(submission, parts.settings, parts.rendering, now_seconds=now.timestamp())
@@ -274,11 +274,11 @@ async def show_logs(
     try:
         first = await anext(chunks, b"")
     except NoPods as error:
-        raise Refused(problem(409, "no-pods", "No pods", str(error))) from error
+        raise ApiRefusal(problem(409, "no-pods", "No pods", str(error))) from error
     except ApiError as error:
-        raise Refused(problem(409, "no-logs", "No logs", f"the cluster gives none: {error.message}")) from error
+        raise ApiRefusal(problem(409, "no-logs", "No logs", f"the cluster gives none: {error.message}")) from error
     except KubeError as error:
-        raise Refused(problem(503, "unavailable", "The cluster does not answer", str(error))) from error
+        raise ApiRefusal(problem(503, "unavailable", "The cluster does not answer", str(error))) from error
     return StreamingResponse(_chained(first, chunks), media_type="text/plain; charset=utf-8")
 
 
@@ -313,7 +313,7 @@ def _host_name(request: Request) -> str:
 
 
 async def _on_refused(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, ApiRefusal)
     return response_of(error.problem, error.headers)
 
 
@@ -346,7 +346,7 @@ async def _on_database(_request: Request, error: Exception) -> Response:
 
 
 _HANDLERS: Final = {
-    Refused: _on_refused,
+    ApiRefusal: _on_refused,
     JobServiceError: _on_error,
     IllegalStep: _on_error,
     RequestValidationError: _on_invalid,

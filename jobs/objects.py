@@ -37,7 +37,8 @@ def _marked(one: Object, marks: Mapping[str, str]) -> Object:
     if one["kind"] == "Job":
         # We remove what has ended ourselves, once we have seen how it ended.
         spec.pop("ttlSecondsAfterFinished", None)
-        if spec["completions"] == 1 or runs_whole(template):
+        is_one = spec["completions"] == 1 or runs_whole(template)
+        if is_one and template["spec"]["restartPolicy"] == "Never":
             spec["backoffLimit"] = 0  # one failure ends the try, and we decide about the next
     return marked | {"spec": spec}
 

@@ -39,7 +39,7 @@ class ProblemDetails(BaseModel):
     errors: Annotated[list[FieldFault] | None, Field(description="the fields that are wrong, one by one")] = None
 
 
-class Refused(Exception):
+class ApiRefusal(Exception):
     """A request that is answered with a problem."""
 
     def __init__(self, problem: ProblemDetails, *, headers: dict[str, str] | None = None) -> None:
@@ -53,17 +53,17 @@ def problem(status: int, kind: str, title: str, detail: str, errors: list[FieldF
     return ProblemDetails(type=PREFIX + kind, title=title, status=status, detail=detail, errors=errors)
 
 
-def not_found(detail: str) -> Refused:
+def not_found(detail: str) -> ApiRefusal:
     """Return the refusal of what is not there, or may not be known to be."""
-    return Refused(problem(404, "not-found", "Not found", detail))
+    return ApiRefusal(problem(404, "not-found", "Not found", detail))
 
 
-def invalid(faults: Problems) -> Refused:
+def invalid(faults: Problems) -> ApiRefusal:
     """Return the refusal of a job with mistakes."""
     told = [fault_of(one) for one in faults[:FAULTS_MAX]]
     first = str(faults[0]) if faults else "the job cannot be read"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return Refused(problem(422, "invalid-job", "The job has mistakes", first + more, told))
+    return ApiRefusal(problem(422, "invalid-job", "The job has mistakes", first + more, told))
 
 
 def fault_of(mistake: AttributeProblem) -> FieldFault:
@@ -73,7 +73,7 @@ def fault_of(mistake: AttributeProblem) -> FieldFault:
     )
 
 
-def mistaken(field: str, value: object, limit: str, hint: str) -> Refused:
+def mistaken(field: str, value: object, limit: str, hint: str) -> ApiRefusal:
     """Return the refusal of one field."""
     return invalid((JobMistake(field, value, limit, hint).problem,))
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from atoll.jobs.errors import JobMistake
-from atoll.jobs.facts import JobPhase, Observation, observe
+from atoll.jobs.facts import JobObservation, JobPhase, observe
 from atoll.jobs.model import Job
 from atoll.jobs.planning import JobHistory, PlannedStep, plan_steps
 from atoll.jobs.retries import Due, TimeOver, bounded, start_of, time_left
@@ -40,7 +40,7 @@ SOON_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class NameObstacle:
     """Why an object cannot be created. `passes`: it is being removed."""
 
     told: str
@@ -128,14 +128,14 @@ class JobReconciler:
             return await self._fail(record, f"the cluster refuses the job: {error}", now)
         except JobMistake as mistake:
             return await self._fail(record, f"the job cannot become objects any more: {mistake}", now)
-        if isinstance(uid, Obstacle):
+        if isinstance(uid, NameObstacle):
             if uid.passes:
                 return SOON_SECONDS
             return await self._fail(record, uid.told, now)
         await self._take(record, (PlannedStep(JobStep.SUBMIT, "created", {"workload_uid": uid}),), now)
         return 0.0
 
-    async def _create(self, record: JobRecord, now: datetime) -> str | Obstacle:
+    async def _create(self, record: JobRecord, now: datetime) -> str | NameObstacle:
         """Create what is missing; return the uid of the object that runs the pods, or what is in the way."""
         uid = ""
         objects = objects_of(record, self._rendering, service_id=self._cluster.service_id, now=now)
@@ -144,7 +144,7 @@ class JobReconciler:
             if created is None:
                 there = await self._cluster.get(one)
                 if there is None:
-                    return Obstacle("", passes=True)
+                    return NameObstacle("", passes=True)
                 obstacle = await self._obstacle(record, there)
                 if obstacle is not None:
                     return obstacle
@@ -152,22 +152,22 @@ class JobReconciler:
             uid = created
         return uid
 
-    async def _obstacle(self, record: JobRecord, there: FoundObject) -> Obstacle | None:
+    async def _obstacle(self, record: JobRecord, there: FoundObject) -> NameObstacle | None:
         """Return why an object that has the name of one of ours is in the way; None where it is ours."""
         if there.service_id == self._cluster.service_id and there.job_id == record.id:
             if there.is_leaving:
-                return Obstacle("", passes=True)
+                return NameObstacle("", passes=True)
             if there.kind == KEPT or there.attempt == str(record.attempt):
                 return None
         advice = "delete it, or give the job another name"
         if there.service_id != self._cluster.service_id:
-            return Obstacle(f"{there} is there and is not this service's: {advice}")
+            return NameObstacle(f"{there} is there and is not this service's: {advice}")
         if there.kind == KEPT:
-            return Obstacle(f"{there} holds the checkpoints of job {there.job_id}: {advice}")
+            return NameObstacle(f"{there} holds the checkpoints of job {there.job_id}: {advice}")
         if not await self._is_over(there.job_id):
-            return Obstacle(f"{there} belongs to job {there.job_id}, which has not ended: {advice}")
+            return NameObstacle(f"{there} belongs to job {there.job_id}, which has not ended: {advice}")
         await self._cluster.remove([there])
-        return Obstacle("", passes=True)
+        return NameObstacle("", passes=True)
 
     async def _is_over(self, job_id: str) -> bool:
         record = await self._record(job_id)
@@ -180,7 +180,7 @@ class JobReconciler:
         return await self._record_seen(record, job, state, observe(facts, workload_uid=record.workload_uid), now)
 
     async def _record_seen(
-        self, record: JobRecord, job: Job, state: JobState, seen: Observation, now: datetime
+        self, record: JobRecord, job: Job, state: JobState, seen: JobObservation, now: datetime
     ) -> float | None:
         history = JobHistory(state, record.retry_count, record.preemption_count)
         planned = plan_steps(history, seen, policy=job.policy, now=now)

@@ -14,7 +14,7 @@ from atoll.jobs.rendering import render
 from atoll.jobs.settings import RenderSettings
 from atoll.jobs.words import DeploymentType, OwnerType
 from atoll.ml.policy import MlPolicy
-from jobs.problems import Refused, invalid, mistaken, problem
+from jobs.problems import ApiRefusal, invalid, mistaken, problem
 from jobs.settings import JobServiceSettings
 from jobs.store import NewJob
 
@@ -34,7 +34,7 @@ class Submission:
 def new_job_of(
     submission: Submission, settings: JobServiceSettings, rendering: RenderSettings, *, now_seconds: float
 ) -> NewJob:
-    """Return the job that is asked for. Raises Refused."""
+    """Return the job that is asked for. Raises ApiRefusal."""
     job = _parsed(submission.body, rendering)
     caller = submission.caller
     for field, given in (("id", job.id), ("created_by", job.created_by)):
@@ -87,10 +87,10 @@ def _check_permission(caller: JobCaller, whose: JobOwnership, job: Job) -> None:
     """Refuse a tenant in which the caller may not create; one that is hidden is told no differently."""
     if decide(caller, JobPermission.CREATE, whose) is not AccessAnswer.ALLOWED:
         where = f"tenant {whose.tenant}" + (f", project {whose.project}" if whose.project else "")
-        raise Refused(problem(403, "not-allowed", "Not allowed", f"{caller.name} may not create jobs in {where}"))
+        raise ApiRefusal(problem(403, "not-allowed", "Not allowed", f"{caller.name} may not create jobs in {where}"))
     if job.owner_type is OwnerType.PLATFORM and not caller.is_operator:
         detail = f"{caller.name} may not create jobs of the platform: remove owner_type"
-        raise Refused(problem(403, "not-allowed", "Not allowed", detail))
+        raise ApiRefusal(problem(403, "not-allowed", "Not allowed", detail))
 
 
 def _key(job: Job, header: str | None) -> str | None:

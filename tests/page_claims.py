@@ -11,8 +11,8 @@ TABLES: Final = "test_page_shows_the_tables"
 ROWS: Final = "test_page_carries_every_row test_what_becomes_of_the_gpus_of_a_pod_that_left"
 
 GANGS: Final = {
-    "Pods that only make sense together": "test_of_two_gangs_that_fit_alone_one_runs_and_the_other_holds_nothing",
-    "A pod belongs to the gang that": (
+    "The pods of a gang start together": "test_of_two_gangs_that_fit_alone_one_runs_and_the_other_holds_nothing",
+    "The annotation `gpu.scheduling/gang` of a pod": (
         "test_a_member_is_annotated_and_gated test_a_pod_belongs_to_one_gang test_ordinary_work_goes_on "
         "test_a_member_that_asks_for_no_gpu_keeps_its_gang_waiting_and_is_named"
     ),
@@ -23,13 +23,15 @@ GANGS: Final = {
         "test_ranks_come_from_index_labels test_bad_indices_fall_back_to_names "
         "test_slices_follow_the_ranks_that_the_labels_say test_a_leaderworkerset_ranks_group_by_group_the_leader_first"
     ),
-    "- Members of one pod set ask": ("test_members_of_one_pod_set_that_ask_for_different_hosts_by_themselves_are_told"),
+    "- Members of one pod set make": (
+        "test_members_of_one_pod_set_that_ask_for_different_hosts_by_themselves_are_told"
+    ),
     "- **No GpuGang?**": (
         "test_a_gang_is_made_for_pods_that_say_how_many_they_are test_pods_of_an_unknown_gang_are_told_what_is_missing "
         "test_pod_sets_are_those_that_the_members_name test_the_gang_ends_with_its_owner "
         "test_pods_are_told_that_some_of_them_are_missing test_pods_are_told_that_their_gang_cannot_be_made"
     ),
-    "- **All that are needed exist": (
+    "- **All necessary members exist": (
         "test_owners_that_make_members_late_need_only_the_first "
         "test_extra_members_are_placed_as_soon_as_the_base_is_admitted"
     ),
@@ -47,7 +49,7 @@ GANGS: Final = {
         "test_members_stay_where_kueues_topology_puts_each_of_them"
     ),
     "[examples/gang.yaml]": "test_the_examples_work_as_shipped",
-    "A `Topology` names the levels": (
+    "A `Topology` lists the levels": (
         "test_fabric_cliques_are_domains_by_both_ids test_the_named_topology_is_the_one_that_counts"
     ),
     "`spares: {level:": (
@@ -81,7 +83,7 @@ GANGS: Final = {
         "test_a_member_of_an_earlier_admission_says_nothing_about_this_one "
         "test_a_gang_that_is_taken_over_has_its_time_from_then_on"
     ),
-    "Until the condition is written": (
+    "Before the condition is written": (
         "test_a_leader_that_dies_at_any_write_leaves_nothing_half_done "
         "test_controllers_that_are_killed_during_an_admission_finish_or_undo_it "
         "test_a_pinned_member_that_is_refused_ends_the_admission "
@@ -102,16 +104,16 @@ GANGS: Final = {
         "test_what_falls_free_is_kept_from_single_pods test_a_turn_ends "
         "test_annotation_of_the_controllers_keeps_gpus_by_itself"
     ),
-    "- With members of a higher priority": (
+    "- If its members have a higher priority": (
         "test_a_gang_below_goes_whole_for_one_above_it test_members_that_are_not_needed_go_first "
         "test_idle_gpus_are_combined_with_those_of_victims test_nobody_goes_for_a_gang_that_may_not_push "
         "test_victims_suffice_none_can_be_spared_and_the_worst_is_the_mildest "
         "test_units_stand_in_order_and_gangs_go_whole"
     ),
-    "- Otherwise, or where that does not help": (
+    "- Otherwise, or if that does not help": (
         "test_a_turn_ends test_nothing_is_kept_where_the_administrator_does_not_want_it"
     ),
-    "- Towards single pods a gang": (
+    "- For preemption by single pods": (
         "test_a_gang_spares_what_it_does_not_need "
         "test_a_single_pod_that_wants_an_island_takes_no_gang_below_its_minimum "
         "test_members_of_gangs_are_the_last_victims "
@@ -144,9 +146,7 @@ GANGS: Final = {
         "test_pauses_double_and_the_gang_is_deactivated_when_the_limit_is_surpassed"
     ),
     "| `--wait-for-pods-ready-may-enable`": "test_wishes_beyond_the_bounds_are_told_and_not_cut",
-    "Ready are members that are ready": (
-        "test_ready_and_succeeded_members_count_and_failed_ones_never test_stages_of_members"
-    ),
+    "Members count as ready": ("test_ready_and_succeeded_members_count_and_failed_ones_never test_stages_of_members"),
     "**blockAdmission costs throughput**": (
         "test_block_admission_lets_one_gang_start_at_a_time test_block_admission_needs_an_end "
         "test_a_gang_keeps_others_waiting_no_longer_than_the_administrator_says"
@@ -160,12 +160,12 @@ GANGS: Final = {
         "test_a_gang_that_loses_members_beyond_its_limit_is_put_out_of_action "
         "test_a_gang_that_is_deactivated_and_activated_again_starts_with_a_clean_record"
     ),
-    "Counts go up, the choice comes down.": (
+    "The search counts upwards": (
         "test_cpu_and_pod_room_count_for_all_members test_capacity_is_counted_in_islands_not_in_gpus "
         "test_hosts_that_kube_scheduler_would_refuse_do_not_count test_members_go_where_their_bound_volume_is "
         "test_members_with_volumes_of_their_own_go_each_to_its_own test_a_claim_that_is_bound_later_counts_from_then_on"
     ),
-    "Then the nearest domain is taken": "test_no_placement_is_nearer_or_in_fewer_domains",
+    "The search then takes the nearest domain": "test_no_placement_is_nearer_or_in_fewer_domains",
     "1. least room left over": "test_the_tightest_rack_is_taken_and_whole_ones_are_left",
     "2. hosts that the pods prefer": "test_disliked_hosts_come_last",
     "3. least free GPUs": "test_same_question_same_answer_in_whatever_order_hosts_come",
@@ -183,7 +183,7 @@ GANGS: Final = {
     ),
     "| `balanced` |": "test_balanced_members_are_dealt_out_evenly",
     "| least counts |": "test_fewer_members_are_placed_where_that_is_enough test_as_many_as_fit_are_placed",
-    "Three things are given up": (
+    "Three preferences give way": (
         "test_members_get_islands_where_that_costs_no_nearness test_spare_trays_come_last test_disliked_hosts_come_last"
     ),
     "GPUs of all members of a host": (
@@ -193,47 +193,47 @@ GANGS: Final = {
         "test_nested_slices_are_repaired_innermost_first test_a_slice_that_was_lost_whole_moves_as_a_whole "
         "test_a_replacement_looks_where_the_others_are_now test_of_two_broken_groups_the_one_with_a_spare_is_repaired"
     ),
-    "**Refusals** count": "test_a_gang_that_never_fits_says_so test_a_gang_below_its_quorum_gets_nothing",
+    "**Refusals** have counts": "test_a_gang_that_never_fits_says_so test_a_gang_below_its_quorum_gets_nothing",
     "**Limits.**": (
         "test_the_search_finds_places_exactly_when_there_are_some test_no_placement_is_nearer_or_in_fewer_domains "
         "test_several_pod_sets_are_all_placed_or_none "
         "test_never_more_domains_of_the_requested_level_than_in_kueues_order "
         "test_machines_of_sixteen_are_served_one_set_after_the_other"
     ),
-    "`python -m bench.gang_search` tells": "test_a_thousand_members_in_slices_of_a_rack_take_few_steps",
-    "`python -m bench.peer_cases domain FILE.jsonl` puts": (
+    "`python -m bench.gang_search` measures": "test_a_thousand_members_in_slices_of_a_rack_take_few_steps",
+    "`python -m bench.peer_cases domain FILE.jsonl` runs": (
         "test_found_alike_and_in_no_more_domains test_the_command_prints_a_line_per_scenario_and_a_summary"
     ),
-    "| unconstrained pods take two hosts": "test_where_our_order_takes_other_hosts_than_kueues",
+    "| unconstrained pods use two hosts": "test_where_our_order_takes_other_hosts_than_kueues",
     "| below a slice, one host of four": "test_where_our_order_takes_other_hosts_than_kueues",
-    "| of racks that fit alike": "test_where_our_order_takes_other_hosts_than_kueues",
-    "- Under Kueue: a pod group": "test_a_gang_that_atoll_evicts_gives_its_quota_back_and_comes_back",
+    "| of racks that fit equally": "test_where_our_order_takes_other_hosts_than_kueues",
+    "- Under Kueue, a pod group": "test_a_gang_that_atoll_evicts_gives_its_quota_back_and_comes_back",
     "- Namespace labels are not watched": "test_a_member_that_kube_scheduler_refuses_ends_the_admission",
-    "- kube-scheduler may choose a member": (
+    "- kube-scheduler may evict a necessary member": (
         "test_a_gang_of_which_kube_scheduler_takes_a_needed_member_gives_way_whole "
         "test_a_gang_of_which_others_take_a_member_waits_for_its_successor"
     ),
     "- A gang that is deleted in its pause": "test_a_gang_that_is_deleted_in_its_pause_leaves_no_job_suspended",
-    "- What a running gang lacks": "test_what_a_running_gang_lacks_comes_before_a_newcomer",
-    "- A new leader ends the turn": "test_a_new_leader_takes_off_what_it_does_not_know",
-    "- A member that runs on is not moved": "test_a_new_leader_and_a_new_topology_forget_nothing_that_runs",
+    "- Missing members of a running gang": "test_what_a_running_gang_lacks_comes_before_a_newcomer",
+    "- A new leader ends a gang's turn": "test_a_new_leader_takes_off_what_it_does_not_know",
+    "- A running member does not move": "test_a_new_leader_and_a_new_topology_forget_nothing_that_runs",
 }
 
 LEDGER: Final = {
-    "Which GPU is held, by whom": NO_CLAIM,
+    "The ledger records who holds each GPU": NO_CLAIM,
     "free ──assume──► assumed": TABLES,
-    "All arrows, by what happens": TABLES,
+    "All transitions by state and event": TABLES,
     "| free | assumed |": TABLES,
     "| assumed | | reserved |": TABLES,
     "| reserved | | | bound |": TABLES,
     "| bound | | | | |": TABLES,
     "| releasing | | | bound |": TABLES,
     "| in doubt | | | bound |": TABLES,
-    "*assume* and *forget* are acts": (
+    "*assume* and *forget* come from": (
         "test_verbs_are_idempotent test_assuming_what_another_has_is_refused_with_its_history "
         "test_late_rollback_frees_no_newer_assumption"
     ),
-    "A state is not stored anywhere": (
+    "States are not stored but derived": (
         "test_free_devices_equal_those_of_an_oracle test_end_of_everything_leaves_nothing_behind"
     ),
     "A device is unknown until": TABLES,
@@ -270,21 +270,21 @@ LEDGER: Final = {
     "| machine declared gone for good |": ROWS,
     "| machine declared gone, pod not deleted |": ROWS,
     "| only a Lease remembers the pod |": ROWS,
-    "*Ended* believes the pod's own status": (
+    "*Ended* relies on the pod's own status": (
         "test_door_is_shut_by_its_policy_alone test_end_of_a_pod_by_its_own_object"
     ),
-    "A machine is known again by": f"{ROWS} test_verdict",
-    "Somebody may delete a Lease by hand": (
+    "A machine is recognised by": f"{ROWS} test_verdict",
+    "If somebody deletes a Lease by hand": (
         "test_lease_lost_before_its_pod_went_is_kept_in_mind test_lease_that_ended_after_its_pod_was_released"
     ),
-    "What is offered to new pods": (
+    "GPUs are offered to new pods by the report": (
         "test_report_of_the_past_offers_nothing test_missing_card_is_offered_to_nobody_and_keeps_its_lease "
         "test_replaced_card_is_not_sold_under_the_old_id test_a_gpu_that_falls_ill_under_its_pod_frees_nothing "
         "test_running_pods_always_fit"
     ),
     "| creating the Lease is the reservation": "test_binds_that_all_chose_before_any_has_reserved",
     "| a bound pod's annotation outranks": "test_evidence_outranks_in_order test_required_leases",
-    "| a Lease that went before": "test_lease_lost_before_its_pod_went_is_kept_in_mind",
+    "| a Lease deleted before its pod": "test_lease_lost_before_its_pod_went_is_kept_in_mind",
     "| a Lease that its bound holder": "test_standing",
     "| the fence: uid and resourceVersion": (
         "test_binding_is_fenced test_binding_in_doubt_keeps_the_leases_until_it_is_known"
@@ -299,7 +299,7 @@ LEDGER: Final = {
         "test_promises_are_kept_in_every_history test_seed_replays_exactly test_every_kind_of_step_occurs "
         "test_failing_history_shrinks_to_what_is_needed"
     ),
-    "That it bites is a test": "test_simulation_bites",
+    "`tests/simulation/guards.py` proves": "test_simulation_bites",
 }
 
 PAGES: Final = {"docs/gangs.md": GANGS, "docs/ledger.md": LEDGER}

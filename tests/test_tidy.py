@@ -1,4 +1,4 @@
-"""The repository checks its own taste: sizes that only shrink, tests that promise something, pages with one title."""
+"""Style checks of the repository: sizes that only shrink, tests that promise something, pages with one title."""
 
 import ast
 import gc

@@ -1,8 +1,8 @@
 """What the cluster shows of a job, and which steps of its life follow from that.
 
-In: facts about the object that runs the pods, about the pods, and about Kueue's eviction. Out: an Observation, and the
-steps that lead from the recorded state to it. Level-triggered: whatever was missed between two looks, the steps lead to
-what is there now, each a row of the table of atoll.jobs.states.
+In: facts about the object that runs the pods, about the pods, and about Kueue's eviction. Out: a JobObservation, and
+the steps that lead from the recorded state to it. Level-triggered: whatever was missed between two looks, the steps
+lead to what is there now, each a row of the table of atoll.jobs.states.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ class JobPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class JobObservation:
     """What a job amounts to, and why. `spent`: the cluster itself tried again as often as it may. `is_final`: it is not
     to be tried again, whatever the reason."""
 
@@ -93,45 +93,45 @@ class Observation:
     is_final: bool = False
 
 
-def observe(facts: JobFacts, *, workload_uid: str | None) -> Observation:
+def observe(facts: JobFacts, *, workload_uid: str | None) -> JobObservation:
     """Return what the facts amount to. `workload_uid`: of the object that the job was given; another of the same name
     is not the job's."""
     workload = facts.workload
     if workload is None or (workload_uid is not None and workload.uid != workload_uid):
-        return Observation(
+        return JobObservation(
             JobPhase.GONE, "its objects are gone from the cluster, and nobody asked here: deleted by hand?"
         )
     if workload.is_complete:
-        return Observation(JobPhase.SUCCEEDED)
+        return JobObservation(JobPhase.SUCCEEDED)
     if workload.failed:
         return _failure(workload, facts.pods)
     if workload.is_leaving:
-        return Observation(JobPhase.GONE, f"its {workload.kind} is being deleted, and nobody asked here")
+        return JobObservation(JobPhase.GONE, f"its {workload.kind} is being deleted, and nobody asked here")
     if _waits_for_quota(workload, facts.pods):
         if facts.evicted == PREEMPTED_REASON:
-            return Observation(JobPhase.EVICTED, PREEMPTED_REASON)
-        return Observation(JobPhase.WAITS_FOR_QUOTA, _quota_reason(facts.evicted))
+            return JobObservation(JobPhase.EVICTED, PREEMPTED_REASON)
+        return JobObservation(JobPhase.WAITS_FOR_QUOTA, _quota_reason(facts.evicted))
     running = workload.ready if workload.ready is not None else _running(facts.pods)
     waiting = _waiting(facts.pods)
     if workload.wanted == 0:
-        return Observation(JobPhase.RUNS, "runs with 0 replicas, until a request comes")
+        return JobObservation(JobPhase.RUNS, "runs with 0 replicas, until a request comes")
     if running >= (workload.wanted if workload.runs_whole else 1):
         partly = f"{running} of {workload.wanted} pods run" if running < workload.wanted else ""
-        return Observation(JobPhase.RUNS, "; ".join(part for part in (partly, waiting) if part))
-    return Observation(JobPhase.STARTS, waiting or f"{running} of {workload.wanted} pods run")
+        return JobObservation(JobPhase.RUNS, "; ".join(part for part in (partly, waiting) if part))
+    return JobObservation(JobPhase.STARTS, waiting or f"{running} of {workload.wanted} pods run")
 
 
-def _failure(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> Observation:
+def _failure(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> JobObservation:
     if workload.failed == DEADLINE_REASON:
-        return Observation(JobPhase.EXPIRED, "it ran as long as it may")
+        return JobObservation(JobPhase.EXPIRED, "it ran as long as it may")
     ended = [pod for pod in pods if pod.phase == "Failed" and pod.reason]
     if workload.failed == POLICY_REASON:
         why = f": pod {ended[0].name}: {ended[0].reason}" if ended else ""
-        return Observation(JobPhase.FAILED, f"preempted, and retry_on_preemption is false{why}", is_final=True)
+        return JobObservation(JobPhase.FAILED, f"preempted, and retry_on_preemption is false{why}", is_final=True)
     last = f"pod {ended[-1].name}: {ended[-1].reason} {ended[-1].detail}".strip() if ended else ""
     told = ": ".join(part for part in (workload.failed, last or workload.failed_detail) if part)
     spent = workload.failed == BACKOFF_REASON and workload.backoff_limit > 0
-    return Observation(JobPhase.FAILED, told, spent=spent)
+    return JobObservation(JobPhase.FAILED, told, spent=spent)
 
 
 def _waits_for_quota(workload: WorkloadFacts, pods: tuple[PodFacts, ...]) -> bool:

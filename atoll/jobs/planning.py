@@ -1,7 +1,7 @@
 """What is recorded of a job after a look at the cluster: steps with their messages, decisions about retries among them.
 
-In: the recorded state and counts, and an Observation. Out: PlannedSteps, which one transaction takes together. Separate
-from the reconciler, so that every case is a row of a test.
+In: the recorded state and counts, and a JobObservation. Out: PlannedSteps, which one transaction takes together.
+Separate from the reconciler, so that every case is a row of a test.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from atoll.jobs.facts import JobPhase, Observation, steps_to
+from atoll.jobs.facts import JobObservation, JobPhase, steps_to
 from atoll.jobs.policy import JobPolicy
 from atoll.jobs.retries import GiveUp, TryAgain, after_failure, after_preemption, bounded
 from atoll.jobs.states import JobState, JobStep, step
@@ -33,7 +33,9 @@ class JobHistory:
     preemptions: int = 0
 
 
-def plan_steps(history: JobHistory, seen: Observation, *, policy: JobPolicy, now: datetime) -> tuple[PlannedStep, ...]:
+def plan_steps(
+    history: JobHistory, seen: JobObservation, *, policy: JobPolicy, now: datetime
+) -> tuple[PlannedStep, ...]:
     """Return the steps from what is recorded to what is seen; none where both agree."""
     state = history.state
     planned: list[PlannedStep] = []
@@ -50,7 +52,7 @@ def plan_steps(history: JobHistory, seen: Observation, *, policy: JobPolicy, now
     return tuple(planned)
 
 
-def _after_failure(history: JobHistory, seen: Observation, policy: JobPolicy, now: datetime) -> PlannedStep:
+def _after_failure(history: JobHistory, seen: JobObservation, policy: JobPolicy, now: datetime) -> PlannedStep:
     if seen.is_final:
         return PlannedStep(JobStep.FAIL, bounded(seen.reason))
     decided = after_failure(policy, reason=seen.reason, retries=history.retries, now=now, spent=seen.spent)
@@ -60,7 +62,7 @@ def _after_failure(history: JobHistory, seen: Observation, policy: JobPolicy, no
     return PlannedStep(JobStep.RETRY, decided.message, changes)
 
 
-def _after_preemption(history: JobHistory, seen: Observation, policy: JobPolicy, now: datetime) -> PlannedStep:
+def _after_preemption(history: JobHistory, seen: JobObservation, policy: JobPolicy, now: datetime) -> PlannedStep:
     count = history.preemptions + 1
     decided = after_preemption(policy, reason=seen.reason, preemptions=count, now=now)
     asked = JobStep.REQUEUE if isinstance(decided, TryAgain) else JobStep.FAIL

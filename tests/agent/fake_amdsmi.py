@@ -1,4 +1,4 @@
-"""Stands in for the module amdsmi, which ROCm ships and no registry does: the calls that are made, for a known machine.
+"""Replacement for the module amdsmi, which only ROCm ships: the calls that the agent makes, for a known machine.
 
 `broken`: call name to the positions at which it is refused.
 """

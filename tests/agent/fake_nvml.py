@@ -1,4 +1,4 @@
-"""Stands in for the module pynvml: its names, constants and errors are the real ones, its answers come from a machine.
+"""Replacement for the module pynvml: real names, constants and errors, with the answers of a known machine.
 
 A function that the real bindings do not have is an AttributeError here too, so a misspelt call cannot pass.
 """

@@ -1,4 +1,4 @@
-"""Evidence: what a look proves about pods, above all what it does not."""
+"""Evidence: what a look proves about pods, and especially what it does not prove."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the agent reports of every known machine, through the real bindings: reports that were looked at once and kept.
+"""Reports of every known machine, through the real bindings, compared with reviewed files.
 
 To write them anew after a change that is meant: ATOLL_WRITE_GOLDEN=1, and read the difference before it is committed.
 """

@@ -1,4 +1,4 @@
-"""The memory of what was wrong with a device."""
+"""Incidents: the record of a device's faults."""
 
 import pytest
 from hypothesis import given

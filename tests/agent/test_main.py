@@ -1,4 +1,4 @@
-"""The command line: settings that cannot be are refused in words, and --once prints the report of this machine."""
+"""The command line: invalid settings are refused in words, and --once prints the report of this machine."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A driver that answers nonsense: the report stays valid, its card pays for it, and no other one.
+"""A driver that answers nonsense: the report stays valid, and only the affected card loses facts.
 
 The answers are those that the types of the library can carry: all bits set, texts that are empty, endless or none,
 uuids that repeat or change, instances that say what another said.

@@ -1,4 +1,4 @@
-"""The machine's PCI tree: adapters near the GPUs are told and used where sets tie, and a GPU that is gone is missed."""
+"""The machine's PCI tree: adapters near the GPUs are reported and break ties of sets, and a missing GPU is noticed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Publishing: one writer, the smallest patch, only news, and never onto a successor of the object."""
+"""Publishing: one writer, the smallest patch, only changes, and never onto a successor of the object."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The report: comparable over time, bounded, and never poorer because something could not be read."""
+"""The report: comparable over time, bounded, and without losses from unreadable values."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the agent makes of sick machines, through the real bindings: every story of devcluster.mock_nvml.sick.
+"""Reports of faulty machines, through the real bindings: every function of devcluster.mock_nvml.sick.
 
 GPU 3 is the one that is ill. "The others" are the seven beside it.
 """

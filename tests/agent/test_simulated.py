@@ -1,4 +1,4 @@
-"""The simulated machine: the same cards for the same seed, and every sickness that a test wants to see."""
+"""The simulated machine: the same cards for the same seed, and every fault that a test needs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Unknown is not absent: whatever one failed question leaves open keeps what was known of it, for every kind of fact.
+"""Unknown is not absent: after a failed query every kind of fact keeps its last known value.
 
 The real bindings over the mock library, which fails, hangs or renumbers under a running agent.
 """

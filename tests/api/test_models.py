@@ -1,4 +1,4 @@
-"""Models and schemas say the same: what one writes the other takes, what one refuses the other refuses."""
+"""Models and schemas agree: each accepts the other's output and refuses the same objects."""
 
 from typing import Any
 

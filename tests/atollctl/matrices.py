@@ -1,4 +1,4 @@
-"""Saved matrices as users have them, printed from known machines."""
+"""Saved matrices like users', printed from known machines."""
 
 from topology.model import Machine
 from topology.profiles import profile

@@ -1,4 +1,4 @@
-"""Promises of `atoll audit`: evidence and next step of everything, nothing cut, repairs that free no GPU by guess."""
+"""Promises of `atoll audit`: evidence and next step for every finding, nothing cut, no repair frees a GPU by guess."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""`atoll choose`: what users are told about a choice, and what they are told when they ask for nonsense."""
+"""`atoll choose`: output for a choice, and messages for invalid input."""
 
 import json
 from pathlib import Path

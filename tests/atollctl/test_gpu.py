@@ -1,4 +1,4 @@
-"""`atoll gpu`: single GPUs are kept, given back and declared well, by uuid, whatever others write meanwhile."""
+"""`atoll gpu`: single GPUs are cordoned, uncordoned and declared healthy, by uuid, despite concurrent writes."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What went wrong is told with the next step, and alike by every command."""
+"""Every command reports errors in the same words, with the next step."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`atoll topo`: what is drawn of nodes, saved matrices and known machines."""
+"""`atoll topo`: drawings of nodes, saved matrices and known machines."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the script for GPU machines compares, on texts as nvidia-smi prints them."""
+"""Comparisons of the script for GPU machines, on real output of nvidia-smi."""
 
 from typing import Any
 

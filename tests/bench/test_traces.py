@@ -1,4 +1,4 @@
-"""Traces of whole clusters: the files are read or refused with a reason, and no rule gives what is not there."""
+"""Traces of whole clusters: files are read or refused with a reason, and no rule gives GPUs that do not exist."""
 
 from __future__ import annotations
 

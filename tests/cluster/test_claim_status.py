@@ -1,4 +1,4 @@
-"""The status of a claim: who has what, who waits."""
+"""The status of a claim: allocations and waiting pods."""
 
 from atoll.api import names
 from atoll.api.claims import ALLOCATIONS_MAX, ClaimPhase, GpuClaim, GpuClaimStatus

@@ -1,4 +1,4 @@
-"""The audit finds each broken promise, and nothing where all is well."""
+"""The audit finds each broken promise, and nothing in a sound cluster."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an incident of a GPU is worth, and when it is over."""
+"""Consequences of a GPU's incident, and its end."""
 
 from pathlib import Path
 from typing import Any

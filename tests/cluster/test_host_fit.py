@@ -1,4 +1,4 @@
-"""What kube-scheduler would refuse is known before: each filter as a table of pods and nodes."""
+"""kube-scheduler's refusals are predicted: each filter as a table of pods and nodes."""
 
 from __future__ import annotations
 

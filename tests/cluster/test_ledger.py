@@ -1,4 +1,4 @@
-"""Promises of the ledger: nothing that is held is ever free, whatever order the news arrive in."""
+"""Promises of the ledger: a held device is never free, whatever the order of events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A Lease that somebody deletes by hand, and then its pod by force: the device is not for sale without proof."""
+"""A Lease deleted by hand, and then its pod by force: the device is not given out without proof."""
 
 import orjson
 import pytest

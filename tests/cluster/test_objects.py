@@ -1,4 +1,4 @@
-"""Promise of the thin objects: of whatever the API server sends only what somebody reads is kept."""
+"""Promise of the thin objects: only fields that are read are kept of the API server's objects."""
 
 import msgspec
 import orjson

@@ -1,4 +1,4 @@
-"""What a Lease means for its holder, and what a bound pod must have."""
+"""States of Leases for their holders, and the Leases that a bound pod must have."""
 
 from collections.abc import Mapping
 

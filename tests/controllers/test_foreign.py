@@ -1,4 +1,4 @@
-"""Promises about foreign uses: told once to everybody concerned, taken back when over, never sold meanwhile."""
+"""Promises about foreign use: reported once per object, withdrawn at its end, never given out meanwhile."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What happens to a gang in the middle of its admission: it goes, comes back by its name, loses members, is refused."""
+"""Events in the middle of a gang's admission: deletion, re-creation under its name, lost members, refusals."""
 
 from collections.abc import Iterable
 from pathlib import Path

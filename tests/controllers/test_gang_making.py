@@ -1,4 +1,4 @@
-"""Which GpuGang is made for pods that only say how many they are."""
+"""The GpuGang that is created for pods that only give their number."""
 
 from typing import Any
 

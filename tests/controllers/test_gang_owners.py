@@ -1,4 +1,4 @@
-"""Who made a gang's pods, and who is told: owners that are stopped and started, gangs that cannot be made yet."""
+"""Owners of a gang's pods: suspending and resuming them, and events for gangs that cannot be created yet."""
 
 from pathlib import Path
 

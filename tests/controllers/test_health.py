@@ -1,4 +1,4 @@
-"""A GPU that falls ill is told to whoever holds it, once."""
+"""A GPU that becomes unhealthy is reported once, to its holder."""
 
 from pathlib import Path
 from typing import Any

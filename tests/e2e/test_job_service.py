@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from atollctl.__main__ import app
 from devcluster import DevCluster, DevNodeSpec
 from tests.jobs.test_job_examples import EXAMPLES
 
@@ -74,9 +76,9 @@ class RunningService:
 
     def job(self, *words: str, by: str = NAMESPACE, status: int = 0) -> str:
         """Run `atoll job ...` as a tenant's account and return what it prints."""
-        environment = os.environ | {"ATOLL_JOBS_SERVER": self.url, "ATOLL_JOBS_TOKEN_FILE": str(self.folder / by)}
-        done = subprocess.run([ATOLL, "job", *words], capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == status, done.stdout + done.stderr
+        environment = {"ATOLL_JOBS_SERVER": self.url, "ATOLL_JOBS_TOKEN_FILE": str(self.folder / by)}
+        done = CliRunner().invoke(app, ["job", *words], env=environment)  # a process each would be mostly imports
+        assert done.exit_code == status, done.output
         return done.stdout if status == 0 else done.stderr
 
     def submit(self, name: str, script: str, **fields: Any) -> str:
@@ -85,7 +87,7 @@ class RunningService:
             "name": name,
             "job_type": "batch",
             "container": {"image": "localhost/busybox:1", "command": ["/bin/sh", "-c", script]},
-            "policy": {"priority_class": "normal"},
+            "policy": {"priority_class": "normal", "preemption_grace_period": 2},
         } | fields
         file = self.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(job))
@@ -131,10 +133,10 @@ def cluster() -> Iterator[DevCluster]:
         yield cluster
 
 
-@pytest.fixture
-def service(cluster: DevCluster, tmp_path: Path) -> Iterator[RunningService]:
+@pytest.fixture(scope="module")
+def service(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service with an empty database."""
-    service = RunningService(cluster, tmp_path)
+    service = RunningService(cluster, tmp_path_factory.mktemp("service"))
     service.start()
     yield service
     service.kill()
@@ -199,9 +201,7 @@ def test_jobs_outlive_the_service(service: RunningService) -> None:
     """The service is killed while jobs run and one is being cancelled; started again, it knows what became of them."""
     service.submit("steady", "sleep 1000")
     service.submit("short", "while [ ! -e /tmp/never ]; do sleep 1; n=$((n+1)); [ $n -gt 8 ] && exit 0; done")
-    service.submit(
-        "doomed", "trap '' TERM; sleep 1000", policy={"priority_class": "normal", "preemption_grace_period": 3}
-    )
+    service.submit("doomed", "trap '' TERM; sleep 1000")
     for name in ("steady", "short", "doomed"):
         service.wait(name, "running")
     uid = ("get", "job", "steady", "-n", NAMESPACE, "-o", "jsonpath={.metadata.uid}")

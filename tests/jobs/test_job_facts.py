@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.jobs.facts import FORWARD, JobFacts, JobPhase, Observation, PodFacts, WorkloadFacts, observe, steps_to
+from atoll.jobs.facts import FORWARD, JobFacts, JobObservation, JobPhase, PodFacts, WorkloadFacts, observe, steps_to
 from atoll.jobs.planning import JobHistory, plan_steps
 from atoll.jobs.policy import JobPolicy
 from atoll.jobs.states import ENDED, IN_CLUSTER, JobState, JobStep, step
@@ -149,7 +149,7 @@ def test_steps_are_legal_and_lead_to_what_is_seen(
     is_final: bool,
 ) -> None:
     """From every recorded state, whatever is seen: each step is a row, counts only grow, and the end fits the phase."""
-    seen = Observation(phase, reason, spent=spent, is_final=is_final)
+    seen = JobObservation(phase, reason, spent=spent, is_final=is_final)
     policy = JobPolicy(max_retries=2, retry_on_preemption=retry_on_preemption)
 
     planned = plan_steps(JobHistory(state, retries, preemptions), seen, policy=policy, now=NOW)

@@ -1,4 +1,4 @@
-"""What a job may say: which documents are taken, and how the others are refused."""
+"""Documents of jobs: which are accepted, and how others are refused."""
 
 from collections.abc import Mapping
 from typing import Any

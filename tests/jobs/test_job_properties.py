@@ -1,4 +1,4 @@
-"""Any valid job: its objects are what Kubernetes and Atoll take, always the same, and no wish is lost in silence."""
+"""Any valid job: its objects are valid for Kubernetes and Atoll, always the same, and no field is lost silently."""
 
 from contextlib import suppress
 from typing import Any

@@ -18,7 +18,7 @@ from jobs.authentication import (
 )
 
 
-class Reviews:
+class TokenReviews:
     """An API server that reviews tokens: `good-NAME` is somebody's."""
 
     def __init__(self) -> None:
@@ -51,20 +51,20 @@ class Now:
         return self.seconds
 
 
-def reviewer(reviews: Reviews, *, audience: str = "", now: Now | None = None) -> TokenReviewer:
+def reviewer(reviews: TokenReviews, *, audience: str = "", now: Now | None = None) -> TokenReviewer:
     """Return a reviewer over a played API server."""
     return TokenReviewer(reviews, audience=audience, now=now or Now())  # type: ignore[arg-type]
 
 
 async def test_a_known_token_is_somebody_with_groups() -> None:
     """The name and groups are the API server's."""
-    assert await reviewer(Reviews()).identify("Bearer good-ann") == Identity("ann", ("g",))
+    assert await reviewer(TokenReviews()).identify("Bearer good-ann") == Identity("ann", ("g",))
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic good-ann", "good-ann", "Bearer " + "x" * 20_000])
 async def test_what_is_no_token_is_not_even_asked_about(header: str) -> None:
     """Nonsense costs the API server nothing."""
-    reviews = Reviews()
+    reviews = TokenReviews()
 
     found = await reviewer(reviews).identify(header)
 
@@ -86,7 +86,7 @@ async def test_what_is_no_token_is_not_even_asked_about(header: str) -> None:
 )
 async def test_only_a_clear_yes_is_one(answer: bytes, status: int) -> None:
     """An answer without authenticated, without a name, or that is none lets nobody in."""
-    reviews = Reviews()
+    reviews = TokenReviews()
     reviews.answer = answer
 
     found = await reviewer(reviews).identify("Bearer good-ann")
@@ -100,7 +100,7 @@ async def test_only_a_clear_yes_is_one(answer: bytes, status: int) -> None:
 )
 async def test_a_token_for_somebody_else_is_refused(audiences: list[str], is_taken: bool) -> None:
     """Where an audience is set, the token must have been issued for it."""
-    reviews = Reviews()
+    reviews = TokenReviews()
     reviews.audiences = audiences
 
     found = await reviewer(reviews, audience="atoll").identify("Bearer good-ann")
@@ -111,7 +111,7 @@ async def test_a_token_for_somebody_else_is_refused(audiences: list[str], is_tak
 
 async def test_a_token_is_remembered_for_a_short_time_and_not_in_clear() -> None:
     """A caller costs one review in half a minute; the memory holds digests, and so many at most."""
-    reviews, now = Reviews(), Now()
+    reviews, now = TokenReviews(), Now()
     asked = reviewer(reviews, now=now)
     for _ in range(5):
         await asked.identify("Bearer good-ann")
@@ -129,7 +129,7 @@ async def test_a_token_is_remembered_for_a_short_time_and_not_in_clear() -> None
 
 async def test_strangers_cannot_make_the_api_server_work() -> None:
     """A flood of unknown tokens is answered 429 beyond a few; a known one is let in all the same."""
-    reviews = Reviews()
+    reviews = TokenReviews()
     asked = reviewer(reviews)
     await asked.identify("Bearer good-ann")
     found = await asyncio.gather(*(asked.identify(f"Bearer bad-{number}") for number in range(500)))
@@ -141,7 +141,7 @@ async def test_strangers_cannot_make_the_api_server_work() -> None:
 
 async def test_while_the_api_server_is_away_nobody_new_is_let_in() -> None:
     """It is told that it may pass; whoever was known a moment ago goes on."""
-    reviews = Reviews()
+    reviews = TokenReviews()
     asked = reviewer(reviews)
     await asked.identify("Bearer good-ann")
     reviews.is_away = True

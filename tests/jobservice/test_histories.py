@@ -36,7 +36,7 @@ REST_TICKS = 60
 FATES = ("", "", "", "OOMKilled", "Error")
 
 
-class History:
+class ServiceLife:
     """One seeded life of a service and its cluster."""
 
     def __init__(self, seed: int, engine: Engine) -> None:
@@ -200,9 +200,9 @@ def histories(engine: Engine, seeds: range) -> int:
         with engine.begin() as connection:
             connection.exec_driver_sql("DELETE FROM job_events")
             connection.exec_driver_sql("DELETE FROM jobs")
-        history = History(seed, engine)
+        history = ServiceLife(seed, engine)
 
-        async def run(history: History = history) -> None:
+        async def run(history: ServiceLife = history) -> None:
             await history.live()
             history.check_always()
             await history.check_at_rest()

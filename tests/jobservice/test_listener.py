@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import ssl
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.service.tls import TlsFiles, server_context
 from jobs import bounds, listener
 from jobs.listener import serving
-from tests.fakes.clock import until
+from tests.fakes.clock import ManualClock, until
+from tests.service.certificates import Authority
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -92,6 +96,27 @@ async def test_a_connection_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyP
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
+
+
+async def test_the_api_is_served_over_tls(tmp_path: Path) -> None:
+    """With a certificate nothing is answered in clear, and a body comes whole."""
+    authority = Authority("atoll")
+    authority.issue("127.0.0.1", tmp_path / "cert.pem", tmp_path / "key.pem")
+    files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context = server_context(files, monotonic_seconds=ManualClock().monotonic_seconds)
+    trusting = ssl.create_default_context(cafile=authority.write_certificate(tmp_path / "ca.pem"))
+    async with serving(echo, "127.0.0.1", 0, context) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        writer.write(post(b"x" * 50_000))
+        answer = await asyncio.wait_for(reader.readuntil(b"50000"), 10)
+        writer.close()
+        plain_reader, plain_writer = await asyncio.open_connection("127.0.0.1", port)
+        plain_writer.write(post(b"x"))
+        with contextlib.suppress(ConnectionResetError):
+            assert b"HTTP" not in await asyncio.wait_for(plain_reader.read(), 10)
+        plain_writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 @asynccontextmanager

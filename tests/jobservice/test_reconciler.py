@@ -17,7 +17,7 @@ from tests.jobservice.made import NOW, new_job
 from tests.jobservice.world import SERVICE_ID, JobWorld, ServiceProcess
 
 
-class Stage:
+class JobStage:
     """A world, a service, and the jobs that a test gives it."""
 
     def __init__(self, engine: Any, rendering: RenderSettings | None = None) -> None:
@@ -74,15 +74,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-async def stage(engine: Any) -> AsyncIterator[Stage]:
+async def stage(engine: Any) -> AsyncIterator[JobStage]:
     """An empty world and an empty database."""
-    stage = Stage(engine)
+    stage = JobStage(engine)
     yield stage
     with engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM jobs")
 
 
-async def test_a_job_is_created_runs_and_succeeds(stage: Stage) -> None:
+async def test_a_job_is_created_runs_and_succeeds(stage: JobStage) -> None:
     """A batch goes through its whole life, and the cluster bears whose it is on every object and pod."""
     job_id = await stage.give(ext_ml_gpu_count=2)
     created = {one["kind"]: one for one in stage.world.server.objects.values()}
@@ -100,7 +100,7 @@ async def test_a_job_is_created_runs_and_succeeds(stage: Stage) -> None:
     assert stage.kinds() == ["GpuClaim", "Job", "Pod"]  # kept to be looked at
 
 
-async def test_a_service_runs_until_it_is_cancelled(stage: Stage) -> None:
+async def test_a_service_runs_until_it_is_cancelled(stage: JobStage) -> None:
     """A Deployment runs when all replicas do; cancelled, it is gone with its pods before that is recorded."""
     job_id = await stage.give(job_type="service", container={"image": "web:1", "ports": [{"port": 80, "name": "http"}]})
     running = await stage.live(job_id)
@@ -115,7 +115,7 @@ async def test_a_service_runs_until_it_is_cancelled(stage: Stage) -> None:
     assert (cancelled.state, cancelled.message, stage.kinds()) == ("cancelled", "cancelled by ann", [])
 
 
-async def test_a_job_that_was_never_created_is_cancelled_at_once(stage: Stage) -> None:
+async def test_a_job_that_was_never_created_is_cancelled_at_once(stage: JobStage) -> None:
     """What waits for its start leaves nothing in the cluster."""
     start = (NOW + timedelta(hours=1)).isoformat()
     job_id = await stage.give(policy={"scheduled_start": start})
@@ -128,7 +128,7 @@ async def test_a_job_that_was_never_created_is_cancelled_at_once(stage: Stage) -
     assert stage.world.created == []
 
 
-async def test_a_scheduled_job_starts_at_its_time(stage: Stage) -> None:
+async def test_a_scheduled_job_starts_at_its_time(stage: JobStage) -> None:
     """Not a second before."""
     job_id = await stage.give(policy={"scheduled_start": (NOW + timedelta(seconds=60)).isoformat()})
     await stage.world.clock.advance(59)
@@ -141,7 +141,7 @@ async def test_a_scheduled_job_starts_at_its_time(stage: Stage) -> None:
     assert (await stage.record(job_id)).state in ("queued", "admitted")
 
 
-async def test_a_passing_failure_is_tried_again_after_a_pause(stage: Stage) -> None:
+async def test_a_passing_failure_is_tried_again_after_a_pause(stage: JobStage) -> None:
     """Killed for its memory, the job is tried again twice, each time in a new try, and then it is over."""
     stage.world.fates["tune"] = "OOMKilled"
     job_id = await stage.give(policy={"max_retries": 2, "retry_delay_seconds": 10})
@@ -160,7 +160,23 @@ async def test_a_passing_failure_is_tried_again_after_a_pause(stage: Stage) -> N
     assert [attempt for kind, _, attempt in stage.world.created if kind == "Job"] == ["1", "2", "3"]
 
 
-async def test_a_mistake_of_the_program_is_not_tried_again(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        pytest.param({}, 0, id="one pod: the service decides about the next try"),
+        pytest.param({"workers": 2, "ext_ml_gpu_count": 2, "job_type": "training"}, 0, id="pods that work as one"),
+        pytest.param({"parallelism": 2}, 2, id="pods each on its own: the cluster tries one again"),
+        pytest.param({"job_type": "training", "policy": {"max_retries": 2, "preemptible": False}}, 2, id="in place"),
+    ],
+)
+async def test_who_tries_again(stage: JobStage, fields: dict[str, Any], limit: int) -> None:
+    """Tries are counted once: by the service, or by the cluster where a pod is restarted by itself."""
+    await stage.give(**{"policy": {"max_retries": 2}} | fields)
+
+    assert stage.one("Job")["spec"]["backoffLimit"] == limit
+
+
+async def test_a_mistake_of_the_program_is_not_tried_again(stage: JobStage) -> None:
     """An exit code of its own ends the job at once."""
     stage.world.fates["tune"] = "Error"
     job_id = await stage.give()
@@ -170,7 +186,7 @@ async def test_a_mistake_of_the_program_is_not_tried_again(stage: Stage) -> None
     assert record.message == "failed: BackoffLimitExceeded: pod tune-1-0: Error (exit code 137)"
 
 
-async def test_a_retry_by_hand_takes_the_old_try_away_first(stage: Stage) -> None:
+async def test_a_retry_by_hand_takes_the_old_try_away_first(stage: JobStage) -> None:
     """Objects of the failed try are gone, with their pods, before the new one begins."""
     stage.world.fates["tune"] = "Error"
     job_id = await stage.give(ext_ml_gpu_count=1)
@@ -188,7 +204,7 @@ async def test_a_retry_by_hand_takes_the_old_try_away_first(stage: Stage) -> Non
     assert stage.one("Job")["metadata"]["labels"][job_names.ATTEMPT] == "2"
 
 
-async def test_checkpoints_outlive_tries_and_cancelling(stage: Stage) -> None:
+async def test_checkpoints_outlive_tries_and_cancelling(stage: JobStage) -> None:
     """The volume with the checkpoints of a training is taken over by the next try, and never removed."""
     stage.world.fates["tune"] = "OOMKilled"
     job_id = await stage.give(job_type="training", intent={"checkpoint_config": {}}, policy={"retry_delay_seconds": 0})
@@ -203,7 +219,7 @@ async def test_checkpoints_outlive_tries_and_cancelling(stage: Stage) -> None:
     assert stage.one("PersistentVolumeClaim")["metadata"]["uid"] == volume
 
 
-async def test_kueue_holds_admits_preempts_and_admits_again(stage: Stage) -> None:
+async def test_kueue_holds_admits_preempts_and_admits_again(stage: JobStage) -> None:
     """A suspended Job is queued; one that Kueue preempts is preempted and queued again, which counts as no failure."""
     stage.world.holds.add("tune")
     job_id = await stage.give(policy={"max_retries": 0})
@@ -226,7 +242,7 @@ async def test_kueue_holds_admits_preempts_and_admits_again(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize(("reason", "expected"), [("Preempted", "failed"), ("PodsReadyTimeout", "queued")])
-async def test_only_preemption_fails_a_job_that_wants_no_retry(stage: Stage, reason: str, expected: str) -> None:
+async def test_only_preemption_fails_a_job_that_wants_no_retry(stage: JobStage, reason: str, expected: str) -> None:
     """To lose quota for another reason is to be queued again, and says why."""
     job_id = await stage.give(policy={"retry_on_preemption": False})
     await stage.live(job_id, rounds=2)
@@ -237,7 +253,7 @@ async def test_only_preemption_fails_a_job_that_wants_no_retry(stage: Stage, rea
     assert reason in record.message
 
 
-async def test_a_deadline_ends_a_service_in_the_cluster_too(stage: Stage) -> None:
+async def test_a_deadline_ends_a_service_in_the_cluster_too(stage: JobStage) -> None:
     """When its time is over a service is failed, says why, and nothing of it runs any more."""
     job_id = await stage.give(job_type="service", policy={"max_runtime": 100})
     await stage.live(job_id)
@@ -250,7 +266,7 @@ async def test_a_deadline_ends_a_service_in_the_cluster_too(stage: Stage) -> Non
     assert stage.kinds() == []
 
 
-async def test_a_queued_job_fails_at_its_deadline(stage: Stage) -> None:
+async def test_a_queued_job_fails_at_its_deadline(stage: JobStage) -> None:
     """Nobody waits for quota beyond the time by which the job must be finished."""
     stage.world.holds.add("tune")
     job_id = await stage.give(policy={"deadline": (NOW + timedelta(seconds=50)).isoformat()})
@@ -262,7 +278,7 @@ async def test_a_queued_job_fails_at_its_deadline(stage: Stage) -> None:
     assert not stage.world.of_kind("Job", "Pod")
 
 
-async def test_objects_that_somebody_deletes_are_missed(stage: Stage) -> None:
+async def test_objects_that_somebody_deletes_are_missed(stage: JobStage) -> None:
     """A job whose Job was deleted by hand has failed, and says what probably happened; it is not created anew."""
     job_id = await stage.give()
     await stage.live(job_id, rounds=2)
@@ -274,7 +290,7 @@ async def test_objects_that_somebody_deletes_are_missed(stage: Stage) -> None:
     assert len(stage.world.created) == 1
 
 
-async def test_a_stranger_of_the_same_name_is_not_the_job(stage: Stage) -> None:
+async def test_a_stranger_of_the_same_name_is_not_the_job(stage: JobStage) -> None:
     """A Job that took the place of ours is not followed, and not removed."""
     job_id = await stage.give()
     await stage.live(job_id, rounds=2)
@@ -300,7 +316,7 @@ async def test_a_stranger_of_the_same_name_is_not_the_job(stage: Stage) -> None:
         ),
     ],
 )
-async def test_a_name_that_strangers_have_is_told(stage: Stage, labels: dict[str, str], told: str) -> None:
+async def test_a_name_that_strangers_have_is_told(stage: JobStage, labels: dict[str, str], told: str) -> None:
     """What is not ours is neither taken over nor removed: the job fails and names it."""
     path = "/apis/batch/v1/namespaces/tenant-acme/jobs/tune"
     stage.world.server.put(path, {"kind": "Job", "spec": {}, "metadata": {"labels": labels}})
@@ -313,7 +329,7 @@ async def test_a_name_that_strangers_have_is_told(stage: Stage, labels: dict[str
     assert path in stage.world.server.objects
 
 
-async def test_a_new_job_takes_the_name_of_one_that_has_ended(stage: Stage) -> None:
+async def test_a_new_job_takes_the_name_of_one_that_has_ended(stage: JobStage) -> None:
     """What was kept of the old one to be looked at makes room."""
     first = await stage.give(ext_ml_gpu_count=1)
     await stage.live(first)
@@ -331,7 +347,7 @@ async def test_a_new_job_takes_the_name_of_one_that_has_ended(stage: Stage) -> N
     [(422, "Invalid", "failed"), (403, "Forbidden", "failed"), (404, "NotFound", "failed")],
 )
 async def test_what_the_cluster_refuses_fails_with_its_words(
-    stage: Stage, code: int, reason: str, expected: str
+    stage: JobStage, code: int, reason: str, expected: str
 ) -> None:
     """A namespace that is not there, or an object that is not taken, ends the job and says so."""
 
@@ -351,7 +367,7 @@ async def test_what_the_cluster_refuses_fails_with_its_words(
 
 async def test_what_is_kept_goes_after_its_time(engine: Any) -> None:
     """Objects of a finished job stay as long as the administrator says, and no longer."""
-    stage = Stage(engine, RenderSettings(finished_ttl_seconds=500))
+    stage = JobStage(engine, RenderSettings(finished_ttl_seconds=500))
     job_id = await stage.give()
     await stage.live(job_id)
     await stage.service.resync()
@@ -363,7 +379,7 @@ async def test_what_is_kept_goes_after_its_time(engine: Any) -> None:
     assert stage.kinds() == []
 
 
-async def test_objects_without_a_record_are_removed_and_others_left_alone(stage: Stage) -> None:
+async def test_objects_without_a_record_are_removed_and_others_left_alone(stage: JobStage) -> None:
     """The sweep removes what bears this service's label and belongs to no job; everything else it does not touch."""
     labels = {job_names.SERVICE_ID: SERVICE_ID, job_names.JOB_ID: "gone", job_names.ATTEMPT: "1"}
     base = "/apis/batch/v1/namespaces/tenant-acme/jobs"
@@ -386,7 +402,7 @@ async def test_objects_without_a_record_are_removed_and_others_left_alone(stage:
     assert len(stage.world.server.objects) == 4
 
 
-async def test_a_service_that_was_away_catches_up(stage: Stage) -> None:
+async def test_a_service_that_was_away_catches_up(stage: JobStage) -> None:
     """What happened while nobody looked is told step by step when somebody looks again."""
     job_id = await stage.give()
     stage.world.settle()
@@ -396,7 +412,7 @@ async def test_a_service_that_was_away_catches_up(stage: Stage) -> None:
     assert await stage.states(job_id) == ["pending", "queued", "admitted", "running", "succeeded"]
 
 
-async def test_why_a_job_waits_is_shown(stage: Stage) -> None:
+async def test_why_a_job_waits_is_shown(stage: JobStage) -> None:
     """An image that cannot be pulled is told while the job waits for it."""
     job_id = await stage.give()
     stage.world.play()

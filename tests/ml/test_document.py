@@ -1,4 +1,4 @@
-"""Bytes from anybody: what is read, what is refused, with which line; never an exception."""
+"""Parsing of arbitrary bytes: values, refusals and their lines; never an exception."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What several attributes say together: what follows, what contradicts, what is only warned of."""
+"""Rules over several attributes: inference, contradictions, warnings."""
 
 import json
 from typing import Any

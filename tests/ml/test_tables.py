@@ -1,4 +1,4 @@
-"""Reference tables: every row leads to the card that it describes, through the search that places pods."""
+"""Reference tables: every row finds its card through the search that places pods."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Places of models and checkpoints: the forms, what climbs out, what leads inside."""
+"""URIs of models and checkpoints: forms, escapes from a place, addresses inside the cluster."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What clients may hold of a listener, and who is cut when they hold too much."""
+"""Bounds of a listener's clients, and which connections are closed beyond them."""
 
 import asyncio
 

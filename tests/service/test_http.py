@@ -1,4 +1,4 @@
-"""Promises of the HTTP plumbing: honest health, bounded bodies, metrics, and a clean end."""
+"""Promises of the HTTP server: correct health, bounded bodies, metrics, and a clean end."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Which faults there are, how often, and the draws that decide.
+"""Kinds of faults, their frequency, and the random draws.
 
 A draw depends on the seed and on what it is for, not on the draws before it: when a step of a history is left out, the
 others meet the same faults as before, which is what lets a failing history shrink.

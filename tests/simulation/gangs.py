@@ -1,4 +1,4 @@
-"""Gangs in a history: the Jobs that own members, and what is promised about whole gangs.
+"""Gangs in a history: the Jobs that own members, and the promises of whole gangs.
 
 A Job makes members until so many have succeeded, deletes them while it is suspended, and knows what is done by itself,
 so that the objects of what is done may go. `GangJudge` holds what the controllers write against the truth:

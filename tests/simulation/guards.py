@@ -1,4 +1,4 @@
-"""Guards of the production code that can be taken away, to show that the simulation would notice.
+"""Removable guards of the production code, to show that the simulation would notice their loss.
 
 Each is one line of defence; its removal is what a careless change would do. Every one of GUARDS must make the
 simulation fail. A row's `seed` is where a failure was seen: the test begins there, and goes on from there.
@@ -340,14 +340,14 @@ GUARDS: dict[str, Guard] = {
     ),
     "boot after the departure": Guard("kubelet restarts a pod that is still bound", _any_new_boot_is_proof, seed=21),
     "kubelet's list": Guard("kubelet starts the sandbox again", _what_kubelet_lists_does_not_matter, seed=1356),
-    "time of an adopted gang": Guard("it holds its GPUs for ever", _time_of_an_adopted_gang_never_begins, seed=1700),
+    "time of an adopted gang": Guard("it holds its GPUs for ever", _time_of_an_adopted_gang_never_begins, seed=1500),
     "successes are remembered": Guard(
-        "who is done and collected is missed", _successes_are_read_off_objects, seed=1700
+        "who is done and collected is missed", _successes_are_read_off_objects, seed=1500
     ),
-    "id of an admission": Guard("one of the last ends the next", _admissions_are_not_told_apart, seed=1700),
-    "attempts by uid": Guard("a successor waits for its predecessor", _attempts_belong_to_a_name, seed=1700),
-    "clock of the API server": Guard("a dead agent looks alive", _age_of_a_heartbeat_by_its_agents_clock, seed=1700),
-    "every Lease before a gate": Guard("half a gang starts", _members_let_go_with_what_there_is, seed=1700),
+    "id of an admission": Guard("one of the last ends the next", _admissions_are_not_told_apart, seed=1500),
+    "attempts by uid": Guard("a successor waits for its predecessor", _attempts_belong_to_a_name, seed=1500),
+    "clock of the API server": Guard("a dead agent looks alive", _age_of_a_heartbeat_by_its_agents_clock, seed=1500),
+    "every Lease before a gate": Guard("half a gang starts", _members_let_go_with_what_there_is, seed=1500),
 }
 """Whose loss a history shows."""
 

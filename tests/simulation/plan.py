@@ -1,4 +1,4 @@
-"""A history as data: steps at times, and the weather. Drawn from a seed; a failing one shrinks by leaving out."""
+"""A history as data: steps at times, and faults. Drawn from a seed; a failing one shrinks by leaving parts out."""
 
 import random
 from collections.abc import Callable, Iterator

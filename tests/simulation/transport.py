@@ -1,4 +1,4 @@
-"""What takes the place of the HTTP session below `atoll.kube.client`: the one seam at which the shells are cut off.
+"""Replacement of the HTTP session below `atoll.kube.client`, the only interface where the shells are simulated.
 
 In: the requests of one process. Out: the server's answers, late, lost, doubled or refused as the weather has it. What
 was sent is carried out even if its sender has given up or died meanwhile: that is where the traps are.

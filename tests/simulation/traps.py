@@ -1,4 +1,4 @@
-"""Traps that are known: short histories in which one line of defence decides. A part of all histories is made of them.
+"""Known traps: short histories that depend on a single guard. Part of all histories are traps.
 
 Each is what somebody saw on a real cluster, or what a review found: late Bindings, ambiguous answers, nodes deleted and
 back, containers that outlive their pod object. Times are moved a little by the seed, so that no two runs are the same.
@@ -216,16 +216,15 @@ GANG_TRAPS: dict[str, tuple[Step, ...]] = {
     ),
 }  # fmt: skip
 """Histories of gangs, whose machines' clocks are off by minutes."""
-GANGS_FROM = 1700
 LATER_FROM = 1200
 THOROUGH = 1500
 """Below this seed every third history is a trap and the others are long; beyond it there are many short ones."""
 
 
 def history_of(seed: int) -> Plan:
-    """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn. From
-    GANGS_FROM on every third is one of gangs, half of them traps."""
-    if seed >= GANGS_FROM and seed % 3 == 0:
+    """Return the history of a seed: every third is a trap, beyond THOROUGH every twelfth; the others are drawn. Beyond
+    THOROUGH another third is of gangs, half of it traps."""
+    if seed >= THOROUGH and seed % 3 == 1:
         return gang_trap_of(seed) if seed % 2 else gang_plan_of(seed)
     if seed < THOROUGH:
         return trap_of(seed, seed // 3) if seed % 3 == 0 else plan_of(seed)

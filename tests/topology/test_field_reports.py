@@ -1,4 +1,4 @@
-"""Situations from the field about reading links and choosing by them, each as it would meet us."""
+"""Situations from the field about reading links and choosing by them."""
 
 from __future__ import annotations
 

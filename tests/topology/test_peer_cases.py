@@ -1,4 +1,4 @@
-"""What other allocators' own tests expect, asked of ours: never a poorer answer."""
+"""Cases of other allocators' tests: our answers are never worse."""
 
 from __future__ import annotations
 

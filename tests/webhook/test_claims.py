@@ -1,4 +1,4 @@
-"""Which of the two sources of a claim is believed when."""
+"""Choice between the two sources of a claim."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which names of claims are looked up at all."""
+"""Names of claims that are looked up."""
 
 import json
 

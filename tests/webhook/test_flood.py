@@ -1,4 +1,4 @@
-"""The real webhook process under clients who hold what they can, while somebody else's reviews are answered."""
+"""The real webhook process under clients that exhaust its resources, while other reviews are answered."""
 
 import asyncio
 import ssl

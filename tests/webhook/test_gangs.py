@@ -1,4 +1,4 @@
-"""What the webhook makes of members of gangs: one annotation, one gate, whatever way the user said it."""
+"""The webhook's changes to members of gangs: one annotation, one gate, for every way to name the gang."""
 
 from typing import Any
 

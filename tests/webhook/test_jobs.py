@@ -1,4 +1,4 @@
-"""Templates of Jobs are completed as their pods would be, so that whoever counts templates counts GPUs."""
+"""Templates of Jobs are completed like their pods, so that quotas on templates count GPUs."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the webhook makes of pods: tables of situations, and properties over generated pods."""
+"""The webhook's changes to pods: tables of situations, and properties over generated pods."""
 
 from typing import Any
 

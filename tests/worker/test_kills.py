@@ -1,4 +1,4 @@
-"""A training is killed at every moment of its life and started again: the work of one step is lost, never more."""
+"""A training is killed at every moment and restarted: it loses at most the work of one step."""
 
 import hashlib
 import json

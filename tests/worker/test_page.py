@@ -1,4 +1,4 @@
-"""docs/checkpoints.md and the example do what they say; the distribution holds what a container needs."""
+"""docs/checkpoints.md and the example work as described; the distribution contains everything a container needs."""
 
 import re
 import shutil

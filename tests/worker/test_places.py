@@ -1,4 +1,4 @@
-"""Where checkpoints may lie: what is taken, what is refused, and that no folder leads out of what is allowed."""
+"""Places of checkpoints: which are accepted or refused, and that no folder leads outside the allowed prefixes."""
 
 import string
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records of checkpoints: nothing but what was written is ever read as one."""
+"""Records of checkpoints: only written records are ever read as records."""
 
 import json
 from dataclasses import replace

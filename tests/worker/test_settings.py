@@ -1,4 +1,4 @@
-"""Variables that the job sets: what they mean, what stands in for absent ones, what is refused."""
+"""Variables of a job: their meaning, defaults and refusals."""
 
 from pathlib import Path
 

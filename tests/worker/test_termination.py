@@ -1,4 +1,4 @@
-"""How the last checkpoint leaves the container: kubelet's termination message."""
+"""The last checkpoint in kubelet's termination message."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Who must go for a gang: the fewest and least important, gangs whole, members that are not needed first."""
+"""Victims of a gang's preemption: the fewest and least important, whole gangs, spare members first."""
 
 from __future__ import annotations
 

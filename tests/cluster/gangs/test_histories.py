@@ -1,4 +1,4 @@
-"""Whatever happens to the members of a gang, and whenever: what is decided keeps the promises."""
+"""Decisions keep the promises, whatever happens to the members of a gang at any time."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The life of a gang, told as stories: what is decided at each step, and what the status says."""
+"""The life cycle of a gang: the decision and the status at each step."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Places for whole gangs: all that are there, else as many as the quorum allows, never fewer."""
+"""Places for whole gangs: all existing members, else as many as fit, never fewer than the quorum."""
 
 from typing import Any
 

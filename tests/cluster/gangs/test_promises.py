@@ -1,4 +1,4 @@
-"""What gangs promise: a single pod that wants room takes members that are not needed, or a gang whole."""
+"""Promises of gangs: a single pod that needs room evicts spare members, or a whole gang."""
 
 from __future__ import annotations
 

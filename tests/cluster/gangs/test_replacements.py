@@ -1,4 +1,4 @@
-"""Where a member goes that a running gang lacks: into the domain that its gang is bound to, else near the others."""
+"""Place of a running gang's missing member: in the domain that its gang requires, else near the others."""
 
 from typing import Any
 

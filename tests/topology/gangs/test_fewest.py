@@ -1,4 +1,4 @@
-"""Worlds in which the fewest racks, or the fullest ones, hide the fewest hosts."""
+"""Clusters in which choosing the fewest or fullest racks misses the fewest hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios that another scheduler's tests expect, asked of ours: found alike, right, and in no more domains."""
+"""Scenarios of another scheduler's tests: our places are valid and use no more domains."""
 
 from __future__ import annotations
 

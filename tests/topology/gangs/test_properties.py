@@ -1,4 +1,4 @@
-"""What holds of every answer: whole, within capacity, repeatable, and no worse for asking less."""
+"""Properties of every answer: complete, within capacity, repeatable, and no worse for a smaller request."""
 
 from __future__ import annotations
 

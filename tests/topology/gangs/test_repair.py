@@ -1,4 +1,4 @@
-"""Lost hosts: whoever can be replaced is, where the gang's request still holds."""
+"""Lost hosts: every replaceable member is replaced, and the gang's request still holds."""
 
 from __future__ import annotations
 
