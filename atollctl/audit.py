@@ -20,6 +20,7 @@ from rich.table import Table
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.reservations import GpuReservation
 from atoll.api.times import format_microtime
 from atoll.cluster.audit_remedies import AuditRepair, remedy
 from atoll.cluster.consistency import Finding, audit
@@ -96,13 +97,14 @@ async def repair_all(
 
 
 async def _find(client: ApiClient, extender: ExtenderAddress | None) -> tuple[Finding, ...]:
-    reports, leases, pods = await asyncio.gather(
+    reports, leases, pods, reservations = await asyncio.gather(
         client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json),
         client.list(paths.leases(names.SYSTEM_NAMESPACE), decode_lease),
         client.list(paths.pods(), decode_pod),
+        client.list(paths.gpureservations(), GpuReservation.model_validate_json),
     )
     overdue = format_microtime(datetime.now(UTC) - timedelta(seconds=OVERDUE_SECONDS))
-    found = audit(pods.items, leases.items, reports.items, now=overdue)
+    found = audit(pods.items, leases.items, reports.items, now=overdue, reservations=reservations.items)
     if extender is None:
         return found
     return tuple(sorted({*found, *compare(await read_memory(extender), pods.items, leases.items)}))

@@ -17,6 +17,7 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.reservations import GpuReservation
 from atoll.api.times import text_of
 from atoll.api.topologies import Topology
 from atoll.cluster.budgets import decode_budget
@@ -131,6 +132,7 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         reports = group.create_task(client.list(paths.gpunodestatuses(), GpuNodeStatus.model_validate_json))
         gangs = group.create_task(client.list(paths.gpugangs(), GpuGang.model_validate_json))
         topologies = group.create_task(client.list(paths.topologies(), Topology.model_validate_json))
+        reservations = group.create_task(client.list(paths.gpureservations(), GpuReservation.model_validate_json))
         budgets = group.create_task(client.list(paths.poddisruptionbudgets(), decode_budget))
         volumes = group.create_task(_listed_if_allowed(client, paths.persistentvolumes(), decode_volume))
         claims_of_volumes = group.create_task(
@@ -148,6 +150,7 @@ async def _read_live(kubeconfig: Path | None, context: str | None) -> ClusterSna
         heartbeats=tuple(map(as_stored, heartbeats.result().items)),
         gangs=tuple(gangs.result().items),
         topologies=tuple(topologies.result().items),
+        reservations=tuple(reservations.result().items),
         budgets=tuple(budgets.result().items),
         priority_classes=tuple(priorities.result().items),
         volumes=volumes.result(),

@@ -115,10 +115,12 @@ def gang_lines(told: GangExplanation, scene: IndexedSnapshot, *, show_all: bool 
 
 
 def _present_text(told: GangExplanation) -> str:
-    """Return how many members can start; empty for a gang that has started."""
+    """Return how many members can start; empty for a gang that has started, or never will."""
     if told.state in (GangState.RUNS, GangState.LACKS):
         return "members"
     count, _, short = told.present.partition("; ")
+    if told.state is GangState.NEVER:
+        return f"{count} wait"
     return f"{count} can start" + (f", {short} needed" if short else "")
 
 

@@ -51,7 +51,11 @@ def validate_jobs(files: Files, settings: SettingsFile = None) -> None:
         from atollctl.job_answer import job_text
 
         try:
-            show_line(f"{file}: {job_text(parsed.job, _render(parsed.job, chosen, None))}")
+            rendered = _render(parsed.job, chosen, None)
+            show_line(f"{file}: {job_text(parsed.job, rendered)}")
+            for note in rendered.notes:
+                if note.is_hint:
+                    show_line(f"  {note}")
         except NodesUnknown as unknown:
             show_line(f"{file}: valid; {plain(str(parsed.located(unknown.problem)))}")
         except JobMistake as mistake:

@@ -6,6 +6,7 @@ The generation is the resourceVersion of the newest such change.
 from collections.abc import Callable
 from typing import Any
 
+from atoll.api.reservations import GpuReservation
 from atoll.cluster.feasibility import NodeFacts, unseen_nodes
 from atoll.cluster.host_fit import is_ready
 from atoll.cluster.objects import Node
@@ -29,27 +30,42 @@ class CapacityChanges:
     def observe(self, kind: WatchedKind, change: Change[Any]) -> bool:
         """Return whether a change may let a waiting pod in; if so, its version becomes the generation."""
         observers: dict[WatchedKind, Callable[[Change[Any]], bool]] = {
-            WatchedKind.LEASE: lambda change: change.kind is ChangeKind.DELETED,
+            WatchedKind.LEASE: self._lease_ended,
             WatchedKind.REPORT: self._devices_came,
             WatchedKind.NODE: self._node_opened,
             WatchedKind.HEARTBEAT: self._agent_came_back,
             WatchedKind.CLAIM: lambda change: change.kind is ChangeKind.ADDED,
+            WatchedKind.RESERVATION: self._reservation_moved,
         }
         if kind not in observers or not observers[kind](change):
             return False
         self.generation = max(self.generation, version_number(change.object.metadata.resource_version))
         return True
 
-    def capacities(self) -> list[NodeCapacity]:
-        """Return what is free on each node with a fresh heartbeat and a Node object, by name."""
+    def capacities(self, reservation: str = "") -> list[NodeCapacity]:
+        """Return what is free on each node with a fresh heartbeat and a Node object, by name; for pods that use a
+        GpuReservation, given by its uid, what that holds there."""
         now = self._clock.monotonic_seconds()
         ledger, nodes = self._mirror.ledger, self._mirror.nodes.store
         self._stale = {name for name in ledger.nodes if ledger.is_stale(name, now)}
         return [
-            NodeCapacity(nodes["", name], ledger.nodes[name], ledger.free(name, now_seconds=now))
+            NodeCapacity(
+                nodes["", name],
+                ledger.nodes[name],
+                ledger.free(name, now_seconds=now, asking_reservation=reservation),
+            )
             for name in sorted(ledger.nodes)
             if name not in self._stale and ("", name) in nodes
         ]
+
+    def _lease_ended(self, change: Change[Any]) -> bool:
+        """A Lease that goes to a GpuReservation makes room for the pods that use that."""
+        record = self._mirror.ledger.leases.get(change.object.metadata.name)
+        return change.kind is ChangeKind.DELETED or (record is not None and record.holder.is_reservation)
+
+    def _reservation_moved(self, change: Change[Any]) -> bool:
+        before, after = change.old, change.object
+        return not isinstance(before, GpuReservation) or before.spec != after.spec or _phase(before) != _phase(after)
 
     def unseen(self) -> tuple[NodeFacts, ...]:
         """Return the nodes that `capacities` leaves out although they have GPUs or may have some."""
@@ -86,6 +102,10 @@ class CapacityChanges:
             return False
         self._stale.discard(node)
         return True
+
+
+def _phase(reservation: GpuReservation) -> str:
+    return reservation.status.phase if reservation.status is not None else ""
 
 
 def _what_admits(node: Node) -> tuple[object, ...]:

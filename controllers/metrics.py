@@ -25,6 +25,7 @@ class ControllerMetrics:
     preemption_victims: Counter
     foreign_gpus: Gauge
     claim_writes: Counter
+    reserved_gpus: Counter
     gang_admissions: Counter
     gang_evictions: Counter
     reconcile_failures: Counter
@@ -63,6 +64,12 @@ def controller_metrics(metrics: Metrics) -> ControllerMetrics:
         preemption_victims=metrics.counter("preemption_victims", "Pods evicted for one of higher priority"),
         foreign_gpus=metrics.gauge("foreign_gpus", "GPUs used by somebody who does not hold them"),
         claim_writes=metrics.counter("claim_status_writes", "Writes of a GpuClaim's status"),
+        reserved_gpus=metrics.counter(
+            "reserved_gpus",
+            "GPUs that GpuReservations took and freed",
+            labels=("outcome",),
+            values=("taken", "freed"),
+        ),
         gang_admissions=metrics.counter(
             "gang_admissions", "Admissions of gangs, by outcome", labels=("outcome",), values=("admitted", "undone")
         ),

@@ -24,6 +24,7 @@ from atoll.cluster.wakeups import (
     is_nominated_by_us,
     is_rejected,
     plan_wakeups,
+    together,
     waiting_note,
 )
 from atoll.kube import paths
@@ -88,13 +89,17 @@ class RequeueReconciler:
         waiting = self._requests()
         if not waiting:
             return _first(waits)
-        rooms = self._changes.capacities()
-        plan = plan_wakeups(self._wake_input(waiting, rooms, now))
+        plans = []
+        for reservation in sorted({request.reservation for _, request in waiting}):
+            asking = [entry for entry in waiting if entry[1].reservation == reservation]
+            rooms = self._changes.capacities(reservation)
+            plans.append(plan_wakeups(self._wake_input(asking, rooms, now)))
+            self._record_missing(asking, rooms, plans[-1], now)
+        plan = together(plans)
         self._skipped = self._skipped.union(plan.without_room) if plan.is_cut else set()
         for uid in plan.without_room:
             self._last_wakes.pop(uid, None)
         waits.append(await self._carry_out(plan))
-        self._record_missing(waiting, rooms, plan, now)
         return _first(waits)
 
     def _settle(self, now: float) -> float | None:
@@ -113,7 +118,8 @@ class RequeueReconciler:
             pod = mirror.ledger.pods.get(uid)
             if pod is None or not is_rejected(pod) or uid in self._set_aside:
                 continue
-            request = request_of(pod, mirror.claim(pod.metadata.namespace, pods.claim_name(pod)))
+            claim = mirror.claim(pod.metadata.namespace, pods.claim_name(pod))
+            request = request_of(pod, claim, reservation=mirror.reservation_of(pod))
             if isinstance(request, Request):
                 found.append((pod, request))
         return found

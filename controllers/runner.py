@@ -46,6 +46,7 @@ from controllers.page.serving import serve_page
 from controllers.preemption import PreemptionReconciler
 from controllers.renumbering import RenumberingReconciler
 from controllers.requeue import RequeueReconciler
+from controllers.reservations import ReservationReconciler
 from controllers.settings import ControllersSettings
 from controllers.start_taints import StartTaintReconciler
 from controllers.stranded import StrandedReconciler
@@ -64,6 +65,7 @@ GANG_DELAY_SECONDS = 0.05
 """The pods of a gang are created, and become ready, by the dozen."""
 ADMISSION_DELAY_SECONDS = 0.05
 FOREIGN_DELAY_SECONDS = 1.0
+RESERVATION_DELAY_SECONDS = 0.1
 """Nobody waits for this, and the pod that a report shows may be a moment behind it."""
 PREEMPTION_DELAY_SECONDS = 0.1
 """One release frees several Leases; the pods that wait for islands are weighed once after it."""
@@ -241,6 +243,7 @@ def build_loops(
         Loop(wake, clock, metrics, delay_seconds=WAKE_DELAY_SECONDS),
         Loop(ForeignReconciler(context), clock, metrics, delay_seconds=FOREIGN_DELAY_SECONDS),
         Loop(PreemptionReconciler(context, settings, cache), clock, metrics, delay_seconds=PREEMPTION_DELAY_SECONDS),
+        Loop(ReservationReconciler(context), clock, metrics, delay_seconds=RESERVATION_DELAY_SECONDS),
         Loop(ClaimReconciler(context, interval_seconds=settings.claim_status_seconds), clock, metrics),
         *((Loop(StartTaintReconciler(context, settings.start_taint), clock, metrics),) if settings.start_taint else ()),
         *(_gang_loops(context, cache) if cache is not None else ()),

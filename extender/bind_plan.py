@@ -55,7 +55,13 @@ def plan_on_node(
     devices, uid = ledger.nodes.get(node), pod.metadata.uid
     if devices is None:
         return Rejection(why_unseen(node, ledger))
-    free = ledger.free(node, now_seconds=now_seconds, asking_uid=uid, asking_priority=pod.spec.priority)
+    free = ledger.free(
+        node,
+        now_seconds=now_seconds,
+        asking_uid=uid,
+        asking_priority=pod.spec.priority,
+        asking_reservation=request.reservation,
+    )
     free &= ~devices.mask_of((), lost)
     if names.GANG in pod.metadata.annotations:
         held = ledger.leases_of(uid)

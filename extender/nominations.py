@@ -73,7 +73,10 @@ class Nominations:
             return None
         holders = pods_by_node(self._ledger).get(node, ())
         now = self._clock.monotonic_seconds()
-        occupied = occupancy(self._ledger, node, holders, pod, budgets=DisruptionBudgets(), now_seconds=now)
+        budgets, reservation = DisruptionBudgets(), request.reservation
+        occupied = occupancy(
+            self._ledger, node, holders, pod, budgets=budgets, now_seconds=now, reservation=reservation
+        )
         if occupied is None:
             return None
         answer = select(occupied.devices, occupied.without(()), request)

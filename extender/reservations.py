@@ -10,7 +10,7 @@ created are ever deleted, also those whose creation was never answered: the atte
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +26,7 @@ from atoll.cluster import pods
 from atoll.cluster.allocations import DEVICES_MAX, Allocation
 from atoll.cluster.cells import TentativePlacement
 from atoll.cluster.errors import MalformedValue
-from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease
+from atoll.cluster.leases import LeaseRecord, Reservation, lease_body, lease_name, parse_lease, returned_lease
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Pod, decode_lease
 from atoll.cluster.requests import Rejection, Request
@@ -58,6 +58,11 @@ class BindAttempt:
     created: set[str] = field(default_factory=set)
     adopted: set[str] = field(default_factory=set)
     unanswered: set[str] = field(default_factory=set)
+
+    @property
+    def uses_reservation(self) -> bool:
+        """Tell whether Leases are taken over from a GpuReservation, and never created."""
+        return bool(self.reservation.reservation)
 
 
 @dataclass(slots=True)
@@ -127,8 +132,14 @@ class Reserver:
             now=format_microtime(now),
             deadline=format_microtime(now + timedelta(seconds=self.reservation_seconds)),
             gang=next((record.gang for record in seen), ""),
+            reservation=self._mark(request, seen),
         )
         return BindAttempt(reservation, frozenset(record.lease_name for record in seen))
+
+    def _mark(self, request: Request, seen: Sequence[LeaseRecord]) -> str:
+        """Return what Leases of the GpuReservation that the pod uses say of it."""
+        records = (*self.ledger.leases_of(request.reservation), *seen) if request.reservation else ()
+        return next((record.reservation for record in records if record.reservation), "")
 
     async def _reserve(self, pod: Pod, request: Request, attempt: BindAttempt) -> BindPlan:
         """Hold exactly the Leases of one set. A device that another pod took is replaced by the next best set.
@@ -142,7 +153,8 @@ class Reserver:
             plan = plan_on_node(pod, node, request, self.ledger, self.default_mode, lost=lost, now_seconds=now)
             if isinstance(plan, Rejection):
                 raise BindRefused(f"node {node}: {plan.reason}{why}")
-            self.ledger.assume(pod.metadata.uid, plan.allocation, attempt=attempt.reservation.attempt)
+            token, reservation = attempt.reservation.attempt, request.reservation
+            self.ledger.assume(pod.metadata.uid, plan.allocation, attempt=token, reservation=reservation)
             newly_lost = await create_leases(self.client, attempt, plan.allocation)
             if withdrawn := self.withdrawn(plan.allocation):
                 why = f"; {withdrawn_text(withdrawn)}"
@@ -197,8 +209,10 @@ async def _create(client: ApiClient, attempt: BindAttempt, device_id: int, uuid:
         return attempt.leases[name].device_uuid == uuid
     body = lease_body(attempt.reservation, device_id, uuid)
     for number in range(CREATE_TRIES_MAX):
-        is_there = number == 0 and name in attempt.seen
+        is_there = attempt.uses_reservation or (number == 0 and name in attempt.seen)
         lease = await _read(client, name) if is_there else await _created_or_found(client, attempt, name, body)
+        if lease is None and attempt.uses_reservation:
+            return False  # what the reservation does not hold any more is no part of it
         if lease is None:
             continue
         record = _record(lease)
@@ -227,26 +241,30 @@ async def _created_or_found(client: ApiClient, attempt: BindAttempt, name: str, 
 
 
 def _is_own(attempt: BindAttempt, lease: Lease, record: LeaseRecord, uuid: str) -> bool:
+    is_kept = record.holder.is_reservation and record.reservation == attempt.reservation.reservation
     return (
-        record.holder.uid == attempt.reservation.holder.uid
+        (record.holder.uid == attempt.reservation.holder.uid or is_kept)
         and record.device_uuid == uuid
         and names.LEASE_FENCED not in lease.metadata.annotations
     )
 
 
 async def _adopt(client: ApiClient, attempt: BindAttempt, record: LeaseRecord, body: dict[str, Any]) -> Lease | None:
-    """Put this attempt's token on a Lease of an earlier one, which can then not delete it any more; None where the
-    Lease changed or went meanwhile.
+    """Put this attempt's token on a Lease of an earlier one, which can then not delete it any more, or on one of the
+    GpuReservation that the pod uses; None where the Lease changed or went meanwhile.
 
     The earlier attempt may still be under way elsewhere. Its Binding, too, may be; so this attempt never deletes it.
+    What came from a reservation nobody else has begun to use, so that this attempt gives it back.
     """
-    attempt.adopted.add(record.lease_name)
+    (attempt.unanswered if record.holder.is_reservation else attempt.adopted).add(record.lease_name)
     metadata = {**body["metadata"], "uid": record.lease_uid, "resourceVersion": record.resource_version}
     path = paths.leases(names.SYSTEM_NAMESPACE, record.lease_name)
     try:
-        return await _write(client, "PUT", path, {**body, "metadata": metadata})
+        lease = await _write(client, "PUT", path, {**body, "metadata": metadata})
     except (NotFound, Conflict):
-        return None
+        lease = None
+    attempt.unanswered.discard(record.lease_name)
+    return lease
 
 
 async def _write(client: ApiClient, method: str, path: str, body: dict[str, Any]) -> Lease:
@@ -312,10 +330,15 @@ async def _delete_if_own(client: ApiClient, name: str, token: str) -> None:
 
 
 async def _delete(client: ApiClient, record: LeaseRecord) -> None:
+    """End what the attempt holds; a Lease of a GpuReservation goes back to it."""
+    path = paths.leases(names.SYSTEM_NAMESPACE, record.lease_name)
     with contextlib.suppress(NotFound, Conflict):
+        if record.reservation:
+            await _write(client, "PUT", path, returned_lease(record, record.renewed))
+            return
         await client.request(
             "DELETE",
-            paths.leases(names.SYSTEM_NAMESPACE, record.lease_name),
+            path,
             body=delete_options(uid=record.lease_uid, resource_version=record.resource_version),
             timeout_seconds=WRITE_SECONDS,
             retry=True,

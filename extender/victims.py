@@ -44,7 +44,13 @@ def choose_victims(
     kept: dict[str, Victims] = {}
     for node, given in candidates.items():
         occupied = occupancy(
-            ledger, node, holders.get(node, ()), preemptor.pod, budgets=budgets, now_seconds=now_seconds
+            ledger,
+            node,
+            holders.get(node, ()),
+            preemptor.pod,
+            budgets=budgets,
+            now_seconds=now_seconds,
+            reservation=preemptor.request.reservation,
         )
         if occupied is None:
             continue

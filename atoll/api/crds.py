@@ -18,6 +18,7 @@ from atoll.api.base import Model
 from atoll.api.claims import GpuClaimSpec, GpuClaimStatus
 from atoll.api.gangs import GpuGangSpec, GpuGangStatus
 from atoll.api.node_status import GpuNodeStatusReport, GpuNodeStatusSpec
+from atoll.api.reservations import GpuReservationSpec, GpuReservationStatus
 from atoll.api.topologies import TopologySpec, TopologyStatus
 
 Schema = dict[str, Any]
@@ -139,6 +140,26 @@ CUSTOM_RESOURCES: Final = (
             Column("Topology", ".status.assignment.topology", wide=True),
             Column("Evictions", ".status.requeueState.count", "integer", wide=True),
             Column("Requeue at", ".status.requeueState.requeueAt", wide=True),
+            AGE,
+        ),
+    ),
+    CustomResource(
+        kind="GpuReservation",
+        plural="gpureservations",
+        short_names=("gres",),
+        namespaced=False,
+        description="GPUs that are held for some, from one time until another. Pods that name it run on them alone.",
+        spec=GpuReservationSpec,
+        status=GpuReservationStatus,
+        spec_required=True,
+        columns=(
+            Column("GPUs", ".spec.shape.count", "integer"),
+            Column("Phase", ".status.phase"),
+            Column("Idle", ".status.idle", "integer"),
+            Column("Used", ".status.used", "integer"),
+            Column("Ends", ".spec.ends"),
+            Column("Models", ".spec.shape.models", wide=True),
+            Column("Message", ".status.message", wide=True),
             AGE,
         ),
     ),

@@ -35,8 +35,6 @@ DEADLINE: Final = "job.gpu.scheduling/deadline"
 SCHEDULED_START: Final = "job.gpu.scheduling/scheduled-start"
 ML_ANNOTATION_PREFIX: Final = "ml.gpu.scheduling/"
 """With the name of an attribute, its underscores as dashes: the job's own value."""
-RESERVATION: Final = "gpu.scheduling/reservation"
-"""Annotation of a pod: the reservation outside of which it never runs."""
 
 # What others look for.
 QUEUE_NAME: Final = "kueue.x-k8s.io/queue-name"

@@ -25,7 +25,9 @@ CLAIM: Final = "gpu.scheduling/claim"
 GANG: Final = "gpu.scheduling/gang"
 GANG_SIZE: Final = "gpu.scheduling/gang-size"
 POD_SET: Final = "gpu.scheduling/pod-set"
-USER_ANNOTATIONS: Final = (CLAIM, GANG, GANG_SIZE, POD_SET)
+RESERVATION: Final = "gpu.scheduling/reservation"
+"""The GpuReservation outside of which the pod never runs. On a GPU Lease: NAME/UID of the one that it belongs to."""
+USER_ANNOTATIONS: Final = (CLAIM, GANG, GANG_SIZE, POD_SET, RESERVATION)
 
 PREEMPTIBLE: Final = "job.gpu.scheduling/preemptible"
 """Label of a pod: with the value false nobody of a higher priority takes its GPUs."""
@@ -138,6 +140,9 @@ REASON_GPU_ILL: Final = "GpuUnhealthy"
 REASON_GPU_WELL: Final = "GpuHealthy"
 REASON_NODE_NEEDS_DRAIN: Final = "GpuNodeNeedsDrain"
 REASON_GPUS_GONE: Final = "GpusGone"
+REASON_RESERVATION_ACTIVE: Final = "ReservationActive"
+REASON_RESERVATION_FILLING: Final = "ReservationFilling"
+REASON_RESERVATION_OVER: Final = "ReservationOver"
 REASON_MACHINE_GONE: Final = "GpuMachineGone"
 REASON_MACHINE_FORGOTTEN: Final = "GpuMachineForgotten"
 EVENT_REASONS: Final = {
@@ -158,6 +163,9 @@ EVENT_REASONS: Final = {
     REASON_GPUS_FREEING: "pods of lower priority are evicted, so that the pod gets linked GPUs for its claim",
     REASON_PREEMPTED: "the pod is evicted for one of higher priority whose claim needs linked GPUs",
     REASON_PREEMPTION_ENDED: "the pod did not get the GPUs that were freed for it; the message says why",
+    REASON_RESERVATION_ACTIVE: "a GpuReservation holds all the GPUs that it should",
+    REASON_RESERVATION_FILLING: "a GpuReservation holds too few GPUs; it takes more as they become free",
+    REASON_RESERVATION_OVER: "a GpuReservation has ended or was not used; it holds nothing more",
     REASON_FOREIGN_USE: "a GPU is in use by a process that does not hold it; it is not given out meanwhile",
     REASON_GPU_ILL: "a GPU is no longer given out; once on the pod that holds it and on the node",
     REASON_GPU_WELL: "a GPU that was unhealthy may be given out again",
@@ -257,6 +265,13 @@ REJECT_COUNT_MISMATCH: Final = "GPU requests of the containers differ from the c
 REJECT_ANNOTATIONS: Final = "annotations of the pod leave no room for those of its GPUs"
 REJECT_HOLDS_ELSEWHERE: Final = "pod still holds GPUs of another node"
 REJECT_MIG: Final = "no MIG instance of the claimed profile"
+REJECT_RESERVATION_MISSING: Final = "GpuReservation of the pod is missing"
+REJECT_RESERVATION_FOREIGN: Final = "pod may not use its GpuReservation"
+REJECT_RESERVATION_EARLY: Final = "GpuReservation of the pod has not begun"
+REJECT_RESERVATION_OVER: Final = "GpuReservation of the pod is over"
+REJECT_RESERVATION_SMALL: Final = "GpuReservation of the pod is smaller than the pod"
+REJECT_RESERVATION_GANG: Final = "a gang cannot use a GpuReservation yet"
+REJECT_RESERVATION_ELSEWHERE: Final = "GpuReservation of the pod has nothing here"
 REJECT_REFUSED: Final = "kubelets refused the last pods of this owner, the next waits a while"
 REJECT_FABRIC: Final = "NVLink fabric of the node is not ready"
 

@@ -50,6 +50,7 @@ REMEDIES: Mapping[Problem, Remedy] = {
     ),
     Problem.STRAY_LEASE: Remedy("the controllers delete it once they run", AuditRepair.DELETE),
     Problem.OVERDUE_LEASE: Remedy("see that the controllers run, and that the pod takes an annotation from them"),
+    Problem.KEPT_FOR_NOBODY: Remedy("the controllers free it once they run"),
     Problem.UNREADABLE_LEASE: Remedy(
         "read it (kubectl -n atoll-system get lease NAME -o yaml) and correct or delete it"
     ),

@@ -103,11 +103,20 @@ class CellIndex:
             mask |= devices.mask_of(device_ids)
         return mask
 
-    def free(self, node: str, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None) -> int:
+    def free(
+        self,
+        node: str,
+        *,
+        now_seconds: float,
+        asking_uid: str = "",
+        asking_priority: int | None = None,
+        asking_reservation: str = "",
+    ) -> int:
         """Return the mask of devices that nothing holds, less what is expected or kept for other pods.
 
         What the asking pod itself holds by Leases or by its own bind counts as free for it. What is kept for pods of a
-        lower priority than the asking one's does too; without a priority it ranks below all.
+        lower priority than the asking one's does too; without a priority it ranks below all. A pod that asks for GPUs
+        of a GpuReservation, given by its uid, has what that holds by Leases, and nothing else.
         """
         devices = self._reports.nodes.get(node)
         if devices is None:
@@ -116,6 +125,8 @@ class CellIndex:
         if mask is None:
             free = (self._holds.is_free(node, device) for device in devices.devices)
             mask = self._free[node] = sum(1 << position for position, is_free in enumerate(free) if is_free)
+        if asking_reservation:
+            mask = self._holds.own_mask(devices, asking_reservation)
         if self._holds.has_own(asking_uid):
             mask |= self._holds.own_mask(devices, asking_uid)
         self._drop_expired(now_seconds)
@@ -132,7 +143,12 @@ class CellIndex:
         return {**self._cells, **own} if own else self._cells
 
     def own_cells(
-        self, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None
+        self,
+        *,
+        now_seconds: float,
+        asking_uid: str = "",
+        asking_priority: int | None = None,
+        asking_reservation: str = "",
     ) -> dict[str, Cell]:
         """Bring `fleet` up to date, and return the cells of the nodes that are another's for the asking pod."""
         self._drop_expired(now_seconds)
@@ -142,8 +158,9 @@ class CellIndex:
         for node in changed:
             self._renew_cell(node, now_seconds)
         special = self._own_nodes(asking_uid) | self._soft.opens_for(asking_uid, asking_priority)
+        special |= self._holds.own_nodes(asking_reservation) if asking_reservation else set()
         own = [node for node in special if node in self._cells]
-        return {node: self._cell(node, now_seconds, asking_uid, asking_priority) for node in own}
+        return {node: self._cell(node, now_seconds, asking_uid, asking_priority, asking_reservation) for node in own}
 
     def _own_nodes(self, uid: str) -> set[str]:
         """Return the nodes on which something is held for the pod that does not bind the pod itself."""
@@ -151,9 +168,22 @@ class CellIndex:
         nodes = self._holds.own_nodes(uid)
         return nodes if tentative is None else nodes | {tentative.node}
 
-    def _cell(self, node: str, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None) -> Cell:
+    def _cell(
+        self,
+        node: str,
+        now_seconds: float,
+        asking_uid: str = "",
+        asking_priority: int | None = None,
+        asking_reservation: str = "",
+    ) -> Cell:
         devices = self._reports.nodes[node]
-        free = self.free(node, now_seconds=now_seconds, asking_uid=asking_uid, asking_priority=asking_priority)
+        free = self.free(
+            node,
+            now_seconds=now_seconds,
+            asking_uid=asking_uid,
+            asking_priority=asking_priority,
+            asking_reservation=asking_reservation,
+        )
         return cell_of(devices.shape, free & devices.usable)
 
     def _renew_cell(self, node: str, now_seconds: float) -> None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus, GpuNodeStatusReport
+from atoll.api.reservations import GpuReservation
 from atoll.cluster import pods
 from atoll.cluster.allocations import Allocation, bound_allocation
 from atoll.cluster.errors import MalformedValue
@@ -21,6 +22,7 @@ from atoll.cluster.leases import Holder, LeaseRecord, lease_name, may_be_gpu_lea
 from atoll.cluster.objects import Lease, Pod
 from atoll.cluster.renumbering import stale_containers
 from atoll.cluster.repairs import LeaseState, lease_state
+from atoll.cluster.reservation_use import may_hold
 from atoll.cluster.stranded import gone_gpus
 
 NEVER = "9999-12-31T23:59:59.999999Z"
@@ -38,6 +40,7 @@ class Problem(StrEnum):
     DOUBTFUL_LEASE = "the Lease's holder is gone, and its end is not proven"
     STRAY_LEASE = "the Lease's holder is bound to other GPUs"
     OVERDUE_LEASE = "the Lease's holder was not bound in time, and nobody took the GPU back"
+    KEPT_FOR_NOBODY = "a GpuReservation holds the GPU that is gone or over"
     UNREADABLE_LEASE = "the Lease cannot be read"
     MISSING_LEASE = "a bound pod's GPU has no Lease"
     MISSING_ALLOCATION = "a pod that asks for GPUs is bound without an allocation"
@@ -62,6 +65,7 @@ PROMISES: Mapping[Problem, int] = {
     Problem.DOUBTFUL_LEASE: 2,
     Problem.STRAY_LEASE: 2,
     Problem.OVERDUE_LEASE: 2,
+    Problem.KEPT_FOR_NOBODY: 2,
     Problem.UNREADABLE_LEASE: 2,
     Problem.MISSING_LEASE: 4,
     Problem.MISSING_ALLOCATION: 4,
@@ -114,6 +118,7 @@ class _AuditIndex:
     leases: dict[str, LeaseRecord] = field(default_factory=dict)
     in_doubt: set[str] = field(default_factory=set)
     reports: dict[str, GpuNodeStatusReport] = field(default_factory=dict)
+    reservations: frozenset[str] | None = None
 
 
 def audit(
@@ -123,13 +128,16 @@ def audit(
     printed: Iterable[Printed] = (),
     *,
     now: str = "",
+    reservations: Iterable[GpuReservation] | None = None,
 ) -> tuple[Finding, ...]:
     """Return every finding, by promise, problem and object; empty when all promises hold.
 
     `leases` may hold Leases of other kinds; only those of GPUs are read. `now`: a UTC time past whose reservations the
-    controllers should have taken back; without it none is overdue.
+    controllers should have taken back; without it none is overdue. Without `reservations` nobody asks what they hold.
     """
     books = _AuditIndex({pod.metadata.uid: pod for pod in pods_seen})
+    if reservations is not None:
+        books.reservations = frozenset(one.metadata.uid for one in reservations if may_hold(one))
     statuses = tuple(reports)
     books.reports = {status.metadata.name: status.status for status in statuses if status.status is not None}
     findings = [*_read_pods(books), *_read_leases(books, leases)]
@@ -200,7 +208,10 @@ def _lease_holders(books: _AuditIndex, now: str) -> Iterator[Finding]:
         subject = f"Lease {record.lease_name}"
         pod = books.pods.get(record.holder.uid)
         state = lease_state(record, pod, NEVER)
-        if state is LeaseState.DEPARTED:
+        if state is LeaseState.KEPT and books.reservations is not None:
+            if record.holder.uid not in books.reservations:
+                yield _finding(Problem.KEPT_FOR_NOBODY, subject, f"GpuReservation {record.holder.name}")
+        elif state is LeaseState.DEPARTED:
             problem = Problem.DOUBTFUL_LEASE if record.lease_name in books.in_doubt else Problem.LEAKED_LEASE
             yield _finding(problem, subject, f"holder {record.holder}", lease=record.lease_name, node=record.node)
         elif state is LeaseState.STRAY:

@@ -226,14 +226,15 @@ class DeviceHolds:
         """Return the GPUs that a bound pod may still use."""
         return self._allocations.get(uid)
 
-    def assume(self, uid: str, allocation: Allocation, *, attempt: str = "") -> None:
+    def assume(self, uid: str, allocation: Allocation, *, attempt: str = "", reservation: str = "") -> None:
         """Mark devices as taken by a bind of ours that is under way; replaces what was assumed or expected before.
 
         `attempt` is the token of the bind: only it can take the assumption back, however late an older one ends.
-        Without a token the assumption also ends by itself, when the pod is seen bound or gone. Raises
-        IllegalTransition, with nothing changed, where a device is not free for this pod.
+        Without a token the assumption also ends by itself, when the pod is seen bound or gone. Leases of a
+        GpuReservation that the pod uses, given by its uid, count as the pod's own. Raises IllegalTransition, with
+        nothing changed, where a device is not free for this pod.
         """
-        self._check_assumable(uid, allocation)
+        self._check_assumable(uid, allocation, reservation)
         self._drop_assumed(uid)
         self._assumed[uid] = Assumption(allocation, attempt)
         self._hold(allocation.node, allocation.device_ids, allocation.uuids, Hold(HoldSource.ASSUMED, uid))
@@ -249,8 +250,8 @@ class DeviceHolds:
         assumption = self._assumed.get(uid)
         return assumption.allocation if assumption is not None else None
 
-    def _check_assumable(self, uid: str, allocation: Allocation) -> None:
-        node, own = allocation.node, self._own_holds(uid)
+    def _check_assumable(self, uid: str, allocation: Allocation, reservation: str) -> None:
+        node, own = allocation.node, self._own_holds(uid) | (self._own_holds(reservation) if reservation else set())
         for device_id, uuid in zip(allocation.device_ids, allocation.uuids, strict=True):
             holds = self._holds(node, device_id, uuid)
             if holds or self.is_blocked(node, device_id):

@@ -60,6 +60,7 @@ def may_preempt(pod: Pod, request: Request | Rejection) -> bool:
     return (
         isinstance(request, Request)
         and demands_links(request)
+        and not request.reservation
         and pod.spec.preemption_policy != "Never"
         and is_rejected(pod)
         and not pod.status.nominated_node_name

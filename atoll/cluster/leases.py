@@ -14,11 +14,13 @@ from atoll.cluster.objects import Lease
 
 NAME_LENGTH_MAX = 253
 _HASH_LENGTH = 12
+RESERVATION_NAMESPACE = "@reservation"
+"""Stands in place of a pod's namespace where a GpuReservation holds a Lease; no namespace has such a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The pod that holds a Lease. Only the uid decides; namespace and name are for people and look-ups."""
+    """The pod or GpuReservation that holds a Lease. Only the uid decides; the rest is for people and look-ups."""
 
     namespace: str
     name: str
@@ -26,6 +28,11 @@ class Holder:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}/{self.uid}"
+
+    @property
+    def is_reservation(self) -> bool:
+        """Tell whether a GpuReservation holds the Lease itself, and no pod."""
+        return self.namespace == RESERVATION_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +56,13 @@ class LeaseRecord:
     doubt: str = ""
     created: str = ""
     renewed: str = ""
+    reservation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one attempt reserves: everything a Lease body needs except the device. `gang` is NAMESPACE/NAME/UID."""
+    """What one attempt reserves: everything a Lease body needs except the device. `gang` is NAMESPACE/NAME/UID,
+    `reservation` NAME/UID of the GpuReservation that the Lease goes back to."""
 
     node: str
     node_uid: str
@@ -63,6 +72,7 @@ class Reservation:
     now: str
     deadline: str
     gang: str = ""
+    reservation: str = ""
 
 
 def lease_name(node: str, device_id: int) -> str:
@@ -112,6 +122,7 @@ def parse_lease(lease: Lease) -> LeaseRecord:
         doubt=annotations.get(names.LEASE_IN_DOUBT, ""),
         created=lease.metadata.creation_timestamp or "",
         renewed=lease.spec.renew_time or "",
+        reservation=annotations.get(names.RESERVATION, ""),
     )
 
 
@@ -133,6 +144,7 @@ def lease_body(reservation: Reservation, device_id: int, device_uuid: str) -> di
                 names.LEASE_ATTEMPT: reservation.attempt,
                 names.LEASE_DEADLINE: reservation.deadline,
                 **({names.LEASE_GANG: reservation.gang} if reservation.gang else {}),
+                **({names.RESERVATION: reservation.reservation} if reservation.reservation else {}),
             },
         },
         "spec": {
@@ -142,6 +154,21 @@ def lease_body(reservation: Reservation, device_id: int, device_uuid: str) -> di
             "leaseTransitions": 0,
         },
     }
+
+
+def reserved_for(mark: str, node: str, node_uid: str, now: str) -> Reservation:
+    """Return what the Leases say that a GpuReservation, given as NAME/UID, holds itself on a node."""
+    name, _, uid = mark.rpartition("/")
+    holder = Holder(RESERVATION_NAMESPACE, name, uid)
+    return Reservation(node, node_uid, holder, claim="", attempt="", now=now, deadline="", reservation=mark)
+
+
+def returned_lease(record: LeaseRecord, now: str) -> dict[str, Any]:
+    """Return the Lease of a pod that used a GpuReservation as it goes back to that: this very version of it."""
+    reservation = reserved_for(record.reservation, record.node, record.node_uid, now)
+    body = lease_body(reservation, record.device_id, record.device_uuid)
+    body["metadata"] |= {"uid": record.lease_uid, "resourceVersion": record.resource_version}
+    return body
 
 
 def may_be_gpu_lease(lease: Lease) -> bool:

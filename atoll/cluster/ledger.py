@@ -151,14 +151,15 @@ class Ledger:
 
     # Our own binds, and what waiting pods keep
 
-    def assume(self, uid: str, allocation: Allocation, *, attempt: str = "") -> None:
+    def assume(self, uid: str, allocation: Allocation, *, attempt: str = "", reservation: str = "") -> None:
         """Mark devices as taken by a bind of ours that is under way; replaces what was assumed or nominated before.
 
         `attempt` is the token of the bind: only it can take the assumption back, however late an older one ends.
-        Without a token the assumption also ends by itself, when the pod is seen bound or gone. Raises
-        IllegalTransition, with nothing changed, where a device is not free for this pod.
+        Without a token the assumption also ends by itself, when the pod is seen bound or gone. `reservation`: uid of
+        the GpuReservation whose Leases the pod takes over. Raises IllegalTransition, with nothing changed, where a
+        device is not free for this pod.
         """
-        self._holds.assume(uid, allocation, attempt=attempt)
+        self._holds.assume(uid, allocation, attempt=attempt, reservation=reservation)
         self._index.drop_tentative(uid)
 
     def forget(self, uid: str, *, attempt: str = "") -> None:
@@ -195,9 +196,23 @@ class Ledger:
         """Return the mask of the node's devices that are kept for others, so that the asking pod leaves them alone."""
         return self._index.kept_mask(node, asking_uid, asking_priority)
 
-    def free(self, node: str, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None) -> int:
+    def free(
+        self,
+        node: str,
+        *,
+        now_seconds: float,
+        asking_uid: str = "",
+        asking_priority: int | None = None,
+        asking_reservation: str = "",
+    ) -> int:
         """Return the mask of the node's free devices for the asking pod; see `CellIndex.free`."""
-        return self._index.free(node, now_seconds=now_seconds, asking_uid=asking_uid, asking_priority=asking_priority)
+        return self._index.free(
+            node,
+            now_seconds=now_seconds,
+            asking_uid=asking_uid,
+            asking_priority=asking_priority,
+            asking_reservation=asking_reservation,
+        )
 
     def cells(
         self, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None
@@ -206,10 +221,20 @@ class Ledger:
         return self._index.cells(now_seconds=now_seconds, asking_uid=asking_uid, asking_priority=asking_priority)
 
     def own_cells(
-        self, *, now_seconds: float, asking_uid: str = "", asking_priority: int | None = None
+        self,
+        *,
+        now_seconds: float,
+        asking_uid: str = "",
+        asking_priority: int | None = None,
+        asking_reservation: str = "",
     ) -> dict[str, Cell]:
         """Bring `fleet` up to date; return the cells of the nodes that look different to the asking pod."""
-        return self._index.own_cells(now_seconds=now_seconds, asking_uid=asking_uid, asking_priority=asking_priority)
+        return self._index.own_cells(
+            now_seconds=now_seconds,
+            asking_uid=asking_uid,
+            asking_priority=asking_priority,
+            asking_reservation=asking_reservation,
+        )
 
     def holds(self, node: str, device_id: int, uuid: str) -> tuple[Hold, ...]:
         """Return why a device is not free, in a fixed order; empty for a free one."""

@@ -163,6 +163,7 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     priority: int = 0
     preemption_policy: str = "PreemptLowerPriority"
     runtime_class_name: str = ""
+    service_account_name: str = ""
     restart_policy: str = "Always"
     termination_grace_period_seconds: int | None = None
     containers: tuple[Container, ...] = ()

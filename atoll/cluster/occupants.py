@@ -48,18 +48,30 @@ def pods_by_node(ledger: Ledger) -> dict[str, list[Pod]]:
 
 
 def occupancy(
-    ledger: Ledger, node: str, holders: Iterable[Pod], asking: Pod, *, budgets: DisruptionBudgets, now_seconds: float
+    ledger: Ledger,
+    node: str,
+    holders: Iterable[Pod],
+    asking: Pod,
+    *,
+    budgets: DisruptionBudgets,
+    now_seconds: float,
+    reservation: str = "",
 ) -> NodeOccupancy | None:
-    """Look at a node for the pod `asking`; `holders` are the pods that hold its GPUs. None without a fresh report."""
+    """Look at a node for the pod `asking`; `holders` are the pods that hold its GPUs. None without a fresh report.
+
+    `reservation`: uid of the GpuReservation that the pod names. What falls free of a reservation goes back to it.
+    """
     devices = ledger.nodes.get(node)
     if devices is None or ledger.is_stale(node, now_seconds):
         return None
     uid, priority = asking.metadata.uid, asking.spec.priority
-    free = ledger.free(node, now_seconds=now_seconds, asking_uid=uid, asking_priority=priority)
+    free = ledger.free(
+        node, now_seconds=now_seconds, asking_uid=uid, asking_priority=priority, asking_reservation=reservation
+    )
     ending = 0
     evictable: list[PreemptionCandidate] = []
     for pod in holders:
-        mask = sole_mask(ledger, devices, pod.metadata.uid)
+        mask = sole_mask(ledger, devices, pod.metadata.uid, reservation=reservation)
         if pod.metadata.deletion_timestamp is not None:
             ending |= mask
         elif pod.spec.priority < priority and pods.may_be_preempted(pod) and mask:
@@ -74,12 +86,18 @@ def _occupant(pod: Pod, mask: int, budgets: DisruptionBudgets) -> PreemptionCand
     )
 
 
-def sole_mask(ledger: Ledger, devices: NodeDevices, uid: str) -> int:
-    """Return the devices that nothing but this pod holds: the others do not become free with its end."""
+def sole_mask(ledger: Ledger, devices: NodeDevices, uid: str, *, reservation: str = "") -> int:
+    """Return the devices that nothing but this pod holds: the others do not become free with its end.
+
+    Of a pod that uses a GpuReservation they fall to that, so that they count for its own pods alone.
+    """
     allocation = ledger.allocation_of(uid)
     if allocation is None:
         return 0
-    own = {uid, *(record.lease_name for record in ledger.leases_of(uid))}
+    records = ledger.leases_of(uid)
+    if any(record.reservation.rpartition("/")[2] != reservation for record in records):
+        return 0
+    own = {uid, *(record.lease_name for record in records)}
     mask = 0
     for position, device in enumerate(devices.devices):
         is_named = device.id in allocation.device_ids or device.uuid in allocation.uuids

@@ -26,6 +26,7 @@ class LeaseState(StrEnum):
     STRAY = "the pod is bound to other devices"
     DEPARTED = "the pod is terminal, or nobody knows it"
     UNCLEAR = "the pod is bound, and its annotation cannot be read"
+    KEPT = "a GpuReservation holds the device for pods to come"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ def lease_state(record: LeaseRecord, pod: Pod | None, now: str) -> LeaseState:
     `now` and the deadline are UTC times of one length, so their texts compare like the times. A deadline that is
     missing or malformed has passed: what follows is fenced, so a wrong clock costs a retry, never a GPU.
     """
+    if record.holder.is_reservation:
+        return LeaseState.KEPT
     if pod is None or pods.is_terminal(pod):
         return LeaseState.DEPARTED
     try:

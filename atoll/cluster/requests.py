@@ -3,16 +3,18 @@
 Filter, bind, wake-ups and explanations all resolve a request here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from atoll.api import names
 from atoll.api.claims import COUNT_MAX, DeviceClaim, GpuClaim, VisibleDevices
+from atoll.api.reservations import GpuReservation
 from atoll.cluster import pods
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.machines import parse_capability
 from atoll.cluster.objects import Pod
 from atoll.cluster.quantities import parse_bytes
+from atoll.cluster.reservation_use import reservation_name, why_unusable
 from topology.device_requests import DeviceRequest, Interconnect, Policy
 
 
@@ -37,13 +39,28 @@ class Request:
     claim: str
     visible_devices: VisibleDevices | None
     container_counts: tuple[tuple[str, int], ...]
+    reservation: str = ""
+    """uid of the GpuReservation of whose GPUs alone the pod may have some; empty for all that is free."""
 
 
-def request_of(pod: Pod, claim: GpuClaim | None, *, is_admitted: bool = False) -> Request | Rejection:
-    """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was.
+def request_of(
+    pod: Pod, claim: GpuClaim | None, *, is_admitted: bool = False, reservation: GpuReservation | None = None
+) -> Request | Rejection:
+    """Resolve what `pod` asks for. `claim` is what was found under the name that the pod gives; None if nothing was;
+    `reservation` likewise. So whoever knows of no reservations places no pod that names one.
 
     A member of a gang is refused unless `is_admitted`: it gets the GPUs that its gang's admission took for it, or none.
     """
+    found = _request_of(pod, claim, is_admitted=is_admitted)
+    if isinstance(found, Rejection) or not reservation_name(pod):
+        return found
+    reason = why_unusable(pod, reservation, found.ask.count)
+    if reason or reservation is None:
+        return Rejection(reason)
+    return replace(found, reservation=reservation.metadata.uid)
+
+
+def _request_of(pod: Pod, claim: GpuClaim | None, *, is_admitted: bool) -> Request | Rejection:
     claim_name = pods.claim_name(pod)
     if annotations_bytes(pod.metadata.annotations) > OTHER_BYTES_MAX:
         return Rejection(names.REJECT_ANNOTATIONS)
@@ -53,7 +70,7 @@ def request_of(pod: Pod, claim: GpuClaim | None, *, is_admitted: bool = False) -
         total, counts = _counts(pod, names.GPU_RESOURCE)
         if not 0 < total <= COUNT_MAX:
             return Rejection(names.REJECT_COUNT_MISMATCH)
-        return _bare_request(total, counts)
+        return bare_request(total, counts)
     if claim is None:
         return Rejection(names.REJECT_CLAIM_MISSING)
     if pod.metadata.annotations.get(names.CLAIM_UID) != claim.metadata.uid:
@@ -74,9 +91,9 @@ def _counts(pod: Pod, resource: str) -> tuple[int, tuple[tuple[str, int], ...]]:
 
 
 @lru_cache(maxsize=1024)
-def _bare_request(total: int, counts: tuple[tuple[str, int], ...]) -> Request:
+def bare_request(total: int, counts: tuple[tuple[str, int], ...] = (), *, models: tuple[str, ...] = ()) -> Request:
     """Return what a pod without a claim asks for: most pods of a cluster ask for one of a few counts."""
-    return device_request(DeviceClaim(count=total), counts=counts)
+    return device_request(DeviceClaim(count=total, models=models), counts=counts)
 
 
 def device_request(

@@ -85,7 +85,7 @@ def select(devices: NodeDevices, free: int, request: Request, demand: Demand = P
 @lru_cache(maxsize=1024)
 def plain(request: Request) -> Request:
     """Return the request without what the choice of devices does not depend on."""
-    return replace(request, claim="", visible_devices=None, container_counts=())
+    return replace(request, claim="", visible_devices=None, container_counts=(), reservation="")
 
 
 @lru_cache(maxsize=ANSWERS_MAX)

@@ -51,7 +51,8 @@ def judge_nodes(node_names: Sequence[str], question: FilterInput, ledger: Ledger
     """Say for every node whether it can give the pod its GPUs now, and which would give the best set.
 
     A pod that still holds Leases of an earlier attempt goes back to their node, or waits until they are taken back.
-    A node where the pod's bind failed moments ago is left out while any other node fits.
+    A pod that names a GpuReservation has the nodes on which that holds GPUs, and no other. A node where the pod's bind
+    failed moments ago is left out while any other node fits.
     """
     request = question.request
     if isinstance(request, Rejection):
@@ -59,7 +60,11 @@ def judge_nodes(node_names: Sequence[str], question: FilterInput, ledger: Ledger
     held = {record.node for record in ledger.leases_of(question.uid)}
     if held:
         verdicts = _judge([name for name in node_names if name in held], request, question, ledger)
-        return verdicts if verdicts.best else _with_holder_elsewhere(node_names, verdicts)
+        return verdicts if verdicts.best else _elsewhere(node_names, verdicts, names.REJECT_HOLDS_ELSEWHERE)
+    if request.reservation:
+        reserved = {record.node for record in ledger.leases_of(request.reservation)}
+        verdicts = _judge([name for name in node_names if name in reserved], request, question, ledger)
+        return verdicts if verdicts.best else _elsewhere(node_names, verdicts, names.REJECT_RESERVATION_ELSEWHERE)
     if question.failed_nodes:
         others = [name for name in node_names if name not in question.failed_nodes]
         verdicts = _judge(others, request, question, ledger)
@@ -68,15 +73,20 @@ def judge_nodes(node_names: Sequence[str], question: FilterInput, ledger: Ledger
     return _judge(node_names, request, question, ledger)
 
 
-def _with_holder_elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts) -> NodeVerdicts:
-    elsewhere = dict.fromkeys(node_names, names.REJECT_HOLDS_ELSEWHERE)
-    return NodeVerdicts(rejected={**elsewhere, **verdicts.rejected})
+def _elsewhere(node_names: Sequence[str], verdicts: NodeVerdicts, reason: str) -> NodeVerdicts:
+    """Return why no node fits: those that were not asked are refused for the reason."""
+    return NodeVerdicts(rejected={**dict.fromkeys(node_names, reason), **verdicts.rejected})
 
 
 def _judge(node_names: Sequence[str], request: Request, question: FilterInput, ledger: Ledger) -> NodeVerdicts:
     """Look the names up once; all else is arrays: the states of the nodes, and the keys of those states."""
     asked = plain(request)
-    own = ledger.own_cells(now_seconds=question.now_seconds, asking_uid=question.uid, asking_priority=question.priority)
+    own = ledger.own_cells(
+        now_seconds=question.now_seconds,
+        asking_uid=question.uid,
+        asking_priority=question.priority,
+        asking_reservation=request.reservation,
+    )
     fleet, demand = ledger.fleet, ledger.demand
     rows = fleet.rows_of(node_names)
     states = fleet.states_of(rows)

@@ -194,6 +194,16 @@ def plan_wakeups(question: WakeInput) -> WakePlan:
     return WakePlan(tuple(wakes), tuple(without_room), min(again, default=None), is_cut)
 
 
+def together(plans: Sequence[WakePlan]) -> WakePlan:
+    """Return plans for pods that have no room in common as one."""
+    return WakePlan(
+        wakes=tuple(wake for plan in plans for wake in plan.wakes),
+        without_room=tuple(uid for plan in plans for uid in plan.without_room),
+        again_seconds=min((plan.again_seconds for plan in plans if plan.again_seconds is not None), default=None),
+        is_cut=any(plan.is_cut for plan in plans),
+    )
+
+
 def is_rejected(pod: Pod) -> bool:
     """Tell whether kube-scheduler has tried the waiting pod and set it aside; others it will try by itself."""
     return pods.is_waiting(pod) and any(

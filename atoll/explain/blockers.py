@@ -249,7 +249,8 @@ def _holders(
     found = {uid for uid, one in kept if device_id in one.device_ids}
     for hold in ledger.holds(node, device_id, uuid):
         if hold.source is HoldSource.LEASE:
-            found.add(ledger.leases[hold.key].holder.uid)
+            record = ledger.leases[hold.key]
+            found.add(UNENDING if record.reservation else record.holder.uid)
         elif hold.source is HoldSource.FOREIGN:
             found |= {use.pod_uid or UNENDING for use in ledger.foreign_uses(node, uuid)}
         else:

@@ -17,6 +17,7 @@ from atoll.api.base import Model
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.reservations import GpuReservation
 from atoll.api.topologies import Topology
 from atoll.cluster.allocations import OTHER_BYTES_MAX, annotations_bytes
 from atoll.cluster.budgets import DisruptionBudget
@@ -60,6 +61,7 @@ def document_of(snapshot: ClusterSnapshot) -> dict[str, Any]:
         "reports": [_model(report) for report in snapshot.reports],
         "gangs": [_model(gang) for gang in snapshot.gangs],
         "topologies": [_model(topology) for topology in snapshot.topologies],
+        **({"reservations": [_model(one) for one in snapshot.reservations]} if snapshot.reservations else {}),
         "budgets": [_plain(_without_foreign(budget)) for budget in snapshot.budgets],
         "priorityClasses": [_plain(_without_foreign(one)) for one in snapshot.priority_classes],
         "volumes": [_plain(_without_foreign(one)) for one in snapshot.volumes],
@@ -95,6 +97,7 @@ def snapshot_of(document: object) -> ClusterSnapshot:
             reports=_models(document, "reports", GpuNodeStatus),
             gangs=_models(document, "gangs", GpuGang),
             topologies=_models(document, "topologies", Topology),
+            reservations=_models(document, "reservations", GpuReservation),
             budgets=msgspec.convert(document.get("budgets", []), tuple[DisruptionBudget, ...]),
             past_asks=msgspec.convert(document.get("pastAsks"), RequestHistory | None),
             priority_classes=msgspec.convert(document.get("priorityClasses", []), tuple[PriorityClass, ...]),
@@ -145,7 +148,7 @@ def _is_read(key: str) -> bool:
     return group == names.GROUP or group.endswith(f".{names.GROUP}") or key in (names.MIRROR, FILLER)
 
 
-def _model(model: GpuClaim | GpuNodeStatus | GpuGang | Topology) -> dict[str, Any]:
+def _model(model: GpuClaim | GpuNodeStatus | GpuGang | Topology | GpuReservation) -> dict[str, Any]:
     own = {key: value for key, value in model.metadata.annotations.items() if _is_read(key)}
     bare = model.model_copy(update={"metadata": model.metadata.model_copy(update={"annotations": own})})
     return bare.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)

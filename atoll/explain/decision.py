@@ -137,7 +137,8 @@ def decide_beside(
 
 def request_for(scene: IndexedSnapshot, pod: Pod, claim: GpuClaim | None) -> Request | Rejection:
     """Return the pod's request as the extender resolves it."""
-    return request_of(pod, claim, is_admitted=bool(scene.ledger.leases_of(pod.metadata.uid)))
+    is_admitted = bool(scene.ledger.leases_of(pod.metadata.uid))
+    return request_of(pod, claim, is_admitted=is_admitted, reservation=scene.snapshot.reservation_of(pod))
 
 
 def judge(scene: IndexedSnapshot, pod: Pod, request: Request | Rejection, node_names: Sequence[str]) -> NodeVerdicts:

@@ -15,6 +15,7 @@ from atoll.cluster import pods
 from atoll.cluster.gangs.membership import gang_key
 from atoll.cluster.objects import Pod
 from atoll.cluster.requests import Rejection, Request
+from atoll.cluster.reservation_use import reservation_name
 from atoll.explain.decision import IndexedSnapshot, PodDecision, decide
 from atoll.explain.nodes import NodeAnswer, NodeBlocker, answers, describe_request
 from atoll.explain.proposals import Proposal, Suggestions, find_suggestions
@@ -83,6 +84,11 @@ REMEDIES: Final = {
     names.REJECT_COUNT_MISMATCH: "make the containers' gpu.scheduling/gpu add up to the claim's count, and create the "
     "pod anew",
     names.REJECT_ANNOTATIONS: "take large annotations off the pod",
+    names.REJECT_RESERVATION_MISSING: "create the one that annotation gpu.scheduling/reservation names",
+    names.REJECT_RESERVATION_FOREIGN: "have the pod's namespace or account added to it",
+    names.REJECT_RESERVATION_OVER: "create another one, and the pod anew with its name",
+    names.REJECT_RESERVATION_SMALL: "create a larger one, or ask for fewer GPUs",
+    names.REJECT_RESERVATION_GANG: "create its pods without the annotation gpu.scheduling/reservation",
 }
 """What to do about a request that is refused before any node is examined."""
 
@@ -107,6 +113,7 @@ def _explained(scene: IndexedSnapshot, pod: Pod, *, has_help: bool) -> Explanati
         reason = decision.request.reason
         remedy = _gang_remedy(scene, pod) if reason == names.REJECT_GANG else REMEDIES.get(reason, "")
         return _told(scene, pod, PodState.REFUSED, f"{reason}: {remedy}" if remedy else reason)
+    reserved = reservation_name(pod)
     found = answers(scene, pod, decision.request, decision)
     groups = grouped(found)
     state = _state(found)
@@ -119,10 +126,10 @@ def _explained(scene: IndexedSnapshot, pod: Pod, *, has_help: bool) -> Explanati
         pod=_name(pod),
         state=state,
         headline=headline(decision.request, state, groups),
-        asked=describe_request(decision.request),
+        asked=describe_request(decision.request) + (f", from GpuReservation {reserved}" if reserved else ""),
         waits_seconds=scene.snapshot.age_seconds(pod.metadata.creation_timestamp),
         groups=groups,
-        help=find_suggestions(scene, pod, decision) if has_help else NO_HELP,
+        help=find_suggestions(scene, pod, decision) if has_help and not reserved else NO_HELP,
     )
 
 

@@ -98,7 +98,15 @@ def _by_count(
         victims, broken = _reprieved(room, there, budgets)
         if not victims:
             continue
-        occupied = occupancy(scene.ledger, name, holders.get(name, ()), pod, budgets=budgets, now_seconds=NOW_SECONDS)
+        occupied = occupancy(
+            scene.ledger,
+            name,
+            holders.get(name, ()),
+            pod,
+            budgets=budgets,
+            now_seconds=NOW_SECONDS,
+            reservation=request.reservation,
+        )
         if occupied is None:
             continue
         uids = tuple(victim.metadata.uid for victim in victims)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.reservations import GpuReservation
 from atoll.api.times import seconds_of
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
@@ -23,6 +24,7 @@ from atoll.cluster.ledger import Ledger
 from atoll.cluster.objects import Lease, Node, PersistentVolume, PersistentVolumeClaim, Pod, PriorityClass
 from atoll.cluster.reports import silence_seconds_max
 from atoll.cluster.request_history import RequestHistory, recall
+from atoll.cluster.reservation_use import reservation_name
 
 NOW_SECONDS = 0.0
 """Time of a snapshot on its ledger's clock."""
@@ -44,6 +46,7 @@ class ClusterSnapshot:
     topologies: tuple[Topology, ...] = ()
     budgets: tuple[DisruptionBudget, ...] = ()
     priority_classes: tuple[PriorityClass, ...] = ()
+    reservations: tuple[GpuReservation, ...] = ()
     volumes: tuple[PersistentVolume, ...] = ()
     volume_claims: tuple[PersistentVolumeClaim, ...] = ()
     past_asks: RequestHistory | None = None
@@ -59,6 +62,11 @@ class ClusterSnapshot:
     def gang(self, namespace: str, name: str) -> GpuGang | None:
         """Return the GpuGang of that name."""
         return next((g for g in self.gangs if (g.metadata.namespace, g.metadata.name) == (namespace, name)), None)
+
+    def reservation_of(self, pod: Pod) -> GpuReservation | None:
+        """Return the GpuReservation that the pod names."""
+        name = reservation_name(pod)
+        return next((one for one in self.reservations if one.metadata.name == name), None) if name else None
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
         """Return the GpuClaim that the pod names."""

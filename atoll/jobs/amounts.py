@@ -12,7 +12,7 @@ from atoll.cluster.quantities import parse_amount
 from atoll.jobs.errors import JobMistake
 from atoll.jobs.labels import plain, workload
 from atoll.jobs.model import Job
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import HINT, NoteBook
 from atoll.ml.attributes import PREFIX, MlAttributes
 
 CPU_REQUEST: Final = "1"
@@ -53,6 +53,7 @@ def amounts_of(job: Job, attributes: MlAttributes, book: NoteBook) -> Amounts:
     cpu_request, cpu_limit = _cpu(job, said)
     least, most = _memory(job, said)
     shared = gigabytes(said.shm_size_gb) if said.shm_size_gb is not None else 0
+    _tell_silence(job, said, cpu_limit or cpu_request, most, book)
     return Amounts(
         cpu_request=cpu_request,
         cpu_limit=cpu_limit,
@@ -61,6 +62,20 @@ def amounts_of(job: Job, attributes: MlAttributes, book: NoteBook) -> Amounts:
         scratch=quantity(gigabytes(said.storage_gb)) if said.storage_gb is not None else "",
         shm=quantity(shared) if shared else "",
     )
+
+
+def _tell_silence(job: Job, said: MlAttributes, cores: str, memory: str, book: NoteBook) -> None:
+    """Say what pods with GPUs have of a host of which the job says nothing: it is what any small job has."""
+    resources = job.resources
+    if not said.gpu_count:
+        return
+    if said.memory_gb is None and resources.memory_request is None and resources.memory_limit is None:
+        text = f"{HINT}nothing says how much memory each pod needs, so it has {memory}; that is little for a model"
+        book.tell(f"{PREFIX}memory_gb", None, text, workload(job))
+    is_little = said.gpu_count > parse_amount("cpu", cores) // 1000
+    if is_little and said.cpu_cores is None and resources.cpu_request is None and resources.cpu_limit is None:
+        text = f"{HINT}nothing says how many cores each pod needs, so it has {cores} for its GPUs"
+        book.tell(f"{PREFIX}cpu_cores", None, text, workload(job))
 
 
 def _tell_resources(job: Job, book: NoteBook) -> None:

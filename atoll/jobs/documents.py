@@ -86,6 +86,9 @@ def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
     if not isinstance(value, dict):
         problem = AttributeProblem("", shown(value), "must be a mapping", "write name, job_type and the like", 1)
         return ParsedJob(None, (problem,), document)
+    envelope = _envelope(value)
+    if envelope is not None:
+        return ParsedJob(None, (replace(envelope, line=_line(document, (envelope.attribute,))),), document)
     try:
         fields = gathered(value)
     except JobMistake as mistake:
@@ -99,6 +102,16 @@ def parse_job(data: bytes, policy: MlPolicy | None = None) -> ParsedJob:
         return ParsedJob(None, (*told, *_fields(error, document)), document)
     problems += _rules(given_attributes(job), policy or MlPolicy(), document) if not problems else ()
     return ParsedJob(None if problems else job, problems, document)
+
+
+def _envelope(value: Mapping[str, Any]) -> AttributeProblem | None:
+    """Return what is wrong with an envelope of the attributes: it says what is needed, and nothing that could run."""
+    key = next((key for key in ("workflow_type", "type") if key in value), None)
+    if key is None or "job_type" in value or "container" in value:
+        return None
+    each = "each of its steps as a job" if key == "workflow_type" else "a job"
+    hint = f"write {each} with name, job_type and container beside the attributes, as in examples/jobs/complete"
+    return AttributeProblem(key, shown(value[key]), "makes this an envelope of attributes, which runs nothing", hint)
 
 
 def _attributes(fields: Mapping[str, Any], document: Document) -> tuple[MlAttributes, Problems]:

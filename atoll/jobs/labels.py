@@ -158,7 +158,7 @@ def pod_annotations(job: Job, needs: Needs) -> dict[str, str]:
         told[names.GANG] = job.name
         told[names.POD_SET] = POD_SET
     if job.attributes.reservation_id is not None:
-        told[job_names.RESERVATION] = job.attributes.reservation_id
+        told[names.RESERVATION] = job.attributes.reservation_id
     for name in ON_PODS:
         value = getattr(job.attributes, name)
         if name == "model_id":
@@ -193,5 +193,5 @@ def tell_pods(job: Job, book: NoteBook) -> None:
             )
             book.tell(f"{PREFIX}{name}", plain(value), f"{variable}annotation {key} of the pods", workload(job))
     if job.attributes.reservation_id is not None:
-        text = f"annotation {job_names.RESERVATION} of the pods"
+        text = f"annotation {names.RESERVATION} of the pods"
         book.tell(f"{PREFIX}reservation_id", job.attributes.reservation_id, text, workload(job))

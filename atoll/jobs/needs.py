@@ -118,7 +118,10 @@ def _is_spot(job: Job, book: NoteBook) -> bool:
 
 
 def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | None, book: NoteBook) -> int:
-    """Return the grace: as requested, at least the time of a checkpoint if one is saved; bounded by the cluster."""
+    """Return the grace: as requested, at least the time of a checkpoint if one is saved; bounded by the cluster.
+
+    A job with checkpoints saves one at its end unless it says that it does not, or sets a grace of its own.
+    """
     asked, source = job.attributes.preemption_grace_period_s, "ext_ml_preemption_grace_period_s"
     if asked is not None and job.policy.preemption_grace_period is not None:
         text = f"without effect: {source} wins"
@@ -126,14 +129,16 @@ def _grace_seconds(job: Job, settings: RenderSettings, checkpoint: Checkpoint | 
     if asked is None:
         asked, source = job.policy.preemption_grace_period, "policy.preemption_grace_period"
     wanted = GRACE_SECONDS if asked is None else asked
-    saves = checkpoint is not None and checkpoint.on_preemption
+    is_open = asked is None and job.attributes.checkpoint_on_preempt is None
+    saves = checkpoint is not None and (checkpoint.on_preemption or is_open)
     least = settings.checkpoint_wait_seconds if saves else 0
     grace = min(max(wanted, least), settings.grace_seconds_max)
     why = ""
     if grace < wanted:
         why = f", the longest that this cluster gives; {wanted} were asked"
     elif grace > wanted:
-        why = f", so that a checkpoint can be saved; the pod ends earlier when it is done ({wanted} were asked)"
+        why = ", so that a checkpoint can be saved; the pod ends earlier when it is done"
+        why += "" if asked is None else f" ({asked} were asked)"
     book.tell(source, asked, f"terminationGracePeriodSeconds {grace}{why}")
     return grace
 

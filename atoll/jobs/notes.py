@@ -4,8 +4,12 @@ Every part of the renderer writes them, in the order of its decisions, so that a
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from atoll.ml.problems import VALUE_LENGTH_MAX, shown
+
+HINT: Final = "note that "
+"""Begins the text of a note that `atoll job validate` shows too: the user may have meant something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,11 @@ class Note:
     value: str
     object: str
     text: str
+
+    @property
+    def is_hint(self) -> bool:
+        """Tell whether the user may have meant something else."""
+        return self.text.startswith(HINT)
 
     def __str__(self) -> str:
         return f"{self.source}: {self.value} -> {self.text}" if self.value else f"{self.source} -> {self.text}"

@@ -66,7 +66,8 @@ def _checkpoints(
         if said is not None:
             book.tell(f"{PREFIX}{name}", plain(said), f"variable {variable}", workload(job))
         elif config is not None and field:
-            book.tell(f"intent.checkpoint_config.{field}", value, f"variable {variable}", workload(job))
+            told = config.enabled if field == "enabled" else value
+            book.tell(f"intent.checkpoint_config.{field}", told, f"variable {variable}", workload(job))
         yield variable, literal(value)
 
 

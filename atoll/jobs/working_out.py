@@ -1,7 +1,7 @@
 """One set of attributes for a job: its attributes, fields of the same meaning, and what follows from both."""
 
 from atoll.jobs.model import Job
-from atoll.jobs.notes import NoteBook
+from atoll.jobs.notes import HINT, NoteBook
 from atoll.ml.attributes import PREFIX, MlAttributes
 from atoll.ml.infer import complete
 
@@ -24,5 +24,5 @@ def attributes_of(job: Job, book: NoteBook) -> MlAttributes:
         if note.reason != "default" and note.attribute != f"{PREFIX}preemptible":
             book.tell(note.attribute, None, f"{note.value}: {note.reason}")
     for warning in done.warnings:
-        book.tell(warning.attribute, warning.value, f"note that {warning.reason}")
+        book.tell(warning.attribute, warning.value, HINT + warning.reason)
     return done.attributes

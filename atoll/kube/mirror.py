@@ -15,6 +15,7 @@ from atoll.api import names
 from atoll.api.claims import GpuClaim
 from atoll.api.gangs import GpuGang
 from atoll.api.node_status import GpuNodeStatus
+from atoll.api.reservations import GpuReservation
 from atoll.api.topologies import Topology
 from atoll.cluster import pods
 from atoll.cluster.leases import may_be_gpu_lease
@@ -34,6 +35,7 @@ from atoll.cluster.objects import (
 )
 from atoll.cluster.release import version_number
 from atoll.cluster.reports import age_at_first_sight, reason_of_the_past, silence_seconds_max
+from atoll.cluster.reservation_use import reservation_name
 from atoll.kube import paths
 from atoll.kube.cache import Change, ChangeKind
 from atoll.kube.client import ApiClient
@@ -57,6 +59,7 @@ class WatchedKind(StrEnum):
     REPORT = "report"
     GANG = "gang"
     TOPOLOGY = "topology"
+    RESERVATION = "reservation"
     VOLUME = "volume"
     VOLUME_CLAIM = "volume claim"
 
@@ -65,7 +68,7 @@ Listener = Callable[[WatchedKind, Change[Any]], None]
 
 
 class ClusterMirror:
-    """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims and GpuNodeStatuses; owns the ledger they make up.
+    """Watches pods, nodes, GPU Leases, heartbeats, GpuClaims, GpuNodeStatuses and GpuReservations; owns the ledger.
 
     `with_gangs`: GpuGangs and Topologies too, which only the controllers use, and the volumes that bind members to
     nodes.
@@ -107,6 +110,9 @@ class ClusterMirror:
         self.node_statuses: Reflector[GpuNodeStatus] = watch(
             paths.gpunodestatuses(), GpuNodeStatus.model_validate_json, self._take_report, WatchedKind.REPORT
         )
+        self.reservations: Reflector[GpuReservation] = watch(
+            paths.gpureservations(), GpuReservation.model_validate_json, _ignore, WatchedKind.RESERVATION
+        )
         self.gangs: Reflector[GpuGang] | None = None
         self.topologies: Reflector[Topology] | None = None
         self.volumes: Reflector[PersistentVolume] | None = None
@@ -129,6 +135,7 @@ class ClusterMirror:
             WatchedKind.HEARTBEAT: self.heartbeats,
             WatchedKind.CLAIM: self.claims,
             WatchedKind.REPORT: self.node_statuses,
+            WatchedKind.RESERVATION: self.reservations,
             **({WatchedKind.GANG: self.gangs} if self.gangs is not None else {}),
             **({WatchedKind.TOPOLOGY: self.topologies} if self.topologies is not None else {}),
             **({WatchedKind.VOLUME: self.volumes} if self.volumes is not None else {}),
@@ -146,6 +153,11 @@ class ClusterMirror:
     def claim(self, namespace: str, name: str) -> GpuClaim | None:
         """Return the GpuClaim of that name as last seen."""
         return self.claims.store.get((namespace, name))
+
+    def reservation_of(self, pod: Pod) -> GpuReservation | None:
+        """Return the GpuReservation that a pod names, as last seen; None for a pod that names none."""
+        name = reservation_name(pod)
+        return self.reservations.store.get(("", name)) if name else None
 
     def unready_reason(self) -> str:
         """Return why no decision may use this mirror now; empty if it is ready."""

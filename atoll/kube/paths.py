@@ -93,6 +93,10 @@ def gpugangs(namespace: str = "", name: str = "", sub: str = "") -> str:
     return group(API_VERSION, "gpugangs", namespace=namespace, name=name, sub=sub)
 
 
+def gpureservations(name: str = "", sub: str = "") -> str:
+    return group(API_VERSION, "gpureservations", name=name, sub=sub)
+
+
 def topologies(name: str = "", sub: str = "") -> str:
     return group(API_VERSION, "topologies", name=name, sub=sub)
 

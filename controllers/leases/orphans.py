@@ -26,7 +26,7 @@ from atoll.kube.errors import Conflict, NotFound
 from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, holder_reference
-from controllers.leases.writes import annotate_lease, delete_lease
+from controllers.leases.writes import annotate_lease, end_lease
 from controllers.pod_calls import look_up
 
 log = structlog.get_logger(__name__)
@@ -156,7 +156,7 @@ class OrphanReconciler:
         await self._delete(ended, outcome="stray")
 
     async def _delete(self, records: Sequence[LeaseRecord], *, outcome: str) -> None:
-        await asyncio.gather(*(delete_lease(self._context.api, record) for record in records))
+        await asyncio.gather(*(end_lease(self._context.api, record, self._context.now_text()) for record in records))
         for record in records:
             self._context.metrics.orphans.labels(outcome).inc()
             log.info(

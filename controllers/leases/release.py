@@ -25,7 +25,7 @@ from atoll.kube.mirror import WatchedKind
 from atoll.kube.patches import merge_patch
 from controllers.context import Context, node_reference
 from controllers.leases.terminations import DeletedPod, PodTerminations
-from controllers.leases.writes import annotate_lease, delete_lease
+from controllers.leases.writes import annotate_lease, end_lease
 from controllers.machines import MachineWords
 from controllers.pod_calls import look_up
 
@@ -72,15 +72,15 @@ class ReleaseReconciler:
             return self._concerning_pod(change)
         if kind is WatchedKind.LEASE and change.kind is not ChangeKind.DELETED:
             record = self._context.mirror.ledger.leases.get(change.object.metadata.name)
-            return (record.holder.uid,) if record is not None and self._has_left(record.holder.uid) else ()
+            return (record.holder.uid,) if record is not None and self._has_left(record) else ()
         if kind is WatchedKind.REPORT:
             return self._terminations.open_on(change.object.metadata.name)
         return ()
 
     def all_keys(self) -> Iterable[str]:
         """Return the holders of Leases that are not known to live."""
-        holders = {record.holder.uid for record in self._context.mirror.ledger.leases.values()}
-        return {uid for uid in holders if self._has_left(uid)} | set(self._doubted)
+        records = self._context.mirror.ledger.leases.values()
+        return {record.holder.uid for record in records if self._has_left(record)} | set(self._doubted)
 
     async def reconcile(self, uid: str) -> float | None:
         """Release what is proven. Raises KubeError."""
@@ -127,7 +127,8 @@ class ReleaseReconciler:
     async def _release(self, records: Sequence[LeaseRecord], proof: Proof) -> None:
         """Delete all Leases; a conflict means that one was marked meanwhile, and the next call finds it as it is."""
         results = await asyncio.gather(
-            *(delete_lease(self._context.api, record) for record in records), return_exceptions=True
+            *(end_lease(self._context.api, record, self._context.now_text()) for record in records),
+            return_exceptions=True,
         )
         faults = [result for result in results if isinstance(result, BaseException)]
         freed = sum(result is True for result in results)
@@ -207,8 +208,10 @@ class ReleaseReconciler:
             return (uid,) if uid in self._doubted else ()
         return (uid,) if self._context.mirror.ledger.leases_of(uid) else ()
 
-    def _has_left(self, uid: str) -> bool:
-        pod = self._context.mirror.pods.by_uid.get(uid)
+    def _has_left(self, record: LeaseRecord) -> bool:
+        if record.holder.is_reservation:
+            return False
+        pod = self._context.mirror.pods.by_uid.get(record.holder.uid)
         return pod is None or pods.is_terminal(pod)
 
     def _forget(self, uid: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from atoll.api import names
-from atoll.cluster.leases import LeaseRecord
+from atoll.cluster.leases import LeaseRecord, returned_lease
 from atoll.cluster.objects import Lease, decode_lease
 from atoll.kube import paths
 from atoll.kube.api import Api
@@ -26,6 +26,26 @@ async def delete_lease(api: Api, record: LeaseRecord) -> bool:
         live = await read_lease(api, record.lease_name)
         if live is not None and live.metadata.uid == record.lease_uid:
             raise
+        return False
+    return True
+
+
+async def end_lease(api: Api, record: LeaseRecord, now: str) -> bool:
+    """End a pod's hold on this very version of a Lease: delete it, or give it back to the GpuReservation that it
+    belongs to. False when it is gone already. Raises Conflict when it has changed."""
+    if not record.reservation or record.holder.is_reservation:
+        return await delete_lease(api, record)
+    body = returned_lease(record, now)
+    gone = dict.fromkeys((names.LEASE_IN_DOUBT, names.LEASE_FENCED, names.LEASE_GANG))
+    patch = merge_patch(
+        uid=record.lease_uid,
+        resource_version=record.resource_version,
+        annotations={**body["metadata"]["annotations"], **gone},
+        spec=body["spec"],
+    )
+    try:
+        await api.patch(_path(record.lease_name), patch)
+    except NotFound:
         return False
     return True
 

@@ -199,6 +199,7 @@ def snapshot_of(mirror: ClusterMirror, taken_at: str) -> ClusterSnapshot:
         reports=tuple(mirror.node_statuses.store.values()),
         leases=tuple(mirror.leases.store.values()),
         heartbeats=tuple(map(as_stored, mirror.heartbeats.store.values())),
+        reservations=tuple(mirror.reservations.store.values()),
         gangs=tuple(mirror.gangs.store.values()) if mirror.gangs is not None else (),
         topologies=tuple(mirror.topologies.store.values()) if mirror.topologies is not None else (),
         volumes=tuple(mirror.volumes.store.values()) if mirror.volumes is not None else (),

@@ -9,7 +9,7 @@ from atoll.api import names
 from atoll.api.node_status import GpuNodeStatus, HostUse, PodEvidence
 from atoll.cluster.allocations import Allocation, ContainerDevices, allocation_annotations
 from atoll.cluster.consistency import PROMISES, Printed, Problem, audit
-from atoll.cluster.leases import Holder
+from atoll.cluster.leases import RESERVATION_NAMESPACE, Holder
 from atoll.cluster.objects import Lease, Pod
 from tests.builders import NOW, make_allocation, make_lease, make_pod, make_report, uuid_of
 
@@ -84,6 +84,13 @@ BROKEN: list[tuple[str, list[Pod], list[Lease], list[GpuNodeStatus], set[Problem
         [],
         [using("x", 3)],
         {Problem.FOREIGN_PROCESS},
+    ),
+    (
+        "a GPU of a reservation that is gone",
+        [],
+        [make_lease("n1", 5, holder=Holder(RESERVATION_NAMESPACE, "nightly", "uid-of-nightly"))],
+        [],
+        {Problem.KEPT_FOR_NOBODY},
     ),
     ("processes of a pod that is gone", [], [], [using("gone", 3)], {Problem.FOREIGN_PROCESS}),
     (
@@ -184,7 +191,7 @@ def test_broken_promise_is_found(
     pods: list[Pod], held: list[Lease], reports: list[GpuNodeStatus], problems: set[Problem]
 ) -> None:
     """Each fault gives exactly its findings, each with its promise and in words that name the object."""
-    findings = audit(pods, held, reports, now=MUCH_LATER)
+    findings = audit(pods, held, reports, now=MUCH_LATER, reservations=())
     assert {finding.problem for finding in findings} == problems
     assert all(finding.promise == PROMISES[finding.problem] and finding.subject for finding in findings)
 

@@ -28,6 +28,7 @@ LISTS = {
     "heartbeats": "heartbeats",
     "gangs": "gangs",
     "topologies": "topologies",
+    "reservations": "reservations",
     "volumes": "volumes",
     "volume_claims": "volume_claims",
 }

@@ -74,6 +74,12 @@ ANNOTATION_DOORS = [
         policy="atoll-annotations",
     ),
     annotate("pods: another claim", "waiting", {"gpu.scheduling/claim": "eight"}, policy="atoll-annotations"),
+    annotate(
+        "pods: a reservation added later",
+        "waiting",
+        {"gpu.scheduling/reservation": "nightly"},
+        policy="atoll-annotations",
+    ),
     annotate("pods: the claim removed", "waiting", {"gpu.scheduling/claim": None}, policy="atoll-annotations"),
     annotate("pods: a claim added later", "plain", {"gpu.scheduling/claim": "two"}, policy="atoll-annotations"),
     annotate("pods/status: another gang", "waiting/status", {"gpu.scheduling/gang": "g"}, policy="atoll-annotations"),

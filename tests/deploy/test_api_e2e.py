@@ -28,7 +28,7 @@ def claim(name: str = "new", **devices: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("plural", ["gpuclaims", "gpugangs", "gpunodestatuses", "topologies"])
+@pytest.mark.parametrize("plural", ["gpuclaims", "gpugangs", "gpunodestatuses", "gpureservations", "topologies"])
 def test_definition_is_structural_to_the_api_server(api: RealApi, plural: str) -> None:
     """The API server established the definition and found nothing that is not structural."""
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.gpu.scheduling"

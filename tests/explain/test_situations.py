@@ -20,6 +20,8 @@ from atoll.explain.wording import sentence
 from atollctl.explain_text import lines
 from tests.builders import make_claim, make_lease, make_pod, uuid_of
 from tests.explain.situations import Situation, holder, situation, unsociable, waiting, with_cpu, with_host_port
+from tests.explain.test_reservations import BUSY as WAITING
+from tests.explain.test_reservations import REFUSED as RESERVED
 from topology.choice import Reason
 
 ISLAND = {"policy": "island"}
@@ -518,7 +520,8 @@ def test_explain_names_the_cause_and_something_that_helps(told: ExpectedAnswer) 
 
 def test_every_reason_has_a_situation() -> None:
     """Whatever filter may say of a node, and whatever kube-scheduler says that explain recomputes, is told above."""
-    told = {word for one in SITUATIONS.values() for word in one.words}
+    told = {word for one in SITUATIONS.values() for word in one.words} | RESERVED.keys() | WAITING.keys()
+    told.add(names.REJECT_RESERVATION_GANG)  # an obstacle of the gang, told by its condition
     ours = {value for key, value in vars(names).items() if key.startswith("REJECT_")}
     ours |= {reason.value for reason in Reason} - {Reason.REQUIRED.value, Reason.TOO_FEW_GPUS.value}
     theirs = {host_fit.NOT_READY, host_fit.CORDONED, host_fit.TAINTED, host_fit.SELECTOR, host_fit.AFFINITY}

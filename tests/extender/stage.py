@@ -18,6 +18,7 @@ from atoll.api import names
 from atoll.api.claims import VisibleDevices
 from atoll.api.times import format_microtime
 from atoll.cluster.allocations import Allocation, bound_allocation
+from atoll.cluster.leases import lease_body, reserved_for
 from atoll.cluster.objects import Lease, Pod, decode_lease, decode_pod
 from atoll.kube import paths
 from atoll.kube.client import ApiClient
@@ -26,7 +27,7 @@ from atoll.kube.mirror import ClusterMirror
 from atoll.service.clock import SystemClock
 from extender.binder import Binder, BinderSettings
 from extender.wire import BindCall
-from tests.builders import creatable, pod_json, report_json
+from tests.builders import creatable, pod_json, report_json, uuid_of
 from tests.fakes.fault_proxy import FaultProxy
 
 NAMESPACE = "default"
@@ -125,6 +126,20 @@ class ExtenderHarness:
         """Create a pod that waits."""
         body = creatable(pod_json(f"{self.name}-{name}", namespace=NAMESPACE, gpus=gpus, **options))
         return decode_pod(await self.api.create(paths.pods(NAMESPACE), body))
+
+    async def reserve(self, node: str, *ids: int) -> str:
+        """Hold GPUs of a node for a GpuReservation of the stage, as the controllers do; return its name."""
+        name = f"{self.name}-r"
+        body = {"apiVersion": names.API_VERSION, "kind": "GpuReservation", "metadata": {"name": name}}
+        spec = {"shape": {"count": len(ids)}, "namespaces": [NAMESPACE]}
+        made = orjson.loads(await self.api.create(paths.gpureservations(), {**body, "spec": spec}))
+        await self.api.patch(paths.gpureservations(name, "status"), {"status": {"phase": "Active"}})
+        self._stack.push_async_callback(self.api.delete, paths.gpureservations(name))
+        for number in ids:
+            reserved = reserved_for(f"{name}/{made['metadata']['uid']}", node, "", self.now())
+            lease = lease_body(reserved, number, uuid_of(node, number))
+            await self.api.create(paths.leases(names.SYSTEM_NAMESPACE), lease)
+        return name
 
     async def pod(self, pod: Pod) -> Pod:
         """Return the pod as it is now."""

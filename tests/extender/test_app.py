@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from atoll.api.claims import GpuClaim
 from atoll.cluster.ledger import Ledger
+from atoll.cluster.objects import Pod
 from atoll.kube.mirror import ClusterMirror, Listener
 from atoll.service.metrics import Metrics
 from extender.app import BODY_BYTES_MAX, ExtenderParts, build_app, build_health_app
@@ -39,6 +40,9 @@ class FakeMirror:
 
     def claim(self, namespace: str, name: str) -> GpuClaim | None:
         return self.claims.get((namespace, name))
+
+    def reservation_of(self, pod: Pod) -> None:
+        """There are none."""
 
 
 @dataclass

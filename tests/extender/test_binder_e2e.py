@@ -12,7 +12,7 @@ import pytest
 
 from atoll.api import names
 from atoll.cluster.allocations import ANNOTATIONS_BYTES_MAX
-from atoll.cluster.leases import Reservation, lease_body
+from atoll.cluster.leases import RESERVATION_NAMESPACE, Reservation, lease_body
 from atoll.cluster.objects import Pod
 from atoll.cluster.pods import holder_of
 from atoll.kube import paths
@@ -706,6 +706,76 @@ async def _check_with_faults(stage: ExtenderHarness, node: str, replica: Replica
     for lease in (await stage.leases()).values():
         await stage.api.delete(paths.leases(names.SYSTEM_NAMESPACE, lease.metadata.name))
     await replica.until(lambda: not replica.mirror.ledger.leases_of(pod.metadata.uid), "the end of the Leases")
+
+
+# GPUs of a reservation
+
+
+async def _reserving(stage: ExtenderHarness, node: str, replica: Replica, *pods: str, gpus: int = 2) -> list[Pod]:
+    """Reserve two GPUs and create pods that name the reservation; return them when the replica knows all of it."""
+    reservation = await stage.reserve(node, 2, 3)
+    found = [await stage.add_pod(name, gpus=gpus, annotations={names.RESERVATION: reservation}) for name in pods]
+    for pod in found:
+        await replica.knows(pod)
+    await replica.until(lambda: replica.mirror.reservation_of(found[0]) is not None, "the reservation")
+    await replica.until(lambda: len(replica.mirror.ledger.leases) == 2, "its Leases")
+    return found
+
+
+async def _kept(stage: ExtenderHarness) -> int:
+    """Return how many Leases the reservation holds itself."""
+    leases = (await stage.leases()).values()
+    return sum(lease.spec.holder_identity.startswith(RESERVATION_NAMESPACE) for lease in leases)
+
+
+@pytest.mark.parametrize("name", list(FAULTS))
+async def test_leases_of_a_reservation_are_taken_over_or_go_back(
+    stage: ExtenderHarness, node: str, replica: Replica, name: str
+) -> None:
+    """Whichever call fails: bound with both and they are the pod's, or unbound and both the reservation's again. None
+    is created beside them, none deleted."""
+    (pod,) = await _reserving(stage, node, replica, "p")
+    for number in range(1, CALLS_MAX + 1):
+        replica.proxy.spoil(r".", FAULTS[name], nth=number)
+        await replica.bind(pod, node)
+        await replica.binder.drain()
+        replica.proxy.heal()
+        if await stage.allocation(pod) is not None:
+            break
+        assert len(await stage.leases()) == 2
+        await replica.until(lambda: replica.mirror.ledger.assumed(pod.metadata.uid) is None, "the end of the bind")
+    assert await replica.bind(pod, node) == ""
+    allocation = await stage.check_holds_exactly(pod)
+    assert set(allocation.device_ids) == {2, 3}
+    assert len(await stage.leases()) == 2
+
+
+async def test_binding_that_is_refused_gives_them_back(stage: ExtenderHarness, node: str, replica: Replica) -> None:
+    """The reservation has its GPUs again, and they were nobody's in between."""
+    (pod,) = await _reserving(stage, node, replica, "p")
+    replica.proxy.spoil(BINDING, answering(403, "Forbidden"))
+
+    assert "403" in await replica.bind(pod, node)
+    assert await _kept(stage) == 2
+    assert not any(call.startswith("DELETE") for call in replica.proxy.requests)
+
+
+async def test_one_of_two_pods_gets_what_is_reserved(stage: ExtenderHarness, node: str, replica: Replica) -> None:
+    """Two extenders take the same Leases over at once: the version decides, and the other pod waits."""
+    first, second = await _reserving(stage, node, replica, "a", "b")
+    other = await stage.add_replica()
+    for pod in (first, second):
+        await other.knows(pod)
+    await other.until(lambda: other.mirror.reservation_of(first) is not None, "the reservation")
+    await other.until(lambda: len(other.mirror.ledger.leases) == 2, "its Leases")
+
+    answers = await asyncio.gather(replica.bind(first, node), other.bind(second, node))
+
+    assert answers.count("") <= 1
+    bound = [pod for pod in (first, second) if await stage.allocation(pod) is not None]
+    assert len(bound) == answers.count("")
+    assert len(await stage.leases()) == 2
+    assert await _kept(stage) == (0 if bound else 2)
 
 
 # Many pods, two extenders

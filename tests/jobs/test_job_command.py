@@ -46,9 +46,33 @@ def two_machines(tmp_path: Path) -> Path:
 
 def test_validate_says_what_a_valid_job_is(file: Path) -> None:
     """One line tells type, pods, GPUs and priority."""
-    file.write_text(GPUS)
+    file.write_text(GPUS + "ext_ml_memory_gb: 512\next_ml_cpu_cores: 64\n")
 
     assert run("validate", "-f", file) == (0, f"{file}: batch work: 1 pod with 8 GPUs; priority normal\n", "")
+
+
+def test_validate_says_what_pods_have_where_the_job_says_nothing(file: Path) -> None:
+    """Eight GPUs with the memory and the cores of any small job are hardly meant; the rendering says it too."""
+    file.write_text(GPUS)
+    status, told, _ = run("validate", "-f", file)
+
+    assert status == 0
+    assert "ext_ml_memory_gb -> note that nothing says how much memory each pod needs, so it has 8Gi" in told
+    assert "ext_ml_cpu_cores -> note that nothing says how many cores each pod needs, so it has 2" in told
+    assert "# ext_ml_memory_gb -> note that" in run("render", "-f", file)[1]
+
+    file.write_text(GPUS + "resources: {memory_limit: 64Gi, cpu_request: 8}\n")
+    assert "note that" not in run("validate", "-f", file)[1]
+
+
+@pytest.mark.parametrize(("name", "word"), [("training.yaml", "a job"), ("chain.yaml", "each of its steps")])
+def test_validate_knows_an_envelope_of_attributes(name: str, word: str) -> None:
+    """It is no job with ten mistakes: one answer says what it is, and what to write."""
+    status, _, told = run("validate", "-f", EXAMPLES.parent / name)
+
+    assert status == 1
+    assert told.count("\n") == 1
+    assert f"write {word}" in told
 
 
 def test_validate_names_attribute_value_limit_and_line(file: Path) -> None:
@@ -162,7 +186,8 @@ def test_explain_says_what_a_job_waits_for(file: Path, two_machines: Path) -> No
     file.write_text(GPUS.replace("batch", "training").replace(": 8", ": 24") + "workers: 3\n")
     status, told, _ = run("explain", "-f", file, "--snapshot", two_machines)
     assert status == 1
-    assert "gang default/work" in told
+    assert "gang default/work: never" in told
+    assert "can start" not in told
 
 
 def test_explain_leaves_jobs_without_gpus_to_kube_scheduler(two_machines: Path) -> None:

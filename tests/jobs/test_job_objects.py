@@ -158,6 +158,17 @@ TIMES = {
         },
         {"POD.spec.terminationGracePeriodSeconds": 300},
     ),
+    "whoever-keeps-checkpoints-has-time-for-one": RenderCase(
+        {"job_type": "training", "ext_ml_checkpoint_enabled": True}, {"POD.spec.terminationGracePeriodSeconds": 300}
+    ),
+    "unless-it-says-how-long-it-needs": RenderCase(
+        {"job_type": "training", "ext_ml_checkpoint_enabled": True, "ext_ml_preemption_grace_period_s": 60},
+        {"POD.spec.terminationGracePeriodSeconds": 60},
+    ),
+    "or-that-it-saves-none-then": RenderCase(
+        {"job_type": "training", "ext_ml_checkpoint_enabled": True, "ext_ml_checkpoint_on_preempt": False},
+        {"POD.spec.terminationGracePeriodSeconds": 30},
+    ),
     "grace-is-bounded-by-the-cluster": RenderCase(
         {"policy": {"preemption_grace_period": 7200}}, {"POD.spec.terminationGracePeriodSeconds": 600}
     ),

@@ -19,6 +19,7 @@ from atoll.cluster.holds import DeviceHolds
 from atoll.cluster.ledger import Ledger
 from atoll.cluster.lost_leases import LostLeases
 from atoll.cluster.objects import Pod
+from atoll.cluster.requests import Rejection
 from atoll.kube import patches
 from controllers import pod_calls
 from controllers.gangs.admission import AdmissionReconciler
@@ -26,7 +27,7 @@ from controllers.gangs.cache import GangCache
 from controllers.leases import orphans, terminations
 from controllers.leases import release as releasing
 from controllers.leases import writes as lease_writes
-from extender import bind_plan, binder, posting, reservations
+from extender import bind_plan, binder, posting, reading, reservations
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _assume_after_the_first_await() -> Undo:
 
     binder_ledgers: list[Ledger] = []
 
-    def late(self: Ledger, uid: str, allocation: Any, *, attempt: str = "") -> None:
+    def late(self: Ledger, uid: str, _allocation: Any, **_: str) -> None:
         self.drop_tentative(uid)
         binder_ledgers.append(self)
 
@@ -246,6 +247,16 @@ def _lost_leases_are_forgotten() -> Undo:
     return swapping((LostLeases, "records", lambda *_: ()))
 
 
+def _pods_run_beside_their_reservation() -> Undo:
+    original = reading.request_of
+
+    def request_of(*arguments: Any, **options: Any) -> Any:
+        found = original(*arguments, **options)
+        return found if isinstance(found, Rejection) else replace(found, reservation="")
+
+    return swapping((reading, "request_of", request_of))
+
+
 def _time_of_an_adopted_gang_never_begins() -> Undo:
     original = lifecycle._with_start
 
@@ -310,6 +321,9 @@ GUARDS: dict[str, Guard] = {
     ),
     "lost Leases are remembered": Guard(
         "a Lease and its pod go at once, and the container runs on", _lost_leases_are_forgotten, seed=39
+    ),
+    "request with its reservation": Guard(
+        "a pod runs outside of what it names", _pods_run_beside_their_reservation, seed=7
     ),
     "identity is the uid": Guard(
         "a successor frees its predecessor's GPUs", _successor_taken_for_its_predecessor, seed=4

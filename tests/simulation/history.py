@@ -10,21 +10,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.api import names
+from atoll.cluster.leases import RESERVATION_NAMESPACE
 from controllers import loops
 from tests.builders import pod_json
 from tests.simulation.faults import FaultPlan
 from tests.simulation.gangs import GangJudge, GangSteps, JobController
 from tests.simulation.judge import Broken, Judge
 from tests.simulation.machines import DEVICES, HEARTBEAT_SECONDS, POLL_SECONDS, SimulatedNode, wanted_uuids
-from tests.simulation.plan import CALM_KINDS, CONTROLLERS, EXTENDERS, GANG_KINDS, NODES, SECONDS, Plan, Step
+from tests.simulation.plan import CALM_KINDS, CONTROLLERS, EXTENDERS, GANG_KINDS, NODES, RESERVING, SECONDS, Plan, Step
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.server import ALL_PODS, HEARTBEATS, LEASES, PODS, REPORTS, Object, SimulatedServer, canonical
+from tests.simulation.server import (
+    ALL_PODS,
+    HEARTBEATS,
+    LEASES,
+    PODS,
+    REPORTS,
+    RESERVATIONS,
+    Object,
+    SimulatedServer,
+    canonical,
+)
 from tests.simulation.server import NODES as NODES_PATH
 from tests.simulation.shells import ControllersProcess, ExtenderReplica, ShellEnvironment
 from tests.simulation.transport import SimulatedSession
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
 REST_SECONDS_MAX = 420.0
+RESERVATION = "nightly"
 LOOK_SECONDS = 4.0
 BOOKMARK_SECONDS = 40.0
 CLEANER_SECONDS = 5.0
@@ -79,7 +91,10 @@ class SimulatedCluster:
     # Beginning
 
     def begin(self) -> None:
-        """Set up two machines and every process."""
+        """Set up two machines, perhaps a reservation, and every process."""
+        if self.plan.reserved_count:
+            spec = {"shape": {"count": self.plan.reserved_count}, "namespaces": ["team"]}
+            self.server.create(f"{RESERVATIONS}/{RESERVATION}", {"metadata": {"name": RESERVATION}, "spec": spec})
         for node in NODES:
             self._add_machine(node, node).power_on()
         for machine in self.machines:
@@ -205,7 +220,10 @@ class SimulatedCluster:
 
     def _create(self, step: Step) -> None:
         if self._pod(step) is None:
-            self.server.create(f"{PODS}/{step.target}", pod_json(step.target, gpus=int(step.number)))
+            uses = self.plan.reserved_count and step.target in RESERVING
+            annotations = {names.RESERVATION: RESERVATION} if uses else {}
+            body = pod_json(step.target, gpus=int(step.number), annotations=annotations)
+            self.server.create(f"{PODS}/{step.target}", body)
 
     def _delete(self, step: Step) -> None:
         if self._pod(step) is not None:
@@ -431,9 +449,12 @@ class SimulatedCluster:
         found = self.judge.leaks(self._is_nobodys)
         found += [f"{name} ended: {fault!r}" for name, p in self.controllers.items() if (fault := p.failure())]
         free = {node: self._free(node) for node in NODES}
+        idle = {node: self._idle(node) for node in NODES}
+        found += self._reservation_problems(idle, free)
         for pod in self.server.pods():
             count = int(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_RESOURCE])
-            roomy = [node for node, uuids in free.items() if len(uuids) >= count]
+            room = idle if names.RESERVATION in pod["metadata"]["annotations"] else free
+            roomy = [node for node, uuids in room.items() if len(uuids) >= count]
             is_gated = bool(pod["spec"].get("schedulingGates"))
             if not pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending" and roomy and not is_gated:
                 found.append(f"{pod['metadata']['uid']} waits for {count} GPUs while {roomy} have them")
@@ -442,6 +463,24 @@ class SimulatedCluster:
         for name, replica in self.extenders.items():
             found += self._memory_problems(name, replica, free)
         return found
+
+    def _idle(self, node: str) -> set[str]:
+        """Return the GPUs of a node that the reservation holds itself."""
+        return {
+            lease["metadata"]["annotations"][names.LEASE_DEVICE_UUID]
+            for lease in self.server.collection(LEASES)
+            if lease["spec"]["holderIdentity"].startswith(f"{RESERVATION_NAMESPACE}/")
+            and lease["metadata"]["annotations"][names.LEASE_NODE] == node
+        }
+
+    def _reservation_problems(self, idle: dict[str, set[str]], free: dict[str, set[str]]) -> list[str]:
+        """Return what the reservation has too much, or lacks while GPUs are free."""
+        leases = self.server.collection(LEASES)
+        has = sum(names.RESERVATION in lease["metadata"].get("annotations", {}) for lease in leases)
+        wants, spare = self.plan.reserved_count, sum(map(len, free.values()))
+        if has > wants and any(idle.values()):
+            return [f"the reservation has {has} GPUs, of {wants}"]
+        return [f"the reservation has {has} GPUs, of {wants}, while {spare} are free"] if has < wants and spare else []
 
     def _is_nobodys(self, annotations: Object) -> bool:
         """Tell whether nothing that reports speaks of a Lease's machine any more: only an administrator can know."""

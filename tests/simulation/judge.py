@@ -3,6 +3,7 @@
     1  a GPU that some pod may still use is promised to no other, and its Lease is not ended
     2  when everything has come to rest, what nobody uses is free: in the API and in the memory of every part
     3  a pod is bound with all of its GPUs, each under a Lease of its own, or not at all
+       A pod that names a reservation has GPUs of that alone, and nobody else has any of them.
     6  by uid alone: a successor of the same name inherits nothing and loses nothing
     7  an agent that is dead looks dead, whatever its clock said and whoever has restarted
 
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from atoll.api import names
+from atoll.cluster.leases import RESERVATION_NAMESPACE
 from tests.simulation.machines import HEARTBEAT_DURATION_SECONDS, SimulatedNode, machines_of, wanted_uuids
 from tests.simulation.server import LEASES, PODS, Object, SimulatedServer
 
@@ -55,7 +57,7 @@ class Judge:
         self.checks_count += 1
         if path.startswith(PODS):
             self._on_pod(old, new)
-        elif path.startswith(LEASES) and new is None and old is not None:
+        elif path.startswith(LEASES) and old is not None and _holder(old) != _holder(new):
             self._on_lease_end(old)
 
     def _on_pod(self, old: Object | None, new: Object | None) -> None:
@@ -85,6 +87,15 @@ class Judge:
         silent = min(machine.silent_seconds for machine in machines_of(self._machines, node))
         if silent > SILENCE_SECONDS_MAX:
             self.break_promise(7, f"{_name(pod)} was bound to {node}, whose agent was not heard for {silent:.0f} s")
+        is_inside = names.RESERVATION in pod["metadata"]["annotations"]
+        marks = [
+            names.RESERVATION in lease["metadata"]["annotations"]
+            for lease in self._leases()
+            if lease["spec"]["holderIdentity"].endswith(f"/{uid}")
+            and lease["metadata"]["annotations"][names.LEASE_DEVICE_UUID] in uuids
+        ]
+        if any(mark is not is_inside for mark in marks):
+            self.break_promise(3, f"{_name(pod)} was bound {'outside' if is_inside else 'inside'} of the reservation")
         for uuid in sorted(uuids):
             for other in self._users(node, uuid):
                 if other != uid:
@@ -132,6 +143,8 @@ class Judge:
         held: set[tuple[str, str]] = set()
         found: list[str] = []
         for lease in self._leases():
+            if _holder(lease).startswith(f"{RESERVATION_NAMESPACE}/"):
+                continue
             annotations = lease["metadata"]["annotations"]
             uid, uuid = lease["spec"]["holderIdentity"].rpartition("/")[2], annotations[names.LEASE_DEVICE_UUID]
             pod = pods.get(uid)
@@ -165,6 +178,11 @@ class Judge:
             uids = {*machine.running, *machine.wants, *(event.object["metadata"]["uid"] for event in machine.unseen())}
             users |= {uid for uid in uids if machine.may_use(uid, uuid)}
         return users
+
+
+def _holder(lease: Object | None) -> str:
+    holder: str = lease["spec"].get("holderIdentity", "") if lease is not None else ""
+    return holder
 
 
 def _has_ended(pod: Object) -> bool:

@@ -12,6 +12,9 @@ SHORT_SECONDS = 9.0
 SHORT_STEPS = (2, 6)
 """As dense as the long ones. Most failures need few steps, and more short histories fit into the same time."""
 PODS = 6
+RESERVING = ("p0", "p1", "p2")
+RESERVED_ONE_IN = 4
+"""Of the histories this share has a reservation."""
 GANGS = 2
 NODES = ("n1", "n2")
 EXTENDERS = ("extender-0", "extender-1")
@@ -85,6 +88,8 @@ class Plan:
     steps: tuple[Step, ...]
     rates: tuple[tuple[str, float], ...]
     controllers_count: int = 1
+    reserved_count: int = 0
+    """GPUs of a GpuReservation, which the pods of RESERVING use and no others."""
     skew_seconds: float = 2.0
     """How far off the clocks of machines are at most."""
     is_calm: bool = False
@@ -102,7 +107,8 @@ class Plan:
 
     def __str__(self) -> str:
         weather = ", ".join(f"{kind} {rate:.2f}" for kind, rate in self.rates) or "calm"
-        lines = [f"seed {self.seed}, {self.controllers_count} controllers, weather: {weather}", *map(str, self.steps)]
+        processes = f"{self.controllers_count} controllers, {self.reserved_count} GPUs reserved"
+        lines = [f"seed {self.seed}, {processes}, weather: {weather}", *map(str, self.steps)]
         return "\n  ".join(lines)
 
 
@@ -126,7 +132,9 @@ def plan_of(seed: int, *, is_short: bool = False) -> Plan:
     faults = (*REQUEST_FAULTS, *CALL_FAULTS, *BINDING_FAULTS, *WATCH_FAULTS)
     chosen = [kind for kind in faults if rng.random() < 0.35] if rng.random() < 0.8 else []
     rates = tuple((kind, rng.choice((0.02, 0.05, 0.12)) * (3.0 if kind in RARE else 1.0)) for kind in chosen)
-    return Plan(seed, steps, rates, controllers_count=2 if rng.random() < 0.2 else 1)
+    controllers_count = 2 if rng.random() < 0.2 else 1
+    reserved_count = rng.choice((1, 2, 4, 6)) if seed % RESERVED_ONE_IN == RESERVED_ONE_IN - 1 else 0
+    return Plan(seed, steps, rates, controllers_count, reserved_count)
 
 
 def gang_plan_of(seed: int) -> Plan:

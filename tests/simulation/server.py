@@ -19,6 +19,7 @@ ALL_PODS = "/api/v1/pods"
 NODES = "/api/v1/nodes"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.SYSTEM_NAMESPACE}/leases"
 HEARTBEATS = f"/apis/coordination.k8s.io/v1/namespaces/{names.HEARTBEAT_NAMESPACE}/leases"
+RESERVATIONS = f"/apis/{names.API_VERSION}/gpureservations"
 REPORTS = f"/apis/{names.API_VERSION}/gpunodestatuses"
 GONE = -1
 

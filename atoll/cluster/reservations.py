@@ -1,0 +1,237 @@
+"""What a GpuReservation takes and gives back now.
+
+In: a reservation, its Leases, what nodes have free, the time. Out: a frozen decision: Leases to make, Leases to end,
+and the status. Pure. Who may use one: `reservation_use`.
+
+A reservation holds GPUs by Leases like a pod: its own uid is the holder. A pod that names it takes Leases over from it,
+and gives them back when it ends; each Lease says all the while which reservation it belongs to. It takes what is free
+and evicts nobody. While it has fewer GPUs than it should it takes more as they become free; one that falls ill is
+exchanged. Pods that use it when it ends keep their GPUs until they end.
+
+Order of taking, which is total: the domain that could hold all of it and has the most free, then by name; nodes that
+can give the most of what is missing, of these the fullest, then by name; on a node the best-connected set.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.api.claims import COUNT_MAX
+from atoll.api.reservations import (
+    GpuReservation,
+    GpuReservationStatus,
+    ReservationPhase,
+    ReservationShape,
+    ReservationUnit,
+    ReservedNode,
+)
+from atoll.api.times import seconds_of, text_of
+from atoll.cluster.leases import LeaseRecord
+from atoll.cluster.machines import NodeDevices
+from atoll.cluster.requests import bare_request
+from atoll.cluster.selection import Candidate, device_groups, select
+from topology.islands import islands
+
+NEVER_TEXT: Final = "the machines of no {level} have {count} such GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOffer:
+    """One node with a fresh report: what nobody holds as a mask of positions, and its domain of the shape's level."""
+
+    devices: NodeDevices
+    free: int
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReservedDevice:
+    """A GPU to be taken."""
+
+    node: str
+    device_id: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationDecision:
+    """Make Leases for `taken`, end those of `released`, write `status`; look again after `again_seconds`."""
+
+    status: GpuReservationStatus
+    taken: tuple[ReservedDevice, ...] = ()
+    released: tuple[LeaseRecord, ...] = ()
+    again_seconds: float | None = None
+
+
+def decide(
+    reservation: GpuReservation, leases: Sequence[LeaseRecord], offers: Mapping[str, NodeOffer], now_seconds: float
+) -> ReservationDecision:
+    """Decide about one reservation. `leases`: all that belong to it, `offers`: every node that can be decided on."""
+    before, spec = reservation.status or GpuReservationStatus(), reservation.spec
+    idle = [record for record in leases if record.holder.uid == reservation.metadata.uid]
+    used = [record for record in leases if record.holder.uid != reservation.metadata.uid]
+    unused_since = None if used else before.unused_since or text_of(now_seconds)
+    phase, message, again = _phase(reservation, before, unused_since, now_seconds)
+    if phase is not ReservationPhase.FILLING:
+        status = _status(reservation, phase, message, (), used, None)
+        return ReservationDecision(status, released=tuple(idle), again_seconds=again)
+    sick = [record for record in idle if _is_withheld(record, offers)]
+    well = [record for record in idle if record not in sick]
+    surplus = well[max(0, spec.shape.count - len(used)) :]
+    kept = well[: len(well) - len(surplus)]
+    missing = spec.shape.count - len(used) - len(kept)
+    taken, hindrance = _take(spec.shape, missing, [*kept, *used], offers)
+    missing -= len(taken)
+    if missing > 0:
+        message = hindrance or f"{missing} of {spec.shape.count} GPUs are missing; taken as they become free"
+    else:
+        phase = ReservationPhase.ACTIVE
+    devices = [*taken, *(ReservedDevice(one.node, one.device_id, one.device_uuid) for one in kept)]
+    status = _status(reservation, phase, message, devices, used, unused_since)
+    return ReservationDecision(status, taken, (*sick, *surplus), again)
+
+
+def _phase(
+    reservation: GpuReservation, before: GpuReservationStatus, unused_since: str | None, now_seconds: float
+) -> tuple[ReservationPhase, str, float | None]:
+    """Return the phase by time alone, Filling while it is in force, and when that changes next."""
+    spec = reservation.spec
+    starts, ends = seconds_of(spec.starts or ""), seconds_of(spec.ends or "")
+    if before.phase is ReservationPhase.RELEASED:
+        return before.phase, before.message, None
+    if (spec.ends is not None and ends is None) or (spec.starts is not None and starts is None):
+        return ReservationPhase.ENDED, "starts or ends is no time that anybody can read; correct it", None
+    if ends is not None and now_seconds >= ends:
+        return ReservationPhase.ENDED, f"ended at {spec.ends}; pods that use it keep their GPUs until they end", None
+    if starts is not None and now_seconds < starts:
+        return ReservationPhase.PENDING, f"begins at {spec.starts}", starts - now_seconds
+    waits = [] if ends is None else [ends - now_seconds]
+    idle_since = seconds_of(unused_since or "")
+    if spec.unused_timeout_seconds is not None and idle_since is not None:
+        rest = idle_since + spec.unused_timeout_seconds - now_seconds
+        if rest <= 0:
+            text = f"no pod used it for {spec.unused_timeout_seconds} s, so it was given back; create another one"
+            return ReservationPhase.RELEASED, text, None
+        waits.append(rest)
+    return ReservationPhase.FILLING, "", min(waits, default=None)
+
+
+def _status(
+    reservation: GpuReservation,
+    phase: ReservationPhase,
+    message: str,
+    idle: Iterable[ReservedDevice],
+    used: Sequence[LeaseRecord],
+    unused_since: str | None,
+) -> GpuReservationStatus:
+    waiting = list(idle)
+    by_node: dict[str, set[int]] = {}
+    places = [(one.node, one.device_id) for one in waiting] + [(one.node, one.device_id) for one in used]
+    for node, device_id in places:
+        by_node.setdefault(node, set()).add(device_id)
+    return GpuReservationStatus(
+        phase=phase,
+        message=message,
+        idle=len(waiting),
+        used=len(used),
+        nodes=tuple(ReservedNode(node=node, ids=tuple(sorted(ids))) for node, ids in sorted(by_node.items())),
+        unused_since=unused_since,
+        observed_generation=reservation.metadata.generation or None,
+    )
+
+
+def _is_withheld(record: LeaseRecord, offers: Mapping[str, NodeOffer]) -> bool:
+    """Tell whether the GPU of an idle Lease may not be given out; a silent node tells nothing."""
+    offer = offers.get(record.node)
+    if offer is None:
+        return False
+    position = offer.devices.position_by_uuid.get(record.device_uuid)
+    return position is None or not offer.devices.usable >> position & 1
+
+
+def _take(
+    shape: ReservationShape, missing: int, has: Sequence[LeaseRecord], offers: Mapping[str, NodeOffer]
+) -> tuple[tuple[ReservedDevice, ...], str]:
+    """Return what to take of the missing GPUs, and why no more could ever be had, where that is so."""
+    matching = {name: _matching(shape, offer.devices) for name, offer in offers.items()}
+    allowed = dict(offers)
+    if shape.level is not None:
+        domain = _domain(shape, has, offers, matching)
+        if domain is None:
+            return (), NEVER_TEXT.format(level=shape.level, count=shape.count)
+        allowed = {name: offer for name, offer in offers.items() if offer.domain == domain}
+    taken: list[ReservedDevice] = []
+    left = {name: offer.free & offer.devices.usable & matching[name] for name, offer in allowed.items()}
+    while missing > len(taken):
+        sets = (
+            (size, fullness, name, mask)
+            for name, offer in allowed.items()
+            for size, fullness, mask in _sets(shape, offer.devices, left[name], matching[name], missing - len(taken))
+        )
+        best = min(sets, default=None)
+        if best is None:
+            break
+        _, _, name, mask = best
+        left[name] &= ~mask
+        devices = allowed[name].devices
+        taken += [ReservedDevice(name, one.id, one.uuid) for i, one in enumerate(devices.devices) if mask >> i & 1]
+    return tuple(taken), ""
+
+
+def _domain(
+    shape: ReservationShape,
+    has: Sequence[LeaseRecord],
+    offers: Mapping[str, NodeOffer],
+    matching: Mapping[str, int],
+) -> str | None:
+    """Return the domain in which all GPUs lie: where some do already, else one whose machines have enough of them."""
+    for record in has:
+        if record.node in offers:
+            return offers[record.node].domain
+    room: dict[str, tuple[int, int]] = {}
+    for name, offer in offers.items():
+        if offer.domain:
+            able, free = room.get(offer.domain, (0, 0))
+            usable = matching[name] & offer.devices.usable
+            room[offer.domain] = able + usable.bit_count(), free + (usable & offer.free).bit_count()
+    large = [(-free, domain) for domain, (able, free) in room.items() if able >= shape.count]
+    return min(large)[1] if large else None
+
+
+def _sets(
+    shape: ReservationShape, devices: NodeDevices, free: int, matching: int, missing: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield what one node could give at a time, each with its place in the order."""
+    fullness = free.bit_count()
+    if shape.unit is ReservationUnit.GPU:
+        count = min(missing, fullness, COUNT_MAX)
+        answer = select(devices, free, bare_request(count, models=shape.models)) if count else None
+        while count and not isinstance(answer, Candidate):
+            count -= 1
+            answer = select(devices, free, bare_request(count, models=shape.models)) if count else None
+        if isinstance(answer, Candidate):
+            yield -count, fullness, _mask(answer.choice.positions)
+        return
+    whole = (
+        [matching]
+        if shape.unit is ReservationUnit.NODE
+        else [_mask(island.positions) & matching for island in islands(devices.machine)]
+    )
+    for mask in whole:
+        if mask and mask & ~free == 0 and mask.bit_count() <= missing:
+            yield -mask.bit_count(), fullness, mask
+
+
+def _matching(shape: ReservationShape, devices: NodeDevices) -> int:
+    """Return the positions of the GPUs that the shape would take, free or not."""
+    groups = device_groups(devices.shape, bare_request(1, models=shape.models))
+    if not isinstance(groups, tuple):
+        return 0
+    mask = 0
+    for group in groups:
+        mask |= group.mask
+    return mask
+
+
+def _mask(positions: Iterable[int]) -> int:
+    return sum(1 << position for position in positions)

@@ -1,0 +1,163 @@
+"""Holds GPUs for GpuReservations, gives back what they no longer need, and writes their status.
+
+What is decided stands in `atoll.cluster.reservations`; here Leases are created and deleted. Whoever creates a Lease has
+its GPU, so that a pod that is faster keeps it, and the reservation takes another. Only Leases that a reservation holds
+itself are ended here: those of its pods come back on proof like any other. Keys are the uids of reservations; what
+belongs to one that is gone is freed.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+
+from atoll.api import names
+from atoll.api.reservations import GpuReservation, GpuReservationStatus, ReservationPhase
+from atoll.cluster.gangs.node_domains import level_values
+from atoll.cluster.leases import LeaseRecord, lease_body, reserved_for
+from atoll.cluster.reservation_use import mark_of
+from atoll.cluster.reservations import NodeOffer, ReservedDevice, decide
+from atoll.kube import paths
+from atoll.kube.cache import Change
+from atoll.kube.errors import AlreadyExists, Conflict, NotFound
+from atoll.kube.events import ObjectReference
+from atoll.kube.mirror import WatchedKind
+from atoll.kube.patches import merge_patch
+from controllers.context import Context
+from controllers.leases.writes import delete_lease
+
+log = structlog.get_logger(__name__)
+
+BLIND_SECONDS = 5.0
+FILLING_SECONDS = 15.0
+"""While GPUs are missing: how often is looked for them though nothing was heard."""
+SOONEST_SECONDS = 1.0
+_TOLD = {
+    ReservationPhase.ACTIVE: names.REASON_RESERVATION_ACTIVE,
+    ReservationPhase.FILLING: names.REASON_RESERVATION_FILLING,
+    ReservationPhase.ENDED: names.REASON_RESERVATION_OVER,
+    ReservationPhase.RELEASED: names.REASON_RESERVATION_OVER,
+}
+
+
+class ReservationReconciler:
+    """Keeps each reservation at what it should hold."""
+
+    name = "reservations"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def affected(self, kind: WatchedKind, change: Change[Any]) -> Iterable[str]:
+        """Return the reservation that changed or whose Lease did, and those that lack GPUs when any may be free."""
+        if kind is WatchedKind.RESERVATION:
+            return (change.object.metadata.uid,)
+        if kind not in (WatchedKind.LEASE, WatchedKind.REPORT):
+            return ()
+        found = {one.metadata.uid for one in self._reservations() if _phase(one) is ReservationPhase.FILLING}
+        if kind is WatchedKind.REPORT:
+            node = change.object.metadata.name
+            return found | {_uid(record) for record in self._leases() if record.node == node}
+        marks = (change.object.metadata.annotations, change.old.metadata.annotations if change.old else {})
+        return found | {mark[names.RESERVATION].rpartition("/")[2] for mark in marks if mark.get(names.RESERVATION)}
+
+    def all_keys(self) -> Iterable[str]:
+        """Return every reservation, and those that are gone and still hold something."""
+        return {one.metadata.uid for one in self._reservations()} | {_uid(record) for record in self._leases()}
+
+    async def reconcile(self, uid: str) -> float | None:
+        """Bring one reservation to what it should be. Raises KubeError."""
+        if self._context.mirror.unready_reason():
+            return BLIND_SECONDS
+        leases = [record for record in self._leases() if _uid(record) == uid]
+        reservation = next((one for one in self._reservations() if one.metadata.uid == uid), None)
+        if reservation is None or reservation.metadata.deletion_timestamp is not None:
+            await self._free([record for record in leases if record.holder.is_reservation])
+            return None
+        decision = decide(reservation, leases, self._offers(reservation), self._context.clock.now().timestamp())
+        await self._free(decision.released)
+        won = await asyncio.gather(*(self._hold(reservation, device) for device in decision.taken))
+        if not all(won):
+            return SOONEST_SECONDS
+        await self._write(reservation, decision.status)
+        waits = [decision.again_seconds] if decision.again_seconds is not None else []
+        waits += [FILLING_SECONDS] if decision.status.phase is ReservationPhase.FILLING else []
+        return max(SOONEST_SECONDS, min(waits)) if waits else None
+
+    def _reservations(self) -> list[GpuReservation]:
+        return list(self._context.mirror.reservations.store.values())
+
+    def _leases(self) -> list[LeaseRecord]:
+        return [record for record in self._context.mirror.ledger.leases.values() if record.reservation]
+
+    def _offers(self, reservation: GpuReservation) -> dict[str, NodeOffer]:
+        """Return the nodes with a fresh report and what nobody holds or waits for there."""
+        mirror, now = self._context.mirror, self._context.clock.monotonic_seconds()
+        level = reservation.spec.shape.level
+        found = {}
+        for name, devices in mirror.ledger.nodes.items():
+            node = mirror.nodes.store.get(("", name))
+            if node is None or mirror.ledger.is_stale(name, now):
+                continue
+            domain = level_values(node, mirror.reports.get(name), (level,))[0] if level is not None else ""
+            free = 0 if node.spec.unschedulable else mirror.ledger.free(name, now_seconds=now)
+            found[name] = NodeOffer(devices, free, domain)
+        return found
+
+    async def _hold(self, reservation: GpuReservation, device: ReservedDevice) -> bool:
+        """Create one Lease; False when somebody else was faster."""
+        devices = self._context.mirror.ledger.nodes.get(device.node)
+        node_uid = devices.node_uid if devices is not None else ""
+        reserved = reserved_for(mark_of(reservation), device.node, node_uid, self._context.now_text())
+        body = lease_body(reserved, device.device_id, device.uuid)
+        try:
+            await self._context.api.create(paths.leases(names.SYSTEM_NAMESPACE), body)
+        except AlreadyExists:
+            return False
+        self._context.metrics.reserved_gpus.labels("taken").inc()
+        return True
+
+    async def _free(self, records: Iterable[LeaseRecord]) -> None:
+        """Delete Leases that a reservation holds itself; one that a pod has just taken over is left to it."""
+
+        async def free_one(record: LeaseRecord) -> None:
+            try:
+                freed = await delete_lease(self._context.api, record)
+            except Conflict:
+                return
+            self._context.metrics.reserved_gpus.labels("freed").inc(freed)
+
+        await asyncio.gather(*(free_one(record) for record in records))
+
+    async def _write(self, reservation: GpuReservation, status: GpuReservationStatus) -> None:
+        """Write the status where it changed, and tell of a change of phase."""
+        metadata, before = reservation.metadata, reservation.status
+        if before is not None and before.to_json() == status.to_json():
+            return
+        body = merge_patch(
+            uid=metadata.uid,
+            resource_version=metadata.resource_version,
+            status={"unusedSince": None, **status.to_json()},
+        )
+        try:
+            await self._context.api.patch(paths.gpureservations(metadata.name, "status"), body)
+        except (NotFound, Conflict):
+            return
+        if status.phase in _TOLD and (before is None or before.phase is not status.phase):
+            note = status.message or f"holds all of its {reservation.spec.shape.count} GPUs"
+            log.info("Reservation changed", reservation=metadata.name, phase=status.phase.value, note=note)
+            self._context.events.record(
+                ObjectReference(names.API_VERSION, "GpuReservation", metadata.name, "", metadata.uid),
+                reason=_TOLD[status.phase],
+                note=note,
+                action="Reserve",
+            )
+
+
+def _uid(record: LeaseRecord) -> str:
+    return record.reservation.rpartition("/")[2]
+
+
+def _phase(reservation: GpuReservation) -> ReservationPhase | None:
+    return reservation.status.phase if reservation.status is not None else None

@@ -1,0 +1,99 @@
+"""Promises of reservations by the controllers: held whatever is lost, back on proof, free when they are gone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.api import names
+from atoll.cluster.leases import Holder
+from tests.builders import lease_json, make_allocation, pod_json
+from tests.controllers.harness import (
+    LEASES,
+    PODS,
+    ControllerHarness,
+    InMemoryServer,
+    running_controllers,
+    strip_version,
+)
+
+RESERVATIONS = "/apis/gpu.scheduling/v1/gpureservations"
+MARK = "nightly/uid-of-nightly"
+OWN = f"@reservation/{MARK}"
+
+
+def put_reservation(server: InMemoryServer, count: int = 4, **spec: Any) -> None:
+    """Put the reservation nightly on the server."""
+    metadata = {"name": "nightly", "uid": "uid-of-nightly", "generation": 1}
+    body = {"metadata": metadata, "spec": {"shape": {"count": count}, "namespaces": ["team"], **spec}}
+    server.put(f"{RESERVATIONS}/nightly", body)
+
+
+def put_user(server: InMemoryServer, device_id: int, *, ended: bool) -> None:
+    """Put a pod that took a Lease over from the reservation, and perhaps was ended by kubelet."""
+    allocation = make_allocation("n1", device_id)
+    body = pod_json("user", node="n1", allocation=allocation, annotations={names.RESERVATION: "nightly"})
+    status: dict[str, Any] = {"phase": "Running"}
+    if ended:
+        state = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
+        status = {"phase": "Succeeded", "containerStatuses": [state]}
+    server.put(f"{PODS}/user", strip_version({**body, "status": status}))
+    holder, annotations = Holder("team", "user", "uid-of-user"), {names.RESERVATION: MARK}
+    lease = lease_json("n1", device_id, holder=holder, annotations=annotations)
+    if f"{LEASES}/gpu-n1-{device_id}" not in server.objects:
+        server.put(f"{LEASES}/gpu-n1-{device_id}", strip_version(lease))
+
+
+def holders(running: ControllerHarness) -> list[str]:
+    """Return who holds the GPUs, sorted."""
+    found = (one for path, one in running.server.objects.items() if path.startswith(f"{LEASES}/gpu-"))
+    return sorted(str(one["spec"]["holderIdentity"]) for one in found)
+
+
+def status(running: ControllerHarness) -> dict[str, Any]:
+    """Return the status of the reservation."""
+    found: dict[str, Any] = running.server.objects[f"{RESERVATIONS}/nightly"].get("status") or {}
+    return found
+
+
+@pytest.mark.parametrize(("fails_at", "is_after"), [(n, after) for n in range(6) for after in (False, True)])
+async def test_gpus_are_held_whichever_write_is_lost(tmp_path: Path, fails_at: int, *, is_after: bool) -> None:
+    """As many as it should, in its own name; and its status says so."""
+    async with running_controllers(tmp_path, put_reservation, fails_at=fails_at, is_after=is_after) as running:
+        await running.settled(lambda: holders(running) == [OWN] * 4 and status(running).get("phase") == "Active")
+        assert (status(running)["idle"], status(running)["used"]) == (4, 0)
+        await running.settled(
+            lambda: (names.REASON_RESERVATION_ACTIVE, "nightly") in running.notes.recorded or fails_at
+        )
+
+
+@pytest.mark.parametrize("fails_at", range(4))
+async def test_gpu_of_an_ended_pod_goes_back_to_it(tmp_path: Path, fails_at: int) -> None:
+    """On the proof that frees any GPU, and not to whoever waits; while the pod runs it keeps its own."""
+
+    def used(server: InMemoryServer) -> None:
+        put_reservation(server, 2)
+        put_user(server, 0, ended=False)
+
+    async with running_controllers(tmp_path, used, fails_at=fails_at) as running:
+        await running.settled(lambda: holders(running) == [OWN, "team/user/uid-of-user"])
+        await running.settled(lambda: (status(running).get("idle"), status(running).get("used")) == (1, 1))
+        put_user(running.server, 0, ended=True)
+        await running.settled(lambda: holders(running) == [OWN] * 2)
+        deleted = [path for method, path in running.api.writes if method == "DELETE"]
+        assert not deleted, "it was never free in between"
+
+
+async def test_it_frees_what_is_idle_when_it_is_deleted_and_its_pods_keep_theirs(tmp_path: Path) -> None:
+    """Nobody would free it otherwise. What comes back to a reservation that is gone is everybody's."""
+
+    def used(server: InMemoryServer) -> None:
+        put_reservation(server, 3)
+        put_user(server, 0, ended=False)
+
+    async with running_controllers(tmp_path, used) as running:
+        await running.settled(lambda: holders(running) == [OWN] * 2 + ["team/user/uid-of-user"])
+        running.server.remove(f"{RESERVATIONS}/nightly")
+        await running.settled(lambda: holders(running) == ["team/user/uid-of-user"])
+        put_user(running.server, 0, ended=True)
+        await running.settled(lambda: holders(running) == [])

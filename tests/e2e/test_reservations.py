@@ -1,0 +1,137 @@
+"""Two teams and one reservation on a real control plane: it is held for those who may use it, and comes back to it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from atoll.api import names
+from atoll.api.times import text_of
+from devcluster.installation import Installation
+from tests.e2e.world import RealCluster, unless_missing
+
+pytestmark = pytest.mark.e2e
+
+PATH = "/apis/gpu.scheduling/v1/gpureservations"
+MODEL = ["nvidia-l40s"]
+
+
+class Reserved:
+    """A reservation of one test, named like its namespace."""
+
+    def __init__(self, world: RealCluster) -> None:
+        self.world, self.name = world, f"nightly-{world.namespace}"
+
+    def create(self, count: int, **spec: Any) -> None:
+        """Reserve GPUs of lovelace for the pods of the test's namespace."""
+        shape = {"count": count, "models": MODEL, **spec.pop("shape", {})}
+        spec = {"shape": shape, "namespaces": [self.world.namespace], **spec}
+        head = {"apiVersion": names.API_VERSION, "kind": "GpuReservation", "metadata": {"name": self.name}}
+        self.world.cluster.api.request("POST", PATH, head | {"spec": spec})
+
+    def delete(self) -> None:
+        """Delete it, unless it is gone."""
+        with unless_missing():
+            self.world.cluster.api.request("DELETE", f"{PATH}/{self.name}")
+
+    def status(self) -> dict[str, Any]:
+        """Return its status."""
+        found = self.world.maybe(f"{PATH}/{self.name}") or {}
+        status: dict[str, Any] = found.get("status", {})
+        return status
+
+    def wait(self, phase: str, *, idle: int, used: int) -> None:
+        """Wait for a phase and these counts."""
+        wanted = {"phase": phase, "idle": idle, "used": used}
+        self.world.wait(lambda: wanted.items() <= self.status().items(), f"{wanted}, not {self.status()}")
+
+    def devices(self) -> set[int]:
+        """Return the device ids on lovelace that belong to it."""
+        return {device for entry in self.status()["nodes"] if entry["node"] == "lovelace" for device in entry["ids"]}
+
+    def pod(self, world: RealCluster, name: str, claim: str, **options: Any) -> None:
+        """Create a pod that names it."""
+        body = world.pod_body(name, claim, **options)
+        body["metadata"]["annotations"][names.RESERVATION] = self.name
+        world.create(body)
+
+
+@pytest.fixture
+def reserved(world: RealCluster) -> Iterator[Reserved]:
+    """A reservation that is gone after the test."""
+    found = Reserved(world)
+    yield found
+    found.delete()
+    world.wait(lambda: not leases_of(world, found), "the reservation's GPUs to be free")
+
+
+def leases_of(world: RealCluster, reserved: Reserved) -> list[Any]:
+    """Return the Leases that the reservation holds itself."""
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{names.SYSTEM_NAMESPACE}/leases"
+    holder = f"@reservation/{reserved.name}/"
+    return [
+        one for one in world.cluster.api.get(path)["items"] if one["spec"].get("holderIdentity", "").startswith(holder)
+    ]
+
+
+def test_two_teams_and_one_reservation(installation: Installation, world: RealCluster, reserved: Reserved) -> None:
+    """One team's nightly job finds its GPUs though the other has taken all else, gives them back to the reservation and
+    not to who waits, and runs nowhere else; the other team may not use it, and is told so."""
+    with RealCluster.of_one_test(installation) as other:
+        for each in (world, other):
+            each.claim("two", 2, models=MODEL)
+            each.claim("four", 4, models=MODEL)
+        reserved.create(4)
+        reserved.wait("Active", idle=4, used=0)
+
+        other.pod("all-else", "four")
+        other.wait_running("all-else")
+        other.pod("greedy", "two")
+        other.wait_rejected("greedy")
+        reserved.pod(other, "stranger", "two")
+        assert names.REJECT_RESERVATION_FOREIGN in other.wait_rejected("stranger")
+        reserved.pod(world, "nightly", "two")
+        world.wait_running("nightly")
+        reserved.wait("Active", idle=2, used=2)
+        allocation = world.allocation("nightly")
+        assert allocation is not None
+        assert set(allocation.device_ids) <= reserved.devices()
+
+        world.delete("nightly")
+        reserved.wait("Active", idle=4, used=0)
+        reserved.pod(world, "again", "four")
+        world.wait_running("again")
+        reserved.pod(world, "waits", "two")
+        other.delete("all-else")
+        other.wait_running("greedy")
+        assert world.wait_rejected("waits")
+        assert world.get("waits")["spec"].get("nodeName") is None, "two GPUs are free beside the reservation"
+        world.delete("again")
+        world.wait_running("waits")
+        world.check_audit()
+
+
+def test_its_end_frees_what_nobody_uses_and_leaves_the_rest(world: RealCluster, reserved: Reserved) -> None:
+    """At its end, and when it is deleted, idle GPUs are everybody's; a pod that runs keeps its own until it ends."""
+    world.claim("two", 2, models=MODEL)
+    world.claim("all", 8, models=MODEL)
+    reserved.create(8, shape={"unit": "node"})
+    reserved.wait("Active", idle=8, used=0)
+    reserved.pod(world, "runs", "two")
+    world.wait_running("runs")
+
+    ends = {"spec": {"ends": text_of(0)}}
+    done = world.kubectl("patch", "gpureservation", reserved.name, "--type=merge", f"-p={ends}".replace("'", '"'))
+    assert done.returncode == 0, done.stderr
+    reserved.wait("Ended", idle=0, used=2)
+    reserved.pod(world, "late", "two")
+    assert names.REJECT_RESERVATION_OVER in world.wait_rejected("late")
+    world.pod("anybody", "two")
+    world.wait_running("anybody")
+    assert world.get("runs")["status"]["phase"] == "Running"
+    world.delete("runs")
+    world.delete("late")
+    world.delete("anybody")
+    reserved.delete()
+    world.pod("everybody", "all")
+    world.wait_running("everybody")
