@@ -17,9 +17,9 @@ from xdist.scheduler import LoadScopeScheduling
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What everybody runs must judge the change, not the day: properties draw the same examples every time. `make test-long`
-# searches, with `--hypothesis-profile=search`: other examples at each run, ten times as many.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("search", max_examples=1000)
+# searches, with `--hypothesis-profile=search`: other examples at each run, ten times as many. Neither has deadlines.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=1000, deadline=None)
 settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parent.parent

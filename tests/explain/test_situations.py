@@ -109,6 +109,16 @@ SITUATIONS: dict[str, ExpectedAnswer] = {
         (ProposalKind.RELAX, ProposalKind.END, ADD),
         standings={"n1": NodeBlocker.BUSY, "n2": NodeBlocker.NEVER},
     ),
+    "memory of cards that do not tell their size": ExpectedAnswer(
+        situation(
+            {"n1": {"devices": {number: {"memoryBytes": 0, "model": "nvidia-new"} for number in range(4)}}},
+            [],
+            waiting(1, claim={"memory": "40Gi"}),
+        ),
+        PodState.NEVER,
+        (names.REJECT_MEMORY_UNKNOWN,),
+        (ProposalKind.RELAX, ADD),
+    ),
     "more memory than the cards have": ExpectedAnswer(
         situation({"n1": {"profile": "t4-4"}}, [], waiting(1, claim={"memory": "40Gi"})),
         PodState.NEVER,
@@ -522,6 +532,7 @@ def test_every_reason_has_a_situation() -> None:
     """Whatever filter may say of a node, and whatever kube-scheduler says that explain recomputes, is told above."""
     told = {word for one in SITUATIONS.values() for word in one.words} | RESERVED.keys() | WAITING.keys()
     told.add(names.REJECT_RESERVATION_GANG)  # an obstacle of the gang, told by its condition
+    told |= {names.REJECT_REFUSED, names.REJECT_RESTORED}  # the extender alone remembers these, for a while
     ours = {value for key, value in vars(names).items() if key.startswith("REJECT_")}
     ours |= {reason.value for reason in Reason} - {Reason.REQUIRED.value, Reason.TOO_FEW_GPUS.value}
     theirs = {host_fit.NOT_READY, host_fit.CORDONED, host_fit.TAINTED, host_fit.SELECTOR, host_fit.AFFINITY}
