@@ -30,6 +30,8 @@ RULES = {
 LAG_SECONDS = 3.0
 """What the controllers decide on may be so old, where no watch is slow."""
 UNREADY_SECONDS = TIMEOUT_SECONDS + RECOVERY_SECONDS + 15.0
+LATE_SECONDS = 90.0
+"""A gate may open so late where requests are: the gang's time begins with the last one."""
 START_SECONDS = 6.0
 REASONS = {
     Verdict.BUSY: {"WaitForRoom", "WaitForOtherGangs", "AdmissionUndone"},
@@ -260,8 +262,9 @@ class GangJudge:
 
     def overdue(self) -> Iterator[str]:
         """Yield gangs that have kept their GPUs, and others waiting, for too long without becoming ready."""
+        limit_seconds = UNREADY_SECONDS if self._is_undisturbed else UNREADY_SECONDS + LATE_SECONDS
         for name, (_, since) in self._unready_since.items():
-            if self._loop.time() - since > UNREADY_SECONDS:
+            if self._loop.time() - since > limit_seconds:
                 yield f"gang {name} is admitted and not ready for {self._loop.time() - since:.0f} s"
 
     def problems(self, free: Sequence[int], whole: Sequence[int]) -> Iterator[str]:
