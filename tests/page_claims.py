@@ -295,6 +295,10 @@ LEDGER: Final = {
     "| an attempt takes back only": "test_adopted_lease_outlives_the_attempt_that_created_it",
     "| proof of release |": "test_verdict test_no_history_frees_a_gpu_that_is_in_use",
     "| readiness belongs to a term": "test_each_change_of_leadership_begins_anew",
+    "| a GPU of a GpuReservation goes": (
+        "test_leases_of_a_reservation_are_taken_over_or_go_back test_lease_tells_which_reservation_it_goes_back_to "
+        "test_no_gpu_twice_none_lost_and_all_back_in_the_end"
+    ),
     "`make simulate HISTORIES=n SEED=s`": (
         "test_promises_are_kept_in_every_history test_seed_replays_exactly test_every_kind_of_step_occurs "
         "test_failing_history_shrinks_to_what_is_needed"

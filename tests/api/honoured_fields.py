@@ -27,6 +27,8 @@ WORD = "tests/controllers/test_machines.py::test_a_word_frees_what_left_and_forg
 SAID = "tests/atollctl/test_node.py::test_a_word_says_who_why_when_and_of_which_machine"
 LEDGER = "tests/cluster/test_ledger.py"
 
+SHAPE = "tests/cluster/test_reservations.py::test_shape_is_taken"
+USERS = "tests/cluster/test_reservations.py::test_who_may_use_it_and_why_not"
 FIELDS = {
     "GpuClaim": {
         "devices.count": MACHINES,
@@ -98,12 +100,24 @@ FIELDS = {
         "releases.reason": "tests/atollctl/test_gpu.py::test_a_release_carries_the_moment_of_the_report",
         "releases.by": "tests/atollctl/test_gpu.py::test_a_release_carries_the_moment_of_the_report",
     },
+    "GpuReservation": {
+        "shape.count": SHAPE,
+        "shape.models": SHAPE,
+        "shape.unit": SHAPE,
+        "shape.level": "tests/cluster/test_reservations.py::test_all_of_it_lies_in_one_domain",
+        "namespaces": USERS,
+        "serviceAccounts": USERS,
+        "starts": "tests/cluster/test_reservations.py::test_time_decides_whether_it_holds_anything",
+        "ends": "tests/cluster/test_reservations.py::test_time_decides_whether_it_holds_anything",
+        "unusedTimeoutSeconds": "tests/cluster/test_reservations.py::test_what_nobody_uses_is_given_back_for_good",
+    },
 }
 """Below `spec`, lists without their brackets; objects that only hold others are left out."""
 
 KEYS = {
     "CLAIM": "tests/webhook/test_mutation.py::test_a_claimed_pod_gets_count_scheduler_uid_and_variables",
     "GANG": "tests/webhook/test_gangs.py::test_a_member_is_annotated_and_gated",
+    "RESERVATION": "tests/cluster/test_reservations.py::test_pod_that_names_one_never_runs_outside_it",
     "GANG_SIZE": f"{GANGS}::test_a_gang_is_made_for_pods_that_say_how_many_they_are",
     "POD_SET": DIFFERENTLY,
     "PREEMPTIBLE": "tests/cluster/gangs/test_gang_preemption.py::"
