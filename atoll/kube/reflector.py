@@ -143,7 +143,7 @@ class Reflector(Generic[T]):
 
     def begin_anew(self) -> None:
         """List again as `relist` does, knowing of no version: the server's have gone back."""
-        self._seen = ""
+        self._seen = self.resource_version = ""
         self._cache.forget_deletions()
         self.relist()
 

@@ -246,6 +246,8 @@ PROOFS: Mapping[str, str] = {
     Proof.ENDED: "kubelet wrote that every container of it has ended",
     Proof.VANISHED: "the agent saw its sandbox, and no longer does",
     Proof.UNLISTED: "neither kubelet nor its machine has it, twice in a row",
+    Proof.REMOVED: "its GPUs were taken out of the machine",
+    Proof.DECLARED: "somebody said that its machine is gone for good",
     Proof.REBOOTED: "its machine was started again",
 }
 

@@ -67,7 +67,7 @@ class World:
 
     @property
     def position(self) -> int:
-        return int(self.report["evidence"]["podResourceVersion"])
+        return int(self.report["evidence"].get("podResourceVersion") or 0)
 
     def pods(self) -> dict[str, bool]:
         return {pod["uid"]: pod["live"] for pod in self.report.get("pods", [])}
@@ -199,7 +199,7 @@ async def test_an_agent_reports_anew_after_the_api_server_was_restored(world: Wo
         server.sends_events = True
         for stream in server.open_streams:
             stream.break_connection()
-        await until(lambda: world.sequence > 2 and len(world.report["devices"]) == 8)
+        await until(lambda: world.sequence > 2 and len(world.report["devices"]) == 8 and world.position > 0)
 
         assert world.report["agentVersion"] == "1"
         assert world.position <= server.version

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from atoll.api import names
-from atoll.api.node_status import GpuNodeStatus, HostUse, PodEvidence
+from atoll.api.node_status import DepartedDevice, GpuNodeStatus, HostUse, PodEvidence
 from atoll.cluster.allocations import Allocation, ContainerDevices, allocation_annotations
 from atoll.cluster.consistency import PROMISES, Printed, Problem, audit
 from atoll.cluster.leases import RESERVATION_NAMESPACE, Holder
@@ -58,6 +58,17 @@ def hosting(*ids: int) -> GpuNodeStatus:
     return report.model_copy(update={"status": report.status.model_copy(update={"host_uses": uses})})
 
 
+def lacking(number: int) -> GpuNodeStatus:
+    """Return a report of a machine that this device has left."""
+    report = make_report()
+    assert report.status is not None
+    left = DepartedDevice(id=number, uuid=uuid_of("n1", number))
+    stays = tuple(device for device in report.status.devices if device.id != number)
+    return report.model_copy(
+        update={"status": report.status.model_copy(update={"devices": stays, "departed": (left,)})}
+    )
+
+
 SOUND = [bound("a", 0, 1), bound("b", 2), make_pod("w"), make_pod("plain", gpus=None, node="n1")]
 SOUND_LEASES = [*leases("a", 0, 1), *leases("b", 2), make_lease("n1", 5, holder=holder("w"))]
 FOREIGN = Allocation("n1", (0,), (uuid_of("n1", 1),))
@@ -100,6 +111,7 @@ BROKEN: list[tuple[str, list[Pod], list[Lease], list[GpuNodeStatus], set[Problem
         [using("gone", 0)],
         {Problem.FOREIGN_PROCESS},
     ),
+    ("a card that was taken out under its pod", [bound("a", 0)], leases("a", 0), [lacking(0)], {Problem.GONE_GPU}),
     ("processes of the machine itself", [bound("a", 0)], leases("a", 0), [hosting(5)], {Problem.FOREIGN_HOST}),
     ("holder gone", [], leases("a", 0), [], {Problem.LEAKED_LEASE}),
     ("holder ended", [bound("a", 0, phase="Succeeded")], leases("a", 0), [], {Problem.LEAKED_LEASE}),

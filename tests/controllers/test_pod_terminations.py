@@ -47,7 +47,7 @@ class RealControllers(Controllers):
         self.forget()
 
     def forget(self) -> None:
-        mirror = SimpleNamespace(ledger=self.ledger, reports=self.stored)
+        mirror = SimpleNamespace(ledger=self.ledger, reports=self.stored, on_rewind=lambda _: None)
         self.memory = PodTerminations(cast("ClusterMirror", mirror))
 
     def hear_of_pod(self) -> None:
@@ -149,7 +149,8 @@ def test_memory_frees_no_gpu_that_is_in_use_and_leaks_none(case: str) -> None:
 def memory() -> tuple[PodTerminations, Ledger, dict[str, Any]]:
     """Return an empty memory with its ledger and reports."""
     ledger, reports = Ledger(), dict[str, Any]()
-    return PodTerminations(cast("ClusterMirror", SimpleNamespace(ledger=ledger, reports=reports))), ledger, reports
+    mirror = SimpleNamespace(ledger=ledger, reports=reports, on_rewind=lambda _: None)
+    return PodTerminations(cast("ClusterMirror", mirror)), ledger, reports
 
 
 def deleted(name: str, *, synthetic: bool = False, **options: Any) -> Change[Pod]:
