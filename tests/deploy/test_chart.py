@@ -89,7 +89,7 @@ def test_a_stale_manifest_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(chart, "plain_manifests", lambda: {**fresh, "agent.yaml": "something else\n"})
 
     assert chart.main(["--check"]) == 1
-    assert capsys.readouterr().err == "deploy/agent.yaml is not what deploy/chart renders: run make manifests\n"
+    assert capsys.readouterr().err == "deploy/agent.yaml differs from what deploy/chart renders: run make manifests\n"
 
 
 def test_helm_installs_what_the_kustomization_lists() -> None:
