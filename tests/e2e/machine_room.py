@@ -2,7 +2,8 @@
 
 `hopper` has runc as default runtime and NVIDIA's as a handler, which Atoll recommends. `ampere` has NVIDIA's as
 default, which many installers set, and its first GPU is split. `instinct` has AMD cards and no AMD runtime. The webhook
-puts pods with NVIDIA claims into Atoll's RuntimeClass. A container that runs `LOOK` prints its device nodes and its variables.
+puts pods with NVIDIA claims into Atoll's RuntimeClass. A container that runs `LOOK` prints its device nodes and
+variables.
 """
 
 from __future__ import annotations
