@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by the real Helm: one source with the plain manifests, and bad values are told by name."""
+"""The Helm chart, rendered by the real Helm: it matches the plain manifests, and bad values are refused by name."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""The demo's rows and words, from objects alone."""
+"""The demo's rows and texts, computed from objects."""
 
 from __future__ import annotations
 

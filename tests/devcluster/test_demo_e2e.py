@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it: to its end, with a promise broken, and interrupted."""
+"""The demo as a user runs it: complete, with a broken promise, and interrupted."""
 
 from __future__ import annotations
 
